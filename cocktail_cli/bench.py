@@ -1,0 +1,56 @@
+"""`cocktail bench compress`: bytes and milliseconds of the packets on this machine, beside the
+reference's.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from cocktail_cli.options import Json
+
+app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
+
+
+@app.callback()
+def root() -> None:
+    """Measure this machine."""
+
+
+@app.command("compress")
+def compress(
+    params: Annotated[
+        float, typer.Option("--params", min=1000, help="Size of the vector: 40e6, 6.05e9.")
+    ] = 40e6,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Encode and decode as a run would, and print bytes, times and errors. Example: cocktail bench compress
+
+    With --json one object: {"v": 1, "rows": [{"data", "p", "K", "bits", "bits_per_param", "ratio_fp16",
+    "encode_ms", "decode_ms", ...}]}
+    """
+    from compress.bench import bench
+
+    from cocktail_cli.machine import pick_device
+
+    rows: list[dict[str, Any]] = bench(int(params), pick_device(device))
+    if as_json:
+        typer.echo(json.dumps({"v": 1, "rows": rows}))
+        return
+    for line in table(rows):
+        typer.echo(line)
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Rows of like keys as aligned columns, numbers to four digits."""
+    names = list(rows[0]) if rows else []
+    cells = [names, *([cell(row.get(name)) for name in names] for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
+    return ["  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)) for line in cells]
+
+
+def cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)

@@ -1,0 +1,176 @@
+"""What went wrong, in words, and the exit code: one table for all commands.
+
+Every room has its own small family of exceptions. Here, and only here, they become a `Failure`: a code that
+programs read, a sentence that people read, hints, and an exit code. The families are looked up by name, so
+that an error in a recipe does not cost the import of ZeroMQ, nor a wrong URL the import of torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+EXIT = {  # code -> exit status
+    "unexpected": 1,
+    "usage": 2,
+    "url_invalid": 2,
+    "recipe_invalid": 3,
+    "dataset_invalid": 3,
+    "model_invalid": 3,
+    "run_unknown": 3,
+    "preflight": 4,
+    "port_in_use": 4,
+    "output_in_use": 4,
+    "unreachable": 5,
+    "rejected": 6,
+    "no_result": 7,
+    "out_of_memory": 8,
+    "out_of_disk": 8,
+    "lost": 75,  # EX_TEMPFAIL: restart me
+    "interrupted": 130,
+    "terminated": 143,
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong at one place of a file."""
+
+    message: str
+    file: str = ""
+    line: int | None = None
+    key: str = ""
+    hint: str = ""
+
+    def place(self) -> str:
+        """`my.yaml:11`, `my.yaml` or nothing."""
+        return f"{self.file}:{self.line}" if self.file and self.line else self.file
+
+
+class Failure(Exception):
+    """A command cannot go on. `code` is a key of EXIT, the message one sentence, each hint a thing to do."""
+
+    def __init__(
+        self, code: str, message: str, problems: tuple[Problem, ...] = (), hints: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        assert code in EXIT, code
+        self.code = code
+        self.message = message
+        self.problems = problems
+        self.hints = hints
+
+    @property
+    def exit(self) -> int:
+        """The exit status of the command."""
+        return EXIT[self.code]
+
+    def as_json(self) -> str:
+        """One line: `{"v":1,"error":{"code","exit","message","problems","hints"}}`."""
+        error = {
+            "code": self.code,
+            "exit": self.exit,
+            "message": self.message,
+            "problems": [asdict(problem) for problem in self.problems],
+            "hints": list(self.hints),
+        }
+        return json.dumps({"v": 1, "error": error})
+
+    def lines(self) -> Iterator[str]:
+        """What a person reads on stderr."""
+        yield f"error: {self.message}"
+        places = max((len(p.place()) for p in self.problems), default=0)
+        keys = max((len(p.key) for p in self.problems), default=0)
+        for p in self.problems:
+            said = f"{p.message} ({p.hint})" if p.hint else p.message
+            columns = [p.place().ljust(places), p.key.ljust(keys), said]
+            yield "  " + "  ".join(column for column in columns if column.strip())
+        for hint in self.hints:
+            yield f"hint: {hint}"
+
+
+class Interrupted(BaseException):
+    """A second Ctrl-C or SIGTERM: end at once. Not an Exception: nothing on the way may swallow it."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.exit = 128 + signum
+
+
+# Exceptions of the rooms, by room and name of the class -> code. Subclasses are found through their bases.
+CODES = {
+    "recipes.DataError": "dataset_invalid",
+    "recipes.ModelError": "model_invalid",
+    "recipes.InputError": "recipe_invalid",
+    "recipes.HubUnreachable": "unreachable",
+    "transport.UrlError": "url_invalid",
+    "transport.AddressInUse": "port_in_use",
+    "transport.Unreachable": "unreachable",
+    "transport.RefusedByHub": "rejected",
+    "transport.LinkLost": "lost",
+    "torch.OutOfMemoryError": "out_of_memory",
+    "torch.cuda.OutOfMemoryError": "out_of_memory",
+    "builtins.MemoryError": "out_of_memory",
+}
+
+# What a code means, said before the particulars that the room gives.
+SAID = {
+    "unreachable": "cannot be reached: ",
+    "rejected": "the hub refused: ",
+    "no_result": "the run gave no result: ",
+    "lost": "the connection to the hub is lost: ",
+}
+
+MEMORY_HINT = "lower --micro-batch-size on this machine, or take a recipe with lora"
+
+
+def explain(error: BaseException) -> Failure:
+    """The Failure that says what an exception means for the user. Unknown exceptions are bugs: exit 1."""
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return Failure("out_of_disk", f"no space left on the disk of {error.filename or 'the output folder'}")
+    if "DefaultCPUAllocator: can't allocate memory" in str(error):
+        return Failure("out_of_memory", "this machine's memory is full", hints=(MEMORY_HINT,))
+    code = code_of(error)
+    problems = tuple(map(problem_of, getattr(error, "problems", ())))
+    # Where a room lists problems, its text repeats them below its first line.
+    said = str(error).split("\n")[0] if problems else " ".join(str(error).split())
+    if code == "unexpected":
+        return Failure(code, f"{type(error).__name__}: {said}", hints=("-v shows the traceback",))
+    hints = (MEMORY_HINT,) if code == "out_of_memory" else hints_of(error)
+    return Failure(code, SAID.get(code, "") + (said or code.replace("_", " ")), problems, hints)
+
+
+def code_of(error: BaseException) -> str:
+    """The key of EXIT for an exception of whatever room."""
+    for cls in type(error).__mro__:
+        code = CODES.get(f"{cls.__module__.split('.')[0]}.{cls.__name__}")
+        if code == "rejected" and getattr(error, "code", "") == "over":
+            return "no_result"
+        if code:
+            return code
+    return "unexpected"
+
+
+def problem_of(problem: Any) -> Problem:
+    """A room's problem (any object with some of the fields) as ours."""
+    if isinstance(problem, str):
+        return Problem(problem)
+    fields = {name: getattr(problem, name, None) for name in ("message", "file", "line", "key", "hint")}
+    return Problem(
+        message=str(fields["message"] or problem),
+        file=str(fields["file"] or ""),
+        line=fields["line"],
+        key=str(fields["key"] or ""),
+        hint=str(fields["hint"] or ""),
+    )
+
+
+def hints_of(error: BaseException) -> tuple[str, ...]:
+    """`error.hints` or `error.hint`, where a room gives them."""
+    hints = getattr(error, "hints", None) or getattr(error, "hint", None) or ()
+    return (hints,) if isinstance(hints, str) else tuple(hints)

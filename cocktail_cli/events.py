@@ -1,0 +1,161 @@
+"""What a run tells its user, as frozen dataclasses. `--json` writes them as they are; show.py draws them.
+
+Field names are the public, versioned interface of `--json`: within version 1 they are only added to.
+Bytes are those of the sockets, framing included; seconds are wall-clock; losses are nats per token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """The hub listens; peers can join."""
+
+    run: str
+    url: str
+    recipe: str
+    recipe_hash: str
+    parameters: int  # trained parameters
+    steps: int
+    output_dir: str
+    reach: str = ""  # what is known of the address in the URL
+
+
+@dataclass(frozen=True)
+class Joined:
+    """This machine is in the run (told by `cocktail join`)."""
+
+    run: str
+    peer: str  # the name it goes by there
+    recipe: str
+    recipe_hash: str
+    download_bytes: int  # base model still to be fetched
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """A longish thing moves: fetching the model, catching up, exporting."""
+
+    state: str
+    done: int = 0
+    total: int = 0  # 0: unknown
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class PeerJoined:
+    peer: str
+    hardware: str = ""
+
+
+@dataclass(frozen=True)
+class PeerLeft:
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """A round is committed. One with `loss` null delivered no new gradient (the drain after the last
+    step).
+    """
+
+    step: int
+    steps: int
+    round: int
+    loss: float | None  # mean over the trained tokens of the round, at the peers' own models
+    peers: int  # members of the round
+    tokens: int = 0  # trained tokens counted so far
+    accepted: list[str] = field(default_factory=list)  # whose packets are in the round
+    up_bytes: dict[str, int] = field(default_factory=dict)  # from each peer to the hub, this round
+    down_bytes: dict[str, int] = field(default_factory=dict)  # from the hub to each peer, this round
+    ratio_up: dict[str, float] = field(default_factory=dict)  # 16 bits x parameters / these bytes
+    ratio_down: dict[str, float] = field(default_factory=dict)
+    ratio_fp16: float = 0.0  # the same over both directions of all members
+    packet_bytes: int = 0  # of the aggregated packet
+    fingerprint: str = ""  # of x' before this round, 16 hex digits
+    step_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Held-out loss of the common model x'."""
+
+    step: int
+    round: int
+    loss: float
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    step: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Warning:
+    message: str
+
+
+@dataclass(frozen=True)
+class RunFinished:
+    """The run is over and its model is on disk."""
+
+    run: str
+    model: str  # folder that `from_pretrained` loads
+    steps: int
+    eval_loss: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """This machine is no longer in the run (told by `cocktail join`)."""
+
+    run: str
+    peer: str
+    reason: str
+    finished: bool  # the run reached its end
+    steps: int = 0  # steps this machine took part in
+    up_bytes: int = 0
+    down_bytes: int = 0
+
+
+Event = (
+    RunStarted
+    | Joined
+    | Progressed
+    | PeerJoined
+    | PeerLeft
+    | Step
+    | Eval
+    | Checkpoint
+    | Warning
+    | RunFinished
+    | Left
+)
+
+
+def name_of(event: Event) -> str:
+    """`PeerJoined` -> `peer_joined`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+
+
+def timestamp(when: datetime | None = None) -> str:
+    """UTC, seconds: `2026-11-20T14:02:40Z`."""
+    return (when or datetime.now(timezone.utc)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def as_json(event: Event, when: datetime | None = None) -> str:
+    """One line of the NDJSON stream."""
+    head = {"v": VERSION, "t": timestamp(when), "event": name_of(event)}
+    return json.dumps(head | dataclasses.asdict(event))

@@ -1,0 +1,101 @@
+"""A run's output folder: what lies where, who may write there, and the records that are kept beside the
+model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.events import Eval, Event, RunStarted, Step, as_json, timestamp
+from cocktail_cli.runs import FILE, read
+
+LOG = "cocktail.log"
+EVENTS = "events.jsonl"
+METRICS = "metrics.jsonl"
+RECIPE = "recipe.yaml"
+RESOLVED = "recipe.json"  # the text whose sha256 is the recipe's hash
+BASE = "base"
+LEDGER = "ledger"
+OURS = {LOG, EVENTS, METRICS, RECIPE, RESOLVED, BASE, LEDGER, "peers"}
+ROOMS = ("cocktail_cli", "transport", "recipes", "compress")
+
+
+def claim(folder: Path, recipe_hash: str) -> None:
+    """Make the folder; refuse one that holds a run, or anything that is not from a launch that failed early.
+
+    Raises:
+        Failure: output_in_use.
+    """
+    other = ("choose another folder: -o DIR",)
+    if folder.exists() and not folder.is_dir():
+        raise Failure("output_in_use", f"{folder} is a file", hints=other)
+    record = read(folder)
+    if record is not None:
+        same = "this recipe" if record.recipe_hash == recipe_hash else "another recipe"
+        raise Failure(
+            "output_in_use",
+            f"{folder} holds the run {record.run} of {same} ({record.state})",
+            hints=(*other, f"its model: cocktail export {record.run} -o DIR"),
+        )
+    strangers = sorted(p.name for p in folder.iterdir() if p.name not in OURS) if folder.is_dir() else []
+    if strangers:
+        raise Failure("output_in_use", f"{folder} is not empty ({', '.join(strangers[:3])})", hints=other)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in (folder / LEDGER).glob("*"):  # of a launch that ended before its run began
+        old.unlink()
+
+
+class Recorder:
+    """Writes every event to events.jsonl, and the numbers of a curve to metrics.jsonl. Secrets are left
+    out.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.events = (folder / EVENTS).open("a", encoding="utf-8")
+        self.metrics = (folder / METRICS).open("a", encoding="utf-8")
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            head, _, place = event.url.partition("@")
+            event = dataclasses.replace(event, url=f"{head.partition('.')[0]}.***@{place}")
+        self.events.write(as_json(event) + "\n")
+        self.events.flush()
+        if isinstance(event, Step):
+            self.metric(
+                step=event.step, round=event.round, loss=event.loss, tokens=event.tokens, peers=event.peers
+            )
+        elif isinstance(event, Eval):
+            self.metric(step=event.step, round=event.round, eval_loss=event.loss)
+
+    def metric(self, **numbers: float | None) -> None:
+        self.metrics.write(json.dumps({"t": timestamp()} | numbers) + "\n")
+        self.metrics.flush()
+
+    def close(self) -> None:
+        self.events.close()
+        self.metrics.close()
+
+
+def log_to(path: Path | None, verbose: int) -> None:
+    """Developers' words of our rooms: to the run's log, and with -v to stderr as well."""
+    level = logging.DEBUG if verbose > 1 else logging.INFO
+    targets: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")] if path else []
+    if verbose:
+        stderr = logging.StreamHandler()
+        stderr.addFilter(lambda record: not record.exc_info)  # tracebacks are the command's to print
+        targets.append(stderr)
+    for handler in targets:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    for room in ROOMS:
+        logger = logging.getLogger(room)
+        logger.setLevel(level)
+        logger.handlers = targets or [logging.NullHandler()]
+        logger.propagate = False
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / FILE).is_file()

@@ -1,0 +1,89 @@
+"""`cocktail launch`: prepare a run, start its hub and local peers, show it, hand over the model."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cocktail_cli import folder as in_folder
+from cocktail_cli.local_peers import LocalSettings
+from cocktail_cli.options import (
+    Device,
+    Json,
+    MicroBatch,
+    NoColor,
+    Output,
+    ProgressOption,
+    Quiet,
+    Recipe,
+    Verbose,
+)
+from cocktail_cli.run import BIND, PORT, Listen, Run
+from cocktail_cli.show import Display, view_of
+
+
+def launch(
+    recipe: Recipe,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Recipe fields: max_steps=20 training.seed=1", show_default=False
+        ),
+    ] = None,
+    peers: Annotated[int, typer.Option("--peers", min=0, help="Peers to start on this machine.")] = 1,
+    no_train: Annotated[
+        bool, typer.Option("--no-train", help="Only coordinate: start no peer here.")
+    ] = False,
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="FILE", help="Train on this instead of the recipe's data.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="MODEL", help="Folder or hub id, instead of the recipe's."),
+    ] = None,
+    output_dir: Output = None,
+    bind: Annotated[str, typer.Option("--bind", metavar="ADDRESS", help="Address to listen on.")] = BIND,
+    port: Annotated[
+        int, typer.Option("--port", envvar="COCKTAIL_PORT", min=0, max=65535, help="TCP port; 0: a free one.")
+    ] = PORT,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            "--advertise",
+            envvar="COCKTAIL_ADVERTISE",
+            metavar="HOST[:PORT]",
+            help="Address to put in the run URL.",
+        ),
+    ] = None,
+    device: Device = "auto",
+    micro_batch_size: MicroBatch = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+    no_color: NoColor = False,
+    progress: ProgressOption = "auto",
+) -> None:
+    """Start a run: its hub and local peers. Prints the line others join with, ends with the model on disk.
+
+    Examples: cocktail launch smoke --peers 3
+    cocktail launch my.yaml learning_rate=1e-4 --data rows.jsonl --model ./my-model -o outputs/first
+
+    With --json every line of stdout is an event:
+    {"v":1,"t":...,"event":"step","step":3,"loss":4.1,"peers":3,...}
+    """
+    display = Display(as_json, quiet, verbose, not no_color, progress)
+    local = LocalSettings(device, micro_batch_size)
+    listen = Listen(bind, port, advertise)
+    with view_of(display) as view:
+        from recipes.recipe import load_recipe
+
+        resolved = load_recipe(recipe, overrides or [], data, model)
+        folder = (output_dir or Path(resolved.output_dir)).absolute()
+        in_folder.claim(folder, resolved.recipe_hash)
+        in_folder.log_to(folder / in_folder.LOG, verbose)
+        with closing(in_folder.Recorder(folder)) as recorder:
+            run = Run(resolved, folder, [view, recorder])
+            run.carry_out(listen, local, 0 if no_train else peers)

@@ -1,0 +1,72 @@
+"""What this machine is: the device that trains, and its name for people. Imports torch inside."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+
+from cocktail_cli.errors import Failure
+
+
+def pick_device(wanted: str) -> str:
+    """`auto` -> cuda, mps or cpu; anything else is checked to be there.
+
+    Raises:
+        Failure: preflight, where this machine has no such device; usage, where it is no device at all.
+    """
+    import torch
+
+    if wanted == "auto":
+        if torch.cuda.is_available():
+            return "cuda:0"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", wanted):
+        raise Failure("usage", f"--device {wanted}: expected auto, cpu, mps, cuda or cuda:N")
+    if wanted == "mps" and not torch.backends.mps.is_available():
+        raise Failure("preflight", "--device mps: this machine has none")
+    if wanted.startswith("cuda"):
+        number = int(wanted.partition(":")[2] or 0)
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if number >= count:
+            raise Failure("preflight", f"--device {wanted}: this machine has {count} CUDA devices")
+        return f"cuda:{number}"
+    return wanted
+
+
+def split_devices(wanted: str) -> list[str]:
+    """`cuda:0,1` -> ["cuda:0", "cuda:1"]; `auto` -> every CUDA device there is, else ["auto"]."""
+    if wanted == "auto":
+        import torch
+
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return [f"cuda:{number}" for number in range(count)] or ["auto"]
+    devices = [device for device in wanted.split(",") if device]
+    kind = devices[0].partition(":")[0] if devices else wanted
+    return [f"{kind}:{device}" if device.isdigit() else device for device in devices] or ["auto"]
+
+
+def hardware(device: str) -> str:
+    """`NVIDIA H200, 139 GiB` or `CPU, 8 cores`: shown to the other peers."""
+    if device.startswith("cuda"):
+        import torch
+
+        properties = torch.cuda.get_device_properties(device)
+        return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    if device == "mps":
+        return f"Apple GPU, {platform.machine()}"
+    return f"CPU, {os.cpu_count()} cores"
+
+
+def quiet_libraries() -> None:
+    """No bars and no advice of other libraries between our lines. Call it before they do anything."""
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it has no types
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # likewise
+
+
+def own_name() -> str:
+    """The name this machine goes by where none is given: its host name, as a slug."""
+    return re.sub(r"[^a-z0-9-]+", "-", platform.node().partition(".")[0].lower()).strip("-")[:40] or "peer"

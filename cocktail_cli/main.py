@@ -1,0 +1,115 @@
+"""The command `cocktail`: its commands, and the one place where an error becomes words and an exit code.
+
+Nothing heavy is imported here: `cocktail --help` answers in under half a second. Commands import torch and
+the rooms inside their functions.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+import cocktail_cli
+from cocktail_cli import bench, export, generate, join, launch, recipes, status, stop
+from cocktail_cli.errors import Failure, Interrupted, explain
+from cocktail_cli.options import AFTER, RECIPES, RUN, TOOLS
+
+app = typer.Typer(
+    help="Fine-tune a large language model with other people's GPUs over ordinary internet links.",
+    epilog="First: cocktail launch smoke. Then pass on the line it prints.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("launch", rich_help_panel=RUN)(launch.launch)
+app.command("join", rich_help_panel=RUN)(join.join)
+app.command("status", rich_help_panel=RUN)(status.status)
+app.command("stop", rich_help_panel=RUN)(stop.stop)
+app.add_typer(recipes.app, name="recipes", rich_help_panel=RECIPES)
+app.command("export", rich_help_panel=AFTER)(export.export)
+app.command("generate", rich_help_panel=AFTER)(generate.generate)
+app.add_typer(bench.app, name="bench", rich_help_panel=TOOLS)
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"cocktail {cocktail_cli.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Fine-tune a large language model with other people's GPUs over ordinary internet links."""
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with the code that `cocktail_cli.errors` documents."""
+    options = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
+    as_json = "--json" in options
+    loud = (
+        "-v" in options
+        or "-vv" in options
+        or "--verbose" in options
+        or bool(os.environ.get("COCKTAIL_DEBUG"))
+    )
+    try:
+        own_rooms()
+        # With --json a usage error must be JSON as well, so Typer is asked not to print it.
+        code = app(standalone_mode=not as_json)
+        sys.exit(code if isinstance(code, int) else 0)
+    except Interrupted as signal:
+        sys.exit(signal.exit)
+    except typer.TyperException as error:
+        fail(Failure("usage", error.format_message()), as_json)
+    except typer.Abort:
+        sys.exit(1)
+    except Exception as error:  # the border of the program: whatever it is, the user gets a sentence
+        logging.getLogger("cocktail_cli").error("the command failed", exc_info=True)
+        if loud:
+            traceback.print_exc()
+        fail(explain(error), as_json)
+
+
+def fail(failure: Failure, as_json: bool) -> NoReturn:
+    """Say what went wrong, as JSON on stdout or in words on stderr, and exit."""
+    if as_json:
+        typer.echo(failure.as_json())
+    else:
+        for line in failure.lines():
+            typer.echo(line, err=True)
+    sys.exit(failure.exit)
+
+
+def own_rooms() -> None:
+    """Other packages install a top-level `recipes` too: name the stranger instead of failing oddly later.
+
+    Raises:
+        Failure: preflight.
+    """
+    house = Path(cocktail_cli.__file__).resolve().parent.parent
+    for room in ("compress", "recipes", "transport"):
+        spec = find_spec(room)
+        places = list(spec.submodule_search_locations or []) if spec else []
+        if not any(Path(place).resolve().parent == house for place in places):
+            raise Failure(
+                "preflight",
+                f"the package `{room}` at {places[0] if places else 'nowhere'} is not cocktail's",
+                hints=(
+                    "install cocktail-sgd in an environment of its own: uv tool install, pipx or a new venv",
+                ),
+            )
+
+
+if __name__ == "__main__":
+    main()

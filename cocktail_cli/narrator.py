@@ -1,0 +1,74 @@
+"""What the hub tells, in the words of the command line: transport's events in, ours out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from cocktail_cli import events as ours
+from cocktail_cli.board import printable
+from transport import events as theirs
+
+BYTES_FP16 = 2  # of one parameter
+
+
+class Narrator:
+    """Keeps the sums that a user wants to see and a single event does not hold.
+
+    Args:
+        parameters: P, the trained parameters: what the FP16 baseline would send, in both directions.
+    """
+
+    def __init__(self, parameters: int) -> None:
+        self.parameters = parameters
+        self.tokens = 0
+        self.step = 0
+        self.rounds = 0
+        self.present: set[str] = set()  # peers that are in the run
+        self.eval_loss: float | None = None
+
+    def tell(self, event: theirs.Event) -> Iterator[ours.Event]:
+        """Our words for one event of the hub; none where it is of no use to people."""
+        if isinstance(event, theirs.PeerJoined):
+            self.present.add(event.peer)
+            yield ours.PeerJoined(printable(event.peer), printable(event.hardware))
+        elif isinstance(event, theirs.PeerLeft):
+            self.present.discard(event.peer)
+            yield ours.PeerLeft(printable(event.peer), printable(event.reason))
+        elif isinstance(event, theirs.RoundCommitted):
+            yield self.committed(event)
+        elif isinstance(event, theirs.EvaluationDone):
+            self.eval_loss = event.loss
+            yield ours.Eval(event.step, event.round, event.loss, event.tokens)
+        elif isinstance(event, theirs.Warned):
+            yield ours.Warning(printable(event.message, 1000))
+
+    def committed(self, event: theirs.RoundCommitted) -> ours.Step:
+        self.tokens += event.tokens
+        self.step = event.step
+        self.rounds += 1
+        members = list(event.members)
+        up, down = self.ratios(event.up, members), self.ratios(event.down, members)
+        moved = sum(event.up.get(peer, 0) + event.down.get(peer, 0) for peer in members)
+        both = 2 * len(members) * BYTES_FP16 * self.parameters
+        return ours.Step(
+            step=event.step,
+            steps=event.steps,
+            round=event.round,
+            loss=event.loss,
+            peers=len(members),
+            tokens=self.tokens,
+            accepted=list(event.accepted),
+            up_bytes=dict(event.up),
+            down_bytes=dict(event.down),
+            ratio_up=up,
+            ratio_down=down,
+            ratio_fp16=round(both / moved, 2) if moved else 0.0,
+            packet_bytes=event.size,
+            fingerprint=f"{event.fingerprint:016x}",
+            step_s=round(event.seconds, 3),
+        )
+
+    def ratios(self, moved: Mapping[str, int], members: list[str]) -> dict[str, float]:
+        """How many times fewer bytes than FP16 parameters, for each member of the round."""
+        full = BYTES_FP16 * self.parameters
+        return {peer: round(full / moved[peer], 2) for peer in members if moved.get(peer)}

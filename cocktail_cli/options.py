@@ -1,0 +1,43 @@
+"""Options that several commands share, declared once. Each command takes them after its name: `status -q`
+works.
+
+A Typer callback at the root would take them before the command only, so they are aliases of Annotated types.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+Progress = Literal["auto", "rich", "plain", "none"]
+
+RUN, RECIPES, AFTER, TOOLS = "Run", "Recipes", "After", "Tools"  # panels of `cocktail --help`
+
+Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout: one object, or one event a line.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Only the result (an id, a path, a URL) and errors.")
+]
+Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more; twice: debug.")]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colours (NO_COLOR is honoured too).")]
+ProgressOption = Annotated[
+    Progress,
+    typer.Option("--progress", envvar="COCKTAIL_PROGRESS", help="auto: rich on a terminal, plain elsewhere."),
+]
+
+Recipe = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="Name of a shipped recipe, or path of a YAML file.")
+]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or its output folder.")]
+Output = Annotated[Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Where to write.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, mps, cuda, cuda:1, or a list cuda:0,1.")]
+MicroBatch = Annotated[
+    int | None,
+    typer.Option(
+        "--micro-batch-size",
+        envvar="COCKTAIL_MICRO_BATCH_SIZE",
+        min=1,
+        help="Sequences in memory at once on this machine (default: the recipe's).",
+    ),
+]

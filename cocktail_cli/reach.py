@@ -1,0 +1,63 @@
+"""Which address goes into the run URL, and what is known of it. Nothing is sent to find out."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+
+from cocktail_cli.errors import Failure
+
+EVERYWHERE = ("0.0.0.0", "::", "")
+
+
+@dataclass(frozen=True)
+class Reach:
+    """An address and a sentence about it."""
+
+    host: str
+    port: int
+    known: str
+
+
+def parse_advertised(text: str, port: int) -> tuple[str, int]:
+    """HOST, HOST:PORT or [V6]:PORT. Raises Failure (usage)."""
+    host, colon, tail = text.rpartition(":")
+    if text.startswith("[") and text.endswith("]"):
+        return text[1:-1], port
+    if not colon or (":" in host.strip("[]") and not host.startswith("[")):
+        return text, port  # a bare name, or a bare IPv6 address
+    if not tail.isdigit() or not 0 < int(tail) < 65536:
+        raise Failure("usage", f"--advertise {text}: {tail!r} is not a port from 1 to 65535")
+    return host.strip("[]"), int(tail)
+
+
+def reach_of(bind: str, port: int, advertise: str | None) -> Reach:
+    """The address to pass on: the one asked for, else the one listened on, else this machine's own."""
+    if advertise:
+        host, port = parse_advertised(advertise, port)
+        return Reach(host, port, f"{host}:{port}, as --advertise says")
+    host = own_address() if bind in EVERYWHERE else bind
+    return Reach(host, port, f"{host}:{port}, {kind_of(host)}")
+
+
+def kind_of(host: str) -> str:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return "by name"
+    if address.is_loopback:
+        return "this machine only (--advertise HOST for others)"
+    if address.is_private or address.is_link_local:
+        return "a private address: for peers elsewhere forward the port and --advertise HOST"
+    return "a public address"
+
+
+def own_address() -> str:
+    """The address this machine would send from. Connecting a UDP socket only asks the routing table."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1: nobody's
+            return str(probe.getsockname()[0])
+        except OSError:  # no route at all: an offline machine
+            return "127.0.0.1"

@@ -1,0 +1,96 @@
+"""`cocktail recipes list|show|copy`: what the package ships, to read and to start from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.options import Json, Recipe
+
+app = typer.Typer(no_args_is_help=True, help="List the recipes that come with cocktail, show one, copy one.")
+
+
+@app.command("list")
+def list_(as_json: Json = False) -> None:
+    """List the recipes that come with cocktail."""
+    from recipes.recipe import list_recipes
+
+    rows = [
+        {
+            "name": recipe.name,
+            "model": recipe.model.model_name_or_path,
+            "peers": f"{recipe.swarm.min_peers}+",
+            "description": recipe.description,
+        }
+        for recipe in list_recipes()
+    ]
+    if as_json:
+        typer.echo(json.dumps({"v": 1, "recipes": rows}))
+        return
+    widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in ("name", "model", "peers")}
+    for row in [{key: key.upper() for key in ("name", "model", "peers", "description")}, *rows]:
+        typer.echo("  ".join(row[key].ljust(widths.get(key, 0)) for key in row))
+    typer.echo("Next: cocktail recipes show NAME · cocktail launch NAME", err=True)
+
+
+@app.command("show")
+def show(
+    recipe: Recipe,
+    resolved: Annotated[
+        bool, typer.Option("--resolved", help="All keys with their values, defaults included.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print a recipe: as it is written, or with every key (--resolved, --json).
+
+    Example: cocktail recipes show smoke --resolved
+    """
+    from recipes.recipe import load_recipe, recipe_path
+
+    if as_json or resolved:
+        loaded = load_recipe(recipe)
+        if as_json:
+            typer.echo(
+                json.dumps({"v": 1, "hash": loaded.recipe_hash, "recipe": json.loads(loaded.to_json())})
+            )
+        else:
+            typer.echo(as_yaml(loaded.to_json()), nl=False)
+        return
+    typer.echo(recipe_path(recipe).read_text(encoding="utf-8-sig"), nl=False)
+
+
+@app.command("copy")
+def copy(
+    recipe: Recipe,
+    destination: Annotated[
+        Path | None, typer.Argument(metavar="DEST", help="Default: the recipe's name here.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite DEST.")] = False,
+) -> None:
+    """Copy a recipe, to change it. Example: cocktail recipes copy smoke my.yaml"""
+    from recipes.recipe import recipe_path
+
+    source = recipe_path(recipe)
+    target = destination or Path(source.name)
+    target = target / source.name if target.is_dir() else target
+    if target.exists() and not force:
+        raise Failure("usage", f"{target} exists already", hints=("--force overwrites it",))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    typer.echo(str(target))
+    typer.echo(f"Next: cocktail launch {target}", err=True)
+
+
+def as_yaml(recipe_json: str) -> str:
+    """A resolved recipe as YAML, its keys in the order of the schema."""
+    import yaml
+
+    from recipes.recipe import recipe_from_json
+
+    keys = recipe_from_json(recipe_json).model_dump(mode="json")
+    return str(yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=100))

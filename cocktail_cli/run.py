@@ -1,0 +1,234 @@
+"""One launch from the recipe to the model on disk: prepare, open the hub, follow it, hand over."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cocktail_cli import folder as in_folder
+from cocktail_cli.errors import Failure
+from cocktail_cli.events import Event, Progressed, RunFinished, RunStarted, Warning, timestamp
+from cocktail_cli.local_peers import Ended, LocalPeers, LocalSettings
+from cocktail_cli.reach import reach_of
+from cocktail_cli.runs import RunRecord, State, new_name, save
+from cocktail_cli.show import View
+from cocktail_cli.signals import leave_on_signal
+
+if TYPE_CHECKING:
+    from cocktail_cli.narrator import Narrator
+    from cocktail_cli.work import RunWork
+    from recipes.schema import Recipe as Resolved
+    from transport import Hub
+    from transport.events import Event as HubEvent
+    from transport.events import RunEnded
+
+BIND, PORT = "0.0.0.0", 29400
+TICK = 0.2  # seconds between two looks at the local peers and the wish to stop
+HUB_ENDS_WITHIN = 15.0  # seconds for the hub to serve what is still fetched, and close
+CODES = {0: "no_result", 7: "no_result", 8: "out_of_disk"}  # how a run ended -> code of the failure
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Where the hub listens, and under which address it is made known."""
+
+    bind: str = BIND
+    port: int = PORT  # 0: any free one
+    advertise: str | None = None
+
+
+class Run:
+    """One launch, from the recipe to the model on disk.
+
+    Args:
+        folder: the run's output folder, claimed.
+        views: whoever is told the events.
+    """
+
+    def __init__(self, recipe: Resolved, folder: Path, views: list[View]) -> None:
+        self.recipe, self.folder, self.views = recipe, folder, views
+        self.stop_asked = ""
+
+    def tell(self, event: Event) -> None:
+        for view in self.views:
+            view.show(event)
+
+    def ask_stop(self, why: str) -> None:
+        self.stop_asked = why
+
+    def carry_out(self, listen: Listen, local: LocalSettings, peers: int) -> None:
+        from cocktail_cli.narrator import Narrator
+
+        with leave_on_signal(self.ask_stop):
+            work = self.prepare()
+            narrator = Narrator(work.parameters)
+            hub, record = self.open(work, listen)
+            children = LocalPeers(self.folder, local)
+            try:
+                children.start(record.local_url(), peers)
+                ended = self.follow(hub, narrator, children)
+            except BaseException:
+                save(record.ended("failed", narrator.step, narrator.eval_loss))
+                hub.stop(now=True)
+                raise
+            else:
+                children.finish()
+            finally:
+                children.stop()
+                hub.join(HUB_ENDS_WITHIN)
+            self.hand_over(work, record, narrator, ended)
+
+    # ---- before --------------------------------------------------------------------------------------------
+
+    def prepare(self) -> RunWork:
+        """The base model and the corpus, on this disk; the recipe in full beside them."""
+        from cocktail_cli.machine import quiet_libraries
+        from cocktail_cli.recipes import as_yaml
+        from cocktail_cli.work import RunWork
+        from recipes.data import build_corpus
+        from recipes.model import check_fit, load_tokenizer, prepare_base
+
+        quiet_libraries()
+        text = self.recipe.to_json()
+        (self.folder / in_folder.RESOLVED).write_text(text, encoding="utf-8")
+        (self.folder / in_folder.RECIPE).write_text(as_yaml(text), encoding="utf-8")
+        self.tell(Progressed("preparing the base model"))
+        base = prepare_base(self.recipe, self.folder / in_folder.BASE)
+        tokenizer = load_tokenizer(self.recipe.model, base.folder)
+        check_fit(self.recipe, base.folder, tokenizer)
+        self.tell(Progressed("reading the data"))
+        corpus = build_corpus(self.recipe, tokenizer)
+        for line in corpus.found:
+            self.tell(Progressed(f"data: {line}"))
+        for warning in corpus.warnings:
+            self.tell(Warning(warning))
+        return RunWork(self.recipe, base, corpus, self.folder / in_folder.LEDGER)
+
+    def open(self, work: RunWork, listen: Listen) -> tuple[Hub, RunRecord]:
+        """The hub, listening, and the record by which other commands find it."""
+        from cocktail_cli.work import settings_of
+        from transport import Hub, Ledger, RunKeys
+
+        keys, name = RunKeys.generate(), new_name()
+        settings = settings_of(work, name)
+        ledger = Ledger(self.folder / in_folder.LEDGER, run=name, samples=settings.samples)
+        hub = Hub(listen.bind, listen.port, keys, ledger, settings, work)
+        hub.start()
+        reach = reach_of(listen.bind, hub.port, listen.advertise)
+        url = str(keys.url(reach.host, reach.port, name))
+        record = RunRecord(
+            run=name,
+            url=url,
+            keys=asdict(keys),
+            pid=os.getpid(),
+            port=hub.port,
+            bind=listen.bind,
+            output_dir=str(self.folder),
+            base=str(work.base.folder.absolute()),
+            recipe=self.recipe.name,
+            recipe_hash=self.recipe.recipe_hash,
+            started=timestamp(),
+        )
+        save(record)
+        self.tell(
+            RunStarted(
+                run=name,
+                url=url,
+                recipe=self.recipe.name,
+                recipe_hash=self.recipe.recipe_hash,
+                parameters=work.parameters,
+                steps=settings.steps,
+                output_dir=shown(self.folder),
+                reach=reach.known,
+            )
+        )
+        return hub, record
+
+    # ---- meanwhile -----------------------------------------------------------------------------------------
+
+    def follow(self, hub: Hub, narrator: Narrator, children: LocalPeers) -> RunEnded:
+        """Show the run until it is over; pass on a wish to stop, and mind the local peers."""
+        from transport.events import RunEnded
+
+        feed = Feed(hub.events())
+        asked = False
+        while True:
+            if self.stop_asked and not asked:
+                asked = True
+                self.tell(Progressed(f"stopping ({self.stop_asked}): finishing the exchange in flight"))
+                hub.stop(now=False)
+            for ended in children.newly_ended():
+                self.mourn(ended, children, narrator)
+            event = feed.next(TICK)
+            if event is None:
+                if feed.dry:
+                    raise Failure("unexpected", "the hub ended without saying why")
+                continue
+            for said in narrator.tell(event):
+                self.tell(said)
+            if isinstance(event, RunEnded):
+                return event
+
+    def mourn(self, ended: Ended, children: LocalPeers, narrator: Narrator) -> None:
+        """A local peer's process is gone while the run goes on; where it was the only hope, give up."""
+        if self.stop_asked:
+            return
+        said = f": {ended.said}" if ended.said else ""
+        self.tell(Warning(f"{ended.name} ended with exit {ended.exit}{said}"))
+        if not children.any_left and not narrator.present and narrator.rounds == 0:
+            raise Failure("no_result", f"every local peer failed before the first step; {ended.name}{said}")
+
+    # ---- after ---------------------------------------------------------------------------------------------
+
+    def hand_over(self, work: RunWork, record: RunRecord, narrator: Narrator, ended: RunEnded) -> None:
+        """Write what is committed as a model; say how the run ended."""
+        from cocktail_cli.export import write_model
+
+        state: State = "finished" if ended.exit_code == 0 else "failed"
+        if narrator.rounds:
+            self.tell(Progressed("writing the model"))
+            write_model(self.recipe, work.base.folder, self.folder / in_folder.LEDGER, self.folder)
+        save(record.ended(state, narrator.step, narrator.eval_loss))
+        if ended.exit_code or not narrator.rounds:
+            raise Failure(CODES.get(ended.exit_code, "unexpected"), ended.reason)
+        self.tell(
+            RunFinished(record.run, shown(self.folder), narrator.step, narrator.eval_loss, ended.reason)
+        )
+
+
+class Feed:
+    """An iterator that blocks, read from a thread of its own, so that its user can wait for a moment only."""
+
+    def __init__(self, events: Iterator[HubEvent]) -> None:
+        self.waiting: queue.SimpleQueue[HubEvent] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self.pump, args=(events,), name="hub events", daemon=True)
+        self.thread.start()
+
+    def pump(self, events: Iterator[HubEvent]) -> None:
+        for event in events:
+            self.waiting.put(event)
+
+    @property
+    def dry(self) -> bool:
+        """Nothing is left and nothing will come."""
+        return not self.thread.is_alive() and self.waiting.empty()
+
+    def next(self, timeout: float) -> HubEvent | None:
+        """The next event; None where none came within `timeout` seconds."""
+        try:
+            return self.waiting.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+
+def shown(folder: Path) -> str:
+    """A folder as one would type it from here."""
+    try:
+        return str(folder.relative_to(Path.cwd()))
+    except ValueError:  # it lies elsewhere
+        return str(folder)

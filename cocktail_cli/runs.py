@@ -1,0 +1,132 @@
+"""The runs this machine knows: `run.json` in a run's output folder, and a pointer to it under COCKTAIL_HOME.
+
+run.json holds the join token and the owner's secret, so it is readable by its user alone (0600).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+import platformdirs
+
+from cocktail_cli.errors import Failure
+
+State = Literal["running", "finished", "failed"]
+
+FILE = "run.json"
+
+# Run names are said aloud and typed; they need not be secret, the token in the URL is.
+ADJECTIVES = (
+    "amber bitter brisk calm copper dry early frosted gentle golden hazel iced light mellow misty pale"
+)
+NOUNS = "badger crane dormouse finch heron lynx marten newt otter owl plover raven stoat swift tern wren"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What the owner's machine must remember of a run."""
+
+    run: str
+    url: str  # with the join token: for `status`, and to be told again
+    keys: dict[str, str]  # the fields of transport.RunKeys; keys["stop"] proves the owner to `cocktail stop`
+    pid: int  # of the hub's process
+    port: int
+    bind: str  # address it listens on
+    output_dir: str  # absolute
+    base: str  # folder of the base model
+    recipe: str
+    recipe_hash: str
+    started: str  # UTC
+    state: State = "running"
+    steps: int = 0
+    eval_loss: float | None = None
+
+    def local_url(self) -> str:
+        """The URL by which the hub is found on its own machine, whatever address the others use."""
+        head, at, place = self.url.rpartition("@")
+        host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.bind, self.bind)
+        host = f"[{host}]" if ":" in host else host
+        return f"{head}{at}{host}:{self.port}/{place.partition('/')[2]}"
+
+    def ended(self, state: State, steps: int, eval_loss: float | None) -> RunRecord:
+        return replace(self, state=state, steps=steps, eval_loss=eval_loss)
+
+
+def home() -> Path:
+    """COCKTAIL_HOME, or the platform's place for an application's state."""
+    wanted = os.environ.get("COCKTAIL_HOME")
+    return Path(wanted).expanduser() if wanted else platformdirs.user_state_path("cocktail")
+
+
+def cache() -> Path:
+    """Where fetched base models live: may be deleted at any time."""
+    wanted = os.environ.get("COCKTAIL_HOME")
+    return Path(wanted).expanduser() / "cache" if wanted else platformdirs.user_cache_path("cocktail")
+
+
+def new_name() -> str:
+    """`amber-otter-42`: told apart from the other runs of a person, not from all in the world."""
+    dice = random.SystemRandom()
+    return f"{dice.choice(ADJECTIVES.split())}-{dice.choice(NOUNS.split())}-{dice.randrange(10, 100)}"
+
+
+def save(record: RunRecord) -> None:
+    """Write run.json and the pointer to it; whole or not at all."""
+    write_private(Path(record.output_dir) / FILE, json.dumps(asdict(record), indent=1))
+    write_private(home() / "runs" / record.run, record.output_dir)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file by one that only its user can read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
+    temporary.touch(mode=stat.S_IRUSR | stat.S_IWUSR)
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def load(run: str) -> RunRecord:
+    """The record of a run by its name or its output folder.
+
+    Raises:
+        Failure: run_unknown, with the names that are known.
+    """
+    folder = Path(run)
+    if not (folder / FILE).is_file():
+        pointer = home() / "runs" / run
+        named = re.fullmatch(r"[a-z0-9][a-z0-9.-]*", run) is not None and pointer.is_file()
+        folder = Path(pointer.read_text(encoding="utf-8").strip()) if named else folder
+    record = read(folder)
+    if record is None:
+        names = ", ".join(known.run for known in known_runs()) or "none"
+        raise Failure("run_unknown", f"no run {run!r} on this machine", hints=(f"runs known here: {names}",))
+    return record
+
+
+def read(folder: Path) -> RunRecord | None:
+    """The record in an output folder, or None where there is none (or one that is no longer readable)."""
+    try:
+        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        wanted = {field.name for field in fields(RunRecord)}
+        return RunRecord(**{key: value for key, value in found.items() if key in wanted})
+    except (OSError, ValueError, TypeError):  # gone, cut short, or of a version with other fields
+        return None
+
+
+def known_runs() -> Iterator[RunRecord]:
+    """All runs with a folder that still exists, by name."""
+    pointers = home() / "runs"
+    for pointer in sorted(pointers.iterdir()) if pointers.is_dir() else []:
+        if pointer.name.endswith(".tmp"):
+            continue
+        record = read(Path(pointer.read_text(encoding="utf-8").strip()))
+        if record is not None and record.run == pointer.name:
+            yield record

@@ -1,0 +1,283 @@
+"""Events to the eye: a live table on a terminal, lines elsewhere, NDJSON for programs, next to nothing for
+-q.
+
+stdout carries the result (the run URL, the model's folder, the JSON), stderr all else. The only file that
+imports rich, and only where a table is really drawn.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TextIO
+
+from cocktail_cli.board import Board, megabytes
+from cocktail_cli.events import (
+    Checkpoint,
+    Eval,
+    Event,
+    Joined,
+    Left,
+    PeerJoined,
+    PeerLeft,
+    Progressed,
+    RunFinished,
+    RunStarted,
+    Step,
+    Warning,
+    as_json,
+    timestamp,
+)
+from cocktail_cli.options import Progress
+
+
+@dataclass(frozen=True)
+class Display:
+    """How the user wants to be told."""
+
+    json: bool = False
+    quiet: bool = False
+    verbose: int = 0
+    color: bool = True
+    progress: Progress = "auto"
+
+    def live(self, stream: TextIO) -> bool:
+        """Whether a table that redraws itself is of use on this stream."""
+        if self.progress == "auto":
+            dumb = os.environ.get("TERM") == "dumb" or bool(os.environ.get("CI"))
+            return stream.isatty() and not dumb
+        return self.progress == "rich"
+
+
+class View(Protocol):
+    """Something that shows events. Both methods may be called from the main thread only."""
+
+    def show(self, event: Event) -> None: ...
+    def close(self) -> None: ...
+
+
+@contextmanager
+def view_of(display: Display) -> Iterator[View]:
+    """The view that `display` asks for; closed at the end, whatever ends it."""
+    view = choose(display)
+    try:
+        yield view
+    finally:
+        view.close()
+
+
+def choose(display: Display) -> View:
+    if display.json:
+        return JsonView(sys.stdout)
+    if display.quiet:
+        return QuietView(sys.stdout, sys.stderr)
+    if display.live(sys.stderr):
+        return LiveView(sys.stdout, sys.stderr, display.color)
+    return PlainView(sys.stdout, sys.stderr, steps=display.progress != "none", verbose=display.verbose)
+
+
+# ---- for programs ------------------------------------------------------------------------------------------
+
+
+class JsonView:
+    """Every event as a line of JSON on stdout."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+
+    def show(self, event: Event) -> None:
+        print(as_json(event), file=self.out, flush=True)
+
+    def close(self) -> None:
+        self.out.flush()
+
+
+class QuietView:
+    """The run URL, the model's folder, warnings."""
+
+    def __init__(self, out: TextIO, err: TextIO) -> None:
+        self.out, self.err = out, err
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            print(event.url, file=self.out, flush=True)
+        elif isinstance(event, RunFinished):
+            print(event.model, file=self.out, flush=True)
+        elif isinstance(event, Warning):
+            print(f"warning: {event.message}", file=self.err, flush=True)
+
+    def close(self) -> None:
+        self.out.flush()
+
+
+# ---- for people --------------------------------------------------------------------------------------------
+
+
+def invitation(event: RunStarted, out: TextIO, err: TextIO) -> None:
+    """What a run says first. The line to pass on stands alone on stdout, unwrapped."""
+    size = (
+        f"{event.parameters / 1e6:,.2f} M parameters"
+        if event.parameters < 1e9
+        else (f"{event.parameters / 1e9:,.2f} B parameters")
+    )
+    print(f"recipe    {event.recipe}  sha256 {event.recipe_hash[:8]}", file=err)
+    print(f"training  {size}, {event.steps} steps", file=err)
+    print(f"reach     {event.reach}", file=err)
+    print("Invite peers (anyone with this line can join until the run ends):\n", file=err, flush=True)
+    print(f"cocktail join {event.url}", file=out, flush=True)
+    folder = event.output_dir
+    print(
+        f"\nUseful: cocktail status {event.run} · cocktail stop {event.run} · log: {folder}/cocktail.log\n",
+        file=err,
+        flush=True,
+    )
+
+
+def farewell(event: RunFinished, out: TextIO, err: TextIO) -> None:
+    """What a run says last: where the model is, and what to type next."""
+    loss = "" if event.eval_loss is None else f", held-out loss {event.eval_loss:.4f}"
+    print(f"{event.reason} after {event.steps} steps{loss}. The model:", file=err, flush=True)
+    print(event.model, file=out, flush=True)
+    print(f'Next: cocktail generate {event.model} "Once upon a time"', file=err, flush=True)
+
+
+def sentence(event: Event) -> str | None:
+    """An event that is no step, as a line; None for those that other functions say."""
+    if isinstance(event, Joined):
+        fetch = f", {megabytes(event.download_bytes)} to download" if event.download_bytes else ""
+        return f"joined {event.run} as {event.peer}: recipe {event.recipe}{fetch}"
+    if isinstance(event, PeerJoined):
+        return f"{event.peer} joined" + (f" ({event.hardware})" if event.hardware else "")
+    if isinstance(event, PeerLeft):
+        return f"{event.peer} left: {event.reason}"
+    if isinstance(event, Eval):
+        return f"eval step={event.step} loss={event.loss:.4f}"
+    if isinstance(event, Checkpoint):
+        return f"checkpoint step={event.step} {event.path}"
+    if isinstance(event, Warning):
+        return f"warning: {event.message}"
+    if isinstance(event, Left):
+        sent = f"sent {megabytes(event.up_bytes)}, received {megabytes(event.down_bytes)}"
+        return f"left {event.run}: {event.reason}; {event.steps} steps, {sent}"
+    return None
+
+
+def step_line(event: Step, verbose: int) -> str:
+    """`step=131/452 round=131 loss=1.8420 peers=2 ...`: fields that `cut` and `awk` can take apart."""
+    fields = [f"step={event.step}/{event.steps}", f"round={event.round}"]
+    if event.loss is not None:
+        fields.append(f"loss={event.loss:.4f}")
+    fields.append(f"peers={event.peers}")
+    if event.step_s:
+        fields.append(f"step_s={event.step_s:.2f}")
+    members = max(len(event.up_bytes), 1)
+    fields.append(f"up_kb={sum(event.up_bytes.values()) / members / 1e3:.1f}")
+    fields.append(f"down_kb={sum(event.down_bytes.values()) / max(len(event.down_bytes), 1) / 1e3:.1f}")
+    if event.ratio_fp16:
+        fields.append(f"ratio_fp16={event.ratio_fp16:.1f}")
+    if verbose:
+        fields.append(f"fingerprint={event.fingerprint}")
+        fields += [f"{peer}={up}/{event.down_bytes.get(peer, 0)}" for peer, up in event.up_bytes.items()]
+    return " ".join(fields)
+
+
+class PlainView:
+    """One line an event, with the time, for logs and pipes. Progress is told on a change and every ten
+    seconds.
+    """
+
+    def __init__(self, out: TextIO, err: TextIO, steps: bool = True, verbose: int = 0) -> None:
+        self.out, self.err, self.steps, self.verbose = out, err, steps, verbose
+        self.state, self.told = "", 0.0
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            invitation(event, self.out, self.err)
+        elif isinstance(event, RunFinished):
+            farewell(event, self.out, self.err)
+        elif isinstance(event, Step):
+            if self.steps:
+                self.line(step_line(event, self.verbose))
+        elif isinstance(event, Progressed):
+            self.progress(event)
+        else:
+            self.line(sentence(event) or "")
+
+    def progress(self, event: Progressed) -> None:
+        now = time.monotonic()
+        if event.state == self.state and now - self.told < 10:
+            return
+        self.state, self.told = event.state, now
+        share = f" {event.done}/{event.total} {event.unit}".rstrip() if event.total else ""
+        self.line(event.state + share)
+
+    def line(self, text: str) -> None:
+        print(f"{timestamp()} {text}", file=self.err, flush=True)
+
+    def close(self) -> None:
+        self.err.flush()
+
+
+class LiveView:
+    """A table that is redrawn in place; what came and went scrolls by above it."""
+
+    def __init__(self, out: TextIO, err: TextIO, color: bool) -> None:
+        from rich.console import Console
+
+        self.out, self.err = out, err
+        self.console = Console(file=err, no_color=True if not color else None, highlight=False)
+        self.board = Board()
+        self.live: Any = None  # rich.live.Live while a table stands on the screen
+
+    def show(self, event: Event) -> None:
+        self.board.take(event)
+        if isinstance(event, RunStarted):
+            invitation(event, self.out, self.err)
+        elif isinstance(event, RunFinished):
+            self.close()
+            farewell(event, self.out, self.err)
+        else:
+            self.draw()
+            said = sentence(event)
+            if said and isinstance(event, (Warning, Checkpoint, Left, Joined)):
+                self.console.print(said, markup=False)
+
+    def draw(self) -> None:
+        from rich.live import Live
+
+        if self.live is None:
+            self.live = Live(console=self.console, auto_refresh=False)
+            self.live.start()
+        self.live.update(self.render(), refresh=True)
+
+    def render(self) -> Any:
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.table import Table
+        from rich.text import Text
+
+        board, width = self.board, self.console.width
+        if self.console.height < 15:
+            return Text(board.summary(), overflow="ellipsis", no_wrap=True)
+        table = Table(box=None, expand=True, pad_edge=False)
+        wide = width >= 80
+        for name in board.columns(wide):
+            table.add_column(
+                name, justify="left" if name in ("PEER", "HARDWARE", "STATE") else "right", no_wrap=True
+            )
+        for row in board.rows(wide):
+            table.add_row(*map(Text, row))  # Text: names come from strangers, and are no markup
+        parts: list[Any] = [Text(board.summary())]
+        parts += [table] if board.peers else []
+        parts += map(Text, board.history())
+        keys = "Ctrl-C: leave after this step · twice: leave now"
+        return Panel(Group(*parts), title=Text(board.title()), subtitle=Text(keys))
+
+    def close(self) -> None:
+        if self.live is not None:
+            self.live.stop()
+            self.live = None

@@ -1,0 +1,21 @@
+"""Tensors into few bytes and back: sample, keep the largest, quantize, entropy-code. See README.md in this
+folder.
+"""
+
+from compress.cocktail import Cocktail
+from compress.errors import NonFiniteError, PacketError
+from compress.fingerprint import fingerprint, fingerprint_after
+from compress.packet import decode
+from compress.sample import Sample
+from compress.update import Update
+
+__all__ = [
+    "Cocktail",
+    "NonFiniteError",
+    "PacketError",
+    "Sample",
+    "Update",
+    "decode",
+    "fingerprint",
+    "fingerprint_after",
+]

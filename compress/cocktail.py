@@ -1,0 +1,105 @@
+"""The mix: sample a share p of the coordinates, keep the K largest of them, quantize to q bits, write a
+packet.
+
+mix = Cocktail(sample=0.1, keep=0.2, bits=4)
+s = mix.draw(len(x), seed, round)           # the same on every peer; no byte is sent for it
+packet = mix.encode(s.difference(x, common))
+s.add_(common, decode(packet, s.m))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from compress import packet, positions, topk
+from compress.errors import NonFiniteError
+from compress.kernels import usable
+from compress.quantize import BITS, quantize
+from compress.sample import Sample, draw
+
+
+@dataclass(frozen=True)
+class Cocktail:
+    """CocktailSGD's compressor C (Wang et al., ICML 2023, Algorithm 1). sample=1, keep=1, bits=32 is the
+    identity.
+    """
+
+    sample: float = 0.1  # p: share of the coordinates that a round visits, 1e-6 .. 1
+    keep: float = 0.2  # K: share of the visited ones that is sent, the largest; 0 < K <= 1
+    bits: int = 4  # q: of 1, 2, 3, 4, 8, 16, or 32 (off)
+    kind: Literal["block", "element"] = (
+        "block"  # visit whole blocks (reads only p of the memory), or elements
+    )
+    block: int = 256  # neighbours visited together; a power of two
+    bucket: int = 128  # sent values that share a scale
+    stochastic: bool = False  # round at random so that the mean is right, instead of to the nearest level
+
+    def __post_init__(self) -> None:
+        if not 1e-6 <= self.sample <= 1:
+            raise ValueError(f"sample {self.sample}: a share from 1e-6 to 1")
+        if not 0 < self.keep <= 1:
+            raise ValueError(f"keep {self.keep}: a share above 0, up to 1")
+        if self.bits not in BITS:
+            raise ValueError(f"bits {self.bits}: one of {', '.join(map(str, BITS))}")
+        if self.kind not in ("block", "element"):
+            raise ValueError(f"kind {self.kind!r}: block or element")
+        if not 1 <= self.block <= 1 << 20 or self.block & (self.block - 1):
+            raise ValueError(f"block {self.block}: a power of two up to {1 << 20}")
+        if not 1 <= self.bucket <= 1 << 20:
+            raise ValueError(f"bucket {self.bucket}: from 1 to {1 << 20}")
+
+    def draw(self, n: int, seed: int, round: int, device: torch.device | str = "cpu") -> Sample:
+        """Which of the n coordinates this round visits. Depends on nothing else, on any machine."""
+        return draw(n, self.sample, self.block if self.kind == "block" else 1, seed, round, device)
+
+    def encode(
+        self,
+        v: torch.Tensor,  # (m,) float32: what the sample holds
+        names: Callable[[int], str] | None = None,  # position -> parameter, for the error message
+        seed: int = 0,  # of the dither, where `stochastic`
+        kernels: bool | None = None,  # True: Triton; False: the host; None: by device
+    ) -> bytes:
+        """v -> packet. NonFiniteError if v holds NaN or infinity; then nothing was encoded."""
+        if v.dtype != torch.float32 or v.dim() != 1:
+            raise ValueError(
+                f"encode takes a flat float32 vector, this is {v.dtype} of shape {tuple(v.shape)}"
+            )
+        v = v.detach().contiguous()
+        try:
+            if usable(v) if kernels is None else kernels:
+                return self._encode_there(v, seed)
+            return self._encode_here(v.cpu().numpy(), seed)
+        except NonFiniteError as error:
+            raise NonFiniteError(error.value, error.position, names and names(error.position)) from None
+
+    def _encode_here(self, v: np.ndarray, seed: int) -> bytes:
+        m = len(v)
+        # the identity keeps zeros and denormals too
+        whole = self.keep == 1 and self.bits == 32
+        kept = topk.everything(v) if whole else topk.largest(v, self._count(m))
+        codes = quantize(kept.values, self.bits, self.bucket, self._noise(seed))
+        return packet.write(m, positions.store(kept.positions, m), codes)
+
+    def _encode_there(self, v: torch.Tensor, seed: int) -> bytes:
+        from compress.kernels import codes, select  # imports triton: only where a tensor is on a GPU
+
+        m = len(v)
+        if m == 0 or (self.keep == 1 and self.bits == 32):
+            return self._encode_here(v.cpu().numpy(), seed)
+        kept = select.largest(v, self._count(m))
+        if self.stochastic or self.bits > 8 or not len(kept.values) or self.bucket & (self.bucket - 1):
+            quantized = quantize(kept.values.cpu().numpy(), self.bits, self.bucket, self._noise(seed))
+        else:
+            quantized = codes.quantize(kept.values, self.bits, self.bucket)
+        return packet.write(m, select.places(kept.positions, m), quantized)
+
+    def _count(self, m: int) -> int:
+        return max(round(self.keep * m), 1)
+
+    def _noise(self, seed: int) -> np.random.Generator | None:
+        return np.random.Generator(np.random.Philox(seed)) if self.stochastic else None

@@ -1,0 +1,95 @@
+"""One 64-bit number for a vector, so that peers can prove they hold the same one.
+
+F(x) = sum_i a(i) * bits(x_i) mod 2**64, where bits() reads the FP32 pattern as an unsigned integer and
+a(i) = A[i mod 65536] * B[i div 65536] is a product of odd pseudo-random 64-bit numbers. a(i) is odd, so one
+changed element always changes F; several changes cancel with probability about 2**-33 at worst (sign bits
+alone), 2**-64 for low mantissa bits. It is linear: after an update only the changed elements are read. It
+proves that peers agree; it is no defence against somebody who searches for a collision.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+ROW = 1 << 16
+ROWS_AT_ONCE = 64  # on a device: 64 x 65536 elements as int64 = 32 MiB of scratch
+
+
+def fingerprint(x: torch.Tensor) -> int:
+    """64-bit fingerprint of a flat FP32 vector on any device, of the same value on every device."""
+    bits = _bits(x)
+    full = len(bits) // ROW
+    total = 0
+    if full:
+        rows = bits[: full * ROW].view(full, ROW)
+        total = int((_inner(rows) * _down(full).to(x.device)).sum())
+    rest = bits[full * ROW :]
+    last = (_long(rest) * _across().to(x.device)[: len(rest)]).sum()
+    total += int(last) * int(_down(full + 1)[full])
+    return total & 0xFFFFFFFFFFFFFFFF
+
+
+def _inner(rows: torch.Tensor) -> torch.Tensor:
+    """(r, 65536) int32 -> (r,) int64: each row against A. In pieces, so that no int64 copy of all is made."""
+    out = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
+    if rows.device.type == "cpu":
+        across, pattern = _across().numpy(), rows.numpy().view(np.uint32)
+        for i in range(len(rows)):
+            out[i] = int(np.dot(pattern[i].astype(np.int64), across))  # wraps modulo 2**64, as C does
+        return out
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        piece = rows[start : start + ROWS_AT_ONCE]
+        out[start : start + len(piece)] = (_long(piece) * _across().to(rows.device)).sum(1)
+    return out
+
+
+def fingerprint_after(
+    before: int,
+    coordinates: torch.Tensor,  # (k,) int64, each at most once
+    old: torch.Tensor,  # (k,) float32
+    new: torch.Tensor,  # (k,) float32
+) -> int:
+    """Fingerprint of the vector whose elements at `coordinates` changed from `old` to `new`."""
+    if not len(coordinates):
+        return before
+    coordinates = coordinates.to(old.device, torch.int64)
+    row = coordinates >> 16
+    weight = _across().to(old.device)[coordinates & (ROW - 1)] * _down(int(row.max()) + 1).to(old.device)[row]
+    change = _long(_bits(new)) - _long(_bits(old))
+    return (before + int((weight * change).sum())) & 0xFFFFFFFFFFFFFFFF
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    if x.dtype != torch.float32 or x.dim() != 1:
+        raise ValueError(
+            f"a fingerprint is of a flat float32 vector, this is {x.dtype} of shape {tuple(x.shape)}"
+        )
+    return x.detach().contiguous().view(torch.int32)
+
+
+def _long(bits: torch.Tensor) -> torch.Tensor:
+    """int32 patterns as unsigned numbers in int64."""
+    return bits.to(torch.int64) & 0xFFFFFFFF
+
+
+def _across() -> torch.Tensor:
+    return _odd(ROW, 0x636F636B7461696C)
+
+
+def _down(rows: int) -> torch.Tensor:
+    return _odd(1 << max(rows - 1, 1).bit_length(), 0x7368616B656E2121)[
+        :rows
+    ]  # powers of two: few in the cache
+
+
+@lru_cache(maxsize=8)
+def _odd(n: int, seed: int) -> torch.Tensor:
+    """(n,) int64: splitmix64 of seed + 0 .. n-1, made odd."""
+    with np.errstate(over="ignore"):
+        x = np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return torch.from_numpy(((x ^ (x >> np.uint64(31))) | np.uint64(1)).view(np.int64))

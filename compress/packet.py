@@ -1,0 +1,127 @@
+"""The bytes of a packet: a fixed header, a table of levels, five sections. README.md has them one by one."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from compress import positions as places
+from compress.errors import PacketError
+from compress.kernels import usable
+from compress.quantize import BITS, Codes, dequantize, packed_size, planes, table_size, widen
+from compress.sections import Section, expand, shrink
+from compress.update import Update
+
+MAGIC, VERSION = b"CK", 1
+HEAD = struct.Struct("<2sBBI")  # magic, version, bits, CRC-32 of all that follows
+BODY = struct.Struct("<QQQIBBH")  # m, k, bytes of section 0 expanded, bucket, position kind, shift, zero
+SECTIONS = 5  # positions, their low bits, codes, low and high bytes of the scales
+ENTRY = struct.Struct("<Q")  # codec in the top 3 bits, length here below
+LEVELS = HEAD.size + BODY.size + SECTIONS * ENTRY.size
+MOST = 1 << 40  # no vector is longer: every size below stays within 64 bits
+NORMAL, INFINITE = 0x0080, 0x7F80  # BF16 patterns of 2**-126 and infinity
+
+
+def write(m: int, where: places.Places, codes: Codes) -> bytes:
+    """The packet of k values and their places in a sampled vector of m."""
+    scales = planes(codes.scales.astype("<u2").view(np.uint8), 2)
+    half = len(scales) // 2
+    sections = [where.main, where.low] + [
+        shrink(part.data) for part in (codes.packed, scales[:half], scales[half:])
+    ]
+    body = [BODY.pack(m, codes.count, where.main.raw, codes.bucket, where.kind, where.shift, 0)]
+    body += [ENTRY.pack(s.codec << 61 | len(s.data)) for s in sections]
+    body += [codes.levels.astype("<u2").tobytes()]
+    body += [s.data for s in sections]
+    crc = 0
+    for part in body:
+        crc = zlib.crc32(part, crc)
+    return b"".join([HEAD.pack(MAGIC, VERSION, codes.bits, crc), *body])
+
+
+def decode(
+    packet: bytes | bytearray | memoryview,
+    m: int,  # length of the sampled vector, which the receiver knows
+    device: torch.device | str = "cpu",  # where the update is wanted
+    kernels: bool | None = None,  # True: Triton; False: the host; None: by device
+) -> Update:
+    """The update in a packet, the same bits on every device.
+
+    PacketError where anything is wrong: the packet comes from somebody else. Every size is checked against
+    m before memory is asked for; what is allocated is at most some 40 bytes for each of the m elements.
+    """
+    head = _head(memoryview(packet), m)
+    raw = [np.frombuffer(expand(section), np.uint8) for section in head.sections]
+    where = torch.from_numpy(places.load(head.kind, head.shift, raw[0], raw[1], m, head.k))
+    scales = planes(np.concatenate(raw[3:]), -2).view("<u2")
+    _check_scales(scales, head.levels, head.bits)
+    codes = Codes(head.bits, head.bucket, head.k, raw[2], head.levels, scales)
+    if head.bits < 32 and (usable(torch.empty(0, device=device)) if kernels is None else kernels):
+        from compress.kernels.codes import dequantize as dequantize_there  # imports triton
+
+        return Update(m, where.to(device), dequantize_there(codes, torch.device(device)))
+    values = dequantize(codes)
+    if head.bits == 32 and not np.isfinite(values).all():
+        raise PacketError("a value that is not finite")
+    return Update(m, where.to(device), torch.from_numpy(values).to(device))
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a packet says of itself, found plausible; the sections are still compressed."""
+
+    bits: int
+    k: int
+    bucket: int
+    kind: int
+    shift: int
+    levels: np.ndarray
+    sections: list[Section]
+
+
+def _head(packet: memoryview, m: int) -> Head:
+    if len(packet) < LEVELS:
+        raise PacketError(f"{len(packet)} bytes, a packet has at least {LEVELS}")
+    magic, version, bits, crc = HEAD.unpack_from(packet)
+    if magic != MAGIC or version != VERSION:
+        raise PacketError(f"begins with {magic!r} version {version}, expected {MAGIC!r} version {VERSION}")
+    if zlib.crc32(packet[HEAD.size :]) != crc:
+        raise PacketError("its checksum does not match: damaged on the way")
+    length, k, main, bucket, kind, shift, zero = BODY.unpack_from(packet, HEAD.size)
+    if length != m or not k <= m < MOST:
+        raise PacketError(f"{k:,} values of {length:,}, expected a sampled vector of {m:,}")
+    if bits not in BITS or bucket == 0 or zero:
+        raise PacketError(f"{bits} bits in buckets of {bucket}, reserved field {zero}")
+    allowed, low = places.sizes(kind, shift, m, k)
+    if main not in allowed:
+        raise PacketError(f"positions in {main} bytes, expected {allowed.start} to {allowed.stop - 1}")
+    buckets = -(-k // bucket) if bits < 32 else 0
+    raw = [main, low, packed_size(bits, k), buckets, buckets]
+    start = LEVELS + 2 * table_size(bits)
+    sections = []
+    for i, size in enumerate(raw):
+        (entry,) = ENTRY.unpack_from(packet, HEAD.size + BODY.size + i * ENTRY.size)
+        here = entry & ((1 << 61) - 1)
+        sections.append(Section(entry >> 61, size, packet[start : start + here]))
+        start += here
+    if start != len(packet):
+        raise PacketError(f"{len(packet)} bytes, its table of sections adds up to {start}")
+    return Head(
+        bits, k, bucket, kind, shift, np.frombuffer(packet[LEVELS:], "<u2", table_size(bits)), sections
+    )
+
+
+def _check_scales(scales: np.ndarray, levels: np.ndarray, bits: int) -> None:
+    """Every product of a level and a scale must be a normal number, or zero: else devices could differ."""
+    if not len(scales):
+        return
+    if ((scales != 0) & ((scales < NORMAL) | (scales >= INFINITE))).any():
+        raise PacketError("a scale that is negative, denormal or not finite")
+    top = np.float32(32767 if bits == 16 else levels.max())
+    with np.errstate(over="ignore"):
+        if not np.isfinite(top * widen(scales.max(keepdims=True))[0]):
+            raise PacketError("a level times its scale overflows")

@@ -1,0 +1,73 @@
+"""A seeded order of 0 .. n-1 that can be asked for any of its places: no table of n numbers is ever made.
+
+A Feistel network over the domain a x b, a = ceil(sqrt(n)), b = ceil(n / a), with additions modulo a and b
+in turn (Black and Rogaway 2002, "generalized Feistel"), walked again where it lands outside 0 .. n-1. Only
+64-bit integer arithmetic, written with operators alone: NumPy on the host and torch on a device give the
+same order, on any platform and in any version, because no library's random numbers are involved.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+WORD = 0xFFFFFFFF
+LONG = 0xFFFFFFFFFFFFFFFF
+STEPS = 6  # three per half: beyond that the pair statistics in the tests no longer change
+
+
+def mix64(x: int) -> int:
+    """splitmix64's finalizer (Steele, Lea, Flood 2014): 64 bits to 64 bits, every output bit depends on
+    every input bit.
+    """
+    x = (x + 0x9E3779B97F4A7C15) & LONG
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & LONG
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & LONG
+    return x ^ (x >> 31)
+
+
+def keys(*numbers: int) -> list[int]:
+    """`STEPS` 32-bit keys from the numbers (a seed, a round), each taken modulo 2**64."""
+    state = 0
+    for number in numbers:
+        state = mix64(state ^ (number & LONG))
+    return [mix64(state + step) & WORD for step in range(STEPS)]
+
+
+def mix32(x: Any, key: int) -> Any:
+    """Chris Wellons' lowbias32 of x XOR key. x: int64 array or tensor with values in [0, 2**32); returns
+    the same.
+    """
+    x = x ^ key
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & WORD  # the product may wrap at 2**63: its low 32 bits are right all the same
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & WORD
+    return x ^ (x >> 16)
+
+
+def permute(places: Any, n: int, key: list[int]) -> Any:
+    """Which of 0 .. n-1 stands at each place. places: int64 array or tensor with values in [0, n); n < 2**60.
+
+    For a fixed n and key this is a bijection.
+    """
+    rows = math.isqrt(n - 1) + 1 if n > 1 else 1
+    columns = -(-n // rows)
+    there = _walk(places, rows, columns, key)
+    out = there >= n
+    while out.any():  # a x b exceeds n by less than 2 sqrt(n): few walk twice
+        there[out] = _walk(there[out], rows, columns, key)
+        out = there >= n
+    return there
+
+
+def _walk(places: Any, rows: int, columns: int, key: list[int]) -> Any:
+    left, right = places // columns, places % columns
+    for step, k in enumerate(key):
+        if step % 2 == 0:
+            left = left + ((mix32(right, k) * rows) >> 32)  # in [0, 2 rows)
+            left = left - rows * (left >= rows)
+        else:
+            right = right + ((mix32(left, k) * columns) >> 32)
+            right = right - columns * (right >= columns)
+    return left * columns + right

@@ -1,0 +1,74 @@
+"""Bytes made smaller where that pays: a section of a packet is stored, or zstd, or lz4.
+
+zstd level 1 is within 1-2 % of the entropy on everything a packet holds, at 0.5-1 GB/s; higher levels are
+larger on such data. lz4 has no entropy coder: it is for bytes that repeat (long runs of untouched
+elements), where it is faster.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import lz4.block
+import zstandard
+
+from compress.errors import PacketError
+
+STORED, ZSTD, LZ4 = 0, 1, 2
+TABLE = struct.Struct("<BQQ")  # codec, bytes raw, bytes here
+WORTH = 0.98  # a section that does not shrink by 2 % is stored: it decodes for free
+PROBE = 1 << 16
+REPEATS = 0.10  # lz4 shrank the probe to this share: the bytes repeat
+ZSTD_WINDOW = 1 << 27
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section as it travels."""
+
+    codec: int
+    raw: int  # its length once decompressed
+    data: bytes | memoryview
+
+    def entry(self) -> bytes:
+        """Its line in the packet's table of sections."""
+        return TABLE.pack(self.codec, self.raw, len(self.data))
+
+
+def shrink(raw: bytes | memoryview) -> Section:
+    """The smallest of the three forms, judged without trying them all."""
+    size = len(raw)
+    if size == 0:
+        return Section(STORED, 0, b"")
+    middle = (size - PROBE) // 2 if size > PROBE else 0
+    probe = raw[middle : middle + PROBE]
+    if len(lz4.block.compress(probe, store_size=False)) < REPEATS * len(probe):
+        packed = lz4.block.compress(raw, store_size=False)
+        if len(packed) < REPEATS * size:
+            return Section(LZ4, size, packed)
+    packed = zstandard.ZstdCompressor(level=1).compress(raw)
+    return Section(ZSTD, size, packed) if len(packed) < WORTH * size else Section(STORED, size, raw)
+
+
+def expand(section: Section) -> bytes | memoryview:
+    """Back to `section.raw` bytes, which the caller has found plausible; never allocates more than that."""
+    try:
+        if section.codec == STORED:
+            raw: bytes | memoryview = section.data
+        elif section.codec == ZSTD:
+            # the frame's own claim would be believed before ours
+            claimed = zstandard.frame_content_size(section.data)
+            if claimed != section.raw:
+                raise PacketError(f"a zstd section claims {claimed} bytes, its table entry {section.raw}")
+            unpack = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW)
+            raw = unpack.decompress(section.data, max_output_size=section.raw)
+        elif section.codec == LZ4:
+            raw = lz4.block.decompress(section.data, uncompressed_size=section.raw)
+        else:
+            raise PacketError(f"section codec {section.codec}, known are 0 (stored), 1 (zstd), 2 (lz4)")
+    except (zstandard.ZstdError, lz4.block.LZ4BlockError) as error:
+        raise PacketError(f"a section of {len(section.data)} bytes does not decompress: {error}") from error
+    if len(raw) != section.raw:
+        raise PacketError(f"a section gave {len(raw)} bytes, its table entry says {section.raw}")
+    return raw

@@ -1,0 +1,128 @@
+"""The K largest magnitudes of a vector, in one read of it. Never fewer than K, at most 1 % more.
+
+A magnitude is compared as an integer: the FP32 pattern without its sign. For finite numbers that is the
+same order, denormals are not flushed, and NaN and infinity stand above everything, so they cannot hide from
+the selection.
+
+    a sample of the vector -> a threshold a little below the one sought -> one pass: who reaches it? -> if
+    that is over 1 % too many, partition out the smallest: exactly k, ties by position
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from compress.errors import NonFiniteError
+
+MAGNITUDE = 0x7FFFFFFF
+INFINITY = 0x7F800000
+TINY = 27 << 23  # 2**-100: what is smaller is never sent, it stays in the sender's residual
+CHUNK = 1 << 16  # elements at a time: stays in L2
+SAMPLED = 1 << 19
+TOLERANCE = 0.01  # k may be missed by this share
+
+
+@dataclass(frozen=True)
+class Survivors:
+    """What top-K left: values[j] stands at positions[j]."""
+
+    positions: np.ndarray  # (k,) int64 or int32, ascending
+    values: np.ndarray  # (k,) float32
+
+
+def largest(v: np.ndarray, k: int) -> Survivors:
+    """The k largest magnitudes of v, (m,) float32: exactly k up to 2**19 elements, up to 1 % more beyond.
+
+    Fewer only where fewer elements have a magnitude of 2**-100 or more. Of equal magnitudes at the border
+    the first are taken. NonFiniteError if v holds NaN or infinity.
+    """
+    low = _guess(v.view(np.int32), k)
+    found = _reaching(v, low, k)
+    if (
+        len(found.positions) < k and low > TINY
+    ):  # the sample misled us: bad luck, ordered data, few distinct values
+        found = _reaching(v, TINY, len(v))
+    magnitudes = found.values.view(np.int32) & MAGNITUDE
+    if int(magnitudes.max(initial=0)) >= INFINITY:
+        worst = int(np.argmax(magnitudes >= INFINITY))
+        raise NonFiniteError(float(found.values[worst]), int(found.positions[worst]))
+    surplus = len(magnitudes) - k
+    if surplus <= spare(len(v), k):
+        return found
+    border = np.partition(magnitudes, surplus)[surplus]
+    keep = magnitudes >= border
+    surplus = int(np.count_nonzero(keep)) - k
+    if surplus:
+        ties = np.flatnonzero(magnitudes == border)
+        keep[ties[len(ties) - surplus :]] = False
+    kept = np.flatnonzero(keep)
+    return Survivors(found.positions.take(kept), found.values.take(kept))
+
+
+def everything(v: np.ndarray) -> Survivors:
+    """All of v, zeros and denormals too. NonFiniteError if it holds NaN or infinity."""
+    wrong = np.flatnonzero(~np.isfinite(v))
+    if len(wrong):
+        raise NonFiniteError(float(v[wrong[0]]), int(wrong[0]))
+    return Survivors(np.arange(len(v), dtype=_index(len(v))), v)
+
+
+def spare(m: int, k: int) -> int:
+    """How many over k may stay: none where an exact count is cheap."""
+    return int(TOLERANCE * k) if m > SAMPLED else 0
+
+
+def stride(m: int) -> int:
+    """Every so-manieth element is the sample. Odd, so as not to be in step with blocks or rows."""
+    return (m // SAMPLED) | 1 if m > SAMPLED else 1
+
+
+def wanted(m: int, seen: int, k: int) -> int:
+    """Which rank in a sample of `seen` elements enough of all m will reach, in all likelihood."""
+    if seen == m:
+        return k
+    share = k / m
+    sigma = math.sqrt((1 - share) / (share * seen))  # of the count, relative
+    # 2.5 sigma over, then seldom a partition; or where that is hopeless 5, then never a second look
+    return int(share * seen * (1 + sigma * (2.5 if 4 * sigma < TOLERANCE else 5)) + 1)
+
+
+def _guess(bits: np.ndarray, k: int) -> int:
+    """A magnitude that at least k elements reach, in all likelihood; TINY where a sample cannot tell."""
+    if k >= len(bits):
+        return TINY
+    seen = bits[:: stride(len(bits))]
+    rank = wanted(len(bits), len(seen), k)
+    return max(_kth(seen, rank), TINY) if rank < len(seen) else TINY
+
+
+def _kth(bits: np.ndarray, k: int) -> int:
+    magnitudes = bits & MAGNITUDE
+    return int(np.partition(magnitudes, len(magnitudes) - k)[len(magnitudes) - k])
+
+
+def _reaching(v: np.ndarray, low: int, expected: int) -> Survivors:
+    """All magnitudes of at least `low`. Each piece is compared, counted and gathered while it is in the
+    cache.
+    """
+    room = min(expected + expected // 8 + CHUNK, len(v))
+    positions = np.empty(room, _index(len(v)))
+    values = np.empty(room, np.float32)
+    count = 0
+    for start in range(0, len(v), CHUNK):
+        piece = v[start : start + CHUNK]
+        here = np.flatnonzero((piece.view(np.int32) & MAGNITUDE) >= low)
+        stop = count + len(here)
+        if stop > len(values):  # more than the sample promised
+            positions, values = (np.resize(a, min(2 * stop, len(v))) for a in (positions, values))
+        np.add(here, start, out=positions[count:stop], casting="unsafe")
+        piece.take(here, out=values[count:stop], mode="clip")
+        count = stop
+    return Survivors(positions[:count], values[:count])
+
+
+def _index(m: int) -> type[np.signedinteger]:
+    return np.int32 if m < 1 << 31 else np.int64

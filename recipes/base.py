@@ -1,0 +1,252 @@
+"""The model a run starts from, as a folder on this disk: config, weights, tokenizer.
+
+However it was named (a local folder, a hub id, `builtin:`), it becomes such a folder, whose files peers know by hash.
+No code that comes with a model is run, and none is among these files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from recipes.problems import HubUnreachable, ModelError
+from recipes.schema import Model, Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BUILTIN = Path(__file__).parent / "builtin"
+BUILTIN_MODELS = {"builtin:tiny-gpt-neox": BUILTIN / "tiny-gpt-neox"}
+
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+BESIDE_WEIGHTS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+
+
+@dataclass(frozen=True)
+class BaseFile:
+    """One file of the base, as peers know it."""
+
+    name: str           # no directories
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model a run starts from, on this disk."""
+
+    folder: Path
+    files: tuple[BaseFile, ...]     # by name
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+def prepare_base(recipe: Recipe, folder: Path) -> Base:
+    """The base of `recipe` as a local folder: a local folder is used as it is, a hub id is fetched into the hub's
+    cache, a builtin model is made in `folder` from the recipe's seed.
+
+    Errors: ModelError where something is missing, HubUnreachable where the hub does not answer.
+    """
+    name = recipe.model.model_name_or_path
+    if name.startswith("builtin:"):
+        made = _make_builtin(name, recipe.training.seed, Path(folder))
+        return Base(made, manifest(made))
+    local = Path(name).expanduser()
+    if local.is_dir():
+        check_folder(local)
+        return Base(local, manifest(local))
+    if _looks_local(name):
+        raise ModelError(f"no such model folder: {name}")
+    fetched = _fetch(name, recipe.model.model_revision)
+    check_folder(fetched, name)
+    return Base(fetched, manifest(fetched))
+
+
+def manifest(folder: Path) -> tuple[BaseFile, ...]:
+    """The files a peer needs to hold this base, with their hashes. Safetensors win over .bin."""
+    names = {path.name for pattern in BESIDE_WEIGHTS for path in folder.glob(pattern)}
+    for patterns in (WEIGHTS[:2], WEIGHTS[2:]):
+        weights = {path.name for pattern in patterns for path in folder.glob(pattern)}
+        if weights:
+            names |= weights
+            break
+    return tuple(BaseFile(n, (folder / n).stat().st_size, sha256(folder / n)) for n in sorted(names))
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a base in `folder`, or that of `tokenizer_name_or_path`; with a pad token.
+
+    Errors: ModelError where there is none.
+    """
+    source = str(folder)
+    if model.tokenizer_name_or_path:
+        source = model.tokenizer_name_or_path
+        if source in BUILTIN_MODELS:
+            source = str(BUILTIN_MODELS[source])
+        elif _looks_local(source) and not Path(source).expanduser().is_dir():
+            raise ModelError(f"no such tokenizer folder: {source}")
+    return open_tokenizer(source, model.pad_token)
+
+
+def open_tokenizer(source: str | Path, pad_token: str | None = None) -> PreTrainedTokenizerBase:
+    """A tokenizer with a pad token: the one asked for, the tokenizer's own, or else its eos token (labels of padding
+    are masked, so that no token is lost by it)."""
+    from transformers import AutoTokenizer
+
+    folder = Path(source).expanduser()
+    if folder.is_dir() and not any((folder / n).exists() for n in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise ModelError(
+            f"{source}: no tokenizer in this folder (hint: model.tokenizer_name_or_path=FOLDER or hub id)"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder) if folder.is_dir() else str(source), use_fast=True)
+    except Exception as error:
+        if _is_network(error):
+            raise HubUnreachable(f"the hub did not answer for the tokenizer {source}: {error}") from error
+        raise ModelError(f"{source}: transformers cannot load this tokenizer: {error}") from error
+    if pad_token is not None:
+        if tokenizer.convert_tokens_to_ids(pad_token) in (None, tokenizer.unk_token_id):
+            raise ModelError(f"model.pad_token `{pad_token}` is not a token of {source}")
+        tokenizer.pad_token = pad_token
+    elif tokenizer.pad_token_id is None:
+        if tokenizer.eos_token is None:
+            raise ModelError(f"{source}: the tokenizer has neither a pad nor an eos token (hint: model.pad_token=...)")
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def check_fit(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """The tokenizer's ids must lie in the embedding, and a sample in the context. Reads the config only.
+
+    Errors: ModelError with both numbers.
+    """
+    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    rows, context = config.get("vocab_size"), None
+    for key in ("max_position_embeddings", "n_positions", "n_ctx"):
+        context = context or config.get(key)
+    if rows is not None and len(tokenizer) > rows:
+        raise ModelError(f"the tokenizer has {len(tokenizer)} tokens, the model's embedding only {rows}")
+    if context is not None and recipe.data.max_length > context:
+        raise ModelError(
+            f"data.max_length is {recipe.data.max_length}, the model's context only {context} "
+            f"(hint: data.max_length={context})"
+        )
+
+
+def _make_builtin(name: str, seed: int, folder: Path) -> Path:
+    """A builtin model with weights drawn from `seed`, unless `folder` already holds it."""
+    if name not in BUILTIN_MODELS:
+        raise ModelError(f"no builtin model `{name}`; there is {', '.join(sorted(BUILTIN_MODELS))}")
+    if (folder / "model.safetensors").exists():
+        return folder
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    source = BUILTIN_MODELS[name]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
+    with written_whole(folder) as part, quiet():
+        for file in source.glob("tokenizer*.json"):
+            shutil.copyfile(file, part / file.name)
+        model.save_pretrained(part)
+    return folder
+
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder` to write into; its files are moved when all are written, the weights last."""
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    yield part
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in sorted(part.iterdir(), key=lambda file: (file.suffix == ".safetensors", file.name)):
+        os.replace(file, folder / file.name)
+    part.rmdir()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars from transformers: the library tells, the command shows."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _looks_local(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or Path(name).is_absolute()
+
+
+def check_folder(folder: Path, name: str | None = None) -> None:
+    called = name or str(folder)
+    if not folder.is_dir():
+        raise ModelError(f"no such model folder: {called}")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{called}: no config.json, so this is no model saved by save_pretrained")
+    if not any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin")):
+        raise ModelError(f"{called}: no weights (model.safetensors or pytorch_model.bin)")
+
+
+def _fetch(name: str, revision: str | None) -> Path:
+    """The files of a hub model in the hub's own cache; .bin only where it has no safetensors."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        listed = HfApi().model_info(name, revision=revision).siblings or []
+        safe = any(file.rfilename.endswith(".safetensors") for file in listed)
+        weights = WEIGHTS[:2] if safe else WEIGHTS[2:]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[*weights, *BESIDE_WEIGHTS]))
+    except GatedRepoError as error:
+        raise ModelError(f"{name}: accept its licence at https://huggingface.co/{name}, then `hf auth login`") from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{name} has no revision {revision}") from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(f"{name}: no such folder, and no such model on the hub") from error
+    except Exception as error:
+        if _is_network(error):
+            raise HubUnreachable(f"the hub did not answer for the model {name}: {error}") from error
+        raise
+
+
+def _is_network(error: BaseException) -> bool:
+    """huggingface_hub, httpx and requests each have their own names for "no answer"."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    known = {"ConnectionError", "ConnectError", "TimeoutException", "OfflineModeIsEnabled", "LocalEntryNotFoundError"}
+    return bool(names & (known | {"TransportError", "ProxyError", "TimeoutError"}))

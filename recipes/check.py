@@ -1,0 +1,226 @@
+"""From plain values to a `Recipe`, or to all that is wrong with them at once.
+
+Three passes: planned keys are dropped or refused, pydantic checks names, types and ranges, and the cross-checks look
+at keys together. A pass that finds something still lets the next one run where that makes sense, so that one attempt
+shows as many problems as possible.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from typing import Any
+
+from pydantic import ValidationError
+
+from recipes.document import Document, Key, leaves, sections
+from recipes.names import LATER, LATER_VALUES, LORA, OTHER_NAMES
+from recipes.problems import Problem, RecipeError
+from recipes.schema import Dataset, Recipe
+
+NOT_YET = "not supported in this version"
+
+_SCHEDULE_KEYS: dict[str, tuple[set[str], set[str]]] = {    # kind -> (one of these is needed, these are allowed)
+    "cosine": (set(), {"num_cycles"}),
+    "cosine_with_min_lr": ({"min_lr", "min_lr_rate"}, {"min_lr", "min_lr_rate", "num_cycles"}),
+    "warmup_stable_decay": ({"num_decay_steps"}, {"num_decay_steps", "min_lr_ratio", "num_cycles"}),
+}
+
+
+def check(document: Document, problems: list[Problem]) -> Recipe:
+    """The recipe, frozen. Errors: RecipeError with `problems` and everything found here."""
+    values = copy.deepcopy(document.values)
+    problems = [*problems, *drop_planned(document, values)]
+    _plain_averaging(values)
+    recipe = None
+    try:
+        recipe = Recipe.model_validate(values)
+    except ValidationError as error:
+        problems += [_explain(document, detail) for detail in error.errors(include_url=False) if _real(detail)]
+    if recipe is not None:
+        problems += cross_check(document, recipe)
+    if recipe is None or problems:
+        raise RecipeError(_once(problems), document.file)
+    return recipe
+
+
+def drop_planned(document: Document, values: dict[str, Any]) -> list[Problem]:
+    """Take keys of later versions out of `values`; tell those that ask for something."""
+    problems = []
+    for name, neutral in LATER.items():
+        for key, holder in _holders(values, name):
+            leaf = str(key[-1])
+            if leaf not in holder:
+                continue
+            value = holder.pop(leaf)
+            if not any(value == n and type(value) is type(n) for n in neutral):
+                problems.append(document.problem(key, NOT_YET))
+    for name, planned in LATER_VALUES.items():
+        for key, holder in _holders(values, name):
+            value = holder.get(str(key[-1]))
+            if isinstance(value, str) and value in planned:
+                del holder[str(key[-1])]
+                problems.append(document.problem(key, f"`{value}` is {NOT_YET}"))
+    return problems
+
+
+def _holders(values: dict[str, Any], name: str) -> list[tuple[Key, dict[str, Any]]]:
+    """(full key, mapping that may hold it) for a dotted name; one for each item where the section is a list."""
+    section, _, leaf = name.partition(".")
+    if not leaf:
+        return [((section,), values)]
+    held = values.get(section)
+    if isinstance(held, dict):
+        return [((section, leaf), held)]
+    if isinstance(held, list):
+        return [((section, i, leaf), item) for i, item in enumerate(held) if isinstance(item, dict)]
+    return []
+
+
+def _plain_averaging(values: dict[str, Any]) -> None:
+    """`method: none` is a point of the same family: everything kept, 16 bits. The resolved recipe says so."""
+    section = values.get("compression")
+    if isinstance(section, dict) and section.get("method") == "none":
+        for key, value in PLAIN.items():
+            section.setdefault(key, value)
+
+
+PLAIN: dict[str, Any] = {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 16}
+
+
+def _real(detail: Any) -> bool:
+    """Not "too short" of a list whose only entry is wrong: that is told already."""
+    return not (detail["type"] == "too_short" and detail.get("input"))
+
+
+def _explain(document: Document, detail: Any) -> Problem:
+    """A pydantic error in our words."""
+    key: Key = tuple(detail["loc"])
+    kind, context, given = detail["type"], detail.get("ctx", {}), detail.get("input")
+    while key and key not in document.lines and key not in document.overridden and kind != "missing":
+        key = key[:-1]      # pydantic adds the branch of a union: ("data_files", "str")
+    key = key or tuple(detail["loc"])
+    if kind == "extra_forbidden":
+        return _unknown(document, tuple(detail["loc"]))
+    if kind == "missing":
+        return document.problem(key, "is required")
+    messages = {
+        "literal_error": f"must be {context.get('expected')}",
+        "int_type": "must be a whole number",
+        "float_type": "must be a number",
+        "bool_type": "must be true or false",
+        "string_type": "must be text",
+        "dict_type": "must be a mapping of keys to values",
+        "model_type": "must be a section, a mapping of keys to values",
+        "tuple_type": "must be a list",
+        "too_short": "needs at least one entry",
+        "string_too_short": "must not be empty",
+        "greater_than": f"must be above {context.get('gt')}",
+        "greater_than_equal": f"must be at least {context.get('ge')}",
+        "less_than": f"must be below {context.get('lt')}",
+        "less_than_equal": f"must be at most {context.get('le')}",
+        "multiple_of": f"must be a multiple of {context.get('multiple_of')}",
+        "finite_number": "must be a finite number",
+        "string_pattern_mismatch": "must be lower-case letters, digits, dots and dashes, at most 64",
+        "value_error": str(context.get("error", "")),
+    }
+    message = messages.get(kind, detail["msg"])
+    hint = ""
+    if isinstance(given, bool) and kind in {"string_type", "literal_error"}:
+        hint = "YAML reads yes, no, on and off as true or false; put it in quotes"
+    if kind not in {"value_error", "too_short", "string_too_short"} and not isinstance(given, dict | list):
+        message += f", not {'null' if given is None else repr(given)}"
+    return document.problem(key, message, hint)
+
+
+def _unknown(document: Document, key: Key) -> Problem:
+    """An unknown key: what was it meant to be?"""
+    name = str(key[-1])
+    inside = sections()
+    where = inside.get(str(key[0])) if len(key) > 1 else Recipe
+    if key[0] in ("datasets", "eval_datasets") and len(key) > 1:
+        where = Dataset
+    known = list(where.model_fields) if where else []
+    if name in LORA:
+        return document.problem(key, f"lora is {NOT_YET}")
+    if name in OTHER_NAMES and OTHER_NAMES[name] not in LATER:
+        hint = "it means the opposite" if name.startswith("train_on_input") else ""
+        return document.problem(key, f"cocktail calls this {OTHER_NAMES[name]}", hint)
+    if name in OTHER_NAMES:
+        return document.problem(key, f"cocktail calls this {OTHER_NAMES[name]}, which is {NOT_YET}")
+    right = leaves().get(name)
+    if right is not None and right != key:
+        place = f"under `{right[0]}:`" if len(right) > 1 else "at the top level"
+        return document.problem(key, f"it belongs {place}")
+    if len(key) > 1 and name in Recipe.model_fields:
+        return document.problem(key, "it belongs at the top level")
+    if len(key) == 1 and name in Dataset.model_fields:
+        return document.problem(key, "it belongs under `datasets:`")
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    if near:
+        return document.problem(key, f"did you mean `{near[0]}`?")
+    elsewhere = difflib.get_close_matches(name, list(leaves()), n=1, cutoff=0.8)
+    if elsewhere:
+        full = ".".join(str(part) for part in leaves()[elsewhere[0]])
+        return document.problem(key, f"did you mean `{full}`?")
+    return document.problem(key, "unknown key", f"known here: {', '.join(known)}" if known else "")
+
+
+def cross_check(document: Document, recipe: Recipe) -> list[Problem]:
+    """What no key shows alone."""
+    found: list[Problem] = []
+
+    def wrong(name: str, message: str, hint: str = "") -> None:
+        found.append(document.problem(tuple(name.split(".")), message, hint))
+
+    data, training, swarm, compression = recipe.data, recipe.training, recipe.swarm, recipe.compression
+    if training.global_batch_size < swarm.min_peers:
+        wrong(
+            "training.global_batch_size",
+            f"{training.global_batch_size} samples a step cannot be shared by swarm.min_peers={swarm.min_peers}",
+        )
+    if swarm.max_peers is not None and swarm.max_peers < swarm.min_peers:
+        wrong("swarm.max_peers", f"{swarm.max_peers} is below swarm.min_peers={swarm.min_peers}")
+    if data.packing and data.packing_strategy != "wrapped":
+        wrong(
+            "data.packing",
+            f"packing_strategy `{data.packing_strategy}` is {NOT_YET}",
+            "packing_strategy: wrapped",
+        )
+    if data.val_set_size and recipe.eval_datasets:
+        wrong("data.val_set_size", "excluded by eval_datasets: the held-out rows come from one or the other")
+    if recipe.checkpoint.eval_steps and not recipe.has_eval:
+        wrong("checkpoint.eval_steps", "there is nothing to evaluate on", "data.val_set_size=0.05")
+    if training.max_steps == 0 or training.max_steps < -1:
+        wrong("training.max_steps", f"must be at least 1, or -1 for whole epochs, not {training.max_steps}")
+    found += _check_schedule(document, recipe)
+    if compression.method == "none":
+        for key, value in PLAIN.items():
+            if getattr(compression, key) != value:
+                wrong(f"compression.{key}", f"must be {value:g} where method is `none`, or be left out")
+    return found
+
+
+def _check_schedule(document: Document, recipe: Recipe) -> list[Problem]:
+    key = ("training", "lr_scheduler_kwargs")
+    kind, given = recipe.training.lr_scheduler_type, set(recipe.training.lr_scheduler_kwargs)
+    needed, allowed = _SCHEDULE_KEYS.get(kind, (set(), set()))
+    found = []
+    if given - allowed:
+        what = ", ".join(sorted(given - allowed))
+        may = f"it takes {', '.join(sorted(allowed))}" if allowed else "it takes none"
+        found.append(document.problem(key, f"`{kind}` does not take {what}", may))
+    if needed and len(given & needed) != 1:
+        found.append(document.problem(key, f"`{kind}` needs one of {', '.join(sorted(needed))}"))
+    return found
+
+
+def _once(problems: list[Problem]) -> list[Problem]:
+    """A union reports one mistake once for each branch: keep the first."""
+    seen: set[tuple[str, str]] = set()
+    kept = []
+    for problem in problems:
+        if (problem.place, problem.key) not in seen:
+            seen.add((problem.place, problem.key))
+            kept.append(problem)
+    return kept

@@ -1,0 +1,187 @@
+"""CocktailSGD (Wang et al., ICML 2023), Algorithms 1 and 2: the worker's half and the owner's half.
+
+No network, no model, no optimizer: vectors in, packets out. Numbers in the margin are the lines of Algorithm 1 as
+recipes/README.md writes it down. Start: x_i = x' = x_0 and e = 0. In round t
+
+    d_i = x_i - x'                                            1     what the swarm has not seen of this peer
+    send C[d_i]                                               2
+    owner: D = mean_i C[d_i] + e;  e <- D - C[D]              3, 4  Algorithm 2, one owner of the whole vector
+    receive C[D]                                              5
+    x_i <- x_i - optimizer(g_i) + C[D] - C[d_i]               6     the optimizer's part is the training loop's
+    x'  <- x' + C[D]                                          7
+
+What C leaves out of d_i stays in x_i - x' and is offered again: the worker's error feedback costs no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from compress import Cocktail, PacketError, Sample, Update, decode, fingerprint, fingerprint_after
+from recipes.schema import Compression
+
+
+def mix_of(compression: Compression) -> Cocktail:
+    """C as a recipe's `compression` section asks for it; `method: none` is plain averaging in FP16."""
+    if compression.method == "none":
+        return Cocktail(sample=1.0, keep=1.0, bits=16)
+    return Cocktail(
+        sample=compression.random_ratio,
+        keep=compression.topk_ratio,
+        bits=compression.quant_bits,
+        kind=compression.sample_kind,
+        block=compression.block_size,
+        bucket=compression.quant_bucket_size,
+        stochastic=compression.stochastic_rounding,
+    )
+
+
+class RejectedUpdate(Exception):
+    """The packet of one peer cannot be used."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(f"the update of {peer} is refused: {reason}")
+        self.peer, self.reason = peer, reason
+
+
+@dataclass(frozen=True)
+class Part:
+    """A packet as what it means: an update of the coordinates one round has sampled."""
+
+    packet: bytes
+    sample: Sample
+    update: Update              # k values at positions within the sample
+
+
+class Common:
+    """The global model x', its round and its fingerprint. Only committed packets change it (law 1).
+
+    Args:
+        vector: (P,) float32, x' of `round`; changed in place.
+        mix: what C is; only its sampling matters here, since a packet says its own K and bits.
+        seed: of the run; all peers sample the same coordinates from (seed, round).
+    """
+
+    def __init__(self, vector: Tensor, mix: Cocktail, seed: int, round: int = 0) -> None:
+        self.vector, self.mix, self.seed, self.round = vector, mix, seed, round
+        self.fingerprint = fingerprint(vector)
+
+    def sample(self, round: int) -> Sample:
+        return self.mix.draw(self.vector.numel(), self.seed, round)
+
+    def apply(self, packet: bytes) -> Part:
+        """Line 7 with the packet of `self.round`; the fingerprint follows at the cost of the changed coordinates.
+
+        Raises:
+            PacketError: the packet does not fit; x' is unchanged.
+        """
+        sample = self.sample(self.round)
+        update = decode(packet, sample.m)
+        changed = sample.coordinates(update.positions)
+        before = self.vector[changed]
+        sample.add_(self.vector, update)                                                # 7
+        self.fingerprint = fingerprint_after(self.fingerprint, changed, before, self.vector[changed])
+        self.round += 1
+        return Part(packet, sample, update)
+
+
+class Worker:
+    """One peer's half of Algorithm 1 around its local model x_i.
+
+    Args:
+        x: (P,) float32, the local model; the optimizer changes it in place between `start` and `finish`.
+        common: x'.
+        name_at: coordinate -> parameter name, for the error that a non-finite model raises.
+    """
+
+    def __init__(self, x: Tensor, common: Common, name_at: Callable[[int], str] | None = None) -> None:
+        self.x, self.common, self.name_at = x, common, name_at
+
+    def start(self) -> Part:
+        """Lines 1 and 2 of the round that x' is at. Reads x and x', changes neither.
+
+        Raises:
+            NonFiniteError: d_i holds an infinity or a NaN; names the parameter.
+        """
+        common = self.common
+        sample = common.sample(common.round)
+        d = sample.difference(self.x, common.vector)                                    # 1   (m,)
+        packet = common.mix.encode(d, names=self._name_in(sample))                      # 2
+        return Part(packet, sample, decode(packet, sample.m))
+
+    def finish(self, aggregate: bytes, sent: Part | None) -> None:
+        """Lines 5 to 7. `sent` is what `start` gave if the owner took it; None if it came too late.
+
+        A packet that was not taken is simply not subtracted: it stays in x_i - x' (law 3).
+        """
+        part = self.common.apply(aggregate)                                             # 5, 7
+        part.sample.add_(self.x, part.update)                                           # 6   + C[D]
+        if sent is not None:
+            sent.sample.add_(self.x, sent.update, alpha=-1)                             # 6   - C[d_i]
+
+    def catch_up(self, aggregate: bytes) -> None:
+        """A round this peer took no part in: x_i moves along with x', so that d_i stays what it was."""
+        self.finish(aggregate, sent=None)
+
+    def _name_in(self, sample: Sample) -> Callable[[int], str] | None:
+        if self.name_at is None:
+            return None
+        name_at = self.name_at
+        return lambda position: name_at(int(sample.coordinates(torch.tensor([position]))[0]))
+
+
+class Owner:
+    """Algorithm 2: the owner of the whole vector, with its error e.
+
+    Args:
+        parameters: P, the length of the vector.
+        mix: how D is compressed.
+        seed: of the run.
+    """
+
+    def __init__(self, parameters: int, mix: Cocktail, seed: int) -> None:
+        self.mix, self.seed = mix, seed
+        self.error = torch.zeros(parameters)                                            # e   (P,)
+
+    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+        """Lines 3 and 4: the packet C[D] of `round`.
+
+        Args:
+            updates: (peer, packet, weight); weights are normalised to 1, all zero counts as all equal.
+
+        Raises:
+            RejectedUpdate: one packet does not decode or is not finite. e is unchanged: call again without that peer.
+        """
+        sample = self.mix.draw(self.error.numel(), self.seed, round)
+        total = sum(weight for _, _, weight in updates)
+        D = sample.take(self.error)                                                     # (m,)
+        for peer, packet, weight in sorted(updates):    # by peer, never by arrival: float sums depend on order
+            share = weight / total if total > 0 else 1 / len(updates)
+            update = self._decoded(peer, packet, sample.m)
+            D.index_add_(0, update.positions.long(), update.values, alpha=share)        # 3
+        packet = self.mix.encode(D)                                                     # 4   C[D]
+        sent = decode(packet, sample.m)
+        D.index_add_(0, sent.positions.long(), sent.values, alpha=-1)
+        sample.put_(self.error, D)                                                      # 4   e <- D - C[D]
+        return packet
+
+    @staticmethod
+    def _decoded(peer: str, packet: bytes, m: int) -> Update:
+        try:
+            update = decode(packet, m)
+        except PacketError as error:
+            raise RejectedUpdate(peer, str(error)) from error
+        if not bool(torch.isfinite(update.values).all()):
+            raise RejectedUpdate(peer, "it holds values that are not finite")
+        return update
+
+
+def fold(common: Common, packets: Iterable[bytes]) -> Common:
+    """x' after these packets, applied in order: how a joiner, a snapshot and an export come by the model."""
+    for packet in packets:
+        common.apply(packet)
+    return common

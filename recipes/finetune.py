@@ -1,0 +1,323 @@
+"""One peer's training: rounds come in, work is done, events come out.
+
+    for event in finetune(link, peer): show(event)
+
+The exchange of round t runs in a thread of its own during the whole compute of round t, all micro-batches; the two
+meet at the join (Algorithm 1, line 6), so the local model is one step staler than its gradient and never raced.
+With staleness 0 the exchange follows the step instead: synchronous data-parallel training, the reference.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from recipes.cocktail_sgd import Common, Part, Worker, mix_of
+from recipes.data import Sample, batches, collate, unpack
+from recipes.flat import Flat
+from recipes.model import evaluate, loss_sum
+from recipes.optim import build_optimizer, learning_rate, set_learning_rate
+from recipes.schema import Recipe
+
+# ---- what the loop needs of a network ----------------------------------------------------------------------------
+
+
+class Round(Protocol):
+    """An opened round, as the hub announces it (transport.messages.Round)."""
+
+    round: int
+    step: int
+    steps: int
+    samples: int                # sequences in this peer's lease; 0: exchange only
+    exchange: bool              # False: nothing is exchanged (the last evaluation)
+    eval_part: int
+    eval_parts: int             # 0: no evaluation
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What travels beside a packet (transport.messages.Report)."""
+
+    round: int
+    fingerprint: int            # of x' before the round
+    delivers: list[int]         # rounds whose leases the packet delivers
+    loss_sum: float
+    tokens: int
+    compute_s: float
+    wait_s: float
+
+
+class Committed(Protocol):
+    accepted: list[str]         # names of the peers whose packets are in the round
+
+
+class Link(Protocol):
+    """A peer's connection to its run. Every call is bounded in time and gives up early when `leaving` is set."""
+
+    name: str
+    leaving: threading.Event
+    ended: str | None           # why the run is over; None while it goes on
+
+    def fetch(self, name: str) -> bytes: ...
+    def packets(self, start: int, stop: int) -> Iterator[bytes]: ...
+    def ready(self, round: int, fingerprint: int) -> None: ...
+    def next_round(self) -> Round | None:
+        """None: the run has `ended`, or this peer was asked to leave."""
+
+    def exchange(self, packet: bytes, delivery: Delivery) -> Committed: ...
+    def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None: ...
+    def leave(self, reason: str) -> None: ...
+
+
+# ---- events ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CaughtUp:
+    """x' of `round` is here, by applying `packets` packets."""
+
+    round: int
+    packets: int
+
+
+@dataclass(frozen=True)
+class EvaluatedPart:
+    """The held-out loss of x' over this peer's part of the evaluation set."""
+
+    round: int
+    loss_sum: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """A round is joined. Times are of this machine's monotonic clock, in seconds."""
+
+    round: int
+    step: int
+    tokens: int                 # trained tokens of this peer's lease
+    loss: float | None          # mean over them; None: the round had no lease for this peer
+    grad_norm: float | None     # before clipping
+    lr: float
+    fingerprint: int            # of x' after the round
+    accepted: bool              # False: the packet came too late; it stays in the residual
+    sent_bytes: int             # this peer's packet
+    received_bytes: int         # the aggregate
+    exchange_started: float
+    exchange_finished: float
+    compute_started: float | None
+    compute_finished: float | None
+
+
+@dataclass(frozen=True)
+class Left:
+    """The end of this peer's part."""
+
+    reason: str
+    finished: bool              # True: the run is over; False: this peer was asked to leave
+
+
+Event = CaughtUp | EvaluatedPart | StepDone | Left
+
+
+# ---- the loop ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A finished piece of work: its gradient is in x_i."""
+
+    round: int
+    loss_sum: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of a whole lease, in `.grad` of the parameters."""
+
+    lease: Lease
+    norm: float
+    started: float
+    finished: float
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """One exchange, from encoding to the aggregate's arrival."""
+
+    sent: Part
+    delivered: list[Lease]
+    accepted: bool
+    aggregate: bytes
+    started: float
+    finished: float
+
+
+@dataclass
+class Peer:
+    """All that one peer computes with."""
+
+    model: nn.Module
+    flat: Flat                  # the model's parameters as one vector x_i
+    worker: Worker
+    optimizer: Optimizer
+    recipe: Recipe
+    pad: int                    # token id that fills up a batch
+    micro_batch: int            # sequences per forward pass
+    undelivered: list[Lease] = field(default_factory=list)      # done, but in no committed round yet
+    compute_s: float = 0.0      # of the last step
+    wait_s: float = 0.0         # how long the last step waited for its exchange
+
+
+def build_peer(model: nn.Module, recipe: Recipe, pad: int, micro_batch: int) -> Peer:
+    """A peer at the base weights, round 0."""
+    flat = Flat(model)
+    common = Common(flat.vector.clone(), mix_of(recipe.compression), recipe.training.seed)
+    worker = Worker(flat.vector, common, flat.layout.name_at)
+    return Peer(model, flat, worker, build_optimizer(model, recipe.training), recipe, pad, micro_batch)
+
+
+def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
+    """Take part in a run until it is over or `link.leaving` is set.
+
+    Args:
+        now: the round the swarm is at; the packets before it are fetched and applied first.
+
+    Raises:
+        NonFiniteError: this peer's model has diverged; names the parameter.
+        Whatever `link` raises when the hub cannot be reached any more.
+    """
+    common = peer.worker.common
+    stale = peer.recipe.compression.staleness == 1
+    held_out: list[Sample] = []
+    yield catch_up(link, peer, now)
+    link.ready(common.round, common.fingerprint)
+    with ThreadPoolExecutor(1, thread_name_prefix="exchange") as thread:
+        while (round := link.next_round()) is not None:
+            if round.round < common.round:              # announced before a stall, read after it
+                continue
+            if round.round > common.round:
+                yield catch_up(link, peer, round.round)
+            exchange = thread.submit(exchanged, link, peer, time.monotonic()) if round.exchange and stale else None
+            if round.eval_parts:
+                held_out = held_out or unpack(link.fetch("eval"))
+                yield evaluate_part(link, peer, round, held_out)
+            gradient = compute(link, peer, round) if round.samples else None
+            if round.exchange and exchange is None:     # fresh: the packet holds the step just made
+                apply(peer, round, gradient)
+                exchange = thread.submit(exchanged, link, peer, time.monotonic())
+            if exchange is not None:
+                done = exchange.result()
+                if stale:
+                    apply(peer, round, gradient)
+                yield join(link, peer, round, gradient, done)
+    if link.ended is None:
+        link.leave("left on request")
+    yield Left(link.ended or "left on request", finished=link.ended is not None)
+
+
+def catch_up(link: Link, peer: Peer, now: int) -> CaughtUp:
+    """Apply the packets this peer has not seen, up to round `now`."""
+    start = peer.worker.common.round
+    for packet in link.packets(start, now):
+        peer.worker.catch_up(packet)
+    return CaughtUp(now, now - start)
+
+
+def exchanged(link: Link, peer: Peer, started: float) -> Exchanged:
+    """Lines 1 to 5: encode, send, wait for the commit, receive. Changes nothing; runs beside the compute."""
+    common, delivered = peer.worker.common, list(peer.undelivered)
+    sent = peer.worker.start()
+    committed = link.exchange(
+        sent.packet,
+        Delivery(
+            round=common.round,
+            fingerprint=common.fingerprint,
+            delivers=[lease.round for lease in delivered],
+            loss_sum=sum(lease.loss_sum for lease in delivered),
+            tokens=sum(lease.tokens for lease in delivered),
+            compute_s=peer.compute_s,
+            wait_s=peer.wait_s,
+        ),
+    )
+    aggregate = link.fetch(f"packet/{common.round}")
+    accepted = link.name in committed.accepted
+    return Exchanged(sent, delivered, accepted, aggregate, started, time.monotonic())
+
+
+def compute(link: Link, peer: Peer, round: Round) -> Gradient | None:
+    """The gradient of the mean loss over the trained tokens of this peer's lease, micro-batch by micro-batch.
+
+    None when the peer is asked to leave meanwhile: the lease then goes back to the hub with the goodbye.
+    """
+    lease = unpack(link.fetch(f"lease/{round.round}"))
+    started, total_loss = time.monotonic(), 0.0
+    tokens = sum(sample.count for sample in lease)
+    peer.model.train()
+    peer.flat.grad.zero_()
+    for part in batches(lease, peer.micro_batch):
+        if link.leaving.is_set():
+            return None
+        batch = {key: value.to(peer.flat.vector.device) for key, value in collate(part, peer.pad).items()}
+        loss, _ = loss_sum(peer.model, batch)
+        (loss / max(tokens, 1)).backward()
+        total_loss += loss.item()
+    limit = peer.recipe.training.max_grad_norm
+    norm = torch.nn.utils.clip_grad_norm_(peer.model.parameters(), limit if limit > 0 else float("inf"))
+    return Gradient(Lease(round.round, total_loss, tokens), float(norm), started, time.monotonic())
+
+
+def apply(peer: Peer, round: Round, gradient: Gradient | None) -> None:
+    """Line 6, the optimizer's part: x_i <- x_i - optimizer(g_i)."""
+    if gradient is None:
+        return
+    set_learning_rate(peer.optimizer, learning_rate(peer.recipe.training, round.steps)(round.step))
+    peer.optimizer.step()
+    peer.undelivered.append(gradient.lease)
+
+
+def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: Exchanged) -> StepDone:
+    """Lines 6 and 7, the exchange's part; what was delivered is done with, what was refused is kept."""
+    worker = peer.worker
+    worker.finish(done.aggregate, done.sent if done.accepted else None)
+    if done.accepted:
+        peer.undelivered = [lease for lease in peer.undelivered if lease not in done.delivered]
+    else:
+        link.ready(worker.common.round, worker.common.fingerprint)      # left out of a round: back in with the next
+    if gradient is not None:
+        peer.compute_s = gradient.finished - gradient.started
+        peer.wait_s = max(0.0, done.finished - gradient.finished)
+    return StepDone(
+        round=round.round,
+        step=round.step,
+        tokens=gradient.lease.tokens if gradient else 0,
+        loss=gradient.lease.loss_sum / max(gradient.lease.tokens, 1) if gradient else None,
+        grad_norm=gradient.norm if gradient else None,
+        lr=peer.optimizer.param_groups[0]["lr"],
+        fingerprint=worker.common.fingerprint,
+        accepted=done.accepted,
+        sent_bytes=len(done.sent.packet),
+        received_bytes=len(done.aggregate),
+        exchange_started=done.started,
+        exchange_finished=done.finished,
+        compute_started=gradient.started if gradient else None,
+        compute_finished=gradient.finished if gradient else None,
+    )
+
+
+def evaluate_part(link: Link, peer: Peer, round: Round, held_out: list[Sample]) -> EvaluatedPart:
+    """The held-out loss of x' (not of x_i) over every `eval_parts`-th sample."""
+    part = held_out[round.eval_part :: round.eval_parts]
+    with peer.flat.use(peer.worker.common.vector):
+        total, tokens = evaluate(peer.model, part, peer.micro_batch, peer.pad)
+    link.evaluated(round.round, round.eval_part, total, tokens)
+    return EvaluatedPart(round.round, total, tokens)

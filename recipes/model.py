@@ -1,0 +1,153 @@
+"""Hugging Face causal language models: load, measure, write out, and let speak.
+
+A model comes from the folder of a base (recipes.base) and leaves as such a folder, with the trained vector in it.
+Weights are tensors: safetensors, or `.bin` through `torch.load(weights_only=True)`, which is what transformers does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from recipes.base import (
+    Base,
+    BaseFile,
+    check_fit,
+    check_folder,
+    load_tokenizer,
+    manifest,
+    open_tokenizer,
+    prepare_base,
+    quiet,
+    written_whole,
+)
+from recipes.data import Sample, batches, collate
+from recipes.flat import Flat, Layout, layout_of
+from recipes.problems import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = [
+    "Base",
+    "BaseFile",
+    "Flat",
+    "Layout",
+    "check_fit",
+    "evaluate",
+    "export",
+    "generate",
+    "layout_of",
+    "load_model",
+    "load_tokenizer",
+    "loss_sum",
+    "manifest",
+    "open_tokenizer",
+    "prepare_base",
+]
+
+
+def load_model(
+    folder: Path, attn_implementation: str = "auto", device: str | torch.device = "cpu"
+) -> PreTrainedModel:
+    """The causal LM in `folder`, float32, in evaluation mode. Errors: ModelError."""
+    from transformers import AutoModelForCausalLM
+
+    check_folder(Path(folder))
+    chosen: dict[str, Any] = {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
+    try:
+        with quiet():
+            model, told = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **chosen,
+            )
+    except Exception as error:      # transformers raises anything from KeyError to ImportError: all mean "not this"
+        raise ModelError(f"{folder}: transformers cannot load this as a causal language model: {error}") from error
+    if told["missing_keys"] or told["mismatched_keys"]:
+        # transformers would draw them at random, and each peer would have another model
+        missing = sorted(str(key) for key in [*told["missing_keys"], *told["mismatched_keys"]])
+        raise ModelError(f"{folder}: the weights lack {', '.join(missing[:3])} ({len(missing)} in all)")
+    return model.to(device).eval()
+
+
+def loss_sum(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+    """Sum of the token losses in nats, and how many there are: labels other than -100 after the shift by one.
+
+    A sum and not a mean: parts of a batch that are computed apart (micro-batches, peers) must add up to the whole.
+    """
+    logits = model(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
+    ).logits                                                    # (B, T, V)
+    targets = batch["labels"][:, 1:].reshape(-1)                # (B (T-1),): position t predicts token t+1
+    scores = logits[:, :-1].reshape(-1, logits.shape[-1]).float()
+    loss = nn.functional.cross_entropy(scores, targets, ignore_index=-100, reduction="sum")
+    return loss, int((targets != -100).sum())
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, samples: Sequence[Sample], batch_size: int, pad: int = 0) -> tuple[float, int]:
+    """(sum of token losses, number of tokens) over `samples`; the mean loss is their quotient."""
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    total, count = 0.0, 0
+    try:
+        for part in batches(samples, batch_size):
+            batch = {key: value.to(device) for key, value in collate(part, pad).items()}
+            loss, tokens = loss_sum(model, batch)
+            total += float(loss)
+            count += tokens
+    finally:
+        model.train(training)
+    return total, count
+
+
+def export(
+    folder: Path,
+    base_folder: Path,
+    vector: Tensor,                 # (P,) float32
+    layout: Layout,
+    tokenizer: PreTrainedTokenizerBase | None = None,   # None: the base folder's
+) -> Path:
+    """Write the base with `vector` in place of its parameters, and its tokenizer: a folder for `from_pretrained`.
+
+    Written beside and moved into place, so that `folder` never holds half a model. Weights are FP32 whatever the
+    base came in, so that the loss of the folder is the loss of the vector.
+    Errors: ModelError where `layout` is not the base's.
+    """
+    folder = Path(folder)
+    model = load_model(base_folder)
+    if layout_of(model) != layout:
+        raise ModelError(f"{base_folder} has other parameters than the vector of {layout.size} numbers")
+    Flat(model).vector.copy_(vector)
+    with written_whole(folder) as part, quiet():
+        model.save_pretrained(part)
+        (tokenizer or open_tokenizer(base_folder)).save_pretrained(part)
+    return folder
+
+
+@torch.no_grad()
+def generate(
+    folder: Path, prompt: str, max_new_tokens: int = 128, temperature: float = 0.0, seed: int | None = None
+) -> str:
+    """What the model in `folder` writes after `prompt`; temperature 0 takes the likeliest token each time."""
+    tokenizer = open_tokenizer(folder)
+    model = load_model(folder)
+    if seed is not None:
+        torch.manual_seed(seed)
+    inputs = tokenizer(prompt or tokenizer.eos_token, return_tensors="pt", return_token_type_ids=False)
+    sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature > 0 else {}
+    tokens = model.generate(
+        **inputs, max_new_tokens=max_new_tokens, pad_token_id=tokenizer.pad_token_id, **sampling
+    )
+    return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))
+
+

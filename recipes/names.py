@@ -1,0 +1,105 @@
+"""Names that are not keys of this version: planned ones, and those that other tools use.
+
+Silent synonyms would make two spellings of one recipe with two hashes, so another tool's name is an error that
+gives ours. A planned key may be written with the value that changes nothing; it is then dropped, so that it does not
+enter the hash.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# dotted key -> values that ask for nothing
+LATER: dict[str, tuple[Any, ...]] = {
+    "lora": (None, {}),
+    "model.trust_remote_code": (False,),
+    "model.load_in_8bit": (False,),
+    "model.load_in_4bit": (False,),
+    "model.bnb_4bit_quant_type": (None,),
+    "datasets.weight": (1, 1.0, None),
+    "eval_datasets.weight": (1, 1.0, None),
+    "data.streaming": (False,),
+    "data.dataset_num_proc": (None,),
+    "training.bf16": (False,),
+    "training.fp16": (False,),
+    "training.fp32_master_weights": (True,),
+    "training.activation_checkpointing": (False,),
+    "training.activation_checkpointing_kwargs": (None, {}),
+    "training.torch_compile": (False,),
+    "training.use_liger_kernel": (False,),
+    "compression.uncompressed_steps": (0,),
+    "compression.state_device": ("auto",),
+    "compression.lossless": (),
+    "swarm.join": ("token",),
+    "swarm.requires": (None, {}),
+    "checkpoint.save_steps": (None,),
+    "checkpoint.save_total_limit": (None,),
+    "checkpoint.push_to_hub": (False,),
+    "checkpoint.hub_model_id": (None,),
+    "checkpoint.hub_private_repo": (None,),
+    "checkpoint.hub_strategy": (None,),
+    "logging.report_to": (None, "none", []),
+    "logging.project": (None,),
+    "logging.run_name": (None,),
+    "logging.trackio_space_id": (None,),
+    "logging.loss_watchdog_threshold": (None,),
+    "logging.loss_watchdog_patience": (None,),
+}
+
+# leaf names of the planned section `lora:`
+LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "use_rslora")
+
+# dotted key -> planned values of a key that exists
+LATER_VALUES: dict[str, tuple[str, ...]] = {
+    "model.dtype": ("auto", "bfloat16", "float16"),
+    "datasets.type": ("tokenized",),
+    "eval_datasets.type": ("tokenized",),
+    "training.optim": ("adamw_8bit", "paged_adamw_8bit", "adamw_torch_8bit", "adafactor"),
+}
+
+# what axolotl, LLaMA-Factory, torchtune, older transformers and the reference code say -> what we say
+OTHER_NAMES: dict[str, str] = {
+    "base_model": "model.model_name_or_path",
+    "model_name": "model.model_name_or_path",
+    "torch_dtype": "model.dtype",
+    "tokenizer": "model.tokenizer_name_or_path",
+    "dataset": "datasets",
+    "train_file": "datasets",
+    "sequence_len": "data.max_length",
+    "cutoff_len": "data.max_length",
+    "max_seq_length": "data.max_length",
+    "max_seq_len": "data.max_length",
+    "block_length": "data.max_length",
+    "sample_packing": "data.packing",
+    "packed": "data.packing",
+    "template": "data.chat_template",
+    "train_on_inputs": "data.completion_only_loss",
+    "train_on_input": "data.completion_only_loss",
+    "val_size": "data.val_set_size",
+    "shuffle": "data.shuffle_dataset",
+    "micro_batch_size": "training.per_device_train_batch_size",
+    "batch_size": "training.global_batch_size",
+    "gradient_accumulation_steps": "training.global_batch_size",
+    "num_epochs": "training.num_train_epochs",
+    "epochs": "training.num_train_epochs",
+    "steps": "training.max_steps",
+    "max_steps_per_epoch": "training.max_steps",
+    "lr": "training.learning_rate",
+    "optimizer": "training.optim",
+    "lr_scheduler": "training.lr_scheduler_type",
+    "warmup_ratio": "training.warmup_steps",
+    "gradient_checkpointing": "training.activation_checkpointing",
+    "clip_grad_norm": "training.max_grad_norm",
+    "gradient_clipping": "training.max_grad_norm",
+    "random_method": "compression.sample_kind",
+    "RANDOMP_RATIO": "compression.random_ratio",
+    "TOPK_RATIO": "compression.topk_ratio",
+    "QUANT_BITS": "compression.quant_bits",
+    "eval_strategy": "checkpoint.eval_steps",
+    "evaluation_strategy": "checkpoint.eval_steps",
+    "evals_per_epoch": "checkpoint.eval_steps",
+    "lora_rank": "lora.lora_r",
+    "lora_target": "lora.lora_target_modules",
+    "finetuning_type": "lora",
+    "adapter": "lora",
+}

@@ -1,0 +1,61 @@
+"""What can be wrong with a recipe, its data or its model, said so that the user can mend it.
+
+All of it is the owner's input and not our bug, so it is one family, `InputError`; whoever talks to the user needs
+no other name from here than that one and `HubUnreachable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class InputError(Exception):
+    """The recipe, its data or its model cannot be used as they stand."""
+
+
+class DataError(InputError):
+    """The data set cannot be used. The message names file and line where there is one."""
+
+
+class ModelError(InputError):
+    """The model cannot be used. The message names the folder or hub id, and what is missing."""
+
+
+class HubUnreachable(Exception):
+    """The Hugging Face hub did not answer, so a hub id could not be fetched."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a recipe, and where it is written."""
+
+    file: str               # path of the recipe, or "override" for a key=value of the command line
+    line: int | None        # 1-based; None where there is no line (overrides, files that do not open)
+    key: str                # dotted path, "" for the file as a whole
+    message: str
+    hint: str = ""          # what to type instead, where that can be said
+
+    @property
+    def place(self) -> str:
+        return self.file if self.line is None else f"{self.file}:{self.line}"
+
+
+class RecipeError(InputError):
+    """The recipe is not valid. `problems` has everything that was found, in the order of the lines."""
+
+    def __init__(self, problems: Sequence[Problem], source: str = "the recipe") -> None:
+        order = sorted(problems, key=lambda p: (p.line is None, p.line or 0))
+        self.problems: list[Problem] = list(order)
+        self.source = source
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        lines = [f"{self.source} has {count} problem{'s' if count != 1 else ''}"]
+        places = max((len(p.place) for p in self.problems), default=0)
+        keys = max((len(p.key) for p in self.problems), default=0)
+        for p in self.problems:
+            hint = f"  ({p.hint})" if p.hint else ""
+            lines.append(f"  {p.place:<{places}}  {p.key:<{keys}}  {p.message}{hint}")
+        return "\n".join(lines)

@@ -1,0 +1,96 @@
+"""Recipes by name or path: `load_recipe("smoke", ["learning_rate=1e-4"])` gives a frozen, checked `Recipe`.
+
+Precedence: override > recipe > default; never the environment, so that two people with one recipe get one run.
+Nothing here imports torch or transformers: the command line checks recipes while it answers a key press.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from recipes.check import check
+from recipes.document import override, read
+from recipes.problems import DataError, HubUnreachable, InputError, ModelError, Problem, RecipeError
+from recipes.schema import Compression, Dataset, Recipe
+
+__all__ = [
+    "Compression",
+    "DataError",
+    "Dataset",
+    "HubUnreachable",
+    "InputError",
+    "ModelError",
+    "Problem",
+    "Recipe",
+    "RecipeError",
+    "list_recipes",
+    "load_recipe",
+    "recipe_from_json",
+    "recipe_path",
+]
+
+LIBRARY = Path(__file__).parent / "library"
+
+
+def load_recipe(
+    name_or_path: str | Path,
+    overrides: Sequence[str] = (),
+    data: str | None = None,        # replaces `datasets`
+    model: str | None = None,       # replaces model.model_name_or_path, and what belonged to the other model
+) -> Recipe:
+    """Errors: RecipeError with every problem found, each with its line."""
+    document = read(recipe_path(name_or_path))
+    if data is not None:
+        document.values["datasets"] = [{"path": data}]
+        document.overridden[("datasets",)] = f"--data {data}"
+    if model is not None:
+        kept = document.values.get("model")
+        section = dict(kept) if isinstance(kept, dict) else {}
+        for key in ("model_revision", "tokenizer_name_or_path", "pad_token"):
+            section.pop(key, None)
+        document.values["model"] = {**section, "model_name_or_path": model}
+        document.overridden[("model", "model_name_or_path")] = f"--model {model}"
+    return check(document, override(document, overrides))
+
+
+def recipe_from_json(text: str) -> Recipe:
+    """The resolved recipe as a peer receives it (`Recipe.to_json`). Errors: RecipeError."""
+    try:
+        return Recipe.model_validate_json(text)
+    except ValidationError as error:
+        problems = [
+            Problem("the run's recipe", None, ".".join(map(str, e["loc"])), e["msg"])
+            for e in error.errors(include_url=False)
+        ]
+        raise RecipeError(problems, "the run's recipe (is it from another version?)") from None
+
+
+def recipe_path(name_or_path: str | Path) -> Path:
+    """The file of a shipped recipe's name, or of a path. Errors: RecipeError with the nearest name."""
+    text = str(name_or_path)
+    path = Path(text).expanduser()
+    shipped = {file.stem: file for file in LIBRARY.glob("*.yaml")}
+    if text in shipped:
+        return shipped[text]        # a name before a file of that name: `smoke` is the same run everywhere
+    if path.is_file():
+        return path
+    if text.startswith(("http://", "https://")):
+        message, hint = "a recipe cannot be read from the web in this version", "download it first"
+    elif path.is_dir():
+        message, hint = "is a folder, not a recipe", ""
+    elif path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        message, hint = "no such file", ""
+    else:
+        near = difflib.get_close_matches(text, shipped, n=1, cutoff=0.5)
+        message = "no recipe of this name and no such file"
+        hint = f"did you mean `{near[0]}`?" if near else f"shipped: {', '.join(sorted(shipped))}"
+    raise RecipeError([Problem(text, None, "", message, hint)], text)
+
+
+def list_recipes() -> list[Recipe]:
+    """Every shipped recipe, by name."""
+    return [load_recipe(file.stem) for file in sorted(LIBRARY.glob("*.yaml"))]

@@ -1,0 +1,198 @@
+"""The recipe as types: every key, its default, its unit and its limits. Version 1.
+
+A recipe is what all peers must share (the science). What one machine may choose (device, micro-batch, bandwidth) is
+a flag of the command, never a key. Names follow transformers 5 and TRL where they have one.
+
+Defaults are written here and nowhere else. Keys which are planned but which this version cannot honour are not
+here; they stand in `names.LATER` and are refused with their own words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
+
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def number(value: Any) -> Any:
+    """`1e-5` is text to PyYAML (YAML 1.1 wants `1.0e-5`): take it for the number that was meant."""
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        return float(value)
+    return value
+
+
+def duration(value: Any) -> Any:
+    """`45s`, `10m`, `2h`, or a number of seconds -> seconds."""
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value.strip())
+        if not match:
+            raise ValueError(f"{value!r} is not a duration; write 45s, 10m or 2h")
+        return float(match[1]) * _SECONDS[match[2]]
+    return value
+
+
+def steps_or_ratio(value: float) -> float:
+    """Below 1 a share, from 1 on a whole number (transformers 5)."""
+    if value >= 1 and value != int(value):
+        raise ValueError(f"{value} is neither a whole number nor a share below 1")
+    return value
+
+
+Real = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False)]
+Ratio = Annotated[Real, Field(gt=0, le=1)]
+Seconds = Annotated[float, BeforeValidator(duration), Field(gt=0, allow_inf_nan=False)]
+StepsOrRatio = Annotated[Real, Field(ge=0), AfterValidator(steps_or_ratio)]
+Whole = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Frozen, strict (a boolean is no number, text is no boolean), and nothing unknown goes through."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+
+class Model(Section):
+    model_name_or_path: Annotated[str, Field(min_length=1)]     # hub id, local folder, or builtin:tiny-gpt-neox
+    model_revision: str | None = None                           # of a hub id; null: its default branch
+    tokenizer_name_or_path: str | None = None                   # null: the model's own
+    dtype: Literal["float32"] = "float32"                       # of the weights while they are trained
+    attn_implementation: Literal[
+        "auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"
+    ] = "auto"                                                  # auto: transformers chooses
+    pad_token: str | None = None                                # null: the tokenizer's, else its eos token
+
+
+class Dataset(Section):
+    path: Annotated[str, Field(min_length=1)]   # file, folder, glob, hub id, or builtin:python-docs
+    name: str | None = None                     # configuration of a hub data set
+    data_files: Annotated[tuple[str, ...], Strict(False)] | str | None = None
+    split: str = "train"
+    revision: str | None = None                 # of a hub data set
+    type: Literal["auto", "text", "prompt_completion", "alpaca", "chat"] = "auto"
+    column_map: dict[str, str] = {}             # our name -> theirs: {messages: conversations}
+    dataset_text_field: str = "text"            # the column of type text
+    max_samples: Whole | None = None            # the first so many rows
+
+
+class Data(Section):
+    chat_template: str = "auto"                 # auto: the tokenizer's, else plain; a bundled name; a .jinja file
+    max_length: Annotated[int, Field(ge=8)] = 1024      # tokens of a sample
+    packing: bool = False
+    packing_strategy: Literal["bfd", "bfd_split", "wrapped"] = "bfd"
+    completion_only_loss: bool | None = None    # null: on for prompt_completion and alpaca
+    assistant_only_loss: bool | None = None     # null: on for chat
+    shuffle_dataset: bool = True
+    val_set_size: StepsOrRatio = 0.0            # held out: below 1 a share of the rows, from 1 on rows
+
+
+class Training(Section):
+    global_batch_size: Whole = 64               # samples a step, over all peers
+    per_device_train_batch_size: Whole | Literal["auto"] = "auto"   # at most; a machine may choose less
+    num_train_epochs: Annotated[Real, Field(gt=0)] = 1.0
+    max_steps: int = -1                         # above 0 it wins over the epochs
+    learning_rate: Annotated[Real, Field(gt=0, lt=1)] = 2e-5
+    lr_scheduler_type: Literal[
+        "linear", "cosine", "constant", "constant_with_warmup", "cosine_with_min_lr", "warmup_stable_decay"
+    ] = "cosine"
+    lr_scheduler_kwargs: dict[str, Real] = {}
+    warmup_steps: StepsOrRatio = 0.03           # steps, or a share of them below 1
+    optim: Literal["adamw_torch_fused", "adamw_torch", "sgd"] = "adamw_torch_fused"
+    weight_decay: Annotated[Real, Field(ge=0)] = 0.0
+    adam_beta1: Annotated[Real, Field(ge=0, lt=1)] = 0.9
+    adam_beta2: Annotated[Real, Field(ge=0, lt=1)] = 0.999
+    adam_epsilon: Annotated[Real, Field(gt=0)] = 1e-8
+    max_grad_norm: Annotated[Real, Field(ge=0)] = 1.0               # 0: no clipping
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
+
+    def total_samples(self, rows: int) -> int:
+        """How many samples the run counts, of a training set of `rows` samples."""
+        if self.max_steps > 0:
+            return self.max_steps * self.global_batch_size
+        return math.ceil(rows * self.num_train_epochs)
+
+    def total_steps(self, rows: int) -> int:
+        return math.ceil(self.total_samples(rows) / self.global_batch_size)
+
+    def warmup(self, steps: int) -> int:
+        """Warm-up steps of a run of `steps` steps."""
+        return whole_steps(self.warmup_steps, steps)
+
+
+class Compression(Section):
+    method: Literal["cocktail", "none"] = "cocktail"    # none: everything is sent, as FP16 (plain averaging)
+    random_ratio: Ratio = 0.1                   # p: share of the coordinates that a round visits
+    topk_ratio: Ratio = 0.2                     # K: share of those that is kept
+    quant_bits: Literal[1, 2, 3, 4, 8, 16, 32] = 4
+    quant_bucket_size: Annotated[int, Field(ge=8, le=65536, multiple_of=8)] = 128   # values that share a scale
+    stochastic_rounding: bool = False
+    sample_kind: Literal["block", "element"] = "block"  # whole blocks are read, or single coordinates
+    block_size: Annotated[int, Field(ge=1, le=2**20)] = 256
+    staleness: Literal[0, 1] = 1                # 1: the exchange hides behind the next step's compute
+
+
+class Swarm(Section):
+    min_peers: Whole = 1                        # no step starts with fewer
+    max_peers: Whole | None = None              # more are refused
+    start_timeout: Seconds = 1800.0             # waiting for min_peers
+    step_timeout: Seconds = 600.0               # a slower peer is left out of the step
+    peer_timeout: Seconds = 30.0                # a silent peer is dropped
+
+
+class Checkpoint(Section):
+    output_dir: Annotated[str, Field(min_length=1)] = "outputs/{name}"
+    eval_steps: StepsOrRatio | None = None      # steps, or a share of them below 1; null: no evaluation
+
+    def eval_every(self, steps: int) -> int:
+        """Steps between two evaluations in a run of `steps` steps; 0: none."""
+        return max(1, whole_steps(self.eval_steps, steps)) if self.eval_steps else 0
+
+
+class Logging(Section):
+    logging_steps: Whole = 1
+
+
+class Recipe(Section):
+    version: Literal[1]
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$")]
+    description: str = ""
+    model: Model
+    datasets: Annotated[tuple[Dataset, ...], Strict(False), Field(min_length=1)]
+    eval_datasets: Annotated[tuple[Dataset, ...], Strict(False)] = ()
+    data: Data = Data()
+    training: Training = Training()
+    compression: Compression = Compression()
+    swarm: Swarm = Swarm()
+    checkpoint: Checkpoint = Checkpoint()
+    logging: Logging = Logging()
+
+    @property
+    def output_dir(self) -> str:
+        """Relative to the working directory; `{name}` is the only thing that is filled in."""
+        return self.checkpoint.output_dir.replace("{name}", self.name)
+
+    @property
+    def has_eval(self) -> bool:
+        return bool(self.data.val_set_size or self.eval_datasets)
+
+    def to_json(self) -> str:
+        """Canonical: all keys, sorted, no spaces. `recipe_from_json` reads it; `recipe_hash` is its sha256."""
+        return json.dumps(
+            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        )
+
+    @property
+    def recipe_hash(self) -> str:
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def whole_steps(value: float, steps: int) -> int:
+    """A share below 1 of `steps`, rounded up; from 1 on the value itself."""
+    return math.ceil(value * steps) if value < 1 else int(value)

@@ -1,0 +1,186 @@
+"""Where rows come from: builtin text, .jsonl files, folders, globs, saved data sets, hub ids.
+
+A row is a mapping of column names to values, with the place it was read from, so that whoever finds a fault in it can
+say where. Local .jsonl is scanned here and not by `datasets`, which tells neither the line nor the file.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from recipes.problems import DataError, HubUnreachable
+from recipes.schema import Dataset
+
+PYTHON_DOCS = "builtin:python-docs"
+_LOADERS = {".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a data set as it was written."""
+
+    fields: dict[str, Any]
+    place: str              # "my.jsonl:17", for messages
+
+
+def rows(dataset: Dataset) -> Iterator[Row]:
+    """The rows of `dataset`, at most `max_samples`. Errors: DataError, HubUnreachable."""
+    return islice(_rows(dataset), dataset.max_samples)
+
+
+def _rows(dataset: Dataset) -> Iterator[Row]:
+    path = dataset.path
+    if path.startswith("builtin:"):
+        return _builtin(path)
+    if path.startswith(("http://", "https://")):
+        raise DataError(f"{path}: data cannot be read from the web in this version (hint: download it first)")
+    local = Path(path).expanduser()
+    if local.is_file():
+        return _file(local, dataset)
+    if local.is_dir():
+        return _folder(local, dataset)
+    matches = sorted(glob.glob(str(local), recursive=True)) if any(c in path for c in "*?[") else []
+    if matches:
+        return (row for match in matches for row in _file(Path(match), dataset))
+    if _looks_local(path):
+        raise DataError(f"{path}: no such file or folder")
+    return _loaded(path, dataset)
+
+
+def _builtin(path: str) -> Iterator[Row]:
+    if path != PYTHON_DOCS:
+        raise DataError(f"no builtin data `{path}`; there is {PYTHON_DOCS}")
+    for number, text in enumerate(python_docs()):
+        yield Row({"text": text}, f"{path} row {number}")
+
+
+def python_docs(length: int = 1000) -> Iterator[str]:
+    """English prose that every CPython carries: the topics of `help()`, in pieces of about `length` characters.
+
+    Tables, grammar and code are left out. A paragraph that stands in several topics is given once: else the
+    held-out rows would be in the training rows too.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise DataError(f"{PYTHON_DOCS}: this Python was installed without its module pydoc_data") from None
+    seen: set[str] = set()
+    for name in sorted(topics):     # by name: the module's own order is nobody's promise
+        piece = ""
+        for paragraph in topics[name].split("\n\n"):
+            text = " ".join(paragraph.split())
+            letters = sum(c.isalpha() or c in " .,\"()" for c in text)
+            if text in seen or len(text) < 40 or letters < 0.95 * len(text):
+                continue
+            seen.add(text)
+            piece += text + "\n"
+            if len(piece) >= length:
+                yield piece
+                piece = ""
+        if piece:
+            yield piece
+
+
+def _file(path: Path, dataset: Dataset) -> Iterator[Row]:
+    if path.suffix == ".jsonl":
+        return _jsonl(path)
+    if path.suffix in _LOADERS:
+        return _loaded(_LOADERS[path.suffix], dataset, data_files=str(path), called=str(path))
+    known = ", ".join([".jsonl", *_LOADERS])
+    raise DataError(f"{path}: unknown kind of file (known: {known})")
+
+
+def _jsonl(path: Path) -> Iterator[Row]:
+    """One JSON object a line; empty lines are passed over."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                place = f"{path}:{number}"
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                if line.strip():
+                    yield Row(_object(line, place), place)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _object(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{place}: not valid JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise DataError(f"{place}: not valid JSON: nested too deeply") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{place}: each line must be an object with named fields, not {_kind(value)}")
+    return value
+
+
+def _folder(path: Path, dataset: Dataset) -> Iterator[Row]:
+    """A folder of .jsonl, one written by `save_to_disk`, or whatever else `datasets` understands."""
+    if dataset.data_files is None:
+        found = sorted(path.glob("*.jsonl"))
+        if found:
+            return (row for file in found for row in _jsonl(file))
+    if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+        return _saved(path, dataset)
+    return _loaded(str(path), dataset)
+
+
+def _saved(path: Path, dataset: Dataset) -> Iterator[Row]:
+    from datasets import DatasetDict, load_from_disk
+
+    try:
+        found = load_from_disk(str(path))
+    except Exception as error:      # pyarrow, json and OS errors alike: the folder is not what it says
+        raise DataError(f"{path}: cannot be read as a saved data set: {error}") from error
+    if isinstance(found, DatasetDict):
+        if dataset.split not in found:
+            raise DataError(f"{path}: no split `{dataset.split}`; there is {', '.join(sorted(found))}")
+        found = found[dataset.split]
+    for number, fields in enumerate(found):
+        yield Row(dict(fields), f"{path} row {number}")
+
+
+def _loaded(name: str, dataset: Dataset, data_files: str | None = None, called: str = "") -> Iterator[Row]:
+    """Through `datasets.load_dataset`: hub ids, local folders, and files that are not .jsonl."""
+    from datasets import load_dataset
+
+    called = called or name
+    files: Any = data_files or dataset.data_files
+    files = list(files) if isinstance(files, tuple) else files
+    split = "train" if data_files else dataset.split
+    try:
+        found = load_dataset(name, dataset.name, data_files=files, split=split, revision=dataset.revision)
+    except Exception as error:      # `datasets` raises anything; what helps is its text and the name of the data
+        if _is_network(error):
+            raise HubUnreachable(f"the hub did not answer for the data set {called}: {error}") from error
+        cause = f": {error.__cause__}" if error.__cause__ else ""
+        raise DataError(f"{called}: cannot be loaded: {error}{cause}") from error
+    for number, fields in enumerate(found):
+        yield Row(dict(fields), f"{called} row {number}")
+
+
+def _looks_local(path: str) -> bool:
+    return path.startswith((".", "/", "~")) or "\\" in path or path.count("/") > 1 or (
+        Path(path).suffix in {".jsonl", *_LOADERS} or Path(path).is_absolute()
+    )
+
+
+def _is_network(error: BaseException) -> bool:
+    names = {cls.__name__ for e in (error, error.__cause__, error.__context__) for cls in type(e).__mro__}
+    known = {"ConnectionError", "ConnectError", "OfflineModeIsEnabled", "TransportError", "LocalEntryNotFoundError"}
+    return bool(names & known)
+
+
+def _kind(value: object) -> str:
+    words = {str: "text", int: "a number", float: "a number", bool: "true or false", list: "a list"}
+    return "null" if value is None else words.get(type(value), type(value).__name__)

@@ -1,0 +1,65 @@
+"""What a round costs on the wire: the table of the README, from packets that the code really makes.
+
+    python scripts/costs.py [--sample 40e6]
+
+A vector of heavy-tailed numbers (Student's t with 4 degrees of freedom, as the updates of a run look) is encoded as a
+peer would, and bits per parameter are scaled to the models of the table. They do not depend on the model's size.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+import torch
+
+from compress import Cocktail
+
+MODELS = {"GPT-Neo 1.3 B": 1.32e9, "GPT-J 6 B": 6.05e9, "GPT-NeoX 20 B": 20.6e9}
+MIXES = {
+    "default: p=.1 K=.2 4 bit": Cocktail(sample=0.1, keep=0.2, bits=4),
+    "p=.1 K=.08 4 bit": Cocktail(sample=0.1, keep=0.08, bits=4),
+    "p=.1 K=.05 2 bit": Cocktail(sample=0.1, keep=0.05, bits=2),
+}
+LINK = 100e6  # bit/s, one way
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One packet of a mix."""
+
+    bits: float  # per parameter of the model and direction, header included
+
+    def bytes(self, parameters: float) -> float:
+        return self.bits * parameters / 8
+
+    @property
+    def ratio(self) -> float:
+        return 16 / self.bits
+
+
+def measure(mix: Cocktail, parameters: int) -> Cost:
+    drawn = mix.draw(parameters, seed=0, round=0)
+    torch.manual_seed(0)
+    values = torch.distributions.StudentT(4.0).sample((drawn.m,))
+    return Cost(8 * len(mix.encode(values)) / parameters)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sample", type=float, default=40e6, help="parameters of the vector that is encoded")
+    parameters = int(parser.parse_args().sample)
+    rows = {name: measure(mix, parameters) for name, mix in MIXES.items()}
+    print(f"| each way, each round | bit/parameter | below FP16 | {' | '.join(MODELS)} |")
+    print("|---|---|---|" + "---|" * len(MODELS))
+    for name, cost in rows.items():
+        cells = [f"{cost.bytes(p) / 1e6:,.0f} MB, {8 * cost.bytes(p) / LINK:,.0f} s" for p in MODELS.values()]
+        print(f"| {name} | {cost.bits:.4f} | {cost.ratio:.0f}x | {' | '.join(cells)} |")
+    cells = [f"{2 * p / 1e6:,.0f} MB, {16 * p / LINK:,.0f} s" for p in MODELS.values()]
+    print(f"| FP16, all of it | 16 | 1x | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

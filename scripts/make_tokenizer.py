@@ -1,0 +1,49 @@
+"""Make the tokenizer of the builtin model again: byte-level BPE over the topics of Python's `help()`.
+
+    python scripts/make_tokenizer.py [FOLDER]
+
+Written once with CPython 3.11 and shipped, since the text differs from one Python to the next; on the same text it
+comes out the same. Byte-level, so it reads any text.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from recipes.sources import python_docs
+
+VOCABULARY = 1024
+END = "<|endoftext|>"
+
+
+def main(folder: Path) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(python_docs(), trainer)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "bos_token": END,
+        "pad_token": END,
+        "model_max_length": 512,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    builtin = Path(__file__).parents[1] / "recipes" / "builtin" / "tiny-gpt-neox"
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else builtin)

@@ -1,0 +1,132 @@
+"""An ethernet switch in user space, with a delay and a loss of its own for each port. Started by netlab.py.
+
+    python netlab_switch.py PORTS.json      SIGHUP reads delay and loss again, SIGTERM ends it
+
+PORTS.json is a list of {"device", "mac", "delay_s", "loss"}. A frame from port i to port j leaves delay_i +
+delay_j later, and is lost with probability loss_i, then loss_j. It stands in for tc's netem, which many
+kernels lack. PACKET_VNET_HDR lets the kernel hand over 64 KiB segments whole, so that Python can keep up with
+a gigabit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23  # linux/if_packet.h
+EVERY_PROTOCOL = 3  # ETH_P_ALL
+VNET_HEADER = 10  # bytes before the frame
+LARGEST = 65536 + 64
+BUFFER = 64 << 20
+AT_ONCE = 64  # frames taken from a port before the others have their turn
+
+
+@dataclass(frozen=True)
+class Frame:
+    due: float  # monotonic seconds
+    data: bytes
+
+
+@dataclass
+class Port:
+    device: str
+    mac: bytes
+    delay_s: float
+    loss: float  # 0 .. 1
+    socket: socket.socket
+    # One queue for each port that frames come from: their delay is constant, so each is in order of `due`.
+    queues: list[deque[Frame]] = field(default_factory=list)
+
+
+def open_port(device: str) -> socket.socket:
+    """A raw socket that sees what arrives on `device` and not what we send there ourselves."""
+    raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(EVERY_PROTOCOL))
+    for option in (33, 32, socket.SO_RCVBUF, socket.SO_SNDBUF):  # SO_RCVBUFFORCE, SO_SNDBUFFORCE
+        with contextlib.suppress(PermissionError):  # the FORCE ones need a privilege
+            raw.setsockopt(socket.SOL_SOCKET, option, BUFFER)
+    raw.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
+    raw.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
+    raw.bind((device, EVERY_PROTOCOL))
+    raw.setblocking(False)
+    return raw
+
+
+class Switch:
+    """All ports and what is on its way between them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ports = [
+            Port(
+                row["device"],
+                bytes.fromhex(row["mac"].replace(":", "")),
+                row["delay_s"],
+                row["loss"],
+                open_port(row["device"]),
+            )
+            for row in json.loads(path.read_text())
+        ]
+        self.by_mac = {port.mac: port for port in self.ports}
+        for port in self.ports:
+            port.queues = [deque() for _ in self.ports]
+
+    def reread(self) -> None:
+        """Delay and loss may change while it runs; ports may not."""
+        for port, row in zip(self.ports, json.loads(self.path.read_text()), strict=True):
+            port.delay_s, port.loss = row["delay_s"], row["loss"]
+
+    def run(self) -> None:
+        sockets = {port.socket: number for number, port in enumerate(self.ports)}
+        while True:
+            heads = [queue[0].due for port in self.ports for queue in port.queues if queue]
+            wait = max(0.0, min(heads) - time.monotonic()) if heads else None
+            ready, _, _ = select.select(list(sockets), [], [], wait)
+            for raw in ready:
+                self.take(sockets[raw])
+            self.give(time.monotonic())
+
+    def take(self, number: int) -> None:
+        """Read what has arrived at one port and queue it at the port it goes to."""
+        source = self.ports[number]
+        now = time.monotonic()
+        for _ in range(AT_ONCE):
+            try:
+                data = source.socket.recv(LARGEST)
+            except BlockingIOError:
+                return
+            if random.random() < source.loss:
+                continue
+            known = self.by_mac.get(data[VNET_HEADER : VNET_HEADER + 6])
+            for target in [known] if known else [port for port in self.ports if port is not source]:
+                if random.random() >= target.loss:
+                    due = now + source.delay_s + target.delay_s
+                    target.queues[number].append(Frame(due, data))
+
+    def give(self, now: float) -> None:
+        """Send what is due. A port that is full or down loses the frame, as a real one does."""
+        for port in self.ports:
+            for queue in port.queues:
+                while queue and queue[0].due <= now:
+                    with contextlib.suppress(OSError):
+                        port.socket.send(queue.popleft().data)
+
+
+def main() -> None:
+    switch = Switch(Path(sys.argv[1]))
+    signal.signal(signal.SIGHUP, lambda *_: switch.reread())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    switch.path.with_suffix(".ready").touch()
+    switch.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""What all tests share: nothing reaches the internet, nothing writes outside its own folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported by any test
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry of runs and the cache of a test are its own."""
+    monkeypatch.setenv("COCKTAIL_HOME", str(tmp_path_factory.mktemp("home")))
+    for name in ("COCKTAIL_RUN_URL", "COCKTAIL_NAME", "COCKTAIL_DEBUG", "COCKTAIL_PROGRESS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def root() -> Path:
+    """The repository."""
+    return ROOT

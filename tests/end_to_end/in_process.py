@@ -1,0 +1,223 @@
+"""A whole run in this process: a real hub and ledger, real messages, real models; only the sockets are queues.
+
+    with Swarm(recipe_of(folder, ...), folder) as swarm:
+        swarm.start("ann", "bob")
+        swarm.finish()
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTJConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    OPTConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
+
+from cocktail_cli.link import RunLink
+from cocktail_cli.work import RunWork, folded, settings_of
+from recipes.data import build_corpus
+from recipes.finetune import Event, Peer, StepDone, build_peer, finetune
+from recipes.model import BUILTIN_MODELS, Base, export, load_model, load_tokenizer, prepare_base
+from recipes.schema import Recipe
+from transport import Ledger
+from transport import events as hub
+from transport.memory import MemorySwarm
+
+TOKENIZER = BUILTIN_MODELS["builtin:tiny-gpt-neox"]
+VOCABULARY = 2048
+SMALL: dict[str, Any] = {"vocab_size": VOCABULARY, "max_position_embeddings": 64}
+FAMILIES: dict[str, PretrainedConfig] = {
+    "gpt_neox": GPTNeoXConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, **SMALL
+    ),
+    "gptj": GPTJConfig(n_embd=32, n_layer=2, n_head=2, rotary_dim=8, n_positions=64, vocab_size=VOCABULARY),
+    "gpt2_tied": GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, vocab_size=VOCABULARY),
+    "opt": OPTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=64, word_embed_proj_dim=32, **SMALL
+    ),
+    "llama": LlamaConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, **SMALL
+    ),
+    "qwen3": Qwen3Config(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=64,
+        **SMALL,
+    ),
+}
+
+
+def save_tiny(family: str, folder: Path) -> Path:
+    """A folder as `save_pretrained` leaves it: a model of `family` with random weights, and a tokenizer."""
+    torch.manual_seed(0)
+    config = FAMILIES[family]
+    for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout"):
+        if hasattr(config, name):
+            setattr(config, name, 0.0)      # so that what is computed twice is the same
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    load_tokenizer(Recipe_of_builtin(), TOKENIZER).save_pretrained(folder)
+    return folder
+
+
+def Recipe_of_builtin() -> Any:
+    from recipes.schema import Model
+
+    return Model(model_name_or_path="builtin:tiny-gpt-neox")
+
+
+def rows(count: int) -> list[str]:
+    """Text with something to learn in it."""
+    animals, verbs = ["otter", "heron", "lynx", "newt"], ["sees", "hears", "follows", "finds"]
+    return [
+        f"The {animals[i % 4]} {verbs[i // 4 % 4]} the {animals[i // 16 % 4]} by the river, number {i}."
+        for i in range(count)
+    ]
+
+
+def recipe_of(model: Path, data: Path, **sections: dict[str, Any]) -> Recipe:
+    """A small recipe; each keyword is a section, laid over these defaults."""
+    defaults: dict[str, dict[str, Any]] = {
+        "data": {"max_length": 32, "val_set_size": 6},
+        "training": {
+            "global_batch_size": 6,
+            "num_train_epochs": 1,
+            "learning_rate": 3e-3,
+            "lr_scheduler_type": "constant",
+            "warmup_steps": 0,
+            "optim": "adamw_torch",
+        },
+        "swarm": {"step_timeout": 20.0, "peer_timeout": 10.0, "start_timeout": 30.0},
+        "checkpoint": {"eval_steps": 4},
+    }
+    merged = {name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {*defaults, *sections}}
+    return Recipe.model_validate(
+        {
+            "version": 1,
+            "name": "test",
+            "model": {"model_name_or_path": str(model)},
+            "datasets": [{"path": str(data)}],
+            **merged,
+        }
+    )
+
+
+@dataclass
+class Member:
+    """One peer: its thread, and what it did."""
+
+    name: str
+    link: RunLink
+    peer: Peer
+    events: list[Event] = field(default_factory=list)
+    error: BaseException | None = None
+    thread: threading.Thread | None = None
+
+    @property
+    def steps(self) -> list[StepDone]:
+        return [event for event in self.events if isinstance(event, StepDone)]
+
+    @property
+    def common(self) -> Tensor:
+        return self.peer.worker.common.vector
+
+    def leave(self) -> None:
+        self.link.leaving.set()
+
+    def join(self) -> None:
+        assert self.thread is not None
+        self.thread.join(60)
+        assert not self.thread.is_alive(), f"{self.name} hangs"
+        if self.error is not None:
+            raise self.error
+
+
+class Swarm:
+    """A run and its peers. As a context it ends with everything closed."""
+
+    def __init__(self, recipe: Recipe, folder: Path, min_peers: int = 1) -> None:
+        torch.set_num_threads(1)
+        self.recipe, self.folder = recipe, folder
+        self.base: Base = prepare_base(recipe, folder / "base")
+        self.tokenizer = load_tokenizer(recipe.model, self.base.folder)
+        self.corpus = build_corpus(recipe, self.tokenizer)
+        self.work = RunWork(recipe, self.base, self.corpus, folder / "ledger")
+        settings = replace(settings_of(self.work, "test-run"), min_peers=min_peers, linger_s=0.5)
+        self.memory = MemorySwarm(settings, self.work, folder / "ledger")
+        self.members: dict[str, Member] = {}
+
+    def __enter__(self) -> Swarm:
+        self.memory.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.memory.__exit__()
+
+    def model(self) -> PreTrainedModel:
+        return load_model(self.base.folder)
+
+    def start(self, *names: str, watch: Callable[[Member, Event], None] | None = None) -> list[Member]:
+        """Peers by these names begin, each in a thread. `watch` is called in that thread, after each event."""
+        return [self._start(name, watch) for name in names]
+
+    def _start(self, name: str, watch: Callable[[Member, Event], None] | None) -> Member:
+        peer = build_peer(self.model(), self.recipe, self.tokenizer.pad_token_id or 0, micro_batch=2)
+        link = self.memory.link(name)
+        welcome = link.connect(10)
+        member = Member(name, RunLink(link), peer)
+
+        def take_part() -> None:
+            try:
+                for event in finetune(member.link, peer, welcome.round):
+                    member.events.append(event)
+                    if watch:
+                        watch(member, event)
+            except BaseException as error:      # told by join(), in the test's own thread
+                member.error = error
+
+        member.thread = threading.Thread(target=take_part, name=name, daemon=True)
+        member.thread.start()
+        self.members[name] = member
+        return member
+
+    def wait(self) -> list[hub.Event]:
+        return self.memory.wait(90)
+
+    def finish(self) -> list[hub.Event]:
+        """Wait for the end of the run and of every peer; the hub's events."""
+        events = self.wait()
+        for member in self.members.values():
+            member.join()
+        return events
+
+    def all(self, kind: type) -> list[Any]:
+        return [event for event in self.memory.events if isinstance(event, kind)]
+
+    def audit(self) -> None:
+        """Every packet is there, and every sample was counted exactly once. Raises LedgerError otherwise."""
+        with Ledger(self.folder / "ledger", write=False) as ledger:
+            ledger.verify(complete=True)
+
+    def folded(self) -> Tensor:
+        """x' as whoever only reads the ledger has it."""
+        return folded(self.recipe, self.base.folder, self.folder / "ledger").common.vector
+
+    def export(self, folder: Path) -> Path:
+        x = folded(self.recipe, self.base.folder, self.folder / "ledger")
+        return export(folder, self.base.folder, x.common.vector, x.layout, self.tokenizer)

@@ -1,0 +1,186 @@
+"""Whole runs with real models: what the swarm computes is what Algorithm 1 says, to the bit on every peer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from in_process import FAMILIES, Member, Swarm, recipe_of, rows, save_tiny
+
+from recipes.cocktail_sgd import Common
+from recipes.data import collate
+from recipes.finetune import Event, StepDone
+from recipes.flat import Flat
+from recipes.model import evaluate, load_model, loss_sum
+from recipes.optim import build_optimizer
+from transport import events as hub
+
+pytestmark = pytest.mark.slow
+
+EXACT = {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 32, "staleness": 0}
+
+
+@pytest.fixture(scope="module")
+def neox(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny("gpt_neox", tmp_path_factory.mktemp("neox"))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(66)))
+    return path
+
+
+def plain_pytorch(swarm: Swarm, steps: int) -> torch.Tensor:
+    """The same run as anybody would write it: one process, the whole batch, no swarm. Returns the weights, (P,)."""
+    model = swarm.model().train()
+    flat = Flat(model)
+    optimizer = build_optimizer(model, swarm.recipe.training)
+    batch = swarm.recipe.training.global_batch_size
+    for step in range(steps):
+        samples = [swarm.corpus.sample(i) for i in range(step * batch, min((step + 1) * batch, len(swarm.corpus)))]
+        flat.grad.zero_()
+        loss, tokens = loss_sum(model, collate(samples))
+        (loss / tokens).backward()
+        optimizer.step()
+    return flat.vector
+
+
+def test_lossless_and_fresh_sgd_is_synchronous_data_parallel_sgd(neox: Path, data: Path, tmp_path: Path) -> None:
+    """Three peers with unequal shares of tokens: the same weights as SGD on the whole batch, within rounding."""
+    recipe = recipe_of(
+        neox,
+        data,
+        compression=EXACT,
+        training={"optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.0, "global_batch_size": 7},
+    )
+    with Swarm(recipe, tmp_path / "run", min_peers=3) as swarm:
+        swarm.start("ann", "bob", "cat")
+        swarm.finish()
+
+        steps = len(swarm.all(hub.RoundCommitted))
+        plain = plain_pytorch(swarm, steps)
+        moved = (plain - Flat(swarm.model()).vector).abs().max()
+        assert moved > 0.01
+        torch.testing.assert_close(swarm.members["ann"].common, plain, rtol=0, atol=float(moved) * 1e-3)
+
+
+def test_a_run_of_one_peer_trains_like_plain_pytorch(neox: Path, data: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(neox, data, compression=EXACT, training={"max_grad_norm": 0.0})
+    with Swarm(recipe, tmp_path / "run") as swarm:
+        swarm.start("ann")
+        swarm.finish()
+
+        plain = plain_pytorch(swarm, len(swarm.all(hub.RoundCommitted)))
+        torch.testing.assert_close(swarm.members["ann"].common, plain, rtol=0, atol=2e-5)
+
+
+def test_all_peers_hold_the_same_bits_after_every_round_joiners_included(
+    neox: Path, data: Path, tmp_path: Path
+) -> None:
+    """A peer that joins late and one that leaves and comes back: equal fingerprints, every sample counted once."""
+    recipe = recipe_of(neox, data, training={"num_train_epochs": 2})
+
+    with Swarm(recipe, tmp_path / "run", min_peers=2) as swarm:
+
+        def at_round(member: Member, event: Event) -> None:
+            if isinstance(event, StepDone) and event.round == 3 and member.name == "ann":
+                swarm.start("late")
+            if isinstance(event, StepDone) and event.round == 5 and member.name == "bob":
+                member.leave()
+            if isinstance(event, StepDone) and event.round == 8 and member.name == "ann":
+                swarm.start("bob")
+
+        first_bob = swarm.start("ann", "bob", watch=at_round)[1]
+        swarm.finish()
+        first_bob.join()
+
+        seen: dict[int, set[int]] = {}
+        for member in [*swarm.members.values(), first_bob]:
+            for step in member.steps:
+                seen.setdefault(step.round, set()).add(step.fingerprint)
+        assert len(seen) == len(swarm.all(hub.RoundCommitted)) > 20
+        assert all(len(fingerprints) == 1 for fingerprints in seen.values())
+        assert swarm.members["late"].steps[0].round >= 4
+        assert swarm.members["bob"].steps[0].round >= 9
+        assert {event.reason for event in swarm.all(hub.PeerLeft) if event.peer == "bob"} >= {
+            "left: left on request"
+        }
+        truth = swarm.folded().view(torch.int32)
+        for member in swarm.members.values():
+            assert torch.equal(member.common.view(torch.int32), truth)
+        swarm.audit()
+
+
+def test_the_exchange_of_a_round_spans_the_whole_compute_of_that_round(
+    neox: Path, data: Path, tmp_path: Path
+) -> None:
+    """Staleness 1: sent before the first micro-batch, awaited after the last, joined before the next round."""
+    with Swarm(recipe_of(neox, data), tmp_path / "run", min_peers=2) as swarm:
+        for member in swarm.start("ann", "bob"):
+            member.peer.micro_batch = 1
+        swarm.finish()
+
+        for member in swarm.members.values():
+            with_work = [step for step in member.steps if step.compute_started is not None]
+            assert len(with_work) == 10
+            for step, following in zip(with_work, with_work[1:], strict=False):
+                assert step.exchange_started <= step.compute_started
+                assert max(step.exchange_finished, step.compute_finished) < following.exchange_started
+
+
+def test_both_directions_are_compressed_and_staleness_is_one_round(
+    neox: Path, data: Path, tmp_path: Path
+) -> None:
+    """Nothing can be in the first round's packets; the second delivers the first lease; a last round drains."""
+    with Swarm(recipe_of(neox, data), tmp_path / "run", min_peers=2) as swarm:
+        swarm.start("ann", "bob")
+        events = swarm.finish()
+
+        commits = [event for event in events if isinstance(event, hub.RoundCommitted)]
+        fp16 = 2 * swarm.work.parameters
+        assert commits[0].tokens == 0
+        assert all(commit.tokens > 0 for commit in commits[1:])
+        assert commits[-1].step == commits[-1].steps == len(commits) - 1
+        for commit in commits[1:]:
+            assert fp16 / commit.size > 60
+            assert all(fp16 / size > 60 for size in commit.packets.values())
+
+
+def test_a_peer_whose_model_differs_is_named_and_the_run_stops(neox: Path, data: Path, tmp_path: Path) -> None:
+    with Swarm(recipe_of(neox, data), tmp_path / "run", min_peers=3) as swarm:
+
+        def flip_a_bit(member: Member, event: Event) -> None:
+            if isinstance(event, StepDone) and event.round == 3:
+                common: Common = member.peer.worker.common
+                common.vector.view(torch.int32)[7] ^= 1
+                common.fingerprint = Common(common.vector, common.mix, common.seed).fingerprint
+
+        swarm.start("ann", "cat")
+        swarm.start("mallory", watch=flip_a_bit)
+        events = swarm.wait()
+
+        ended = events[-1]
+        assert isinstance(ended, hub.RunEnded)
+        assert not ended.finished
+        assert "mallory" in ended.reason
+        assert "ann" not in ended.reason
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_trains_and_exports_what_was_measured(family: str, data: Path, tmp_path: Path) -> None:
+    """The exported folder loads with from_pretrained and has the held-out loss that the run reported for x'."""
+    recipe = recipe_of(save_tiny(family, tmp_path / "model"), data, training={"learning_rate": 1e-2})
+    with Swarm(recipe, tmp_path / "run", min_peers=2) as swarm:
+        swarm.start("ann", "bob")
+        swarm.finish()
+
+        losses = [event.loss for event in swarm.all(hub.EvaluationDone)]
+        assert losses[-1] < losses[0]
+        exported = load_model(swarm.export(tmp_path / "exported"))
+        total, tokens = evaluate(exported, swarm.corpus.held_out, batch_size=3)
+        assert total / tokens == pytest.approx(losses[-1], rel=1e-5)
+        swarm.audit()

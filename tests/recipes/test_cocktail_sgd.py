@@ -1,0 +1,229 @@
+"""Algorithms 1 and 2 against a dense float64 reference written from the paper, and the laws they keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from compress import Cocktail, decode, fingerprint
+from recipes.cocktail_sgd import Common, Owner, RejectedUpdate, Worker, fold
+
+SEED = 7
+LOSSLESS = Cocktail(sample=1.0, keep=1.0, bits=32)
+MIXES = {
+    "cocktail": Cocktail(sample=0.1, keep=0.2, bits=4, block=16),
+    "element": Cocktail(sample=0.25, keep=0.1, bits=2, kind="element"),
+    "lossless": LOSSLESS,
+}
+
+
+@dataclass
+class Swarm:
+    """N workers and their owner, without a network."""
+
+    workers: list[Worker]
+    owner: Owner
+
+    def round(self, steps: list[Tensor], weights: list[float] | None = None) -> bytes:
+        """One round in which worker i's optimizer adds steps[i]."""
+        sent = [worker.start() for worker in self.workers]
+        for worker, step in zip(self.workers, steps, strict=True):
+            worker.x += step
+        updates = [
+            (f"peer-{i}", part.packet, weights[i] if weights else 1.0) for i, part in enumerate(sent)
+        ]
+        packet = self.owner.aggregate(self.workers[0].common.round, updates)
+        for worker, part in zip(self.workers, sent, strict=True):
+            worker.finish(packet, part)
+        return packet
+
+
+def swarm(mix: Cocktail, n: int = 400, peers: int = 4) -> Swarm:
+    x0 = torch.randn(n, generator=torch.Generator().manual_seed(1))
+    workers = [Worker(x0.clone(), Common(x0.clone(), mix, SEED)) for _ in range(peers)]
+    return Swarm(workers, Owner(n, mix, SEED))
+
+
+def steps_of(peers: int, n: int, seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [0.01 * torch.randn(n, generator=generator) for _ in range(peers)]
+
+
+def C(mix: Cocktail, d: np.ndarray, round: int) -> np.ndarray:
+    """The compressor as an operator on dense float64 vectors, for the reference."""
+    sample = mix.draw(d.size, SEED, round)
+    taken = sample.take(torch.from_numpy(d).float())
+    update = decode(mix.encode(taken), sample.m)
+    dense = np.zeros(d.size)
+    dense[sample.coordinates(update.positions).numpy()] = update.values.double().numpy()
+    return dense
+
+
+@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
+def test_every_round_is_what_the_paper_says(mix: Cocktail) -> None:
+    """x_i, x' and e after each round equal the dense reference's, from the same state before it."""
+    trio = swarm(mix)
+    n = trio.owner.error.numel()
+    for t in range(12):
+        x = [worker.x.double().numpy() for worker in trio.workers]
+        common, e = trio.workers[0].common.vector.double().numpy(), trio.owner.error.double().numpy()
+        steps = steps_of(4, n, seed=t)
+
+        compressed = [C(mix, x_i - common, t) for x_i in x]                             # Algorithm 1
+        D = sum(compressed) / 4 + e                                                     # Algorithm 2
+        CD = C(mix, D, t)
+        want_e, want_common = D - CD, common + CD
+        want_x = [
+            x_i + step.double().numpy() + CD - c for x_i, step, c in zip(x, steps, compressed, strict=True)
+        ]
+        trio.round(steps)
+
+        np.testing.assert_allclose(trio.owner.error.double().numpy(), want_e, atol=2e-6)
+        for worker, want in zip(trio.workers, want_x, strict=True):
+            np.testing.assert_allclose(worker.x.double().numpy(), want, atol=2e-6)
+            np.testing.assert_allclose(worker.common.vector.double().numpy(), want_common, atol=2e-6)
+
+
+def test_lossless_and_fresh_it_is_synchronous_sgd_on_the_whole_batch() -> None:
+    """p = K = 1, 32 bit, the step inside the packet, means weighted by samples: plain SGD over all the data."""
+    generator = torch.Generator().manual_seed(3)
+    A, b = torch.randn(60, 30, generator=generator), torch.randn(60, generator=generator)
+    shares = [slice(0, 10), slice(10, 35), slice(35, 60)]
+    trio, lr = swarm(LOSSLESS, n=30, peers=3), 0.02
+    plain = trio.workers[0].x.clone()
+    for t in range(20):
+        plain -= lr * A.T @ (A @ plain - b) / 60
+        for worker, share in zip(trio.workers, shares, strict=True):
+            rows = A[share]
+            worker.x -= lr * rows.T @ (rows @ worker.x - b[share]) / len(rows)
+        sent = [worker.start() for worker in trio.workers]
+        updates = [(str(i), s.packet, float(len(b[shares[i]]))) for i, s in enumerate(sent)]
+        packet = trio.owner.aggregate(t, updates)
+        for worker, part in zip(trio.workers, sent, strict=True):
+            worker.finish(packet, part)
+
+    torch.testing.assert_close(trio.workers[0].common.vector, plain, rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    mix=st.sampled_from(list(MIXES.values())),
+    peers=st.integers(1, 5),
+    seed=st.integers(0, 2**16),
+    weights=st.lists(st.floats(0, 1000), min_size=5, max_size=5),
+)
+def test_nothing_is_lost(mix: Cocktail, peers: int, seed: int, weights: list[float]) -> None:
+    """Owner: mean of what was sent + e = change + e'. Worker: d' = d - C[d] + its own step."""
+    group = swarm(mix, peers=peers)
+    n = group.owner.error.numel()
+    group.round(steps_of(peers, n, seed))
+    steps = steps_of(peers, n, seed + 1)
+    sample = mix.draw(n, SEED, 1)
+    before_e, before = group.owner.error.clone(), group.workers[0].common.vector.clone()
+    d = [worker.x - worker.common.vector for worker in group.workers]
+    sent = [worker.start().update for worker in group.workers]
+    share = weights[:peers] if sum(weights[:peers]) > 0 else [1.0] * peers
+
+    group.round(steps, share)
+
+    def dense(update: object) -> Tensor:
+        out = torch.zeros(n)
+        out[sample.coordinates(update.positions)] = update.values
+        return out
+
+    mean = sum(w / sum(share) * dense(c) for w, c in zip(share, sent, strict=True))
+    change = group.workers[0].common.vector - before
+    torch.testing.assert_close(mean + before_e, change + group.owner.error, rtol=0, atol=2e-6)
+    for worker, d_i, c, step in zip(group.workers, d, sent, steps, strict=True):
+        torch.testing.assert_close(
+            worker.x - worker.common.vector, d_i - dense(c) + step, rtol=0, atol=2e-6
+        )
+
+
+def test_all_peers_and_whoever_folds_the_packets_hold_the_same_bits() -> None:
+    mix = MIXES["cocktail"]
+    group = swarm(mix)
+    start = group.workers[0].common.vector.clone()
+    packets = [group.round(steps_of(4, start.numel(), seed)) for seed in range(10)]
+
+    joiner = fold(Common(start, mix, SEED), packets)
+
+    assert joiner.round == 10
+    for worker in group.workers:
+        assert torch.equal(worker.common.vector.view(torch.int32), joiner.vector.view(torch.int32))
+        assert worker.common.fingerprint == joiner.fingerprint == fingerprint(joiner.vector)
+
+
+def test_a_fingerprint_that_follows_the_packets_notices_a_single_bit() -> None:
+    group = swarm(MIXES["cocktail"])
+    n = group.owner.error.numel()
+    before = group.workers[0].common.vector.clone()
+    group.round(steps_of(4, n, 0))
+    group.round(steps_of(4, n, 1))
+    changed = int((group.workers[0].common.vector != before).nonzero()[0])
+    other = group.workers[0].common.vector.clone()
+    other.view(torch.int32)[changed] ^= 1
+
+    assert fingerprint(other) != group.workers[0].common.fingerprint
+
+
+def test_a_packet_that_came_too_late_stays_in_the_residual() -> None:
+    """Law 3: the peer that was left out offers the same d again, plus its new step."""
+    group = swarm(MIXES["cocktail"], peers=2)
+    n = group.owner.error.numel()
+    group.round(steps_of(2, n, 0))
+    punctual, late = group.workers
+    step = steps_of(1, n, 5)[0]
+    d = late.x - late.common.vector
+    sent = punctual.start()
+    late.start()
+    late.x += step
+    packet = group.owner.aggregate(1, [("punctual", sent.packet, 1.0)])
+
+    punctual.finish(packet, sent)
+    late.finish(packet, None)
+
+    torch.testing.assert_close(late.x - late.common.vector, d + step, rtol=0, atol=1e-6)
+    assert torch.equal(late.common.vector, punctual.common.vector)
+
+
+def test_a_packet_that_does_not_decode_is_refused_by_name_and_changes_nothing() -> None:
+    group = swarm(MIXES["cocktail"], peers=2)
+    n = group.owner.error.numel()
+    group.round(steps_of(2, n, 0))
+    sent = [worker.start() for worker in group.workers]
+    error = group.owner.error.clone()
+    broken = bytearray(sent[1].packet)
+    broken[len(broken) // 2] ^= 0xFF
+
+    with pytest.raises(RejectedUpdate, match="the update of mallory is refused"):
+        group.owner.aggregate(1, [("alice", sent[0].packet, 1.0), ("mallory", bytes(broken), 1.0)])
+
+    assert torch.equal(group.owner.error, error)
+
+
+def test_the_sum_does_not_depend_on_the_order_of_arrival() -> None:
+    mix = MIXES["cocktail"]
+    group = swarm(mix)
+    n = group.owner.error.numel()
+    group.round(steps_of(4, n, 0))
+    updates = [(name, worker.start().packet, 1.0) for name, worker in zip("dbca", group.workers, strict=True)]
+    other = Owner(n, mix, SEED)
+    other.error.copy_(group.owner.error)
+
+    assert group.owner.aggregate(1, updates) == other.aggregate(1, updates[::-1])
+
+
+def test_a_diverged_model_is_reported_with_the_name_of_the_parameter() -> None:
+    common = Common(torch.zeros(100), LOSSLESS, SEED)
+    worker = Worker(torch.zeros(100), common, name_at=lambda i: "head.weight" if i >= 50 else "embed.weight")
+    worker.x[70] = float("nan")
+
+    with pytest.raises(ValueError, match=r"head\.weight"):
+        worker.start()

@@ -1,0 +1,211 @@
+"""The training loop against a hub that is three lists: what it sends, when, and what it does when told to go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recipes.cocktail_sgd import Owner, mix_of
+from recipes.data import Sample, pack
+from recipes.finetune import CaughtUp, Delivery, Left, Peer, StepDone, build_peer, finetune
+from recipes.schema import Recipe
+
+VOCABULARY, LENGTH, SAMPLES = 11, 5, 4
+
+
+class Bigram(nn.Module):
+    """The smallest language model: the next token's scores are a row of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(VOCABULARY, VOCABULARY))
+        self.micro_batches = 0
+
+    def forward(self, input_ids: Tensor, **_: object) -> SimpleNamespace:
+        self.micro_batches += self.training
+        return SimpleNamespace(logits=self.table[input_ids])
+
+
+@dataclass
+class OneRound:
+    round: int
+    step: int
+    steps: int = 6
+    samples: int = SAMPLES
+    exchange: bool = True
+    eval_part: int = 0
+    eval_parts: int = 0
+
+
+@dataclass
+class FakeHub:
+    """A link to nobody: rounds from a list, this peer's packet aggregated with nobody else's."""
+
+    recipe: Recipe
+    rounds: list[OneRound]
+    late: frozenset[int] = frozenset()          # rounds whose packet comes too late
+    hold: threading.Event | None = None         # exchanges do not end before it is set
+    name: str = "ann"
+    leaving: threading.Event = field(default_factory=threading.Event)
+    ended: str | None = None
+    deliveries: list[Delivery] = field(default_factory=list)
+    aggregates: list[bytes] = field(default_factory=list)
+    said: list[tuple[object, ...]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        parameters = VOCABULARY * VOCABULARY
+        self.owner = Owner(parameters, mix_of(self.recipe.compression), self.recipe.training.seed)
+
+    def fetch(self, name: str) -> bytes:
+        kind, _, number = name.partition("/")
+        if kind == "packet":
+            return self.aggregates[int(number)]
+        tokens = np.arange(LENGTH, dtype=np.int32)
+        return pack([Sample(tokens, tokens > 0)] * SAMPLES)
+
+    def packets(self, start: int, stop: int) -> Iterator[bytes]:
+        return iter(self.aggregates[start:stop])
+
+    def ready(self, round: int, fingerprint: int) -> None:
+        self.said.append(("ready", round))
+
+    def next_round(self) -> OneRound | None:
+        if self.leaving.is_set():
+            return None
+        if not self.rounds:
+            self.ended = "every sample was counted"
+            return None
+        return self.rounds.pop(0)
+
+    def exchange(self, packet: bytes, delivery: Delivery) -> SimpleNamespace:
+        if self.hold is not None:
+            assert self.hold.wait(10), "the compute waits for the exchange"
+        self.deliveries.append(delivery)
+        late = delivery.round in self.late
+        updates = [] if late else [(self.name, packet, 1.0)]
+        self.aggregates.append(self.owner.aggregate(delivery.round, updates))
+        return SimpleNamespace(accepted=[] if late else [self.name])
+
+    def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:
+        self.said.append(("evaluated", round, part, tokens))
+
+    def leave(self, reason: str) -> None:
+        self.said.append(("leave", reason))
+
+
+def recipe(**compression: object) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "version": 1,
+            "name": "test",
+            "model": {"model_name_or_path": "none"},
+            "datasets": [{"path": "none"}],
+            "training": {"learning_rate": 0.1, "optim": "sgd", "max_grad_norm": 0.0, "warmup_steps": 0},
+            "compression": {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 32, **compression},
+        }
+    )
+
+
+def peer_for(hub: FakeHub, micro_batch: int = 1) -> Peer:
+    return build_peer(Bigram(), hub.recipe, pad=0, micro_batch=micro_batch)
+
+
+def steps(hub: FakeHub, peer: Peer) -> list[StepDone]:
+    return [event for event in finetune(hub, peer, now=0) if isinstance(event, StepDone)]
+
+
+def test_the_exchange_is_under_way_while_every_micro_batch_is_computed() -> None:
+    """The exchange ends only once the last micro-batch has begun: a loop that waited for it first would stop here."""
+    hub = FakeHub(recipe(), [OneRound(t, t) for t in range(3)], hold=threading.Event())
+    peer = peer_for(hub)
+    assert hub.hold is not None
+    hold, model = hub.hold, peer.model
+    model.register_forward_hook(lambda *_: hold.set() if model.micro_batches % SAMPLES == 0 else hold.clear())
+
+    done = steps(hub, peer)
+
+    assert [step.round for step in done] == [0, 1, 2]
+    assert model.micro_batches == 3 * SAMPLES
+
+
+def test_a_packet_delivers_the_lease_of_the_round_before() -> None:
+    """Staleness is exactly one round: packet t holds the step of round t-1, and says so."""
+    hub = FakeHub(recipe(), [OneRound(t, t) for t in range(3)] + [OneRound(3, 3, samples=0)])
+    steps(hub, peer_for(hub))
+
+    assert [delivery.delivers for delivery in hub.deliveries] == [[], [0], [1], [2]]
+    assert [delivery.tokens for delivery in hub.deliveries] == [0, 16, 16, 16]
+
+
+def test_without_staleness_a_packet_delivers_its_own_lease() -> None:
+    hub = FakeHub(recipe(staleness=0), [OneRound(t, t) for t in range(3)])
+    steps(hub, peer_for(hub))
+
+    assert [delivery.delivers for delivery in hub.deliveries] == [[0], [1], [2]]
+
+
+def test_what_came_too_late_is_delivered_with_the_next_packet() -> None:
+    """And the peer says that it is there again, as it is no member of the round that goes on without it."""
+    hub = FakeHub(recipe(), [OneRound(t, t) for t in range(4)], late=frozenset({1, 2}))
+    done = steps(hub, peer_for(hub))
+
+    assert [step.accepted for step in done] == [True, False, False, True]
+    assert [delivery.delivers for delivery in hub.deliveries] == [[], [0], [0, 1], [0, 1, 2]]
+    assert ("ready", 2) in hub.said
+    assert ("ready", 3) in hub.said
+
+
+def test_asked_to_leave_it_finishes_the_exchange_in_flight_and_says_goodbye() -> None:
+    """The lease it was at is not claimed; the packet that was under way is joined."""
+    hub = FakeHub(recipe(), [OneRound(t, t) for t in range(9)])
+    peer = peer_for(hub)
+    peer.model.register_forward_hook(lambda model, *_: hub.leaving.set() if model.micro_batches == 6 else None)
+
+    events = list(finetune(hub, peer, now=0))
+
+    assert isinstance(events[-1], Left)
+    assert not events[-1].finished
+    assert peer.worker.common.round == len(hub.deliveries) == 2
+    assert [delivery.delivers for delivery in hub.deliveries] == [[], [0]]
+    assert hub.said[-1] == ("leave", "left on request")
+    assert peer.undelivered == []
+
+
+def test_a_peer_that_slept_applies_what_it_missed_before_it_goes_on() -> None:
+    hub = FakeHub(recipe(), [OneRound(t, t) for t in range(3)])
+    awake = peer_for(hub)
+    steps(hub, awake)
+    hub.rounds, hub.ended = [OneRound(1, 1), OneRound(3, 3)], None
+    sleeper = peer_for(hub)
+
+    events = list(finetune(hub, sleeper, now=1))
+
+    assert [event for event in events if isinstance(event, CaughtUp)][0] == CaughtUp(1, 1)
+    assert CaughtUp(3, 1) in events
+    assert sleeper.worker.common.round == 4
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 4])
+def test_the_gradient_does_not_depend_on_the_micro_batch(micro_batch: int) -> None:
+    hub, other = (FakeHub(recipe(staleness=0), [OneRound(0, 0)]) for _ in range(2))
+    peer, whole = peer_for(hub, micro_batch), peer_for(other, SAMPLES)
+    steps(hub, peer)
+    steps(other, whole)
+
+    torch.testing.assert_close(peer.flat.vector, whole.flat.vector)
+
+
+def test_x_prime_and_not_the_local_model_is_evaluated() -> None:
+    hub = FakeHub(recipe(), [OneRound(0, 0), OneRound(1, 1, eval_parts=2, eval_part=1)])
+    peer = peer_for(hub)
+    losses = [e.loss_sum / e.tokens for e in finetune(hub, peer, now=0) if hasattr(e, "loss_sum")]
+
+    assert ("evaluated", 1, 1, 8) in hub.said
+    assert losses == [pytest.approx(np.log(VOCABULARY))]    # x' has not moved yet, the local model has

@@ -1,0 +1,441 @@
+"""Recipes: what is accepted, what is refused, and how that is said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipes.document import leaves, sections
+from recipes.names import LATER, LORA, OTHER_NAMES
+from recipes.problems import Problem
+from recipes.recipe import Recipe, RecipeError, list_recipes, load_recipe, recipe_from_json, recipe_path
+from recipes.schema import Dataset, duration
+
+SMALL = """\
+version: 1
+name: small
+model:
+  model_name_or_path: ./model
+datasets:
+  - path: my.jsonl
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    """Text -> the path of a recipe with that text."""
+
+    def written(text: str | bytes) -> Path:
+        path = tmp_path / "my.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return written
+
+
+def problems(path: Path | str, overrides: list[str] | None = None) -> list[Problem]:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path, overrides or [])
+    return caught.value.problems
+
+
+# ---- the library -------------------------------------------------------------------------------------------------
+
+
+def test_every_shipped_recipe_is_valid_and_bears_the_name_of_its_file() -> None:
+    names = [recipe.name for recipe in list_recipes()]
+
+    assert "smoke" in names
+    assert [recipe_path(name).stem for name in names] == names
+
+
+def test_every_shipped_recipe_says_in_its_first_line_how_to_run_it() -> None:
+    for recipe in list_recipes():
+        first = recipe_path(recipe.name).read_text(encoding="utf-8").splitlines()[0]
+
+        assert first.startswith(f"# {recipe.name}.yaml -- ")
+        assert first.endswith(f"Run: cocktail launch {recipe.name}")
+        assert recipe.description
+
+
+def test_an_unknown_name_is_told_with_the_nearest_one() -> None:
+    [problem] = problems("smok")
+
+    assert problem.message == "no recipe of this name and no such file"
+    assert problem.hint == "did you mean `smoke`?"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing.yaml", "no such file"),
+        ("https://example.org/r.yaml", "a recipe cannot be read from the web in this version"),
+        (".", "is a folder, not a recipe"),
+    ],
+)
+def test_a_path_that_is_no_recipe_is_told(name: str, message: str) -> None:
+    assert [p.message for p in problems(name)] == [message]
+
+
+def test_loading_recipes_imports_neither_torch_nor_transformers() -> None:
+    program = (
+        "import sys; from recipes.recipe import load_recipe; load_recipe('smoke');"
+        "print([m for m in ('torch', 'transformers', 'datasets', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
+
+
+# ---- names -------------------------------------------------------------------------------------------------------
+
+
+def test_leaf_names_are_unique_so_that_a_bare_leaf_names_one_key() -> None:
+    names = [leaf for model in sections().values() for leaf in model.model_fields]
+    names += [key.partition(".")[2] for key in LATER if not key.startswith(("datasets", "eval_datasets"))]
+    counts = Counter([*names, *LORA, *Recipe.model_fields])
+
+    assert [name for name, count in counts.items() if count > 1 and name] == []
+    assert not set(leaves()) & set(OTHER_NAMES)
+    assert not set(OTHER_NAMES) & set(Dataset.model_fields)
+
+
+def test_other_tools_names_lead_to_keys_that_exist() -> None:
+    known = {".".join(map(str, key)) for key in leaves().values()} | {f"lora.{name}" for name in LORA}
+
+    assert set(OTHER_NAMES.values()) <= known | set(LATER)
+
+
+def test_planned_keys_are_no_keys_yet() -> None:
+    held = {f"{section}.{leaf}" for section, model in sections().items() for leaf in model.model_fields}
+
+    assert not held & set(LATER)
+
+
+def test_several_mistakes_are_told_at_once_each_with_its_line(write) -> None:
+    found = problems(
+        write(
+            SMALL
+            + "training:\n  learing_rate: 1.0e-4\n  micro_batch_size: 2\n  max_length: 64\nmax_steps: 5\nfrobnicate: 1\n"
+        )
+    )
+
+    assert [(p.line, p.key, p.message) for p in found] == [
+        (8, "training.learing_rate", "did you mean `learning_rate`?"),
+        (9, "training.micro_batch_size", "cocktail calls this training.per_device_train_batch_size"),
+        (10, "training.max_length", "it belongs under `data:`"),
+        (11, "max_steps", "it belongs under `training:`"),
+        (12, "frobnicate", "unknown key"),
+    ]
+
+
+def test_the_error_reads_as_a_list_of_places(write) -> None:
+    path = write(SMALL + "training:\n  lr: 1\n  seed: yes\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path)
+
+    assert str(caught.value) == (
+        f"{path} has 2 problems\n"
+        f"  {path}:8  training.lr    cocktail calls this training.learning_rate\n"
+        f"  {path}:9  training.seed  must be a whole number, not True"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "message"),
+    [
+        ("trainning: {}", "trainning", "did you mean `training`?"),
+        ("path: x.jsonl", "path", "it belongs under `datasets:`"),
+        ("data: {name: x}", "data.name", "it belongs at the top level"),
+        ("data: {quant_bit: 4}", "data.quant_bit", "did you mean `compression.quant_bits`?"),
+        ("data: {train_on_inputs: false}", "data.train_on_inputs", "cocktail calls this data.completion_only_loss"),
+        ("training: {lora_r: 8}", "training.lora_r", "lora is not supported in this version"),
+        ("QUANT_BITS: 4", "QUANT_BITS", "cocktail calls this compression.quant_bits"),
+        (
+            "training: {gradient_checkpointing: true}",
+            "training.gradient_checkpointing",
+            "cocktail calls this training.activation_checkpointing, which is not supported in this version",
+        ),
+    ],
+)
+def test_a_wrong_name_leads_to_the_right_one(write, text: str, key: str, message: str) -> None:
+    assert [(p.line, p.key, p.message) for p in problems(write(SMALL + text + "\n"))] == [(7, key, message)]
+
+
+# ---- what this version cannot do ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("lora: {lora_r: 16}", "lora"),
+        ("training: {bf16: true}", "training.bf16"),
+        ("data: {streaming: true}", "data.streaming"),
+        ("swarm: {requires: {vram: 24GB}}", "swarm.requires"),
+        ("checkpoint: {push_to_hub: true}", "checkpoint.push_to_hub"),
+        ("checkpoint: {save_steps: 100}", "checkpoint.save_steps"),
+        ("logging: {report_to: [wandb]}", "logging.report_to"),
+    ],
+)
+def test_a_planned_key_is_refused_with_its_line(write, text: str, key: str) -> None:
+    [problem] = problems(write(SMALL + text + "\n"))
+
+    assert (problem.line, problem.key) == (7, key)
+    assert problem.message == "not supported in this version"
+
+
+def test_a_planned_value_is_refused_by_name(write) -> None:
+    [problem] = problems(write(SMALL + "training: {optim: adamw_8bit}\n"))
+
+    assert problem.message == "`adamw_8bit` is not supported in this version"
+
+
+def test_a_planned_key_that_asks_for_nothing_changes_nothing(write) -> None:
+    plain = load_recipe(write(SMALL))
+    spelt = load_recipe(
+        write(SMALL + "lora: null\ntraining: {bf16: false, fp32_master_weights: true}\nlogging: {report_to: []}\n")
+    )
+
+    assert spelt.recipe_hash == plain.recipe_hash
+
+
+def test_one_is_not_false_for_a_planned_switch(write) -> None:
+    assert [p.key for p in problems(write(SMALL + "training: {bf16: 0}\n"))] == ["training.bf16"]
+
+
+# ---- values ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data: {max_length: true}", "must be a whole number, not True"),
+        ("data: {max_length: 7}", "must be at least 8, not 7"),
+        ("data: {max_length: 64.5}", "must be a whole number, not 64.5"),
+        ("training: {learning_rate: on}", "must be a number, not True"),
+        ("training: {learning_rate: fast}", "must be a number, not 'fast'"),
+        ("training: {learning_rate: .nan}", "must be a finite number, not nan"),
+        ("training: {learning_rate: 1}", "must be below 1, not 1"),
+        ("training: {warmup_steps: 2.5}", "2.5 is neither a whole number nor a share below 1"),
+        ("training: {max_steps: 0}", "must be at least 1, or -1 for whole epochs, not 0"),
+        ("training: {optim: adam}", "must be 'adamw_torch_fused', 'adamw_torch' or 'sgd', not 'adam'"),
+        ("compression: {quant_bits: 5}", "must be 1, 2, 3, 4, 8, 16 or 32, not 5"),
+        ("compression: {quant_bucket_size: 100}", "must be a multiple of 8, not 100"),
+        ("compression: {random_ratio: 0}", "must be above 0, not 0"),
+        ("swarm: {step_timeout: soon}", "'soon' is not a duration; write 45s, 10m or 2h"),
+        ("data: 3", "must be a section, a mapping of keys to values, not 3"),
+        ("description: no", "must be text, not False"),
+        ("eval_datasets: [{}]", "is required"),
+    ],
+)
+def test_a_wrong_value_is_told_beside_what_was_met(write, text: str, message: str) -> None:
+    assert [(p.line, p.message) for p in problems(write(SMALL + text + "\n"))] == [(7, message)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("version: 2", "must be 1, not 2"),
+        ("name: My Run", "must be lower-case letters, digits, dots and dashes, at most 64, not 'My Run'"),
+        ("datasets: []", "needs at least one entry"),
+        ("datasets: my.jsonl", "must be a list, not 'my.jsonl'"),
+        ("model: {}", "is required"),
+    ],
+)
+def test_a_wrong_start_is_told(write, text: str, message: str) -> None:
+    kept = [block for block in ("version: 1", "name: small", "model: {model_name_or_path: m}", "datasets: [{path: p}]")
+            if block.split(":")[0] != text.split(":")[0]]
+
+    assert [p.message for p in problems(write("\n".join([*kept, text]) + "\n"))] == [message]
+
+
+def test_an_exponent_without_a_point_is_a_number_though_pyyaml_reads_text(write) -> None:
+    recipe = load_recipe(write(SMALL + "training: {learning_rate: 1e-5, adam_epsilon: 1E-9}\n"))
+
+    assert recipe.training.learning_rate == 1e-5
+    assert recipe.training.adam_epsilon == 1e-9
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("45s", 45), ("10m", 600), ("1.5h", 5400), ("250ms", 0.25), (30, 30)])
+def test_durations_are_seconds(text: str | int, seconds: float) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("training: {global_batch_size: 2}\nswarm: {min_peers: 4}", "training.global_batch_size"),
+        ("swarm: {min_peers: 4, max_peers: 2}", "swarm.max_peers"),
+        ("data: {packing: true}", "data.packing"),
+        ("data: {val_set_size: 1}\neval_datasets: [{path: x.jsonl}]", "data.val_set_size"),
+        ("checkpoint: {eval_steps: 10}", "checkpoint.eval_steps"),
+        ("training: {lr_scheduler_type: linear, lr_scheduler_kwargs: {min_lr: 0.1}}", "training.lr_scheduler_kwargs"),
+        ("training: {lr_scheduler_type: cosine_with_min_lr}", "training.lr_scheduler_kwargs"),
+        ("compression: {method: none, quant_bits: 4}", "compression.quant_bits"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_told(write, text: str, key: str) -> None:
+    assert [p.key for p in problems(write(SMALL + text + "\n"))] == [key]
+
+
+def test_plain_averaging_is_resolved_to_everything_kept_at_16_bits(write) -> None:
+    compression = load_recipe(write(SMALL + "compression: {method: none}\n")).compression
+
+    assert (compression.random_ratio, compression.topk_ratio, compression.quant_bits) == (1.0, 1.0, 16)
+
+
+def test_a_recipe_cannot_be_changed_after_it_was_checked() -> None:
+    recipe = load_recipe("smoke")
+
+    with pytest.raises(ValueError, match="frozen"):
+        recipe.training.learning_rate = 1.0  # type: ignore[misc]
+
+
+# ---- the text ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("", 1, "the file is empty"),
+        ("- a\n- b\n", 1, "a recipe is a mapping of keys to values"),
+        (SMALL + "data: {max_length: 64\n", 8, "not valid YAML: expected ',' or '}', but got '<stream end>'"),
+        (SMALL + "name: again\n", 7, "written twice, first in line 2"),
+        ("a: &x 1\nb: *x\n", 2, "YAML aliases (`*name`) have no place in a recipe"),
+        (SMALL.encode() + b"description: \xff\n", None, "not UTF-8 text: invalid start byte"),
+        (SMALL + "x: !!python/object:os.system {}\n", 7, None),
+        ("[" * 4000, 1, "nested deeper than any recipe"),
+        (SMALL + "description: 2026-13-40\n", None, "not valid YAML: month must be in 1..12"),
+    ],
+)
+def test_text_that_is_no_recipe_is_told(write, text: str | bytes, line: int | None, message: str | None) -> None:
+    [problem] = problems(write(text))
+
+    assert problem.line == line
+    assert message is None or problem.message == message
+
+
+def test_a_byte_order_mark_is_no_problem(write) -> None:
+    assert load_recipe(write(b"\xef\xbb\xbf" + SMALL.encode())).name == "small"
+
+
+# ---- overrides ---------------------------------------------------------------------------------------------------
+
+
+def test_an_override_wins_over_the_recipe_by_path_or_by_leaf(write) -> None:
+    path = write(SMALL + "training: {learning_rate: 0.5}\n")
+
+    assert load_recipe(path, ["training.learning_rate=1e-5"]).training.learning_rate == 1e-5
+    assert load_recipe(path, ["learning_rate=1e-5"]).training.learning_rate == 1e-5
+    assert load_recipe(path, ["seed=1", "seed=2"]).training.seed == 2
+
+
+def test_null_resets_a_key_to_its_default(write) -> None:
+    path = write(SMALL + "training: {learning_rate: 0.5}\n")
+
+    assert load_recipe(path, ["learning_rate=null"]).training.learning_rate == 2e-5
+    assert load_recipe(path, ["training=null"]).recipe_hash == load_recipe(write(SMALL)).recipe_hash
+
+
+def test_items_of_lists_are_named_by_index_and_one_past_the_end_is_added(write) -> None:
+    recipe = load_recipe(write(SMALL), ["datasets.0.path=a=b.jsonl", "datasets.1.path=c.jsonl"])
+
+    assert [d.path for d in recipe.datasets] == ["a=b.jsonl", "c.jsonl"]
+    assert len(load_recipe(write(SMALL), ["datasets.1.path=x", "datasets.1=null"]).datasets) == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "message"),
+    [
+        ("learing_rate=1", "learing_rate", "did you mean `training.learning_rate`?"),
+        ("training.learing_rate=1", "training.learing_rate", "did you mean `learning_rate`?"),
+        ("lr=1", "lr", "cocktail calls this training.learning_rate"),
+        ("lora_r=8", "lora", "not supported in this version"),
+        ("path=x", "path", "which data set? write datasets.0.path=..."),
+        ("datasets.5.path=x", "datasets.5.path", "`datasets` is a list of 1; give an index up to that"),
+        ("name.x=1", "name.x", "`name` holds a value, not keys"),
+        ("seed", "seed", "an override is written key=value"),
+        ("seed={", "seed", "'{' is not a YAML value"),
+        ("seed=*a", "seed", "YAML aliases (`*name`) have no place in a recipe"),
+        ("max_length=yes", "data.max_length", "must be a whole number, not True"),
+    ],
+)
+def test_a_wrong_override_is_told_as_one(write, override: str, key: str, message: str) -> None:
+    [problem] = problems(write(SMALL), [override])
+
+    assert (problem.file, problem.line, problem.key, problem.message) == ("override", None, key, message)
+
+
+def test_data_and_model_of_the_command_line_replace_those_of_the_recipe() -> None:
+    recipe = load_recipe("smoke", [], data="./my.jsonl", model="./gpt2")
+
+    assert [d.path for d in recipe.datasets] == ["./my.jsonl"]
+    assert recipe.datasets[0].type == "auto"
+    assert recipe.model.model_name_or_path == "./gpt2"
+
+
+def test_another_model_does_not_keep_the_first_ones_revision(write) -> None:
+    path = write(SMALL.replace("./model", "a/b\n  model_revision: main\n  pad_token: x"))
+
+    assert load_recipe(path, model="c/d").model.model_revision is None
+
+
+# ---- identity ----------------------------------------------------------------------------------------------------
+
+
+def test_two_spellings_of_one_recipe_have_one_hash(write) -> None:
+    terse = load_recipe(write(SMALL)).recipe_hash
+    spelt = load_recipe(write(SMALL + "training: {learning_rate: 2e-5, seed: 42}\nswarm: {step_timeout: 600s}\n"))
+
+    assert spelt.recipe_hash == terse
+    assert load_recipe(write(SMALL), ["seed=43"]).recipe_hash != terse
+
+
+SMOKE = load_recipe("smoke")
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(1e-9, 0.99), st.text(max_size=20).filter(str.isprintable))
+def test_a_recipe_comes_out_of_its_json_as_it_went_in(seed: int, rate: float, text: str) -> None:
+    training = SMOKE.training.model_copy(update={"seed": seed, "learning_rate": rate})
+    changed = SMOKE.model_copy(update={"training": training, "description": text})
+    again = recipe_from_json(changed.to_json())
+
+    assert again == changed
+    assert again.recipe_hash == changed.recipe_hash
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"version": 1, "evil": true}', "\x00"])
+def test_a_recipe_from_a_stranger_is_checked(text: str) -> None:
+    with pytest.raises(RecipeError):
+        recipe_from_json(text)
+
+
+# ---- arithmetic --------------------------------------------------------------------------------------------------
+
+
+def test_steps_win_over_epochs_and_the_last_step_may_be_smaller() -> None:
+    epochs = load_recipe("smoke", ["max_steps=-1", "num_train_epochs=1.5", "global_batch_size=8"]).training
+    steps = load_recipe("smoke", ["max_steps=5", "num_train_epochs=1.5", "global_batch_size=8"]).training
+
+    assert (epochs.total_samples(11), epochs.total_steps(11)) == (17, 3)
+    assert (steps.total_samples(11), steps.total_steps(11)) == (40, 5)
+
+
+def test_shares_of_steps_are_rounded_up_and_whole_numbers_are_kept() -> None:
+    recipe = load_recipe("smoke", ["warmup_steps=0.03", "eval_steps=0.5"])
+
+    assert recipe.training.warmup(100) == 3
+    assert recipe.training.warmup(10) == 1
+    assert recipe.checkpoint.eval_every(5) == 3
+    assert load_recipe("smoke", ["warmup_steps=7"]).training.warmup(100) == 7
+    assert load_recipe("smoke", ["eval_steps=null"]).checkpoint.eval_every(100) == 0
+
+
+def test_the_output_folder_bears_the_recipes_name() -> None:
+    assert load_recipe("smoke").output_dir == "outputs/smoke"

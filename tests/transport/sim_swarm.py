@@ -1,0 +1,298 @@
+"""A swarm of machines without sockets, threads or clock: the real HubState and PeerState, every message encoded.
+
+A history is a list of small decisions (who is heard next, whose cable is pulled, who dies, when time passes). After
+any history `settle` lets honest peers finish the run; the laws are checked all the way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from toy_swarm import toy_settings
+from transport import actions as do
+from transport.events import Event, RunEnded
+from transport.hub_state import HubState
+from transport.ids import Pool, expand
+from transport.ledger import EvaluationRow, OpenSession, Recovered, RoundRow
+from transport.messages import Evaluated, Hello, Leave, Message, Ready, Report, Round, decode_to_hub, decode_to_peer, encode
+from transport.peer_state import Link, PeerState
+from transport.rounds import Phase
+from transport.settings import RunSettings
+
+TOKEN, STOP = "token", "stop-secret"
+TOKENS = 10
+
+
+@dataclass
+class Books:
+    """What a ledger would hold: only what was written before the hub died."""
+
+    rounds: list[RoundRow] = field(default_factory=list)
+    counted: Pool = field(default_factory=Pool)
+    sessions: dict[str, OpenSession] = field(default_factory=dict)
+    evaluation: EvaluationRow | None = None
+
+    def recovered(self) -> Recovered:
+        last = self.rounds[-1] if self.rounds else None
+        return Recovered(len(self.rounds), self.counted.runs, tuple(self.sessions.values()), last, self.evaluation)
+
+
+@dataclass
+class Cable:
+    """One control connection: two queues of encoded messages."""
+
+    name: bytes
+    up: deque[bytes] = field(default_factory=deque)
+    down: deque[bytes] = field(default_factory=deque)
+
+
+class SimPeer:
+    """A volunteer at staleness 0 or 1, one step at a time."""
+
+    def __init__(self, swarm: SimSwarm, name: str, staleness: int) -> None:
+        self.swarm, self.staleness = swarm, staleness
+        self.state = PeerState(Hello(1, TOKEN, swarm.settings.run, name))
+        self.cable: Cable | None = None
+        self.pending: dict[int, list[int]] = {}     # leases trained, not delivered
+        self.round: Round | None = None             # in exchange
+        self.sent: list[int] = []                   # rounds the packet of this exchange delivers
+        self.session = 0
+        self.dead = False
+        self.uploaded = False
+        self.skew = 0                               # makes its fingerprints wrong
+
+    def say(self, messages: list[Message]) -> None:
+        if self.cable is not None:
+            self.cable.up.extend(encode(m) for m in messages)
+
+    def fingerprint(self, round: int) -> int:
+        return 1000 + round + self.skew
+
+    def work(self) -> None:
+        """Whatever its training thread can do now."""
+        state = self.state
+        if self.dead or state.link is not Link.JOINED:
+            return
+        if state.sessions != self.session:
+            self.session = state.sessions
+            self.pending.clear()
+            self.round = None
+            self.say(state.ready(Ready(state.newest + 1, self.fingerprint(state.newest + 1))))
+        if self.round is not None and self.round.round in state.commits:
+            committed = state.commits[self.round.round]
+            assert state.welcome is not None
+            if state.welcome.name in committed.accepted:
+                for r in self.sent:
+                    del self.pending[r]
+            self.round = None
+        if state.offer_again:
+            state.offer_again = self.uploaded = False
+        if self.round is None:
+            self.begin()
+        elif not self.uploaded:
+            self.upload()
+
+    def begin(self) -> None:
+        opened = self.state.take_round()
+        if opened is None:
+            return
+        if opened.eval_parts:
+            self.say(self.state.evaluated(Evaluated(opened.round, opened.eval_part, 2.0, 1)))
+        if not opened.exchange:
+            return
+        self.sent = sorted(self.pending)
+        if opened.samples:
+            assert self.state.welcome is not None
+            ids = self.swarm.hub.leases.ids(self.state.welcome.session, opened.round)
+            if ids is None:         # the session is over, and this peer will hear of it
+                return
+            self.pending[opened.round] = expand(ids)
+        if self.staleness == 0:
+            self.sent = sorted(self.pending)
+        self.round, self.uploaded = opened, False
+        fingerprint = self.fingerprint(opened.round)
+        self.say(self.state.report(Report(opened.round, fingerprint, self.sent, 1.0 * len(self.sent), len(self.sent))))
+
+    def upload(self) -> None:
+        assert self.round is not None and self.state.welcome is not None
+        session, r = self.state.welcome.session, self.round.round
+        if self.swarm.hub.refuses_update(session, r, 100) is None:
+            self.swarm.packets[session, r] = [i for lease in self.sent for i in self.pending[lease]]
+            self.swarm.act(self.swarm.hub.uploaded(session, r, self.swarm.now))
+            self.uploaded = True
+
+    def dial(self) -> None:
+        if not self.dead and self.cable is None and self.state.link is Link.OFFLINE:
+            self.cable = self.swarm.connect(self)
+            self.say(self.state.connected(self.swarm.now))
+
+
+class SimSwarm:
+    """Hub, peers, cables, ledger, clock."""
+
+    def __init__(self, staleness: int = 1, settings: RunSettings | None = None) -> None:
+        self.settings = settings or toy_settings(
+            samples=13, global_batch=4, eval=True, eval_every=2, step_timeout=20.0, start_timeout=300.0, peer_timeout=90.0)
+        self.staleness = staleness
+        self.now = 100.0
+        self.books = Books()
+        self.hub = HubState(self.settings, TOKEN, STOP, self.now)
+        self.peers: list[SimPeer] = []
+        self.cables: dict[bytes, tuple[Cable, SimPeer]] = {}
+        self.jobs: deque[do.Action] = deque()           # of the commit thread
+        self.packets: dict[tuple[str, int], list[int]] = {}
+        self.events: list[Event] = []
+        self.trained: list[int] = []                    # every sample in x', as often as it is
+        self.reject: str = ""
+        self._cables = 0
+
+    # ---- decisions -----------------------------------------------------------------------------------------
+
+    def join(self) -> SimPeer:
+        peer = SimPeer(self, f"p{len(self.peers)}", self.staleness)
+        self.peers.append(peer)
+        peer.dial()
+        return peer
+
+    def connect(self, peer: SimPeer) -> Cable:
+        self._cables += 1
+        cable = Cable(b"cable-%d" % self._cables)
+        self.cables[cable.name] = (cable, peer)
+        return cable
+
+    def up(self, peer: SimPeer) -> None:
+        """The hub hears the next message of this peer."""
+        if peer.cable is not None and peer.cable.up:
+            message = decode_to_hub(peer.cable.up.popleft())
+            self.act(self.hub.receive(peer.cable.name, message, self.now))
+
+    def down(self, peer: SimPeer) -> None:
+        if peer.cable is not None and peer.cable.down:
+            message = decode_to_peer(peer.cable.down.popleft())
+            peer.say(peer.state.receive(message, self.now))
+
+    def cut(self, peer: SimPeer, *, noticed: bool = True) -> None:
+        """The cable is pulled: what was under way is lost. The peer notices; the hub at once, or when it next sends."""
+        if peer.cable is not None:
+            cable, peer.cable = peer.cable, None
+            del self.cables[cable.name]
+            peer.state.disconnected()
+            if noticed:
+                self.act(self.hub.lost(cable.name, self.now))
+
+    def kill(self, peer: SimPeer, *, noticed: bool = True) -> None:
+        self.cut(peer, noticed=noticed)
+        peer.dead = True
+
+    def leave(self, peer: SimPeer) -> None:
+        peer.say(peer.state.leave(Leave("enough")))
+
+    def job(self) -> None:
+        """The commit thread does its next job."""
+        if not self.jobs:
+            return
+        job = self.jobs.popleft()
+        if isinstance(job, do.Lease):
+            for session, ids in job.leases.items():
+                if session in self.books.sessions:
+                    self.books.sessions[session].leases[job.round] = ids
+            self.act(self.hub.leased(job.round, self.now))
+        elif isinstance(job, do.Commit):
+            self.commit(job)
+        elif isinstance(job, do.FindFingerprint):
+            self.act(self.hub.fingerprinted(job.round, 1000 + job.round, self.now))
+        elif isinstance(job, do.Enrol):
+            self.books.sessions[job.session] = OpenSession(job.session, job.name, job.hardware)
+        elif isinstance(job, do.Forget):
+            self.books.sessions.pop(job.session, None)
+        elif isinstance(job, do.GiveBack):
+            if job.session in self.books.sessions:
+                self.books.sessions[job.session].leases.pop(job.round, None)
+        elif isinstance(job, do.Note):
+            self.books.evaluation = EvaluationRow(job.round, job.step, job.loss, job.tokens, job.final)
+
+    def commit(self, job: do.Commit) -> None:
+        assert job.round == len(self.books.rounds), "rounds follow each other"
+        assert list(job.claims) == sorted(job.claims, key=lambda c: c.peer)
+        good = [c for c in job.claims if c.peer != self.reject]
+        rejected = {c.peer: "unusable" for c in job.claims if c.peer == self.reject}
+        for claim in good:
+            ids = sorted(i for runs in claim.leases.values() for i in expand(runs))
+            assert sorted(self.packets[claim.session, job.round]) == ids, "what is counted is what was trained"
+            for runs in claim.leases.values():
+                self.books.counted.put(runs)        # raises where a sample is counted twice
+            for lease in claim.leases:
+                if claim.session in self.books.sessions:
+                    self.books.sessions[claim.session].leases.pop(lease, None)
+            self.trained += ids
+        if good:
+            names = tuple(c.peer for c in good)
+            self.books.rounds.append(RoundRow(
+                job.round, job.step, 0.0, 0.0, 9, b"\1" * 32, job.fingerprint, job.members, names, None, 0, 0))
+        sizes, tokens = {c.peer: 9 for c in good}, {c.peer: TOKENS for c in good}
+        done = do.CommitDone(job.round, 9 if good else 0, b"\1" * 32, sizes, tokens, rejected)
+        self.act(self.hub.committed(done, self.now))
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.act(self.hub.tick(self.now))
+
+    def restart_hub(self) -> None:
+        """kill -9 of the hub: its memory, its cables and the jobs not done are gone, the ledger is not."""
+        for peer in self.peers:
+            self.cut(peer, noticed=False)
+        self.jobs.clear()
+        self.packets.clear()
+        self.hub = HubState(self.settings, TOKEN, STOP, self.now, self.books.recovered())
+
+    # ---- between -------------------------------------------------------------------------------------------
+
+    def act(self, actions: list[do.Action]) -> None:
+        for action in actions:
+            if isinstance(action, do.Send):
+                end = self.cables.get(action.conn)
+                if end is not None:
+                    end[0].down.append(encode(action.message))
+                else:
+                    self.act(self.hub.lost(action.conn, self.now))
+            elif isinstance(action, do.Tell):
+                self.events.append(action.event)
+            elif not isinstance(action, do.End):
+                self.jobs.append(action)
+        assert sum(self.hub.leases.places()) == self.settings.samples
+        assert self.hub.deadline() > self.now - 1e6
+
+    @property
+    def ended(self) -> RunEnded | None:
+        return next((e for e in self.events if isinstance(e, RunEnded)), None)
+
+    def step(self) -> None:
+        """Everybody does what they can, once."""
+        for peer in self.peers:
+            peer.dial()
+            for _ in range(8):
+                self.up(peer)
+                self.down(peer)
+            peer.work()
+            self.up(peer)
+        self.job()
+
+    def settle(self, steps: int = 2000) -> RunEnded:
+        """No more faults: the run must end. Time passes only as far as the hub itself asks for."""
+        for _ in range(steps):
+            if self.hub.phase is Phase.ENDED:
+                break
+            before = self.fingerprint()
+            self.step()
+            if self.fingerprint() == before:
+                self.pass_time(min(1.0, max(0.001, self.hub.deadline() - self.now)))
+        assert self.ended is not None, f"stuck in {self.hub.phase} of round {self.hub.round}: {self.hub.exchange}"
+        for _ in range(20):
+            self.job()
+        return self.ended
+
+    def fingerprint(self) -> object:
+        queues = [(len(p.cable.up), len(p.cable.down)) if p.cable else None for p in self.peers]
+        states = [(p.state.link, p.round is not None, p.uploaded, len(p.pending)) for p in self.peers]
+        return self.hub.phase, self.hub.round, len(self.jobs), queues, states

@@ -1,0 +1,165 @@
+"""A toy of training for the tests of transport: x' is the list of packets applied, a packet names the samples it holds.
+
+With it a test can say what a peer did, and a ledger can be checked against what was really trained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transport import PeerLink, RunSettings
+from transport.errors import SessionRenewed, TransportError, UpdateRejected
+from transport.messages import Over, Report, Round
+
+TOKENS = 10  # of each sample
+
+
+def toy_settings(**changes: object) -> RunSettings:
+    given = dict(
+        run="toy-run",
+        recipe="{}",
+        recipe_hash="00",
+        samples=40,
+        global_batch=8,
+        min_peers=1,
+        start_timeout=5.0,
+        step_timeout=5.0,
+        peer_timeout=5.0,
+        linger_s=2.0,
+        recover_s=3.0,
+    )
+    return RunSettings(**(given | changes))  # type: ignore[arg-type]
+
+
+def toy_fingerprint(packets: Sequence[bytes]) -> int:
+    digest = hashlib.sha256(b"".join(packets)).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+@dataclass
+class ToyWork:
+    """The owner's side of the toy."""
+
+    packets: list[bytes] = field(default_factory=list)
+    objects: dict[str, bytes | Path] = field(default_factory=dict)
+    reject: str = ""  # packets of this peer cannot be used
+
+    def samples(self, ids: Sequence[int]) -> bytes:
+        return json.dumps(list(ids)).encode()
+
+    def tokens(self, ids: Sequence[int]) -> int:
+        return TOKENS * len(ids)
+
+    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+        assert [u[0] for u in updates] == sorted(u[0] for u in updates)
+        for peer, packet, _ in updates:
+            if peer == self.reject or packet == b"bad":
+                raise UpdateRejected(peer, "not a packet")
+        return json.dumps(
+            [round, [[peer, json.loads(packet), weight] for peer, packet, weight in updates]]
+        ).encode()
+
+    def committed(self, round: int, packet: bytes) -> None:
+        assert round == len(self.packets)
+        self.packets.append(packet)
+
+    def fingerprint(self, round: int) -> int:
+        return toy_fingerprint(self.packets[:round])
+
+    def object(self, name: str) -> bytes | Path:
+        return self.objects[name]
+
+
+@dataclass
+class ToyPeer:
+    """A volunteer's side: the loop that any training over PeerLink has. `staleness` as in the algorithm."""
+
+    link: PeerLink
+    staleness: int = 1
+    before_exchange: Callable[[Round], None] = lambda _: None
+    packets: list[bytes] = field(default_factory=list)  # x'
+    pending: dict[int, list[int]] = field(default_factory=dict)  # leases trained and not delivered
+    rounds: list[int] = field(default_factory=list)
+    over: Over | None = None
+    error: BaseException | None = None
+    renewed: int = 0
+
+    def run(self) -> None:
+        try:
+            self.link.connect(10.0)
+            self.join()
+            while self.over is None:
+                try:
+                    self.turn()
+                except SessionRenewed:
+                    self.renewed += 1
+                    self.pending.clear()
+                    self.join()
+            self.link.leave("done")
+        except TransportError as error:
+            self.error = error
+            self.link.close()
+
+    def join(self) -> None:
+        self.catch_up(self.link.welcome.round)
+        self.link.ready(len(self.packets), toy_fingerprint(self.packets))
+
+    def catch_up(self, round: int) -> None:
+        while len(self.packets) < round:
+            self.packets.append(self.link.fetch(f"packet/{len(self.packets)}"))  # type: ignore[arg-type]
+
+    def turn(self) -> None:
+        opened = self.link.next_round()
+        if isinstance(opened, Over):
+            self.over = opened
+            return
+        self.rounds.append(opened.round)
+        self.catch_up(opened.round)
+        if opened.eval_parts:
+            self.link.evaluated(
+                opened.round, opened.eval_part, 2.0 * (opened.eval_part + 1), opened.eval_part + 1
+            )
+        if not opened.exchange:
+            return
+        if self.staleness == 0:
+            self.train(opened)
+        delivers = sorted(self.pending)
+        ids = [i for r in delivers for i in self.pending[r]]
+        report = Report(
+            opened.round,
+            toy_fingerprint(self.packets),
+            delivers,
+            3.0 * TOKENS * len(ids),
+            TOKENS * len(ids),
+            0.1,
+            0.0,
+        )
+        self.before_exchange(opened)
+        if self.staleness == 1:
+            self.train(opened)
+        committed = self.link.exchange(opened.round, json.dumps(ids).encode(), report)
+        if self.link.name in committed.accepted:
+            for r in delivers:
+                del self.pending[r]
+
+    def train(self, opened: Round) -> None:
+        if opened.samples:
+            lease = self.link.fetch(f"lease/{opened.round}")
+            assert isinstance(lease, bytes)
+            self.pending[opened.round] = json.loads(lease)
+            assert len(self.pending[opened.round]) == opened.samples
+
+    def start(self) -> threading.Thread:
+        thread = threading.Thread(target=self.run, name=f"toy-{id(self)}", daemon=True)
+        thread.start()
+        return thread
+
+
+def trained(work: ToyWork) -> list[int]:
+    """Every sample that is in x', as often as it is."""
+    return sorted(i for packet in work.packets for _, ids, _ in json.loads(packet)[1] for i in ids)

@@ -1,0 +1,24 @@
+"""Carries bytes between peers and keeps the books of a run. The protocol: transport/README.md.
+
+Beside these names: `transport.events`, `transport.errors`, `transport.messages`, `transport.memory`.
+"""
+
+from .admin import ask_status, ask_stop
+from .hub import Hub
+from .keys import RunKeys
+from .ledger import Ledger
+from .peer import PeerLink
+from .settings import RunSettings
+from .url import RunURL, parse_url
+
+__all__ = [
+    "Hub",
+    "Ledger",
+    "PeerLink",
+    "RunKeys",
+    "RunSettings",
+    "RunURL",
+    "ask_status",
+    "ask_stop",
+    "parse_url",
+]

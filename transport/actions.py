@@ -1,0 +1,114 @@
+"""What the hub's machine asks of the shell around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .events import Event
+from .ids import Runs
+from .messages import Message
+
+
+@dataclass(frozen=True)
+class Send:
+    conn: bytes
+    message: Message
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Yield this event to whoever runs the hub (`at` and the bytes are the shell's to fill in)."""
+
+    event: Event
+
+
+@dataclass(frozen=True)
+class Enrol:
+    """Write a new session into the ledger."""
+
+    session: str
+    name: str
+    hardware: str
+
+
+@dataclass(frozen=True)
+class Forget:
+    """The session is over: strike it from the ledger, drop its uploads and connections."""
+
+    session: str
+
+
+@dataclass(frozen=True)
+class GiveBack:
+    """A lease is its session's no more: strike it from the ledger."""
+
+    session: str
+    round: int
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Write the leases of a round into the ledger, then call `leased(round)`."""
+
+    round: int
+    leases: dict[str, Runs]  # by session
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One update that arrived in time, and the leases it delivers."""
+
+    peer: str
+    session: str
+    leases: dict[int, Runs]  # by the round that leased them
+    loss_sum: float
+    tokens: int  # the peer's word, for the mean loss only
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Aggregate these updates, make the round durable, then call `committed(CommitDone)` (or `failed`)."""
+
+    round: int
+    step: int
+    members: tuple[str, ...]
+    claims: tuple[Claim, ...]  # sorted by peer
+    fingerprint: int
+
+
+@dataclass(frozen=True)
+class FindFingerprint:
+    """Fold the ledger to the fingerprint of x' of `round`, then call `fingerprinted`."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Note:
+    """Write a finished evaluation into the ledger."""
+
+    round: int
+    step: int
+    loss: float
+    tokens: int
+    final: bool
+
+
+@dataclass(frozen=True)
+class End:
+    """The run is over: serve what is still being fetched, then stop."""
+
+
+Action = Send | Tell | Enrol | Forget | GiveBack | Lease | Commit | FindFingerprint | Note | End
+
+
+@dataclass(frozen=True)
+class CommitDone:
+    """The shell's answer to Commit."""
+
+    round: int
+    size: int
+    sha256: bytes
+    packets: dict[str, int]  # bytes of each accepted packet, by peer: who is in the commit
+    tokens: dict[str, int]  # trained tokens each delivered, by Work's word
+    rejected: dict[str, str]  # peer -> why its packet could not be used

@@ -1,0 +1,53 @@
+"""Questions from a connection that is no peer: `cocktail status` and `cocktail stop`. Each is one short conversation."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from .errors import LinkLost, RefusedByHub, Unreachable
+from .messages import PROTOCOL, AskStatus, AskStop, Message, Over, Refused, Status, decode_to_peer, encode
+from .sockets import DealerWire
+from .url import RunURL
+from .wire import Came, Down, Up
+
+
+def ask_status(url: RunURL, timeout: float = 10.0) -> dict[str, Any]:
+    """The object of `cocktail status --json`. Raises Unreachable, RefusedByHub, LinkLost."""
+    answer = ask(url.host, url.port, url.key, AskStatus(PROTOCOL, url.token, url.run), timeout)
+    if not isinstance(answer, Status):
+        raise LinkLost(f"the hub answered {type(answer).__name__} to a question for its status")
+    status = json.loads(answer.status)
+    assert isinstance(status, dict)
+    return status
+
+
+def ask_stop(
+    host: str, port: int, server_key: str, run: str, secret: str, now: bool = False, timeout: float = 10.0
+) -> None:
+    """End the run; returns when the hub has heard it. Raises Unreachable, RefusedByHub, LinkLost."""
+    answer = ask(host, port, server_key, AskStop(PROTOCOL, secret, run, now), timeout)
+    if not isinstance(answer, Over):
+        raise LinkLost(f"the hub answered {type(answer).__name__} to a stop")
+
+
+def ask(host: str, port: int, server_key: str, question: Message, timeout: float) -> Message:
+    """Send one message on a connection of its own and wait for the answer."""
+    wire, until = DealerWire(host, port, server_key), time.monotonic() + timeout
+    try:
+        wire.dial(0)
+        while (left := until - time.monotonic()) > 0:
+            for event in wire.poll(left):
+                if isinstance(event, Up):
+                    wire.send(0, [encode(question)])
+                elif isinstance(event, Down):
+                    raise event.error or LinkLost("the hub hung up without an answer")
+                elif isinstance(event, Came):
+                    answer = decode_to_peer(event.frames[0])
+                    if isinstance(answer, Refused):
+                        raise RefusedByHub(answer.code, answer.reason)
+                    return answer
+        raise Unreachable(host, port, "tcp", f"no answer from {host}:{port} within {timeout:.0f} s")
+    finally:
+        wire.close()

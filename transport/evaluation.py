@@ -1,0 +1,114 @@
+"""Evaluations of x': each member computes the held-out loss on one part of the evaluation set, the hub adds up.
+
+One is due before the first step, then whenever `eval_every` steps have passed, and of the finished model. One whose
+parts do not all come, because a peer is gone, is done again in the next round; the final one is kept and its missing
+parts are given to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Part:
+    loss_sum: float
+    tokens: int
+
+
+@dataclass
+class Evaluation:
+    """One evaluation of x' of `round`, in `parts` parts. `holders` says which session computes which part."""
+
+    round: int
+    step: int
+    parts: int
+    final: bool
+    holders: dict[int, str] = field(default_factory=dict)  # part -> session
+    results: dict[int, Part] = field(default_factory=dict)
+
+    def arrived(self, session: str, part: int, result: Part) -> bool:
+        """Take the result of a part; False where this session does not hold that part."""
+        if self.holders.get(part) != session or part in self.results:
+            return False
+        self.results[part] = result
+        return True
+
+    def lost(self, session: str) -> bool:
+        """The session is over. True where a part is missing now."""
+        missing = [p for p, holder in self.holders.items() if holder == session and p not in self.results]
+        for part in missing:
+            del self.holders[part]
+        return bool(missing)
+
+    def part_of(self, session: str) -> int | None:
+        """The part that this session is to compute; None: none, or it has."""
+        return next((p for p, s in self.holders.items() if s == session and p not in self.results), None)
+
+    @property
+    def unheld(self) -> list[int]:
+        """Parts that nobody has computed and nobody is computing."""
+        return [p for p in range(self.parts) if p not in self.holders and p not in self.results]
+
+    @property
+    def awaited(self) -> bool:
+        return any(p not in self.results for p in self.holders)
+
+    @property
+    def whole(self) -> bool:
+        return len(self.results) == self.parts
+
+    @property
+    def tokens(self) -> int:
+        return sum(part.tokens for part in self.results.values())
+
+    @property
+    def loss(self) -> float:
+        """Mean over the tokens; nan where there are none."""
+        # by part, never by arrival: float sums depend on order
+        total = sum(self.results[p].loss_sum for p in sorted(self.results))
+        return total / self.tokens if self.tokens else float("nan")
+
+
+class Evaluations:
+    """Which one is under way, and when the next is due."""
+
+    def __init__(self, wanted: bool, every: int, last_step: int = -1, finished: bool = False) -> None:
+        self.wanted, self.every = wanted, every  # every: steps; 0: only the first and the final one
+        self.finished = finished  # the final one is done
+        self.now: Evaluation | None = None
+        self._last_step = last_step
+
+    def due(self, step: int) -> bool:
+        if not self.wanted or self.now is not None:
+            return False
+        return self._last_step < 0 or (self.every > 0 and step // self.every > self._last_step // self.every)
+
+    def begin(self, round: int, step: int, sessions: Sequence[str]) -> None:
+        self.now = Evaluation(round, step, len(sessions), False, dict(enumerate(sessions)))
+        self._last_step = step
+
+    def assign(self, round: int, step: int, free: Sequence[str]) -> list[str]:
+        """The final one: give each part that nobody computes to one of the `free` sessions. Returns who got one."""
+        if self.now is None and free:
+            self.now = Evaluation(round, step, len(free), True)
+        given = list(zip(self.now.unheld, free, strict=False)) if self.now else []
+        for part, session in given:
+            self.now.holders[part] = session  # type: ignore[union-attr]  # given is empty where there is none
+        return [session for _, session in given]
+
+    def lost(self, session: str) -> None:
+        if self.now is not None and self.now.lost(session) and not self.now.final:
+            self.again()
+
+    def again(self) -> None:
+        """Give the one under way up; the next round begins another."""
+        if self.now is not None:
+            self.now, self._last_step = None, -1
+
+    def finish(self) -> None:
+        """The one under way is whole, or not wanted any more."""
+        if self.now is not None:
+            self.finished = self.now.final
+            self.now = None

@@ -1,0 +1,80 @@
+"""What the hub answers to a connection that is no session, or not yet: greetings, and questions from the outside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import events
+from .messages import PROTOCOL, AskStatus, AskStop, Hello, Over, Refused, Resume, Status, Welcome
+from .rounds import Phase
+from .sessions import Session, refusal, same, wrong_run, wrong_token
+from .status import status_text
+
+if TYPE_CHECKING:
+    from .hub_state import HubState
+
+
+def greet(hub: HubState, conn: bytes, message: Hello | Resume | AskStatus | AskStop, now: float) -> None:
+    if message.run != hub.settings.run:
+        hub.out.send(conn, wrong_run(message.run, hub.settings))
+    elif isinstance(message, Hello):
+        hello(hub, conn, message, now)
+    elif isinstance(message, Resume):
+        resume(hub, conn, message, now)
+    elif isinstance(message, AskStatus):
+        known = same(message.token, hub.token)
+        hub.out.send(conn, Status(status_text(hub, now)) if known else wrong_token())
+    elif not same(message.secret, hub.stop_secret):
+        hub.out.send(conn, Refused("token", "only the owner of the run can stop it"))
+    else:
+        hub.out.send(conn, Over("stopping", hub.finished))
+        hub.end_by("stopped by its owner", now, at_once=message.now)
+
+
+def hello(hub: HubState, conn: bytes, m: Hello, now: float) -> None:
+    refused = refusal(m, hub.settings, hub.token, over=hub.ending, peers=hub.members.others(m.name))
+    if refused is not None:
+        hub.out.send(conn, refused)
+        return
+    session = hub.members.begin(conn, m, now)
+    welcome(hub, session, resumed=False)
+    hub.out.tell(events.PeerJoined(0.0, session.name, session.hardware, hub.round))
+
+
+def resume(hub: HubState, conn: bytes, m: Resume, now: float) -> None:
+    """Everything that the peer may have missed is said again."""
+    session, commits = hub.members.get(m.session), hub.history.commits
+    if hub.phase is Phase.ENDED:
+        hub.out.send(conn, Over(hub.reason, hub.finished))
+    elif session is None or session.name != m.name:
+        hub.out.send(conn, Refused("session", "the hub does not know this session any more"))
+    elif 0 <= m.waiting < hub.round and m.waiting not in commits:
+        session.conn = conn
+        hub.members.kick(session, "session", f"away since round {m.waiting}")
+    else:
+        hub.members.back(session, conn, now, ready=m.ready)
+        hub.give_back_unheard(session, m.holds)
+        welcome(hub, session, resumed=True)
+        if m.waiting in commits:
+            hub.out.send(conn, commits[m.waiting])
+        if hub.phase is Phase.OPEN and hub.exchange is not None and session.id in hub.exchange.members:
+            hub.announce(session, hub.exchange)
+        elif hub.phase is Phase.FINAL:
+            hub.announce_part(session)
+
+
+def welcome(hub: HubState, session: Session, *, resumed: bool) -> None:
+    s = hub.settings
+    message = Welcome(
+        protocol=PROTOCOL,
+        run=s.run,
+        name=session.name,
+        session=session.id,
+        recipe=s.recipe,
+        recipe_hash=s.recipe_hash,
+        base=list(s.base),
+        round=hub.round,
+        ping_s=s.ping_s,
+        resumed=resumed,
+    )
+    hub.out.send(session.conn, message)

@@ -1,0 +1,45 @@
+"""What a hub remembers of the rounds that are over: the answers for peers that come back, the sums for people."""
+
+from __future__ import annotations
+
+from . import actions as do
+from .ledger import Recovered
+from .messages import Committed
+from .rounds import Exchange
+
+KEPT = 64  # rounds whose commit and fingerprint are kept at hand
+
+
+class History:
+    """Of one run, since its beginning or since the hub was restarted."""
+
+    def __init__(self, recovered: Recovered) -> None:
+        last, evaluation = recovered.last, recovered.evaluation
+        self.commits: dict[int, Committed] = {}
+        self.fingerprints: dict[int, int] = {}  # of x' of a round, as the accepted reports agreed
+        self.loss = last.loss if last else None  # of the newest round that trained
+        self.eval_loss = evaluation.loss if evaluation else None
+        self.tokens = 0  # counted since this hub started
+        if last is not None:
+            self.commits[last.round] = Committed(
+                last.round, last.length, last.sha256.hex(), list(last.accepted)
+            )
+            self.fingerprints[last.round] = last.fingerprint
+
+    def add(self, ex: Exchange, accepted: list[str], done: do.CommitDone) -> Committed:
+        """A round is durable, with the updates of these sessions. Returns what to tell everybody."""
+        reports = [ex.reports[s] for s in accepted]
+        tokens = sum(r.tokens for r in reports)
+        if tokens:
+            self.loss = sum(r.loss_sum for r in reports) / tokens
+        self.tokens += sum(done.tokens.values())
+        self.fingerprints[ex.round] = reports[0].fingerprint
+        names = [ex.members[s] for s in accepted]
+        self.commits[ex.round] = Committed(ex.round, done.size, done.sha256.hex(), names)
+        self.commits.pop(ex.round - KEPT, None)
+        self.fingerprints.pop(ex.round - KEPT, None)
+        return self.commits[ex.round]
+
+    def differs(self, round: int, fingerprint: int) -> bool:
+        """Is this known not to be the fingerprint of x' of that round?"""
+        return self.fingerprints.get(round, fingerprint) != fingerprint

@@ -1,0 +1,368 @@
+"""The hub's shell: one thread that carries frames between the wire and the machines, and two that do the slow things.
+
+I/O thread      polls the wire, runs HubState and the bulk inbox; nothing in it waits for a disk or for torch
+commit thread   Work.aggregate, ledger, Work.committed, in this order, one round at a time
+reader thread   Work.samples, Work.object, reading chunks of files
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from . import actions as do
+from .bulk import Arrived, Inbox
+from .errors import ProtocolError, UpdateRejected
+from .events import Event
+from .hub_state import HubState
+from .ids import expand
+from .keys import CurveKeys, RunKeys
+from .ledger import Counted, EvaluationRow, Ledger
+from .messages import (
+    MAX_CONTROL,
+    Attach,
+    Attached,
+    Chunk,
+    Data,
+    Get,
+    Message,
+    NoObject,
+    OtherVersion,
+    Put,
+    Refused,
+    decode_to_hub,
+    encode,
+)
+from .objects import Objects
+from .settings import RunSettings, Work
+from .sockets import RouterWire
+from .status import Traffic
+from .wire import HANDSHAKE_DOWN, HANDSHAKE_UP, HubWire, wire_size
+
+
+class Hub:
+    """One run's hub. `start`, iterate `events` until it ends, `stop` from any thread.
+
+    Raises AddressInUse at once. Port 0 takes a free one; `port` says which.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        keys: RunKeys,
+        ledger: Ledger,
+        settings: RunSettings,
+        work: Work,
+        *,
+        wire: HubWire | None = None,
+    ) -> None:
+        self.settings, self.ledger, self.work = settings, ledger, work
+        self._wire = wire or RouterWire(host, port, CurveKeys(keys.public, keys.secret))
+        self.port = self._wire.port
+        self._state = HubState(settings, keys.token, keys.stop, time.monotonic(), ledger.recover())
+        self._inbox = Inbox(self._refuses)
+        self._objects = Objects(ledger, work, self._lease)
+        self._owners: dict[bytes, str] = {}  # connection -> session, control and bulk
+        self._packets: dict[tuple[str, int], bytes] = {}  # (session, round) -> its update, until the commit
+        self._opened: dict[int, float] = {}  # round -> wall clock
+        self._reading: dict[bytes, int] = {}  # connection -> chunks being read for it
+        self._calls: deque[Callable[[], list[do.Action]]] = (
+            deque()
+        )  # from other threads, run by the I/O thread
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._commits = ThreadPoolExecutor(1, "cocktail-commit")
+        self._reader = ThreadPoolExecutor(1, "cocktail-reader")
+        self._thread = threading.Thread(target=self._run, name="cocktail-hub", daemon=True)
+        self._end_at: float | None = None
+        self.error: Exception | None = None  # what ended the run, if it was an error in this process
+
+    # ---- for the caller ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def events(self) -> Iterator[Event]:
+        """What happens, as it happens; the last one is RunEnded. Yields until the hub has shut down."""
+        while (event := self._events.get()) is not None:
+            yield event
+
+    def stop(self, now: bool = False, reason: str = "stopped by its owner") -> None:
+        """End the run, after the exchange in flight, or `now`. Returns at once; `events` ends when it is done."""
+        self._call(lambda: self._state.stop(reason, time.monotonic(), at_once=now))
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until the hub has shut down; False where `timeout` seconds were not enough."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    # ---- the I/O thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._end_at is None or (time.monotonic() < self._end_at and self._state.members.sessions):
+                self._turn()
+        except Exception as error:  # our bug: the run ends and says so, rather than hanging
+            self._act(self._state.failed(f"{type(error).__name__} in the hub: {error}", 1, time.monotonic()))
+            raise
+        finally:
+            self._commits.shutdown()
+            self._reader.shutdown(cancel_futures=True)
+            self._objects.close()
+            self._wire.close()
+            self._events.put(None)
+
+    def _turn(self) -> None:
+        until = min(self._state.deadline(), self._end_at or float("inf"))
+        for conn, frames in self._wire.poll(min(1.0, max(0.0, until - time.monotonic()))):
+            self._receive(conn, frames)
+        while self._calls:
+            self._act(self._calls.popleft()())
+        self._act(self._state.tick(time.monotonic()))
+
+    def _call(self, call: Callable[[], list[do.Action]]) -> None:
+        """Have the I/O thread do this; from any thread."""
+        self._calls.append(call)
+        self._wire.wake()
+
+    def _receive(self, conn: bytes, frames: list[bytes]) -> None:
+        now = time.monotonic()
+        owner = self._owners.get(conn)
+        if owner is not None:
+            self._traffic(owner).up += wire_size(frames)
+        try:
+            if not 1 <= len(frames) <= 2 or len(frames[0]) > MAX_CONTROL:
+                raise ProtocolError(f"{len(frames)} frames")
+            message = decode_to_hub(frames[0])
+        except OtherVersion as error:
+            self._act(self._state.other_version(conn, error.protocol, now))
+            return
+        except ProtocolError:
+            self._state.members.ignored += 1
+            return
+        payload = frames[1] if len(frames) == 2 else b""
+        if isinstance(message, Attach):
+            self._attach(conn, message, wire_size(frames))
+        elif isinstance(message, Put | Chunk):
+            self._put(conn, message, payload, now)
+        elif isinstance(message, Get):
+            self._get(conn, message)
+        else:
+            self._act(self._state.receive(conn, message, now))
+            self._own(conn, wire_size(frames) if owner is None else 0)
+
+    def _own(self, conn: bytes, size: int) -> None:
+        """After a greeting this connection may be a session's."""
+        session = self._state.members.by_conn(conn) if size else None
+        if session is not None:
+            self._owners[conn] = session.id
+            self._traffic(session.id).up += size + HANDSHAKE_UP
+            self._traffic(session.id).down += HANDSHAKE_DOWN
+
+    def _attach(self, conn: bytes, message: Attach, size: int) -> None:
+        if message.session not in self._state.members.sessions:
+            self._send(conn, Refused("session", "the hub does not know this session"))
+            return
+        if self._owners.get(conn) != message.session:
+            self._owners[conn] = message.session
+            self._traffic(message.session).up += size + HANDSHAKE_UP
+            self._traffic(message.session).down += HANDSHAKE_DOWN
+        self._send(conn, Attached(self.settings.credit))
+
+    def _put(self, conn: bytes, message: Put | Chunk, payload: bytes, now: float) -> None:
+        session = self._owners.get(conn)
+        if session is None:
+            self._send(conn, Refused("session", "this connection belongs to no session"))
+            return
+        for answer in self._inbox.receive(session, message, payload):
+            if isinstance(answer, Arrived):
+                round = round_of("update/", answer.name)
+                assert round is not None  # _refuses let no other in
+                self._packets[session, round] = answer.data
+                self._act(self._state.uploaded(session, round, now))
+            else:
+                self._send(conn, answer)
+
+    def _refuses(self, session: str, name: str, size: int) -> str | None:
+        round = round_of("update/", name)
+        if round is None:
+            return f"nothing of the name {name!r} is wanted"
+        return self._state.refuses_update(session, round, size)
+
+    def _get(self, conn: bytes, message: Get) -> None:
+        session = self._owners.get(conn)
+        if session is None:
+            self._send(conn, Refused("session", "this connection belongs to no session"))
+            return
+        if self._reading.get(conn, 0) < 4 * self.settings.credit:  # a peer that asks for more is not ours
+            self._reading[conn] = self._reading.get(conn, 0) + 1
+            self._reader.submit(self._read, conn, session, message)
+
+    def _send(self, conn: bytes, message: Message, payload: bytes | None = None) -> None:
+        frames = [encode(message)] if payload is None else [encode(message), payload]
+        owner = self._owners.get(conn)
+        if owner is not None:
+            self._traffic(owner).down += wire_size(frames)
+        if not self._wire.send(conn, frames):
+            self._owners.pop(conn, None)
+            # not at once: what is being said to the others comes first, in its order
+            self._calls.append(lambda: self._state.lost(conn, time.monotonic()))
+
+    def _traffic(self, session: str) -> Traffic:
+        return self._state.members.traffic.setdefault(session, Traffic())
+
+    def _lease(self, session: str, round: int) -> list[int] | None:
+        """Called by the reader thread; reads one dict entry."""
+        ids = self._state.leases.ids(session, round)
+        return None if ids is None else expand(ids)
+
+    # ---- actions -------------------------------------------------------------------------------------------
+
+    def _act(self, actions: list[do.Action]) -> None:
+        for action in actions:
+            if isinstance(action, do.Send):
+                self._send(action.conn, action.message)
+            elif isinstance(action, do.Tell):
+                self._events.put(replace(action.event, at=time.time()))
+            elif isinstance(action, do.Commit):
+                packets = {c.session: self._packets[c.session, action.round] for c in action.claims}
+                self._later(lambda a=action, p=packets: self._commit(a, p))  # type: ignore[misc]
+            elif isinstance(action, do.Lease):
+                self._opened[action.round] = time.time()
+                self._inbox.keep({f"update/{action.round}"})
+                self._packets = {k: v for k, v in self._packets.items() if k[1] >= action.round}
+                self._later(lambda a=action: self._write_leases(a))  # type: ignore[misc]
+            elif isinstance(action, do.FindFingerprint):
+                self._later(lambda a=action: self._find_fingerprint(a))  # type: ignore[misc]
+            elif isinstance(action, do.Enrol):
+                self._later(lambda a=action: self.ledger.session(a.session, a.name, a.hardware))  # type: ignore[misc]
+            elif isinstance(action, do.Forget):
+                self._inbox.drop(action.session)
+                self._owners = {c: s for c, s in self._owners.items() if s != action.session}
+                self._later(lambda a=action: self.ledger.gone(a.session))  # type: ignore[misc]
+            elif isinstance(action, do.GiveBack):
+                self._later(lambda a=action: self.ledger.given_back(a.session, a.round))  # type: ignore[misc]
+            elif isinstance(action, do.Note):
+                row = EvaluationRow(action.round, action.step, action.loss, action.tokens, action.final)
+                self._later(lambda r=row: self.ledger.evaluated(r))  # type: ignore[misc]
+            elif isinstance(action, do.End):
+                self._end_at = time.monotonic() + self.settings.linger_s
+
+    # ---- the commit thread ---------------------------------------------------------------------------------
+
+    def _later(self, job: Callable[[], object]) -> None:
+        """Have the commit thread do this, after what it was given before."""
+        self._commits.submit(self._guarded, job)
+
+    def _guarded(self, job: Callable[[], object]) -> None:
+        """Run a job; what goes wrong in it ends the run, with its reason."""
+        try:
+            job()
+        except Exception as error:
+            full = isinstance(error, OSError) and error.errno == errno.ENOSPC or "disk is full" in str(error)
+            reason = f"the hub's disk is full: {error}" if full else f"{type(error).__name__}: {error}"
+            self.error = error
+            code = 8 if full or isinstance(error, MemoryError) else 1
+            self._call(lambda: self._state.failed(reason, code, time.monotonic()))
+
+    def _write_leases(self, action: do.Lease) -> None:
+        self.ledger.leased(action.round, action.leases)
+        self._call(lambda: self._state.leased(action.round, time.monotonic()))
+
+    def _find_fingerprint(self, action: do.FindFingerprint) -> None:
+        truth = self.work.fingerprint(action.round)
+        self._call(lambda: self._state.fingerprinted(action.round, truth, time.monotonic()))
+
+    def _commit(self, action: do.Commit, packets: dict[str, bytes]) -> None:
+        """Aggregate, make durable, tell the I/O thread, in this order."""
+        tokens = {
+            c.peer: self.work.tokens([i for ids in c.leases.values() for i in expand(ids)])
+            for c in action.claims
+        }
+        claims = {c.peer: c for c in action.claims}
+        rejected: dict[str, str] = {}
+        packet: bytes | None = None
+        while claims and packet is None:
+            equal = not any(tokens[peer] for peer in claims)  # nothing trained yet: everybody counts the same
+            updates = [
+                (peer, packets[c.session], 1.0 if equal else float(tokens[peer]))
+                for peer, c in claims.items()
+            ]
+            try:
+                packet = self.work.aggregate(action.round, updates)
+            except UpdateRejected as error:
+                rejected[error.peer] = error.reason
+                if claims.pop(error.peer, None) is None:
+                    raise
+        if packet is None:
+            done = do.CommitDone(action.round, 0, b"", {}, {}, rejected)
+            self._call(lambda: self._state.committed(done, time.monotonic()))
+            return
+        told = [c for c in claims.values() if c.tokens]
+        self.ledger.commit(
+            action.round,
+            packet,
+            step=action.step,
+            opened=self._opened.pop(action.round, time.time()),
+            committed=time.time(),
+            fingerprint=action.fingerprint,
+            members=action.members,
+            accepted=tuple(claims),
+            loss=sum(c.loss_sum for c in told) / sum(c.tokens for c in told) if told else None,
+            tokens=sum(tokens[peer] for peer in claims),
+            counted=tuple(
+                Counted(lease, c.peer, c.session, ids)
+                for c in claims.values()
+                for lease, ids in c.leases.items()
+            ),
+        )
+        done = do.CommitDone(
+            action.round,
+            len(packet),
+            hashlib.sha256(packet).digest(),
+            {peer: len(packets[c.session]) for peer, c in claims.items()},
+            {peer: tokens[peer] for peer in claims},
+            rejected,
+        )
+        self._objects.committed(action.round, packet)
+        self._call(lambda: self._state.committed(done, time.monotonic()))
+        self.work.committed(action.round, packet)
+
+    # ---- the reader thread ---------------------------------------------------------------------------------
+
+    def _read(self, conn: bytes, session: str, message: Get) -> None:
+        answer: Message
+        payload: bytes | None = None
+        try:
+            source = self._objects.find(session, message.name)
+            payload = source.read(message.index, message.chunk)
+            answer = Data(message.name, message.index, source.size, source.sha256)
+        except KeyError as error:
+            answer = NoObject(message.name, str(error.args[0]))
+        except Exception as error:
+            answer = NoObject(message.name, f"the hub cannot read it: {type(error).__name__}: {error}")
+        self._call(lambda: self._answer(conn, answer, payload))
+
+    def _answer(self, conn: bytes, answer: Message, payload: bytes | None) -> list[do.Action]:
+        self._reading[conn] -= 1
+        if not self._reading[conn]:
+            del self._reading[conn]
+        self._send(conn, answer, payload)
+        return []
+
+
+def round_of(prefix: str, name: str) -> int | None:
+    """The number in "update/17"; None where the name is another."""
+    digits = name.removeprefix(prefix)
+    return (
+        int(digits)
+        if name.startswith(prefix) and digits.isascii() and digits.isdigit() and len(digits) < 19
+        else None
+    )

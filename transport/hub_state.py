@@ -1,0 +1,509 @@
+"""The hub without sockets, disk and clock: messages and facts in, actions out, `now` an argument (monotonic seconds).
+
+    WAITING -> OPENING   min_peers are ready: samples are leased, the ledger hears of it first
+    OPENING -> OPEN      the members are told
+    OPEN -> CLOSED       all expected updates are here, or the deadline has passed and one is
+    CLOSED -> WAITING    aggregated, durable, announced; the next round opens at once
+    OPEN -> WAITING      nobody is left, or no packet can be used: the round is opened again
+    WAITING -> FINAL     every sample is counted
+    FINAL -> ENDED       the result is evaluated
+
+Every method that takes something in returns the actions it causes. `deadline()` says when to call `tick` at the latest.
+The tables are PHASES (rounds.py) and NEXT (sessions.py); the books are Leases (leases.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from . import actions as do
+from . import events
+from .evaluation import Evaluations, Part
+from .greetings import greet
+from .history import History
+from .ids import size
+from .leases import Leases
+from .ledger import Recovered
+from .members import Members, Outbox
+from .messages import (
+    AskStatus,
+    AskStop,
+    Evaluated,
+    Hello,
+    Leave,
+    Over,
+    Pong,
+    Ready,
+    Refused,
+    Report,
+    Resume,
+    Round,
+    ToHub,
+)
+from .rounds import PHASES, Exchange, Phase
+from .sessions import (
+    Kind,
+    Session,
+    State,
+    wrong_version,
+)
+from .settings import RunSettings
+
+
+STALE = 4  # rounds after which a lease that a peer's accepted updates did not deliver is given to others
+
+
+class HubState:
+    """The machine of one run."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        token: str,
+        stop_secret: str,
+        now: float,
+        recovered: Recovered | None = None,
+    ) -> None:
+        recovered = recovered or Recovered()
+        evaluation = recovered.evaluation
+        self.settings, self.phase = settings, Phase.WAITING
+        self.round = recovered.round  # the next one to be committed
+        self.leases = Leases(settings.samples, recovered.counted)
+        self.evaluations = Evaluations(
+            settings.eval,
+            settings.eval_every,
+            evaluation.step if evaluation else -1,
+            bool(evaluation and evaluation.final),
+        )
+        self.out = Outbox()
+        self.members = Members(settings, self.out, self._session_ended, now)
+        self.exchange: Exchange | None = None
+        self.history = History(recovered)
+        self.started = now
+        self.counted_at_start = self.leases.counted
+        self.finished, self.reason = False, ""  # how the run ended
+        self.token, self.stop_secret = token, stop_secret
+        self._stop_at: float | None = None  # when a stop that waits for the exchange stops waiting
+        self._waiting_since = self._ticked = self._hold_until = now
+        for old in recovered.sessions:
+            self._hold_until = now + settings.recover_s
+            self.members.restore(old.session, old.name, old.hardware, now)
+            for lease_round, ids in old.leases.items():
+                self.leases.restore(old.session, lease_round, ids)
+
+    # ---- in: from peers ------------------------------------------------------------------------------------
+
+    def receive(self, conn: bytes, message: ToHub, now: float) -> list[do.Action]:
+        """A checked message from a control connection."""
+        session = self.members.by_conn(conn)
+        if session is not None:
+            session.seen = now
+        if isinstance(message, Hello | Resume | AskStatus | AskStop):
+            greet(self, conn, message, now)
+        elif session is None:
+            self.out.send(conn, Refused("session", "the hub does not know this session"))
+        elif isinstance(message, Ready):
+            self._ready(session, message, now)
+        elif isinstance(message, Report):
+            self._report(session, message)
+        elif isinstance(message, Evaluated):
+            self._evaluated(session, message, now)
+        elif isinstance(message, Leave):
+            self.out.send(conn, Over(f"left: {message.reason}", self.finished))
+            self.members.end(session, f"left: {message.reason}")
+        elif isinstance(message, Pong):
+            session.rtt = max(0.0, now - message.sent)
+        else:
+            self.members.ignored += 1
+        return self._drain(now)
+
+    def other_version(self, conn: bytes, protocol: int, now: float) -> list[do.Action]:
+        """A greeting in a protocol that is not ours: it is told which would do."""
+        self.out.send(conn, wrong_version(protocol))
+        return self._drain(now)
+
+    def lost(self, conn: bytes, now: float) -> list[do.Action]:
+        """The connection is closed."""
+        self.members.lost(conn, now)
+        return self._drain(now)
+
+    def refuses_update(self, session_id: str, round: int, size: int) -> str | None:
+        """Why an upload of this size is not wanted; None where it is."""
+        ex = self.exchange
+        if session_id not in self.members.sessions:
+            return "the session is over"
+        if self.phase is not Phase.OPEN or ex is None or ex.round != round or session_id not in ex.members:
+            return f"round {round} is not open to this peer, or is closed"
+        if session_id in ex.uploads:
+            return "it is here already"
+        if size > self.settings.update_limit:
+            return f"it has {size} bytes, the limit of this run is {self.settings.update_limit}"
+        return None
+
+    def uploaded(self, session_id: str, round: int, now: float) -> list[do.Action]:
+        """The packet of this session for `round` is here, whole, its checksum right."""
+        session, ex = self.members.get(session_id), self.exchange
+        if session and ex and self.phase is Phase.OPEN and ex.round == round and session_id in ex.members:
+            session.seen = now
+            ex.uploads.add(session_id)
+            self._maybe_arrived(session, ex)
+        return self._drain(now)
+
+    # ---- in: from the shell --------------------------------------------------------------------------------
+
+    def leased(self, round: int, now: float) -> list[do.Action]:
+        """The leases of the round are in the ledger: its members may be told."""
+        ex = self.exchange
+        if self.phase is Phase.OPENING and ex is not None and ex.round == round:
+            self._enter(Phase.OPEN)
+            self.out.tell(
+                events.RoundOpened(0.0, round, ex.step, self.settings.steps, ex.names, ex.leased, True)
+            )
+            for s in ex.members:
+                if s in self.members.sessions:
+                    self.announce(self.members.sessions[s], ex)
+        return self._drain(now)
+
+    def committed(self, done: do.CommitDone, now: float) -> list[do.Action]:
+        """The round is durable; or, where no packet could be used, there was none."""
+        ex = self.exchange
+        if self.phase is Phase.CLOSED and ex is not None and ex.round == done.round:
+            accepted = self._settle(ex, done.packets)
+            self.members.strike(done.rejected, at_once=not accepted)
+            if accepted:
+                self._committed(ex, accepted, done, now)
+            else:
+                self._void(ex, now)
+        return self._drain(now)
+
+    def fingerprinted(self, round: int, truth: int, now: float) -> list[do.Action]:
+        """What x' of the round hashes to in truth, after peers disagreed about it.
+
+        A newcomer that differs never had the x' of this run, so it alone goes. One that had it and lost it is a
+        fault of the method or the machine: the run stops rather than train two models.
+        """
+        ex = self.exchange
+        if self.phase is Phase.CLOSED and ex is not None and ex.round == round:
+            wrong = [s for s in ex.by_name if ex.reports[s].fingerprint != truth]
+            had_it = [s for s in wrong if (session := self.members.get(s)) and session.accepted]
+            if had_it:
+                names = ", ".join(ex.members[s] for s in had_it)
+                self._end(f"x' of round {round} at {names} is not what the ledger says", 1)
+                return self._drain(now)
+            for s in wrong:
+                self._refuse(s, ex.claims.pop(s))
+                if s in self.members.sessions:
+                    self.members.kick_other_state(self.members.sessions[s], round)
+            if ex.claims:
+                self._commit(ex)
+            else:
+                self._void(ex, now)
+        return self._drain(now)
+
+    def failed(self, reason: str, exit_code: int, now: float) -> list[do.Action]:
+        """Something the run cannot go on without failed: the disk, the aggregation."""
+        self._end(reason, exit_code)
+        return self._drain(now)
+
+    def stop(self, reason: str, now: float, *, at_once: bool = False) -> list[do.Action]:
+        """The owner ends the run, after the exchange in flight if not `at_once`."""
+        self.end_by(reason, now, at_once=at_once)
+        return self._drain(now)
+
+    def end_by(self, reason: str, now: float, *, at_once: bool) -> None:
+        if self.phase is not Phase.ENDED:
+            self.reason = reason
+            in_flight = self.phase in (Phase.OPEN, Phase.CLOSED)
+            self._stop_at = now if at_once or not in_flight else now + self.settings.stop_s
+
+    def tick(self, now: float) -> list[do.Action]:
+        """Let time pass up to `now`."""
+        self._ticked = now
+        self.members.tick(now)
+        ex = self.exchange
+        if self.phase is Phase.OPEN and ex is not None and now >= ex.deadline and not ex.warned:
+            ex.warned = True
+            goes_on = (
+                "it goes on without" if ex.claims else "nothing came; it closes with the first update of"
+            )
+            self.out.warn(f"round {ex.round} reached its deadline: {goes_on} {', '.join(ex.missing)}")
+        return self._drain(now)
+
+    def deadline(self) -> float:
+        """When to call `tick`, if nothing else happens before. inf: never."""
+        times = [self.members.deadline()]
+        if self._stop_at is not None and self.phase is not Phase.ENDED:
+            times.append(self._stop_at)
+        if self.phase is Phase.OPEN and self.exchange is not None and not self.exchange.warned:
+            times.append(self.exchange.deadline)
+        if self.phase in (Phase.WAITING, Phase.FINAL):
+            times.append(self._waiting_since + self.settings.start_timeout)
+            if self._hold_until > self._ticked:
+                times.append(self._hold_until)
+        return min(times)
+
+    def _session_ended(self, session: Session) -> int:
+        self.evaluations.lost(session.id)
+        return self.leases.revoke(session.id)
+
+    @property
+    def ending(self) -> bool:
+        return self.phase is Phase.ENDED or self._stop_at is not None
+
+    def give_back_unheard(self, session: Session, holds: list[int]) -> None:
+        """A peer is back. Leases it never heard of go back into the pool; that of the open round it is told again."""
+        ex = self.exchange
+        current = {ex.round} if ex is not None and session.id in ex.members else set()
+        for lease in set(self.leases.held(session.id)) - set(holds) - current:
+            self._give_back(session.id, lease)
+
+    def _give_back(self, session: str, lease: int) -> None:
+        self.leases.give_back(session, lease)
+        self.out.add(do.GiveBack(session, lease))
+
+    # ---- what peers say ------------------------------------------------------------------------------------
+
+    def _ready(self, session: Session, m: Ready, now: float) -> None:
+        joining = session.state is State.JOINING
+        if m.round > self.round or self.history.differs(m.round, m.fingerprint):
+            self.members.kick_other_state(session, m.round)
+        elif self.members.move(session, Kind.READY) and joining:
+            session.claims = (m.round, m.fingerprint)
+            self.out.tell(events.PeerReady(0.0, session.name, m.round, now - session.since))
+
+    def _report(self, session: Session, m: Report) -> None:
+        ex = self.exchange
+        if self.phase is Phase.OPEN and ex is not None and ex.round == m.round and session.id in ex.members:
+            ex.reports.setdefault(session.id, m)
+            self._maybe_arrived(session, ex)
+        elif m.round <= self.round:
+            self.members.move(session, Kind.LATE)
+            if not self.leases.held(session.id):
+                session.owes = None
+            if m.round in self.history.commits:
+                self.out.send(session.conn, self.history.commits[m.round])
+        else:
+            self.members.ignored += 1
+
+    def _maybe_arrived(self, session: Session, ex: Exchange) -> None:
+        """An update is a report and a packet, in either order."""
+        report = ex.reports.get(session.id)
+        if report is None or session.id not in ex.uploads or session.id in ex.claims:
+            return
+        ex.claims[session.id] = self.leases.claim(session.id, report.delivers)
+        if void := sorted(set(report.delivers) - set(ex.claims[session.id])):
+            self.out.warn(f"claims to deliver leases of rounds {void}, which it does not hold", session.name)
+        self.members.move(session, Kind.ARRIVED)
+
+    def _evaluated(self, session: Session, m: Evaluated, now: float) -> None:
+        ev = self.evaluations.now
+        if (
+            ev is None
+            or ev.round != m.round
+            or not ev.arrived(session.id, m.part, Part(m.loss_sum, m.tokens))
+        ):
+            self.members.ignored += 1
+            return
+        if ev.final:
+            session.owes = None
+            self.members.move(session, Kind.ARRIVED)
+            self.members.move(session, Kind.CLOSED)
+        if ev.whole:
+            self.evaluations.finish()
+            self.history.eval_loss = ev.loss
+            self.out.add(do.Note(ev.round, ev.step, ev.loss, ev.tokens, ev.final))
+            self.out.tell(events.EvaluationDone(0.0, ev.round, ev.step, ev.loss, ev.tokens, ev.final))
+
+    # ---- rounds --------------------------------------------------------------------------------------------
+
+    def _progress(self, now: float) -> None:
+        """Whatever can happen now without anybody saying anything more."""
+        if self.phase is Phase.ENDED:
+            return
+        idle = self.phase in (Phase.WAITING, Phase.FINAL)
+        if self._stop_at is not None and (idle or now >= self._stop_at):
+            self._end(self.reason, 0)
+        elif self.phase is Phase.WAITING:
+            self._open_or_wait(now)
+        elif self.phase is Phase.OPEN:
+            self._close_or_wait(now)
+        elif self.phase is Phase.FINAL:
+            self._finish_or_wait(now)
+
+    def _open_or_wait(self, now: float) -> None:
+        ready, s = self.members.ready(), self.settings
+        if self.leases.done:
+            self.evaluations.finish()  # of an older x': the final one is what counts now
+            self._enter(Phase.FINAL)
+            self._waiting_since = now
+            self._finish_or_wait(now)
+        elif self.members.awaited() and now < self._hold_until:
+            return
+        elif len(ready) < max(1, s.min_peers):
+            if now >= self._waiting_since + s.start_timeout:
+                self._end(
+                    f"{len(ready)} peers were ready, {s.min_peers} needed, for {s.start_timeout:.0f} s", 7
+                )
+        else:
+            self._waiting_since = now
+            if self.leases.free or any(self.leases.held(p.id) for p in ready):
+                self._open(ready, now)
+            # else those who hold the last samples are behind: they deliver, or lose them after lease_s
+
+    def _open(self, ready: list[Session], now: float) -> None:
+        s, free = self.settings, self.leases.free
+        step = (s.samples - free) // s.global_batch if free else s.steps
+        granted = self.leases.grant(self.round, [p.id for p in ready], s.global_batch)
+        leased = sum(size(ids) for ids in granted.values())
+        members = {p.id: p.name for p in ready}
+        self.exchange = Exchange(self.round, step, members, leased, now, now + s.step_timeout)
+        for p in ready:
+            self.members.move(p, Kind.OPENED)
+            p.owes = now if p.owes is None else p.owes
+        if self.evaluations.due(step):
+            self.evaluations.begin(self.round, step, [p.id for p in ready])
+        self._enter(Phase.OPENING)
+        self.out.add(do.Lease(self.round, granted))
+
+    def announce(self, session: Session, ex: Exchange) -> None:
+        samples = size(self.leases.ids(session.id, ex.round) or ())
+        message = ex.message(session.id, self.settings.steps, samples, self.evaluations.now)
+        self.out.send(session.conn, message)
+
+    def _close_or_wait(self, now: float) -> None:
+        ex = self.exchange
+        assert ex is not None
+        expected = any(
+            s in self.members.sessions and self.members.sessions[s].state is State.TRAINING
+            for s in ex.members
+        )
+        if not ex.claims and not expected:
+            self._void(ex, now)
+        elif ex.claims and (not expected or now >= ex.deadline):
+            self._enter(Phase.CLOSED)
+            self.members.move_all(ex.members, Kind.CLOSED)
+            if len({ex.reports[s].fingerprint for s in ex.claims}) > 1:
+                self.out.add(do.FindFingerprint(ex.round))
+            else:
+                self._commit(ex)
+
+    def _commit(self, ex: Exchange) -> None:
+        claims = tuple(
+            do.Claim(
+                ex.members[s],
+                s,
+                {r: self.leases.ids(s, r) or () for r in ex.claims[s]},
+                ex.reports[s].loss_sum,
+                ex.reports[s].tokens,
+            )
+            for s in ex.by_name
+        )
+        fingerprint = ex.reports[ex.by_name[0]].fingerprint
+        self.out.add(do.Commit(ex.round, ex.step, ex.names, claims, fingerprint))
+
+    def _settle(self, ex: Exchange, accepted: dict[str, int]) -> list[str]:
+        """Count the leases of the accepted (named), give the others back. Returns the accepted sessions, by name."""
+        counted = [s for s in ex.by_name if ex.members[s] in accepted]
+        for s, rounds in ex.claims.items():
+            if s in counted:
+                self.leases.count(s, rounds)
+            else:
+                self._refuse(s, rounds)
+        ex.claims.clear()
+        return counted
+
+    def _refuse(self, session: str, rounds: list[int]) -> None:
+        """An update that arrived is not in the commit: its sender still holds the work, if it is still here."""
+        self.leases.refuse(session, rounds)
+        if session not in self.members.sessions:
+            self.leases.revoke(session)
+
+    def _committed(self, ex: Exchange, accepted: list[str], done: do.CommitDone, now: float) -> None:
+        message = self.history.add(ex, accepted, done)
+        for s in accepted:
+            if (session := self.members.get(s)) is not None:
+                session.owes, session.accepted = None, session.accepted + 1
+                session.tokens += done.tokens.get(session.name, 0)
+                for lease in [r for r in self.leases.held(s) if r < ex.round - STALE]:
+                    self._give_back(s, lease)
+                    self.out.warn(f"did not deliver its lease of round {lease}", session.name)
+        for session in list(self.members.sessions.values()):
+            self.out.send(session.conn, message)
+            if session.claims is not None and session.claims[0] <= ex.round:
+                if self.history.differs(*session.claims):
+                    self.members.kick_other_state(session, session.claims[0])
+                session.claims = None
+        self.round += 1
+        up, down = self.members.tell_traffic()
+        told, steps = ex.told(accepted, done, now), self.settings.steps
+        counted = self.leases.counted
+        self.out.tell(replace(told, step=self.step, steps=steps, counted=counted, up=up, down=down))
+        self._wait_again(now)
+
+    def _void(self, ex: Exchange, now: float) -> None:
+        """Nobody is left of this round, or no packet in it could be used: it is opened again."""
+        self._settle(ex, {})
+        self.evaluations.again()
+        self._wait_again(now)
+
+    def _wait_again(self, now: float) -> None:
+        self.exchange = None
+        self._enter(Phase.WAITING)
+        self._waiting_since = now
+
+    # ---- the end -------------------------------------------------------------------------------------------
+
+    def _finish_or_wait(self, now: float) -> None:
+        """Every sample is counted: have each part of the final evaluation computed by somebody, then end."""
+        done = "every sample was counted"
+        if self.evaluations.finished or not self.evaluations.wanted:
+            self._end(done, 0, finished=True)
+            return
+        ready = self.members.ready()
+        for s in self.evaluations.assign(self.round, self.settings.steps, [p.id for p in ready]):
+            session = self.members.sessions[s]
+            session.owes = now
+            self.members.move(session, Kind.OPENED)
+            self.announce_part(session)
+        ev = self.evaluations.now
+        if ready or (ev is not None and ev.awaited):
+            self._waiting_since = now
+        elif now >= self._waiting_since + self.settings.start_timeout:
+            self.out.warn("the final evaluation was not completed: no peer is left")
+            self._end(done, 0, finished=True)
+
+    def announce_part(self, session: Session) -> None:
+        ev = self.evaluations.now
+        part = ev.part_of(session.id) if ev is not None and ev.final else None
+        if ev is not None and part is not None:
+            names = sorted(
+                self.members.sessions[s].name for s in ev.holders.values() if s in self.members.sessions
+            )
+            self.out.send(session.conn, Round(ev.round, ev.step, ev.step, names, 0, False, part, ev.parts))
+
+    def _end(self, reason: str, exit_code: int, *, finished: bool = False) -> None:
+        if self.phase is Phase.ENDED:
+            return
+        self.finished, self.reason = finished, reason
+        self._enter(Phase.ENDED)
+        self.members.quiet = True
+        for session in self.members.sessions.values():
+            self.out.send(session.conn, Over(reason, finished))
+        self.out.tell(events.RunEnded(0.0, finished, reason, exit_code, self.round, self.leases.counted))
+        self.out.add(do.End())
+
+    # ---- small ---------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Whole global batches counted."""
+        s = self.settings
+        return s.steps if self.leases.done else self.leases.counted // s.global_batch
+
+    def _enter(self, phase: Phase) -> None:
+        assert phase in PHASES[self.phase], f"{self.phase} -> {phase}"
+        self.phase = phase
+
+    def _drain(self, now: float) -> list[do.Action]:
+        self._progress(now)
+        return self.out.drain()

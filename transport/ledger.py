@@ -1,0 +1,397 @@
+"""The ledger: what a run has decided, on disk before anybody is told. SQLite (WAL) for facts, a log for packets.
+
+A round is committed when its row is in `rounds`; the row is written after the packet's bytes are on the disk. So a
+row without bytes cannot exist, and bytes without a row (a crash in between) are cut off at the next start: nobody
+had been told of them. Counted leases are written in the transaction of the round that counts them.
+
+    folder/ledger.db     meta, rounds, leases (counted and open), sessions, evaluations
+    folder/packets.log   packet_log.py
+    folder/ledger.lock   locked by the one process that writes
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .errors import LedgerBusy, LedgerError
+from .ids import Pool, Runs, pack_runs, size, unpack_runs
+from .packet_log import HEADER_SIZE, PacketLog, Record, read_packets
+
+FORMAT = "1"
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE rounds (
+    round INTEGER PRIMARY KEY, step INTEGER, opened REAL, committed REAL, offset INTEGER, length INTEGER,
+    sha256 BLOB, fingerprint TEXT, members TEXT, accepted TEXT, loss REAL, tokens INTEGER, counted INTEGER);
+CREATE TABLE counted (
+    lease INTEGER, peer TEXT, session TEXT, round INTEGER, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT ROWID;
+CREATE TABLE leased (
+    lease INTEGER, session TEXT, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT ROWID;
+CREATE TABLE sessions (session TEXT PRIMARY KEY, name TEXT, hardware TEXT) WITHOUT ROWID;
+CREATE TABLE evaluations (round INTEGER PRIMARY KEY, step INTEGER, loss REAL, tokens INTEGER, final INTEGER);
+"""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The samples of one lease, counted by one accepted packet."""
+
+    lease: int  # the round that leased them
+    peer: str
+    session: str
+    ids: Runs
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """One committed round."""
+
+    round: int
+    step: int  # step the round was opened for
+    opened: float  # wall clock
+    committed: float  # wall clock
+    length: int  # bytes of the packet
+    sha256: bytes
+    fingerprint: int  # of x' before this round
+    members: tuple[str, ...]
+    accepted: tuple[str, ...]
+    loss: float | None
+    tokens: int
+    counted: int  # samples this round counted
+
+
+@dataclass(frozen=True)
+class EvaluationRow:
+    round: int
+    step: int
+    loss: float
+    tokens: int
+    final: bool
+
+
+@dataclass(frozen=True)
+class OpenSession:
+    """A session that was alive when the hub stopped, and the work it holds."""
+
+    session: str
+    name: str
+    hardware: str
+    leases: dict[int, Runs] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """Where a run stands, as the ledger knows it: what HubState starts from."""
+
+    round: int = 0  # the next round
+    counted: Runs = ()
+    sessions: tuple[OpenSession, ...] = ()
+    last: RoundRow | None = None
+    evaluation: EvaluationRow | None = None  # the newest
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What Ledger.verify found to be true."""
+
+    rounds: int
+    packet_bytes: int
+    counted: int  # samples, each exactly once
+    missing: int  # samples not counted (yet)
+
+
+class Ledger:
+    """One run's ledger. One writer; any number of readers beside it, also in other processes.
+
+    `Ledger(folder, run=..., samples=...)` opens it to write, or begins it; `Ledger(folder, write=False)` to read.
+    The writer may be used from several threads in turn, not at once (the hub has one thread for it).
+    """
+
+    def __init__(self, folder: Path, *, run: str = "", samples: int = 0, write: bool = True) -> None:
+        self.folder, self.writes = Path(folder), write
+        self.log_path = self.folder / "packets.log"
+        path = self.folder / "ledger.db"
+        self._lock: sqlite3.Connection | None = None
+        self._log: PacketLog | None = None
+        if write:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = take_lock(self.folder / "ledger.lock")
+        elif not path.exists():
+            raise LedgerError(f"no ledger in {self.folder}")
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+            self._open(run, samples)
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise LedgerError(f"{path} is not a ledger: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, run: str, samples: int) -> None:
+        if self.writes:
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")  # a commit is on the disk when it returns
+            self._begin(run, samples)
+        else:
+            self._db.execute("PRAGMA query_only=1")
+        meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
+        if meta.get("format") != FORMAT:
+            raise LedgerError(f"ledger of format {meta.get('format')!r}, expected {FORMAT!r}")
+        self.run, self.samples = meta["run"], int(meta["samples"])
+        if self.writes and (run, samples) != (self.run, self.samples):
+            raise LedgerError(
+                f"the ledger in {self.folder} is of run {self.run!r} with {self.samples} samples, "
+                f"not of {run!r} with {samples}"
+            )
+        if self.writes:
+            (end,) = self._db.execute("SELECT max(offset + length) FROM rounds").fetchone()
+            self._log = PacketLog(self.log_path, 0 if end is None else end + HEADER_SIZE)
+
+    def _begin(self, run: str, samples: int) -> None:
+        """Write the tables of a new ledger, all of them or none."""
+        if self._db.execute("SELECT 1 FROM sqlite_master WHERE name='meta'").fetchone():
+            return
+        rows = [("format", FORMAT), ("run", run), ("samples", str(samples))]
+        self._db.execute("BEGIN IMMEDIATE")
+        for statement in SCHEMA.split(";"):
+            self._db.execute(statement)
+        self._db.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+        self._db.execute("COMMIT")
+
+    def close(self) -> None:
+        for part in (self._log, getattr(self, "_db", None), self._lock):
+            if part is not None:
+                part.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- written by the hub ------------------------------------------------------------------------------
+
+    def session(self, session: str, name: str, hardware: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?)", (session, name, hardware))
+
+    def gone(self, session: str) -> None:
+        """The session is over: what it had leased and not delivered belongs to nobody."""
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.execute("DELETE FROM sessions WHERE session=?", (session,))
+        self._db.execute("DELETE FROM leased WHERE session=?", (session,))
+        self._db.execute("COMMIT")
+
+    def given_back(self, session: str, round: int) -> None:
+        self._db.execute("DELETE FROM leased WHERE session=? AND lease=?", (session, round))
+
+    def leased(self, round: int, leases: dict[str, Runs]) -> None:
+        """A round opened: who (by session) holds which samples."""
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.executemany(
+            "INSERT OR REPLACE INTO leased VALUES (?, ?, ?)",
+            [(round, session, pack_runs(ids)) for session, ids in leases.items()],
+        )
+        self._db.execute("COMMIT")
+
+    def commit(
+        self,
+        round: int,
+        packet: bytes,
+        *,
+        step: int,
+        opened: float,
+        committed: float,
+        fingerprint: int,
+        members: tuple[str, ...],
+        accepted: tuple[str, ...],
+        loss: float | None,
+        tokens: int,
+        counted: tuple[Counted, ...],
+    ) -> RoundRow:
+        """Make a round durable. When this returns the round is a fact; if it raises there was no such round."""
+        if self._log is None:
+            raise LedgerError("this ledger is not open to write (it was opened to read, or a write failed)")
+        (next_round,) = self._db.execute("SELECT coalesce(max(round) + 1, 0) FROM rounds").fetchone()
+        if round != next_round:
+            raise LedgerError(f"round {round} cannot follow round {next_round - 1}")
+        record = self._log.append(round, packet)
+        row = RoundRow(
+            round,
+            step,
+            opened,
+            committed,
+            record.length,
+            record.sha256,
+            fingerprint,
+            members,
+            accepted,
+            loss,
+            tokens,
+            sum(size(c.ids) for c in counted),
+        )
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._db.execute(
+                "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    round,
+                    step,
+                    opened,
+                    committed,
+                    record.offset,
+                    record.length,
+                    record.sha256,
+                    str(fingerprint),
+                    json.dumps(members),
+                    json.dumps(accepted),
+                    loss,
+                    tokens,
+                    row.counted,
+                ),
+            )
+            self._db.executemany(
+                "INSERT INTO counted VALUES (?, ?, ?, ?, ?)",
+                [(c.lease, c.peer, c.session, round, pack_runs(c.ids)) for c in counted],
+            )
+            self._db.executemany(
+                "DELETE FROM leased WHERE lease=? AND session=?", [(c.lease, c.session) for c in counted]
+            )
+            self._db.execute("COMMIT")
+        except BaseException:
+            # Whether the row is on the disk is not known now. Reopening finds out; until then nothing is written.
+            log, self._log = self._log, None
+            log.close()
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        return row
+
+    def evaluated(self, row: EvaluationRow) -> None:
+        self._db.execute(
+            "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?)",
+            (row.round, row.step, row.loss, row.tokens, row.final),
+        )
+
+    # ---- read by anybody -----------------------------------------------------------------------------------
+
+    def rounds(self) -> list[RoundRow]:
+        return [
+            round_row(r)
+            for r in self._db.execute(
+                "SELECT round, step, opened, committed, length, sha256, fingerprint, members, accepted, loss, tokens,"
+                " counted FROM rounds ORDER BY round"
+            )
+        ]
+
+    def evaluations(self) -> list[EvaluationRow]:
+        rows = self._db.execute("SELECT round, step, loss, tokens, final FROM evaluations ORDER BY round")
+        return [EvaluationRow(r, s, loss, tokens, bool(final)) for r, s, loss, tokens, final in rows]
+
+    def counted(self) -> list[Counted]:
+        rows = self._db.execute("SELECT lease, peer, session, ids FROM counted ORDER BY round, peer, lease")
+        return [Counted(lease, peer, session, unpack_runs(ids)) for lease, peer, session, ids in rows]
+
+    def record(self, round: int) -> Record | None:
+        """Where the packet of a committed round lies in the log; None where the round is not committed."""
+        row = self._db.execute("SELECT offset, length, sha256 FROM rounds WHERE round=?", (round,)).fetchone()
+        return None if row is None else Record(round, *row)
+
+    def packets(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
+        """(round, packet) of the committed rounds from `start` to before `stop`; one packet in memory at a time."""
+        (last,) = self._db.execute("SELECT coalesce(max(round), -1) FROM rounds").fetchone()
+        stop = last + 1 if stop is None else stop
+        if not 0 <= start <= stop <= last + 1:
+            raise LedgerError(f"packets {start}-{stop} asked for, the ledger has 0-{last + 1}")
+        first = self.record(start)
+        if start == stop or first is None:
+            return
+        with open(self.log_path, "rb") as file:
+            file.seek(first.offset)
+            reader = read_packets(file)
+            for want in range(start, stop):
+                round, packet = next(reader)
+                if round != want:
+                    raise LedgerError(f"the log has round {round} where {want} belongs")
+                yield round, packet
+
+    def recover(self) -> Recovered:
+        rounds = self.rounds()
+        evaluations = self.evaluations()
+        sessions = []
+        for session, name, hardware in self._db.execute("SELECT session, name, hardware FROM sessions"):
+            rows = self._db.execute("SELECT lease, ids FROM leased WHERE session=?", (session,))
+            sessions.append(OpenSession(session, name, hardware, {r: unpack_runs(ids) for r, ids in rows}))
+        return Recovered(
+            round=len(rounds),
+            counted=union(self.counted()),
+            sessions=tuple(sessions),
+            last=rounds[-1] if rounds else None,
+            evaluation=evaluations[-1] if evaluations else None,
+        )
+
+    def verify(self, *, complete: bool = False) -> Audit:
+        """Read every packet and every counted lease again. Raises LedgerError where a law is broken.
+
+        Rounds follow each other, checksums hold, no sample was counted twice and none that does not exist; with
+        `complete` also: every sample was counted.
+        """
+        offset, total = 0, 0
+        reader = self.packets()
+        for row in self.rounds():
+            record = self.record(row.round)
+            round, packet = next(reader)
+            if record is None or round != row.round or record.offset != offset:
+                raise LedgerError(f"round {row.round} does not follow the one before it")
+            if hashlib.sha256(packet).digest() != row.sha256:
+                raise LedgerError(f"the packet of round {row.round} is not the one that was committed")
+            offset, total = record.end, total + len(packet)
+        ids = union(self.counted())
+        if ids and (ids[0][0] < 0 or ids[-1][1] > self.samples):
+            raise LedgerError(f"samples {ids[0][0]}..{ids[-1][1]} counted, the run has 0..{self.samples}")
+        if size(ids) != sum(row.counted for row in self.rounds()):
+            raise LedgerError("the rounds and the leases disagree about how many samples were counted")
+        audit = Audit(len(self.rounds()), total, size(ids), self.samples - size(ids))
+        if complete and audit.missing:
+            raise LedgerError(f"{audit.missing} of {self.samples} samples were never counted")
+        return audit
+
+
+def union(counted: list[Counted]) -> Runs:
+    """All counted ids; raises LedgerError where one was counted twice."""
+    pool = Pool()
+    for lease in counted:
+        try:
+            pool.put(lease.ids)
+        except ValueError as error:
+            raise LedgerError(
+                f"a sample of {lease.peer}, lease {lease.lease}, was counted twice: {error}"
+            ) from None
+    return pool.runs
+
+
+def round_row(r: tuple[Any, ...]) -> RoundRow:
+    """A row as SQLite gives it, in the columns' order."""
+    round, step, opened, committed, length, sha256, fingerprint, members, accepted, loss, tokens, counted = r
+    names = tuple(json.loads(members)), tuple(json.loads(accepted))
+    # SQLite has no unsigned 64 bits: the fingerprint is kept as text
+    return RoundRow(
+        round, step, opened, committed, length, sha256, int(fingerprint), *names, loss, tokens, counted
+    )
+
+
+def take_lock(path: Path) -> sqlite3.Connection:
+    """An exclusive lock that ends with the process, on every system Python runs on: SQLite's own."""
+    lock = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=0)
+    try:
+        lock.execute("BEGIN EXCLUSIVE")
+    except sqlite3.OperationalError as error:
+        lock.close()
+        raise LedgerBusy(f"another process writes the ledger in {path.parent} ({error})") from None
+    return lock

@@ -1,0 +1,196 @@
+"""Who is in the run: sessions begin, lose their connection, come back, fall silent, end."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+
+from . import actions as do
+from . import events
+from .messages import Hello, Message, Ping, Refused
+from .sessions import NEXT, Kind, Session, State, clean_name, unique_name
+from .settings import RunSettings
+from .status import Traffic
+
+STRIKES = 3  # unusable packets before a peer is dropped
+
+
+class Outbox:
+    """The actions that an input has caused so far."""
+
+    def __init__(self) -> None:
+        self._actions: list[do.Action] = []
+
+    def add(self, action: do.Action) -> None:
+        self._actions.append(action)
+
+    def send(self, conn: bytes | None, message: Message) -> None:
+        """Nothing is kept for a lost connection: what still matters is said again when the peer comes back."""
+        if conn is not None:
+            self.add(do.Send(conn, message))
+
+    def tell(self, event: events.Event) -> None:
+        self.add(do.Tell(event))
+
+    def warn(self, message: str, peer: str | None = None) -> None:
+        self.tell(events.Warned(0.0, message, peer))
+
+    def drain(self) -> list[do.Action]:
+        actions, self._actions = self._actions, []
+        return actions
+
+
+class Members:
+    """The sessions of a run. `on_end(session)` is told of each that is over and says how many samples it gives back."""
+
+    def __init__(
+        self, settings: RunSettings, out: Outbox, on_end: Callable[[Session], int], now: float
+    ) -> None:
+        self.settings = settings
+        self.sessions: dict[str, Session] = {}  # by session id
+        self.traffic: dict[str, Traffic] = {}  # by session id; the shell counts into it
+        self.quiet = False  # the run is over and everybody leaves: nobody need hear of it
+        self.ignored = 0  # messages that made no sense where they came
+        self._out, self._on_end = out, on_end
+        self._ticked = now
+
+    # ---- beginning and end -------------------------------------------------------------------------------
+
+    def begin(self, conn: bytes, m: Hello, now: float) -> Session:
+        """A new session for a greeting that was found good."""
+        name = clean_name(m.name)
+        for old in list(self.sessions.values()):
+            if old.conn == conn or (old.conn is None and old.name == name):
+                self.end(old, "it came back in a new session")
+        name = unique_name(name, {s.name for s in self.sessions.values()})
+        session = Session(
+            secrets.token_urlsafe(16), name, m.hardware, conn, State.JOINING, now, now, pinged=now
+        )
+        self.sessions[session.id] = session
+        self._out.add(do.Enrol(session.id, name, m.hardware))
+        return session
+
+    def restore(self, id: str, name: str, hardware: str, now: float) -> None:
+        """A session of before the hub was restarted: it has `recover_s` to come back."""
+        self.sessions[id] = Session(
+            id, name, hardware, None, State.JOINING, now, now, now, self.settings.recover_s
+        )
+
+    def back(self, session: Session, conn: bytes, now: float, *, ready: bool) -> None:
+        """A session resumes on another connection. `ready`: it was a member before the hub was restarted."""
+        session.conn, session.seen, session.pinged, session.grace = conn, now, now, 0.0
+        if ready and session.state is State.JOINING:
+            self.move(session, Kind.READY)
+
+    def lost(self, conn: bytes, now: float) -> None:
+        """The connection is closed. Its session may come back within the grace."""
+        session = self.by_conn(conn)
+        if session is not None:
+            session.conn, session.lost_at, session.grace = None, now, self.settings.grace_s
+
+    def end(self, session: Session, reason: str) -> None:
+        del self.sessions[session.id]
+        returned = self._on_end(session)
+        self._out.add(do.Forget(session.id))
+        if not self.quiet:
+            self._out.tell(events.PeerLeft(0.0, session.name, reason, returned))
+
+    def kick(self, session: Session, code: str, reason: str) -> None:
+        self._out.send(session.conn, Refused(code, reason))
+        self.end(session, reason)
+
+    def kick_other_state(self, session: Session, round: int) -> None:
+        """This peer's x' is not the run's: its base weights, a packet it applied, or its arithmetic."""
+        self.kick(
+            session, "state", f"its x' of round {round} is not the one of the run (other base weights?)"
+        )
+
+    def strike(self, rejected: dict[str, str], *, at_once: bool) -> None:
+        """Packets that could not be used. `at_once`: there was no other, so their senders go."""
+        by_name = {s.name: s for s in self.sessions.values()}
+        for name, reason in sorted(rejected.items()):
+            self._out.warn(f"its packet cannot be used: {reason}", name)
+            if (session := by_name.get(name)) is not None:
+                session.strikes += 1
+                if at_once or session.strikes >= STRIKES:
+                    self.kick(session, "kicked", f"{session.strikes} unusable packets, the last: {reason}")
+
+    # ---- who ---------------------------------------------------------------------------------------------
+
+    def get(self, id: str) -> Session | None:
+        return self.sessions.get(id)
+
+    def by_conn(self, conn: bytes) -> Session | None:
+        return next((s for s in self.sessions.values() if s.conn == conn), None)
+
+    def ready(self) -> list[Session]:
+        """Who would be in a round that opens now, by name."""
+        ready = [s for s in self.sessions.values() if s.state is State.READY and s.conn is not None]
+        return sorted(ready, key=lambda s: s.name)
+
+    def others(self, name: str) -> int:
+        """How many peers there are, beside a lost one that would come back under this name."""
+        return sum(s.conn is not None or s.name != clean_name(name) for s in self.sessions.values())
+
+    def awaited(self) -> bool:
+        """Is somebody expected back after a restart of the hub?"""
+        return any(s.conn is None and s.grace == self.settings.recover_s for s in self.sessions.values())
+
+    def move(self, session: Session, kind: Kind) -> bool:
+        """Follow the table; False where it has no such arrow: what a peer said then is ignored, and counted."""
+        state = NEXT[session.state].get(kind)
+        if state is None:
+            self.ignored += 1
+            return False
+        session.state = state
+        return True
+
+    def move_all(self, ids: Iterable[str], kind: Kind) -> None:
+        for id in ids:
+            if id in self.sessions:
+                self.move(self.sessions[id], kind)
+
+    def tell_traffic(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Bytes up and down by peer since this was last asked."""
+        told = {s.name: self.traffic[s.id].tell() for s in self.sessions.values() if s.id in self.traffic}
+        return {name: up for name, (up, _) in told.items()}, {name: down for name, (_, down) in told.items()}
+
+    # ---- time --------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        s = self.settings
+        asleep = now - self._ticked - s.ping_s
+        if asleep > 1.0:  # this hub was suspended, not its peers: their silence is not theirs
+            for session in self.sessions.values():
+                session.seen += asleep
+                session.lost_at += asleep
+        self._ticked = now
+        for session in list(self.sessions.values()):
+            if session.conn is None:
+                if now >= session.lost_at + session.grace:
+                    self.end(session, "connection lost")
+                    continue
+            elif now >= session.seen + s.peer_timeout:
+                self.end(session, f"silent for {now - session.seen:.0f} s")
+                continue
+            elif now >= session.pinged + s.ping_s:
+                session.pinged = now
+                self._out.send(session.conn, Ping(now))
+            if now >= self.owing(session) + s.lease_s:
+                self.kick(session, "session", f"delivered nothing for {now - self.owing(session):.0f} s")
+
+    def owing(self, session: Session) -> float:
+        """Since when this session owes something that it could deliver; inf: nothing."""
+        idle = self.quiet or session.state is State.READY or session.owes is None
+        return float("inf") if idle or session.owes is None else session.owes
+
+    def deadline(self) -> float:
+        """When `tick` has something to do. inf: never."""
+        s, times = self.settings, [float("inf")]
+        for session in self.sessions.values():
+            if session.conn is None:
+                times.append(session.lost_at + session.grace)
+            else:
+                times += [session.pinged + s.ping_s, session.seen + s.peer_timeout]
+            times.append(self.owing(session) + s.lease_s)
+        return min(times)

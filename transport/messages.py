@@ -1,0 +1,381 @@
+"""Every message of the protocol, as typed structs. The wire form is msgpack; an unknown field or type is refused.
+
+Control messages are small (<= 64 KiB) and have a connection of their own. Whatever is big (weights, tokens, packets)
+is an *object* with a name and travels in chunks on bulk connections; control messages only refer to it by name.
+See transport/README.md.
+
+`round` counts exchanges; `step` counts optimizer steps of the global batch. They differ where a round exchanges
+without computing (the drain after the last step) and where lost work is done again.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from .errors import ProtocolError
+
+PROTOCOL = 1
+VERSIONS = (PROTOCOL,)  # what this hub can talk to
+MAX_CONTROL = 64 * 1024  # bytes of one control message
+MAX_CHUNK = 1024 * 1024  # bytes of one chunk
+MAX_FINGERPRINT = 2**64 - 1
+
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+Word = Annotated[str, Meta(max_length=128)]
+Line = Annotated[str, Meta(max_length=2000)]
+ObjectName = Annotated[str, Meta(min_length=1, max_length=300)]
+Digest = Annotated[bytes, Meta(max_length=32)]  # SHA-256, or empty: not known beforehand
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages; the tag is the class name."""
+
+
+# ---- peer to hub, control ----------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """First message of a session. The hub answers Welcome or Refused."""
+
+    protocol: int
+    token: Word
+    run: Word
+    name: Word  # wanted name; the hub makes it unique among live peers
+    hardware: Word = ""  # "RTX 3090, 24 GB" or "CPU, 8 cores": shown to people, never acted upon
+    versions: Annotated[dict[Word, Word], Meta(max_length=32)] = {}
+
+
+class Resume(Message, frozen=True):
+    """First message on a new control connection of a session that the peer already has.
+
+    The hub answers Welcome(resumed=True) and says again what may have been lost: the Committed the peer waits for,
+    the Round that is open. Leases that the peer never heard of go back into the pool. The peer says again what the hub may not have heard. A session that the hub does not
+    know is answered Refused("session"): the peer says Hello and gets a new one.
+    """
+
+    protocol: int
+    run: Word
+    name: Word
+    session: Word
+    waiting: Annotated[int, Meta(ge=-1)] = -1  # the round whose Committed this peer waits for; -1: none
+    ready: bool = False  # it has said Ready in this session
+    holds: Annotated[list[Count], Meta(max_length=4096)] = []  # rounds whose leases it knows of and has not delivered
+
+
+class Ready(Message, frozen=True):
+    """The peer holds x' of `round` (the packets 0 .. round-1 are applied) and can be given work."""
+
+    round: Count
+    fingerprint: int
+
+
+class Report(Message, frozen=True):
+    """What travels with the packet of a round: what the packet delivers, and how the peer fared."""
+
+    round: Count
+    fingerprint: int  # of x' before this round
+    delivers: Annotated[list[Count], Meta(max_length=4096)]  # rounds whose leases this packet delivers
+    loss_sum: float = 0.0  # over the trained tokens of these leases
+    tokens: Count = 0  # trained tokens of these leases
+    compute_s: float = 0.0  # of the last step
+    wait_s: float = 0.0  # time its device waited for the exchange in the last step
+
+
+class Evaluated(Message, frozen=True):
+    """Sum of the held-out loss of x' of `round` over this peer's part of the evaluation set."""
+
+    round: Count
+    part: Count  # which part
+    loss_sum: float
+    tokens: Count
+
+
+class Leave(Message, frozen=True):
+    """The peer says goodbye; its outstanding leases go back into the pool. The hub answers Over."""
+
+    reason: Line
+
+
+class Ping(Message, frozen=True):
+    """Sign of life of the hub; answered by Pong."""
+
+    sent: float  # the sender's own clock, echoed
+
+
+class Pong(Message, frozen=True):
+    sent: float
+
+
+class AskStatus(Message, frozen=True):
+    """A question from a connection that is no peer: `cocktail status`."""
+
+    protocol: int
+    token: Word
+    run: Word
+
+
+class AskStop(Message, frozen=True):
+    """The owner ends the run: `cocktail stop`. `secret` is in the owner's run.json, not in the URL."""
+
+    protocol: int
+    secret: Word
+    run: Word
+    now: bool = False  # do not wait for the exchange in flight
+
+
+# ---- hub to peer, control ----------------------------------------------------------------------------------
+
+
+class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of the base model."""
+
+    name: str  # relative, no directories: "model.safetensors"
+    size: int
+    sha256: str
+
+
+class Welcome(Message, frozen=True):
+    """The session is accepted: all a peer must know before it computes."""
+
+    protocol: int
+    run: str
+    name: str  # the peer's name in this run: its id, and its place in every ordered sum
+    session: str  # secret of this session, presented on the bulk connections and by Resume
+    recipe: str  # resolved recipe, JSON
+    recipe_hash: str  # sha256 of that text
+    base: list[File]  # the base model, fetched as the objects "base/<name>" if not on disk already
+    round: int  # the newest committed round + 1: x' of this round is what the swarm holds
+    ping_s: float  # the hub sends a Ping this often; a peer that hears nothing for long dials again
+    resumed: bool = False  # the session of a Resume, with all its leases
+
+
+class Refused(Message, frozen=True):
+    """No session. `code` is one of REFUSALS; `reason` is a sentence for the user. This struct never changes."""
+
+    code: str
+    reason: str
+
+
+class Round(Message, frozen=True):
+    """A round opens. Sent to its members; the lease (token ids) is the object "lease/<round>"."""
+
+    round: int
+    step: int  # optimizer step of the run, for the learning-rate schedule
+    steps: int  # steps the run is expected to have
+    members: list[str]  # sorted names
+    samples: int  # sequences in this peer's lease; 0: exchange only
+    exchange: bool  # False: nothing is exchanged (the last evaluation)
+    eval_part: int = 0  # evaluate part `eval_part` of `eval_parts` of the evaluation set on x' of this round
+    eval_parts: int = 0  # 0: no evaluation in this round
+
+
+class Committed(Message, frozen=True):
+    """Round `round` is durable. Its aggregated packet is the object "packet/<round>"."""
+
+    round: int
+    size: int  # bytes of the packet
+    sha256: str
+    accepted: list[str]  # whose packets are in it; a peer not named here takes its packet back (LATE)
+
+
+class Over(Message, frozen=True):
+    """The run is over, or this peer's part in it."""
+
+    reason: str
+    finished: bool  # True: the run reached its end
+
+
+class Status(Message, frozen=True):
+    """Answer to AskStatus: the object of `cocktail status --json`, as JSON text."""
+
+    status: str
+
+
+# ---- bulk connections, either way --------------------------------------------------------------------------
+
+
+class Attach(Message, frozen=True):
+    """First message on a bulk connection: whose it is. Answered by Attached or Refused("session")."""
+
+    session: Word
+
+
+class Attached(Message, frozen=True):
+    credit: int  # chunks that may be under way unacknowledged, all bulk connections together
+
+
+class Put(Message, frozen=True):
+    """The peer wants to upload an object ("update/<round>"). Answered by Have, or PutDone where it ends here."""
+
+    name: ObjectName
+    size: Annotated[int, Meta(ge=1, le=2**40)]
+    sha256: Digest
+    chunk: Annotated[int, Meta(ge=1024, le=MAX_CHUNK)]
+
+
+class Have(Message, frozen=True):
+    """What the hub already holds of an upload: bit i (lowest first) of `chunks` is chunk i. Send the others."""
+
+    name: str
+    chunks: bytes
+
+
+class Chunk(Message, frozen=True):
+    """Chunk `index` of an upload; its bytes are the second frame. Answered by Ack. Sending it twice is harmless."""
+
+    name: ObjectName
+    index: Count
+
+
+class Ack(Message, frozen=True):
+    name: str
+    index: int
+
+
+class PutDone(Message, frozen=True):
+    """The upload ended: `ok`, or why it is not wanted (the round is closed, too large, wrong checksum)."""
+
+    name: str
+    ok: bool
+    reason: str = ""
+
+
+class Get(Message, frozen=True):
+    """The peer wants chunk `index` of an object. Answered by Data or NoObject."""
+
+    name: ObjectName
+    index: Count
+    chunk: Annotated[int, Meta(ge=1024, le=MAX_CHUNK)]
+
+
+class Data(Message, frozen=True):
+    """Chunk `index` of an object; its bytes are the second frame. `size` and `sha256` are of the whole object."""
+
+    name: str
+    index: int
+    size: int
+    sha256: Digest = b""
+
+
+class NoObject(Message, frozen=True):
+    name: str
+    reason: str
+
+
+# Refused.code -> exit code of the command that is told so. "session" is not for people: the peer says Hello again.
+REFUSALS = {
+    "protocol": 6,
+    "token": 6,
+    "run": 6,
+    "version": 6,
+    "full": 6,
+    "kicked": 6,
+    "state": 6,
+    "over": 7,
+    "session": 75,
+}
+
+ToHub = (
+    Hello
+    | Resume
+    | Ready
+    | Report
+    | Evaluated
+    | Leave
+    | Ping
+    | Pong
+    | AskStatus
+    | AskStop
+    | Attach
+    | Put
+    | Chunk
+    | Get
+)
+ToPeer = (
+    Welcome
+    | Refused
+    | Round
+    | Committed
+    | Over
+    | Ping
+    | Pong
+    | Status
+    | Attached
+    | Have
+    | Ack
+    | PutDone
+    | Data
+    | NoObject
+)
+
+_TO_HUB: msgspec.msgpack.Decoder[ToHub] = msgspec.msgpack.Decoder(ToHub)
+_TO_PEER: msgspec.msgpack.Decoder[ToPeer] = msgspec.msgpack.Decoder(ToPeer)
+M = TypeVar("M")
+
+
+class OtherVersion(ProtocolError):
+    """A greeting in a version of the protocol that is not ours."""
+
+    def __init__(self, protocol: int) -> None:
+        super().__init__(f"the peer speaks protocol {protocol}; {versions()} would do")
+        self.protocol = protocol
+
+
+def versions() -> str:
+    return "version " + " or ".join(str(v) for v in VERSIONS)
+
+
+def encode(message: Message) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def decode_to_hub(data: bytes | memoryview) -> ToHub:
+    """A message for the hub. Raises OtherVersion for a greeting in another version, else ProtocolError."""
+    try:
+        return checked(_TO_HUB.decode(data))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        protocol = protocol_of(data)
+        if protocol is not None and protocol not in VERSIONS:
+            raise OtherVersion(protocol) from None
+        raise ProtocolError(f"{len(data)} bytes that are no message: {error}") from None
+
+
+def decode_to_peer(data: bytes | memoryview) -> ToPeer:
+    """A message for a peer; raises ProtocolError."""
+    try:
+        return checked(_TO_PEER.decode(data))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"{len(data)} bytes that are no message: {error}") from None
+
+
+def protocol_of(data: bytes | memoryview) -> int | None:
+    """The version a greeting of whatever version names; None where it is no greeting."""
+    try:
+        raw = msgspec.msgpack.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(raw, dict) or raw.get("type") not in ("Hello", "Resume", "AskStatus", "AskStop"):
+        return None
+    protocol = raw.get("protocol")
+    return protocol if isinstance(protocol, int) else None
+
+
+def checked(message: M) -> M:
+    """`message`, whose numbers are finite and whose fingerprint is one: what the types alone cannot say."""
+    if isinstance(message, Report):
+        numbers = (message.loss_sum, message.compute_s, message.wait_s)
+    elif isinstance(message, Evaluated):
+        numbers = (message.loss_sum, 0.0, 0.0)
+    elif isinstance(message, Ping | Pong):
+        numbers = (message.sent, 0.0, 0.0)
+    else:
+        numbers = (0.0, 0.0, 0.0)
+    if not all(math.isfinite(x) for x in numbers):
+        raise ProtocolError(f"{type(message).__name__} with a number that is not finite")
+    if isinstance(message, Ready | Report) and not 0 <= message.fingerprint <= MAX_FINGERPRINT:
+        raise ProtocolError(f"{type(message).__name__} with fingerprint {message.fingerprint}, not 64 bits")
+    return message

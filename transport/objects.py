@@ -1,0 +1,120 @@
+"""The objects a hub serves, by name, chunk by chunk. A range of a file is read where it lies, never as a whole.
+
+lease/<round>       what Work.samples gives for the asking session's lease
+packet/<round>      the aggregated packet of a committed round
+packets/<a>-<b>     the log's records of rounds a .. b-1 (packet_log.py): what a joiner lacks
+base/<file>, eval   whatever Work.object gives
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from .ledger import Ledger
+from .settings import Work
+
+KEPT_PACKETS = 4
+KEPT_LEASES = 256
+
+
+@dataclass(frozen=True)
+class Source:
+    """Bytes in memory, or a range of an open file."""
+
+    data: bytes | BinaryIO
+    offset: int
+    size: int
+    sha256: bytes  # of the whole; empty: not known
+
+    def read(self, index: int, chunk: int) -> bytes:
+        """Chunk `index`. Raises KeyError where there is none."""
+        start = index * chunk
+        if start >= max(1, self.size):
+            raise KeyError(f"chunk {index} is beyond its end")
+        length = min(chunk, self.size - start)
+        if isinstance(self.data, bytes):
+            return self.data[start : start + length]
+        self.data.seek(self.offset + start)
+        return self.data.read(length)
+
+
+class Objects:
+    """`find` belongs to one thread; `committed` may be called from another."""
+
+    def __init__(self, ledger: Ledger, work: Work, lease: Callable[[str, int], list[int] | None]) -> None:
+        self._folder, self._work, self._lease = ledger.folder, work, lease
+        self._ledger: Ledger | None = None  # a reader of its own: it sees whole transactions only
+        self._files: dict[Path, BinaryIO] = {}
+        self._given: dict[str, Source] = {}  # base/..., eval
+        self._packets: OrderedDict[int, Source] = OrderedDict()
+        self._leases: OrderedDict[tuple[str, int], Source] = OrderedDict()
+
+    def committed(self, round: int, packet: bytes) -> None:
+        """Keep the newest packets at hand: all peers ask for them at once."""
+        packets = self._packets.copy()
+        packets[round] = in_memory(packet)
+        while len(packets) > KEPT_PACKETS:
+            packets.popitem(last=False)
+        self._packets = packets  # replaced as a whole: the reader thread may look at any time
+
+    def find(self, session: str, name: str) -> Source:
+        """Raises KeyError, whose text is for the peer, where there is no such object for this session."""
+        kind, _, rest = name.partition("/")
+        if kind == "lease" and rest.isdecimal():
+            return self._find_lease(session, int(rest))
+        if kind == "packet" and rest.isdecimal():
+            return self._packets.get(int(rest)) or self._range(int(rest), int(rest) + 1, payload=True)
+        if kind == "packets" and (match := re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", rest)):
+            return self._range(int(match[1]), int(match[2]))
+        if name not in self._given:
+            self._given[name] = self._ask(name)
+        return self._given[name]
+
+    def _find_lease(self, session: str, round: int) -> Source:
+        source = self._leases.get((session, round))
+        if source is None:
+            ids = self._lease(session, round)
+            if ids is None:
+                raise KeyError(f"this session holds no lease of round {round}")
+            source = self._leases[session, round] = in_memory(self._work.samples(ids))
+            if len(self._leases) > KEPT_LEASES:
+                self._leases.popitem(last=False)
+        return source
+
+    def _range(self, start: int, stop: int, *, payload: bool = False) -> Source:
+        if self._ledger is None:
+            self._ledger = Ledger(self._folder, write=False)
+        first, last = self._ledger.record(start), self._ledger.record(stop - 1)
+        if start >= stop or first is None or last is None:
+            raise KeyError(f"rounds {start}-{stop} are not committed")
+        file = self._file(self._ledger.log_path)
+        if payload:
+            return Source(file, first.payload, first.length, first.sha256)
+        return Source(file, first.offset, last.end - first.offset, b"")
+
+    def _ask(self, name: str) -> Source:
+        given = self._work.object(name)
+        if isinstance(given, bytes):
+            return in_memory(given)
+        return Source(self._file(given), 0, given.stat().st_size, b"")
+
+    def _file(self, path: Path) -> BinaryIO:
+        if path not in self._files:
+            self._files[path] = open(path, "rb")  # noqa: SIM115 (closed by close)
+        return self._files[path]
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        if self._ledger is not None:
+            self._ledger.close()
+
+
+def in_memory(data: bytes) -> Source:
+    return Source(data, 0, len(data), hashlib.sha256(data).digest())

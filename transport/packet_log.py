@@ -1,0 +1,114 @@
+"""The packet log: one append-only file of records, each with its checksum. `kill -9` at any byte leaves a whole prefix.
+
+    record    magic "CKTL" | round u64 | length u64 | sha256 of payload, 32 bytes | crc32 of the 52 bytes before | payload
+
+Little-endian. Records follow each other without gaps, rounds without gaps from the first. The same bytes travel to
+a peer that catches up (the object "packets/a-b" is a range of this file), so `read_packets` reads both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from .errors import LedgerError
+
+MAGIC = b"CKTL"
+HEADER = struct.Struct("<4sQQ32s")
+CRC = struct.Struct("<I")
+HEADER_SIZE = HEADER.size + CRC.size  # 56
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record's header, and where its payload lies."""
+
+    round: int
+    offset: int  # of the record in its file
+    length: int  # of the payload
+    sha256: bytes
+
+    @property
+    def payload(self) -> int:
+        return self.offset + HEADER_SIZE
+
+    @property
+    def end(self) -> int:
+        return self.payload + self.length
+
+
+def pack_header(round: int, packet: bytes) -> bytes:
+    head = HEADER.pack(MAGIC, round, len(packet), hashlib.sha256(packet).digest())
+    return head + CRC.pack(zlib.crc32(head))
+
+
+def unpack_header(head: bytes, offset: int) -> Record | None:
+    """The record whose header `head` is; None where it is torn or no header."""
+    if len(head) < HEADER_SIZE:
+        return None
+    magic, round, length, digest = HEADER.unpack_from(head)
+    (crc,) = CRC.unpack_from(head, HEADER.size)
+    if magic != MAGIC or crc != zlib.crc32(head[: HEADER.size]):
+        return None
+    return Record(round, offset, length, digest)
+
+
+def read_packets(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """(round, packet) of each record from the file's position on, checksums verified, one packet in memory.
+
+    Raises LedgerError where a record is torn or damaged.
+    """
+    while head := file.read(HEADER_SIZE):
+        record = unpack_header(head, file.tell() - len(head))
+        if record is None:
+            raise LedgerError(f"no packet record at byte {file.tell() - len(head)}")
+        packet = file.read(record.length)
+        if len(packet) != record.length or hashlib.sha256(packet).digest() != record.sha256:
+            raise LedgerError(f"the packet of round {record.round} is torn or damaged")
+        yield record.round, packet
+
+
+class PacketLog:
+    """The file, opened to append. Nothing counts as written before `append` has returned."""
+
+    def __init__(self, path: Path, end: int) -> None:
+        """Opens `path` and cuts it at `end`, the end of the last record that its owner knows to be whole."""
+        self._file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115 (closed by close)
+        have = self._file.seek(0, os.SEEK_END)
+        if have < end:
+            self._file.close()
+            raise LedgerError(
+                f"{path.name} has {have} bytes, but {end} were committed: it was cut or replaced"
+            )
+        if have > end:  # the tail of an append that no row was written for: it was never announced
+            self._file.truncate(end)
+            os.fsync(self._file.fileno())
+        self._end = end
+
+    @property
+    def end(self) -> int:
+        return self._end
+
+    def append(self, round: int, packet: bytes) -> Record:
+        """Write one record and wait until the disk has it. On an error (a full disk) the log is as before."""
+        record = Record(round, self._end, len(packet), hashlib.sha256(packet).digest())
+        try:
+            self._file.seek(self._end)
+            self._file.write(pack_header(round, packet))
+            self._file.write(packet)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError:
+            self._file.truncate(self._end)
+            raise
+        self._end = record.end
+        return record
+
+    def close(self) -> None:
+        self._file.close()

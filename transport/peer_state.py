@@ -1,0 +1,201 @@
+"""The peer without sockets, threads and clock: what a session is, and what is said again after a lost connection.
+
+    OFFLINE    no control connection
+    GREETING   Hello or Resume is sent
+    JOINED     Welcome has come
+    OVER       the run is over, or this peer's part in it
+    REFUSED    the hub said no, and will say it again
+
+Everything a peer says is idempotent and kept until the hub has shown that it knows: Ready until a Round comes, a
+Report until the Committed of its round, an evaluation until a later round opens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from .messages import (
+    PROTOCOL,
+    Committed,
+    Evaluated,
+    Hello,
+    Leave,
+    Message,
+    Over,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    Report,
+    Resume,
+    Round,
+    ToPeer,
+    Welcome,
+)
+
+
+class Link(Enum):
+    OFFLINE = "offline"
+    GREETING = "greeting"
+    JOINED = "joined"
+    OVER = "over"
+    REFUSED = "refused"
+
+
+# which message means something in which state; others are ignored, and counted
+HEARD: dict[Link, tuple[type[Message], ...]] = {
+    Link.OFFLINE: (),
+    Link.GREETING: (Welcome, Refused, Over, Ping),
+    Link.JOINED: (Welcome, Round, Committed, Over, Refused, Ping),
+    Link.OVER: (Ping, Over),
+    Link.REFUSED: (),
+}
+KEPT_COMMITS = 64
+SILENT_PINGS = 6  # a hub that misses this many is dialled again
+
+
+class PeerState:
+    """One peer's view of its run. Methods return the control messages to send."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.hello = hello
+        self.link = Link.OFFLINE
+        self.welcome: Welcome | None = None
+        self.sessions = 0  # how many sessions this peer has had
+        self.newest = -1  # newest committed round heard of
+        self.commits: dict[int, Committed] = {}
+        self.rounds: deque[Round] = deque()  # opened, not yet taken by `next_round`
+        self.taken = -1  # newest round taken
+        self.over: Over | None = None
+        self.refused: Refused | None = None
+        self.heard = 0.0  # when the hub last said something
+        self.parted = False  # the hub has heard this peer's Leave
+        self.ignored = 0
+        self.offer_again = False  # the hub asks again for an update that it had or was to have
+        self._holds: set[int] = set()  # rounds whose leases this peer heard of and has not delivered
+        self._ready: Ready | None = None
+        self._was_ready = False
+        self._report: Report | None = None
+        self._evaluated: deque[Evaluated] = deque(maxlen=4)
+        self._leave: Leave | None = None
+
+    # ---- in: from the wire ---------------------------------------------------------------------------------
+
+    def connected(self, now: float) -> list[Message]:
+        self.heard, self.link = now, Link.GREETING
+        if self.welcome is None:
+            return [self.hello]
+        w, waiting = self.welcome, -1 if self._report is None else self._report.round
+        holds = sorted(self._holds)
+        return [Resume(PROTOCOL, w.run, w.name, w.session, waiting, self._was_ready, holds)]
+
+    def disconnected(self) -> None:
+        if self.link not in (Link.OVER, Link.REFUSED):
+            self.link = Link.OFFLINE
+
+    def receive(self, message: ToPeer, now: float) -> list[Message]:
+        self.heard = now
+        if not isinstance(message, HEARD[self.link]):
+            self.ignored += 1
+            return []
+        if isinstance(message, Ping):
+            return [Pong(message.sent)]
+        if isinstance(message, Welcome):
+            return self._welcomed(message)
+        if isinstance(message, Refused):
+            return self._refuse(message)
+        if isinstance(message, Over):
+            self.over, self.link = self.over or message, Link.OVER
+            self.parted = self._leave is not None
+        elif isinstance(message, Round):
+            return self._opened(message)
+        elif isinstance(message, Committed):
+            self._committed(message)
+        return []
+
+    def _welcomed(self, message: Welcome) -> list[Message]:
+        self.link = Link.JOINED
+        if not message.resumed:
+            self.sessions += 1
+            self.rounds.clear()
+            self._ready = self._report = None
+            self._was_ready, self.taken = False, -1
+            self._evaluated.clear()
+            self._holds.clear()
+        self.welcome = message
+        self.newest = max(self.newest, message.round - 1)
+        again: list[Message | None] = [self._ready, self._report, *self._evaluated, self._leave]
+        return [m for m in again if m is not None]
+
+    def _refuse(self, message: Refused) -> list[Message]:
+        if message.code == "session":  # the hub was restarted, or gave this peer up: begin anew
+            if self.welcome is None:
+                self.ignored += 1
+                return []
+            self.link = Link.GREETING
+            return [self.hello]
+        self.refused, self.link = message, Link.REFUSED
+        return []
+
+    def _opened(self, message: Round) -> list[Message]:
+        self._ready = None
+        while self._evaluated and self._evaluated[0].round < message.round:
+            self._evaluated.popleft()
+        if message.exchange and message.round <= self.taken:  # said again after a reconnect
+            self.offer_again = True
+            return [] if self._report is None else [self._report]
+        if message.samples:
+            self._holds.add(message.round)
+        same = [r for r in self.rounds if r.round == message.round]
+        for old in same:
+            self.rounds.remove(old)
+        self.rounds.append(message)
+        return []
+
+    def _committed(self, message: Committed) -> None:
+        self.commits[message.round] = message
+        for old in [r for r in self.commits if r < message.round - KEPT_COMMITS]:
+            del self.commits[old]
+        self.newest = max(self.newest, message.round)
+        report = self._report
+        if report is not None and report.round <= message.round:
+            if report.round == message.round and self.welcome and self.welcome.name in message.accepted:
+                self._holds.difference_update(report.delivers)
+            self._report = None
+        # A round that was committed before this peer took it stays in `rounds`: its lease is this peer's to deliver,
+        # and the report of it, late as it is, tells the hub that the peer is there again.
+
+    # ---- in: from the caller -------------------------------------------------------------------------------
+
+    def ready(self, message: Ready) -> list[Message]:
+        self._ready, self._was_ready = message, True
+        return self._if_joined(message)
+
+    def report(self, message: Report) -> list[Message]:
+        if message.round not in self.commits:
+            self._report = message
+        return self._if_joined(message)
+
+    def evaluated(self, message: Evaluated) -> list[Message]:
+        self._evaluated.append(message)
+        return self._if_joined(message)
+
+    def leave(self, message: Leave) -> list[Message]:
+        self._leave = message
+        return [message] if self.link in (Link.JOINED, Link.OVER) else []
+
+    def take_round(self) -> Round | None:
+        """The next round to work on, if one is open."""
+        if not self.rounds:
+            return None
+        self.taken = self.rounds[0].round
+        return self.rounds.popleft()
+
+    def _if_joined(self, message: Message) -> list[Message]:
+        return [message] if self.link is Link.JOINED else []
+
+    def silent_until(self) -> float:
+        """When a hub that says nothing more is to be dialled again."""
+        ping_s = self.welcome.ping_s if self.welcome else 1.0
+        return self.heard + max(5.0, SILENT_PINGS * ping_s)

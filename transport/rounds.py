@@ -1,0 +1,92 @@
+"""The life of a round, and the table of a run's phases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from . import actions as do
+from . import events
+from .evaluation import Evaluation
+from .messages import Report, Round
+
+
+class Phase(Enum):
+    WAITING = "waiting"  # fewer than min_peers are ready, or those who hold the last work are not
+    OPENING = "opening"  # leases are being written to the ledger
+    OPEN = "open"  # members compute and upload
+    CLOSED = "closed"  # being aggregated and made durable
+    FINAL = "final"  # every sample is counted; the last evaluation
+    ENDED = "ended"
+
+
+# which phase may follow which; anything else is our bug
+PHASES: dict[Phase, frozenset[Phase]] = {
+    Phase.WAITING: frozenset({Phase.OPENING, Phase.FINAL, Phase.ENDED}),
+    Phase.OPENING: frozenset({Phase.OPEN, Phase.WAITING, Phase.ENDED}),
+    Phase.OPEN: frozenset({Phase.CLOSED, Phase.WAITING, Phase.ENDED}),
+    Phase.CLOSED: frozenset({Phase.WAITING, Phase.ENDED}),
+    Phase.FINAL: frozenset({Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+
+
+@dataclass
+class Exchange:
+    """The round in progress. Sessions are named by their ids: a peer that comes back anew is another session."""
+
+    round: int
+    step: int
+    members: dict[str, str]  # session -> name, as it was opened
+    leased: int  # samples
+    opened: float
+    deadline: float
+    reports: dict[str, Report] = field(default_factory=dict)
+    uploads: set[str] = field(default_factory=set)  # sessions whose packet is here, whole
+    claims: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # session -> rounds its arrived update delivers
+    warned: bool = False  # that the deadline has passed
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self.members.values()))
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of those whose update is not here."""
+        return sorted(name for session, name in self.members.items() if session not in self.claims)
+
+    def message(self, session: str, steps: int, samples: int, ev: Evaluation | None) -> Round:
+        """What a member is told: its lease, and its part where this round evaluates."""
+        part = ev.part_of(session) if ev is not None and ev.round == self.round else None
+        parts = ev.parts if ev is not None and part is not None else 0
+        return Round(self.round, self.step, steps, list(self.names), samples, True, part or 0, parts)
+
+    def told(self, accepted: list[str], done: do.CommitDone, now: float) -> events.RoundCommitted:
+        """What the hub's owner is told when it is durable; the run's own figures are to be filled in."""
+        reports = {self.members[s]: self.reports[s] for s in accepted}
+        tokens = sum(r.tokens for r in reports.values())
+        return events.RoundCommitted(
+            at=0.0,
+            round=self.round,
+            step=0,
+            steps=0,
+            counted=0,
+            loss=sum(r.loss_sum for r in reports.values()) / tokens if tokens else None,
+            tokens=sum(done.tokens.values()),
+            members=self.names,
+            accepted=tuple(reports),
+            fingerprint=self.reports[accepted[0]].fingerprint,
+            size=done.size,
+            packets=dict(done.packets),
+            tokens_by_peer=dict(done.tokens),
+            compute_s={name: r.compute_s for name, r in reports.items()},
+            wait_s={name: r.wait_s for name, r in reports.items()},
+            seconds=now - self.opened,
+        )
+
+    @property
+    def by_name(self) -> list[str]:
+        """Sessions with an update, by name, never by arrival: float sums depend on order."""
+        return sorted(self.claims, key=lambda session: self.members[session])

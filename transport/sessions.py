@@ -1,0 +1,113 @@
+"""One peer's stay, and the table of what can happen to it."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from .messages import VERSIONS, Hello, Refused, versions
+from .settings import RunSettings
+
+
+class State(Enum):
+    """Where a session stands."""
+
+    JOINING = "joining"  # fetches and catches up
+    READY = "ready"  # member of the next round that opens
+    TRAINING = "training"  # member of the open round, whose update is expected
+    SENT = "sent"  # its update of the open round is here
+    BEHIND = "behind"  # the round closed without it; not a member again before it is heard of
+
+
+class Kind(Enum):
+    """What can happen to a session."""
+
+    READY = "says it is ready"
+    OPENED = "a round opened with it"
+    ARRIVED = "its report and its packet are here"
+    CLOSED = "the round closed"
+    LATE = "reports on a round that is closed"
+
+
+NEXT: dict[State, dict[Kind, State]] = {
+    State.JOINING: {Kind.READY: State.READY},
+    State.READY: {Kind.OPENED: State.TRAINING},
+    State.TRAINING: {Kind.ARRIVED: State.SENT, Kind.CLOSED: State.BEHIND},
+    State.SENT: {Kind.CLOSED: State.READY},
+    State.BEHIND: {Kind.READY: State.READY, Kind.LATE: State.READY},
+}
+
+
+@dataclass
+class Session:
+    """One peer's stay. Its connection may be lost in any state; it comes back within `grace`, or is gone."""
+
+    id: str  # the secret the peer shows when it comes back
+    name: str
+    hardware: str
+    conn: bytes | None  # control connection; None: lost
+    state: State
+    since: float  # when it joined
+    seen: float  # when something last came from it
+    lost_at: float = 0.0  # when the connection was lost
+    grace: float = 0.0  # how long it may stay lost
+    pinged: float = 0.0
+    owes: float | None = None  # since when it owes something; None: nothing
+    claims: tuple[int, int] | None = None  # (round, fingerprint) of its Ready, until it is compared
+    rtt: float | None = None  # seconds
+    strikes: int = 0  # packets that could not be used
+    accepted: int = 0  # packets that were
+    tokens: int = 0  # trained tokens counted
+
+
+def refusal(m: Hello, settings: RunSettings, token: str, *, over: bool, peers: int) -> Refused | None:
+    """Why this greeting gets no session; None: it does."""
+    if m.protocol not in VERSIONS:
+        return wrong_version(m.protocol)
+    if m.run != settings.run:
+        return wrong_run(m.run, settings)
+    if not same(m.token, token):
+        return wrong_token()
+    if over:
+        return Refused("over", "the run is over")
+    differ = [
+        f"{what} {m.versions[what]} instead of {want}"
+        for what, want in sorted(settings.versions.items())
+        if m.versions.get(what, want) != want
+    ]
+    if differ:
+        return Refused("version", f"you have {', '.join(differ)}")
+    if settings.max_peers is not None and peers >= settings.max_peers:
+        return Refused("full", f"the run has its {settings.max_peers} peers")
+    return None
+
+
+def wrong_version(protocol: int) -> Refused:
+    update = "update cocktail" if protocol < max(VERSIONS) else "ask the run's owner to update cocktail"
+    return Refused("protocol", f"you speak protocol {protocol}, this run needs {versions()}: {update}")
+
+
+def wrong_run(run: str, settings: RunSettings) -> Refused:
+    return Refused("run", f"no run {run!r} here, this hub runs {settings.run!r}")
+
+
+def wrong_token() -> Refused:
+    return Refused("token", "the token in the run URL is not the one of this run")
+
+
+def same(a: str, b: str) -> bool:
+    """Are two secrets equal, in a time that tells nothing."""
+    return hmac.compare_digest(a.encode(), b.encode())
+
+
+def clean_name(name: str) -> str:
+    """A name that is safe to print, to sort by and to put into a file name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:40].strip("-.") or "peer"
+
+
+def unique_name(name: str, taken: Iterable[str]) -> str:
+    taken = set(taken)
+    return next(n for i in range(1, len(taken) + 2) if (n := name if i == 1 else f"{name}-{i}") not in taken)

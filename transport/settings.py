@@ -1,0 +1,77 @@
+"""What a hub must know about its run. Times in seconds, sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from .messages import File
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """One run, as its hub sees it. The recipe is opaque here: a text and its hash."""
+
+    run: str
+    recipe: str  # resolved recipe, JSON
+    recipe_hash: str  # sha256 of that text, hex
+    samples: int  # the run counts each of 0 .. samples-1 once, then it is over
+    global_batch: int  # samples leased per round, all members together
+    base: tuple[File, ...] = ()  # files of the base model
+    parameters: int = 0
+    eval: bool = False  # is there an evaluation set
+    eval_every: int = 0  # steps; 0: only at the beginning and the end
+    versions: dict[str, str] = field(default_factory=dict)  # a peer that names another one is refused
+    min_peers: int = 1
+    max_peers: int | None = None
+    start_timeout: float = 1800.0  # to wait for min_peers before the run ends with exit code 7
+    step_timeout: float = 600.0  # a round closes without those whose update is not here by then
+    lease_timeout: float | None = (
+        None  # a live peer that delivers nothing for this long is dropped; 3 step_timeouts
+    )
+    peer_timeout: float = 30.0  # a silent peer is dropped
+    ping_s: float = 1.0
+    grace_s: float = 1.5  # to come back after a lost connection
+    recover_s: float = 10.0  # to come back after the hub was restarted, before the next round opens
+    stop_s: float = 20.0  # to finish the exchange in flight when the owner stops the run
+    linger_s: float = 5.0  # to serve what peers still fetch after the run is over
+    max_update: int = 0  # bytes of one update; 0: what FP32 values and positions would take
+    credit: int = 32  # chunks under way per peer and direction
+
+    @property
+    def steps(self) -> int:
+        return -(-self.samples // self.global_batch)
+
+    @property
+    def lease_s(self) -> float:
+        return 3 * self.step_timeout if self.lease_timeout is None else self.lease_timeout
+
+    @property
+    def update_limit(self) -> int:
+        return self.max_update or 8 * self.parameters + 2**20
+
+
+class Work(Protocol):
+    """What a hub cannot know, implemented by its caller. `samples` and `object` are called from one thread, the
+    others from another; none from the thread that does the I/O."""
+
+    def samples(self, ids: Sequence[int]) -> bytes:
+        """The payload of a lease: opaque here."""
+
+    def tokens(self, ids: Sequence[int]) -> int:
+        """Trained tokens in these samples: the weight of the update that delivers them."""
+
+    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+        """The owner's half: one packet out of (peer, packet, weight), sorted by peer. Raises UpdateRejected; it is
+        called again without that peer, so it must not have changed its state by then."""
+
+    def committed(self, round: int, packet: bytes) -> None:
+        """`packet`, as aggregated, is durable."""
+
+    def fingerprint(self, round: int) -> int:
+        """The fingerprint of x' of `round`, by folding the ledger: the truth, slowly."""
+
+    def object(self, name: str) -> bytes | Path:
+        """ "base/<file>" or "eval". Raises KeyError where there is none such."""

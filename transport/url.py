@@ -1,0 +1,127 @@
+"""The run URL: one line that carries all a volunteer needs. `cocktail://<key>.<token>@host:port/run-name`.
+
+    key     the hub's CURVE public key, 32 bytes as 43 characters of base64url (Z85 has $ & # ! in it)
+    token   16 random bytes and 2 of checksum as 24 characters of base64url
+    run     a slug, a-z 0-9 . -
+
+The checksum covers key, token and run, so a paste that lost its end is told apart from a wrong one. It does not
+cover host and port: whoever knows a better way to the hub may write it into the URL by hand.
+No `?`, `#` or `[` but around an IPv6 address: zsh would not leave them alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import dataclass
+
+from .errors import UrlError
+
+SCHEME = "cocktail://"
+RUN_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
+BASE64URL = re.compile(r"[A-Za-z0-9_-]*")
+KEY_LENGTH = 43  # characters
+TOKEN_LENGTH = 24  # characters, checksum included
+INCOMPLETE = "the run URL is incomplete"
+
+
+@dataclass(frozen=True)
+class RunURL:
+    """The parts of a run URL. `str(url)` is the line to pass on; `url.masked()` is fit for logs."""
+
+    key: str  # base64url, 43 characters
+    token: str  # base64url, 22 characters: what Hello carries
+    host: str  # a name, an IPv4 address, or an IPv6 address without brackets
+    port: int
+    run: str
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.key}.{sealed(self)}@{self.address}/{self.run}"
+
+    def __repr__(self) -> str:  # a URL in a traceback must not give the token away
+        return f"RunURL({self.masked()})"
+
+    @property
+    def address(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def masked(self) -> str:
+        return f"{SCHEME}{self.key}.***@{self.address}/{self.run}"
+
+
+def parse_url(text: str) -> RunURL:
+    """The URL in `text`, which may carry blanks, quotes or a line break from the chat it was copied out of.
+
+    Raises UrlError, whose message names the part that is wrong.
+    """
+    url = "".join(text.split()).strip("'\"<>`")
+    if not url:
+        raise UrlError("the run URL is empty")
+    if not url.startswith(SCHEME):
+        if SCHEME.startswith(url):
+            raise UrlError(f"{INCOMPLETE}: it ends after {url!r}")
+        raise UrlError(f"the run URL begins with {url[: len(SCHEME)]!r}, expected {SCHEME!r}")
+    secrets, at, place = url[len(SCHEME) :].partition("@")
+    key, dot, sealed_token = secrets.partition(".")
+    check_part("server key", key, KEY_LENGTH, ended=not dot)
+    check_part("token", sealed_token, TOKEN_LENGTH, ended=not at)
+    address, slash, run = place.partition("/")
+    if not slash:
+        raise UrlError(f"{INCOMPLETE}: the run's name is missing after {address!r}")
+    if not run:
+        raise UrlError(f"{INCOMPLETE}: the run's name is missing")
+    if not RUN_NAME.fullmatch(run):
+        raise UrlError(f"the run's name {run[:70]!r} in the URL is not of the form a-z 0-9 . -")
+    host, port = parse_address(address)
+    url_ = RunURL(key, token_of(sealed_token), host, port, run)
+    if sealed(url_) != sealed_token:
+        raise UrlError(f"{INCOMPLETE}, or a character of it is wrong: the checksum in its token does not fit")
+    return url_
+
+
+def check_part(what: str, text: str, length: int, *, ended: bool) -> None:
+    if ended and len(text) <= length:
+        raise UrlError(f"{INCOMPLETE}: it ends in the {what}")
+    if not BASE64URL.fullmatch(text):
+        raise UrlError(f"the {what} in the run URL holds characters that do not belong there")
+    if len(text) != length:
+        raise UrlError(f"the {what} in the run URL has {len(text)} characters, expected {length}")
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """("host", port) of "host:port" or "[v6]:port"; raises UrlError."""
+    host, colon, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        named = bool(re.fullmatch(r"[0-9A-Fa-f:.%a-z]+", host))
+    else:
+        named = bool(re.fullmatch(r"[A-Za-z0-9._-]+", host))
+    if not colon or not host or not named:
+        raise UrlError(f"the address {address[:80]!r} in the run URL is not of the form host:port")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+        raise UrlError(f"the port {port[:20]!r} in the run URL is not a number from 1 to 65535")
+    return host, int(port)
+
+
+def sealed(url: RunURL) -> str:
+    """The token with its checksum, as the URL shows it."""
+    token = to_bytes(url.token)
+    return to_base64(token + checksum(url.key, token, url.run))
+
+
+def token_of(sealed_token: str) -> str:
+    return to_base64(to_bytes(sealed_token)[:-2])
+
+
+def checksum(key: str, token: bytes, run: str) -> bytes:
+    return hashlib.sha256(b"\0".join((key.encode(), token, run.encode()))).digest()[:2]
+
+
+def to_base64(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def to_bytes(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -14,6 +14,7 @@ from cocktail_cli.events import (
     PeerJoined,
     PeerLeft,
     Progressed,
+    RunFinished,
     RunStarted,
     Step,
 )
@@ -88,7 +89,7 @@ class Board:
         elif isinstance(event, Progressed):
             share = f" {event.done * 100 // event.total} %" if event.total else ""
             self.state = event.state + share
-        elif isinstance(event, Left):
+        elif isinstance(event, (Left, RunFinished)):
             self.state = event.reason
 
     def count(self, event: Step) -> None:

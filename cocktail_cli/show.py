@@ -238,13 +238,20 @@ class LiveView:
         if isinstance(event, RunStarted):
             invitation(event, self.out, self.err)
         elif isinstance(event, RunFinished):
+            self.draw()
             self.close()
             farewell(event, self.out, self.err)
+        elif not self.board.run:  # nothing to make a table of yet
+            self.say(event.state if isinstance(event, Progressed) else sentence(event))
         else:
+            if isinstance(event, (Warning, Checkpoint, Left, Joined)):
+                self.say(sentence(event))
             self.draw()
-            said = sentence(event)
-            if said and isinstance(event, (Warning, Checkpoint, Left, Joined)):
-                self.console.print(said, markup=False)
+
+    def say(self, text: str | None) -> None:
+        """A line above the table."""
+        if text:
+            self.console.print(text, markup=False, soft_wrap=True)
 
     def draw(self) -> None:
         from rich.live import Live
@@ -274,7 +281,7 @@ class LiveView:
         parts: list[Any] = [Text(board.summary())]
         parts += [table] if board.peers else []
         parts += map(Text, board.history())
-        keys = "Ctrl-C: leave after this step · twice: leave now"
+        keys = "Ctrl-C: end after this exchange · twice: at once"
         return Panel(Group(*parts), title=Text(board.title()), subtitle=Text(keys))
 
     def close(self) -> None:

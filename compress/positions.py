@@ -1,7 +1,7 @@
 """Where the k survivors stand among m: four ways to say it, and a rule for the smallest.
 
 gaps        how many are skipped before each survivor, the low `shift` bits apart, the rest as bytes
-            (255 = 255 skipped and more to come), through zstd. 1-2 % over the entropy from K = 0.0005 to 0.3.
+            (255 = 255 skipped and more to come), through zstd. 1-2 % over the entropy up to K = 0.22.
 mask        one bit an element, through zstd. As good from K = 0.2 on, better where survivors crowd.
 Elias-Fano  7-18 % over the entropy but needs no coder: smallest where a coder's tables would outweigh the
 data.
@@ -20,7 +20,7 @@ from compress.sections import Section, shrink
 
 ALL, GAPS, MASK, ELIAS_FANO, PLAIN = range(5)
 FEW = 4096  # up to here all four ways are tried
-CROWDED = 0.3  # from this density on a mask is coded better than gaps
+CROWDED = 0.22  # from this density on a mask is coded better than gaps
 FINE = 40  # mean of the gap's upper part, at most
 
 
@@ -141,6 +141,8 @@ def _load_gaps(shift: int, main: np.ndarray, low: np.ndarray, m: int, k: int) ->
     else:
         total = np.cumsum(main, dtype=np.int64)[last]
         upper = np.diff(total, prepend=0)
+    if len(main) and main[-1] == 255:
+        raise PacketError("gaps that end in an escape")
     if int(upper.sum(dtype=np.int64)) << shift > m:  # before the sum below could overflow
         raise PacketError(f"gaps that lead out of a vector of {m:,}")
     if upper is main:  # no 255 among them: one more still fits a byte

@@ -202,7 +202,7 @@ def _evenly(values: np.ndarray, bits: int, bucket: int, noise: np.random.Generat
         z = _rows(values[here], bucket)
         scale = bf16(np.abs(z).max(1) / np.float32(top), up=True)
         z *= _inverse(scale)[:, None]
-        z = z.reshape(-1)[: len(values[here])]      # in [-top, top]
+        z = z.reshape(-1)[: len(values[here])]  # in [-top, top]
         dither = np.float32(0.5) if noise is None else noise.random(len(z), np.float32)
         if bits == 16:
             place = np.floor(z + dither).clip(-top, top).astype(np.int32)
@@ -212,7 +212,9 @@ def _evenly(values: np.ndarray, bits: int, bucket: int, noise: np.random.Generat
             codes[here] = np.where(place < half, 2 * half - 1 - place, place - half)
         scales[first : first + step] = scale
     if bits == 16:
-        return Codes(16, bucket, k, planes(codes.view(np.uint8), 2), _words(0), _patterns(scales, np.uint16([top])))
+        return Codes(
+            16, bucket, k, planes(codes.view(np.uint8), 2), _words(0), _patterns(scales, np.uint16([top]))
+        )
     packed = _join((codes & (half - 1)).astype(np.uint8), (codes >= half).view(np.uint8), bits)
     table = np.arange(1, top + 1, 2, dtype=np.uint16)
     return Codes(bits, bucket, k, packed, table, _patterns(scales, table))

@@ -1,7 +1,7 @@
 """The model a run starts from, as a folder on this disk: config, weights, tokenizer.
 
-However it was named (a local folder, a hub id, `builtin:`), it becomes such a folder, whose files peers know by hash.
-No code that comes with a model is run, and none is among these files.
+However it was named (a local folder, a hub id, `builtin:`), it becomes such a folder, whose files peers know
+by hash. No code that comes with a model is run, and none is among these files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from recipes.problems import HubUnreachable, ModelError
+from recipes.hub import fetch
+from recipes.problems import ModelError
 from recipes.schema import Model, Recipe
 
 if TYPE_CHECKING:
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
 BUILTIN = Path(__file__).parent / "builtin"
 BUILTIN_MODELS = {"builtin:tiny-gpt-neox": BUILTIN / "tiny-gpt-neox"}
 
-WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+WEIGHTS = (
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model*.bin",
+    "pytorch_model.bin.index.json",
+)
 BESIDE_WEIGHTS = (
     "config.json",
     "generation_config.json",
@@ -46,7 +52,7 @@ BESIDE_WEIGHTS = (
 class BaseFile:
     """One file of the base, as peers know it."""
 
-    name: str           # no directories
+    name: str  # no directories
     size: int
     sha256: str
 
@@ -56,7 +62,7 @@ class Base:
     """The model a run starts from, on this disk."""
 
     folder: Path
-    files: tuple[BaseFile, ...]     # by name
+    files: tuple[BaseFile, ...]  # by name
 
     @property
     def bytes(self) -> int:
@@ -64,8 +70,8 @@ class Base:
 
 
 def prepare_base(recipe: Recipe, folder: Path) -> Base:
-    """The base of `recipe` as a local folder: a local folder is used as it is, a hub id is fetched into the hub's
-    cache, a builtin model is made in `folder` from the recipe's seed.
+    """The base of `recipe` as a local folder: a local folder is used as it is, a hub id is fetched into the
+    hub's cache, a builtin model is made in `folder` from the recipe's seed.
 
     Errors: ModelError where something is missing, HubUnreachable where the hub does not answer.
     """
@@ -79,7 +85,7 @@ def prepare_base(recipe: Recipe, folder: Path) -> Base:
         return Base(local, manifest(local))
     if _looks_local(name):
         raise ModelError(f"no such model folder: {name}")
-    fetched = _fetch(name, recipe.model.model_revision)
+    fetched = fetch(name, recipe.model.model_revision, [*WEIGHTS[:2], *BESIDE_WEIGHTS], WEIGHTS[2:])
     check_folder(fetched, name)
     return Base(fetched, manifest(fetched))
 
@@ -106,41 +112,41 @@ def sha256(path: Path) -> str:
 def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a base in `folder`, or that of `tokenizer_name_or_path`; with a pad token.
 
-    Errors: ModelError where there is none.
+    Errors: ModelError where there is none, HubUnreachable.
     """
-    source = str(folder)
-    if model.tokenizer_name_or_path:
-        source = model.tokenizer_name_or_path
-        if source in BUILTIN_MODELS:
-            source = str(BUILTIN_MODELS[source])
-        elif _looks_local(source) and not Path(source).expanduser().is_dir():
-            raise ModelError(f"no such tokenizer folder: {source}")
-    return open_tokenizer(source, model.pad_token)
+    source = model.tokenizer_name_or_path
+    if source is None:
+        return open_tokenizer(folder, model.pad_token)
+    if source in BUILTIN_MODELS:
+        return open_tokenizer(BUILTIN_MODELS[source], model.pad_token)
+    if Path(source).expanduser().is_dir():
+        return open_tokenizer(Path(source).expanduser(), model.pad_token)
+    if _looks_local(source):
+        raise ModelError(f"no such tokenizer folder: {source}")
+    return open_tokenizer(fetch(source, None, BESIDE_WEIGHTS), model.pad_token)
 
 
-def open_tokenizer(source: str | Path, pad_token: str | None = None) -> PreTrainedTokenizerBase:
-    """A tokenizer with a pad token: the one asked for, the tokenizer's own, or else its eos token (labels of padding
-    are masked, so that no token is lost by it)."""
+def open_tokenizer(folder: Path, pad_token: str | None = None) -> PreTrainedTokenizerBase:
+    """A tokenizer with a pad token: the one asked for, the tokenizer's own, or else its eos token (labels of
+    padding are masked, so that no token is lost by it). Errors: ModelError."""
     from transformers import AutoTokenizer
 
-    folder = Path(source).expanduser()
-    if folder.is_dir() and not any((folder / n).exists() for n in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise ModelError(
-            f"{source}: no tokenizer in this folder (hint: model.tokenizer_name_or_path=FOLDER or hub id)"
-        )
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        hint = "(hint: model.tokenizer_name_or_path=FOLDER or hub id)"
+        raise ModelError(f"{folder}: no tokenizer in this folder {hint}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder) if folder.is_dir() else str(source), use_fast=True)
-    except Exception as error:
-        if _is_network(error):
-            raise HubUnreachable(f"the hub did not answer for the tokenizer {source}: {error}") from error
-        raise ModelError(f"{source}: transformers cannot load this tokenizer: {error}") from error
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
+        raise ModelError(f"{folder}: transformers cannot load this tokenizer: {error}") from error
     if pad_token is not None:
         if tokenizer.convert_tokens_to_ids(pad_token) in (None, tokenizer.unk_token_id):
-            raise ModelError(f"model.pad_token `{pad_token}` is not a token of {source}")
+            raise ModelError(f"model.pad_token `{pad_token}` is not a token of {folder}")
         tokenizer.pad_token = pad_token
     elif tokenizer.pad_token_id is None:
         if tokenizer.eos_token is None:
-            raise ModelError(f"{source}: the tokenizer has neither a pad nor an eos token (hint: model.pad_token=...)")
+            raise ModelError(
+                f"{folder}: the tokenizer has neither a pad nor an eos token (hint: model.pad_token=...)"
+            )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
@@ -219,34 +225,5 @@ def check_folder(folder: Path, name: str | None = None) -> None:
         raise ModelError(f"no such model folder: {called}")
     if not (folder / "config.json").is_file():
         raise ModelError(f"{called}: no config.json, so this is no model saved by save_pretrained")
-    if not any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin")):
+    if not any(next(folder.glob(pattern), None) for pattern in ("model*.safetensors", "pytorch_model*.bin")):
         raise ModelError(f"{called}: no weights (model.safetensors or pytorch_model.bin)")
-
-
-def _fetch(name: str, revision: str | None) -> Path:
-    """The files of a hub model in the hub's own cache; .bin only where it has no safetensors."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    try:
-        listed = HfApi().model_info(name, revision=revision).siblings or []
-        safe = any(file.rfilename.endswith(".safetensors") for file in listed)
-        weights = WEIGHTS[:2] if safe else WEIGHTS[2:]
-        return Path(snapshot_download(name, revision=revision, allow_patterns=[*weights, *BESIDE_WEIGHTS]))
-    except GatedRepoError as error:
-        raise ModelError(f"{name}: accept its licence at https://huggingface.co/{name}, then `hf auth login`") from error
-    except RevisionNotFoundError as error:
-        raise ModelError(f"{name} has no revision {revision}") from error
-    except RepositoryNotFoundError as error:
-        raise ModelError(f"{name}: no such folder, and no such model on the hub") from error
-    except Exception as error:
-        if _is_network(error):
-            raise HubUnreachable(f"the hub did not answer for the model {name}: {error}") from error
-        raise
-
-
-def _is_network(error: BaseException) -> bool:
-    """huggingface_hub, httpx and requests each have their own names for "no answer"."""
-    names = {cls.__name__ for cls in type(error).__mro__}
-    known = {"ConnectionError", "ConnectError", "TimeoutException", "OfflineModeIsEnabled", "LocalEntryNotFoundError"}
-    return bool(names & (known | {"TransportError", "ProxyError", "TimeoutError"}))

@@ -1,8 +1,8 @@
 """From plain values to a `Recipe`, or to all that is wrong with them at once.
 
-Three passes: planned keys are dropped or refused, pydantic checks names, types and ranges, and the cross-checks look
-at keys together. A pass that finds something still lets the next one run where that makes sense, so that one attempt
-shows as many problems as possible.
+Three passes: planned keys are dropped or refused, pydantic checks names, types and ranges, and the
+cross-checks look at keys together. A pass that finds something still lets the next one run where that makes
+sense, so that one attempt shows as many problems as possible.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from recipes.schema import Dataset, Recipe
 
 NOT_YET = "not supported in this version"
 
-_SCHEDULE_KEYS: dict[str, tuple[set[str], set[str]]] = {    # kind -> (one of these is needed, these are allowed)
+# lr_scheduler_type -> (one of these is needed, these are allowed)
+_SCHEDULE_KEYS: dict[str, tuple[set[str], set[str]]] = {
     "cosine": (set(), {"num_cycles"}),
     "cosine_with_min_lr": ({"min_lr", "min_lr_rate"}, {"min_lr", "min_lr_rate", "num_cycles"}),
     "warmup_stable_decay": ({"num_decay_steps"}, {"num_decay_steps", "min_lr_ratio", "num_cycles"}),
@@ -36,7 +37,9 @@ def check(document: Document, problems: list[Problem]) -> Recipe:
     try:
         recipe = Recipe.model_validate(values)
     except ValidationError as error:
-        problems += [_explain(document, detail) for detail in error.errors(include_url=False) if _real(detail)]
+        problems += [
+            _explain(document, detail) for detail in error.errors(include_url=False) if _real(detail)
+        ]
     if recipe is not None:
         problems += cross_check(document, recipe)
     if recipe is None or problems:
@@ -65,7 +68,8 @@ def drop_planned(document: Document, values: dict[str, Any]) -> list[Problem]:
 
 
 def _holders(values: dict[str, Any], name: str) -> list[tuple[Key, dict[str, Any]]]:
-    """(full key, mapping that may hold it) for a dotted name; one for each item where the section is a list."""
+    """(full key, mapping that may hold it) for a dotted name; one for each item where the section is a
+    list."""
     section, _, leaf = name.partition(".")
     if not leaf:
         return [((section,), values)]
@@ -98,7 +102,7 @@ def _explain(document: Document, detail: Any) -> Problem:
     key: Key = tuple(detail["loc"])
     kind, context, given = detail["type"], detail.get("ctx", {}), detail.get("input")
     while key and key not in document.lines and key not in document.overridden and kind != "missing":
-        key = key[:-1]      # pydantic adds the branch of a union: ("data_files", "str")
+        key = key[:-1]  # pydantic adds the branch of a union: ("data_files", "str")
     key = key or tuple(detail["loc"])
     if kind == "extra_forbidden":
         return _unknown(document, tuple(detail["loc"]))
@@ -177,7 +181,7 @@ def cross_check(document: Document, recipe: Recipe) -> list[Problem]:
     if training.global_batch_size < swarm.min_peers:
         wrong(
             "training.global_batch_size",
-            f"{training.global_batch_size} samples a step cannot be shared by swarm.min_peers={swarm.min_peers}",
+            f"{training.global_batch_size} samples cannot be shared by swarm.min_peers={swarm.min_peers}",
         )
     if swarm.max_peers is not None and swarm.max_peers < swarm.min_peers:
         wrong("swarm.max_peers", f"{swarm.max_peers} is below swarm.min_peers={swarm.min_peers}")

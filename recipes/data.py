@@ -1,10 +1,11 @@
 """The corpus of a run: rows of tokens, which of them are trained, and in which order they are seen.
 
-A *sample* is a sequence of at most `max_length` token ids with a mask of those that are trained. The owner tokenizes
-once; peers get the samples of a lease as bytes (`pack`), and need neither the data set nor the tokenizer.
+A *sample* is a sequence of at most `max_length` token ids with a mask of those that are trained. The owner
+tokenizes once; peers get the samples of a lease as bytes (`pack`), and need neither the data set nor the
+tokenizer.
 
-A trained token is one that is predicted, so one term of the loss. The first token of a sample is predicted by nothing
-and never counts: `trained[0]` is False in every sample, here and on the wire.
+A trained token is one that is predicted, so one term of the loss. The first token of a sample is predicted by
+nothing and never counts: `trained[0]` is False in every sample, here and on the wire.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from recipes.sources import rows
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-HEADER = struct.Struct("<4sBBI")        # magic, bytes of a token id, mask follows, samples
+HEADER = struct.Struct("<4sBBI")  # magic, bytes of a token id, mask follows, samples
 MAGIC = b"CKT1"
-_BATCH = 1024                           # rows tokenized at once
+_BATCH = 1024  # rows tokenized at once
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
     """One sequence."""
 
-    tokens: np.ndarray      # (T,) int32, T >= 2
-    trained: np.ndarray     # (T,) bool: is this token predicted? [0] is False
+    tokens: np.ndarray  # (T,) int32, T >= 2
+    trained: np.ndarray  # (T,) bool: is this token predicted? [0] is False
 
     @property
     def count(self) -> int:
@@ -47,15 +48,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a run is trained and measured on. Positions 0 .. len(corpus)-1 are the samples of the run in the order
-    they are leased, epoch after epoch; `sample_id` says which row each is."""
+    """What a run is trained and measured on. Positions 0 .. len(corpus)-1 are the samples of the run in the
+    order they are leased, epoch after epoch; `sample_id` says which row each is."""
 
-    samples: tuple[Sample, ...]         # the rows of the training set
-    held_out: tuple[Sample, ...]        # of the evaluation set; may be empty
-    total: int                          # positions of the run
+    samples: tuple[Sample, ...]  # the rows of the training set
+    held_out: tuple[Sample, ...]  # of the evaluation set; may be empty
+    total: int  # positions of the run
     seed: int
     shuffle: bool
-    found: tuple[str, ...] = ()         # what was read, for people: "my.jsonl: 4,812 rows, prompt_completion"
+    found: tuple[str, ...] = ()  # what was read, for people: "my.jsonl: 4,812 rows, prompt_completion"
     warnings: tuple[str, ...] = ()
     _orders: dict[int, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
@@ -85,7 +86,7 @@ class Corpus:
 
     def _order(self, epoch: int) -> np.ndarray:
         if epoch not in self._orders:
-            while len(self._orders) > 2:        # leases move forward: older epochs come back rarely
+            while len(self._orders) > 2:  # leases move forward: older epochs come back rarely
                 self._orders.pop(min(self._orders))
             self._orders[epoch] = shuffled(len(self.samples), self.seed, epoch, self.shuffle)
         return self._orders[epoch]
@@ -94,8 +95,8 @@ class Corpus:
 def shuffled(count: int, seed: int, epoch: int, shuffle: bool = True) -> np.ndarray:
     """(count,) int64, a permutation that depends on seed and epoch only.
 
-    Ranks of a raw PCG64 stream, which NumPy keeps stable over its versions (the permutation of a Generator is not):
-    a run must find its order again after an upgrade.
+    Ranks of a raw PCG64 stream, which NumPy keeps stable over its versions (the permutation of a Generator is
+    not): a run must find its order again after an upgrade.
     """
     if not shuffle:
         return np.arange(count)
@@ -116,7 +117,9 @@ def build_corpus(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Corpus:
     samples = _samples(documents, recipe.data, "", warnings)
     held_out = _samples(held, recipe.data, "held-out ", warnings)
     if not samples:
-        raise DataError("no sample has a token to train on: is everything masked, or cut away by data.max_length?")
+        raise DataError(
+            "no sample has a token to train on: is everything masked, or cut away by data.max_length?"
+        )
     if recipe.has_eval and not held_out:
         raise DataError("no held-out sample has a token to measure")
     return Corpus(
@@ -160,7 +163,7 @@ def _split(documents: list[Encoded], size: float, seed: int) -> tuple[list[Encod
     count = max(1, round(size * len(documents))) if size < 1 else int(size)
     if count >= len(documents):
         raise DataError(f"data.val_set_size {size:g} holds out all of {len(documents)} rows")
-    chosen = set(shuffled(len(documents), seed, 1 << 32).tolist()[:count])      # an epoch that no run reaches
+    chosen = set(shuffled(len(documents), seed, 1 << 32).tolist()[:count])  # an epoch that no run reaches
     kept = [d for i, d in enumerate(documents) if i not in chosen]
     return kept, [documents[i] for i in sorted(chosen)]
 
@@ -182,12 +185,15 @@ def _samples(documents: list[Encoded], data: Data, what: str, warnings: list[str
     samples = [_sample(piece) for piece in pieces]
     kept = [sample for sample in samples if sample.count]
     if len(kept) < len(samples):
-        warnings.append(f"{len(samples) - len(kept):,} {what}samples have no token to train on and are left out")
+        warnings.append(
+            f"{len(samples) - len(kept):,} {what}samples have no token to train on and are left out"
+        )
     return kept
 
 
 def _wrapped(documents: list[Encoded], length: int) -> list[Encoded]:
-    """One long text cut into blocks of `length`, as the reference implementation has it; documents see each other."""
+    """One long text cut into blocks of `length`, as the reference implementation has it; documents see each
+    other."""
     tokens = np.concatenate([d.tokens for d in documents])
     trained = np.concatenate([d.trained for d in documents])
     starts = range(0, len(tokens), length)
@@ -201,8 +207,9 @@ def _sample(piece: Encoded) -> Sample:
 
 
 def pack(samples: Sequence[Sample]) -> bytes:
-    """Samples as bytes, little endian: header; length of each, uint32; token ids of all, uint16 where the largest
-    fits and uint32 where not; the mask of all, one bit each, left out where it is "all but the first"."""
+    """Samples as bytes, little endian: header; length of each, uint32; token ids of all, uint16 where the
+    largest fits and uint32 where not; the mask of all, one bit each, left out where it is "all but the
+    first"."""
     lengths = np.array([len(s.tokens) for s in samples], dtype="<u4")
     tokens = np.concatenate([s.tokens for s in samples]) if samples else np.zeros(0, dtype=np.int32)
     width = 2 if not len(tokens) or tokens.max() < 1 << 16 else 4
@@ -248,8 +255,8 @@ def unpack(data: bytes, vocabulary: int | None = None) -> list[Sample]:
 
 
 def collate(samples: Sequence[Sample], pad: int = 0) -> dict[str, Tensor]:
-    """Samples as a batch, padded on the right: input_ids, attention_mask, labels, each (B, T) int64; labels are -100
-    where nothing is trained."""
+    """Samples as a batch, padded on the right: input_ids, attention_mask, labels, each (B, T) int64; labels
+    are -100 where nothing is trained."""
     longest = max(len(s.tokens) for s in samples)
     shape = (len(samples), longest)
     input_ids = np.full(shape, pad, dtype=np.int64)

@@ -1,7 +1,8 @@
-"""A recipe's text: YAML to plain values, with the line of every key, and with the overrides of the command line.
+"""A recipe's text: YAML to plain values, with the line of every key, and with the overrides of the command
+line.
 
-`yaml.safe_load` only, so a recipe can build nothing but lists, mappings, text and numbers. Aliases are refused: no
-recipe needs them, and nested ones grow without bound.
+`yaml.safe_load` only, so a recipe can build nothing but lists, mappings, text and numbers. Aliases are
+refused: no recipe needs them, and nested ones grow without bound.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from recipes.names import LATER, LORA
 from recipes.problems import Problem, RecipeError
 from recipes.schema import Dataset, Recipe, Section
 
-Key = tuple[str | int, ...]     # ("datasets", 0, "path")
+Key = tuple[str | int, ...]  # ("datasets", 0, "path")
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
@@ -30,12 +31,12 @@ class Document:
     file: str
     values: dict[str, Any]
     lines: dict[Key, int] = field(default_factory=dict)
-    overridden: dict[Key, str] = field(default_factory=dict)    # key -> the text of the override
+    overridden: dict[Key, str] = field(default_factory=dict)  # key -> the text of the override
 
     def problem(self, key: Key, message: str, hint: str = "") -> Problem:
         """A problem at `key`, placed at the line of the key or of what holds it."""
         name = ".".join(str(part) for part in key)
-        if any(given[: len(key)] == key for given in self.overridden):     # `lora` is there by lora_r=8
+        if any(given[: len(key)] == key for given in self.overridden):  # `lora` is there by lora_r=8
             return Problem("override", None, name, message, hint)
         for depth in range(len(key), 0, -1):
             if key[:depth] in self.overridden:
@@ -69,7 +70,7 @@ def parse(text: str, file: str) -> Document:
         what = getattr(error, "problem", None) or "cannot be read as YAML"
         problem = Problem(file, mark.line + 1 if mark else None, "", f"not valid YAML: {what}")
         raise RecipeError([problem], file) from None
-    except ValueError as error:         # a date such as 2026-13-40
+    except ValueError as error:  # a date such as 2026-13-40
         raise RecipeError([Problem(file, None, "", f"not valid YAML: {error}")], file) from None
     if not isinstance(values, dict):
         what = "the file is empty" if values is None else "a recipe is a mapping of keys to values"
@@ -125,7 +126,8 @@ def sections() -> dict[str, type[Section]]:
 
 
 def leaves() -> dict[str, Key]:
-    """Bare name -> full key, of every key that can be named bare: leaf names are unique (a test sees to it)."""
+    """Bare name -> full key, of every key that can be named bare: leaf names are unique (a test sees to
+    it)."""
     inside = sections()
     found: dict[str, Key] = {name: (name,) for name in Recipe.model_fields if name not in inside}
     for section, model in inside.items():
@@ -141,8 +143,8 @@ def leaves() -> dict[str, Key]:
 def override(document: Document, texts: Sequence[str]) -> list[Problem]:
     """Apply `key=value` of the command line to `document`; returns what could not be applied.
 
-    The key is a dotted path or a bare leaf name; lists take an index (`datasets.0.path=x`); the value is YAML;
-    `null` resets the key to its default.
+    The key is a dotted path or a bare leaf name; lists take an index (`datasets.0.path=x`); the value is
+    YAML; `null` resets the key to its default.
     """
     problems: list[Problem] = []
     for text in texts:
@@ -184,7 +186,8 @@ def resolve(name: str) -> Key:
 
 
 def set_value(values: dict[str, Any], key: Key, value: Any) -> None:
-    """Set `key`, making the sections on the way; None removes it. Errors: ValueError where the path does not fit."""
+    """Set `key`, making the sections on the way; None removes it. Errors: ValueError where the path does not
+    fit."""
     held: Any = values
     for depth, part in enumerate(key):
         last = depth == len(key) - 1

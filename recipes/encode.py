@@ -1,7 +1,7 @@
 """From a row to tokens, and to which of them are trained.
 
-Four kinds of rows: text, prompt and completion, alpaca (an instruction, turned into a prompt), chat. Each becomes
-token ids and a mask; what the mask leaves out is read by the model but not learnt.
+Four kinds of rows: text, prompt and completion, alpaca (an instruction, turned into a prompt), chat. Each
+becomes token ids and a mask; what the mask leaves out is read by the model but not learnt.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TEMPLATES = Path(__file__).parent / "templates"
-ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}     # ShareGPT's names
+ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}  # ShareGPT's names
 
 ALPACA = (
     "Below is an instruction that describes a task{paired}. "
@@ -35,8 +35,8 @@ ALPACA = (
 class Encoded:
     """A document before it is cut to length."""
 
-    tokens: np.ndarray      # (T,) int64
-    trained: np.ndarray     # (T,) bool
+    tokens: np.ndarray  # (T,) int64
+    trained: np.ndarray  # (T,) bool
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Encoder:
     tokenizer: PreTrainedTokenizerBase
     data: Data
     dataset: Dataset
-    kind: str                                           # text, prompt_completion, alpaca or chat
+    kind: str  # text, prompt_completion, alpaca or chat
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -64,9 +64,9 @@ class Encoder:
         return self._pairs(pairs)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        return self.tokenizer(
-            texts, return_attention_mask=False, return_token_type_ids=False, verbose=False
-        )["input_ids"]
+        return self.tokenizer(texts, return_attention_mask=False, return_token_type_ids=False, verbose=False)[
+            "input_ids"
+        ]
 
     def _end(self, ids: list[int]) -> list[int]:
         """With the token that says where a document ends (TRL does the same)."""
@@ -77,8 +77,9 @@ class Encoder:
         return [_all_trained(self._end(ids)) for ids in self._ids(texts)] if texts else []
 
     def _pairs(self, pairs: list[tuple[str, str]]) -> list[Encoded]:
-        """The whole is tokenized at once and the prompt's tokens are masked. Where the last token of the prompt
-        merged with the completion, the merged token is trained: it is the first the model must write."""
+        """The whole is tokenized at once and the prompt's tokens are masked. Where the last token of the
+        prompt merged with the completion, the merged token is trained: it is the first the model must
+        write."""
         if not pairs:
             return []
         prompts = self._ids([prompt for prompt, _ in pairs])
@@ -154,9 +155,7 @@ class Encoder:
         spans = [(0, len(text))]
         if self.data.assistant_only_loss is not False:
             spans = self._assistant_spans(messages, text, place)
-        found = self.tokenizer(
-            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
+        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         tokens = np.asarray(found["input_ids"], dtype=np.int64)
         offsets = np.asarray(found["offset_mapping"], dtype=np.int64).reshape(-1, 2)
         trained = np.zeros(len(tokens), dtype=bool)
@@ -174,14 +173,18 @@ class Encoder:
         except TemplateError as error:
             raise DataError(f"{place}: the chat template refuses this conversation: {error}") from error
 
-    def _assistant_spans(self, messages: list[dict[str, str]], text: str, place: str) -> list[tuple[int, int]]:
+    def _assistant_spans(
+        self, messages: list[dict[str, str]], text: str, place: str
+    ) -> list[tuple[int, int]]:
         """Where in `text` the assistant speaks, in characters.
 
-        A template with `{% generation %}` marks says so itself. Of any other the conversation is rendered up to
-        each answer and past it; that needs a template which only ever appends, and it is checked.
+        A template with `{% generation %}` marks says so itself. Of any other the conversation is rendered up
+        to each answer and past it; that needs a template which only ever appends, and it is checked.
         """
         template = self.tokenizer.chat_template
-        if isinstance(template, str) and "generation %}" in template.replace("generation-%}", "generation %}"):
+        if isinstance(template, str) and "generation %}" in template.replace(
+            "generation-%}", "generation %}"
+        ):
             from transformers.utils.chat_template_utils import render_jinja_template
 
             _, spans = render_jinja_template(
@@ -199,8 +202,9 @@ class Encoder:
             after = self._render(messages[: number + 1], place)
             if not (after.startswith(before) and text.startswith(after)):
                 raise DataError(
-                    f"{place}: the tokenizer's chat template rewrites earlier messages, so the assistant's words "
-                    "cannot be told apart (hint: data.chat_template=chatml, or data.assistant_only_loss=false)"
+                    f"{place}: the tokenizer's chat template rewrites earlier messages, so the assistant's "
+                    "words cannot be told apart "
+                    "(hint: data.chat_template=chatml, or data.assistant_only_loss=false)"
                 )
             found.append((len(before), len(after)))
         return found
@@ -222,13 +226,16 @@ def detect(dataset: Dataset, first: Row) -> str:
         return "text"
     raise DataError(
         f"{first.place}: columns {', '.join(sorted(first.fields)) or '(none)'} are no known kind of data: "
-        "expected text, prompt and completion, instruction and output, or messages (hint: datasets.0.column_map)"
+        "expected text, prompt and completion, instruction and output, or messages "
+        "(hint: datasets.0.column_map)"
     )
 
 
 def _text(row: Row, name: str) -> str:
     if name not in row.fields:
-        raise DataError(f"{row.place}: no field `{name}`; there is {', '.join(map(str, row.fields)) or 'none'}")
+        raise DataError(
+            f"{row.place}: no field `{name}`; there is {', '.join(map(str, row.fields)) or 'none'}"
+        )
     value = row.fields[name]
     if not isinstance(value, str):
         kind = "null" if value is None else type(value).__name__

@@ -1,8 +1,8 @@
 """A model's trainable parameters as one vector.
 
-CocktailSGD knows no layers: x, x' and everything that is sent are vectors of P numbers. `Flat` makes the parameters of
-a model views into such a vector, so that what the algorithm writes is what the model computes with, and nothing is
-copied. Needs torch and nothing else.
+CocktailSGD knows no layers: x, x' and everything that is sent are vectors of P numbers. `Flat` makes the
+parameters of a model views into such a vector, so that what the algorithm writes is what the model computes
+with, and nothing is copied. Needs torch and nothing else.
 """
 
 from __future__ import annotations
@@ -69,18 +69,20 @@ class Flat:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.layout = layout_of(model)
-        self._parameters = [p for p in model.parameters() if p.requires_grad]   # parameters(): tied weights once
+        self._parameters = [
+            p for p in model.parameters() if p.requires_grad
+        ]  # parameters(): tied weights once
         kinds = {p.dtype for p in self._parameters}
         devices = {p.device for p in self._parameters}
         if kinds != {torch.float32} or len(devices) != 1:
             raise ModelError(f"parameters of {kinds} on {devices}, expected float32 on one device")
         device = devices.pop()
         with torch.no_grad():
-            self.vector = torch.cat([p.detach().reshape(-1) for p in self._parameters])     # (P,) float32
-        self.grad = torch.zeros(self.layout.size, device=device)                            # (P,) float32
+            self.vector = torch.cat([p.detach().reshape(-1) for p in self._parameters])  # (P,) float32
+        self.grad = torch.zeros(self.layout.size, device=device)  # (P,) float32
         self._point_at(self.vector)
         for p, g in zip(self._parameters, self.layout.views(self.grad), strict=True):
-            p.grad = g      # autograd adds into a gradient that is there, so backward() fills the vector
+            p.grad = g  # autograd adds into a gradient that is there, so backward() fills the vector
 
     @contextmanager
     def use(self, vector: Tensor) -> Iterator[nn.Module]:

@@ -1,7 +1,8 @@
 """Hugging Face causal language models: load, measure, write out, and let speak.
 
-A model comes from the folder of a base (recipes.base) and leaves as such a folder, with the trained vector in it.
-Weights are tensors: safetensors, or `.bin` through `torch.load(weights_only=True)`, which is what transformers does.
+A model comes from the folder of a base (recipes.base) and leaves as such a folder, with the trained vector in
+it. Weights are tensors: safetensors, or `.bin` through `torch.load(weights_only=True)`, which is what
+transformers does.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     check_folder(Path(folder))
-    chosen: dict[str, Any] = {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
+    chosen: dict[str, Any] = (
+        {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
+    )
     try:
         with quiet():
             model, told = AutoModelForCausalLM.from_pretrained(
@@ -69,8 +72,12 @@ def load_model(
                 output_loading_info=True,
                 **chosen,
             )
-    except Exception as error:      # transformers raises anything from KeyError to ImportError: all mean "not this"
-        raise ModelError(f"{folder}: transformers cannot load this as a causal language model: {error}") from error
+    except (
+        Exception
+    ) as error:  # transformers raises anything from KeyError to ImportError: all mean "not this"
+        raise ModelError(
+            f"{folder}: transformers cannot load this as a causal language model: {error}"
+        ) from error
     if told["missing_keys"] or told["mismatched_keys"]:
         # transformers would draw them at random, and each peer would have another model
         missing = sorted(str(key) for key in [*told["missing_keys"], *told["mismatched_keys"]])
@@ -81,12 +88,13 @@ def load_model(
 def loss_sum(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
     """Sum of the token losses in nats, and how many there are: labels other than -100 after the shift by one.
 
-    A sum and not a mean: parts of a batch that are computed apart (micro-batches, peers) must add up to the whole.
+    A sum and not a mean: parts of a batch that are computed apart (micro-batches, peers) must add up to the
+    whole.
     """
     logits = model(
         input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
-    ).logits                                                    # (B, T, V)
-    targets = batch["labels"][:, 1:].reshape(-1)                # (B (T-1),): position t predicts token t+1
+    ).logits  # (B, T, V)
+    targets = batch["labels"][:, 1:].reshape(-1)  # (B (T-1),): position t predicts token t+1
     scores = logits[:, :-1].reshape(-1, logits.shape[-1]).float()
     loss = nn.functional.cross_entropy(scores, targets, ignore_index=-100, reduction="sum")
     return loss, int((targets != -100).sum())
@@ -113,14 +121,15 @@ def evaluate(model: nn.Module, samples: Sequence[Sample], batch_size: int, pad: 
 def export(
     folder: Path,
     base_folder: Path,
-    vector: Tensor,                 # (P,) float32
+    vector: Tensor,  # (P,) float32
     layout: Layout,
-    tokenizer: PreTrainedTokenizerBase | None = None,   # None: the base folder's
+    tokenizer: PreTrainedTokenizerBase | None = None,  # None: the base folder's
 ) -> Path:
-    """Write the base with `vector` in place of its parameters, and its tokenizer: a folder for `from_pretrained`.
+    """Write the base with `vector` in place of its parameters, and its tokenizer: a folder for
+    `from_pretrained`.
 
-    Written beside and moved into place, so that `folder` never holds half a model. Weights are FP32 whatever the
-    base came in, so that the loss of the folder is the loss of the vector.
+    Written beside and moved into place, so that `folder` never holds half a model. Weights are FP32 whatever
+    the base came in, so that the loss of the folder is the loss of the vector.
     Errors: ModelError where `layout` is not the base's.
     """
     folder = Path(folder)
@@ -130,7 +139,7 @@ def export(
     Flat(model).vector.copy_(vector)
     with written_whole(folder) as part, quiet():
         model.save_pretrained(part)
-        (tokenizer or open_tokenizer(base_folder)).save_pretrained(part)
+        (tokenizer or open_tokenizer(Path(base_folder))).save_pretrained(part)
     return folder
 
 
@@ -139,7 +148,7 @@ def generate(
     folder: Path, prompt: str, max_new_tokens: int = 128, temperature: float = 0.0, seed: int | None = None
 ) -> str:
     """What the model in `folder` writes after `prompt`; temperature 0 takes the likeliest token each time."""
-    tokenizer = open_tokenizer(folder)
+    tokenizer = open_tokenizer(Path(folder))
     model = load_model(folder)
     if seed is not None:
         torch.manual_seed(seed)
@@ -148,6 +157,4 @@ def generate(
     tokens = model.generate(
         **inputs, max_new_tokens=max_new_tokens, pad_token_id=tokenizer.pad_token_id, **sampling
     )
-    return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))
-
-
+    return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))

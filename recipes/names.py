@@ -1,8 +1,8 @@
 """Names that are not keys of this version: planned ones, and those that other tools use.
 
-Silent synonyms would make two spellings of one recipe with two hashes, so another tool's name is an error that
-gives ours. A planned key may be written with the value that changes nothing; it is then dropped, so that it does not
-enter the hash.
+Silent synonyms would make two spellings of one recipe with two hashes, so another tool's name is an error
+that gives ours. A planned key may be written with the value that changes nothing; it is then dropped, so that
+it does not enter the hash.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_mod
 # dotted key -> planned values of a key that exists
 LATER_VALUES: dict[str, tuple[str, ...]] = {
     "model.dtype": ("auto", "bfloat16", "float16"),
+    "model.attn_implementation": ("flash_attention_2", "flash_attention_3", "flex_attention"),
     "datasets.type": ("tokenized",),
     "eval_datasets.type": ("tokenized",),
     "training.optim": ("adamw_8bit", "paged_adamw_8bit", "adamw_torch_8bit", "adafactor"),

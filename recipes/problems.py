@@ -1,7 +1,7 @@
 """What can be wrong with a recipe, its data or its model, said so that the user can mend it.
 
-All of it is the owner's input and not our bug, so it is one family, `InputError`; whoever talks to the user needs
-no other name from here than that one and `HubUnreachable`.
+All of it is the owner's input and not our bug, so it is one family, `InputError`; whoever talks to the user
+needs no other name from here than that one and `HubUnreachable`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class HubUnreachable(Exception):
 class Problem:
     """One thing that is wrong with a recipe, and where it is written."""
 
-    file: str               # path of the recipe, or "override" for a key=value of the command line
-    line: int | None        # 1-based; None where there is no line (overrides, files that do not open)
-    key: str                # dotted path, "" for the file as a whole
+    file: str  # path of the recipe, or "override" for a key=value of the command line
+    line: int | None  # 1-based; None where there is no line (overrides, files that do not open)
+    key: str  # dotted path, "" for the file as a whole
     message: str
-    hint: str = ""          # what to type instead, where that can be said
+    hint: str = ""  # what to type instead, where that can be said
 
     @property
     def place(self) -> str:

@@ -1,7 +1,7 @@
 """Recipes by name or path: `load_recipe("smoke", ["learning_rate=1e-4"])` gives a frozen, checked `Recipe`.
 
-Precedence: override > recipe > default; never the environment, so that two people with one recipe get one run.
-Nothing here imports torch or transformers: the command line checks recipes while it answers a key press.
+Precedence: override > recipe > default; never the environment, so that two people with one recipe get one
+run. Nothing here imports torch or transformers: the command line checks recipes while it answers a key press.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ LIBRARY = Path(__file__).parent / "library"
 def load_recipe(
     name_or_path: str | Path,
     overrides: Sequence[str] = (),
-    data: str | None = None,        # replaces `datasets`
-    model: str | None = None,       # replaces model.model_name_or_path, and what belonged to the other model
+    data: str | None = None,  # replaces `datasets`
+    model: str | None = None,  # replaces model.model_name_or_path, and what belonged to the other model
 ) -> Recipe:
     """Errors: RecipeError with every problem found, each with its line."""
     document = read(recipe_path(name_or_path))
@@ -75,7 +75,7 @@ def recipe_path(name_or_path: str | Path) -> Path:
     path = Path(text).expanduser()
     shipped = {file.stem: file for file in LIBRARY.glob("*.yaml")}
     if text in shipped:
-        return shipped[text]        # a name before a file of that name: `smoke` is the same run everywhere
+        return shipped[text]  # a name before a file of that name: `smoke` is the same run everywhere
     if path.is_file():
         return path
     if text.startswith(("http://", "https://")):

@@ -1,10 +1,10 @@
 """The recipe as types: every key, its default, its unit and its limits. Version 1.
 
-A recipe is what all peers must share (the science). What one machine may choose (device, micro-batch, bandwidth) is
-a flag of the command, never a key. Names follow transformers 5 and TRL where they have one.
+A recipe is what all peers must share (the science). What one machine may choose (device, micro-batch,
+bandwidth) is a flag of the command, never a key. Names follow transformers 5 and TRL where they have one.
 
-Defaults are written here and nowhere else. Keys which are planned but which this version cannot honour are not
-here; they stand in `names.LATER` and are refused with their own words.
+Defaults are written here and nowhere else. Keys which are planned but which this version cannot honour are
+not here; they stand in `names.LATER` and are refused with their own words.
 """
 
 from __future__ import annotations
@@ -46,6 +46,12 @@ def steps_or_ratio(value: float) -> float:
     return value
 
 
+def power_of_two(value: int) -> int:
+    if value & (value - 1):
+        raise ValueError(f"must be a power of two, not {value}")
+    return value
+
+
 Real = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False)]
 Ratio = Annotated[Real, Field(gt=0, le=1)]
 Seconds = Annotated[float, BeforeValidator(duration), Field(gt=0, allow_inf_nan=False)]
@@ -60,56 +66,54 @@ class Section(BaseModel):
 
 
 class Model(Section):
-    model_name_or_path: Annotated[str, Field(min_length=1)]     # hub id, local folder, or builtin:tiny-gpt-neox
-    model_revision: str | None = None                           # of a hub id; null: its default branch
-    tokenizer_name_or_path: str | None = None                   # null: the model's own
-    dtype: Literal["float32"] = "float32"                       # of the weights while they are trained
-    attn_implementation: Literal[
-        "auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"
-    ] = "auto"                                                  # auto: transformers chooses
-    pad_token: str | None = None                                # null: the tokenizer's, else its eos token
+    model_name_or_path: Annotated[str, Field(min_length=1)]  # hub id, local folder, or builtin:tiny-gpt-neox
+    model_revision: str | None = None  # of a hub id; null: its default branch
+    tokenizer_name_or_path: str | None = None  # null: the model's own
+    dtype: Literal["float32"] = "float32"  # of the weights while they are trained
+    attn_implementation: Literal["auto", "eager", "sdpa"] = "auto"  # auto: transformers chooses
+    pad_token: str | None = None  # null: the tokenizer's, else its eos token
 
 
 class Dataset(Section):
-    path: Annotated[str, Field(min_length=1)]   # file, folder, glob, hub id, or builtin:python-docs
-    name: str | None = None                     # configuration of a hub data set
+    path: Annotated[str, Field(min_length=1)]  # file, folder, glob, hub id, or builtin:python-docs
+    name: str | None = None  # configuration of a hub data set
     data_files: Annotated[tuple[str, ...], Strict(False)] | str | None = None
     split: str = "train"
-    revision: str | None = None                 # of a hub data set
+    revision: str | None = None  # of a hub data set
     type: Literal["auto", "text", "prompt_completion", "alpaca", "chat"] = "auto"
-    column_map: dict[str, str] = {}             # our name -> theirs: {messages: conversations}
-    dataset_text_field: str = "text"            # the column of type text
-    max_samples: Whole | None = None            # the first so many rows
+    column_map: dict[str, str] = {}  # our name -> theirs: {messages: conversations}
+    dataset_text_field: str = "text"  # the column of type text
+    max_samples: Whole | None = None  # the first so many rows
 
 
 class Data(Section):
-    chat_template: str = "auto"                 # auto: the tokenizer's, else plain; a bundled name; a .jinja file
-    max_length: Annotated[int, Field(ge=8)] = 1024      # tokens of a sample
+    chat_template: str = "auto"  # auto: the tokenizer's, else plain; a bundled name; a .jinja file
+    max_length: Annotated[int, Field(ge=8)] = 1024  # tokens of a sample
     packing: bool = False
     packing_strategy: Literal["bfd", "bfd_split", "wrapped"] = "bfd"
-    completion_only_loss: bool | None = None    # null: on for prompt_completion and alpaca
-    assistant_only_loss: bool | None = None     # null: on for chat
+    completion_only_loss: bool | None = None  # null: on for prompt_completion and alpaca
+    assistant_only_loss: bool | None = None  # null: on for chat
     shuffle_dataset: bool = True
-    val_set_size: StepsOrRatio = 0.0            # held out: below 1 a share of the rows, from 1 on rows
+    val_set_size: StepsOrRatio = 0.0  # held out: below 1 a share of the rows, from 1 on rows
 
 
 class Training(Section):
-    global_batch_size: Whole = 64               # samples a step, over all peers
-    per_device_train_batch_size: Whole | Literal["auto"] = "auto"   # at most; a machine may choose less
+    global_batch_size: Whole = 64  # samples a step, over all peers
+    per_device_train_batch_size: Whole | Literal["auto"] = "auto"  # at most; a machine may choose less
     num_train_epochs: Annotated[Real, Field(gt=0)] = 1.0
-    max_steps: int = -1                         # above 0 it wins over the epochs
+    max_steps: int = -1  # above 0 it wins over the epochs
     learning_rate: Annotated[Real, Field(gt=0, lt=1)] = 2e-5
     lr_scheduler_type: Literal[
         "linear", "cosine", "constant", "constant_with_warmup", "cosine_with_min_lr", "warmup_stable_decay"
     ] = "cosine"
     lr_scheduler_kwargs: dict[str, Real] = {}
-    warmup_steps: StepsOrRatio = 0.03           # steps, or a share of them below 1
+    warmup_steps: StepsOrRatio = 0.03  # steps, or a share of them below 1
     optim: Literal["adamw_torch_fused", "adamw_torch", "sgd"] = "adamw_torch_fused"
     weight_decay: Annotated[Real, Field(ge=0)] = 0.0
     adam_beta1: Annotated[Real, Field(ge=0, lt=1)] = 0.9
     adam_beta2: Annotated[Real, Field(ge=0, lt=1)] = 0.999
     adam_epsilon: Annotated[Real, Field(gt=0)] = 1e-8
-    max_grad_norm: Annotated[Real, Field(ge=0)] = 1.0               # 0: no clipping
+    max_grad_norm: Annotated[Real, Field(ge=0)] = 1.0  # 0: no clipping
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
 
     def total_samples(self, rows: int) -> int:
@@ -127,28 +131,28 @@ class Training(Section):
 
 
 class Compression(Section):
-    method: Literal["cocktail", "none"] = "cocktail"    # none: everything is sent, as FP16 (plain averaging)
-    random_ratio: Ratio = 0.1                   # p: share of the coordinates that a round visits
-    topk_ratio: Ratio = 0.2                     # K: share of those that is kept
+    method: Literal["cocktail", "none"] = "cocktail"  # none: everything is sent, as FP16 (plain averaging)
+    random_ratio: Annotated[Ratio, Field(ge=1e-6)] = 0.1  # p: share of the coordinates that a round visits
+    topk_ratio: Ratio = 0.2  # K: share of those that is kept
     quant_bits: Literal[1, 2, 3, 4, 8, 16, 32] = 4
-    quant_bucket_size: Annotated[int, Field(ge=8, le=65536, multiple_of=8)] = 128   # values that share a scale
+    quant_bucket_size: Annotated[int, Field(ge=8, le=65536, multiple_of=8)] = 128  # values that share a scale
     stochastic_rounding: bool = False
     sample_kind: Literal["block", "element"] = "block"  # whole blocks are read, or single coordinates
-    block_size: Annotated[int, Field(ge=1, le=2**20)] = 256
-    staleness: Literal[0, 1] = 1                # 1: the exchange hides behind the next step's compute
+    block_size: Annotated[int, Field(ge=1, le=2**20), AfterValidator(power_of_two)] = 256  # of a block
+    staleness: Literal[0, 1] = 1  # 1: the exchange hides behind the next step's compute
 
 
 class Swarm(Section):
-    min_peers: Whole = 1                        # no step starts with fewer
-    max_peers: Whole | None = None              # more are refused
-    start_timeout: Seconds = 1800.0             # waiting for min_peers
-    step_timeout: Seconds = 600.0               # a slower peer is left out of the step
-    peer_timeout: Seconds = 30.0                # a silent peer is dropped
+    min_peers: Whole = 1  # no step starts with fewer
+    max_peers: Whole | None = None  # more are refused
+    start_timeout: Seconds = 1800.0  # waiting for min_peers
+    step_timeout: Seconds = 600.0  # a slower peer is left out of the step
+    peer_timeout: Seconds = 30.0  # a silent peer is dropped
 
 
 class Checkpoint(Section):
     output_dir: Annotated[str, Field(min_length=1)] = "outputs/{name}"
-    eval_steps: StepsOrRatio | None = None      # steps, or a share of them below 1; null: no evaluation
+    eval_steps: StepsOrRatio | None = None  # steps, or a share of them below 1; null: no evaluation
 
     def eval_every(self, steps: int) -> int:
         """Steps between two evaluations in a run of `steps` steps; 0: none."""
@@ -183,7 +187,8 @@ class Recipe(Section):
         return bool(self.data.val_set_size or self.eval_datasets)
 
     def to_json(self) -> str:
-        """Canonical: all keys, sorted, no spaces. `recipe_from_json` reads it; `recipe_hash` is its sha256."""
+        """Canonical: all keys, sorted, no spaces. `recipe_from_json` reads it; `recipe_hash` is its
+        sha256."""
         return json.dumps(
             self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False
         )

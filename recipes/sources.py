@@ -1,7 +1,8 @@
 """Where rows come from: builtin text, .jsonl files, folders, globs, saved data sets, hub ids.
 
-A row is a mapping of column names to values, with the place it was read from, so that whoever finds a fault in it can
-say where. Local .jsonl is scanned here and not by `datasets`, which tells neither the line nor the file.
+A row is a mapping of column names to values, with the place it was read from, so that whoever finds a fault
+in it can say where. Local .jsonl is scanned here and not by `datasets`, which tells neither the line nor the
+file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from recipes.hub import is_no_answer
 from recipes.problems import DataError, HubUnreachable
 from recipes.schema import Dataset
 
@@ -26,7 +28,7 @@ class Row:
     """One row of a data set as it was written."""
 
     fields: dict[str, Any]
-    place: str              # "my.jsonl:17", for messages
+    place: str  # "my.jsonl:17", for messages
 
 
 def rows(dataset: Dataset) -> Iterator[Row]:
@@ -61,7 +63,8 @@ def _builtin(path: str) -> Iterator[Row]:
 
 
 def python_docs(length: int = 1000) -> Iterator[str]:
-    """English prose that every CPython carries: the topics of `help()`, in pieces of about `length` characters.
+    """English prose that every CPython carries: the topics of `help()`, in pieces of about `length`
+    characters.
 
     Tables, grammar and code are left out. A paragraph that stands in several topics is given once: else the
     held-out rows would be in the training rows too.
@@ -71,11 +74,11 @@ def python_docs(length: int = 1000) -> Iterator[str]:
     except ImportError:
         raise DataError(f"{PYTHON_DOCS}: this Python was installed without its module pydoc_data") from None
     seen: set[str] = set()
-    for name in sorted(topics):     # by name: the module's own order is nobody's promise
+    for name in sorted(topics):  # by name: the module's own order is nobody's promise
         piece = ""
         for paragraph in topics[name].split("\n\n"):
             text = " ".join(paragraph.split())
-            letters = sum(c.isalpha() or c in " .,\"()" for c in text)
+            letters = sum(c.isalpha() or c in ' .,"()' for c in text)
             if text in seen or len(text) < 40 or letters < 0.95 * len(text):
                 continue
             seen.add(text)
@@ -140,7 +143,7 @@ def _saved(path: Path, dataset: Dataset) -> Iterator[Row]:
 
     try:
         found = load_from_disk(str(path))
-    except Exception as error:      # pyarrow, json and OS errors alike: the folder is not what it says
+    except Exception as error:  # pyarrow, json and OS errors alike: the folder is not what it says
         raise DataError(f"{path}: cannot be read as a saved data set: {error}") from error
     if isinstance(found, DatasetDict):
         if dataset.split not in found:
@@ -160,8 +163,8 @@ def _loaded(name: str, dataset: Dataset, data_files: str | None = None, called: 
     split = "train" if data_files else dataset.split
     try:
         found = load_dataset(name, dataset.name, data_files=files, split=split, revision=dataset.revision)
-    except Exception as error:      # `datasets` raises anything; what helps is its text and the name of the data
-        if _is_network(error):
+    except Exception as error:  # `datasets` raises anything; what helps is its text and the name of the data
+        if is_no_answer(error):
             raise HubUnreachable(f"the hub did not answer for the data set {called}: {error}") from error
         cause = f": {error.__cause__}" if error.__cause__ else ""
         raise DataError(f"{called}: cannot be loaded: {error}{cause}") from error
@@ -170,15 +173,12 @@ def _loaded(name: str, dataset: Dataset, data_files: str | None = None, called: 
 
 
 def _looks_local(path: str) -> bool:
-    return path.startswith((".", "/", "~")) or "\\" in path or path.count("/") > 1 or (
-        Path(path).suffix in {".jsonl", *_LOADERS} or Path(path).is_absolute()
+    return (
+        path.startswith((".", "/", "~"))
+        or "\\" in path
+        or path.count("/") > 1
+        or (Path(path).suffix in {".jsonl", *_LOADERS} or Path(path).is_absolute())
     )
-
-
-def _is_network(error: BaseException) -> bool:
-    names = {cls.__name__ for e in (error, error.__cause__, error.__context__) for cls in type(e).__mro__}
-    known = {"ConnectionError", "ConnectError", "OfflineModeIsEnabled", "TransportError", "LocalEntryNotFoundError"}
-    return bool(names & known)
 
 
 def _kind(value: object) -> str:

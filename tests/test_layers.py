@@ -163,19 +163,20 @@ def test_importing_the_command_leaves_torch_alone() -> None:
 
 @pytest.mark.slow
 def test_help_answers_in_half_a_second() -> None:
-    """The best of several tries: the machine may be busy with other tests."""
-    best = min(timed("-m", "cocktail_cli", "--help") for _ in range(5))
+    """The best of several, in processor time where the system tells it: a busy machine stretches the clock."""
+    best = min(timed("-m", "cocktail_cli", "--help") for _ in range(3))
 
     assert best < 0.5
 
 
 def timed(*arguments: str) -> float:
-    started = time.perf_counter()
+    started, before = time.perf_counter(), os.times()
     done = run(*arguments)
-    seconds = time.perf_counter() - started
+    seconds, after = time.perf_counter() - started, os.times()
     assert done.returncode == 0, done.stderr
     assert "launch" in done.stdout
-    return seconds
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return used or seconds  # Windows says 0
 
 
 def test_scripts_can_be_run() -> None:

@@ -6,6 +6,7 @@ TransportError
     Unreachable         no hub at that address: the name, the TCP connection or the key failed
     RefusedByHub        the hub answered, and its answer is no
     LinkLost            there was a session, and it cannot be had back
+    RunOver             the run ended while the caller waited for something in it
     SessionRenewed      the session is a new one: work not delivered in the old one belongs to others now
     Leaving             the caller itself asked to leave, while it waited for something
     ProtocolError       bytes that are not this protocol
@@ -52,6 +53,14 @@ class RefusedByHub(TransportError):
 
 class LinkLost(TransportError):
     """The connection to the hub is lost."""
+
+
+class RunOver(TransportError):
+    """The run is over."""
+
+    def __init__(self, reason: str, finished: bool) -> None:
+        super().__init__(reason)
+        self.finished = finished  # True: it reached its end
 
 
 class SessionRenewed(TransportError):

@@ -19,12 +19,13 @@ from dataclasses import replace
 
 from . import actions as do
 from .bulk import Arrived, Inbox
+from .chunks import Parts
 from .errors import ProtocolError, UpdateRejected
 from .events import Event
 from .hub_state import HubState
 from .ids import expand
 from .keys import CurveKeys, RunKeys
-from .ledger import Counted, EvaluationRow, Ledger
+from .ledger import Counted, EvaluationRow, Ledger, RoundRow
 from .messages import (
     MAX_CONTROL,
     Attach,
@@ -71,7 +72,7 @@ class Hub:
         self._inbox = Inbox(self._refuses)
         self._objects = Objects(ledger, work, self._lease)
         self._owners: dict[bytes, str] = {}  # connection -> session, control and bulk
-        self._packets: dict[tuple[str, int], bytes] = {}  # (session, round) -> its update, until the commit
+        self._packets: dict[tuple[str, int], Parts] = {}  # (session, round) -> its update, until the commit
         self._opened: dict[int, float] = {}  # round -> wall clock
         self._reading: dict[bytes, int] = {}  # connection -> chunks being read for it
         self._calls: deque[Callable[[], list[do.Action]]] = (
@@ -185,7 +186,7 @@ class Hub:
             if isinstance(answer, Arrived):
                 round = round_of("update/", answer.name)
                 assert round is not None  # _refuses let no other in
-                self._packets[session, round] = answer.data
+                self._packets[session, round] = answer.parts
                 self._act(self._state.uploaded(session, round, now))
             else:
                 self._send(conn, answer)
@@ -280,8 +281,9 @@ class Hub:
         truth = self.work.fingerprint(action.round)
         self._call(lambda: self._state.fingerprinted(action.round, truth, time.monotonic()))
 
-    def _commit(self, action: do.Commit, packets: dict[str, bytes]) -> None:
+    def _commit(self, action: do.Commit, parts: dict[str, Parts]) -> None:
         """Aggregate, make durable, tell the I/O thread, in this order."""
+        packets = {session: p.data() for session, p in parts.items()}
         tokens = {
             c.peer: self.work.tokens([i for ids in c.leases.values() for i in expand(ids)])
             for c in action.claims
@@ -305,35 +307,37 @@ class Hub:
             done = do.CommitDone(action.round, 0, b"", {}, {}, rejected)
             self._call(lambda: self._state.committed(done, time.monotonic()))
             return
-        told = [c for c in claims.values() if c.tokens]
-        self.ledger.commit(
-            action.round,
-            packet,
-            step=action.step,
-            opened=self._opened.pop(action.round, time.time()),
-            committed=time.time(),
-            fingerprint=action.fingerprint,
-            members=action.members,
-            accepted=tuple(claims),
-            loss=sum(c.loss_sum for c in told) / sum(c.tokens for c in told) if told else None,
-            tokens=sum(tokens[peer] for peer in claims),
-            counted=tuple(
-                Counted(lease, c.peer, c.session, ids)
-                for c in claims.values()
-                for lease, ids in c.leases.items()
-            ),
-        )
+        accepted = tuple(claims.values())
+        row = self._row(action, accepted, sum(tokens[peer] for peer in claims))
+        counted = tuple(Counted(r, c.peer, c.session, ids) for c in accepted for r, ids in c.leases.items())
+        self.ledger.commit(row, packet, counted)
+        sizes = {peer: len(packets[c.session]) for peer, c in claims.items()}
         done = do.CommitDone(
             action.round,
             len(packet),
             hashlib.sha256(packet).digest(),
-            {peer: len(packets[c.session]) for peer, c in claims.items()},
+            sizes,
             {peer: tokens[peer] for peer in claims},
             rejected,
         )
         self._objects.committed(action.round, packet)
         self._call(lambda: self._state.committed(done, time.monotonic()))
         self.work.committed(action.round, packet)
+
+    def _row(self, action: do.Commit, accepted: tuple[do.Claim, ...], tokens: int) -> RoundRow:
+        """What the ledger is to keep of a round that is about to be committed."""
+        said = sum(c.tokens for c in accepted)
+        return RoundRow(
+            round=action.round,
+            step=action.step,
+            opened=self._opened.pop(action.round, time.time()),
+            committed=time.time(),
+            fingerprint=action.fingerprint,
+            members=action.members,
+            accepted=tuple(c.peer for c in accepted),
+            loss=sum(c.loss_sum for c in accepted) / said if said else None,
+            tokens=tokens,
+        )
 
     # ---- the reader thread ---------------------------------------------------------------------------------
 

@@ -49,7 +49,6 @@ from .sessions import (
 )
 from .settings import RunSettings
 
-
 STALE = 4  # rounds after which a lease that a peer's accepted updates did not deliver is given to others
 
 

@@ -15,7 +15,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ FORMAT = "1"
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE rounds (
-    round INTEGER PRIMARY KEY, step INTEGER, opened REAL, committed REAL, offset INTEGER, length INTEGER,
-    sha256 BLOB, fingerprint TEXT, members TEXT, accepted TEXT, loss REAL, tokens INTEGER, counted INTEGER);
+    round INTEGER PRIMARY KEY, step INTEGER, opened REAL, committed REAL, fingerprint TEXT, members TEXT,
+    accepted TEXT, loss REAL, tokens INTEGER, counted INTEGER, offset INTEGER, length INTEGER, sha256 BLOB);
 CREATE TABLE counted (
     lease INTEGER, peer TEXT, session TEXT, round INTEGER, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT ROWID;
 CREATE TABLE leased (
@@ -50,20 +50,25 @@ class Counted:
 
 @dataclass(frozen=True)
 class RoundRow:
-    """One committed round."""
+    """One committed round. Who commits it gives the upper part, the ledger fills in the lower."""
 
     round: int
     step: int  # step the round was opened for
     opened: float  # wall clock
     committed: float  # wall clock
-    length: int  # bytes of the packet
-    sha256: bytes
     fingerprint: int  # of x' before this round
     members: tuple[str, ...]
     accepted: tuple[str, ...]
     loss: float | None
     tokens: int
-    counted: int  # samples this round counted
+    counted: int = 0  # samples this round counted
+    offset: int = 0  # of the packet's record in the log
+    length: int = 0  # bytes of the packet
+    sha256: bytes = b""  # of the packet
+
+    @property
+    def record(self) -> Record:
+        return Record(self.round, self.offset, self.length, self.sha256)
 
 
 @dataclass(frozen=True)
@@ -200,78 +205,42 @@ class Ledger:
         )
         self._db.execute("COMMIT")
 
-    def commit(
-        self,
-        round: int,
-        packet: bytes,
-        *,
-        step: int,
-        opened: float,
-        committed: float,
-        fingerprint: int,
-        members: tuple[str, ...],
-        accepted: tuple[str, ...],
-        loss: float | None,
-        tokens: int,
-        counted: tuple[Counted, ...],
-    ) -> RoundRow:
-        """Make a round durable. When this returns the round is a fact; if it raises there was no such round."""
+    def commit(self, row: RoundRow, packet: bytes, counted: tuple[Counted, ...]) -> RoundRow:
+        """Make a round durable. When this returns the round is a fact.
+
+        Where it raises LedgerError there is no such round; after any other error (a full disk) only opening the
+        ledger anew can tell, and until then nothing more is written.
+        """
         if self._log is None:
             raise LedgerError("this ledger is not open to write (it was opened to read, or a write failed)")
         (next_round,) = self._db.execute("SELECT coalesce(max(round) + 1, 0) FROM rounds").fetchone()
-        if round != next_round:
-            raise LedgerError(f"round {round} cannot follow round {next_round - 1}")
-        record = self._log.append(round, packet)
-        row = RoundRow(
-            round,
-            step,
-            opened,
-            committed,
-            record.length,
-            record.sha256,
-            fingerprint,
-            members,
-            accepted,
-            loss,
-            tokens,
-            sum(size(c.ids) for c in counted),
-        )
-        self._db.execute("BEGIN IMMEDIATE")
+        if row.round != next_round:
+            raise LedgerError(f"round {row.round} cannot follow round {next_round - 1}")
         try:
-            self._db.execute(
-                "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    round,
-                    step,
-                    opened,
-                    committed,
-                    record.offset,
-                    record.length,
-                    record.sha256,
-                    str(fingerprint),
-                    json.dumps(members),
-                    json.dumps(accepted),
-                    loss,
-                    tokens,
-                    row.counted,
-                ),
-            )
-            self._db.executemany(
-                "INSERT INTO counted VALUES (?, ?, ?, ?, ?)",
-                [(c.lease, c.peer, c.session, round, pack_runs(c.ids)) for c in counted],
-            )
-            self._db.executemany(
-                "DELETE FROM leased WHERE lease=? AND session=?", [(c.lease, c.session) for c in counted]
-            )
-            self._db.execute("COMMIT")
+            at = self._log.append(row.round, packet)
+            samples = sum(size(c.ids) for c in counted)
+            row = replace(row, counted=samples, offset=at.offset, length=at.length, sha256=at.sha256)
+            self._write(row, counted)
         except BaseException:
-            # Whether the row is on the disk is not known now. Reopening finds out; until then nothing is written.
             log, self._log = self._log, None
             log.close()
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
         return row
+
+    def _write(self, row: RoundRow, counted: tuple[Counted, ...]) -> None:
+        """The row of a round, and what it counts: all of it or nothing."""
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", columns_of(row))
+        self._db.executemany(
+            "INSERT INTO counted VALUES (?, ?, ?, ?, ?)",
+            [(c.lease, c.peer, c.session, row.round, pack_runs(c.ids)) for c in counted],
+        )
+        self._db.executemany(
+            "DELETE FROM leased WHERE lease=? AND session=?", [(c.lease, c.session) for c in counted]
+        )
+        self._db.execute("COMMIT")
 
     def evaluated(self, row: EvaluationRow) -> None:
         self._db.execute(
@@ -282,13 +251,7 @@ class Ledger:
     # ---- read by anybody -----------------------------------------------------------------------------------
 
     def rounds(self) -> list[RoundRow]:
-        return [
-            round_row(r)
-            for r in self._db.execute(
-                "SELECT round, step, opened, committed, length, sha256, fingerprint, members, accepted, loss, tokens,"
-                " counted FROM rounds ORDER BY round"
-            )
-        ]
+        return [row_of(columns) for columns in self._db.execute("SELECT * FROM rounds ORDER BY round")]
 
     def evaluations(self) -> list[EvaluationRow]:
         rows = self._db.execute("SELECT round, step, loss, tokens, final FROM evaluations ORDER BY round")
@@ -300,8 +263,8 @@ class Ledger:
 
     def record(self, round: int) -> Record | None:
         """Where the packet of a committed round lies in the log; None where the round is not committed."""
-        row = self._db.execute("SELECT offset, length, sha256 FROM rounds WHERE round=?", (round,)).fetchone()
-        return None if row is None else Record(round, *row)
+        columns = self._db.execute("SELECT * FROM rounds WHERE round=?", (round,)).fetchone()
+        return None if columns is None else row_of(columns).record
 
     def packets(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
         """(round, packet) of the committed rounds from `start` to before `stop`; one packet in memory at a time."""
@@ -342,22 +305,20 @@ class Ledger:
         Rounds follow each other, checksums hold, no sample was counted twice and none that does not exist; with
         `complete` also: every sample was counted.
         """
-        offset, total = 0, 0
-        reader = self.packets()
-        for row in self.rounds():
-            record = self.record(row.round)
-            round, packet = next(reader)
-            if record is None or round != row.round or record.offset != offset:
+        rows, end = self.rounds(), 0
+        for row, (round, packet) in zip(rows, self.packets(), strict=True):
+            if round != row.round or row.offset != end:
                 raise LedgerError(f"round {row.round} does not follow the one before it")
             if hashlib.sha256(packet).digest() != row.sha256:
                 raise LedgerError(f"the packet of round {row.round} is not the one that was committed")
-            offset, total = record.end, total + len(packet)
+            end = row.record.end
         ids = union(self.counted())
         if ids and (ids[0][0] < 0 or ids[-1][1] > self.samples):
             raise LedgerError(f"samples {ids[0][0]}..{ids[-1][1]} counted, the run has 0..{self.samples}")
-        if size(ids) != sum(row.counted for row in self.rounds()):
+        if size(ids) != sum(row.counted for row in rows):
             raise LedgerError("the rounds and the leases disagree about how many samples were counted")
-        audit = Audit(len(self.rounds()), total, size(ids), self.samples - size(ids))
+        total = sum(row.length for row in rows)
+        audit = Audit(len(rows), total, size(ids), self.samples - size(ids))
         if complete and audit.missing:
             raise LedgerError(f"{audit.missing} of {self.samples} samples were never counted")
         return audit
@@ -376,13 +337,18 @@ def union(counted: list[Counted]) -> Runs:
     return pool.runs
 
 
-def round_row(r: tuple[Any, ...]) -> RoundRow:
-    """A row as SQLite gives it, in the columns' order."""
-    round, step, opened, committed, length, sha256, fingerprint, members, accepted, loss, tokens, counted = r
-    names = tuple(json.loads(members)), tuple(json.loads(accepted))
-    # SQLite has no unsigned 64 bits: the fingerprint is kept as text
+def columns_of(row: RoundRow) -> tuple[Any, ...]:
+    """In the order of the table. SQLite has no unsigned 64 bits, so the fingerprint is kept as text."""
+    columns = [getattr(row, f.name) for f in fields(row)]
+    columns[4:7] = str(row.fingerprint), json.dumps(row.members), json.dumps(row.accepted)
+    return tuple(columns)
+
+
+def row_of(columns: tuple[Any, ...]) -> RoundRow:
+    """Inverse of columns_of."""
+    fingerprint, members, accepted = columns[4:7]
     return RoundRow(
-        round, step, opened, committed, length, sha256, int(fingerprint), *names, loss, tokens, counted
+        *columns[:4], int(fingerprint), tuple(json.loads(members)), tuple(json.loads(accepted)), *columns[7:]
     )
 
 

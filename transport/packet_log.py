@@ -8,6 +8,7 @@ a peer that catches up (the object "packets/a-b" is a range of this file), so `r
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import struct
@@ -96,19 +97,18 @@ class PacketLog:
         return self._end
 
     def append(self, round: int, packet: bytes) -> Record:
-        """Write one record and wait until the disk has it. On an error (a full disk) the log is as before."""
+        """Write one record and wait until the disk has it. After an error nobody knows what it has: open it anew."""
         record = Record(round, self._end, len(packet), hashlib.sha256(packet).digest())
-        try:
-            self._file.seek(self._end)
-            self._file.write(pack_header(round, packet))
-            self._file.write(packet)
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError:
-            self._file.truncate(self._end)
-            raise
+        self._file.seek(self._end)
+        self._file.write(pack_header(round, packet))
+        self._file.write(packet)
+        self._file.flush()
+        os.fsync(self._file.fileno())
         self._end = record.end
         return record
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(
+            OSError
+        ):  # what could not be written (a full disk) is cut off at the next start
+            self._file.close()

@@ -6,6 +6,7 @@ The calls may be made from several threads.
 
 from __future__ import annotations
 
+import hashlib
 import random
 import threading
 import time
@@ -13,7 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from .bulk import CHUNK, BulkPeer, PartFile, Parts
+from .bulk import CHUNK, BulkPeer
+from .chunks import PartFile, Parts
 from .errors import (
     Leaving,
     LinkLost,
@@ -49,6 +51,7 @@ from .wire import HANDSHAKE_DOWN, HANDSHAKE_UP, Came, Down, PeerWire, Up, wire_s
 
 CONTROL = 0
 FIRST_RETRY, LAST_RETRY = 0.25, 4.0  # seconds between dials
+GREETING_S = 20.0  # a hub that takes connections may take this long to say Welcome
 STALLED_S = 20.0  # a bulk flow that owes an answer for this long is dialled anew
 LEAVE_S = 20.0  # an exchange in flight may take this long once the peer wants to leave
 Progress = Callable[[int, int], None]  # (bytes here, bytes in all)
@@ -85,7 +88,7 @@ class PeerLink:
         self._up: set[int] = set()
         self._dial_at: dict[int, float] = {}
         self._retry: dict[int, float] = {}
-        self._lost_at: float | None = None
+        self._give_up_at: float | None = None  # when a lost hub is given up
         self._error: Unreachable | None = None  # of the newest dial
         self._moved = 0.0  # when a bulk flow last brought something
         self._outbox: deque[Message] = deque()
@@ -97,14 +100,17 @@ class PeerLink:
 
     # ---- for the training thread ---------------------------------------------------------------------------
 
-    def connect(self, timeout: float = 30.0) -> Welcome:
-        """Dial, greet, be welcomed. Raises Unreachable (which says what failed) or RefusedByHub."""
+    def connect(self, timeout: float = 0.0) -> Welcome:
+        """Dial, greet, be welcomed. While the hub is unreachable go on dialling for `timeout` seconds.
+
+        Raises Unreachable, which says what failed, or RefusedByHub, Leaving.
+        """
         with self._changed:
             self._dial_at[CONTROL] = 0.0
-            self._lost_at = time.monotonic() - self.patience + timeout
+            self._give_up_at = time.monotonic() + timeout
         self._thread.start()
         try:
-            self._wait("the hub's welcome", lambda: self._state.welcome is not None, timeout + 1)
+            self._wait("the hub's welcome", lambda: self._state.welcome is not None, timeout + GREETING_S)
         except TransportError:
             self.close()
             raise
@@ -138,7 +144,9 @@ class PeerLink:
             want = bytes.fromhex(sha256) or digest
             return Parts(size, want, CHUNK) if to is None else PartFile(to, size, want, CHUNK)
 
+        self._wait(f"another fetch of {name}", lambda: name not in self._bulk.downloads, None)
         with self._changed:
+            self._check()
             download = self._bulk.fetch(name, open_sink)
         self._wire.wake()
         told = (-1, -1)
@@ -151,7 +159,7 @@ class PeerLink:
         finally:
             with self._changed:
                 self._bulk.forget(name)
-            if isinstance(download.sink, PartFile) and not download.sink.whole:
+            if download.sink is not None and not download.sink.map.whole:
                 download.sink.save()
         if download.refused is not None:
             raise KeyError(f"{name}: {download.refused}")
@@ -189,14 +197,14 @@ class PeerLink:
         """Upload this peer's packet of `round`, wait until the round is durable. Look for your name in `accepted`:
         without it the packet came too late and is to be taken back.
 
-        Raises LinkLost, SessionRenewed, RefusedByHub; LinkLost too where the run ended without this round.
+        Raises RunOver, SessionRenewed, RefusedByHub, LinkLost, Leaving.
         """
-        name = f"update/{round}"
+        name, sha256 = f"update/{round}", hashlib.sha256(packet).digest()
         with self._changed:
             self._check()
             self._outbox.extend(self._state.report(report))
             if round not in self._state.commits:
-                self._bulk.upload(name, packet)
+                self._bulk.upload(name, packet, sha256)
         self._wire.wake()
         try:
             self._wait(
@@ -211,7 +219,7 @@ class PeerLink:
         with self._changed:
             if round not in self._state.commits:
                 assert self._state.over is not None
-                raise LinkLost(f"round {round} was not committed: {self._state.over.reason}")
+                raise RunOver(self._state.over.reason, self._state.over.finished)
             return self._state.commits[round]
 
     def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:
@@ -272,6 +280,8 @@ class PeerLink:
             raise LinkLost("the link is closed")
         if self._state.refused is not None:
             raise RefusedByHub(self._state.refused.code, self._state.refused.reason)
+        if self._state.over is not None and CONTROL not in self._up:
+            raise RunOver(self._state.over.reason, self._state.over.finished)
         if self._state.sessions > max(1, self._session):
             self._session = self._state.sessions
             raise SessionRenewed("the hub gave this peer a new session; work not delivered before is void")
@@ -314,7 +324,7 @@ class PeerLink:
             self.bytes_up += HANDSHAKE_UP
             self.bytes_down += HANDSHAKE_DOWN
             if flow == CONTROL:
-                self._lost_at = self._error = None
+                self._give_up_at = self._error = None
                 self._outbox.clear()  # said again as far as it matters
                 self._outbox.extend(self._state.connected(now))
             else:
@@ -335,8 +345,8 @@ class PeerLink:
         if flow == CONTROL:
             self._state.disconnected()
             self._error = error or self._error
-            if self._lost_at is None:
-                self._lost_at = now
+            if self._give_up_at is None:
+                self._give_up_at = now + self.patience
         elif flow in self._attached:
             self._attached.discard(flow)
             self._bulk.down(flow)
@@ -364,7 +374,7 @@ class PeerLink:
         elif isinstance(message, Refused):  # the session is over; the control connection will hear so too
             self._hang_up(event.flow, now + 1.0)
         else:
-            self._bulk.receive(event.flow, message, event.frames[1] if len(event.frames) > 1 else b"")
+            self._bulk.receive(message, event.frames[1] if len(event.frames) > 1 else b"")
 
     def _new_session(self, now: float) -> None:
         """Bulk flows belong to a session: all are dialled for this one."""

@@ -79,11 +79,13 @@ class PeerState:
         self._report: Report | None = None
         self._evaluated: deque[Evaluated] = deque(maxlen=4)
         self._leave: Leave | None = None
+        self._said_hello = False
 
     # ---- in: from the wire ---------------------------------------------------------------------------------
 
     def connected(self, now: float) -> list[Message]:
         self.heard, self.link = now, Link.GREETING
+        self._said_hello = self.welcome is None
         if self.welcome is None:
             return [self.hello]
         w, waiting = self.welcome, -1 if self._report is None else self._report.round
@@ -115,7 +117,7 @@ class PeerState:
         return []
 
     def _welcomed(self, message: Welcome) -> list[Message]:
-        self.link = Link.JOINED
+        self.link, self._said_hello = Link.JOINED, False
         if not message.resumed:
             self.sessions += 1
             self.rounds.clear()
@@ -130,10 +132,10 @@ class PeerState:
 
     def _refuse(self, message: Refused) -> list[Message]:
         if message.code == "session":  # the hub was restarted, or gave this peer up: begin anew
-            if self.welcome is None:
+            if self._said_hello:  # the answers to what was said in the old session, one each
                 self.ignored += 1
                 return []
-            self.link = Link.GREETING
+            self.link, self._said_hello = Link.GREETING, True
             return [self.hello]
         self.refused, self.link = message, Link.REFUSED
         return []

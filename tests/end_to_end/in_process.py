@@ -31,13 +31,15 @@ from cocktail_cli.link import RunLink
 from cocktail_cli.work import RunWork, folded, settings_of
 from recipes.data import build_corpus
 from recipes.finetune import Event, Peer, StepDone, build_peer, finetune
-from recipes.model import BUILTIN_MODELS, Base, export, load_model, load_tokenizer, prepare_base
-from recipes.schema import Recipe
+from recipes.base import BUILTIN_MODELS, Base, load_tokenizer, prepare_base
+from recipes.model import export, load_model
+from recipes.schema import Model, Recipe
 from transport import Ledger
 from transport import events as hub
 from transport.memory import MemorySwarm
 
-TOKENIZER = BUILTIN_MODELS["builtin:tiny-gpt-neox"]
+BUILTIN = "builtin:tiny-gpt-neox"
+TOKENIZER = BUILTIN_MODELS[BUILTIN]
 VOCABULARY = 2048
 SMALL: dict[str, Any] = {"vocab_size": VOCABULARY, "max_position_embeddings": 64}
 FAMILIES: dict[str, PretrainedConfig] = {
@@ -72,14 +74,8 @@ def save_tiny(family: str, folder: Path) -> Path:
         if hasattr(config, name):
             setattr(config, name, 0.0)      # so that what is computed twice is the same
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    load_tokenizer(Recipe_of_builtin(), TOKENIZER).save_pretrained(folder)
+    load_tokenizer(Model(model_name_or_path=BUILTIN), TOKENIZER).save_pretrained(folder)
     return folder
-
-
-def Recipe_of_builtin() -> Any:
-    from recipes.schema import Model
-
-    return Model(model_name_or_path="builtin:tiny-gpt-neox")
 
 
 def rows(count: int) -> list[str]:

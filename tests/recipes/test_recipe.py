@@ -45,7 +45,7 @@ def problems(path: Path | str, overrides: list[str] | None = None) -> list[Probl
     return caught.value.problems
 
 
-# ---- the library -------------------------------------------------------------------------------------------------
+# ---- the library ---------------------------------------------------------------------------------
 
 
 def test_every_shipped_recipe_is_valid_and_bears_the_name_of_its_file() -> None:
@@ -93,7 +93,7 @@ def test_loading_recipes_imports_neither_torch_nor_transformers() -> None:
     assert done.stdout.strip() == "[]"
 
 
-# ---- names -------------------------------------------------------------------------------------------------------
+# ---- names ---------------------------------------------------------------------------------------
 
 
 def test_leaf_names_are_unique_so_that_a_bare_leaf_names_one_key() -> None:
@@ -122,7 +122,8 @@ def test_several_mistakes_are_told_at_once_each_with_its_line(write) -> None:
     found = problems(
         write(
             SMALL
-            + "training:\n  learing_rate: 1.0e-4\n  micro_batch_size: 2\n  max_length: 64\nmax_steps: 5\nfrobnicate: 1\n"
+            + "training:\n  learing_rate: 1.0e-4\n  micro_batch_size: 2\n  max_length: 64\n"
+            + "max_steps: 5\nfrobnicate: 1\n"
         )
     )
 
@@ -154,7 +155,11 @@ def test_the_error_reads_as_a_list_of_places(write) -> None:
         ("path: x.jsonl", "path", "it belongs under `datasets:`"),
         ("data: {name: x}", "data.name", "it belongs at the top level"),
         ("data: {quant_bit: 4}", "data.quant_bit", "did you mean `compression.quant_bits`?"),
-        ("data: {train_on_inputs: false}", "data.train_on_inputs", "cocktail calls this data.completion_only_loss"),
+        (
+            "data: {train_on_inputs: false}",
+            "data.train_on_inputs",
+            "cocktail calls this data.completion_only_loss",
+        ),
         ("training: {lora_r: 8}", "training.lora_r", "lora is not supported in this version"),
         ("QUANT_BITS: 4", "QUANT_BITS", "cocktail calls this compression.quant_bits"),
         (
@@ -168,7 +173,7 @@ def test_a_wrong_name_leads_to_the_right_one(write, text: str, key: str, message
     assert [(p.line, p.key, p.message) for p in problems(write(SMALL + text + "\n"))] == [(7, key, message)]
 
 
-# ---- what this version cannot do ---------------------------------------------------------------------------------
+# ---- what this version cannot do -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -199,7 +204,10 @@ def test_a_planned_value_is_refused_by_name(write) -> None:
 def test_a_planned_key_that_asks_for_nothing_changes_nothing(write) -> None:
     plain = load_recipe(write(SMALL))
     spelt = load_recipe(
-        write(SMALL + "lora: null\ntraining: {bf16: false, fp32_master_weights: true}\nlogging: {report_to: []}\n")
+        write(
+            SMALL
+            + "lora: null\ntraining: {bf16: false, fp32_master_weights: true}\nlogging: {report_to: []}\n"
+        )
     )
 
     assert spelt.recipe_hash == plain.recipe_hash
@@ -209,7 +217,7 @@ def test_one_is_not_false_for_a_planned_switch(write) -> None:
     assert [p.key for p in problems(write(SMALL + "training: {bf16: 0}\n"))] == ["training.bf16"]
 
 
-# ---- values ------------------------------------------------------------------------------------------------------
+# ---- values --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -249,8 +257,11 @@ def test_a_wrong_value_is_told_beside_what_was_met(write, text: str, message: st
     ],
 )
 def test_a_wrong_start_is_told(write, text: str, message: str) -> None:
-    kept = [block for block in ("version: 1", "name: small", "model: {model_name_or_path: m}", "datasets: [{path: p}]")
-            if block.split(":")[0] != text.split(":")[0]]
+    kept = [
+        block
+        for block in ("version: 1", "name: small", "model: {model_name_or_path: m}", "datasets: [{path: p}]")
+        if block.split(":")[0] != text.split(":")[0]
+    ]
 
     assert [p.message for p in problems(write("\n".join([*kept, text]) + "\n"))] == [message]
 
@@ -262,7 +273,9 @@ def test_an_exponent_without_a_point_is_a_number_though_pyyaml_reads_text(write)
     assert recipe.training.adam_epsilon == 1e-9
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("45s", 45), ("10m", 600), ("1.5h", 5400), ("250ms", 0.25), (30, 30)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("45s", 45), ("10m", 600), ("1.5h", 5400), ("250ms", 0.25), (30, 30)]
+)
 def test_durations_are_seconds(text: str | int, seconds: float) -> None:
     assert duration(text) == seconds
 
@@ -275,7 +288,10 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
         ("data: {packing: true}", "data.packing"),
         ("data: {val_set_size: 1}\neval_datasets: [{path: x.jsonl}]", "data.val_set_size"),
         ("checkpoint: {eval_steps: 10}", "checkpoint.eval_steps"),
-        ("training: {lr_scheduler_type: linear, lr_scheduler_kwargs: {min_lr: 0.1}}", "training.lr_scheduler_kwargs"),
+        (
+            "training: {lr_scheduler_type: linear, lr_scheduler_kwargs: {min_lr: 0.1}}",
+            "training.lr_scheduler_kwargs",
+        ),
         ("training: {lr_scheduler_type: cosine_with_min_lr}", "training.lr_scheduler_kwargs"),
         ("compression: {method: none, quant_bits: 4}", "compression.quant_bits"),
     ],
@@ -297,7 +313,7 @@ def test_a_recipe_cannot_be_changed_after_it_was_checked() -> None:
         recipe.training.learning_rate = 1.0  # type: ignore[misc]
 
 
-# ---- the text ----------------------------------------------------------------------------------------------------
+# ---- the text ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -314,7 +330,9 @@ def test_a_recipe_cannot_be_changed_after_it_was_checked() -> None:
         (SMALL + "description: 2026-13-40\n", None, "not valid YAML: month must be in 1..12"),
     ],
 )
-def test_text_that_is_no_recipe_is_told(write, text: str | bytes, line: int | None, message: str | None) -> None:
+def test_text_that_is_no_recipe_is_told(
+    write, text: str | bytes, line: int | None, message: str | None
+) -> None:
     [problem] = problems(write(text))
 
     assert problem.line == line
@@ -325,7 +343,7 @@ def test_a_byte_order_mark_is_no_problem(write) -> None:
     assert load_recipe(write(b"\xef\xbb\xbf" + SMALL.encode())).name == "small"
 
 
-# ---- overrides ---------------------------------------------------------------------------------------------------
+# ---- overrides -----------------------------------------------------------------------------------
 
 
 def test_an_override_wins_over_the_recipe_by_path_or_by_leaf(write) -> None:
@@ -386,12 +404,14 @@ def test_another_model_does_not_keep_the_first_ones_revision(write) -> None:
     assert load_recipe(path, model="c/d").model.model_revision is None
 
 
-# ---- identity ----------------------------------------------------------------------------------------------------
+# ---- identity ------------------------------------------------------------------------------------
 
 
 def test_two_spellings_of_one_recipe_have_one_hash(write) -> None:
     terse = load_recipe(write(SMALL)).recipe_hash
-    spelt = load_recipe(write(SMALL + "training: {learning_rate: 2e-5, seed: 42}\nswarm: {step_timeout: 600s}\n"))
+    spelt = load_recipe(
+        write(SMALL + "training: {learning_rate: 2e-5, seed: 42}\nswarm: {step_timeout: 600s}\n")
+    )
 
     assert spelt.recipe_hash == terse
     assert load_recipe(write(SMALL), ["seed=43"]).recipe_hash != terse
@@ -416,7 +436,7 @@ def test_a_recipe_from_a_stranger_is_checked(text: str) -> None:
         recipe_from_json(text)
 
 
-# ---- arithmetic --------------------------------------------------------------------------------------------------
+# ---- arithmetic ----------------------------------------------------------------------------------
 
 
 def test_steps_win_over_epochs_and_the_last_step_may_be_smaller() -> None:

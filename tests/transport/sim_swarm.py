@@ -10,12 +10,24 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from toy_swarm import toy_settings
+
 from transport import actions as do
 from transport.events import Event, RunEnded
 from transport.hub_state import HubState
 from transport.ids import Pool, expand
 from transport.ledger import EvaluationRow, OpenSession, Recovered, RoundRow
-from transport.messages import Evaluated, Hello, Leave, Message, Ready, Report, Round, decode_to_hub, decode_to_peer, encode
+from transport.messages import (
+    Evaluated,
+    Hello,
+    Leave,
+    Message,
+    Ready,
+    Report,
+    Round,
+    decode_to_hub,
+    decode_to_peer,
+    encode,
+)
 from transport.peer_state import Link, PeerState
 from transport.rounds import Phase
 from transport.settings import RunSettings
@@ -35,7 +47,9 @@ class Books:
 
     def recovered(self) -> Recovered:
         last = self.rounds[-1] if self.rounds else None
-        return Recovered(len(self.rounds), self.counted.runs, tuple(self.sessions.values()), last, self.evaluation)
+        return Recovered(
+            len(self.rounds), self.counted.runs, tuple(self.sessions.values()), last, self.evaluation
+        )
 
 
 @dataclass
@@ -54,13 +68,13 @@ class SimPeer:
         self.swarm, self.staleness = swarm, staleness
         self.state = PeerState(Hello(1, TOKEN, swarm.settings.run, name))
         self.cable: Cable | None = None
-        self.pending: dict[int, list[int]] = {}     # leases trained, not delivered
-        self.round: Round | None = None             # in exchange
-        self.sent: list[int] = []                   # rounds the packet of this exchange delivers
+        self.pending: dict[int, list[int]] = {}  # leases trained, not delivered
+        self.round: Round | None = None  # in exchange
+        self.sent: list[int] = []  # rounds the packet of this exchange delivers
         self.session = 0
         self.dead = False
         self.uploaded = False
-        self.skew = 0                               # makes its fingerprints wrong
+        self.skew = 0  # makes its fingerprints wrong
 
     def say(self, messages: list[Message]) -> None:
         if self.cable is not None:
@@ -105,14 +119,18 @@ class SimPeer:
         if opened.samples:
             assert self.state.welcome is not None
             ids = self.swarm.hub.leases.ids(self.state.welcome.session, opened.round)
-            if ids is None:         # the session is over, and this peer will hear of it
+            if ids is None:  # the session is over, and this peer will hear of it
                 return
             self.pending[opened.round] = expand(ids)
         if self.staleness == 0:
             self.sent = sorted(self.pending)
         self.round, self.uploaded = opened, False
         fingerprint = self.fingerprint(opened.round)
-        self.say(self.state.report(Report(opened.round, fingerprint, self.sent, 1.0 * len(self.sent), len(self.sent))))
+        self.say(
+            self.state.report(
+                Report(opened.round, fingerprint, self.sent, 1.0 * len(self.sent), len(self.sent))
+            )
+        )
 
     def upload(self) -> None:
         assert self.round is not None and self.state.welcome is not None
@@ -133,17 +151,24 @@ class SimSwarm:
 
     def __init__(self, staleness: int = 1, settings: RunSettings | None = None) -> None:
         self.settings = settings or toy_settings(
-            samples=13, global_batch=4, eval=True, eval_every=2, step_timeout=20.0, start_timeout=300.0, peer_timeout=90.0)
+            samples=13,
+            global_batch=4,
+            eval=True,
+            eval_every=2,
+            step_timeout=20.0,
+            start_timeout=300.0,
+            peer_timeout=90.0,
+        )
         self.staleness = staleness
         self.now = 100.0
         self.books = Books()
         self.hub = HubState(self.settings, TOKEN, STOP, self.now)
         self.peers: list[SimPeer] = []
         self.cables: dict[bytes, tuple[Cable, SimPeer]] = {}
-        self.jobs: deque[do.Action] = deque()           # of the commit thread
+        self.jobs: deque[do.Action] = deque()  # of the commit thread
         self.packets: dict[tuple[str, int], list[int]] = {}
         self.events: list[Event] = []
-        self.trained: list[int] = []                    # every sample in x', as often as it is
+        self.trained: list[int] = []  # every sample in x', as often as it is
         self.reject: str = ""
         self._cables = 0
 
@@ -219,17 +244,32 @@ class SimSwarm:
         rejected = {c.peer: "unusable" for c in job.claims if c.peer == self.reject}
         for claim in good:
             ids = sorted(i for runs in claim.leases.values() for i in expand(runs))
-            assert sorted(self.packets[claim.session, job.round]) == ids, "what is counted is what was trained"
+            assert sorted(self.packets[claim.session, job.round]) == ids, (
+                "what is counted is what was trained"
+            )
             for runs in claim.leases.values():
-                self.books.counted.put(runs)        # raises where a sample is counted twice
+                self.books.counted.put(runs)  # raises where a sample is counted twice
             for lease in claim.leases:
                 if claim.session in self.books.sessions:
                     self.books.sessions[claim.session].leases.pop(lease, None)
             self.trained += ids
         if good:
             names = tuple(c.peer for c in good)
-            self.books.rounds.append(RoundRow(
-                job.round, job.step, 0.0, 0.0, 9, b"\1" * 32, job.fingerprint, job.members, names, None, 0, 0))
+            self.books.rounds.append(
+                RoundRow(
+                    job.round,
+                    job.step,
+                    0.0,
+                    0.0,
+                    job.fingerprint,
+                    job.members,
+                    names,
+                    None,
+                    0,
+                    length=9,
+                    sha256=b"\1" * 32,
+                )
+            )
         sizes, tokens = {c.peer: 9 for c in good}, {c.peer: TOKENS for c in good}
         done = do.CommitDone(job.round, 9 if good else 0, b"\1" * 32, sizes, tokens, rejected)
         self.act(self.hub.committed(done, self.now))
@@ -249,17 +289,20 @@ class SimSwarm:
     # ---- between -------------------------------------------------------------------------------------------
 
     def act(self, actions: list[do.Action]) -> None:
+        lost: list[bytes] = []
         for action in actions:
             if isinstance(action, do.Send):
                 end = self.cables.get(action.conn)
                 if end is not None:
                     end[0].down.append(encode(action.message))
                 else:
-                    self.act(self.hub.lost(action.conn, self.now))
+                    lost.append(action.conn)
             elif isinstance(action, do.Tell):
                 self.events.append(action.event)
             elif not isinstance(action, do.End):
                 self.jobs.append(action)
+        for conn in lost:  # after all that was to be said and done, as the shell does it
+            self.act(self.hub.lost(conn, self.now))
         assert sum(self.hub.leases.places()) == self.settings.samples
         assert self.hub.deadline() > self.now - 1e6
 
@@ -287,7 +330,9 @@ class SimSwarm:
             self.step()
             if self.fingerprint() == before:
                 self.pass_time(min(1.0, max(0.001, self.hub.deadline() - self.now)))
-        assert self.ended is not None, f"stuck in {self.hub.phase} of round {self.hub.round}: {self.hub.exchange}"
+        assert self.ended is not None, (
+            f"stuck in {self.hub.phase} of round {self.hub.round}: {self.hub.exchange}"
+        )
         for _ in range(20):
             self.job()
         return self.ended

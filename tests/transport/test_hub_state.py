@@ -1,20 +1,28 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sim_swarm import STOP, SimSwarm
-from toy_swarm import toy_settings
+from sim_swarm import SimSwarm
+
 from transport import events
-from transport.messages import AskStop
-from transport.rounds import PHASES, Phase
-from transport.sessions import NEXT, Kind, State
 
 DECISIONS = st.tuples(
     st.sampled_from(
         ["step"] * 6
         + ["up", "up", "down", "down", "work", "work", "job", "job"]
-        + ["cut", "cut unnoticed", "kill", "kill unnoticed", "join", "leave", "second", "minute", "restart", "reject", "skew"]
+        + [
+            "cut",
+            "cut unnoticed",
+            "kill",
+            "kill unnoticed",
+            "join",
+            "leave",
+            "second",
+            "minute",
+            "restart",
+            "reject",
+            "skew",
+        ]
     ),
     st.integers(0, 5),
 )
@@ -68,7 +76,11 @@ def test_whatever_happens_each_sample_is_counted_once_and_the_run_ends(
         swarm.join()
     ended = swarm.settle()
 
-    assert sorted(swarm.trained) == list(range(13)) if ended.finished else len(set(swarm.trained)) == len(swarm.trained)
+    assert (
+        sorted(swarm.trained) == list(range(13))
+        if ended.finished
+        else len(set(swarm.trained)) == len(swarm.trained)
+    )
     assert ended.finished or ended.exit_code == 7
     committed = [e.round for e in swarm.events if isinstance(e, events.RoundCommitted)]
     assert len(set(committed)) == len(committed), "no round is announced twice"

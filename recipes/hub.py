@@ -1,0 +1,70 @@
+"""The Hugging Face hub: a name to a folder in its own cache, and what it means when that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from recipes.problems import HubUnreachable, ModelError
+
+# huggingface_hub, httpx, requests and datasets each have their own names for "no answer"
+NO_ANSWER = {
+    "ConnectError",
+    "ConnectionError",
+    "LocalEntryNotFoundError",
+    "OfflineModeIsEnabled",
+    "TimeoutException",
+    "TransportError",
+}
+
+
+def fetch(name: str, revision: str | None, files: Sequence[str], otherwise: Sequence[str] = ()) -> Path:
+    """The files of hub model `name` that match the patterns `files`, and those that match `otherwise` where
+    the repository has no safetensors. What is in the cache is not fetched again, and is enough when the hub
+    does not answer.
+
+    Errors: ModelError where there is no such model or it may not be read, HubUnreachable.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        listed = HfApi().model_info(name, revision=revision).siblings or []
+        safe = any(file.rfilename.endswith(".safetensors") for file in listed)
+        wanted = [*files, *([] if safe else otherwise)]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+    except HFValidationError as error:
+        raise ModelError(f"{name}: neither a folder nor the id of a model on the hub") from error
+    except GatedRepoError as error:
+        hint = f"(hint: accept its licence at https://huggingface.co/{name}, then `hf auth login`)"
+        raise ModelError(f"{name}: the hub wants to know who asks {hint}") from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{name} has no revision {revision}") from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(f"{name}: no such folder, and no such model on the hub") from error
+    except Exception as error:
+        if not is_no_answer(error):
+            raise
+        return _cached(name, revision, error)
+
+
+def _cached(name: str, revision: str | None, no_answer: Exception) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except LocalEntryNotFoundError:
+        message = f"the hub did not answer for {name}, and it is not in the cache: {no_answer}"
+        raise HubUnreachable(message) from no_answer
+
+
+def is_no_answer(error: BaseException) -> bool:
+    """Whether `error`, or what it was raised from, says that the network or the hub did not answer."""
+    chain = (error, error.__cause__, error.__context__)
+    return any(cls.__name__ in NO_ANSWER for e in chain if e is not None for cls in type(e).__mro__)

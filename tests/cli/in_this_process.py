@@ -1,0 +1,18 @@
+"""The command line without a process of its own: importing torch once is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command printed and how it ended."""
+
+    exit: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Said]  # run("status", "--json")

@@ -1,0 +1,167 @@
+"""The command line with real processes: launch, look, join, leave, stop, export, generate."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_this_process import Run
+
+COCKTAIL = [sys.executable, "-m", "cocktail_cli"]
+LAUNCH = [
+    "launch",
+    "smoke",
+    "--port",
+    "0",
+    "--bind",
+    "127.0.0.1",
+    "--json",
+    "data.max_length=32",
+    "-o",
+    "out",
+]
+PATIENCE = 90.0  # seconds for anything to happen on a busy machine
+
+pytestmark = pytest.mark.slow
+
+
+class Process:
+    """A command of ours that runs, and what it tells with --json."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.told: list[dict[str, Any]] = []
+
+    def until(self, event: str, **wanted: Any) -> dict[str, Any]:
+        """Read on to an event of this name with these fields. The test's own time limit is the deadline."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.told.append(json.loads(line))
+            last = self.told[-1]
+            if last.get("event") == event and all(last[key] == value for key, value in wanted.items()):
+                return last
+        raise AssertionError(
+            f"ended with {self.process.wait()} and without {event} {wanted}: {self.told[-3:]}"
+        )
+
+    def wait(self) -> int:
+        """Read the rest; the exit status."""
+        assert self.process.stdout is not None
+        self.told += [json.loads(line) for line in self.process.stdout]
+        return self.process.wait(PATIENCE)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [told for told in self.told if told.get("event") == name]
+
+
+@contextmanager
+def running(folder: Path, *arguments: str, stdin: str = "") -> Iterator[Process]:
+    """Start a command in `folder`; it is killed at the end if it has not ended."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(
+        [*COCKTAIL, *arguments],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=(folder / f"{arguments[0]}.err").open("w"),
+        text=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(stdin)
+    process.stdin.close()
+    try:
+        yield Process(process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def asked(cocktail: Run, *arguments: str) -> dict[str, Any]:
+    """The object of a short command with --json that succeeds."""
+    said = cocktail(*arguments, "--json")
+    assert said.exit == 0, said
+    return dict(json.loads(said.out))
+
+
+def test_a_run_is_launched_watched_stopped_exported_and_asked_to_write(tmp_path: Path, cocktail: Run) -> None:
+    with running(tmp_path, *LAUNCH, "max_steps=5000", "--peers", "1") as launch:
+        started = launch.until("run_started")
+        launch.until("step", step=3)
+
+        status = asked(cocktail, "status", started["url"])
+        assert (status["run"], status["state"]) == (started["run"], "running")
+        assert [peer["name"] for peer in status["peers"]] == ["local-1"]
+        assert asked(cocktail, "status")["runs"][0]["run"] == started["run"]
+        early = asked(cocktail, "export", started["run"], "-o", "early")
+        assert early["rounds"] >= 3
+        assert asked(cocktail, "stop", started["run"])["was"] == "running"
+        assert launch.wait() == 0
+
+    finished = launch.told[-1]
+    assert (finished["event"], finished["model"]) == ("run_finished", "out")
+    steps = launch.events("step")
+    assert all(step["up_bytes"]["local-1"] > 0 and step["fingerprint"] for step in steps)
+    again = asked(cocktail, "export", started["run"], "-o", "again")
+    assert again["rounds"] == len(steps)
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "out" / file).read_bytes(), file
+    assert asked(cocktail, "generate", "out", "The import", "--max-new-tokens", "4")["prompt"] == "The import"
+    assert asked(cocktail, "status", started["run"])["state"] == "finished"
+    token = started["url"].partition(".")[2].partition("@")[0]
+    for file in ("events.jsonl", "metrics.jsonl", "cocktail.log", "recipe.yaml"):
+        assert token not in (tmp_path / "out" / file).read_text(), f"the join token is in {file}"
+    second = cocktail(*LAUNCH)
+    assert (second.exit, json.loads(second.out)["error"]["code"]) == (4, "output_in_use")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot send Ctrl-C to one process")
+def test_a_volunteer_leaves_with_ctrl_c_and_the_local_peers_die_with_their_launcher(tmp_path: Path) -> None:
+    with running(tmp_path, *LAUNCH, "max_steps=5000", "--peers", "1") as launch:
+        url = launch.until("run_started")["url"]
+        launch.until("step", step=2)
+        with running(tmp_path, "join", "-", "-y", "--json", "--name", "volunteer", stdin=url + "\n") as join:
+            join.until("step")
+            join.process.send_signal(signal.SIGINT)
+            assert join.wait() == 0
+        assert join.told[-1]["event"] == "left"
+        assert not join.told[-1]["finished"]
+        assert launch.until("peer_left", peer="volunteer")["reason"].startswith("left")
+        launch.until("step", peers=1)
+
+        local = int((tmp_path / "out" / "peers" / "local-1.pid").read_text())
+        launch.process.kill()
+        deadline = time.monotonic() + PATIENCE
+        while alive(local) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    assert not alive(local)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs. A dead child of nobody may stay as a zombie where no init collects it."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat")
+    return not (state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot send Ctrl-C to one process")
+def test_ctrl_c_ends_a_run_in_good_order_with_a_model(tmp_path: Path) -> None:
+    with running(tmp_path, *LAUNCH, "max_steps=5000", "--peers", "1") as launch:
+        launch.until("step", step=2)
+        launch.process.send_signal(signal.SIGINT)
+        assert launch.wait() == 0
+
+    assert launch.told[-1]["event"] == "run_finished"
+    assert (tmp_path / "out" / "model.safetensors").is_file()

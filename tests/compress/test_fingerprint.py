@@ -1,0 +1,87 @@
+"""The fingerprint: changes with any bit, follows updates, is the same number everywhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from compress import fingerprint, fingerprint_after
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def some(n: int) -> torch.Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(n))
+
+
+def splitmix(x: int) -> int:
+    x &= 2**64 - 1
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
+    return (x ^ (x >> 31)) | 1
+
+
+def plain(x: torch.Tensor) -> int:
+    """The specification, one element at a time."""
+    golden = 0x9E3779B97F4A7C15
+    total = 0
+    for i, bits in enumerate(x.numpy().view(np.uint32).tolist()):
+        a = splitmix((i % 65536) * golden + 0x636F636B7461696C)
+        b = splitmix((i // 65536) * golden + 0x7368616B656E2121)
+        total += a * b * bits
+    return total % 2**64
+
+
+@pytest.mark.parametrize("n", [0, 1, 1000, 65536 + 3])
+def test_it_is_the_sum_of_the_specification(n: int) -> None:
+    assert fingerprint(some(n)) == plain(some(n))
+
+
+@settings(deadline=None, max_examples=50)
+@given(at=st.integers(0, 69_999), bit=st.integers(0, 31))
+def test_any_single_bit_changes_it(at: int, bit: int) -> None:
+    x = some(70_000)
+    before = fingerprint(x)
+    x.view(torch.int32)[at] ^= np.int32(np.uint32(1 << bit).astype(np.int32))
+
+    assert fingerprint(x) != before
+
+
+def test_two_elements_exchanged_change_it() -> None:
+    x = some(200_000)
+    y = x.clone()
+    y[[3, 140_000]] = x[[140_000, 3]]
+
+    assert fingerprint(x) != fingerprint(y)
+
+
+@pytest.mark.parametrize("n", [10, 1000, 300_000])
+def test_it_follows_an_update_from_the_changed_elements_alone(n: int) -> None:
+    x = some(n)
+    before = fingerprint(x)
+    at = torch.randperm(n, generator=torch.Generator().manual_seed(1))[: n // 10].sort().values
+    old = x[at].clone()
+    x[at] += 0.125
+
+    assert fingerprint_after(before, at, old, x[at]) == fingerprint(x)
+    assert fingerprint_after(fingerprint(x), at, x[at], old) == before
+
+
+def test_no_change_leaves_it() -> None:
+    nothing = torch.empty(0)
+
+    assert fingerprint_after(7, torch.empty(0, dtype=torch.int64), nothing, nothing) == 7
+
+
+def test_the_way_of_a_device_gives_the_number_of_the_host() -> None:
+    """On a device the rows are multiplied in torch rather than in NumPy."""
+    from compress.fingerprint import _across, _inner, _long
+
+    rows = some(3 * 65536).view(torch.int32).view(3, -1)
+
+    assert _inner(rows).tolist() == (_long(rows) * _across()).sum(1).tolist()
+
+
+def test_another_dtype_is_refused() -> None:
+    with pytest.raises(ValueError, match="float64"):
+        fingerprint(torch.zeros(3, dtype=torch.float64))

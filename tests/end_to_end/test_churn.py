@@ -1,0 +1,190 @@
+"""The command line as people use it: real processes, real sockets, kill -9 and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process import rows
+
+from transport import Ledger
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT and SIGKILL to single processes"),
+]
+
+COCKTAIL = [sys.executable, "-m", "cocktail_cli"]
+STEPS, BATCH = 240, 4
+Told = dict[str, Any]
+
+
+@dataclass
+class Volunteer:
+    """A `cocktail join` in a process of its own."""
+
+    process: subprocess.Popen[str]
+
+    @classmethod
+    def join(cls, url: str, name: str) -> Volunteer:
+        process = subprocess.Popen(
+            [*COCKTAIL, "join", "-", "-y", "--json", "--name", name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(url + "\n")
+        process.stdin.flush()
+        return cls(process)
+
+    def end(self) -> list[Told]:
+        """Its events, once it has ended with exit 0."""
+        out, err = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, err
+        assert "Traceback" not in err
+        return [json.loads(line) for line in out.splitlines()]
+
+
+@dataclass
+class Story:
+    """A run in which everything happens that a run must survive."""
+
+    folder: Path
+    url: str = ""
+    events: list[Told] = field(default_factory=list)
+    late: Volunteer | None = None
+    guest: Volunteer | None = None          # joins, is stopped with Ctrl-C, and comes back
+    interrupted: bool = False
+    guest_again: Volunteer | None = None
+    killed: bool = False
+
+    def of(self, kind: str) -> list[Told]:
+        return [event for event in self.events if event["event"] == kind]
+
+    def accepted(self, name: str) -> list[int]:
+        return [event["round"] for event in self.of("step") if name in event["accepted"]]
+
+    def left(self, name: str) -> list[str]:
+        return [event["reason"] for event in self.of("peer_left") if event["peer"] == name]
+
+    def take(self, event: Told) -> None:
+        self.events.append(event)
+        if event["event"] == "run_started":
+            self.url = event["url"]
+        if event["event"] != "step":
+            return
+        if self.guest is None:
+            self.guest = Volunteer.join(self.url, "guest")
+        elif not self.interrupted and len(self.accepted("guest")) == 3:
+            self.guest.process.send_signal(signal.SIGINT)
+            self.interrupted = True
+        elif self.guest_again is None and self.left("guest"):
+            self.guest_again = Volunteer.join(self.url, "guest")
+        elif self.late is None and event["step"] >= 30:
+            self.late = Volunteer.join(self.url, "late")
+        elif not self.killed and event["step"] >= 60:
+            pid = int((self.folder / "peers" / "local-2.pid").read_text())
+            subprocess.run(["kill", "-9", str(pid)], check=True)
+            self.killed = True
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    folder = tmp_path_factory.mktemp("story")
+    data = folder / "rows.jsonl"
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(STEPS * BATCH + 8)))
+    story = Story(folder / "run")
+    command = [*COCKTAIL, "launch", "smoke", "--peers", "2", "--port", "0", "--bind", "127.0.0.1", "--json"]
+    command += ["--data", str(data), "-o", str(story.folder), "max_steps=-1", "num_train_epochs=1"]
+    command += [f"global_batch_size={BATCH}", "val_set_size=8", "eval_steps=120", "packing=false"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launch:
+        assert launch.stdout is not None
+        assert launch.stderr is not None
+        for line in launch.stdout:
+            story.take(json.loads(line))
+        errors = launch.stderr.read()
+    assert launch.returncode == 0, errors
+    assert "Traceback" not in errors
+    return story
+
+
+def test_the_run_finishes_its_steps_and_counts_every_sample_exactly_once(story: Story) -> None:
+    finished = story.events[-1]
+
+    assert finished["event"] == "run_finished"
+    assert finished["steps"] == STEPS
+    with Ledger(story.folder / "ledger", write=False) as ledger:
+        audit = ledger.verify(complete=True)
+    assert audit.missing == 0
+    assert audit.counted == STEPS * BATCH
+
+
+def test_a_peer_killed_with_9_is_noticed_within_seconds_and_named(story: Story) -> None:
+    assert story.killed
+    assert story.left("local-2") == ["connection lost"]
+    steps = story.of("step")
+    gap = max(step["step_s"] for step in steps if step["step"] > 55)
+    assert gap < 6
+
+
+def test_one_stopped_with_ctrl_c_leaves_in_good_order_and_comes_back(story: Story) -> None:
+    assert story.guest is not None
+    assert story.guest_again is not None
+    first, second = story.guest.end(), story.guest_again.end()
+
+    assert first[-1]["event"] == "left"
+    assert not first[-1]["finished"]
+    assert story.left("guest")[0].startswith("left")
+    assert second[-1]["finished"]
+    rounds = story.accepted("guest")
+    assert len(rounds) > len([event for event in first if event["event"] == "step"])
+
+
+def test_one_that_joins_late_takes_part_and_holds_the_same_model(story: Story) -> None:
+    """Its fingerprints after each round are those of the peer that was there from the start."""
+    assert story.late is not None
+    mine = {event["round"]: event["fingerprint"] for event in story.late.end() if event["event"] == "step"}
+    others = [json.loads(line) for line in (story.folder / "peers" / "local-1.jsonl").read_text().splitlines()]
+    theirs = {event["round"]: event["fingerprint"] for event in others if event["event"] == "step"}
+
+    assert min(mine) >= 30
+    assert len(mine) > 5
+    assert all(theirs[round] == fingerprint for round, fingerprint in mine.items())
+
+
+def test_bytes_are_told_for_each_peer_and_direction_with_their_ratio_to_fp16(story: Story) -> None:
+    """A round's bytes are those since the commit before it, so its own packet comes down within the next."""
+    parameters = story.of("run_started")[0]["parameters"]
+    for step in story.of("step")[1:]:
+        for name in step["accepted"]:
+            assert step["ratio_up"][name] == pytest.approx(2 * parameters / step["up_bytes"][name], rel=0.01)
+    packets = sum(step["packet_bytes"] for step in story.of("step"))
+    down = sum(step["down_bytes"].get("local-1", 0) for step in story.of("step"))
+    assert packets < down < 1.6 * packets
+
+
+def test_the_exported_model_is_the_one_that_was_measured(story: Story) -> None:
+    """It loads with from_pretrained, and its held-out loss is the last one that the run told."""
+    from recipes.data import build_corpus
+    from recipes.model import evaluate, load_model
+    from recipes.base import open_tokenizer
+    from recipes.recipe import recipe_from_json
+
+    model = Path(story.events[-1]["model"])
+    recipe = recipe_from_json((story.folder / "recipe.json").read_text())
+    corpus = build_corpus(recipe, open_tokenizer(model))
+    total, tokens = evaluate(load_model(model), corpus.held_out, batch_size=8)
+
+    told = story.of("eval")
+    assert total / tokens == pytest.approx(told[-1]["loss"], rel=1e-5)
+    assert told[-1]["loss"] < told[0]["loss"]
+    assert story.events[-1]["eval_loss"] == told[-1]["loss"]
+

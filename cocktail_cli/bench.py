@@ -5,7 +5,7 @@ reference's.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -32,25 +32,8 @@ def compress(
     With --json one object: {"v": 1, "rows": [{"data", "p", "K", "bits", "bits_per_param", "ratio_fp16",
     "encode_ms", "decode_ms", ...}]}
     """
-    from compress.bench import bench
-
     from cocktail_cli.machine import pick_device
+    from compress.bench import bench, table
 
-    rows: list[dict[str, Any]] = bench(int(params), pick_device(device))
-    if as_json:
-        typer.echo(json.dumps({"v": 1, "rows": rows}))
-        return
-    for line in table(rows):
-        typer.echo(line)
-
-
-def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Rows of like keys as aligned columns, numbers to four digits."""
-    names = list(rows[0]) if rows else []
-    cells = [names, *([cell(row.get(name)) for name in names] for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
-    return ["  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)) for line in cells]
-
-
-def cell(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
+    rows = bench(int(params), pick_device(device))
+    typer.echo(json.dumps({"v": 1, "rows": rows}) if as_json else table(rows))

@@ -26,7 +26,6 @@ def export(
     """Write a run's model: all that is committed, while it runs or after. Example: cocktail export RUN -o
     model
     """
-    from cocktail_cli.machine import quiet_libraries
     from recipes.recipe import recipe_from_json
 
     record = load(run)
@@ -34,7 +33,6 @@ def export(
         raise Failure(
             "output_in_use", f"{output_dir} is not an empty folder", hints=("choose another: -o DIR",)
         )
-    quiet_libraries()
     source = Path(record.output_dir)
     recipe = recipe_from_json((source / in_folder.RESOLVED).read_text(encoding="utf-8"))
     rounds = write_model(recipe, Path(record.base), source / in_folder.LEDGER, output_dir)
@@ -49,8 +47,8 @@ def export(
 def write_model(recipe: Recipe, base: Path, ledger: Path, folder: Path) -> int:
     """Fold the ledger's packets onto the base and save the result in `folder`; how many rounds are in it."""
     from cocktail_cli.work import folded
+    from recipes.base import load_tokenizer
     from recipes.model import export as write
-    from recipes.model import load_tokenizer
 
     final = folded(recipe, base, ledger)
     write(folder, base, final.common.vector, final.layout, load_tokenizer(recipe.model, base))

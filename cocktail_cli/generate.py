@@ -34,10 +34,8 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Let a model go on from a prompt. Example: cocktail generate outputs/smoke "The import statement" """
-    from cocktail_cli.machine import quiet_libraries
     from recipes.model import generate as write
 
-    quiet_libraries()
     folder = Path(model) if Path(model).is_dir() else Path(load(model).output_dir)
     if not (folder / "config.json").is_file():
         raise Failure("model_invalid", f"{folder} holds no model (no config.json)")

@@ -15,10 +15,10 @@ from cocktail_cli import __version__
 from cocktail_cli.base import check_names, fetch_base, folder_of, missing
 from cocktail_cli.board import megabytes
 from cocktail_cli.errors import Failure
-from cocktail_cli.events import Eval, Joined, Left, Progressed, Step, Warning
+from cocktail_cli.events import Joined, Left, Progressed, Step, Warning
 from cocktail_cli.folder import log_to
 from cocktail_cli.local_peers import hold_life_line
-from cocktail_cli.machine import hardware, own_name, pick_device, quiet_libraries
+from cocktail_cli.machine import hardware, own_name, pick_device
 from cocktail_cli.options import (
     Device,
     Json,
@@ -138,7 +138,7 @@ class Membership:
         """Join, train and leave. `patience`: seconds to keep trying while the hub cannot be reached."""
         from cocktail_cli.link import RunLink
         from transport import PeerLink
-        from transport.errors import Leaving
+        from transport.errors import Leaving, RunOver
 
         link = PeerLink(self.url, self.lent.name, hardware(self.lent.device), versions())
 
@@ -146,17 +146,22 @@ class Membership:
             self.leave_asked = why
             link.leave_requested.set()
 
-        with leave_on_signal(leave), closing(link):
+        with closing(link):
             if life_line:
                 hold_life_line(leave)
             self.view.show(Progressed(f"dialling {self.url.address}"))
             welcome = link.connect(max(CONNECT_TIMEOUT, patience))
-            self.say_hello(welcome)
+            if not self.agreed(welcome):
+                link.leave("declined")
+                return
             run = RunLink(link)
             try:
-                self.train(run, self.prepare(link, welcome))
+                with leave_on_signal(leave):  # not before: Ctrl-C at the question is an answer
+                    self.train(run, self.prepare(link, welcome))
             except Leaving:  # asked to, while it waited for something
                 link.leave(self.leave_asked)
+            except RunOver as over:  # likewise
+                run.ended, run.finished = str(over), over.finished
             self.view.show(self.goodbye(run))
 
     def goodbye(self, run: RunLink) -> Left:
@@ -170,18 +175,17 @@ class Membership:
             down_bytes=run.link.bytes_down,
         )
 
-    def say_hello(self, welcome: Welcome) -> None:
+    def agreed(self, welcome: Welcome) -> bool:
         """Tell what the run is and will do here, and ask whether that is wanted.
 
         Raises:
-            Failure: rejected, where the base's file names cannot be; interrupted, where the answer is no.
+            Failure: rejected, where the base's file names cannot be.
         """
         from recipes.recipe import recipe_from_json
 
         check_names(welcome.base)
         recipe = recipe_from_json(welcome.recipe)
-        have = folder_of(welcome.base)
-        wanted = sum(file.size for file in missing(welcome.base, have))
+        wanted = sum(file.size for file in missing(welcome.base, folder_of(welcome.base)))
         total = sum(file.size for file in welcome.base)
         if self.lent.ask:
             typer.echo(
@@ -192,15 +196,23 @@ class Membership:
             typer.echo(
                 "it will not    run code of its owner: a recipe is data, weights load as tensors", err=True
             )
-            if not typer.confirm(f'Join as "{welcome.name}"?', default=True, err=True):
-                raise Failure("interrupted", "not joined")
+            if not self.says_yes(f'Join as "{welcome.name}"?'):
+                return False
         self.view.show(Joined(welcome.run, welcome.name, recipe.name, welcome.recipe_hash, wanted))
+        return True
+
+    @staticmethod
+    def says_yes(question: str) -> bool:
+        try:
+            return typer.confirm(question, default=True, err=True)
+        except typer.Abort:  # Ctrl-C or the end of the input
+            raise Failure("interrupted", "not joined") from None
 
     def prepare(self, link: PeerLink, welcome: Welcome) -> Peer:
         """The base model, fetched and loaded on the device, and all that trains it."""
-        quiet_libraries()
+        from recipes.base import load_tokenizer
         from recipes.finetune import build_peer
-        from recipes.model import load_model, load_tokenizer
+        from recipes.model import load_model
         from recipes.recipe import recipe_from_json
 
         recipe = recipe_from_json(welcome.recipe)
@@ -235,15 +247,13 @@ class Membership:
                 self.view.show(Warning(str(renewed)))
 
     def take_part(self, run: RunLink, peer: Peer) -> None:
-        from recipes.finetune import CaughtUp, EvaluatedPart, StepDone, finetune
+        from recipes.finetune import CaughtUp, StepDone, finetune
 
         up, down = run.link.bytes_up, run.link.bytes_down
         # The cast: messages are frozen, and a Protocol's plain attributes promise that they can be set.
         for event in finetune(cast("Link", run), peer, run.link.welcome.round):
             if isinstance(event, CaughtUp):
                 self.view.show(Progressed(f"caught up to round {event.round} with {event.packets} packets"))
-            elif isinstance(event, EvaluatedPart) and event.tokens:
-                self.view.show(Eval(self.steps, event.round, event.loss_sum / event.tokens, event.tokens))
             elif isinstance(event, StepDone):
                 self.steps += event.loss is not None
                 before, (up, down) = (up, down), (run.link.bytes_up, run.link.bytes_down)

@@ -30,7 +30,7 @@ def launch(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="Recipe fields: max_steps=20 training.seed=1", show_default=False
+            metavar="KEY=VALUE", help="Recipe fields: max_steps=20 training.seed=1", show_default=False
         ),
     ] = None,
     peers: Annotated[int, typer.Option("--peers", min=0, help="Peers to start on this machine.")] = 1,
@@ -81,7 +81,7 @@ def launch(
         from recipes.recipe import load_recipe
 
         resolved = load_recipe(recipe, overrides or [], data, model)
-        folder = (output_dir or Path(resolved.output_dir)).absolute()
+        folder = (output_dir or Path(resolved.output_dir)).resolve()
         in_folder.claim(folder, resolved.recipe_hash)
         in_folder.log_to(folder / in_folder.LOG, verbose)
         with closing(in_folder.Recorder(folder)) as recorder:

@@ -8,6 +8,7 @@ stderr).
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -32,7 +33,7 @@ class Ended:
 
     name: str
     exit: int
-    said: str  # the last line of its stderr
+    said: str  # its last words
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,6 @@ class LocalSettings:
 class Child:
     name: str
     process: subprocess.Popen[str]
-    log: Path
     ended: bool = False
 
 
@@ -91,7 +91,7 @@ class LocalPeers:
         process.stdin.write(url + "\n")
         process.stdin.flush()
         (self.folder / f"{name}.pid").write_text(str(process.pid))
-        return Child(name, process, log)
+        return Child(name, process)
 
     def newly_ended(self) -> list[Ended]:
         """The peers whose process is gone since the last call."""
@@ -100,7 +100,7 @@ class LocalPeers:
             code = child.process.poll()
             if code is not None and not child.ended:
                 child.ended = True
-                gone.append(Ended(child.name, code, last_line(child.log)))
+                gone.append(Ended(child.name, code, last_words(self.folder, child.name)))
         return gone
 
     @property
@@ -129,8 +129,14 @@ class LocalPeers:
                 child.process.wait()
 
 
-def last_line(path: Path) -> str:
-    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+def last_words(folder: Path, name: str) -> str:
+    """Why a peer ended, as far as it said: its error as an event, or the last line of its stderr."""
+    told, stderr = ((folder / f"{name}{kind}").read_text(errors="replace") for kind in (".jsonl", ".log"))
+    with suppress(ValueError, IndexError):  # nothing there, or a line cut short by a kill
+        last = json.loads(told.splitlines()[-1])
+        if "error" in last:
+            return str(last["error"]["message"])
+    lines = [line for line in stderr.splitlines() if line.strip()]
     return lines[-1].strip()[:300] if lines else ""
 
 

@@ -58,15 +58,6 @@ def hardware(device: str) -> str:
     return f"CPU, {os.cpu_count()} cores"
 
 
-def quiet_libraries() -> None:
-    """No bars and no advice of other libraries between our lines. Call it before they do anything."""
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it has no types
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # likewise
-
-
 def own_name() -> str:
     """The name this machine goes by where none is given: its host name, as a slug."""
     return re.sub(r"[^a-z0-9-]+", "-", platform.node().partition(".")[0].lower()).strip("-")[:40] or "peer"

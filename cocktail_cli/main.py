@@ -19,6 +19,7 @@ import typer
 import cocktail_cli
 from cocktail_cli import bench, export, generate, join, launch, recipes, status, stop
 from cocktail_cli.errors import Failure, Interrupted, explain
+from cocktail_cli.folder import log_to
 from cocktail_cli.options import AFTER, RECIPES, RUN, TOOLS
 
 app = typer.Typer(
@@ -63,6 +64,7 @@ def main() -> NoReturn:
         or "--verbose" in options
         or bool(os.environ.get("COCKTAIL_DEBUG"))
     )
+    log_to(None, 0)  # until a command says where to: without a handler, logging would print errors itself
     try:
         own_rooms()
         # With --json a usage error must be JSON as well, so Typer is asked not to print it.

@@ -64,9 +64,10 @@ class Run:
     def carry_out(self, listen: Listen, local: LocalSettings, peers: int) -> None:
         from cocktail_cli.narrator import Narrator
 
+        work = self.prepare()
+        narrator = Narrator(work.parameters)
+        # Until here there is nothing to end in good order: a Ctrl-C is the usual KeyboardInterrupt.
         with leave_on_signal(self.ask_stop):
-            work = self.prepare()
-            narrator = Narrator(work.parameters)
             hub, record = self.open(work, listen)
             children = LocalPeers(self.folder, local)
             try:
@@ -80,20 +81,19 @@ class Run:
                 children.finish()
             finally:
                 children.stop()
-                hub.join(HUB_ENDS_WITHIN)
+                if hub.join(HUB_ENDS_WITHIN):
+                    hub.ledger.close()
             self.hand_over(work, record, narrator, ended)
 
     # ---- before --------------------------------------------------------------------------------------------
 
     def prepare(self) -> RunWork:
         """The base model and the corpus, on this disk; the recipe in full beside them."""
-        from cocktail_cli.machine import quiet_libraries
         from cocktail_cli.recipes import as_yaml
         from cocktail_cli.work import RunWork
+        from recipes.base import check_fit, load_tokenizer, prepare_base
         from recipes.data import build_corpus
-        from recipes.model import check_fit, load_tokenizer, prepare_base
 
-        quiet_libraries()
         text = self.recipe.to_json()
         (self.folder / in_folder.RESOLVED).write_text(text, encoding="utf-8")
         (self.folder / in_folder.RECIPE).write_text(as_yaml(text), encoding="utf-8")

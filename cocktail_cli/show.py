@@ -140,7 +140,7 @@ def invitation(event: RunStarted, out: TextIO, err: TextIO) -> None:
 def farewell(event: RunFinished, out: TextIO, err: TextIO) -> None:
     """What a run says last: where the model is, and what to type next."""
     loss = "" if event.eval_loss is None else f", held-out loss {event.eval_loss:.4f}"
-    print(f"{event.reason} after {event.steps} steps{loss}. The model:", file=err, flush=True)
+    print(f"{event.run} is over: {event.reason}; {event.steps} steps{loss}. The model:", file=err, flush=True)
     print(event.model, file=out, flush=True)
     print(f'Next: cocktail generate {event.model} "Once upon a time"', file=err, flush=True)
 

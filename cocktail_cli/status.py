@@ -21,7 +21,7 @@ def status(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN_URL|RUN]", help="Nothing: the runs this machine knows.", show_default=False
+            metavar="RUN_URL|RUN", help="Nothing: the runs this machine knows.", show_default=False
         ),
     ] = None,
     as_json: Json = False,

@@ -14,10 +14,10 @@ from transport.errors import UpdateRejected
 from transport.messages import File
 
 if TYPE_CHECKING:
+    from recipes.base import Base
     from recipes.cocktail_sgd import Common
     from recipes.data import Corpus
     from recipes.flat import Layout
-    from recipes.model import Base
     from recipes.schema import Recipe
 
 

@@ -55,11 +55,9 @@ def decode(
     m before memory is asked for; what is allocated is at most some 40 bytes for each of the m elements.
     """
     head = _head(memoryview(packet), m)
-    raw = [np.frombuffer(expand(section), np.uint8) for section in head.sections]
-    where = torch.from_numpy(places.load(head.kind, head.shift, raw[0], raw[1], m, head.k))
-    scales = planes(np.concatenate(raw[3:]), -2).view("<u2")
-    _check_scales(scales, head.levels, head.bits)
-    codes = Codes(head.bits, head.bucket, head.k, raw[2], head.levels, scales)
+    main, low = (np.frombuffer(expand(section), np.uint8) for section in head.sections[:2])
+    where = torch.from_numpy(places.load(head.kind, head.shift, main, low, m, head.k))
+    codes = _codes(head)
     if head.bits < 32 and (usable(torch.empty(0, device=device)) if kernels is None else kernels):
         from compress.kernels.codes import dequantize as dequantize_there  # imports triton
 
@@ -68,6 +66,11 @@ def decode(
     if head.bits == 32 and not np.isfinite(values).all():
         raise PacketError("a value that is not finite")
     return Update(m, where.to(device), torch.from_numpy(values).to(device))
+
+
+def codes_of(packet: bytes, m: int) -> Codes:
+    """The codes of a packet as they are, for those who count bits."""
+    return _codes(_head(memoryview(packet), m))
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,13 @@ def _head(packet: memoryview, m: int) -> Head:
     return Head(
         bits, k, bucket, kind, shift, np.frombuffer(packet[LEVELS:], "<u2", table_size(bits)), sections
     )
+
+
+def _codes(head: Head) -> Codes:
+    packed, *halves = (np.frombuffer(expand(section), np.uint8) for section in head.sections[2:])
+    scales = planes(np.concatenate(halves), -2).view("<u2")
+    _check_scales(scales, head.levels, head.bits)
+    return Codes(head.bits, head.bucket, head.k, packed, head.levels, scales)
 
 
 def _check_scales(scales: np.ndarray, levels: np.ndarray, bits: int) -> None:

@@ -189,9 +189,9 @@ def _normalized(values: np.ndarray, bucket: int, by_largest: bool) -> tuple[np.n
 
 
 def _evenly(values: np.ndarray, bits: int, bucket: int, noise: np.random.Generator | None) -> Codes:
-    """Evenly spaced levels up to the largest magnitude of each bucket: nothing is clipped, so that rounding at
-    random is unbiased. At 16 bits the levels are 0, 1, 2 ... 32767; below, 1, 3, 5 ... 2**bits - 1, so that the
-    2**bits places from one end to the other are all two apart."""
+    """Evenly spaced levels up to the largest magnitude of each bucket: nothing is clipped, so that rounding
+    at random is unbiased. At 16 bits the levels are 0, 1, 2 ... 32767; below, 1, 3, 5 ... 2**bits - 1, so
+    that the 2**bits places from one end to the other are all two apart."""
     k = len(values)
     top = 32767 if bits == 16 else (1 << bits) - 1
     half = 1 << (bits - 1)

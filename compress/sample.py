@@ -24,7 +24,7 @@ from compress.permute import keys, permute
 from compress.update import Update
 
 CHUNK = 1 << 15  # elements gathered at a time: two such pieces stay in a core's L2
-UNITS_PER_ROUND = 64  # small vectors get smaller blocks, so that rounds stay even in size
+UNITS_PER_ROUND = 16  # small vectors get smaller blocks, so that rounds stay even in size
 
 
 @dataclass(frozen=True)

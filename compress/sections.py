@@ -1,9 +1,9 @@
 """Bytes made smaller where that pays: a section of a packet is stored, or zstd, or lz4.
 
 zstd level 1 is within 1-2 % of the entropy on everything a packet holds, at 0.5-1 GB/s; higher levels are
-larger on such data. It is told to look for long repeats only: codes and gaps have statistics, not repeats, and
-the short matches that chance offers cost up to 8 % (gaps at K = 0.25). lz4 has no entropy coder: it is for bytes
-that repeat (long runs of untouched elements), where it is faster.
+larger on such data. It is told to look for long repeats only: codes and gaps have statistics, not repeats,
+and the short matches that chance offers cost up to 8 % (gaps at K = 0.25). lz4 has no entropy coder: it is
+for bytes that repeat (long runs of untouched elements), where it is faster.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ INFINITY = 0x7F800000
 TINY = 27 << 23  # 2**-100: what is smaller is never sent, it stays in the sender's residual
 CHUNK = 1 << 16  # elements at a time: stays in L2
 SAMPLED = 1 << 19
+LINE = 16  # elements sampled together: a cache line
+SIGMAS = (5.0, 25.0, math.inf)  # how careful the first, the second, the last look is
 TOLERANCE = 0.01  # k may be missed by this share
 
 
@@ -39,12 +41,11 @@ def largest(v: np.ndarray, k: int) -> Survivors:
     Fewer only where fewer elements have a magnitude of 2**-100 or more. Of equal magnitudes at the border
     the first are taken. NonFiniteError if v holds NaN or infinity.
     """
-    low = _guess(v.view(np.int32), k)
-    found = _reaching(v, low, k)
-    if (
-        len(found.positions) < k and low > TINY
-    ):  # the sample misled us: bad luck, ordered data, few distinct values
-        found = _reaching(v, TINY, len(v))
+    for sigmas in SIGMAS:
+        low = _guess(v.view(np.int32), k, sigmas)
+        found = _reaching(v, low, k)
+        if len(found.positions) >= k or low <= TINY:
+            break
     magnitudes = found.values.view(np.int32) & MAGNITUDE
     if int(magnitudes.max(initial=0)) >= INFINITY:
         worst = int(np.argmax(magnitudes >= INFINITY))
@@ -76,26 +77,32 @@ def spare(m: int, k: int) -> int:
 
 
 def stride(m: int) -> int:
-    """Every so-manieth element is the sample. Odd, so as not to be in step with blocks or rows."""
+    """How far apart the cache lines of the sample are. Odd, so as not to be in step with blocks or rows."""
     return (m // SAMPLED) | 1 if m > SAMPLED else 1
 
 
-def wanted(m: int, seen: int, k: int) -> int:
-    """Which rank in a sample of `seen` elements enough of all m will reach, in all likelihood."""
+def wanted(m: int, seen: int, k: int, sigmas: float) -> int:
+    """Which rank in a sample of `seen` elements enough of all m will reach, but for a deviation of so many
+    sigmas.
+
+    Where two sigmas are well below the tolerance, two will do: then there is seldom anything to cut off.
+    """
     if seen == m:
         return k
     share = k / m
     sigma = math.sqrt((1 - share) / (share * seen))  # of the count, relative
-    # 2.5 sigma over, then seldom a partition; or where that is hopeless 5, then never a second look
-    return int(share * seen * (1 + sigma * (2.5 if 4 * sigma < TOLERANCE else 5)) + 1)
+    if sigmas == SIGMAS[0] and 3.5 * sigma < TOLERANCE:
+        sigmas = 2
+    return int(share * seen * (1 + sigma * sigmas) + 1)
 
 
-def _guess(bits: np.ndarray, k: int) -> int:
+def _guess(bits: np.ndarray, k: int, sigmas: float) -> int:
     """A magnitude that at least k elements reach, in all likelihood; TINY where a sample cannot tell."""
-    if k >= len(bits):
+    if k >= len(bits) or sigmas == math.inf:
         return TINY
-    seen = bits[:: stride(len(bits))]
-    rank = wanted(len(bits), len(seen), k)
+    step = stride(len(bits))
+    seen = bits if step == 1 else bits[: len(bits) // LINE * LINE].reshape(-1, LINE)[::step].reshape(-1)
+    rank = wanted(len(bits), len(seen), k, sigmas)
     return max(_kth(seen, rank), TINY) if rank < len(seen) else TINY
 
 

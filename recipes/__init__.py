@@ -1,5 +1,5 @@
-"""Models, data and the algorithm: what is trained, on what, and how.
+"""Models, data and the algorithm: what is trained, on what, and how. See README.md in this folder.
 
-Public names are resolved when they are asked for, so that `import recipes` costs nothing: `Recipe` needs pydantic
-only, `Corpus` and `Flat` need torch, and only loading a model needs transformers.
+Nothing is imported here: `recipes.recipe` needs pydantic only and answers at once, `recipes.data`
+and `recipes.flat` need torch, and only what opens a model or a tokenizer needs transformers.
 """

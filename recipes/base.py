@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -135,7 +135,8 @@ def open_tokenizer(folder: Path, pad_token: str | None = None) -> PreTrainedToke
         hint = "(hint: model.tokenizer_name_or_path=FOLDER or hub id)"
         raise ModelError(f"{folder}: no tokenizer in this folder {hint}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
         raise ModelError(f"{folder}: transformers cannot load this tokenizer: {error}") from error
     if pad_token is not None:
@@ -203,16 +204,19 @@ def written_whole(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars from transformers: the library tells, the command shows."""
+    """No progress bars and no advice from transformers: the library tells, the command shows."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    tell: Any = logging  # it has no types
+    bars, level = tell.is_progress_bar_enabled(), tell.get_verbosity()
+    tell.disable_progress_bar()
+    tell.set_verbosity_error()
     try:
         yield
     finally:
-        if shown:
-            logging.enable_progress_bar()
+        tell.set_verbosity(level)
+        if bars:
+            tell.enable_progress_bar()
 
 
 def _looks_local(name: str) -> bool:

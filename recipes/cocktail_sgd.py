@@ -1,13 +1,13 @@
 """CocktailSGD (Wang et al., ICML 2023), Algorithms 1 and 2: the worker's half and the owner's half.
 
-No network, no model, no optimizer: vectors in, packets out. Numbers in the margin are the lines of Algorithm 1 as
-recipes/README.md writes it down. Start: x_i = x' = x_0 and e = 0. In round t
+No network, no model, no optimizer: vectors in, packets out. Numbers behind `#` are lines of Algorithm 1 as
+recipes/README.md writes them down. Start: x_i = x' = x_0 and e = 0. In round t
 
     d_i = x_i - x'                                            1     what the swarm has not seen of this peer
     send C[d_i]                                               2
     owner: D = mean_i C[d_i] + e;  e <- D - C[D]              3, 4  Algorithm 2, one owner of the whole vector
     receive C[D]                                              5
-    x_i <- x_i - optimizer(g_i) + C[D] - C[d_i]               6     the optimizer's part is the training loop's
+    x_i <- x_i - optimizer(g_i) + C[D] - C[d_i]               6     the optimizer's part is finetune.py's
     x'  <- x' + C[D]                                          7
 
 What C leaves out of d_i stays in x_i - x' and is offered again: the worker's error feedback costs no memory.
@@ -54,7 +54,7 @@ class Part:
 
     packet: bytes
     sample: Sample
-    update: Update              # k values at positions within the sample
+    update: Update  # k values at positions within the sample
 
 
 class Common:
@@ -74,7 +74,7 @@ class Common:
         return self.mix.draw(self.vector.numel(), self.seed, round)
 
     def apply(self, packet: bytes) -> Part:
-        """Line 7 with the packet of `self.round`; the fingerprint follows at the cost of the changed coordinates.
+        """Line 7 with the packet of `self.round`; the fingerprint follows at the cost of what changed.
 
         Raises:
             PacketError: the packet does not fit; x' is unchanged.
@@ -83,7 +83,7 @@ class Common:
         update = decode(packet, sample.m)
         changed = sample.coordinates(update.positions)
         before = self.vector[changed]
-        sample.add_(self.vector, update)                                                # 7
+        sample.add_(self.vector, update)  # 7
         self.fingerprint = fingerprint_after(self.fingerprint, changed, before, self.vector[changed])
         self.round += 1
         return Part(packet, sample, update)
@@ -96,10 +96,13 @@ class Worker:
         x: (P,) float32, the local model; the optimizer changes it in place between `start` and `finish`.
         common: x'.
         name_at: coordinate -> parameter name, for the error that a non-finite model raises.
+        dither: where rounding is stochastic, what tells this peer's noise from the others'.
     """
 
-    def __init__(self, x: Tensor, common: Common, name_at: Callable[[int], str] | None = None) -> None:
-        self.x, self.common, self.name_at = x, common, name_at
+    def __init__(
+        self, x: Tensor, common: Common, name_at: Callable[[int], str] | None = None, dither: int = 0
+    ) -> None:
+        self.x, self.common, self.name_at, self.dither = x, common, name_at, dither
 
     def start(self) -> Part:
         """Lines 1 and 2 of the round that x' is at. Reads x and x', changes neither.
@@ -109,8 +112,9 @@ class Worker:
         """
         common = self.common
         sample = common.sample(common.round)
-        d = sample.difference(self.x, common.vector)                                    # 1   (m,)
-        packet = common.mix.encode(d, names=self._name_in(sample))                      # 2
+        d = sample.difference(self.x, common.vector)  # 1   (m,)
+        seed = self.dither << 64 | common.round
+        packet = common.mix.encode(d, self._name_in(sample), seed)  # 2
         return Part(packet, sample, decode(packet, sample.m))
 
     def finish(self, aggregate: bytes, sent: Part | None) -> None:
@@ -118,10 +122,10 @@ class Worker:
 
         A packet that was not taken is simply not subtracted: it stays in x_i - x' (law 3).
         """
-        part = self.common.apply(aggregate)                                             # 5, 7
-        part.sample.add_(self.x, part.update)                                           # 6   + C[D]
+        part = self.common.apply(aggregate)  # 5, 7
+        part.sample.add_(self.x, part.update)  # 6   + C[D]
         if sent is not None:
-            sent.sample.add_(self.x, sent.update, alpha=-1)                             # 6   - C[d_i]
+            sent.sample.add_(self.x, sent.update, alpha=-1)  # 6   - C[d_i]
 
     def catch_up(self, aggregate: bytes) -> None:
         """A round this peer took no part in: x_i moves along with x', so that d_i stays what it was."""
@@ -145,7 +149,7 @@ class Owner:
 
     def __init__(self, parameters: int, mix: Cocktail, seed: int) -> None:
         self.mix, self.seed = mix, seed
-        self.error = torch.zeros(parameters)                                            # e   (P,)
+        self.error = torch.zeros(parameters)  # e   (P,)
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         """Lines 3 and 4: the packet C[D] of `round`.
@@ -154,19 +158,21 @@ class Owner:
             updates: (peer, packet, weight); weights are normalised to 1, all zero counts as all equal.
 
         Raises:
-            RejectedUpdate: one packet does not decode or is not finite. e is unchanged: call again without that peer.
+            RejectedUpdate: one packet does not decode, or is not finite. e is unchanged: call again without
+                that peer.
         """
         sample = self.mix.draw(self.error.numel(), self.seed, round)
         total = sum(weight for _, _, weight in updates)
-        D = sample.take(self.error)                                                     # (m,)
-        for peer, packet, weight in sorted(updates):    # by peer, never by arrival: float sums depend on order
+        D = sample.take(self.error)  # (m,)
+        # by peer, never by arrival: float sums depend on order
+        for peer, packet, weight in sorted(updates):
             share = weight / total if total > 0 else 1 / len(updates)
             update = self._decoded(peer, packet, sample.m)
-            D.index_add_(0, update.positions.long(), update.values, alpha=share)        # 3
-        packet = self.mix.encode(D)                                                     # 4   C[D]
+            D.index_add_(0, update.positions.long(), update.values, alpha=share)  # 3
+        packet = self.mix.encode(D, seed=round)  # 4   C[D]
         sent = decode(packet, sample.m)
         D.index_add_(0, sent.positions.long(), sent.values, alpha=-1)
-        sample.put_(self.error, D)                                                      # 4   e <- D - C[D]
+        sample.put_(self.error, D)  # 4   e <- D - C[D]
         return packet
 
     @staticmethod

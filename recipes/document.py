@@ -100,6 +100,7 @@ def _check_events(text: str, file: str) -> None:
 def _index(node: yaml.Node, key: Key, document: Document) -> list[Problem]:
     """Fill `document.lines`; tell keys that are written twice (YAML would silently keep the last)."""
     twice: list[Problem] = []
+    inner: Key
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:
             inner = (*key, str(name.value))
@@ -111,8 +112,9 @@ def _index(node: yaml.Node, key: Key, document: Document) -> list[Problem]:
             twice += _index(value, inner, document)
     elif isinstance(node, yaml.SequenceNode):
         for place, value in enumerate(node.value):
-            document.lines[(*key, place)] = value.start_mark.line + 1
-            twice += _index(value, (*key, place), document)
+            inner = (*key, place)
+            document.lines[inner] = value.start_mark.line + 1
+            twice += _index(value, inner, document)
     return twice
 
 
@@ -204,10 +206,10 @@ def set_value(values: dict[str, Any], key: Key, value: Any) -> None:
         if last:
             if value is not None:
                 held[part] = value
-            elif isinstance(held, list):
-                del held[part]
-            else:
+            elif isinstance(held, dict):
                 held.pop(part, None)
+            else:
+                held.pop(int(part))
             return
         if isinstance(held, dict) and held.get(part) is None:
             held[part] = [{}] if key[depth + 1] == 0 else {}

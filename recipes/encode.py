@@ -7,10 +7,11 @@ becomes token ids and a mask; what the mask leaves out is read by the model but 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates"
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}  # ShareGPT's names
+
+MARK = re.compile(r"{%-?\s*generation\s*-?%}")
 
 ALPACA = (
     "Below is an instruction that describes a task{paired}. "
@@ -182,12 +185,11 @@ class Encoder:
         to each answer and past it; that needs a template which only ever appends, and it is checked.
         """
         template = self.tokenizer.chat_template
-        if isinstance(template, str) and "generation %}" in template.replace(
-            "generation-%}", "generation %}"
-        ):
-            from transformers.utils.chat_template_utils import render_jinja_template
+        if isinstance(template, str) and MARK.search(template):
+            from transformers.utils import chat_template_utils
 
-            _, spans = render_jinja_template(
+            render: Any = chat_template_utils.render_jinja_template
+            _, spans = render(
                 conversations=[messages],
                 chat_template=template,
                 return_assistant_tokens_mask=True,

@@ -2,9 +2,9 @@
 
     for event in finetune(link, peer): show(event)
 
-The exchange of round t runs in a thread of its own during the whole compute of round t, all micro-batches; the two
-meet at the join (Algorithm 1, line 6), so the local model is one step staler than its gradient and never raced.
-With staleness 0 the exchange follows the step instead: synchronous data-parallel training, the reference.
+The exchange of round t runs in a thread of its own during the compute of round t, all micro-batches. The
+two meet at the join (Algorithm 1, line 6), so x_i is never written while a gradient is computed from it. With
+staleness 0 the exchange follows the step instead: synchronous data-parallel training, the reference.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
+from zlib import crc32
 
 import torch
 from torch import nn
@@ -27,7 +28,7 @@ from recipes.model import evaluate, loss_sum
 from recipes.optim import build_optimizer, learning_rate, set_learning_rate
 from recipes.schema import Recipe
 
-# ---- what the loop needs of a network ----------------------------------------------------------------------------
+# ---- what the loop needs of a network ----------------------------------------------------------------------
 
 
 class Round(Protocol):
@@ -36,10 +37,10 @@ class Round(Protocol):
     round: int
     step: int
     steps: int
-    samples: int                # sequences in this peer's lease; 0: exchange only
-    exchange: bool              # False: nothing is exchanged (the last evaluation)
+    samples: int  # sequences in this peer's lease; 0: exchange only
+    exchange: bool  # False: nothing is exchanged (the last evaluation)
     eval_part: int
-    eval_parts: int             # 0: no evaluation
+    eval_parts: int  # 0: no evaluation
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class Delivery:
     """What travels beside a packet (transport.messages.Report)."""
 
     round: int
-    fingerprint: int            # of x' before the round
-    delivers: list[int]         # rounds whose leases the packet delivers
+    fingerprint: int  # of x' before the round
+    delivers: list[int]  # rounds whose leases the packet delivers
     loss_sum: float
     tokens: int
     compute_s: float
@@ -56,15 +57,15 @@ class Delivery:
 
 
 class Committed(Protocol):
-    accepted: list[str]         # names of the peers whose packets are in the round
+    accepted: list[str]  # names of the peers whose packets are in the round
 
 
 class Link(Protocol):
-    """A peer's connection to its run. Every call is bounded in time and gives up early when `leaving` is set."""
+    """A peer's connection to its run. Every call is bounded in time, and gives up when `leaving` is set."""
 
     name: str
     leaving: threading.Event
-    ended: str | None           # why the run is over; None while it goes on
+    ended: str | None  # why the run is over; None while it goes on
 
     def fetch(self, name: str) -> bytes: ...
     def packets(self, start: int, stop: int) -> Iterator[bytes]: ...
@@ -77,7 +78,7 @@ class Link(Protocol):
     def leave(self, reason: str) -> None: ...
 
 
-# ---- events ------------------------------------------------------------------------------------------------------
+# ---- events ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -103,14 +104,14 @@ class StepDone:
 
     round: int
     step: int
-    tokens: int                 # trained tokens of this peer's lease
-    loss: float | None          # mean over them; None: the round had no lease for this peer
-    grad_norm: float | None     # before clipping
+    tokens: int  # trained tokens of this peer's lease
+    loss: float | None  # mean over them; None: the round had no lease for this peer
+    grad_norm: float | None  # before clipping
     lr: float
-    fingerprint: int            # of x' after the round
-    accepted: bool              # False: the packet came too late; it stays in the residual
-    sent_bytes: int             # this peer's packet
-    received_bytes: int         # the aggregate
+    fingerprint: int  # of x' after the round
+    accepted: bool  # False: the packet came too late; it stays in the residual
+    sent_bytes: int  # this peer's packet
+    received_bytes: int  # the aggregate
     exchange_started: float
     exchange_finished: float
     compute_started: float | None
@@ -122,13 +123,13 @@ class Left:
     """The end of this peer's part."""
 
     reason: str
-    finished: bool              # True: the run is over; False: this peer was asked to leave
+    finished: bool  # True: the run is over; False: this peer was asked to leave
 
 
 Event = CaughtUp | EvaluatedPart | StepDone | Left
 
 
-# ---- the loop ----------------------------------------------------------------------------------------------------
+# ---- the loop ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -167,23 +168,26 @@ class Peer:
     """All that one peer computes with."""
 
     model: nn.Module
-    flat: Flat                  # the model's parameters as one vector x_i
+    flat: Flat  # the model's parameters as one vector x_i
     worker: Worker
     optimizer: Optimizer
     recipe: Recipe
-    pad: int                    # token id that fills up a batch
-    micro_batch: int            # sequences per forward pass
-    undelivered: list[Lease] = field(default_factory=list)      # done, but in no committed round yet
-    compute_s: float = 0.0      # of the last step
-    wait_s: float = 0.0         # how long the last step waited for its exchange
+    pad: int  # token id that fills up a batch
+    vocabulary: int | None  # token ids from the hub are below this
+    micro_batch: int  # sequences per forward pass
+    undelivered: list[Lease] = field(default_factory=list)  # done, but in no committed round yet
+    compute_s: float = 0.0  # of the last step
+    wait_s: float = 0.0  # how long the last step waited for its exchange
 
 
-def build_peer(model: nn.Module, recipe: Recipe, pad: int, micro_batch: int) -> Peer:
-    """A peer at the base weights, round 0."""
+def build_peer(model: nn.Module, recipe: Recipe, pad: int, micro_batch: int, name: str = "") -> Peer:
+    """A peer called `name` at the base weights, round 0."""
     flat = Flat(model)
     common = Common(flat.vector.clone(), mix_of(recipe.compression), recipe.training.seed)
-    worker = Worker(flat.vector, common, flat.layout.name_at)
-    return Peer(model, flat, worker, build_optimizer(model, recipe.training), recipe, pad, micro_batch)
+    worker = Worker(flat.vector, common, flat.layout.name_at, dither=crc32(name.encode()))
+    optimizer = build_optimizer(model, recipe.training)
+    config = getattr(model, "config", None)
+    return Peer(model, flat, worker, optimizer, recipe, pad, getattr(config, "vocab_size", None), micro_batch)
 
 
 def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
@@ -203,16 +207,18 @@ def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
     link.ready(common.round, common.fingerprint)
     with ThreadPoolExecutor(1, thread_name_prefix="exchange") as thread:
         while (round := link.next_round()) is not None:
-            if round.round < common.round:              # announced before a stall, read after it
+            if round.round < common.round:  # announced before a stall, read after it
                 continue
             if round.round > common.round:
                 yield catch_up(link, peer, round.round)
-            exchange = thread.submit(exchanged, link, peer, time.monotonic()) if round.exchange and stale else None
+            exchange: Future[Exchanged] | None = None
+            if round.exchange and stale:
+                exchange = thread.submit(exchanged, link, peer, time.monotonic())
             if round.eval_parts:
-                held_out = held_out or unpack(link.fetch("eval"))
+                held_out = held_out or unpack(link.fetch("eval"), peer.vocabulary)
                 yield evaluate_part(link, peer, round, held_out)
             gradient = compute(link, peer, round) if round.samples else None
-            if round.exchange and exchange is None:     # fresh: the packet holds the step just made
+            if round.exchange and not stale:  # fresh: the packet holds the step just made
                 apply(peer, round, gradient)
                 exchange = thread.submit(exchanged, link, peer, time.monotonic())
             if exchange is not None:
@@ -259,7 +265,7 @@ def compute(link: Link, peer: Peer, round: Round) -> Gradient | None:
 
     None when the peer is asked to leave meanwhile: the lease then goes back to the hub with the goodbye.
     """
-    lease = unpack(link.fetch(f"lease/{round.round}"))
+    lease = unpack(link.fetch(f"lease/{round.round}"), peer.vocabulary)
     started, total_loss = time.monotonic(), 0.0
     tokens = sum(sample.count for sample in lease)
     peer.model.train()
@@ -292,7 +298,8 @@ def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: 
     if done.accepted:
         peer.undelivered = [lease for lease in peer.undelivered if lease not in done.delivered]
     else:
-        link.ready(worker.common.round, worker.common.fingerprint)      # left out of a round: back in with the next
+        # left out of this round: a member again from the next one that opens
+        link.ready(worker.common.round, worker.common.fingerprint)
     if gradient is not None:
         peer.compute_s = gradient.finished - gradient.started
         peer.wait_s = max(0.0, done.finished - gradient.finished)

@@ -59,12 +59,12 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     check_folder(Path(folder))
-    chosen: dict[str, Any] = (
-        {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
-    )
+    chosen: dict[str, Any] = {}
+    if attn_implementation != "auto":
+        chosen["attn_implementation"] = attn_implementation
     try:
         with quiet():
-            model, told = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=torch.float32,
                 local_files_only=True,
@@ -72,12 +72,10 @@ def load_model(
                 output_loading_info=True,
                 **chosen,
             )
-    except (
-        Exception
-    ) as error:  # transformers raises anything from KeyError to ImportError: all mean "not this"
-        raise ModelError(
-            f"{folder}: transformers cannot load this as a causal language model: {error}"
-        ) from error
+    except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
+        message = f"{folder}: transformers cannot load this as a causal language model: {error}"
+        raise ModelError(message) from error
+    model, told = loaded
     if told["missing_keys"] or told["mismatched_keys"]:
         # transformers would draw them at random, and each peer would have another model
         missing = sorted(str(key) for key in [*told["missing_keys"], *told["mismatched_keys"]])
@@ -154,7 +152,6 @@ def generate(
         torch.manual_seed(seed)
     inputs = tokenizer(prompt or tokenizer.eos_token, return_tensors="pt", return_token_type_ids=False)
     sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature > 0 else {}
-    tokens = model.generate(
-        **inputs, max_new_tokens=max_new_tokens, pad_token_id=tokenizer.pad_token_id, **sampling
-    )
+    write: Any = model.generate
+    tokens = write(**inputs, max_new_tokens=max_new_tokens, pad_token_id=tokenizer.pad_token_id, **sampling)
     return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))

@@ -13,12 +13,12 @@ from recipes.schema import Training
 
 
 def build_optimizer(model: nn.Module, training: Training) -> Optimizer:
-    """The optimizer over the trainable parameters; weight decay on matrices only, as transformers' Trainer has it.
+    """The optimizer over the trainable parameters; weight decay on matrices only, as transformers has it.
 
     The parameters must already be views of the flat vector: `step()` then changes that vector in place.
     """
     decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
-    plain = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]     # biases and norms
+    plain = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]  # biases and norms
     groups = [
         {"params": decayed, "weight_decay": training.weight_decay},
         {"params": plain, "weight_decay": 0.0},
@@ -36,13 +36,13 @@ def build_optimizer(model: nn.Module, training: Training) -> Optimizer:
 
 
 def learning_rate(training: Training, steps: int) -> Callable[[int], float]:
-    """step -> learning rate of a run of `steps` steps. A function of the step alone: a peer may join at any of them.
+    """step -> learning rate of a run of `steps` steps. A function of the step alone: a peer may join at any.
 
-    Past the end it stays at the last step's: work that a lost peer left behind is done at the rate it would have had.
+    Past the end it stays at the last step's: that is the rate of work which a lost peer left behind.
     """
     schedule = get_scheduler(
         training.lr_scheduler_type,
-        torch.optim.SGD([torch.zeros(1)], lr=training.learning_rate),   # the schedule wants one; it is never stepped
+        torch.optim.SGD([torch.zeros(1)], lr=training.learning_rate),  # it wants one; it is never stepped
         num_warmup_steps=training.warmup(steps),
         num_training_steps=max(steps, 1),
         scheduler_specific_kwargs=dict(training.lr_scheduler_kwargs),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -162,7 +163,8 @@ def _loaded(name: str, dataset: Dataset, data_files: str | None = None, called: 
     files = list(files) if isinstance(files, tuple) else files
     split = "train" if data_files else dataset.split
     try:
-        found = load_dataset(name, dataset.name, data_files=files, split=split, revision=dataset.revision)
+        with _no_bars():
+            found = load_dataset(name, dataset.name, data_files=files, split=split, revision=dataset.revision)
     except Exception as error:  # `datasets` raises anything; what helps is its text and the name of the data
         if is_no_answer(error):
             raise HubUnreachable(f"the hub did not answer for the data set {called}: {error}") from error
@@ -170,6 +172,20 @@ def _loaded(name: str, dataset: Dataset, data_files: str | None = None, called: 
         raise DataError(f"{called}: cannot be loaded: {error}{cause}") from error
     for number, fields in enumerate(found):
         yield Row(dict(fields), f"{called} row {number}")
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """No progress bars from datasets: the library tells, the command shows."""
+    import datasets
+
+    shown = datasets.are_progress_bars_disabled() is False
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
 
 
 def _looks_local(path: str) -> bool:

@@ -2,8 +2,9 @@
 
     python scripts/costs.py [--sample 40e6]
 
-A vector of heavy-tailed numbers (Student's t with 4 degrees of freedom, as the updates of a run look) is encoded as a
-peer would, and bits per parameter are scaled to the models of the table. They do not depend on the model's size.
+A vector of heavy-tailed numbers (Student's t with 4 degrees of freedom: so the updates of a run look) is
+encoded as a peer would do it, and bits per parameter are scaled to the models of the table: they do not
+depend on its size.
 """
 
 from __future__ import annotations
@@ -11,16 +12,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-import torch
-
 from compress import Cocktail
+from compress.bench import SETTINGS, student
 
 MODELS = {"GPT-Neo 1.3 B": 1.32e9, "GPT-J 6 B": 6.05e9, "GPT-NeoX 20 B": 20.6e9}
-MIXES = {
-    "default: p=.1 K=.2 4 bit": Cocktail(sample=0.1, keep=0.2, bits=4),
-    "p=.1 K=.08 4 bit": Cocktail(sample=0.1, keep=0.08, bits=4),
-    "p=.1 K=.05 2 bit": Cocktail(sample=0.1, keep=0.05, bits=2),
-}
 LINK = 100e6  # bit/s, one way
 
 
@@ -39,10 +34,9 @@ class Cost:
 
 
 def measure(mix: Cocktail, parameters: int) -> Cost:
+    pair = student(parameters)
     drawn = mix.draw(parameters, seed=0, round=0)
-    torch.manual_seed(0)
-    values = torch.distributions.StudentT(4.0).sample((drawn.m,))
-    return Cost(8 * len(mix.encode(values)) / parameters)
+    return Cost(8 * len(mix.encode(drawn.difference(pair.x, pair.common))) / parameters)
 
 
 def main() -> None:
@@ -51,11 +45,11 @@ def main() -> None:
     )
     parser.add_argument("--sample", type=float, default=40e6, help="parameters of the vector that is encoded")
     parameters = int(parser.parse_args().sample)
-    rows = {name: measure(mix, parameters) for name, mix in MIXES.items()}
+    rows = {f"p={mix.sample:g} K={mix.keep:g} {mix.bits} bit": measure(mix, parameters) for mix in SETTINGS}
     print(f"| each way, each round | bit/parameter | below FP16 | {' | '.join(MODELS)} |")
     print("|---|---|---|" + "---|" * len(MODELS))
     for name, cost in rows.items():
-        cells = [f"{cost.bytes(p) / 1e6:,.0f} MB, {8 * cost.bytes(p) / LINK:,.0f} s" for p in MODELS.values()]
+        cells = [f"{cost.bytes(p) / 1e6:,.0f} MB, {8 * cost.bytes(p) / LINK:,.1f} s" for p in MODELS.values()]
         print(f"| {name} | {cost.bits:.4f} | {cost.ratio:.0f}x | {' | '.join(cells)} |")
     cells = [f"{2 * p / 1e6:,.0f} MB, {16 * p / LINK:,.0f} s" for p in MODELS.values()]
     print(f"| FP16, all of it | 16 | 1x | {' | '.join(cells)} |")

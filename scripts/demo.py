@@ -76,12 +76,12 @@ def kill_9(folder: Path, name: str) -> None:
 
 
 def traffic(event: Told) -> str:
-    """`local-1 4.1/5.0 kB (412x/341x)`: up and down of each peer in this round, beside FP16 parameters."""
+    """`local-1 17.7/22.5 kB (115x/90x)`: up and down of each peer in this round, beside FP16 parameters."""
     parts = []
     for peer in event["up_bytes"]:
         up, down = event["up_bytes"][peer] / 1e3, event["down_bytes"].get(peer, 0) / 1e3
-        ratios = "/".join(f"{event[key].get(peer, 0):.0f}x" for key in ("ratio_up", "ratio_down"))
-        parts.append(f"{peer} {up:.1f}/{down:.1f} kB ({ratios})")
+        beside = [f"{event[key][peer]:.0f}x" for key in ("ratio_up", "ratio_down") if peer in event[key]]
+        parts.append(f"{peer} {up:.1f}/{down:.1f} kB ({'/'.join(beside) or 'catching up'})")
     return "  ".join(parts)
 
 

@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("override", nargs="*")
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--prompt", help="let the model write on from this")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     recipe = load_recipe(given.recipe, given.override)
     with tempfile.TemporaryDirectory() as folder:
         base = prepare_base(recipe, Path(folder) / "base")

@@ -163,7 +163,7 @@ def test_importing_the_command_leaves_torch_alone() -> None:
 
 @pytest.mark.slow
 def test_help_answers_in_half_a_second() -> None:
-    """The best of several, in processor time where the system tells it: a busy machine stretches the clock."""
+    """In processor time where the system tells it: a busy machine stretches the clock."""
     best = min(timed("-m", "cocktail_cli", "--help") for _ in range(3))
 
     assert best < 0.5

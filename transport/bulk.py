@@ -1,8 +1,8 @@
 """Objects in chunks, without sockets. Each chunk is acknowledged, numbered, and may come twice.
 
 A reconnect silently loses whatever the kernel held (measured: up to a whole window), in both directions. So:
-    upload      Put -> Have(bitmap) -> Chunk* with an Ack each -> PutDone. After a reconnect Put comes first again:
-                the hub says what it has, and only the rest is sent.
+    upload      Put, Chunk*, with an Ack each, PutDone for the last. After a reconnect Put comes first again and its
+                answer, Have(bitmap), is waited for: only the rest is sent.
     download    the receiver pulls: Get(i) -> Data(i), as many under way as the credit allows. What was asked on a
                 flow that ended is asked again on another.
 Several flows (TCP connections) of one peer share the work; a chunk belongs to the flow it was sent on.
@@ -34,6 +34,7 @@ class Download:
     open_sink: OpenSink
     sink: Parts | PartFile | None = None
     todo: deque[int] = field(default_factory=lambda: deque([0]))
+    ahead: bool = False  # nobody has asked for it yet
     refused: str | None = None
     error: Exception | None = None
 
@@ -60,6 +61,9 @@ class Upload:
     sha256: bytes
     put_on: int | None = None  # flow that carries the unanswered Put
     agreed: bool = False  # Have has come
+    # Until something went wrong the hub has nothing of it: chunks follow the Put at once, on its flow, and save an
+    # answer's time.
+    eager: bool = True
     todo: deque[int] = field(default_factory=deque)
     done: PutDone | None = None
 
@@ -109,23 +113,30 @@ class BulkPeer:
             if not lost.up and lost.name in self.downloads:
                 self.downloads[lost.name].todo.appendleft(lost.index)
             elif lost.up and lost.name in self.uploads:
-                self.uploads[lost.name].agreed = False  # ask first what has come through
+                self._ask_again(self.uploads[lost.name])
         for upload in self.uploads.values():
             if upload.put_on == flow:
-                upload.put_on = None
+                self._ask_again(upload)
 
-    def fetch(self, name: str, open_sink: OpenSink) -> Download:
-        self.downloads[name] = Download(name, open_sink)
+    def _ask_again(self, upload: Upload) -> None:
+        """Nobody knows what has come through: ask first."""
+        upload.agreed, upload.eager, upload.put_on = False, False, None
+
+    def fetch(self, name: str, open_sink: OpenSink, size: int = 0, *, ahead: bool = False) -> Download:
+        """Begin a download. With its `size` known all of it can be asked for at once."""
+        count = max(1, -(-size // CHUNK))
+        self.downloads[name] = Download(name, open_sink, todo=deque(range(count)), ahead=ahead)
         return self.downloads[name]
 
     def upload(self, name: str, data: bytes, sha256: bytes) -> Upload:
-        self.uploads[name] = Upload(name, data, sha256)
+        self.uploads[name] = Upload(name, data, sha256, todo=deque(ChunkMap(len(data), CHUNK).missing))
         return self.uploads[name]
 
     def offer_again(self) -> None:
         """The hub may have lost what it had of every upload: ask."""
         for upload in self.uploads.values():
-            upload.done, upload.agreed = None, False
+            upload.done = None
+            self._ask_again(upload)
 
     def forget(self, name: str) -> None:
         """Whatever became of it, it is not wanted any more."""
@@ -145,9 +156,10 @@ class BulkPeer:
         elif isinstance(message, Have) and message.name in self.uploads:
             upload = self.uploads[message.name]
             have = int.from_bytes(message.chunks, "little")
-            upload.todo = deque(ChunkMap(len(upload.data), CHUNK, have).missing)
+            under = self._indices(up=True, name=message.name)
+            missing = ChunkMap(len(upload.data), CHUNK, have).missing
+            upload.todo = deque(i for i in missing if i not in under)
             upload.agreed, upload.put_on = True, None
-            self._settle(lambda u: u.up and u.name == message.name)  # the bitmap has it, or it is sent again
         elif isinstance(message, Ack):
             self._settle(lambda u: u.up and (u.name, u.index) == (message.name, message.index))
         elif isinstance(message, PutDone) and message.name in self.uploads:
@@ -162,10 +174,15 @@ class BulkPeer:
         try:
             if download.sink is None:
                 download.sink = download.open_sink(message.size, message.sha256)
-                download.todo = deque(i for i in download.sink.map.missing if i != message.index)
+                under = self._indices(up=False, name=download.name) | {message.index}
+                download.todo = deque(i for i in download.sink.map.missing if i not in under)
             download.sink.add(message.index, payload)
         except (ProtocolError, OSError) as error:
             download.error = error
+
+    def _indices(self, *, up: bool, name: str) -> set[int]:
+        """What is under way of one object."""
+        return {u.index for under in self._under.values() for u in under if (u.up, u.name) == (up, name)}
 
     def _settle(self, which: Callable[[Underway], bool]) -> None:
         """These are not under way any more."""
@@ -178,11 +195,10 @@ class BulkPeer:
         return any(self._under.values()) or any(u.put_on is not None for u in self.uploads.values())
 
     @property
-    def backlog(self) -> int:
-        """Chunks that wait for credit."""
-        return sum(len(d.todo) for d in self.downloads.values()) + sum(
-            len(u.todo) for u in self.uploads.values()
-        )
+    def crowded(self) -> bool:
+        """Is there more to do than the credit lets go at once: then more flows may help."""
+        todo = [*(d.todo for d in self.downloads.values()), *(u.todo for u in self.uploads.values())]
+        return any(todo) and bool(self._under) and not (self._room(up=True) and self._room(up=False))
 
     def outgoing(self) -> list[Out]:
         """What to send now. Uploads before downloads: the round waits for them."""
@@ -191,9 +207,10 @@ class BulkPeer:
             if upload.done is None and not upload.agreed and upload.put_on is None and self._under:
                 upload.put_on = self._least()
                 out.append(Out(upload.put_on, upload.put))
-            while upload.done is None and upload.agreed and upload.todo and self._room(up=True):
+            agreed = upload.agreed or (upload.eager and upload.put_on is not None)
+            while upload.done is None and agreed and upload.todo and self._room(up=True):
                 index = upload.todo.popleft()
-                flow = self._mark(Underway(True, upload.name, index))
+                flow = self._mark(Underway(True, upload.name, index), upload.put_on)
                 out.append(Out(flow, Chunk(upload.name, index), upload.chunk(index)))
         for download in self.downloads.values():
             while not download.done and download.todo and self._room(up=False):
@@ -206,7 +223,7 @@ class BulkPeer:
         """The wire did not take it: it is still to be sent."""
         m = out.message
         if isinstance(m, Put):
-            self.uploads[m.name].put_on = None
+            self._ask_again(self.uploads[m.name])
         else:
             up = isinstance(m, Chunk)
             self._under[out.flow].discard(Underway(up, m.name, m.index))
@@ -219,8 +236,8 @@ class BulkPeer:
             and sum(u.up == up for under in self._under.values() for u in under) < self.credit
         )
 
-    def _mark(self, what: Underway) -> int:
-        flow = self._least()
+    def _mark(self, what: Underway, flow: int | None = None) -> int:
+        flow = self._least() if flow is None else flow
         self._under[flow].add(what)
         return flow
 
@@ -261,14 +278,12 @@ class Inbox:
         except ProtocolError as error:
             del self._parts[key]
             return [PutDone(message.name, False, str(error))]
-        answers: list[Message | Arrived] = [Ack(message.name, message.index)]
-        if parts.map.whole:
-            del self._parts[key]
-            if parts.good:
-                answers += [PutDone(message.name, True), Arrived(session, message.name, parts)]
-            else:
-                answers.append(PutDone(message.name, False, "the checksum of the whole is wrong"))
-        return answers
+        if not parts.map.whole:
+            return [Ack(message.name, message.index)]
+        del self._parts[key]
+        if not parts.good:
+            return [PutDone(message.name, False, "the checksum of the whole is wrong")]
+        return [PutDone(message.name, True), Arrived(session, message.name, parts)]
 
     def _put(self, key: tuple[str, str], m: Put) -> Message:
         reason = self._refuses(*key, m.size)

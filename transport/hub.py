@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import queue
 import threading
 import time
@@ -47,6 +48,10 @@ from .sockets import RouterWire
 from .status import Traffic
 from .wire import HANDSHAKE_DOWN, HANDSHAKE_UP, HubWire, wire_size
 
+LONGEST_LINGER_S = 120.0  # for peers that fetch slowly after the end
+
+log = logging.getLogger(__name__)
+
 
 class Hub:
     """One run's hub. `start`, iterate `events` until it ends, `stop` from any thread.
@@ -82,7 +87,8 @@ class Hub:
         self._commits = ThreadPoolExecutor(1, "cocktail-commit")
         self._reader = ThreadPoolExecutor(1, "cocktail-reader")
         self._thread = threading.Thread(target=self._run, name="cocktail-hub", daemon=True)
-        self._end_at: float | None = None
+        self._end_at: float | None = None  # when to stop serving, once the run is over
+        self._end_by = 0.0
         self.error: Exception | None = None  # what ended the run, if it was an error in this process
 
     # ---- for the caller ------------------------------------------------------------------------------------
@@ -111,8 +117,9 @@ class Hub:
             while self._end_at is None or (time.monotonic() < self._end_at and self._state.members.sessions):
                 self._turn()
         except Exception as error:  # our bug: the run ends and says so, rather than hanging
+            log.debug("the hub's thread failed", exc_info=True)
+            self.error = error
             self._act(self._state.failed(f"{type(error).__name__} in the hub: {error}", 1, time.monotonic()))
-            raise
         finally:
             self._commits.shutdown()
             self._reader.shutdown(cancel_futures=True)
@@ -202,6 +209,8 @@ class Hub:
         if session is None:
             self._send(conn, Refused("session", "this connection belongs to no session"))
             return
+        if self._end_at is not None:  # somebody still fetches: the run is over, but not for them
+            self._end_at = min(self._end_by, time.monotonic() + self.settings.linger_s)
         if self._reading.get(conn, 0) < 4 * self.settings.credit:  # a peer that asks for more is not ours
             self._reading[conn] = self._reading.get(conn, 0) + 1
             self._reader.submit(self._read, conn, session, message)
@@ -255,6 +264,7 @@ class Hub:
                 self._later(lambda r=row: self.ledger.evaluated(r))  # type: ignore[misc]
             elif isinstance(action, do.End):
                 self._end_at = time.monotonic() + self.settings.linger_s
+                self._end_by = self._end_at + LONGEST_LINGER_S
 
     # ---- the commit thread ---------------------------------------------------------------------------------
 
@@ -320,7 +330,6 @@ class Hub:
             {peer: tokens[peer] for peer in claims},
             rejected,
         )
-        self._objects.committed(action.round, packet)
         self._call(lambda: self._state.committed(done, time.monotonic()))
         self.work.committed(action.round, packet)
 

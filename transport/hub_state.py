@@ -127,16 +127,18 @@ class HubState:
         return self._drain(now)
 
     def refuses_update(self, session_id: str, round: int, size: int) -> str | None:
-        """Why an upload of this size is not wanted; None where it is."""
-        ex = self.exchange
-        if session_id not in self.members.sessions:
+        """Why an upload of this size is not wanted; None where it is. One beyond the limit ends its session."""
+        ex, session = self.exchange, self.members.get(session_id)
+        if session is None:
             return "the session is over"
         if self.phase is not Phase.OPEN or ex is None or ex.round != round or session_id not in ex.members:
             return f"round {round} is not open to this peer, or is closed"
         if session_id in ex.uploads:
             return "it is here already"
         if size > self.settings.update_limit:
-            return f"it has {size} bytes, the limit of this run is {self.settings.update_limit}"
+            reason = f"its update has {size} bytes, the limit of this run is {self.settings.update_limit}"
+            self.members.kick(session, "kicked", reason)
+            return reason
         return None
 
     def uploaded(self, session_id: str, round: int, now: float) -> list[do.Action]:
@@ -218,8 +220,12 @@ class HubState:
     def tick(self, now: float) -> list[do.Action]:
         """Let time pass up to `now`."""
         self._ticked = now
-        self.members.tick(now)
+        asleep = self.members.tick(now)
+        self._waiting_since += asleep
+        self._hold_until += asleep
         ex = self.exchange
+        if ex is not None:
+            ex.deadline += asleep
         if self.phase is Phase.OPEN and ex is not None and now >= ex.deadline and not ex.warned:
             ex.warned = True
             goes_on = (

@@ -347,9 +347,8 @@ def columns_of(row: RoundRow) -> tuple[Any, ...]:
 def row_of(columns: tuple[Any, ...]) -> RoundRow:
     """Inverse of columns_of."""
     fingerprint, members, accepted = columns[4:7]
-    return RoundRow(
-        *columns[:4], int(fingerprint), tuple(json.loads(members)), tuple(json.loads(accepted)), *columns[7:]
-    )
+    names = tuple(json.loads(members)), tuple(json.loads(accepted))
+    return RoundRow(*(*columns[:4], int(fingerprint), *names, *columns[7:]))
 
 
 def take_lock(path: Path) -> sqlite3.Connection:

@@ -12,6 +12,7 @@ from .sessions import NEXT, Kind, Session, State, clean_name, unique_name
 from .settings import RunSettings
 from .status import Traffic
 
+AWAKE_S = 1.0  # ticks come as they are asked for, or this much later
 STRIKES = 3  # unusable packets before a peer is dropped
 
 
@@ -157,15 +158,15 @@ class Members:
 
     # ---- time --------------------------------------------------------------------------------------------
 
-    def tick(self, now: float) -> None:
-        s = self.settings
-        asleep = now - self._ticked - s.ping_s
-        if asleep > 1.0:  # this hub was suspended, not its peers: their silence is not theirs
-            for session in self.sessions.values():
-                session.seen += asleep
-                session.lost_at += asleep
+    def tick(self, now: float) -> float:
+        """Let time pass. Returns for how many seconds of it this hub was suspended: nobody is to blame for those."""
+        s, asleep = self.settings, now - self._ticked - self.settings.ping_s
+        asleep = asleep if asleep > AWAKE_S else 0.0
         self._ticked = now
         for session in list(self.sessions.values()):
+            session.seen += asleep
+            session.lost_at += asleep
+            session.owes = None if session.owes is None else session.owes + asleep
             if session.conn is None:
                 if now >= session.lost_at + session.grace:
                     self.end(session, "connection lost")
@@ -178,6 +179,7 @@ class Members:
                 self._out.send(session.conn, Ping(now))
             if now >= self.owing(session) + s.lease_s:
                 self.kick(session, "session", f"delivered nothing for {now - self.owing(session):.0f} s")
+        return asleep
 
     def owing(self, session: Session) -> float:
         """Since when this session owes something that it could deliver; inf: nothing."""

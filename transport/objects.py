@@ -19,8 +19,7 @@ from typing import BinaryIO
 from .ledger import Ledger
 from .settings import Work
 
-KEPT_PACKETS = 4
-KEPT_LEASES = 256
+KEPT = 256  # leases and ranges at hand
 
 
 @dataclass(frozen=True)
@@ -45,23 +44,15 @@ class Source:
 
 
 class Objects:
-    """`find` belongs to one thread; `committed` may be called from another."""
+    """Belongs to the reader thread."""
 
     def __init__(self, ledger: Ledger, work: Work, lease: Callable[[str, int], list[int] | None]) -> None:
         self._folder, self._work, self._lease = ledger.folder, work, lease
         self._ledger: Ledger | None = None  # a reader of its own: it sees whole transactions only
         self._files: dict[Path, BinaryIO] = {}
         self._given: dict[str, Source] = {}  # base/..., eval
-        self._packets: OrderedDict[int, Source] = OrderedDict()
+        self._ranges: OrderedDict[tuple[int, int, bool], Source] = OrderedDict()  # of the log
         self._leases: OrderedDict[tuple[str, int], Source] = OrderedDict()
-
-    def committed(self, round: int, packet: bytes) -> None:
-        """Keep the newest packets at hand: all peers ask for them at once."""
-        packets = self._packets.copy()
-        packets[round] = in_memory(packet)
-        while len(packets) > KEPT_PACKETS:
-            packets.popitem(last=False)
-        self._packets = packets  # replaced as a whole: the reader thread may look at any time
 
     def find(self, session: str, name: str) -> Source:
         """Raises KeyError, whose text is for the peer, where there is no such object for this session."""
@@ -69,7 +60,7 @@ class Objects:
         if kind == "lease" and rest.isdecimal():
             return self._find_lease(session, int(rest))
         if kind == "packet" and rest.isdecimal():
-            return self._packets.get(int(rest)) or self._range(int(rest), int(rest) + 1, payload=True)
+            return self._range(int(rest), int(rest) + 1, payload=True)
         if kind == "packets" and (match := re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", rest)):
             return self._range(int(match[1]), int(match[2]))
         if name not in self._given:
@@ -83,20 +74,26 @@ class Objects:
             if ids is None:
                 raise KeyError(f"this session holds no lease of round {round}")
             source = self._leases[session, round] = in_memory(self._work.samples(ids))
-            if len(self._leases) > KEPT_LEASES:
+            if len(self._leases) > KEPT:
                 self._leases.popitem(last=False)
         return source
 
     def _range(self, start: int, stop: int, *, payload: bool = False) -> Source:
-        if self._ledger is None:
-            self._ledger = Ledger(self._folder, write=False)
-        first, last = self._ledger.record(start), self._ledger.record(stop - 1)
-        if start >= stop or first is None or last is None:
-            raise KeyError(f"rounds {start}-{stop} are not committed")
-        file = self._file(self._ledger.log_path)
-        if payload:
-            return Source(file, first.payload, first.length, first.sha256)
-        return Source(file, first.offset, last.end - first.offset, b"")
+        """Where the packets of these rounds lie. Not read into memory: the system caches the end of the log."""
+        key = (start, stop, payload)
+        if key not in self._ranges:
+            if self._ledger is None:
+                self._ledger = Ledger(self._folder, write=False)
+            first, last = self._ledger.record(start), self._ledger.record(stop - 1)
+            if start >= stop or first is None or last is None:
+                raise KeyError(f"rounds {start}-{stop} are not committed")
+            file = self._file(self._ledger.log_path)
+            records = Source(file, first.offset, last.end - first.offset, b"")
+            packet = Source(file, first.payload, first.length, first.sha256)
+            self._ranges[key] = packet if payload else records
+            if len(self._ranges) > KEPT:
+                self._ranges.popitem(last=False)
+        return self._ranges[key]
 
     def _ask(self, name: str) -> Source:
         given = self._work.object(name)

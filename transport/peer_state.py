@@ -187,6 +187,11 @@ class PeerState:
         self._leave = message
         return [message] if self.link in (Link.JOINED, Link.OVER) else []
 
+    @property
+    def takes_part(self) -> bool:
+        """Has this peer been given a round in this session?"""
+        return self.taken >= 0
+
     def take_round(self) -> Round | None:
         """The next round to work on, if one is open."""
         if not self.rounds:

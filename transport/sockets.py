@@ -76,15 +76,16 @@ class RouterWire:
         self._router.curve_publickey, self._router.curve_secretkey = as_z85(keys.public), as_z85(keys.secret)
         try:
             where = f"[{host}]" if ":" in host else host
-            if port == 0:
-                self.port = self._router.bind_to_random_port(f"tcp://{where}")
-            else:
-                self._router.bind(f"tcp://{where}:{port}")
-                self.port = port
+            self._router.bind(f"tcp://{where}:{port or '*'}")
+            endpoint = self._router.getsockopt(zmq.LAST_ENDPOINT)
+            assert isinstance(endpoint, bytes)
+            self.port = int(endpoint.rpartition(b":")[2].strip(b"\0"))
         except zmq.ZMQError as error:
             self._router.close(0)
             self._context.term()
-            reason = "another program uses it" if error.errno == errno.EADDRINUSE else str(error)
+            reason = (
+                "another program uses it" if error.errno in (errno.EADDRINUSE, zmq.EADDRINUSE) else str(error)
+            )
             raise AddressInUse(host, port, reason) from None
         self._waker = Waker(self._context)
         self._poller = zmq.Poller()

@@ -4,6 +4,7 @@ say.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -28,10 +29,11 @@ class Survivors:
 def largest(v: torch.Tensor, k: int) -> Survivors:
     """As `compress.topk.largest`, element for element where that is exact. v: (m,) float32."""
     bits = v.view(torch.int32)
-    low = _guess(bits, k)
-    found = _reaching(bits, low)
-    if len(found.positions) < k and low > topk.TINY:
-        found = _reaching(bits, topk.TINY)
+    for sigmas in topk.SIGMAS:
+        low = _guess(bits, k, sigmas)
+        found = _reaching(bits, low)
+        if len(found.positions) >= k or low <= topk.TINY:
+            break
     magnitudes = found.values.view(torch.int32) & topk.MAGNITUDE
     if len(magnitudes) and int(magnitudes.max()) >= topk.INFINITY:
         worst = int((magnitudes >= topk.INFINITY).nonzero()[0])
@@ -58,14 +60,15 @@ def places(positions: torch.Tensor, m: int) -> Places:
     return store(positions.cpu().numpy(), m)
 
 
-def _guess(bits: torch.Tensor, k: int) -> int:
-    if k >= len(bits):
+def _guess(bits: torch.Tensor, k: int, sigmas: float) -> int:
+    if k >= len(bits) or sigmas == math.inf:
         return topk.TINY
-    seen = bits[:: topk.stride(len(bits))]
-    wanted = topk.wanted(len(bits), len(seen), k)
-    if wanted >= len(seen):
+    step, line = topk.stride(len(bits)), topk.LINE
+    seen = bits if step == 1 else bits[: len(bits) // line * line].view(-1, line)[::step].reshape(-1)
+    rank = topk.wanted(len(bits), len(seen), k, sigmas)
+    if rank >= len(seen):
         return topk.TINY
-    return max(int((seen & topk.MAGNITUDE).sort().values[len(seen) - wanted]), topk.TINY)
+    return max(int((seen & topk.MAGNITUDE).sort().values[len(seen) - rank]), topk.TINY)
 
 
 def _reaching(bits: torch.Tensor, low: int) -> Survivors:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -163,6 +165,19 @@ def test_an_unknown_run_is_exit_3(cocktail: Run) -> None:
     for command in (["stop"], ["status"], ["export", "-o", "out"], ["generate"]):
         said = cocktail(command[0], "amber-oter-42", *command[1:])
         assert (said.exit, "no run" in said.err) == (3, True), command
+
+
+@pytest.mark.slow
+def test_stderr_has_the_error_and_nothing_else(root: Path) -> None:
+    """In a process of its own: here, pytest stands between logging and stderr."""
+    command = [sys.executable, "-m", "cocktail_cli", "status", "amber-oter-42"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == [
+        "error: no run 'amber-oter-42' on this machine",
+        "hint: runs known here: none",
+    ]
 
 
 def test_the_version_is_told(cocktail: Run) -> None:

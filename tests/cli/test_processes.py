@@ -125,10 +125,12 @@ def test_a_run_is_launched_watched_stopped_exported_and_asked_to_write(tmp_path:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot send Ctrl-C to one process")
-def test_a_volunteer_leaves_with_ctrl_c_and_the_local_peers_die_with_their_launcher(tmp_path: Path) -> None:
-    with running(tmp_path, *LAUNCH, "max_steps=5000", "--peers", "1") as launch:
+def test_one_peer_is_killed_one_leaves_and_the_rest_die_with_their_launcher(tmp_path: Path) -> None:
+    with running(tmp_path, *LAUNCH, "max_steps=5000", "--peers", "2") as launch:
         url = launch.until("run_started")["url"]
-        launch.until("step", step=2)
+        launch.until("step", peers=2)
+        os.kill(pid_of(tmp_path, "local-2"), signal.SIGKILL)
+        assert launch.until("peer_left")["peer"] == "local-2"
         with running(tmp_path, "join", "-", "-y", "--json", "--name", "volunteer", stdin=url + "\n") as join:
             join.until("step")
             join.process.send_signal(signal.SIGINT)
@@ -138,12 +140,15 @@ def test_a_volunteer_leaves_with_ctrl_c_and_the_local_peers_die_with_their_launc
         assert launch.until("peer_left", peer="volunteer")["reason"].startswith("left")
         launch.until("step", peers=1)
 
-        local = int((tmp_path / "out" / "peers" / "local-1.pid").read_text())
         launch.process.kill()
         deadline = time.monotonic() + PATIENCE
-        while alive(local) and time.monotonic() < deadline:
+        while alive(pid_of(tmp_path, "local-1")) and time.monotonic() < deadline:
             time.sleep(0.1)
-    assert not alive(local)
+    assert not alive(pid_of(tmp_path, "local-1"))
+
+
+def pid_of(folder: Path, peer: str) -> int:
+    return int((folder / "out" / "peers" / f"{peer}.pid").read_text())
 
 
 def alive(pid: int) -> bool:

@@ -22,9 +22,17 @@ ADD = {"x": "*fp32", "at": "*i64", "values": "*fp32", "k": "i64", "alpha": "fp32
 COUNT = {"bits": "*i32", "m": "i64", "low": "i32", "counts": "*i64"}
 GATHER = {"bits": "*i32", "m": "i64", "low": "i32", "starts": "*i64", "positions": "*i64", "values": "*i32"}
 QUANTIZE = {
-    "values": "*fp32", "k": "i64", "buckets": "i64", "by_bin": "*u8", "at": "*fp32", "codes": "*u8", "scales": "*i32",
+    "values": "*fp32", "k": "i64", "buckets": "i64", "by_bin": "*u8", "at": "*fp32", "codes": "*u8",
+    "scales": "*i32",
 }  # fmt: skip
-DEQUANTIZE = {"packed": "*u8", "table": "*fp32", "scales": "*fp32", "out": "*fp32", "k": "i64", "bucket": "i32"}
+DEQUANTIZE = {
+    "packed": "*u8",
+    "table": "*fp32",
+    "scales": "*fp32",
+    "out": "*fp32",
+    "k": "i64",
+    "bucket": "i32",
+}
 
 
 def ptx(kernel: object, signature: dict[str, str], **constants: object) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from compress import fingerprint, fingerprint_after
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from compress import fingerprint, fingerprint_after
 
 
 def some(n: int) -> torch.Tensor:

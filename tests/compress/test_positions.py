@@ -6,12 +6,13 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from compress import PacketError
 from compress import positions as places
 from compress.positions import ALL, ELIAS_FANO, GAPS, MASK, PLAIN, Places, load, sizes, store
 from compress.sections import expand
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 WAYS = {
     GAPS: places._gaps,
@@ -98,7 +99,9 @@ def test_a_few_positions_need_no_coder() -> None:
 
 def test_crowded_positions_are_coded_far_below_the_entropy_of_their_density() -> None:
     m = 1_000_000
-    positions = np.flatnonzero((np.arange(m) // 10_000 % 10 == 0) & (np.random.default_rng(0).random(m) < 0.5))
+    positions = np.flatnonzero(
+        (np.arange(m) // 10_000 % 10 == 0) & (np.random.default_rng(0).random(m) < 0.5)
+    )
 
     assert store(positions, m).size() * 8 / m < 0.5 * entropy(0.05)
 
@@ -127,7 +130,9 @@ def test_positions_that_make_no_sense_are_refused(
         load(kind, shift, np.array(main, np.uint8), np.array(low, np.uint8), m, k)
 
 
-@pytest.mark.parametrize(("kind", "shift", "m", "k"), [(5, 0, 10, 1), (ALL, 0, 10, 9), (GAPS, 4, 10, 1), (ELIAS_FANO, 63, 10, 1)])
+@pytest.mark.parametrize(
+    ("kind", "shift", "m", "k"), [(5, 0, 10, 1), (ALL, 0, 10, 9), (GAPS, 4, 10, 1), (ELIAS_FANO, 63, 10, 1)]
+)
 def test_a_header_that_makes_no_sense_is_refused(kind: int, shift: int, m: int, k: int) -> None:
     with pytest.raises(PacketError):
         sizes(kind, shift, m, k)

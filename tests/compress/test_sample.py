@@ -7,9 +7,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from compress import Cocktail, Sample, Update, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from compress import Cocktail, Sample, Update, decode
 
 
 def visited(s: Sample) -> list[int]:

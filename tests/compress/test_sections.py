@@ -8,10 +8,11 @@ import lz4.block
 import numpy as np
 import pytest
 import zstandard
-from compress import PacketError
-from compress.sections import LZ4, STORED, ZSTD, Section, expand, shrink
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from compress import PacketError
+from compress.sections import LZ4, STORED, ZSTD, Section, expand, shrink
 
 RNG = np.random.default_rng(0)
 

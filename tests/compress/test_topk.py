@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from compress import NonFiniteError
-from compress.topk import SAMPLED, TINY, everything, largest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
+from compress import NonFiniteError
+from compress.topk import SAMPLED, TINY, everything, largest
 
 finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
@@ -52,7 +53,17 @@ def long(kind: str) -> np.ndarray:
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.25])
 @pytest.mark.parametrize(
     "kind",
-    ["student", "ordered", "few values", "all equal", "one spike", "in one corner", "in step", "huge", "denormal"],
+    [
+        "student",
+        "ordered",
+        "few values",
+        "all equal",
+        "one spike",
+        "in one corner",
+        "in step",
+        "huge",
+        "denormal",
+    ],
 )
 @pytest.mark.slow
 def test_on_long_vectors_k_is_met_and_nobody_smaller_is_preferred(kind: str, share: float) -> None:

@@ -1,8 +1,8 @@
-"""A whole run in this process: a real hub and ledger, real messages, real models; only the sockets are queues.
+"""A whole run in this process: real hub, ledger, messages and models; only the sockets are queues.
 
-    with Swarm(recipe_of(folder, ...), folder) as swarm:
-        swarm.start("ann", "bob")
-        swarm.finish()
+with Swarm(recipe_of(folder, ...), folder) as swarm:
+    swarm.start("ann", "bob")
+    swarm.finish()
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from transformers import (
 
 from cocktail_cli.link import RunLink
 from cocktail_cli.work import RunWork, folded, settings_of
+from recipes.base import BUILTIN_MODELS, Base, load_tokenizer, prepare_base
 from recipes.data import build_corpus
 from recipes.finetune import Event, Peer, StepDone, build_peer, finetune
-from recipes.base import BUILTIN_MODELS, Base, load_tokenizer, prepare_base
 from recipes.model import export, load_model
 from recipes.schema import Model, Recipe
 from transport import Ledger
@@ -49,7 +49,12 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "gptj": GPTJConfig(n_embd=32, n_layer=2, n_head=2, rotary_dim=8, n_positions=64, vocab_size=VOCABULARY),
     "gpt2_tied": GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, vocab_size=VOCABULARY),
     "opt": OPTConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=64, word_embed_proj_dim=32, **SMALL
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        ffn_dim=64,
+        word_embed_proj_dim=32,
+        **SMALL,
     ),
     "llama": LlamaConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, **SMALL
@@ -72,7 +77,7 @@ def save_tiny(family: str, folder: Path) -> Path:
     config = FAMILIES[family]
     for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "attention_dropout"):
         if hasattr(config, name):
-            setattr(config, name, 0.0)      # so that what is computed twice is the same
+            setattr(config, name, 0.0)  # so that what is computed twice is the same
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     load_tokenizer(Model(model_name_or_path=BUILTIN), TOKENIZER).save_pretrained(folder)
     return folder
@@ -169,7 +174,7 @@ class Swarm:
         return load_model(self.base.folder)
 
     def start(self, *names: str, watch: Callable[[Member, Event], None] | None = None) -> list[Member]:
-        """Peers by these names begin, each in a thread. `watch` is called in that thread, after each event."""
+        """Peers by these names begin, each in a thread. `watch` is called there, after each event."""
         return [self._start(name, watch) for name in names]
 
     def _start(self, name: str, watch: Callable[[Member, Event], None] | None) -> Member:
@@ -184,7 +189,7 @@ class Swarm:
                     member.events.append(event)
                     if watch:
                         watch(member, event)
-            except BaseException as error:      # told by join(), in the test's own thread
+            except BaseException as error:  # told by join(), in the test's own thread
                 member.error = error
 
         member.thread = threading.Thread(target=take_part, name=name, daemon=True)

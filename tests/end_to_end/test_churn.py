@@ -61,7 +61,7 @@ class Story:
     url: str = ""
     events: list[Told] = field(default_factory=list)
     late: Volunteer | None = None
-    guest: Volunteer | None = None          # joins, is stopped with Ctrl-C, and comes back
+    guest: Volunteer | None = None  # joins, is stopped with Ctrl-C, and comes back
     interrupted: bool = False
     guest_again: Volunteer | None = None
     killed: bool = False
@@ -152,7 +152,8 @@ def test_one_that_joins_late_takes_part_and_holds_the_same_model(story: Story) -
     """Its fingerprints after each round are those of the peer that was there from the start."""
     assert story.late is not None
     mine = {event["round"]: event["fingerprint"] for event in story.late.end() if event["event"] == "step"}
-    others = [json.loads(line) for line in (story.folder / "peers" / "local-1.jsonl").read_text().splitlines()]
+    told = (story.folder / "peers" / "local-1.jsonl").read_text().splitlines()
+    others = [json.loads(line) for line in told]
     theirs = {event["round"]: event["fingerprint"] for event in others if event["event"] == "step"}
 
     assert min(mine) >= 30
@@ -173,9 +174,9 @@ def test_bytes_are_told_for_each_peer_and_direction_with_their_ratio_to_fp16(sto
 
 def test_the_exported_model_is_the_one_that_was_measured(story: Story) -> None:
     """It loads with from_pretrained, and its held-out loss is the last one that the run told."""
+    from recipes.base import open_tokenizer
     from recipes.data import build_corpus
     from recipes.model import evaluate, load_model
-    from recipes.base import open_tokenizer
     from recipes.recipe import recipe_from_json
 
     model = Path(story.events[-1]["model"])
@@ -187,4 +188,3 @@ def test_the_exported_model_is_the_one_that_was_measured(story: Story) -> None:
     assert total / tokens == pytest.approx(told[-1]["loss"], rel=1e-5)
     assert told[-1]["loss"] < told[0]["loss"]
     assert story.events[-1]["eval_loss"] == told[-1]["loss"]
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -35,13 +36,14 @@ def data(tmp_path: Path) -> Path:
 
 
 def plain_pytorch(swarm: Swarm, steps: int) -> torch.Tensor:
-    """The same run as anybody would write it: one process, the whole batch, no swarm. Returns the weights, (P,)."""
+    """The same run as anybody would write it: one process, the whole batch. Returns the weights, (P,)."""
     model = swarm.model().train()
     flat = Flat(model)
     optimizer = build_optimizer(model, swarm.recipe.training)
     batch = swarm.recipe.training.global_batch_size
     for step in range(steps):
-        samples = [swarm.corpus.sample(i) for i in range(step * batch, min((step + 1) * batch, len(swarm.corpus)))]
+        places = range(step * batch, min((step + 1) * batch, len(swarm.corpus)))
+        samples = [swarm.corpus.sample(place) for place in places]
         flat.grad.zero_()
         loss, tokens = loss_sum(model, collate(samples))
         (loss / tokens).backward()
@@ -49,8 +51,10 @@ def plain_pytorch(swarm: Swarm, steps: int) -> torch.Tensor:
     return flat.vector
 
 
-def test_lossless_and_fresh_sgd_is_synchronous_data_parallel_sgd(neox: Path, data: Path, tmp_path: Path) -> None:
-    """Three peers with unequal shares of tokens: the same weights as SGD on the whole batch, within rounding."""
+def test_lossless_and_fresh_sgd_is_synchronous_data_parallel_sgd(
+    neox: Path, data: Path, tmp_path: Path
+) -> None:
+    """Three peers with unequal shares: the same weights as SGD on the whole batch, within rounding."""
     recipe = recipe_of(
         neox,
         data,
@@ -81,7 +85,7 @@ def test_a_run_of_one_peer_trains_like_plain_pytorch(neox: Path, data: Path, tmp
 def test_all_peers_hold_the_same_bits_after_every_round_joiners_included(
     neox: Path, data: Path, tmp_path: Path
 ) -> None:
-    """A peer that joins late and one that leaves and comes back: equal fingerprints, every sample counted once."""
+    """One joins late, one leaves and comes back: equal fingerprints, every sample counted once."""
     recipe = recipe_of(neox, data, training={"num_train_epochs": 2})
 
     with Swarm(recipe, tmp_path / "run", min_peers=2) as swarm:
@@ -118,7 +122,7 @@ def test_all_peers_hold_the_same_bits_after_every_round_joiners_included(
 def test_the_exchange_of_a_round_spans_the_whole_compute_of_that_round(
     neox: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Staleness 1: sent before the first micro-batch, awaited after the last, joined before the next round."""
+    """Sent before the first micro-batch, awaited after the last, joined before the next round."""
     with Swarm(recipe_of(neox, data), tmp_path / "run", min_peers=2) as swarm:
         for member in swarm.start("ann", "bob"):
             member.peer.micro_batch = 1
@@ -127,7 +131,7 @@ def test_the_exchange_of_a_round_spans_the_whole_compute_of_that_round(
         for member in swarm.members.values():
             with_work = [step for step in member.steps if step.compute_started is not None]
             assert len(with_work) == 10
-            for step, following in zip(with_work, with_work[1:], strict=False):
+            for step, following in pairwise(with_work):
                 assert step.exchange_started <= step.compute_started
                 assert max(step.exchange_finished, step.compute_finished) < following.exchange_started
 
@@ -135,7 +139,7 @@ def test_the_exchange_of_a_round_spans_the_whole_compute_of_that_round(
 def test_both_directions_are_compressed_and_staleness_is_one_round(
     neox: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Nothing can be in the first round's packets; the second delivers the first lease; a last round drains."""
+    """Nothing is in the first round's packets; the second delivers the first lease; a last one drains."""
     with Swarm(recipe_of(neox, data), tmp_path / "run", min_peers=2) as swarm:
         swarm.start("ann", "bob")
         events = swarm.finish()
@@ -150,7 +154,9 @@ def test_both_directions_are_compressed_and_staleness_is_one_round(
             assert all(fp16 / size > 60 for size in commit.packets.values())
 
 
-def test_a_peer_whose_model_differs_is_named_and_the_run_stops(neox: Path, data: Path, tmp_path: Path) -> None:
+def test_a_peer_whose_model_differs_is_named_and_the_run_stops(
+    neox: Path, data: Path, tmp_path: Path
+) -> None:
     with Swarm(recipe_of(neox, data), tmp_path / "run", min_peers=3) as swarm:
 
         def flip_a_bit(member: Member, event: Event) -> None:
@@ -172,7 +178,7 @@ def test_a_peer_whose_model_differs_is_named_and_the_run_stops(neox: Path, data:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_trains_and_exports_what_was_measured(family: str, data: Path, tmp_path: Path) -> None:
-    """The exported folder loads with from_pretrained and has the held-out loss that the run reported for x'."""
+    """The exported folder loads with from_pretrained and has the loss that the run told for x'."""
     recipe = recipe_of(save_tiny(family, tmp_path / "model"), data, training={"learning_rate": 1e-2})
     with Swarm(recipe, tmp_path / "run", min_peers=2) as swarm:
         swarm.start("ann", "bob")

@@ -35,9 +35,7 @@ class Swarm:
         sent = [worker.start() for worker in self.workers]
         for worker, step in zip(self.workers, steps, strict=True):
             worker.x += step
-        updates = [
-            (f"peer-{i}", part.packet, weights[i] if weights else 1.0) for i, part in enumerate(sent)
-        ]
+        updates = [(f"peer-{i}", part.packet, weights[i] if weights else 1.0) for i, part in enumerate(sent)]
         packet = self.owner.aggregate(self.workers[0].common.round, updates)
         for worker, part in zip(self.workers, sent, strict=True):
             worker.finish(packet, part)
@@ -75,8 +73,8 @@ def test_every_round_is_what_the_paper_says(mix: Cocktail) -> None:
         common, e = trio.workers[0].common.vector.double().numpy(), trio.owner.error.double().numpy()
         steps = steps_of(4, n, seed=t)
 
-        compressed = [C(mix, x_i - common, t) for x_i in x]                             # Algorithm 1
-        D = sum(compressed) / 4 + e                                                     # Algorithm 2
+        compressed = [C(mix, x_i - common, t) for x_i in x]  # Algorithm 1
+        D = sum(compressed) / 4 + e  # Algorithm 2
         CD = C(mix, D, t)
         want_e, want_common = D - CD, common + CD
         want_x = [
@@ -91,7 +89,7 @@ def test_every_round_is_what_the_paper_says(mix: Cocktail) -> None:
 
 
 def test_lossless_and_fresh_it_is_synchronous_sgd_on_the_whole_batch() -> None:
-    """p = K = 1, 32 bit, the step inside the packet, means weighted by samples: plain SGD over all the data."""
+    """p = K = 1, 32 bit, the step inside the packet, weighted by samples: plain SGD over all the data."""
     generator = torch.Generator().manual_seed(3)
     A, b = torch.randn(60, 30, generator=generator), torch.randn(60, generator=generator)
     shares = [slice(0, 10), slice(10, 35), slice(35, 60)]
@@ -141,9 +139,7 @@ def test_nothing_is_lost(mix: Cocktail, peers: int, seed: int, weights: list[flo
     change = group.workers[0].common.vector - before
     torch.testing.assert_close(mean + before_e, change + group.owner.error, rtol=0, atol=2e-6)
     for worker, d_i, c, step in zip(group.workers, d, sent, steps, strict=True):
-        torch.testing.assert_close(
-            worker.x - worker.common.vector, d_i - dense(c) + step, rtol=0, atol=2e-6
-        )
+        torch.testing.assert_close(worker.x - worker.common.vector, d_i - dense(c) + step, rtol=0, atol=2e-6)
 
 
 def test_all_peers_and_whoever_folds_the_packets_hold_the_same_bits() -> None:

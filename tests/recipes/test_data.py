@@ -279,9 +279,12 @@ def test_a_folder_and_a_glob_of_jsonl_are_read_in_the_order_of_their_names(
 
 
 @pytest.mark.slow  # importing `datasets` takes two seconds
-def test_a_data_set_saved_to_disk_and_other_files_are_read(tmp_path, corpus_of, tokenizer) -> None:
+def test_a_data_set_saved_to_disk_and_other_files_are_read(
+    tmp_path, corpus_of, tokenizer, monkeypatch
+) -> None:
     import datasets
 
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     table = datasets.Dataset.from_dict({"text": ["one", "two"]})
     datasets.DatasetDict({"train": table}).save_to_disk(tmp_path / "saved")
     table.to_parquet(tmp_path / "my.parquet")

@@ -1,4 +1,4 @@
-"""The training loop against a hub that is three lists: what it sends, when, and what it does when told to go."""
+"""The training loop against a hub made of lists: what it sends, when, and how it goes when told to."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class FakeHub:
 
     recipe: Recipe
     rounds: list[OneRound]
-    late: frozenset[int] = frozenset()          # rounds whose packet comes too late
-    hold: threading.Event | None = None         # exchanges do not end before it is set
+    late: frozenset[int] = frozenset()  # rounds whose packet comes too late
+    hold: threading.Event | None = None  # exchanges do not end before it is set
     name: str = "ann"
     leaving: threading.Event = field(default_factory=threading.Event)
     ended: str | None = None
@@ -122,7 +122,7 @@ def steps(hub: FakeHub, peer: Peer) -> list[StepDone]:
 
 
 def test_the_exchange_is_under_way_while_every_micro_batch_is_computed() -> None:
-    """The exchange ends only once the last micro-batch has begun: a loop that waited for it first would stop here."""
+    """The exchange ends once the last micro-batch has begun: a loop that waits for it first stops here."""
     hub = FakeHub(recipe(), [OneRound(t, t) for t in range(3)], hold=threading.Event())
     peer = peer_for(hub)
     assert hub.hold is not None
@@ -166,7 +166,10 @@ def test_asked_to_leave_it_finishes_the_exchange_in_flight_and_says_goodbye() ->
     """The lease it was at is not claimed; the packet that was under way is joined."""
     hub = FakeHub(recipe(), [OneRound(t, t) for t in range(9)])
     peer = peer_for(hub)
-    peer.model.register_forward_hook(lambda model, *_: hub.leaving.set() if model.micro_batches == 6 else None)
+    leave_at = 6  # micro-batches: in the middle of the second lease
+    peer.model.register_forward_hook(
+        lambda model, *_: hub.leaving.set() if model.micro_batches == leave_at else None
+    )
 
     events = list(finetune(hub, peer, now=0))
 
@@ -187,7 +190,7 @@ def test_a_peer_that_slept_applies_what_it_missed_before_it_goes_on() -> None:
 
     events = list(finetune(hub, sleeper, now=1))
 
-    assert [event for event in events if isinstance(event, CaughtUp)][0] == CaughtUp(1, 1)
+    assert next(event for event in events if isinstance(event, CaughtUp)) == CaughtUp(1, 1)
     assert CaughtUp(3, 1) in events
     assert sleeper.worker.common.round == 4
 
@@ -208,4 +211,4 @@ def test_x_prime_and_not_the_local_model_is_evaluated() -> None:
     losses = [e.loss_sum / e.tokens for e in finetune(hub, peer, now=0) if hasattr(e, "loss_sum")]
 
     assert ("evaluated", 1, 1, 8) in hub.said
-    assert losses == [pytest.approx(np.log(VOCABULARY))]    # x' has not moved yet, the local model has
+    assert losses == [pytest.approx(np.log(VOCABULARY))]  # x' has not moved yet, the local model has

@@ -370,6 +370,23 @@ def test_a_hub_model_in_the_cache_is_used_when_the_hub_does_not_answer(
     assert len(load_tokenizer(recipe.model, base.folder)) == VOCABULARY
 
 
+def test_what_the_hub_says_no_to_is_told_with_what_to_do(tmp_path, monkeypatch) -> None:
+    from huggingface_hub import errors
+
+    def message(kind: type[Exception]) -> str:
+        def model_info(self: object, *_: object, **__: object) -> None:
+            raise kind.__new__(kind)  # without __init__, which wants the hub's answer
+
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+        with pytest.raises(ModelError) as caught:
+            prepare_base(load_recipe("smoke", ["model_revision=v9", "model_name_or_path=a/b"]), tmp_path)
+        return str(caught.value)
+
+    assert "accept its licence at https://huggingface.co/a/b" in message(errors.GatedRepoError)
+    assert message(errors.RepositoryNotFoundError) == "a/b: no such folder, and no such model on the hub"
+    assert message(errors.RevisionNotFoundError) == "a/b has no revision v9"
+
+
 def test_a_name_that_is_neither_folder_nor_hub_id_is_told(tmp_path) -> None:
     with pytest.raises(ModelError, match="neither a folder nor the id of a model"):
         prepare_base(load_recipe("smoke", model="my model!"), tmp_path / "base")

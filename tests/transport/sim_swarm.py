@@ -174,8 +174,8 @@ class SimSwarm:
 
     # ---- decisions -----------------------------------------------------------------------------------------
 
-    def join(self) -> SimPeer:
-        peer = SimPeer(self, f"p{len(self.peers)}", self.staleness)
+    def join(self, name: str = "") -> SimPeer:
+        peer = SimPeer(self, name or f"p{len(self.peers)}", self.staleness)
         self.peers.append(peer)
         peer.dial()
         return peer
@@ -196,6 +196,12 @@ class SimSwarm:
         if peer.cable is not None and peer.cable.down:
             message = decode_to_peer(peer.cable.down.popleft())
             peer.say(peer.state.receive(message, self.now))
+
+    def chat(self, peer: SimPeer) -> None:
+        """All that the two have to say to each other, while the peer's training thread is busy."""
+        for _ in range(20):
+            self.up(peer)
+            self.down(peer)
 
     def cut(self, peer: SimPeer, *, noticed: bool = True) -> None:
         """The cable is pulled: what was under way is lost. The peer notices; the hub at once, or when it next sends."""

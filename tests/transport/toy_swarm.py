@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from transport import PeerLink, RunSettings
-from transport.errors import SessionRenewed, TransportError, UpdateRejected
+from transport.errors import RunOver, SessionRenewed, TransportError, UpdateRejected
 from transport.messages import Over, Report, Round
 
 TOKENS = 10  # of each sample
@@ -100,8 +100,10 @@ class ToyPeer:
                     self.renewed += 1
                     self.pending.clear()
                     self.join()
+                except RunOver as over:
+                    self.over = Over(str(over), over.finished)
             self.link.leave("done")
-        except TransportError as error:
+        except (TransportError, KeyError, AssertionError) as error:
             self.error = error
             self.link.close()
 
@@ -117,6 +119,8 @@ class ToyPeer:
         opened = self.link.next_round()
         if isinstance(opened, Over):
             self.over = opened
+            if opened.finished:
+                self.catch_up(self.link.newest_round + 1)
             return
         self.rounds.append(opened.round)
         self.catch_up(opened.round)

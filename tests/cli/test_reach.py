@@ -1,0 +1,43 @@
+"""The address in the run URL: what was asked for, else what can be known without asking anybody."""
+
+from __future__ import annotations
+
+import pytest
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.reach import kind_of, own_address, parse_advertised, reach_of
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("example.org", "example.org", 29400),
+        ("example.org:443", "example.org", 443),
+        ("203.0.113.7:1", "203.0.113.7", 1),
+        ("[2001:db8::1]:443", "2001:db8::1", 443),
+        ("[2001:db8::1]", "2001:db8::1", 29400),
+        ("2001:db8::1", "2001:db8::1", 29400),
+    ],
+)
+def test_an_advertised_address_may_have_a_port(text: str, host: str, port: int) -> None:
+    assert parse_advertised(text, 29400) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["example.org:http", "example.org:0", "example.org:65536"])
+def test_an_advertised_port_that_cannot_be_is_a_usage_error(text: str) -> None:
+    with pytest.raises(Failure) as caught:
+        parse_advertised(text, 29400)
+
+    assert caught.value.exit == 2
+
+
+def test_what_is_known_of_an_address_is_said() -> None:
+    assert reach_of("0.0.0.0", 29400, "example.org").known == "example.org:29400, as --advertise says"
+    assert reach_of("127.0.0.1", 1, None).known.endswith("this machine only (--advertise HOST for others)")
+    assert kind_of("192.168.1.5").startswith("a private address")
+    assert kind_of("8.8.8.8") == "a public address"
+    assert kind_of("example.org") == "by name"
+
+
+def test_a_hub_that_listens_everywhere_is_known_by_the_machines_own_address() -> None:
+    assert reach_of("0.0.0.0", 29400, None).host == own_address() != "0.0.0.0"

@@ -1,0 +1,132 @@
+"""The bench measures what it says; and the sizes it would print are near what entropy allows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compress import Cocktail, decode
+from compress.bench import (
+    GRID,
+    SETTINGS,
+    Pair,
+    bench,
+    bound,
+    entropy,
+    lost,
+    reference_packet,
+    reference_values,
+    student,
+    table,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+KEYS = ["data", "p", "K", "bits", "bits_per_param", "bound", "ratio_fp16", "encode_ms", "decode_ms"]
+KEYS += ["reference_encode_ms", "floor_ms", "error", "reference_error"]
+
+
+@pytest.fixture(scope="module")
+def long() -> torch.Tensor:
+    """2 M heavy-tailed differences, as much as 20 M parameters sample at p = 0.1."""
+    return torch.from_numpy(np.random.default_rng(1).standard_t(4, 2_000_000).astype(np.float32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mix", GRID, ids=lambda mix: f"{mix.keep}-{mix.bits}")
+def test_packets_are_within_five_percent_of_what_entropy_allows(mix: Cocktail, long: torch.Tensor) -> None:
+    packet = mix.encode(long)
+
+    assert len(packet) * 8 / len(long) < 1.05 * bound(packet, len(long), decode(packet, len(long)))
+
+
+def test_a_row_holds_every_promised_key_and_plausible_numbers() -> None:
+    (row,) = bench(200_000, mixes=SETTINGS[:1], times=1)
+
+    assert set(KEYS) <= set(row)
+    assert row["bits_per_param"] == pytest.approx(0.135, rel=0.1)
+    assert row["ratio_fp16"] == pytest.approx(16 / row["bits_per_param"])
+    assert 0 < row["error"] < row["reference_error"] < 1
+    assert min(row[name] for name in KEYS if name.endswith("_ms")) > 0
+    assert 1 < row["peak_vectors"] < 40  # of a short vector: fixed tables weigh
+    json.dumps(row)
+
+
+def test_recorded_differences_make_rows_of_their_own() -> None:
+    rows = bench(50_000, recorded=torch.randn(60_000), mixes=SETTINGS[:2], times=1)
+
+    assert [row["data"] for row in rows] == ["student-t(4)"] * 2 + ["recorded"] * 2
+
+
+def test_threads_are_given_back() -> None:
+    before = torch.get_num_threads()
+    bench(10_000, mixes=SETTINGS[:1], times=1)
+
+    assert torch.get_num_threads() == before
+
+
+def test_a_table_is_one_line_a_row_under_its_names() -> None:
+    lines = table(
+        [{"data": "a", "p": 0.1, "ms": 12.34567}, {"data": "bcd", "p": 0.25, "ms": 3.0}]
+    ).splitlines()
+
+    assert [line.split() for line in lines] == [
+        ["data", "p", "ms"],
+        ["a", "0.1", "12.35"],
+        ["bcd", "0.25", "3"],
+    ]
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_the_data_is_student_with_four_degrees_of_freedom() -> None:
+    pair = student(1_000_000)
+    t = (pair.x - pair.common) / 1e-4
+
+    assert float(t.abs().median()) == pytest.approx(0.741, rel=0.02)  # its quartile
+    assert float((t.abs() > 2.776).float().mean()) == pytest.approx(0.05, rel=0.05)
+
+
+def test_the_reference_sends_a_bitmask_codes_and_scales() -> None:
+    """p (1 + K (q + 16/128)) bits for each parameter."""
+    pair = Pair("zeros", torch.randn(128_000), torch.zeros(128_000))
+
+    sent = sum(part.nbytes for part in reference_packet(pair, 3, Cocktail(0.1, 0.2, 4)))
+
+    assert sent * 8 / 128_000 == pytest.approx(0.1825, rel=0.001)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_the_reference_keeps_the_largest_and_clips_the_top_of_its_grid(bits: int) -> None:
+    v = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    there = reference_values(v, 0.1, bits)
+
+    assert int((v.abs() >= v.abs().topk(100).values[-1]).sum()) == 100
+    assert bool((there[v.abs() < v.abs().topk(100).values[-1]] == 0).all())
+    if bits > 1:
+        top = float(v.abs().max())
+        assert float(there.max()) <= top * (1 - 2 ** (1 - bits)) + 1e-6
+    assert 0 < lost(v, there) < 0.9
+
+
+def test_entropy_of_a_coin_is_one_bit() -> None:
+    assert entropy(np.array([0.5, 0.5])) == 1.0
+    assert entropy(np.array([1.0, 0.0])) == 0.0
+
+
+@pytest.mark.slow
+def test_the_script_prints_one_json_object() -> None:
+    script = str(ROOT / "scripts" / "bench_compress")
+    told = subprocess.run(
+        [sys.executable, script, "--params", "1e5", "--times", "1", "--json"],
+        capture_output=True, text=True, timeout=120, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+    told_once = json.loads(told.stdout)
+    assert told_once["v"] == 1
+    assert all(set(KEYS) <= set(row) for row in told_once["rows"])

@@ -33,7 +33,9 @@ def write(m: int, where: places.Places, codes: Codes) -> bytes:
     sections = [where.main, where.low] + [
         shrink(part.data) for part in (codes.packed, scales[:half], scales[half:])
     ]
-    body = [BODY.pack(m, codes.count, where.main.raw, codes.bucket, where.kind, where.shift, 0)]
+    body: list[bytes | memoryview] = [
+        BODY.pack(m, codes.count, where.main.raw, codes.bucket, where.kind, where.shift, 0)
+    ]
     body += [ENTRY.pack(s.codec << 61 | len(s.data)) for s in sections]
     body += [codes.levels.astype("<u2").tobytes()]
     body += [s.data for s in sections]

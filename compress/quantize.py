@@ -63,7 +63,7 @@ def dequantize(codes: Codes) -> np.ndarray:
         np.negative(signed, out=signed, where=words >= 0x8000)
     elif bits == 3:
         signs = -(-k // 8)
-        signed = lookup(np.float32([1, -1]), codes.packed[:signs], 1)[:k]
+        signed = lookup(np.array([1, -1], np.float32), codes.packed[:signs], 1)[:k]
         signed = signed * lookup(codes.levels.astype(np.float32), codes.packed[signs:], 2)[:k]
     else:
         positive = codes.levels.astype(np.float32)
@@ -213,7 +213,12 @@ def _evenly(values: np.ndarray, bits: int, bucket: int, noise: np.random.Generat
         scales[first : first + step] = scale
     if bits == 16:
         return Codes(
-            16, bucket, k, planes(codes.view(np.uint8), 2), _words(0), _patterns(scales, np.uint16([top]))
+            16,
+            bucket,
+            k,
+            planes(codes.view(np.uint8), 2),
+            _words(0),
+            _patterns(scales, np.array([top], np.uint16)),
         )
     packed = _join((codes & (half - 1)).astype(np.uint8), (codes >= half).view(np.uint8), bits)
     table = np.arange(1, top + 1, 2, dtype=np.uint16)

@@ -141,15 +141,23 @@ def draw(n: int, p: float, block: int, seed: int, round: int, device: torch.devi
     count = -(-n // block)
     cycle, phase = divmod(round, share.denominator)
     first, last = ((phase + i) * share.numerator * count // share.denominator for i in (0, 1))
-    units = torch.arange(first, last, device=device) % count
-    if share < 1:
-        key = keys(seed, cycle)
-        if units.device.type == "cpu":  # the same numbers, in half the time
-            units = torch.from_numpy(np.sort(permute(units.numpy(), count, key)))
-        else:
-            units = permute(units, count, key).sort().values
+    places = torch.arange(first, last, device=device) % count
+    units = places if share == 1 else _standing(places, count, keys(seed, cycle))
     missing = -n % block if len(units) and int(units[-1]) == count - 1 else 0
     return Sample(n, block, units, len(units) * block - missing)
+
+
+def _standing(places: torch.Tensor, count: int, key: list[int]) -> torch.Tensor:
+    """(u,) places -> (u,) the units that stand there, ascending."""
+    if places.device.type != "cpu":
+        return permute(places, count, key).sort().values
+    units = np.empty(len(places), np.int64)
+    for start in range(
+        0, len(units), CHUNK
+    ):  # NumPy, in pieces that stay in the cache: a quarter of the time
+        units[start : start + CHUNK] = permute(places[start : start + CHUNK].numpy(), count, key)
+    units.sort()
+    return torch.from_numpy(units)
 
 
 def _subtract_rows(x: torch.Tensor, y: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:

@@ -8,7 +8,6 @@ for bytes that repeat (long runs of untouched elements), where it is faster.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,11 +17,10 @@ import zstandard
 from compress.errors import PacketError
 
 STORED, ZSTD, LZ4 = 0, 1, 2
-TABLE = struct.Struct("<BQQ")  # codec, bytes raw, bytes here
 WORTH = 0.98  # a section that does not shrink by 2 % is stored: it decodes for free
 PROBE = 1 << 16
 REPEATS = 0.10  # lz4 shrank the probe to this share: the bytes repeat
-ZSTD_WINDOW = 1 << 27
+ZSTD_WINDOW = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -32,10 +30,6 @@ class Section:
     codec: int
     raw: int  # its length once decompressed
     data: bytes | memoryview
-
-    def entry(self) -> bytes:
-        """Its line in the packet's table of sections."""
-        return TABLE.pack(self.codec, self.raw, len(self.data))
 
 
 def shrink(raw: bytes | memoryview) -> Section:

@@ -1,4 +1,5 @@
-"""Questions from a connection that is no peer: `cocktail status` and `cocktail stop`. Each is one short conversation."""
+"""Questions from a connection that is no peer: `cocktail status` and `cocktail stop`. Each is one short
+conversation."""
 
 from __future__ import annotations
 

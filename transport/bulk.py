@@ -1,10 +1,10 @@
 """Objects in chunks, without sockets. Each chunk is acknowledged, numbered, and may come twice.
 
 A reconnect silently loses whatever the kernel held (measured: up to a whole window), in both directions. So:
-    upload      Put, Chunk*, with an Ack each, PutDone for the last. After a reconnect Put comes first again and its
-                answer, Have(bitmap), is waited for: only the rest is sent.
-    download    the receiver pulls: Get(i) -> Data(i), as many under way as the credit allows. What was asked on a
-                flow that ended is asked again on another.
+    upload      Put, Chunk*, with an Ack each, PutDone for the last. After a reconnect Put comes first again
+                and its answer, Have(bitmap), is waited for: only the rest is sent.
+    download    the receiver pulls: Get(i) -> Data(i), as many under way as the credit allows. What was asked
+                on a flow that ended is asked again on another.
 Several flows (TCP connections) of one peer share the work; a chunk belongs to the flow it was sent on.
 """
 
@@ -61,8 +61,8 @@ class Upload:
     sha256: bytes
     put_on: int | None = None  # flow that carries the unanswered Put
     agreed: bool = False  # Have has come
-    # Until something went wrong the hub has nothing of it: chunks follow the Put at once, on its flow, and save an
-    # answer's time.
+    # Until something went wrong the hub has nothing of it: chunks follow the Put at once, on its flow, and
+    # save an answer's time.
     eager: bool = True
     todo: deque[int] = field(default_factory=deque)
     done: PutDone | None = None
@@ -259,7 +259,8 @@ class Arrived:
 
 
 class Inbox:
-    """All uploads to a hub, by (session, name). `refuses(session, name, size)` says why one is not wanted, or None."""
+    """All uploads to a hub, by (session, name). `refuses(session, name, size)` says why one is not wanted, or
+    None."""
 
     def __init__(self, refuses: Callable[[str, str, int], str | None]) -> None:
         self._refuses = refuses

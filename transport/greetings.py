@@ -1,10 +1,12 @@
-"""What the hub answers to a connection that is no session, or not yet: greetings, and questions from the outside."""
+"""What the hub answers to a connection that is no session, or not yet: greetings, and questions from the
+outside."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from . import events
+from .finale import announce_part
 from .messages import PROTOCOL, AskStatus, AskStop, Hello, Over, Refused, Resume, Status, Welcome
 from .rounds import Phase
 from .sessions import Session, refusal, same, wrong_run, wrong_token
@@ -60,7 +62,7 @@ def resume(hub: HubState, conn: bytes, m: Resume, now: float) -> None:
         if hub.phase is Phase.OPEN and hub.exchange is not None and session.id in hub.exchange.members:
             hub.announce(session, hub.exchange)
         elif hub.phase is Phase.FINAL:
-            hub.announce_part(session)
+            announce_part(hub, session)
 
 
 def welcome(hub: HubState, session: Session, *, resumed: bool) -> None:

@@ -1,4 +1,5 @@
-"""What a hub remembers of the rounds that are over: the answers for peers that come back, the sums for people."""
+"""What a hub remembers of the rounds that are over: the answers for peers that come back, the sums for
+people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The hub's shell: one thread that carries frames between the wire and the machines, and two that do the slow things.
+"""The hub's shell: one thread that carries frames between the wire and the machines, and two that do the slow
+things.
 
 I/O thread      polls the wire, runs HubState and the bulk inbox; nothing in it waits for a disk or for torch
 commit thread   Work.aggregate, ledger, Work.committed, in this order, one round at a time
@@ -43,6 +44,7 @@ from .messages import (
     encode,
 )
 from .objects import Objects
+from .sessions import wrong_version
 from .settings import RunSettings, Work
 from .sockets import RouterWire
 from .status import Traffic
@@ -102,7 +104,8 @@ class Hub:
             yield event
 
     def stop(self, now: bool = False, reason: str = "stopped by its owner") -> None:
-        """End the run, after the exchange in flight, or `now`. Returns at once; `events` ends when it is done."""
+        """End the run, after the exchange in flight, or `now`. Returns at once; `events` ends when it is
+        done."""
         self._call(lambda: self._state.stop(reason, time.monotonic(), at_once=now))
 
     def join(self, timeout: float | None = None) -> bool:
@@ -150,7 +153,7 @@ class Hub:
                 raise ProtocolError(f"{len(frames)} frames")
             message = decode_to_hub(frames[0])
         except OtherVersion as error:
-            self._act(self._state.other_version(conn, error.protocol, now))
+            self._send(conn, wrong_version(error.protocol))
             return
         except ProtocolError:
             self._state.members.ignored += 1
@@ -277,7 +280,7 @@ class Hub:
         try:
             job()
         except Exception as error:
-            full = isinstance(error, OSError) and error.errno == errno.ENOSPC or "disk is full" in str(error)
+            full = getattr(error, "errno", None) == errno.ENOSPC or "disk is full" in str(error)
             reason = f"the hub's disk is full: {error}" if full else f"{type(error).__name__}: {error}"
             self.error = error
             code = 8 if full or isinstance(error, MemoryError) else 1

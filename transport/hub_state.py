@@ -1,4 +1,5 @@
-"""The hub without sockets, disk and clock: messages and facts in, actions out, `now` an argument (monotonic seconds).
+"""The hub without sockets, disk and clock: messages and facts in, actions out, `now` an argument (monotonic
+seconds).
 
     WAITING -> OPENING   min_peers are ready: samples are leased, the ledger hears of it first
     OPENING -> OPEN      the members are told
@@ -8,8 +9,8 @@
     WAITING -> FINAL     every sample is counted
     FINAL -> ENDED       the result is evaluated
 
-Every method that takes something in returns the actions it causes. `deadline()` says when to call `tick` at the latest.
-The tables are PHASES (rounds.py) and NEXT (sessions.py); the books are Leases (leases.py).
+Every method that takes something in returns the actions it causes. `deadline()` says when to call `tick` at
+the latest. The tables are PHASES (rounds.py) and NEXT (sessions.py); the books are Leases (leases.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from dataclasses import replace
 
 from . import actions as do
 from . import events
-from .evaluation import Evaluations, Part
+from .evaluation import Evaluations
+from .finale import evaluated, finish_or_wait
 from .greetings import greet
 from .history import History
 from .ids import size
@@ -37,7 +39,6 @@ from .messages import (
     Refused,
     Report,
     Resume,
-    Round,
     ToHub,
 )
 from .rounds import PHASES, Exchange, Phase
@@ -45,7 +46,6 @@ from .sessions import (
     Kind,
     Session,
     State,
-    wrong_version,
 )
 from .settings import RunSettings
 
@@ -83,7 +83,7 @@ class HubState:
         self.finished, self.reason = False, ""  # how the run ended
         self.token, self.stop_secret = token, stop_secret
         self._stop_at: float | None = None  # when a stop that waits for the exchange stops waiting
-        self._waiting_since = self._ticked = self._hold_until = now
+        self.waiting_since = self._ticked = self._hold_until = now
         for old in recovered.sessions:
             self._hold_until = now + settings.recover_s
             self.members.restore(old.session, old.name, old.hardware, now)
@@ -106,7 +106,7 @@ class HubState:
         elif isinstance(message, Report):
             self._report(session, message)
         elif isinstance(message, Evaluated):
-            self._evaluated(session, message, now)
+            evaluated(self, session, message)
         elif isinstance(message, Leave):
             self.out.send(conn, Over(f"left: {message.reason}", self.finished))
             self.members.end(session, f"left: {message.reason}")
@@ -116,18 +116,14 @@ class HubState:
             self.members.ignored += 1
         return self._drain(now)
 
-    def other_version(self, conn: bytes, protocol: int, now: float) -> list[do.Action]:
-        """A greeting in a protocol that is not ours: it is told which would do."""
-        self.out.send(conn, wrong_version(protocol))
-        return self._drain(now)
-
     def lost(self, conn: bytes, now: float) -> list[do.Action]:
         """The connection is closed."""
         self.members.lost(conn, now)
         return self._drain(now)
 
     def refuses_update(self, session_id: str, round: int, size: int) -> str | None:
-        """Why an upload of this size is not wanted; None where it is. One beyond the limit ends its session."""
+        """Why an upload of this size is not wanted; None where it is. One beyond the limit ends its
+        session."""
         ex, session = self.exchange, self.members.get(session_id)
         if session is None:
             return "the session is over"
@@ -157,9 +153,8 @@ class HubState:
         ex = self.exchange
         if self.phase is Phase.OPENING and ex is not None and ex.round == round:
             self._enter(Phase.OPEN)
-            self.out.tell(
-                events.RoundOpened(0.0, round, ex.step, self.settings.steps, ex.names, ex.leased, True)
-            )
+            steps = self.settings.steps
+            self.out.tell(events.RoundOpened(0.0, round, ex.step, steps, ex.names, ex.leased, True))
             for s in ex.members:
                 if s in self.members.sessions:
                     self.announce(self.members.sessions[s], ex)
@@ -180,8 +175,8 @@ class HubState:
     def fingerprinted(self, round: int, truth: int, now: float) -> list[do.Action]:
         """What x' of the round hashes to in truth, after peers disagreed about it.
 
-        A newcomer that differs never had the x' of this run, so it alone goes. One that had it and lost it is a
-        fault of the method or the machine: the run stops rather than train two models.
+        A newcomer that differs never had the x' of this run, so it alone goes. One that had it and lost it is
+        a fault of the method or the machine: the run stops rather than train two models.
         """
         ex = self.exchange
         if self.phase is Phase.CLOSED and ex is not None and ex.round == round:
@@ -189,21 +184,21 @@ class HubState:
             had_it = [s for s in wrong if (session := self.members.get(s)) and session.accepted]
             if had_it:
                 names = ", ".join(ex.members[s] for s in had_it)
-                self._end(f"x' of round {round} at {names} is not what the ledger says", 1)
+                self.end(f"x' of round {round} at {names} is not what the ledger says", 1)
                 return self._drain(now)
             for s in wrong:
                 self._refuse(s, ex.claims.pop(s))
                 if s in self.members.sessions:
                     self.members.kick_other_state(self.members.sessions[s], round)
             if ex.claims:
-                self._commit(ex)
+                self.out.add(ex.commit(self.leases))
             else:
                 self._void(ex, now)
         return self._drain(now)
 
     def failed(self, reason: str, exit_code: int, now: float) -> list[do.Action]:
         """Something the run cannot go on without failed: the disk, the aggregation."""
-        self._end(reason, exit_code)
+        self.end(reason, exit_code)
         return self._drain(now)
 
     def stop(self, reason: str, now: float, *, at_once: bool = False) -> list[do.Action]:
@@ -221,17 +216,15 @@ class HubState:
         """Let time pass up to `now`."""
         self._ticked = now
         asleep = self.members.tick(now)
-        self._waiting_since += asleep
+        self.waiting_since += asleep
         self._hold_until += asleep
         ex = self.exchange
         if ex is not None:
             ex.deadline += asleep
         if self.phase is Phase.OPEN and ex is not None and now >= ex.deadline and not ex.warned:
             ex.warned = True
-            goes_on = (
-                "it goes on without" if ex.claims else "nothing came; it closes with the first update of"
-            )
-            self.out.warn(f"round {ex.round} reached its deadline: {goes_on} {', '.join(ex.missing)}")
+            what = "it goes on without" if ex.claims else "nothing came; it closes with the first update of"
+            self.out.warn(f"round {ex.round} reached its deadline: {what} {', '.join(ex.missing)}")
         return self._drain(now)
 
     def deadline(self) -> float:
@@ -242,7 +235,7 @@ class HubState:
         if self.phase is Phase.OPEN and self.exchange is not None and not self.exchange.warned:
             times.append(self.exchange.deadline)
         if self.phase in (Phase.WAITING, Phase.FINAL):
-            times.append(self._waiting_since + self.settings.start_timeout)
+            times.append(self.waiting_since + self.settings.start_timeout)
             if self._hold_until > self._ticked:
                 times.append(self._hold_until)
         return min(times)
@@ -256,7 +249,8 @@ class HubState:
         return self.phase is Phase.ENDED or self._stop_at is not None
 
     def give_back_unheard(self, session: Session, holds: list[int]) -> None:
-        """A peer is back. Leases it never heard of go back into the pool; that of the open round it is told again."""
+        """A peer is back. Leases it never heard of go back into the pool; that of the open round it is told
+        again."""
         ex = self.exchange
         current = {ex.round} if ex is not None and session.id in ex.members else set()
         for lease in set(self.leases.held(session.id)) - set(holds) - current:
@@ -300,25 +294,6 @@ class HubState:
             self.out.warn(f"claims to deliver leases of rounds {void}, which it does not hold", session.name)
         self.members.move(session, Kind.ARRIVED)
 
-    def _evaluated(self, session: Session, m: Evaluated, now: float) -> None:
-        ev = self.evaluations.now
-        if (
-            ev is None
-            or ev.round != m.round
-            or not ev.arrived(session.id, m.part, Part(m.loss_sum, m.tokens))
-        ):
-            self.members.ignored += 1
-            return
-        if ev.final:
-            session.owes = None
-            self.members.move(session, Kind.ARRIVED)
-            self.members.move(session, Kind.CLOSED)
-        if ev.whole:
-            self.evaluations.finish()
-            self.history.eval_loss = ev.loss
-            self.out.add(do.Note(ev.round, ev.step, ev.loss, ev.tokens, ev.final))
-            self.out.tell(events.EvaluationDone(0.0, ev.round, ev.step, ev.loss, ev.tokens, ev.final))
-
     # ---- rounds --------------------------------------------------------------------------------------------
 
     def _progress(self, now: float) -> None:
@@ -327,30 +302,30 @@ class HubState:
             return
         idle = self.phase in (Phase.WAITING, Phase.FINAL)
         if self._stop_at is not None and (idle or now >= self._stop_at):
-            self._end(self.reason, 0)
+            self.end(self.reason, 0)
         elif self.phase is Phase.WAITING:
             self._open_or_wait(now)
         elif self.phase is Phase.OPEN:
             self._close_or_wait(now)
         elif self.phase is Phase.FINAL:
-            self._finish_or_wait(now)
+            finish_or_wait(self, now)
 
     def _open_or_wait(self, now: float) -> None:
         ready, s = self.members.ready(), self.settings
         if self.leases.done:
             self.evaluations.finish()  # of an older x': the final one is what counts now
             self._enter(Phase.FINAL)
-            self._waiting_since = now
-            self._finish_or_wait(now)
+            self.waiting_since = now
+            finish_or_wait(self, now)
         elif self.members.awaited() and now < self._hold_until:
             return
         elif len(ready) < max(1, s.min_peers):
-            if now >= self._waiting_since + s.start_timeout:
-                self._end(
+            if now >= self.waiting_since + s.start_timeout:
+                self.end(
                     f"{len(ready)} peers were ready, {s.min_peers} needed, for {s.start_timeout:.0f} s", 7
                 )
         else:
-            self._waiting_since = now
+            self.waiting_since = now
             if self.leases.free or any(self.leases.held(p.id) for p in ready):
                 self._open(ready, now)
             # else those who hold the last samples are behind: they deliver, or lose them after lease_s
@@ -390,24 +365,11 @@ class HubState:
             if len({ex.reports[s].fingerprint for s in ex.claims}) > 1:
                 self.out.add(do.FindFingerprint(ex.round))
             else:
-                self._commit(ex)
-
-    def _commit(self, ex: Exchange) -> None:
-        claims = tuple(
-            do.Claim(
-                ex.members[s],
-                s,
-                {r: self.leases.ids(s, r) or () for r in ex.claims[s]},
-                ex.reports[s].loss_sum,
-                ex.reports[s].tokens,
-            )
-            for s in ex.by_name
-        )
-        fingerprint = ex.reports[ex.by_name[0]].fingerprint
-        self.out.add(do.Commit(ex.round, ex.step, ex.names, claims, fingerprint))
+                self.out.add(ex.commit(self.leases))
 
     def _settle(self, ex: Exchange, accepted: dict[str, int]) -> list[str]:
-        """Count the leases of the accepted (named), give the others back. Returns the accepted sessions, by name."""
+        """Count the leases of the accepted (named), give the others back. Returns the accepted sessions, by
+        name."""
         counted = [s for s in ex.by_name if ex.members[s] in accepted]
         for s, rounds in ex.claims.items():
             if s in counted:
@@ -418,7 +380,8 @@ class HubState:
         return counted
 
     def _refuse(self, session: str, rounds: list[int]) -> None:
-        """An update that arrived is not in the commit: its sender still holds the work, if it is still here."""
+        """An update that arrived is not in the commit: its sender still holds the work, if it is still
+        here."""
         self.leases.refuse(session, rounds)
         if session not in self.members.sessions:
             self.leases.revoke(session)
@@ -454,39 +417,11 @@ class HubState:
     def _wait_again(self, now: float) -> None:
         self.exchange = None
         self._enter(Phase.WAITING)
-        self._waiting_since = now
+        self.waiting_since = now
 
     # ---- the end -------------------------------------------------------------------------------------------
 
-    def _finish_or_wait(self, now: float) -> None:
-        """Every sample is counted: have each part of the final evaluation computed by somebody, then end."""
-        done = "every sample was counted"
-        if self.evaluations.finished or not self.evaluations.wanted:
-            self._end(done, 0, finished=True)
-            return
-        ready = self.members.ready()
-        for s in self.evaluations.assign(self.round, self.settings.steps, [p.id for p in ready]):
-            session = self.members.sessions[s]
-            session.owes = now
-            self.members.move(session, Kind.OPENED)
-            self.announce_part(session)
-        ev = self.evaluations.now
-        if ready or (ev is not None and ev.awaited):
-            self._waiting_since = now
-        elif now >= self._waiting_since + self.settings.start_timeout:
-            self.out.warn("the final evaluation was not completed: no peer is left")
-            self._end(done, 0, finished=True)
-
-    def announce_part(self, session: Session) -> None:
-        ev = self.evaluations.now
-        part = ev.part_of(session.id) if ev is not None and ev.final else None
-        if ev is not None and part is not None:
-            names = sorted(
-                self.members.sessions[s].name for s in ev.holders.values() if s in self.members.sessions
-            )
-            self.out.send(session.conn, Round(ev.round, ev.step, ev.step, names, 0, False, part, ev.parts))
-
-    def _end(self, reason: str, exit_code: int, *, finished: bool = False) -> None:
+    def end(self, reason: str, exit_code: int, *, finished: bool = False) -> None:
         if self.phase is Phase.ENDED:
             return
         self.finished, self.reason = finished, reason

@@ -1,6 +1,7 @@
 """Sets of sample ids as runs of neighbours: a batch of 4,096 fresh samples is one pair of numbers.
 
-`Pool` is where exactly-once begins: an id is in the pool, or in one lease, or counted, and never in two of them.
+`Pool` is where exactly-once begins: an id is in the pool, or in one lease, or counted, and never in two of
+them.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     pool --grant--> held --claim--> claimed --count--> counted
       ^---revoke-----'  <--refuse---'
 
-A *lease* is what one session was given in one round. It is *claimed* by an update that has arrived and says that it
-delivers it. Claimed leases wait for the commit even if their session ends: the work is here.
+A *lease* is what one session was given in one round. It is *claimed* by an update that has arrived and says
+that it delivers it. Claimed leases wait for the commit even if their session ends: the work is here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Leases:
         return self.counted == self.total
 
     def restore(self, session: str, round: int, ids: Runs) -> None:
-        """A lease that was given before the hub restarted: out of the pool again, into its session's hands."""
+        """A lease that was given before the hub restarted: out of the pool again, into its session's
+        hands."""
         rest = Pool()
         for run in self._pool.runs:
             rest.put(minus(run, ids))
@@ -50,10 +51,11 @@ class Leases:
         self._leases.setdefault(session, {})[round] = Lease(ids)
 
     def grant(self, round: int, sessions: Sequence[str], batch: int) -> dict[str, Runs]:
-        """Share out `batch` samples (or what is left) for `round` among `sessions`, in their order, nearly equally.
+        """Share out `batch` samples (or what is left) for `round` among `sessions`, in their order, nearly
+        equally.
 
-        The remainder goes to another one each round. A session that holds a lease of this round already (the hub
-        restarted) keeps it as its share.
+        The remainder goes to another one each round. A session that holds a lease of this round already (the
+        hub restarted) keeps it as its share.
         """
         have = {s: lease.ids for s in sessions if (lease := self._leases.get(s, {}).get(round))}
         takers = [s for s in sessions if s not in have]
@@ -75,7 +77,8 @@ class Leases:
         return None if lease is None else lease.ids
 
     def claim(self, session: str, rounds: Iterable[int]) -> list[int]:
-        """An update of `session` that delivers `rounds` is here. Those it really holds are claimed and returned."""
+        """An update of `session` that delivers `rounds` is here. Those it really holds are claimed and
+        returned."""
         mine = self._leases.get(session, {})
         good = [r for r in sorted(set(rounds)) if r in mine and not mine[r].claimed]
         for r in good:

@@ -1,8 +1,10 @@
-"""The ledger: what a run has decided, on disk before anybody is told. SQLite (WAL) for facts, a log for packets.
+"""The ledger: what a run has decided, on disk before anybody is told. SQLite (WAL) for facts, a log for
+packets.
 
-A round is committed when its row is in `rounds`; the row is written after the packet's bytes are on the disk. So a
-row without bytes cannot exist, and bytes without a row (a crash in between) are cut off at the next start: nobody
-had been told of them. Counted leases are written in the transaction of the round that counts them.
+A round is committed when its row is in `rounds`; the row is written after the packet's bytes are on the disk.
+So a row without bytes cannot exist, and bytes without a row (a crash in between) are cut off at the next
+start: nobody had been told of them. Counted leases are written in the transaction of the round that counts
+them.
 
     folder/ledger.db     meta, rounds, leases (counted and open), sessions, evaluations
     folder/packets.log   packet_log.py
@@ -30,7 +32,8 @@ CREATE TABLE rounds (
     round INTEGER PRIMARY KEY, step INTEGER, opened REAL, committed REAL, fingerprint TEXT, members TEXT,
     accepted TEXT, loss REAL, tokens INTEGER, counted INTEGER, offset INTEGER, length INTEGER, sha256 BLOB);
 CREATE TABLE counted (
-    lease INTEGER, peer TEXT, session TEXT, round INTEGER, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT ROWID;
+    lease INTEGER, peer TEXT, session TEXT, round INTEGER, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT
+    ROWID;
 CREATE TABLE leased (
     lease INTEGER, session TEXT, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT ROWID;
 CREATE TABLE sessions (session TEXT PRIMARY KEY, name TEXT, hardware TEXT) WITHOUT ROWID;
@@ -114,8 +117,8 @@ class Audit:
 class Ledger:
     """One run's ledger. One writer; any number of readers beside it, also in other processes.
 
-    `Ledger(folder, run=..., samples=...)` opens it to write, or begins it; `Ledger(folder, write=False)` to read.
-    The writer may be used from several threads in turn, not at once (the hub has one thread for it).
+    `Ledger(folder, run=..., samples=...)` opens it to write, or begins it; `Ledger(folder, write=False)` to
+    read. The writer may be used from several threads in turn, not at once (the hub has one thread for it).
     """
 
     def __init__(self, folder: Path, *, run: str = "", samples: int = 0, write: bool = True) -> None:
@@ -208,8 +211,8 @@ class Ledger:
     def commit(self, row: RoundRow, packet: bytes, counted: tuple[Counted, ...]) -> RoundRow:
         """Make a round durable. When this returns the round is a fact.
 
-        Where it raises LedgerError there is no such round; after any other error (a full disk) only opening the
-        ledger anew can tell, and until then nothing more is written.
+        Where it raises LedgerError there is no such round; after any other error (a full disk) only opening
+        the ledger anew can tell, and until then nothing more is written.
         """
         if self._log is None:
             raise LedgerError("this ledger is not open to write (it was opened to read, or a write failed)")
@@ -267,7 +270,8 @@ class Ledger:
         return None if columns is None else row_of(columns).record
 
     def packets(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """(round, packet) of the committed rounds from `start` to before `stop`; one packet in memory at a time."""
+        """(round, packet) of the committed rounds from `start` to before `stop`; one packet in memory at a
+        time."""
         (last,) = self._db.execute("SELECT coalesce(max(round), -1) FROM rounds").fetchone()
         stop = last + 1 if stop is None else stop
         if not 0 <= start <= stop <= last + 1:
@@ -302,8 +306,8 @@ class Ledger:
     def verify(self, *, complete: bool = False) -> Audit:
         """Read every packet and every counted lease again. Raises LedgerError where a law is broken.
 
-        Rounds follow each other, checksums hold, no sample was counted twice and none that does not exist; with
-        `complete` also: every sample was counted.
+        Rounds follow each other, checksums hold, no sample was counted twice and none that does not exist;
+        with `complete` also: every sample was counted.
         """
         rows, end = self.rounds(), 0
         for row, (round, packet) in zip(rows, self.packets(), strict=True):

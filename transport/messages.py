@@ -1,11 +1,12 @@
-"""Every message of the protocol, as typed structs. The wire form is msgpack; an unknown field or type is refused.
+"""Every message of the protocol, as typed structs. The wire form is msgpack; an unknown field or type is
+refused.
 
-Control messages are small (<= 64 KiB) and have a connection of their own. Whatever is big (weights, tokens, packets)
-is an *object* with a name and travels in chunks on bulk connections; control messages only refer to it by name.
-See transport/README.md.
+Control messages are small (<= 64 KiB) and have a connection of their own. Whatever is big (weights, tokens,
+packets) is an *object* with a name and travels in chunks on bulk connections; control messages only refer to
+it by name. See transport/README.md.
 
-`round` counts exchanges; `step` counts optimizer steps of the global batch. They differ where a round exchanges
-without computing (the drain after the last step) and where lost work is done again.
+`round` counts exchanges; `step` counts optimizer steps of the global batch. They differ where a round
+exchanges without computing (the drain after the last step) and where lost work is done again.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ class Hello(Message, frozen=True):
 class Resume(Message, frozen=True):
     """First message on a new control connection of a session that the peer already has.
 
-    The hub answers Welcome(resumed=True) and says again what may have been lost: the Committed the peer waits for,
-    the Round that is open. Leases that the peer never heard of go back into the pool. The peer says again what the hub may not have heard. A session that the hub does not
-    know is answered Refused("session"): the peer says Hello and gets a new one.
+    The hub answers Welcome(resumed=True) and says again what may have been lost: the Committed the peer waits
+    for, the Round that is open. Leases that the peer never heard of go back into the pool. The peer says
+    again what the hub may not have heard. A session that the hub does not know is answered
+    Refused("session"): the peer says Hello and gets a new one.
     """
 
     protocol: int
@@ -156,7 +158,8 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """No session. `code` is one of REFUSALS; `reason` is a sentence for the user. This struct never changes."""
+    """No session. `code` is one of REFUSALS; `reason` is a sentence for the user. This struct never
+    changes."""
 
     code: str
     reason: str
@@ -211,7 +214,8 @@ class Attached(Message, frozen=True):
 
 
 class Put(Message, frozen=True):
-    """The peer wants to upload an object ("update/<round>"). Answered by Have, or PutDone where it ends here."""
+    """The peer wants to upload an object ("update/<round>"). Answered by Have, or PutDone where it ends
+    here."""
 
     name: ObjectName
     size: Annotated[int, Meta(ge=1, le=2**40)]
@@ -220,14 +224,16 @@ class Put(Message, frozen=True):
 
 
 class Have(Message, frozen=True):
-    """What the hub already holds of an upload: bit i (lowest first) of `chunks` is chunk i. Send the others."""
+    """What the hub already holds of an upload: bit i (lowest first) of `chunks` is chunk i. Send the
+    others."""
 
     name: str
     chunks: bytes
 
 
 class Chunk(Message, frozen=True):
-    """Chunk `index` of an upload; its bytes are the second frame. Answered by Ack. Sending it twice is harmless."""
+    """Chunk `index` of an upload; its bytes are the second frame. Answered by Ack. Sending it twice is
+    harmless."""
 
     name: ObjectName
     index: Count
@@ -255,7 +261,8 @@ class Get(Message, frozen=True):
 
 
 class Data(Message, frozen=True):
-    """Chunk `index` of an object; its bytes are the second frame. `size` and `sha256` are of the whole object."""
+    """Chunk `index` of an object; its bytes are the second frame. `size` and `sha256` are of the whole
+    object."""
 
     name: str
     index: int
@@ -268,7 +275,8 @@ class NoObject(Message, frozen=True):
     reason: str
 
 
-# Refused.code -> exit code of the command that is told so. "session" is not for people: the peer says Hello again.
+# Refused.code -> exit code of the command that is told so. "session" is not for people: the peer says Hello
+# again.
 REFUSALS = {
     "protocol": 6,
     "token": 6,

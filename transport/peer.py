@@ -33,9 +33,9 @@ Progress = Callable[[int, int], None]  # (bytes here, bytes in all)
 class PeerLink:
     """A peer's link to its hub.
 
-    connect(); fetch() what is lacking; ready(round, fingerprint); then next_round() and exchange() in turn, until
-    next_round gives Over; leave(). Every call may raise SessionRenewed once: what was not delivered is void then;
-    catch up to `link.welcome.round`, say ready(), go on with next_round().
+    connect(); fetch() what is lacking; ready(round, fingerprint); then next_round() and exchange() in turn,
+    until next_round gives Over; leave(). Every call may raise SessionRenewed once: what was not delivered is
+    void then; catch up to `link.welcome.round`, say ready(), go on with next_round().
     """
 
     def __init__(
@@ -103,11 +103,12 @@ class PeerLink:
     def fetch(
         self, name: str, progress: Progress | None = None, to: Path | None = None, sha256: str = ""
     ) -> bytes | Path:
-        """The object `name`: its bytes, or the path `to` it was written to (resumed where an earlier call stopped).
+        """The object `name`: its bytes, or the path `to` it was written to (resumed where an earlier call
+        stopped).
 
-        `sha256` (hex) is checked where given, else the hub's own where it knows one. Raises KeyError where the hub
-        has no such object, ProtocolError where a checksum is wrong, OSError where the disk is full, Leaving,
-        SessionRenewed, RunOver, LinkLost.
+        `sha256` (hex) is checked where given, else the hub's own where it knows one. Raises KeyError where
+        the hub has no such object, ProtocolError where a checksum is wrong, OSError where the disk is full,
+        Leaving, SessionRenewed, RunOver, LinkLost.
         """
 
         def open_sink(size: int, digest: bytes) -> Parts | PartFile:
@@ -155,7 +156,8 @@ class PeerLink:
             return download
 
     def next_round(self) -> Round | Over:
-        """Wait for the next round this peer is a member of. Over: the run is, or `leave_requested` was set."""
+        """Wait for the next round this peer is a member of. Over: the run is, or `leave_requested` was
+        set."""
         taken: list[Round] = []
 
         def there() -> bool:
@@ -173,8 +175,8 @@ class PeerLink:
         return self._state.over
 
     def exchange(self, round: int, packet: bytes, report: Report) -> Committed:
-        """Upload this peer's packet of `round`, wait until the round is durable. Look for your name in `accepted`:
-        where it is not, the packet came too late and is to be taken back.
+        """Upload this peer's packet of `round`, wait until the round is durable. Look for your name in
+        `accepted`: where it is not, the packet came too late and is to be taken back.
 
         With `leave_requested` set it still waits LEAVE_S for the exchange in flight. Raises RunOver,
         SessionRenewed, RefusedByHub, LinkLost, Leaving.

@@ -1,4 +1,5 @@
-"""The peer without sockets, threads and clock: what a session is, and what is said again after a lost connection.
+"""The peer without sockets, threads and clock: what a session is, and what is said again after a lost
+connection.
 
     OFFLINE    no control connection
     GREETING   Hello or Resume is sent
@@ -6,8 +7,8 @@
     OVER       the run is over, or this peer's part in it
     REFUSED    the hub said no, and will say it again
 
-Everything a peer says is idempotent and kept until the hub has shown that it knows: Ready until a Round comes, a
-Report until the Committed of its round, an evaluation until a later round opens.
+Everything a peer says is idempotent and kept until the hub has shown that it knows: Ready until a Round
+comes, a Report until the Committed of its round, an evaluation until a later round opens.
 """
 
 from __future__ import annotations
@@ -165,8 +166,8 @@ class PeerState:
             if report.round == message.round and self.welcome and self.welcome.name in message.accepted:
                 self._holds.difference_update(report.delivers)
             self._report = None
-        # A round that was committed before this peer took it stays in `rounds`: its lease is this peer's to deliver,
-        # and the report of it, late as it is, tells the hub that the peer is there again.
+        # A round that was committed before this peer took it stays in `rounds`: its lease is this peer's to
+        # deliver, and the report of it, late as it is, tells the hub that the peer is there again.
 
     # ---- in: from the caller -------------------------------------------------------------------------------
 

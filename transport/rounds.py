@@ -8,6 +8,7 @@ from enum import Enum
 from . import actions as do
 from . import events
 from .evaluation import Evaluation
+from .leases import Leases
 from .messages import Report, Round
 
 
@@ -33,7 +34,8 @@ PHASES: dict[Phase, frozenset[Phase]] = {
 
 @dataclass
 class Exchange:
-    """The round in progress. Sessions are named by their ids: a peer that comes back anew is another session."""
+    """The round in progress. Sessions are named by their ids: a peer that comes back anew is another
+    session."""
 
     round: int
     step: int
@@ -62,6 +64,21 @@ class Exchange:
         part = ev.part_of(session) if ev is not None and ev.round == self.round else None
         parts = ev.parts if ev is not None and part is not None else 0
         return Round(self.round, self.step, steps, list(self.names), samples, True, part or 0, parts)
+
+    def commit(self, leases: Leases) -> do.Commit:
+        """What has arrived, to be aggregated and made durable."""
+        claims = tuple(
+            do.Claim(
+                peer=self.members[s],
+                session=s,
+                leases={r: leases.ids(s, r) or () for r in self.claims[s]},
+                loss_sum=self.reports[s].loss_sum,
+                tokens=self.reports[s].tokens,
+            )
+            for s in self.by_name
+        )
+        fingerprint = self.reports[self.by_name[0]].fingerprint
+        return do.Commit(self.round, self.step, self.names, claims, fingerprint)
 
     def told(self, accepted: list[str], done: do.CommitDone, now: float) -> events.RoundCommitted:
         """What the hub's owner is told when it is durable; the run's own figures are to be filled in."""

@@ -54,8 +54,8 @@ class RunSettings:
 
 
 class Work(Protocol):
-    """What a hub cannot know, implemented by its caller. `samples` and `object` are called from one thread, the
-    others from another; none from the thread that does the I/O."""
+    """What a hub cannot know, implemented by its caller. `samples` and `object` are called from one thread,
+    the others from another; none from the thread that does the I/O."""
 
     def samples(self, ids: Sequence[int]) -> bytes:
         """The payload of a lease: opaque here."""
@@ -64,8 +64,8 @@ class Work(Protocol):
         """Trained tokens in these samples: the weight of the update that delivers them."""
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
-        """The owner's half: one packet out of (peer, packet, weight), sorted by peer. Raises UpdateRejected; it is
-        called again without that peer, so it must not have changed its state by then."""
+        """The owner's half: one packet out of (peer, packet, weight), sorted by peer. Raises UpdateRejected;
+        it is called again without that peer, so it must not have changed its state by then."""
 
     def committed(self, round: int, packet: bytes) -> None:
         """`packet`, as aggregated, is durable."""

@@ -1,9 +1,9 @@
 """The ZeroMQ ends of the wire. CURVE always; the options and why are measured in README.md, "Sockets".
 
 One ROUTER at the hub on one TCP port takes control and bulk connections alike; a peer has a DEALER for each.
-No routing ids are set: a fixed id is a permanent black hole after a half-open connection, or can be taken over.
-A dialled connection that ends is thrown away with its queues and a fresh one is made: what a reconnect would deliver
-late, or lose silently, is the application's to say again.
+No routing ids are set: a fixed id is a permanent black hole after a half-open connection, or can be taken
+over. A dialled connection that ends is thrown away with its queues and a fresh one is made: what a reconnect
+would deliver late, or lose silently, is the application's to say again.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class RouterWire:
 
     def send(self, conn: bytes, frames: Frames) -> bool:
         try:
-            # copying 256 KiB is cheaper than the reference counting that spares it, and safe against a changed buffer
+            # copying 256 KiB is cheaper than the reference counting that spares it, and safe against a
+            # changed buffer
             self._router.send_multipart([conn, *frames], zmq.DONTWAIT)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
@@ -296,7 +297,8 @@ class Waker:
 
 
 def reach(host: str, port: int, timeout: float = 5.0) -> str:
-    """The IP address of `host` that takes TCP connections on `port`. Raises Unreachable, which says what failed."""
+    """The IP address of `host` that takes TCP connections on `port`. Raises Unreachable, which says what
+    failed."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:

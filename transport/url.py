@@ -4,8 +4,8 @@
     token   16 random bytes and 2 of checksum as 24 characters of base64url
     run     a slug, a-z 0-9 . -
 
-The checksum covers key, token and run, so a paste that lost its end is told apart from a wrong one. It does not
-cover host and port: whoever knows a better way to the hub may write it into the URL by hand.
+The checksum covers key, token and run, so a paste that lost its end is told apart from a wrong one. It does
+not cover host and port: whoever knows a better way to the hub may write it into the URL by hand.
 No `?`, `#` or `[` but around an IPv6 address: zsh would not leave them alone.
 """
 

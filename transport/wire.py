@@ -20,7 +20,8 @@ class HubWire(Protocol):
     port: int
 
     def poll(self, timeout: float) -> list[tuple[bytes, list[bytes]]]:
-        """(connection, frames) of what has come; waits up to `timeout` seconds for the first, or for `wake`."""
+        """(connection, frames) of what has come; waits up to `timeout` seconds for the first, or for
+        `wake`."""
 
     def send(self, conn: bytes, frames: Frames) -> bool:
         """False: the connection is closed, or its peer has not read for so long that nothing more fits."""
@@ -71,9 +72,9 @@ class PeerWire(Protocol):
     def close(self) -> None: ...
 
 
-# CurveZMQ (RFC 26): a frame of n bytes travels as a MESSAGE command of "\x07MESSAGE", an 8-byte nonce and a box of
-# 16 bytes of authentication, 1 of flags and the n. ZMTP 3.1 (RFC 37) puts a flag byte and a length before it, of 1
-# byte up to 255 and of 8 beyond.
+# CurveZMQ (RFC 26): a frame of n bytes travels as a MESSAGE command of "\x07MESSAGE", an 8-byte nonce and a
+# box of 16 bytes of authentication, 1 of flags and the n. ZMTP 3.1 (RFC 37) puts a flag byte and a length
+# before it, of 1 byte up to 255 and of 8 beyond.
 CURVE_MESSAGE = 8 + 8 + 16 + 1
 SHORT = 255
 
@@ -87,7 +88,8 @@ def wire_size(frames: Sequence[bytes | memoryview]) -> int:
     return total
 
 
-# The handshake of one connection, DEALER to ROUTER (RFC 26 and RFC 37): a greeting of 64 bytes each; HELLO 2 + 200 and
-# INITIATE 9 + 292 up; WELCOME 2 + 168 and READY 2 + 65 down. The last two carry the socket types and an empty identity.
+# The handshake of one connection, DEALER to ROUTER (RFC 26 and RFC 37): a greeting of 64 bytes each; HELLO 2
+# + 200 and INITIATE 9 + 292 up; WELCOME 2 + 168 and READY 2 + 65 down. The last two carry the socket types
+# and an empty identity.
 HANDSHAKE_UP = 64 + 202 + 301
 HANDSHAKE_DOWN = 64 + 170 + 67

@@ -1,7 +1,8 @@
-"""A swarm of machines without sockets, threads or clock: the real HubState and PeerState, every message encoded.
+"""A swarm of machines without sockets, threads or clock: the real HubState and PeerState, every message
+encoded.
 
-A history is a list of small decisions (who is heard next, whose cable is pulled, who dies, when time passes). After
-any history `settle` lets honest peers finish the run; the laws are checked all the way.
+A history is a list of small decisions (who is heard next, whose cable is pulled, who dies, when time passes).
+After any history `settle` lets honest peers finish the run; the laws are checked all the way.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ class SimPeer:
         )
 
     def upload(self) -> None:
-        assert self.round is not None and self.state.welcome is not None
+        assert self.round is not None
+        assert self.state.welcome is not None
         session, r = self.state.welcome.session, self.round.round
         if self.swarm.hub.refuses_update(session, r, 100) is None:
             self.swarm.packets[session, r] = [i for lease in self.sent for i in self.pending[lease]]
@@ -204,7 +206,8 @@ class SimSwarm:
             self.down(peer)
 
     def cut(self, peer: SimPeer, *, noticed: bool = True) -> None:
-        """The cable is pulled: what was under way is lost. The peer notices; the hub at once, or when it next sends."""
+        """The cable is pulled: what was under way is lost. The peer notices; the hub at once, or when it next
+        sends."""
         if peer.cable is not None:
             cable, peer.cable = peer.cable, None
             del self.cables[cable.name]

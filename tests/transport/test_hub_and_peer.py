@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from transport.messages import Hello, Over, Refused, decode_to_peer, encode
 from transport.sockets import DealerWire
 from transport.wire import Came, Up
 
-FAST = dict(ping_s=0.1, grace_s=0.3, recover_s=5.0, linger_s=2.0)
+FAST = {"ping_s": 0.1, "grace_s": 0.3, "recover_s": 5.0, "linger_s": 2.0}
 
 
 class Running:
@@ -105,7 +106,7 @@ def test_a_name_that_has_no_address_is_told(start: Callable[..., Running]) -> No
     running = start()
     url = running.keys.url("no-such-host.invalid", 1, running.url.run)
 
-    with pytest.raises(Unreachable, match="no address for the name 'no-such-host.invalid'") as told:
+    with pytest.raises(Unreachable, match="no address for the name 'no-such-host") as told:
         PeerLink(url, "ann").connect()
     assert told.value.layer == "dns"
 
@@ -140,12 +141,9 @@ def test_a_wrong_token_or_run_is_told(
     start: Callable[..., Running], change: dict[str, str], code: str, told: str
 ) -> None:
     running = start()
-    parts = dict(
-        key=running.url.key, token=running.url.token, host="127.0.0.1", port=running.hub.port, run="toy-run"
-    )
 
     with pytest.raises(RefusedByHub, match=told) as refused:
-        PeerLink(RunURL(**(parts | change)), "ann").connect()  # type: ignore[arg-type]
+        PeerLink(replace(running.url, **change), "ann").connect()  # type: ignore[arg-type]
     assert refused.value.code == code
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ def test_runs_are_the_set_they_were_made_of(ids: set[int]) -> None:
     assert expand(runs) == sorted(ids)
     assert size(runs) == len(ids)
     assert unpack_runs(pack_runs(runs)) == runs
-    assert all(a[1] < b[0] for a, b in zip(runs, runs[1:], strict=False)), "sorted, and neighbours are joined"
+    assert all(a[1] < b[0] for a, b in pairwise(runs)), "sorted, and neighbours are joined"
     assert expand(complement(runs, 201)) == sorted(set(range(201)) - ids)
 
 
@@ -36,8 +38,7 @@ def test_an_id_cannot_be_put_back_twice(a: set[int], b: set[int]) -> None:
     pool = Pool(compact(a))
     if a & b:
         with pytest.raises(ValueError, match="overlap"):
-            for run in compact(b):
-                pool.put((run,))
+            pool.put(compact(b))
     else:
         pool.put(compact(b))
         assert expand(pool.runs) == sorted(a | b)

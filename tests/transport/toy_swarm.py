@@ -1,4 +1,5 @@
-"""A toy of training for the tests of transport: x' is the list of packets applied, a packet names the samples it holds.
+"""A toy of training for the tests of transport: x' is the list of packets applied, a packet names the samples
+it holds.
 
 With it a test can say what a peer did, and a ledger can be checked against what was really trained.
 """
@@ -9,7 +10,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transport import PeerLink, RunSettings
@@ -20,20 +21,19 @@ TOKENS = 10  # of each sample
 
 
 def toy_settings(**changes: object) -> RunSettings:
-    given = dict(
+    toy = RunSettings(
         run="toy-run",
         recipe="{}",
         recipe_hash="00",
         samples=40,
         global_batch=8,
-        min_peers=1,
         start_timeout=5.0,
         step_timeout=5.0,
         peer_timeout=5.0,
         linger_s=2.0,
         recover_s=3.0,
     )
-    return RunSettings(**(given | changes))  # type: ignore[arg-type]
+    return replace(toy, **changes)  # type: ignore[arg-type]
 
 
 def toy_fingerprint(packets: Sequence[bytes]) -> int:

@@ -27,6 +27,7 @@ class RunStarted:
     steps: int
     output_dir: str
     reach: str = ""  # what is known of the address in the URL
+    logging_steps: int = 1  # steps between two plain lines
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Joined:
     recipe: str
     recipe_hash: str
     download_bytes: int  # base model still to be fetched
+    logging_steps: int = 1
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def export(
         )
     source = Path(record.output_dir)
     recipe = recipe_from_json((source / in_folder.RESOLVED).read_text(encoding="utf-8"))
-    rounds = write_model(recipe, Path(record.base), source / in_folder.LEDGER, output_dir)
+    rounds = write_model(recipe, Path(record.base), source, output_dir)
     if as_json:
         typer.echo(json.dumps({"v": 1, "run": record.run, "model": str(output_dir), "rounds": rounds}))
         return
@@ -44,12 +44,15 @@ def export(
         typer.echo(f'Next: cocktail generate {output_dir} "Once upon a time"', err=True)
 
 
-def write_model(recipe: Recipe, base: Path, ledger: Path, folder: Path) -> int:
-    """Fold the ledger's packets onto the base and save the result in `folder`; how many rounds are in it."""
+def write_model(recipe: Recipe, base: Path, run: Path, folder: Path) -> int:
+    """Fold the packets of the run in folder `run` onto the base and save the result in `folder`; how many
+    rounds are in it.
+    """
     from cocktail_cli.work import folded
-    from recipes.base import load_tokenizer
+    from recipes.base import open_tokenizer
     from recipes.model import export as write
 
-    final = folded(recipe, base, ledger)
-    write(folder, base, final.common.vector, final.layout, load_tokenizer(recipe.model, base))
+    final = folded(recipe, base, run / in_folder.LEDGER)
+    tokenizer = open_tokenizer(run / in_folder.TOKENIZER)
+    write(folder, base, final.common.vector, final.layout, tokenizer)
     return final.common.round

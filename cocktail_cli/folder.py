@@ -19,8 +19,9 @@ METRICS = "metrics.jsonl"
 RECIPE = "recipe.yaml"
 RESOLVED = "recipe.json"  # the text whose sha256 is the recipe's hash
 BASE = "base"
+TOKENIZER = "tokenizer"  # with the chat template that the data was put through
 LEDGER = "ledger"
-OURS = {LOG, EVENTS, METRICS, RECIPE, RESOLVED, BASE, LEDGER, "peers"}
+OURS = {LOG, EVENTS, METRICS, RECIPE, RESOLVED, BASE, TOKENIZER, LEDGER, "peers"}
 ROOMS = ("cocktail_cli", "transport", "recipes", "compress")
 
 

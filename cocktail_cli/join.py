@@ -198,7 +198,8 @@ class Membership:
             )
             if not self.says_yes(f'Join as "{welcome.name}"?'):
                 return False
-        self.view.show(Joined(welcome.run, welcome.name, recipe.name, welcome.recipe_hash, wanted))
+        every = recipe.logging.logging_steps
+        self.view.show(Joined(welcome.run, welcome.name, recipe.name, welcome.recipe_hash, wanted, every))
         return True
 
     @staticmethod
@@ -210,7 +211,6 @@ class Membership:
 
     def prepare(self, link: PeerLink, welcome: Welcome) -> Peer:
         """The base model, fetched and loaded on the device, and all that trains it."""
-        from recipes.base import load_tokenizer
         from recipes.finetune import build_peer
         from recipes.model import load_model
         from recipes.recipe import recipe_from_json
@@ -226,8 +226,8 @@ class Membership:
         folder = fetch_base(welcome.base, fetch, told)
         self.view.show(Progressed("loading the model"))
         model = load_model(folder, recipe.model.attn_implementation, self.lent.device)
-        pad = load_tokenizer(recipe.model, folder).pad_token_id or 0
-        return build_peer(model, recipe, pad, micro_batch(recipe, self.lent.micro_batch_size))
+        batch = micro_batch(recipe, self.lent.micro_batch_size)
+        return build_peer(model, recipe, batch, welcome.name)
 
     def train(self, run: RunLink, peer: Peer) -> None:
         """Take part, and show what this machine does; again from the start of a session where one is

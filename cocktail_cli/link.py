@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from transport.messages import Committed, Over, Report, Round
@@ -28,8 +29,23 @@ class RunLink:
         self.ended: str | None = None  # why the run is over, once it is
         self.finished = False  # whether it reached its end
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The end of the run and the wish to leave, in the loop's words."""
+        from recipes.finetune import Interrupted
+        from transport.errors import Leaving, RunOver
+
+        try:
+            yield
+        except RunOver as over:
+            self.ended, self.finished = str(over), over.finished
+            raise Interrupted(self.ended) from over
+        except Leaving as leaving:
+            raise Interrupted(str(leaving)) from leaving
+
     def fetch(self, name: str) -> bytes:
-        data = self.link.fetch(name)
+        with self.waiting():
+            data = self.link.fetch(name)
         assert isinstance(data, bytes)  # a path only where one was given
         return data
 
@@ -62,7 +78,8 @@ class RunLink:
             compute_s=delivery.compute_s,
             wait_s=delivery.wait_s,
         )
-        return self.link.exchange(delivery.round, packet, report)
+        with self.waiting():
+            return self.link.exchange(delivery.round, packet, report)
 
     def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:
         self.link.evaluated(round, part, loss_sum, tokens)

@@ -103,6 +103,7 @@ class Run:
         check_fit(self.recipe, base.folder, tokenizer)
         self.tell(Progressed("reading the data"))
         corpus = build_corpus(self.recipe, tokenizer)
+        tokenizer.save_pretrained(self.folder / in_folder.TOKENIZER)
         for line in corpus.found:
             self.tell(Progressed(f"data: {line}"))
         for warning in corpus.warnings:
@@ -143,6 +144,7 @@ class Run:
                 recipe_hash=self.recipe.recipe_hash,
                 parameters=work.parameters,
                 steps=settings.steps,
+                logging_steps=self.recipe.logging.logging_steps,
                 output_dir=shown(self.folder),
                 reach=reach.known,
             )
@@ -192,7 +194,7 @@ class Run:
         state: State = "finished" if ended.exit_code == 0 else "failed"
         if narrator.rounds:
             self.tell(Progressed("writing the model"))
-            write_model(self.recipe, work.base.folder, self.folder / in_folder.LEDGER, self.folder)
+            write_model(self.recipe, work.base.folder, self.folder, self.folder)
         save(record.ended(state, narrator.step, narrator.eval_loss))
         if ended.exit_code or not narrator.rounds:
             raise Failure(CODES.get(ended.exit_code, "unexpected"), ended.reason)

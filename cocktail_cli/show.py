@@ -127,8 +127,8 @@ def invitation(event: RunStarted, out: TextIO, err: TextIO) -> None:
     print(f"recipe    {event.recipe}  sha256 {event.recipe_hash[:8]}", file=err)
     print(f"training  {size}, {event.steps} steps", file=err)
     print(f"reach     {event.reach}", file=err)
-    print("Invite peers (anyone with this line can join until the run ends):\n", file=err, flush=True)
-    print(f"cocktail join {event.url}", file=out, flush=True)
+    print("Pass on the next line; whoever has it types `cocktail join` and the line:\n", file=err, flush=True)
+    print(event.url, file=out, flush=True)
     folder = event.output_dir
     print(
         f"\nUseful: cocktail status {event.run} · cocktail stop {event.run} · log: {folder}/cocktail.log\n",
@@ -193,14 +193,17 @@ class PlainView:
     def __init__(self, out: TextIO, err: TextIO, steps: bool = True, verbose: int = 0) -> None:
         self.out, self.err, self.steps, self.verbose = out, err, steps, verbose
         self.state, self.told = "", 0.0
+        self.every = 1  # steps between two lines
 
     def show(self, event: Event) -> None:
+        if isinstance(event, (RunStarted, Joined)):
+            self.every = event.logging_steps
         if isinstance(event, RunStarted):
             invitation(event, self.out, self.err)
         elif isinstance(event, RunFinished):
             farewell(event, self.out, self.err)
         elif isinstance(event, Step):
-            if self.steps:
+            if self.steps and event.step % self.every == 0:
                 self.line(step_line(event, self.verbose))
         elif isinstance(event, Progressed):
             self.progress(event)

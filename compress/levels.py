@@ -21,7 +21,7 @@ import numpy as np
 SHIFT = 14  # of an FP32 pattern: 512 bins an octave
 LOWEST = int(np.float32(2.0**-8).view(np.int32)) >> SHIFT
 BINS = 16 * 512  # magnitudes from 2**-8 to 2**8 of the scale
-ROUNDS = 16  # of Lloyd's iteration; then 5 at each price
+ROUNDS = 12  # of Lloyd's iteration; then 5 at each price
 BUDGET = {4: 2.05}  # bits that the number of a level may carry, sign apart
 PRICES = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 2.5, 3, 3.5, 4)  # of one bit, in units of the error at price 0
 THIN = 1e-3  # share of the weight spread evenly at 8 bits: no range goes without levels
@@ -37,8 +37,8 @@ class Levels:
     error: float  # share of the energy lost, on what it was fitted to
 
     def nearest(self, y: np.ndarray) -> np.ndarray:
-        """(k,) float32 >= 0 -> (k,) uint8 numbers of levels; what is out of range goes to the first or the
-        last.
+        """Numbers of levels, uint8, in the shape of y (float32, at least 0); what is out of range goes to the
+        first or the last.
         """
         number = y.view(np.int32) >> SHIFT
         number -= LOWEST
@@ -149,36 +149,27 @@ class _Fitting:
         return float((self.weight * lost).sum() / self.mass[-1])
 
 
-def stretch_(y: np.ndarray, scale: np.ndarray, levels: Levels) -> None:
-    """Gives buckets with an outlier the larger scale that serves them best. y: (rows, bucket), scale:
-    (rows,), in place.
+def far(y: np.ndarray, levels: Levels) -> np.ndarray:
+    """Which buckets hold an outlier: rows of y (rows, bucket) with a magnitude far above the top level."""
+    return np.unique(np.flatnonzero(y > np.float32(BEYOND * levels.at[-1])) // y.shape[1])
+
+
+def stretch(y: np.ndarray, levels: Levels) -> np.ndarray:
+    """By which factor each bucket's scale had better grow, (rows,) float32, at least 1. y: (rows, bucket).
 
     A mean hardly sees one huge value among 128, which would then be clipped to the top level with all its
-    energy.
+    energy. Four factors are tried, the largest of which puts the outlier on the top level.
     """
-    top = np.float32(levels.at[-1])
-    above = np.flatnonzero(y > BEYOND * top)
-    if not len(above):
-        return
-    rows = np.unique(above // y.shape[1])
-    before = y[rows]
-    worst = before.max(1) / top
-    least, factor = np.full(len(rows), np.inf, np.float32), np.ones(len(rows), np.float32)
+    worst = np.maximum(y.max(1) / np.float32(levels.at[-1]), np.float32(1))
     at = levels.at.astype(np.float32)
+    least, factor = np.full(len(y), np.inf, np.float32), np.ones(len(y), np.float32)
     for power in (0, 1 / 3, 2 / 3, 1):
         wider = worst ** np.float32(power)
-        there = (
-            at[levels.nearest((before / wider[:, None]).reshape(-1))].reshape(before.shape) * wider[:, None]
-        )
-        error = np.square((before - there) / worst[:, None]).sum(1)
+        there = at[levels.nearest(y / wider[:, None])] * wider[:, None]
+        error = np.square((y - there) / worst[:, None]).sum(1)
         factor = np.where(error < least, wider, factor)
         least = np.minimum(error, least)
-    # BF16 again: round the pattern to its upper 16 bits
-    stretched = ((scale[rows] * factor).view(np.uint32) + np.uint32(0x8000) & np.uint32(0xFFFF0000)).view(
-        np.float32
-    )
-    y[rows] = before * (scale[rows] / stretched)[:, None]
-    scale[rows] = stretched
+    return factor
 
 
 @lru_cache(maxsize=1)

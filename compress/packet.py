@@ -58,16 +58,19 @@ def decode(
     """
     head = _head(memoryview(packet), m)
     main, low = (np.frombuffer(expand(section), np.uint8) for section in head.sections[:2])
-    where = torch.from_numpy(places.load(head.kind, head.shift, main, low, m, head.k))
     codes = _codes(head)
+    device = torch.device(device)
     if head.bits < 32 and (usable(torch.empty(0, device=device)) if kernels is None else kernels):
-        from compress.kernels.codes import dequantize as dequantize_there  # imports triton
+        from compress.kernels import codes as there  # imports triton
+        from compress.kernels import select
 
-        return Update(m, where.to(device), dequantize_there(codes, torch.device(device)))
+        where = select.load(head.kind, head.shift, main, low, m, head.k, device)
+        return Update(m, where, there.dequantize(codes, device))
+    where = torch.from_numpy(places.load(head.kind, head.shift, main, low, m, head.k)).to(device)
     values = dequantize(codes)
     if head.bits == 32 and not np.isfinite(values).all():
         raise PacketError("a value that is not finite")
-    return Update(m, where.to(device), torch.from_numpy(values).to(device))
+    return Update(m, where, torch.from_numpy(values).to(device))
 
 
 def codes_of(packet: bytes, m: int) -> Codes:

@@ -65,7 +65,7 @@ def load(kind: int, shift: int, main: np.ndarray, low: np.ndarray, m: int, k: in
     main, low: (bytes,) uint8, of the lengths that `sizes` allows.
     """
     if kind == ALL:
-        return np.arange(m)
+        return np.arange(m, dtype=np.int64)
     if kind == GAPS:
         positions = _load_gaps(shift, main, low, m, k)
     elif kind == MASK:

@@ -164,16 +164,28 @@ def _fitted(values: np.ndarray, bits: int, bucket: int) -> Codes:
     """Levels fitted to the magnitudes, each over the scale of its bucket."""
     k = len(values)
     how = plan(seen(values, bucket), bits)
+    stretch = bits > 1 and not how.by_largest
     codes, negative = np.empty(k, np.uint8), np.less(values, 0).view(np.uint8)
     scales = np.empty(-(-k // bucket), np.float32)
     step = max(CHUNK // bucket, 1)
+    far = []
     for first in range(0, len(scales), step):
         here = slice(first * bucket, (first + step) * bucket)
-        y, scale = _normalized(values[here], bucket, how.by_largest)
-        if bits > 1 and not how.by_largest:
-            fitted.stretch_(y, scale, how.levels)
-        scales[first : first + step] = scale
+        y, scales[first : first + step] = _normalized(values[here], bucket, how.by_largest)
         codes[here] = how.levels.nearest(y.reshape(-1)[: len(values[here])])
+        if stretch:
+            far.append(first + fitted.far(y, how.levels))
+    outlying = np.concatenate(far) if far else np.empty(0, np.int64)
+    for first in range(0, len(outlying), step):  # once more, with a scale that serves them better
+        rows = outlying[first : first + step]
+        index = rows[:, None] * bucket + np.arange(bucket)
+        inside = index < k
+        y = np.where(inside, np.abs(values.take(index, mode="clip")), np.float32(0))
+        y *= _inverse(scales[rows])[:, None]
+        wider = bf16(scales[rows] * fitted.stretch(y, how.levels), up=False)
+        y *= (scales[rows] / wider)[:, None]
+        scales[rows] = wider
+        codes[index[inside]] = how.levels.nearest(y)[inside]
     return Codes(bits, bucket, k, _join(codes, negative, bits), how.table, how.patterns(scales))
 
 
@@ -242,12 +254,13 @@ def _rows(values: np.ndarray, bucket: int) -> np.ndarray:
 
 
 def _means(rows: np.ndarray, k: int) -> np.ndarray:
-    """Mean over the real elements of each row, (rows,) float32."""
+    """Mean over the real elements of each row, (rows,) float32; `bf16` takes care of what overflows."""
+    real = rows.shape[1] - (rows.size - k)  # in the last row
     with np.errstate(over="ignore"):
         means = rows.mean(1)
-    if not np.isfinite(means).all():  # values near 1e38
-        means = rows.mean(1, dtype=np.float64).astype(np.float32)
-    means[-1] *= np.float32(rows.shape[1] / (rows.shape[1] - (rows.size - k)))
+        if not np.isfinite(means).all():  # values near 1e38
+            means = rows.mean(1, dtype=np.float64).astype(np.float32)
+        means[-1] *= np.float32(rows.shape[1] / real)
     return means
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 from zlib import crc32
@@ -60,8 +61,12 @@ class Committed(Protocol):
     accepted: list[str]  # names of the peers whose packets are in the round
 
 
+class Interrupted(Exception):
+    """A call of the link gave up: the run is over (see `link.ended`), or this peer was asked to leave."""
+
+
 class Link(Protocol):
-    """A peer's connection to its run. Every call is bounded in time, and gives up when `leaving` is set."""
+    """A peer's connection to its run. Calls that wait raise Interrupted when nothing is left to wait for."""
 
     name: str
     leaving: threading.Event
@@ -172,7 +177,6 @@ class Peer:
     worker: Worker
     optimizer: Optimizer
     recipe: Recipe
-    pad: int  # token id that fills up a batch
     vocabulary: int | None  # token ids from the hub are below this
     micro_batch: int  # sequences per forward pass
     undelivered: list[Lease] = field(default_factory=list)  # done, but in no committed round yet
@@ -180,14 +184,14 @@ class Peer:
     wait_s: float = 0.0  # how long the last step waited for its exchange
 
 
-def build_peer(model: nn.Module, recipe: Recipe, pad: int, micro_batch: int, name: str = "") -> Peer:
+def build_peer(model: nn.Module, recipe: Recipe, micro_batch: int, name: str = "") -> Peer:
     """A peer called `name` at the base weights, round 0."""
     flat = Flat(model)
     common = Common(flat.vector.clone(), mix_of(recipe.compression), recipe.training.seed)
     worker = Worker(flat.vector, common, flat.layout.name_at, dither=crc32(name.encode()))
     optimizer = build_optimizer(model, recipe.training)
     config = getattr(model, "config", None)
-    return Peer(model, flat, worker, optimizer, recipe, pad, getattr(config, "vocab_size", None), micro_batch)
+    return Peer(model, flat, worker, optimizer, recipe, getattr(config, "vocab_size", None), micro_batch)
 
 
 def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
@@ -200,6 +204,15 @@ def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
         NonFiniteError: this peer's model has diverged; names the parameter.
         Whatever `link` raises when the hub cannot be reached any more.
     """
+    with suppress(Interrupted):  # nothing is lost: what was not committed stays here, its leases go back
+        yield from take_part(link, peer, now)
+    if link.ended is None:
+        link.leave("left on request")
+    yield Left(link.ended or "left on request", finished=link.ended is not None)
+
+
+def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
+    """Round after round, until there is none."""
     common = peer.worker.common
     stale = peer.recipe.compression.staleness == 1
     held_out: list[Sample] = []
@@ -226,9 +239,6 @@ def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                 if stale:
                     apply(peer, round, gradient)
                 yield join(link, peer, round, gradient, done)
-    if link.ended is None:
-        link.leave("left on request")
-    yield Left(link.ended or "left on request", finished=link.ended is not None)
 
 
 def catch_up(link: Link, peer: Peer, now: int) -> CaughtUp:
@@ -273,7 +283,7 @@ def compute(link: Link, peer: Peer, round: Round) -> Gradient | None:
     for part in batches(lease, peer.micro_batch):
         if link.leaving.is_set():
             return None
-        batch = {key: value.to(peer.flat.vector.device) for key, value in collate(part, peer.pad).items()}
+        batch = {key: value.to(peer.flat.vector.device) for key, value in collate(part).items()}
         loss, _ = loss_sum(peer.model, batch)
         (loss / max(tokens, 1)).backward()
         total_loss += loss.item()
@@ -325,6 +335,6 @@ def evaluate_part(link: Link, peer: Peer, round: Round, held_out: list[Sample]) 
     """The held-out loss of x' (not of x_i) over every `eval_parts`-th sample."""
     part = held_out[round.eval_part :: round.eval_parts]
     with peer.flat.use(peer.worker.common.vector):
-        total, tokens = evaluate(peer.model, part, peer.micro_batch, peer.pad)
+        total, tokens = evaluate(peer.model, part, peer.micro_batch)
     link.evaluated(round.round, round.eval_part, total, tokens)
     return EvaluatedPart(round.round, total, tokens)

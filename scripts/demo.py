@@ -19,6 +19,7 @@ from typing import Any
 
 COCKTAIL = [sys.executable, "-m", "cocktail_cli"]
 PROMPT = "The import statement"
+WRITES = ["--max-new-tokens", "60", "--temperature", "0.6", "--seed", "1"]
 FALL = 0.4  # of the first held-out loss
 JOIN_AT, KILL_AFTER = 0.1, 0.5  # shares of the run
 
@@ -127,7 +128,7 @@ def step_done(story: Story, event: Told) -> None:
 
 
 def sample(folder: str) -> str:
-    command = [*COCKTAIL, "generate", folder, PROMPT, "--max-new-tokens", "60"]
+    command = [*COCKTAIL, "generate", folder, PROMPT, *WRITES]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -1,5 +1,4 @@
-"""Questions from a connection that is no peer: `cocktail status` and `cocktail stop`. Each is one short
-conversation."""
+"""Questions from a connection that is no peer: `cocktail status` and `cocktail stop`."""
 
 from __future__ import annotations
 

@@ -259,8 +259,7 @@ class Arrived:
 
 
 class Inbox:
-    """All uploads to a hub, by (session, name). `refuses(session, name, size)` says why one is not wanted, or
-    None."""
+    """All uploads to a hub. `refuses(session, name, size)` says why one is not wanted, or None."""
 
     def __init__(self, refuses: Callable[[str, str, int], str | None]) -> None:
         self._refuses = refuses

@@ -1,5 +1,4 @@
-"""The peer's transport thread: keeps one control connection and some bulk ones up, and carries what the
-machines say.
+"""The peer's transport thread: keeps its connections up, and carries what the machines say.
 
 Everything here is guarded by `changed`, and changes are notified on it. The thread holds the lock for as long
 as the machines need, never while it waits for the wire.

@@ -1,5 +1,4 @@
-"""Evaluations of x': each member computes the held-out loss on one part of the evaluation set, the hub adds
-up.
+"""Evaluations of x': each member computes the held-out loss on one part of the evaluation set.
 
 One is due before the first step, then whenever `eval_every` steps have passed, and of the finished model. One
 whose parts do not all come, because a peer is gone, is done again in the next round; the final one is kept
@@ -91,8 +90,7 @@ class Evaluations:
         self._last_step = step
 
     def assign(self, round: int, step: int, free: Sequence[str]) -> list[str]:
-        """The final one: give each part that nobody computes to one of the `free` sessions. Returns who got
-        one."""
+        """The final one: give each part that nobody computes to a `free` session. Returns who got one."""
         if self.now is None and free:
             self.now = Evaluation(round, step, len(free), True)
         given = list(zip(self.now.unheld, free, strict=False)) if self.now else []

@@ -1,5 +1,4 @@
-"""What the hub answers to a connection that is no session, or not yet: greetings, and questions from the
-outside."""
+"""What the hub answers to a connection that is no session, or not yet: greetings, and questions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a hub remembers of the rounds that are over: the answers for peers that come back, the sums for
-people."""
+"""What a hub remembers of the rounds that are over: answers for peers that come back, and sums."""
 
 from __future__ import annotations
 

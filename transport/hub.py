@@ -1,5 +1,4 @@
-"""The hub's shell: one thread that carries frames between the wire and the machines, and two that do the slow
-things.
+"""The hub's shell: one thread that carries frames between wire and machines, and two that do slow things.
 
 I/O thread      polls the wire, runs HubState and the bulk inbox; nothing in it waits for a disk or for torch
 commit thread   Work.aggregate, ledger, Work.committed, in this order, one round at a time
@@ -35,11 +34,14 @@ from .messages import (
     Chunk,
     Data,
     Get,
+    Hello,
     Message,
     NoObject,
     OtherVersion,
+    Ping,
     Put,
     Refused,
+    Welcome,
     decode_to_hub,
     encode,
 )
@@ -80,6 +82,7 @@ class Hub:
         self._objects = Objects(ledger, work, self._lease)
         self._owners: dict[bytes, str] = {}  # connection -> session, control and bulk
         self._packets: dict[tuple[str, int], Parts] = {}  # (session, round) -> its update, until the commit
+        self._greeting = 0  # bytes of the message of a stranger that is being looked at
         self._opened: dict[int, float] = {}  # round -> wall clock
         self._reading: dict[bytes, int] = {}  # connection -> chunks being read for it
         self._calls: deque[Callable[[], list[do.Action]]] = (
@@ -104,8 +107,7 @@ class Hub:
             yield event
 
     def stop(self, now: bool = False, reason: str = "stopped by its owner") -> None:
-        """End the run, after the exchange in flight, or `now`. Returns at once; `events` ends when it is
-        done."""
+        """End the run, after the exchange in flight, or `now`. Returns at once; `events` ends with it."""
         self._call(lambda: self._state.stop(reason, time.monotonic(), at_once=now))
 
     def join(self, timeout: float | None = None) -> bool:
@@ -134,8 +136,7 @@ class Hub:
         until = min(self._state.deadline(), self._end_at or float("inf"))
         for conn, frames in self._wire.poll(min(1.0, max(0.0, until - time.monotonic()))):
             self._receive(conn, frames)
-        while self._calls:
-            self._act(self._calls.popleft()())
+        self._run_calls()
         self._act(self._state.tick(time.monotonic()))
 
     def _call(self, call: Callable[[], list[do.Action]]) -> None:
@@ -148,6 +149,8 @@ class Hub:
         owner = self._owners.get(conn)
         if owner is not None:
             self._traffic(owner).up += wire_size(frames)
+        else:
+            self._greeting = wire_size(frames)
         try:
             if not 1 <= len(frames) <= 2 or len(frames[0]) > MAX_CONTROL:
                 raise ProtocolError(f"{len(frames)} frames")
@@ -160,31 +163,38 @@ class Hub:
             return
         payload = frames[1] if len(frames) == 2 else b""
         if isinstance(message, Attach):
-            self._attach(conn, message, wire_size(frames))
+            self._attach(conn, message)
         elif isinstance(message, Put | Chunk):
             self._put(conn, message, payload, now)
         elif isinstance(message, Get):
             self._get(conn, message)
         else:
+            if isinstance(message, Hello):
+                self._look_for(message.name, now)
             self._act(self._state.receive(conn, message, now))
-            self._own(conn, wire_size(frames) if owner is None else 0)
 
-    def _own(self, conn: bytes, size: int) -> None:
-        """After a greeting this connection may be a session's."""
-        session = self._state.members.by_conn(conn) if size else None
-        if session is not None:
-            self._owners[conn] = session.id
-            self._traffic(session.id).up += size + HANDSHAKE_UP
-            self._traffic(session.id).down += HANDSHAKE_DOWN
+    def _look_for(self, name: str, now: float) -> None:
+        """Is the peer of this name still there? One that was killed may be back before anybody noticed."""
+        for conn in self._state.members.conns_of(name):
+            self._send(conn, Ping(now))
+        self._run_calls()
 
-    def _attach(self, conn: bytes, message: Attach, size: int) -> None:
+    def _run_calls(self) -> None:
+        while self._calls:
+            self._act(self._calls.popleft()())
+
+    def _own(self, conn: bytes, session: str) -> None:
+        """This connection is a session's from now on, its handshake and greeting included."""
+        if self._owners.get(conn) != session:
+            self._owners[conn] = session
+            self._traffic(session).up += HANDSHAKE_UP + self._greeting
+            self._traffic(session).down += HANDSHAKE_DOWN
+
+    def _attach(self, conn: bytes, message: Attach) -> None:
         if message.session not in self._state.members.sessions:
             self._send(conn, Refused("session", "the hub does not know this session"))
             return
-        if self._owners.get(conn) != message.session:
-            self._owners[conn] = message.session
-            self._traffic(message.session).up += size + HANDSHAKE_UP
-            self._traffic(message.session).down += HANDSHAKE_DOWN
+        self._own(conn, message.session)
         self._send(conn, Attached(self.settings.credit))
 
     def _put(self, conn: bytes, message: Put | Chunk, payload: bytes, now: float) -> None:
@@ -220,6 +230,8 @@ class Hub:
 
     def _send(self, conn: bytes, message: Message, payload: bytes | None = None) -> None:
         frames = [encode(message)] if payload is None else [encode(message), payload]
+        if isinstance(message, Welcome):
+            self._own(conn, message.session)
         owner = self._owners.get(conn)
         if owner is not None:
             self._traffic(owner).down += wire_size(frames)

@@ -1,5 +1,4 @@
-"""The hub without sockets, disk and clock: messages and facts in, actions out, `now` an argument (monotonic
-seconds).
+"""The hub without sockets, disk and clock: facts in, actions out, `now` (monotonic seconds) an argument.
 
     WAITING -> OPENING   min_peers are ready: samples are leased, the ledger hears of it first
     OPENING -> OPEN      the members are told
@@ -122,8 +121,7 @@ class HubState:
         return self._drain(now)
 
     def refuses_update(self, session_id: str, round: int, size: int) -> str | None:
-        """Why an upload of this size is not wanted; None where it is. One beyond the limit ends its
-        session."""
+        """Why an upload of this size is not wanted, or None. One beyond the limit ends its session."""
         ex, session = self.exchange, self.members.get(session_id)
         if session is None:
             return "the session is over"
@@ -249,8 +247,7 @@ class HubState:
         return self.phase is Phase.ENDED or self._stop_at is not None
 
     def give_back_unheard(self, session: Session, holds: list[int]) -> None:
-        """A peer is back. Leases it never heard of go back into the pool; that of the open round it is told
-        again."""
+        """A peer is back. Leases it never heard of return to the pool; that of the open round it is told."""
         ex = self.exchange
         current = {ex.round} if ex is not None and session.id in ex.members else set()
         for lease in set(self.leases.held(session.id)) - set(holds) - current:
@@ -368,8 +365,7 @@ class HubState:
                 self.out.add(ex.commit(self.leases))
 
     def _settle(self, ex: Exchange, accepted: dict[str, int]) -> list[str]:
-        """Count the leases of the accepted (named), give the others back. Returns the accepted sessions, by
-        name."""
+        """Count the leases of the accepted, give the others back. Returns the accepted sessions, by name."""
         counted = [s for s in ex.by_name if ex.members[s] in accepted]
         for s, rounds in ex.claims.items():
             if s in counted:
@@ -380,8 +376,7 @@ class HubState:
         return counted
 
     def _refuse(self, session: str, rounds: list[int]) -> None:
-        """An update that arrived is not in the commit: its sender still holds the work, if it is still
-        here."""
+        """An update that arrived is not in the commit: its sender, if still here, holds the work."""
         self.leases.refuse(session, rounds)
         if session not in self.members.sessions:
             self.leases.revoke(session)

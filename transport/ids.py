@@ -87,8 +87,3 @@ class Pool:
                 new, high = (new[0], after[1]), at + 1
             self._runs[low:high] = [new]
             self._size += stop - start
-
-    def split(self, n: int, shares: list[int]) -> list[Runs]:
-        """`n` ids divided by `shares`, which sum to n: consecutive ids stay together."""
-        assert sum(shares) == n
-        return [self.take(share) for share in shares]

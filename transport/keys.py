@@ -32,8 +32,7 @@ class CurveKeys:
 
 @dataclass(frozen=True)
 class RunKeys:
-    """What the owner of a run holds; saved in run.json (mode 0600), of which only `public` and `token`
-    travel."""
+    """What the owner of a run holds, in run.json (mode 0600). Only `public` and `token` travel."""
 
     public: str  # hub's CURVE public key, base64url
     secret: str  # hub's CURVE secret key, base64url

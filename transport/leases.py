@@ -40,8 +40,7 @@ class Leases:
         return self.counted == self.total
 
     def restore(self, session: str, round: int, ids: Runs) -> None:
-        """A lease that was given before the hub restarted: out of the pool again, into its session's
-        hands."""
+        """A lease that was given before the hub restarted is its session's again."""
         rest = Pool()
         for run in self._pool.runs:
             rest.put(minus(run, ids))
@@ -51,8 +50,7 @@ class Leases:
         self._leases.setdefault(session, {})[round] = Lease(ids)
 
     def grant(self, round: int, sessions: Sequence[str], batch: int) -> dict[str, Runs]:
-        """Share out `batch` samples (or what is left) for `round` among `sessions`, in their order, nearly
-        equally.
+        """Share out `batch` samples (or what is left) for `round` among `sessions`, nearly equally.
 
         The remainder goes to another one each round. A session that holds a lease of this round already (the
         hub restarted) keeps it as its share.
@@ -77,8 +75,7 @@ class Leases:
         return None if lease is None else lease.ids
 
     def claim(self, session: str, rounds: Iterable[int]) -> list[int]:
-        """An update of `session` that delivers `rounds` is here. Those it really holds are claimed and
-        returned."""
+        """An update that delivers `rounds` is here. Those its session holds are claimed and returned."""
         mine = self._leases.get(session, {})
         good = [r for r in sorted(set(rounds)) if r in mine and not mine[r].claimed]
         for r in good:

@@ -1,5 +1,4 @@
-"""The ledger: what a run has decided, on disk before anybody is told. SQLite (WAL) for facts, a log for
-packets.
+"""The ledger: what a run has decided, on disk before anybody is told. SQLite for facts, a log for packets.
 
 A round is committed when its row is in `rounds`; the row is written after the packet's bytes are on the disk.
 So a row without bytes cannot exist, and bytes without a row (a crash in between) are cut off at the next
@@ -270,8 +269,7 @@ class Ledger:
         return None if columns is None else row_of(columns).record
 
     def packets(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """(round, packet) of the committed rounds from `start` to before `stop`; one packet in memory at a
-        time."""
+        """(round, packet) of the committed rounds start .. stop-1; one packet in memory at a time."""
         (last,) = self._db.execute("SELECT coalesce(max(round), -1) FROM rounds").fetchone()
         stop = last + 1 if stop is None else stop
         if not 0 <= start <= stop <= last + 1:

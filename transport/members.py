@@ -26,8 +26,7 @@ class Outbox:
         self._actions.append(action)
 
     def send(self, conn: bytes | None, message: Message) -> None:
-        """Nothing is kept for a lost connection: what still matters is said again when the peer comes
-        back."""
+        """Nothing is kept for a lost connection: what matters is said again when the peer is back."""
         if conn is not None:
             self.add(do.Send(conn, message))
 
@@ -43,8 +42,7 @@ class Outbox:
 
 
 class Members:
-    """The sessions of a run. `on_end(session)` is told of each that is over and says how many samples it
-    gives back."""
+    """The sessions of a run. `on_end(session)`, when one is over, says how many samples it gives back."""
 
     def __init__(
         self, settings: RunSettings, out: Outbox, on_end: Callable[[Session], int], now: float
@@ -126,6 +124,11 @@ class Members:
     def by_conn(self, conn: bytes) -> Session | None:
         return next((s for s in self.sessions.values() if s.conn == conn), None)
 
+    def conns_of(self, name: str) -> list[bytes]:
+        """Connections of the peers that have the name a greeting wants."""
+        name = clean_name(name)
+        return [s.conn for s in self.sessions.values() if s.name == name and s.conn is not None]
+
     def ready(self) -> list[Session]:
         """Who would be in a round that opens now, by name."""
         ready = [s for s in self.sessions.values() if s.state is State.READY and s.conn is not None]
@@ -140,8 +143,7 @@ class Members:
         return any(s.conn is None and s.grace == self.settings.recover_s for s in self.sessions.values())
 
     def move(self, session: Session, kind: Kind) -> bool:
-        """Follow the table; False where it has no such arrow: what a peer said then is ignored, and
-        counted."""
+        """Follow the table; False where it has no such arrow: that is ignored, and counted."""
         state = NEXT[session.state].get(kind)
         if state is None:
             self.ignored += 1
@@ -162,8 +164,7 @@ class Members:
     # ---- time --------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> float:
-        """Let time pass. Returns for how many seconds of it this hub was suspended: nobody is to blame for
-        those."""
+        """Let time pass. Returns for how long of it this hub was suspended, which is nobody's fault."""
         s, asleep = self.settings, now - self._ticked - self.settings.ping_s
         asleep = asleep if asleep > AWAKE_S else 0.0
         self._ticked = now

@@ -1,5 +1,4 @@
-"""A swarm in one process, without sockets: the same hub and links over queues, real messages encoded and
-decoded.
+"""A swarm in one process, without sockets: the same hub and links over queues, real messages.
 
 with MemorySwarm(settings, work, folder) as swarm:
     link = swarm.link("ann")        # a PeerLink; use it from a thread of its own
@@ -143,8 +142,7 @@ def drain(inbox: queue.SimpleQueue[T | None], timeout: float) -> list[T]:
 
 
 class MemorySwarm:
-    """A hub with its ledger in `folder`, and links to it. As a context it starts, and ends with every link
-    closed."""
+    """A hub with its ledger in `folder`, and links to it; a context that ends with all of them closed."""
 
     def __init__(self, settings: RunSettings, work: Work, folder: Path) -> None:
         self.settings, self.work, self.folder = settings, work, folder

@@ -1,5 +1,4 @@
-"""Every message of the protocol, as typed structs. The wire form is msgpack; an unknown field or type is
-refused.
+"""Every message of the protocol, as typed structs, in msgpack. An unknown field or type is refused.
 
 Control messages are small (<= 64 KiB) and have a connection of their own. Whatever is big (weights, tokens,
 packets) is an *object* with a name and travels in chunks on bulk connections; control messages only refer to
@@ -158,8 +157,7 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """No session. `code` is one of REFUSALS; `reason` is a sentence for the user. This struct never
-    changes."""
+    """No session. `code` is one of REFUSALS; `reason` is for the user. This struct never changes."""
 
     code: str
     reason: str
@@ -214,8 +212,7 @@ class Attached(Message, frozen=True):
 
 
 class Put(Message, frozen=True):
-    """The peer wants to upload an object ("update/<round>"). Answered by Have, or PutDone where it ends
-    here."""
+    """The peer wants to upload an object ("update/<round>"). Answered by Have, or PutDone."""
 
     name: ObjectName
     size: Annotated[int, Meta(ge=1, le=2**40)]
@@ -224,16 +221,14 @@ class Put(Message, frozen=True):
 
 
 class Have(Message, frozen=True):
-    """What the hub already holds of an upload: bit i (lowest first) of `chunks` is chunk i. Send the
-    others."""
+    """What the hub already holds of an upload: bit i (lowest first) of `chunks` is chunk i."""
 
     name: str
     chunks: bytes
 
 
 class Chunk(Message, frozen=True):
-    """Chunk `index` of an upload; its bytes are the second frame. Answered by Ack. Sending it twice is
-    harmless."""
+    """Chunk `index` of an upload; its bytes are the second frame. Answered by Ack or PutDone."""
 
     name: ObjectName
     index: Count
@@ -261,8 +256,7 @@ class Get(Message, frozen=True):
 
 
 class Data(Message, frozen=True):
-    """Chunk `index` of an object; its bytes are the second frame. `size` and `sha256` are of the whole
-    object."""
+    """Chunk `index` of an object; its bytes are the second frame. `size`, `sha256`: of the whole."""
 
     name: str
     index: int

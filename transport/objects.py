@@ -1,5 +1,4 @@
-"""The objects a hub serves, by name, chunk by chunk. A range of a file is read where it lies, never as a
-whole.
+"""The objects a hub serves, by name, chunk by chunk. Files are never read as a whole.
 
 lease/<round>       what Work.samples gives for the asking session's lease
 packet/<round>      the aggregated packet of a committed round
@@ -80,8 +79,7 @@ class Objects:
         return source
 
     def _range(self, start: int, stop: int, *, payload: bool = False) -> Source:
-        """Where the packets of these rounds lie. Not read into memory: the system caches the end of the
-        log."""
+        """Where the packets of these rounds lie. The system caches the end of the log."""
         key = (start, stop, payload)
         if key not in self._ranges:
             if self._ledger is None:

@@ -1,8 +1,6 @@
-"""The packet log: one append-only file of records, each with its checksum. `kill -9` at any byte leaves a
-whole prefix.
+"""The packet log: an append-only file of records, each with its checksum. `kill -9` leaves a whole prefix.
 
-    record    magic "CKTL" | round u64 | length u64 | sha256 of payload, 32 bytes | crc32 of the 52 bytes
-              before | payload
+    record    "CKTL" | round u64 | length u64 | sha256 of payload, 32 bytes | crc32 of all this | payload
 
 Little-endian. Records follow each other without gaps, rounds without gaps from the first. The same bytes
 travel to a peer that catches up (the object "packets/a-b" is a range of this file), so `read_packets` reads
@@ -100,8 +98,7 @@ class PacketLog:
         return self._end
 
     def append(self, round: int, packet: bytes) -> Record:
-        """Write one record and wait until the disk has it. After an error nobody knows what it has: open it
-        anew."""
+        """Write one record and wait until the disk has it. After an error open it anew."""
         record = Record(round, self._end, len(packet), hashlib.sha256(packet).digest())
         self._file.seek(self._end)
         self._file.write(pack_header(round, packet))

@@ -156,8 +156,7 @@ class PeerLink:
             return download
 
     def next_round(self) -> Round | Over:
-        """Wait for the next round this peer is a member of. Over: the run is, or `leave_requested` was
-        set."""
+        """Wait for the next round this peer is a member of. Over: the run is, or you asked to leave."""
         taken: list[Round] = []
 
         def there() -> bool:

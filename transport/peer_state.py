@@ -1,5 +1,4 @@
-"""The peer without sockets, threads and clock: what a session is, and what is said again after a lost
-connection.
+"""The peer without sockets, threads and clock: its session, and what is said again after a reconnect.
 
     OFFLINE    no control connection
     GREETING   Hello or Resume is sent

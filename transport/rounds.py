@@ -34,8 +34,7 @@ PHASES: dict[Phase, frozenset[Phase]] = {
 
 @dataclass
 class Exchange:
-    """The round in progress. Sessions are named by their ids: a peer that comes back anew is another
-    session."""
+    """The round in progress. Keyed by session: a peer that comes back anew is another one."""
 
     round: int
     step: int

@@ -24,6 +24,7 @@ from .messages import MAX_CHUNK, MAX_CONTROL
 from .wire import Came, Down, Frames, Up
 
 MAX_FRAME = MAX_CHUNK + 1024  # what CURVE adds is 33
+LAST_WORDS_MS = 300  # for what was said last, where a hub ends without waiting for its peers
 HANDSHAKE_S = 10.0  # from TCP connected to the key proven
 
 
@@ -120,7 +121,7 @@ class RouterWire:
         self._waker.wake()
 
     def close(self) -> None:
-        self._router.close(0)
+        self._router.close(LAST_WORDS_MS)
         self._waker.close()
         self._context.term()
 
@@ -297,8 +298,7 @@ class Waker:
 
 
 def reach(host: str, port: int, timeout: float = 5.0) -> str:
-    """The IP address of `host` that takes TCP connections on `port`. Raises Unreachable, which says what
-    failed."""
+    """The IP address of `host` that takes connections on `port`. Raises Unreachable: dns or tcp."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The state tables of this room as Markdown, for README.md. `python -m transport.tables` writes them there."""
+"""The state tables of this room as Markdown. `python -m transport.tables` writes them into README.md."""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ class HubWire(Protocol):
     port: int
 
     def poll(self, timeout: float) -> list[tuple[bytes, list[bytes]]]:
-        """(connection, frames) of what has come; waits up to `timeout` seconds for the first, or for
-        `wake`."""
+        """(connection, frames) of what has come; waits `timeout` seconds for the first, or for `wake`."""
 
     def send(self, conn: bytes, frames: Frames) -> bool:
         """False: the connection is closed, or its peer has not read for so long that nothing more fits."""

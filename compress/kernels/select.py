@@ -7,13 +7,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
 from compress import topk
-from compress.errors import NonFiniteError
-from compress.positions import CROWDED, FEW, Places, small_steps, store
+from compress.errors import NonFiniteError, PacketError
+from compress.positions import CROWDED, FEW, GAPS, Places, small_steps, store
+from compress.positions import load as host_load
 
 BLOCK = 4096
 
@@ -58,6 +60,20 @@ def places(positions: torch.Tensor, m: int) -> Places:
         if int(step.max()) <= 255:
             return small_steps(step.to(torch.uint8).cpu().numpy())
     return store(positions.cpu().numpy(), m)
+
+
+def load(
+    kind: int, shift: int, main: np.ndarray, low: np.ndarray, m: int, k: int, device: torch.device
+) -> torch.Tensor:
+    """As `compress.positions.load`, on the device; gaps of a byte each, which is what long packets hold,
+    are added up there."""
+    if kind != GAPS or shift or len(main) != k or k == 0:
+        return torch.from_numpy(host_load(kind, shift, main, low, m, k)).to(device)
+    gaps = torch.from_numpy(main.copy()).to(device)
+    positions = (gaps + 1).to(torch.int64).cumsum(0).sub_(1)  # 255 + 1 wraps to 0, but 255 is refused
+    if bool((gaps == 255).any()) or int(positions[-1]) >= m:
+        raise PacketError(f"gaps that end in an escape, or lead out of a vector of {m:,}")
+    return positions
 
 
 def _guess(bits: torch.Tensor, k: int, sigmas: float) -> int:

@@ -51,7 +51,7 @@ def test_stdout_has_the_line_to_pass_on_and_the_model_and_nothing_else() -> None
     out, err = io.StringIO(), io.StringIO()
     told(PlainView(out, err), err)
 
-    assert out.getvalue().splitlines() == [f"cocktail join {URL}", "outputs/smoke"]
+    assert out.getvalue().splitlines() == [URL, "outputs/smoke"]
 
 
 def test_without_a_terminal_each_event_is_a_line_with_its_time() -> None:
@@ -94,7 +94,7 @@ def test_the_table_survives_hostile_names_and_narrow_terminals(
     view.show(PeerJoined("[red]x[/nope]", "[bold"))
     told(view, err)
 
-    assert out.getvalue().splitlines() == [f"cocktail join {URL}", "outputs/smoke"]
+    assert out.getvalue().splitlines() == [URL, "outputs/smoke"]
     assert "[red]x[/nope]" in err.getvalue()
 
 

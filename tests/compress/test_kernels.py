@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from compress import Cocktail, NonFiniteError, decode
+from compress import Cocktail, NonFiniteError, PacketError, decode
+from compress.packet import BODY
+from compress.positions import GAPS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 M = 6000
@@ -141,6 +143,27 @@ def test_gaps_computed_there_are_those_computed_here() -> None:
     at = torch.arange(0, 60_000, 7)
 
     assert select.places(at.to(DEVICE), 60_000) == store(at.numpy(), 60_000)
+
+
+@pytest.mark.parametrize(("gaps", "m"), [([3, 255], 300), ([3, 9], 10)])
+def test_gaps_that_make_no_sense_are_refused_there_too(gaps: list[int], m: int) -> None:
+    from compress.kernels import select
+
+    with pytest.raises(PacketError):
+        select.load(
+            GAPS, 0, np.array(gaps, np.uint8), np.empty(0, np.uint8), m, len(gaps), torch.device(DEVICE)
+        )
+
+
+def test_gaps_are_added_up_there() -> None:
+    """Long packets hold gaps of a byte each."""
+    v = torch.randn(40_000, generator=torch.Generator().manual_seed(4))
+    packet = Cocktail(keep=0.2, bits=1).encode(v)
+
+    there = decode(packet, len(v), device=DEVICE, kernels=True)
+
+    assert BODY.unpack_from(packet, 8)[4] == GAPS
+    assert torch.equal(there.positions.cpu(), decode(packet, len(v)).positions)
 
 
 @pytest.mark.slow

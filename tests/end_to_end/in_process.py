@@ -178,7 +178,7 @@ class Swarm:
         return [self._start(name, watch) for name in names]
 
     def _start(self, name: str, watch: Callable[[Member, Event], None] | None) -> Member:
-        peer = build_peer(self.model(), self.recipe, self.tokenizer.pad_token_id or 0, micro_batch=2)
+        peer = build_peer(self.model(), self.recipe, micro_batch=2, name=name)
         link = self.memory.link(name)
         welcome = link.connect(10)
         member = Member(name, RunLink(link), peer)

@@ -114,7 +114,7 @@ def recipe(**compression: object) -> Recipe:
 
 
 def peer_for(hub: FakeHub, micro_batch: int = 1) -> Peer:
-    return build_peer(Bigram(), hub.recipe, pad=0, micro_batch=micro_batch)
+    return build_peer(Bigram(), hub.recipe, micro_batch=micro_batch)
 
 
 def steps(hub: FakeHub, peer: Peer) -> list[StepDone]:

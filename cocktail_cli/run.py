@@ -68,7 +68,7 @@ class Run:
         narrator = Narrator(work.parameters)
         # Until here there is nothing to end in good order: a Ctrl-C is the usual KeyboardInterrupt.
         with leave_on_signal(self.ask_stop):
-            hub, record = self.open(work, listen)
+            hub, record = self.open(work, listen, peers)
             children = LocalPeers(self.folder, local)
             try:
                 children.start(record.local_url(), peers)
@@ -110,13 +110,13 @@ class Run:
             self.tell(Warning(warning))
         return RunWork(self.recipe, base, corpus, self.folder / in_folder.LEDGER)
 
-    def open(self, work: RunWork, listen: Listen) -> tuple[Hub, RunRecord]:
+    def open(self, work: RunWork, listen: Listen, peers: int) -> tuple[Hub, RunRecord]:
         """The hub, listening, and the record by which other commands find it."""
         from cocktail_cli.work import settings_of
         from transport import Hub, Ledger, RunKeys
 
         keys, name = RunKeys.generate(), new_name()
-        settings = settings_of(work, name)
+        settings = settings_of(work, name, peers)
         ledger = Ledger(self.folder / in_folder.LEDGER, run=name, samples=settings.samples)
         hub = Hub(listen.bind, listen.port, keys, ledger, settings, work)
         hub.start()

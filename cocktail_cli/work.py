@@ -65,8 +65,8 @@ class RunWork:
         return self.held_out if name == "eval" else self.files[name]
 
 
-def settings_of(work: RunWork, run: str) -> RunSettings:
-    """The run as its hub sees it."""
+def settings_of(work: RunWork, run: str, first_peers: int = 1) -> RunSettings:
+    """The run as its hub sees it. `first_peers`: how many start with it on this machine."""
     recipe = work.recipe
     swarm, steps = recipe.swarm, recipe.training.total_steps(len(work.corpus.samples))
     return RunSettings(
@@ -80,6 +80,7 @@ def settings_of(work: RunWork, run: str) -> RunSettings:
         eval=bool(work.corpus.held_out),
         eval_every=recipe.checkpoint.eval_every(steps),
         min_peers=swarm.min_peers,
+        first_peers=first_peers,
         max_peers=swarm.max_peers,
         start_timeout=swarm.start_timeout,
         step_timeout=swarm.step_timeout,

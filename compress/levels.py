@@ -25,7 +25,7 @@ ROUNDS = 12  # of Lloyd's iteration; then 5 at each price
 BUDGET = {4: 2.05}  # bits that the number of a level may carry, sign apart
 PRICES = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 2.5, 3, 3.5, 4)  # of one bit, in units of the error at price 0
 THIN = 1e-3  # share of the weight spread evenly at 8 bits: no range goes without levels
-BEYOND = 1.5  # a bucket whose largest is so far above the top level may stretch
+BEYOND = {2: 6.0, 3: 2.0, 4: 1.5}  # times the top level: an outlier that stretching may pay for
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class Levels:
     at: np.ndarray  # (2**(bits-1),) float64, ascending, positive
     by_bin: np.ndarray  # (BINS,) uint8: number of the level for each bin of magnitude
     error: float  # share of the energy lost, on what it was fitted to
+
+    @property
+    def beyond(self) -> np.float32:
+        """What is larger is an outlier."""
+        return np.float32(BEYOND.get(len(self.at).bit_length(), np.inf) * self.at[-1])
 
     def nearest(self, y: np.ndarray) -> np.ndarray:
         """Numbers of levels, uint8, in the shape of y (float32, at least 0); what is out of range goes to the
@@ -62,7 +67,7 @@ def fit(y: np.ndarray, scale: np.ndarray, bits: int) -> Levels:
         # what a grid of 2**bits steps up to each bucket's largest would lose: a twelfth of a squared step
         grid = float((part * np.square(y.max(1))).sum() / part.sum()) / (12 * count * count)
         fitting.cheapen(BUDGET[bits], 0.9 * grid)
-    lost = fitting.error() / float((weight * np.square(_centres())).sum() / weight.sum())
+    lost = fitting.error() * fitting.mass[-1] / fitting.square[-1]
     return Levels(fitting.level, fitting.by_bin(), lost)
 
 
@@ -73,6 +78,7 @@ class _Fitting:
         self.weight, self.zero, self.price = weight, zero, 0.0
         self.mass = np.concatenate([[0.0], np.cumsum(weight)])
         self.moment = np.concatenate([[0.0], np.cumsum(weight * _centres())])
+        self.square = np.concatenate([[0.0], np.cumsum(weight * np.square(_centres()))])
         self.level = _companded(weight, count)
         self.share = np.full(count, 1 / count)
 
@@ -80,9 +86,9 @@ class _Fitting:
         """Each level to the mean of its cell, again and again; an empty cell keeps its level."""
         for _ in range(rounds):
             edge = self.edges()
-            here = np.diff(self.mass[edge])
+            here = _between(self.mass, edge)
             self.share = here / self.mass[-1]
-            mean = np.diff(self.moment[edge]) / np.maximum(here, 1e-300)
+            mean = _between(self.moment, edge) / np.maximum(here, 1e-300)
             self.level = np.maximum.accumulate(np.where(here > 0, mean, self.level))
             if self.zero:
                 self.level[0] = 0.0
@@ -132,7 +138,9 @@ class _Fitting:
             dear = np.log2(np.maximum(self.share, 1e-12))
             middle = middle + self.price * (dear[:-1] - dear[1:]) / (2 * np.maximum(b - a, 1e-12))
             middle = np.maximum.accumulate(middle.clip(a[0], b[-1]))
-        return np.concatenate([[0], np.searchsorted(_centres(), middle), [BINS]])
+        edge = np.empty(len(self.level) + 1, np.int64)
+        edge[0], edge[1:-1], edge[-1] = 0, _centres().searchsorted(middle), BINS
+        return edge
 
     def by_bin(self) -> np.ndarray:
         """(BINS,) uint8: number of the level for each bin."""
@@ -145,13 +153,20 @@ class _Fitting:
 
     def error(self) -> float:
         """Mean square error of the binned magnitudes."""
-        lost = np.square(_centres() - self.level[self.by_bin()])
-        return float((self.weight * lost).sum() / self.mass[-1])
+        edge, level = self.edges(), self.level
+        square, moment, mass = (_between(total, edge) for total in (self.square, self.moment, self.mass))
+        return max(float((square - 2 * level * moment + level * level * mass).sum() / self.mass[-1]), 0.0)
+
+
+def _between(total: np.ndarray, edge: np.ndarray) -> np.ndarray:
+    """What lies in each cell, from a running total."""
+    at = total[edge]
+    return at[1:] - at[:-1]
 
 
 def far(y: np.ndarray, levels: Levels) -> np.ndarray:
     """Which buckets hold an outlier: rows of y (rows, bucket) with a magnitude far above the top level."""
-    return np.unique(np.flatnonzero(y > np.float32(BEYOND * levels.at[-1])) // y.shape[1])
+    return np.unique(np.flatnonzero(y > levels.beyond) // y.shape[1])
 
 
 def stretch(y: np.ndarray, levels: Levels) -> np.ndarray:

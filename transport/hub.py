@@ -314,6 +314,9 @@ class Hub:
             for c in action.claims
         }
         claims = {c.peer: c for c in action.claims}
+        if any(tokens.values()):
+            # Who delivers no work would get weight 0, and what is in the packet be lost: it stays a residual.
+            claims = {peer: c for peer, c in claims.items() if tokens[peer]}
         rejected: dict[str, str] = {}
         packet: bytes | None = None
         while claims and packet is None:

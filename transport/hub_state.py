@@ -234,6 +234,8 @@ class HubState:
             times.append(self.exchange.deadline)
         if self.phase in (Phase.WAITING, Phase.FINAL):
             times.append(self.waiting_since + self.settings.start_timeout)
+            if self.round == 0 and self._ticked < self.started + self.settings.first_s:
+                times.append(self.started + self.settings.first_s)
             if self._hold_until > self._ticked:
                 times.append(self._hold_until)
         return min(times)
@@ -314,7 +316,7 @@ class HubState:
             self._enter(Phase.FINAL)
             self.waiting_since = now
             finish_or_wait(self, now)
-        elif self.members.awaited() and now < self._hold_until:
+        elif self._others_expected(len(ready), now):
             return
         elif len(ready) < max(1, s.min_peers):
             if now >= self.waiting_since + s.start_timeout:
@@ -326,6 +328,12 @@ class HubState:
             if self.leases.free or any(self.leases.held(p.id) for p in ready):
                 self._open(ready, now)
             # else those who hold the last samples are behind: they deliver, or lose them after lease_s
+
+    def _others_expected(self, ready: int, now: float) -> bool:
+        """For a while: those who were here before the hub was restarted, or who start with the run."""
+        s = self.settings
+        starting = self.round == 0 and ready < s.first_peers and now < self.started + s.first_s
+        return starting or (self.members.awaited() and now < self._hold_until)
 
     def _open(self, ready: list[Session], now: float) -> None:
         s, free = self.settings, self.leases.free

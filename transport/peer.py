@@ -25,6 +25,7 @@ from .wire import PeerWire
 
 GREETING_S = 20.0  # a hub that takes connections may take this long to say Welcome
 LEAVE_S = 20.0  # an exchange in flight may take this long once the peer wants to leave
+RENEWED = "the hub gave this peer a new session; work not delivered before is void"
 LOOK_S = 0.05  # how often a waiting call looks at `leave_requested`
 
 Progress = Callable[[int, int], None]  # (bytes here, bytes in all)
@@ -241,8 +242,13 @@ class PeerLink:
         """Wait until `there()`. Raises what makes that impossible; after `timeout` LinkLost, if `give_up`."""
         started, leaving = time.monotonic(), None
         with self._changed:
+            sessions = self._state.sessions
             while not there():
                 self._check()
+                if (
+                    self._state.sessions > sessions
+                ):  # told to another thread already; what we wait for is void too
+                    raise SessionRenewed(RENEWED)
                 now = time.monotonic()
                 if timeout is not None and now - started >= timeout:
                     if give_up:
@@ -268,4 +274,4 @@ class PeerLink:
             raise RunOver(state.over.reason, state.over.finished)
         if state.sessions > self._session:
             self._session = state.sessions
-            raise SessionRenewed("the hub gave this peer a new session; work not delivered before is void")
+            raise SessionRenewed(RENEWED)

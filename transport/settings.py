@@ -25,6 +25,8 @@ class RunSettings:
     eval_every: int = 0  # steps; 0: only at the beginning and the end
     versions: dict[str, str] = field(default_factory=dict)  # a peer that names another one is refused
     min_peers: int = 1
+    first_peers: int = 1  # the first round waits for so many, but no longer than `first_s`
+    first_s: float = 60.0
     max_peers: int | None = None
     start_timeout: float = 1800.0  # to wait for min_peers before the run ends with exit code 7
     step_timeout: float = 600.0  # a round closes without those whose update is not here by then

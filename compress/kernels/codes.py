@@ -33,7 +33,7 @@ def quantize(values: torch.Tensor, bits: int, bucket: int) -> host.Codes:
     _quantize[(triton.cdiv(buckets, ROWS),)](
         values, k, buckets, by_bin, at, codes, scales,
         bits, bucket, ROWS, plan.by_largest, bits > 1 and not plan.by_largest,
-        fitted.LOWEST, fitted.SHIFT, fitted.BINS, fitted.BEYOND,
+        fitted.LOWEST, fitted.SHIFT, fitted.BINS, fitted.BEYOND.get(bits, 1.0),
     )  # fmt: skip
     packed = _join(codes, bits).cpu().numpy()
     return host.Codes(

@@ -30,27 +30,31 @@ class Volunteer:
     """A `cocktail join` in a process of its own."""
 
     process: subprocess.Popen[str]
+    out: Path  # a file: a pipe that nobody reads would fill up and hold the peer
+    err: Path
 
     @classmethod
-    def join(cls, url: str, name: str) -> Volunteer:
-        process = subprocess.Popen(
-            [*COCKTAIL, "join", "-", "-y", "--json", "--name", name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def join(cls, url: str, name: str, folder: Path) -> Volunteer:
+        folder.mkdir()
+        out, err = folder / "out", folder / "err"
+        with out.open("w") as stdout, err.open("w") as stderr:
+            process = subprocess.Popen(
+                [*COCKTAIL, "join", "-", "-y", "--json", "--name", name],
+                stdin=subprocess.PIPE,
+                stdout=stdout,
+                stderr=stderr,
+                text=True,
+            )
         assert process.stdin is not None
         process.stdin.write(url + "\n")
-        process.stdin.flush()
-        return cls(process)
+        process.stdin.close()
+        return cls(process, out, err)
 
     def end(self) -> list[Told]:
         """Its events, once it has ended with exit 0."""
-        out, err = self.process.communicate(timeout=60)
-        assert self.process.returncode == 0, err
-        assert "Traceback" not in err
-        return [json.loads(line) for line in out.splitlines()]
+        assert self.process.wait(60) == 0, self.err.read_text()
+        assert "Traceback" not in self.err.read_text()
+        return [json.loads(line) for line in self.out.read_text().splitlines()]
 
 
 @dataclass
@@ -75,6 +79,9 @@ class Story:
     def left(self, name: str) -> list[str]:
         return [event["reason"] for event in self.of("peer_left") if event["peer"] == name]
 
+    def join(self, name: str, folder: str = "") -> Volunteer:
+        return Volunteer.join(self.url, name, self.folder.parent / (folder or name))
+
     def take(self, event: Told) -> None:
         self.events.append(event)
         if event["event"] == "run_started":
@@ -82,14 +89,14 @@ class Story:
         if event["event"] != "step":
             return
         if self.guest is None:
-            self.guest = Volunteer.join(self.url, "guest")
+            self.guest = self.join("guest")
         elif not self.interrupted and len(self.accepted("guest")) == 3:
             self.guest.process.send_signal(signal.SIGINT)
             self.interrupted = True
         elif self.guest_again is None and self.left("guest"):
-            self.guest_again = Volunteer.join(self.url, "guest")
+            self.guest_again = self.join("guest", "guest-again")
         elif self.late is None and event["step"] >= 30:
-            self.late = Volunteer.join(self.url, "late")
+            self.late = self.join("late")
         elif not self.killed and event["step"] >= 60:
             pid = int((self.folder / "peers" / "local-2.pid").read_text())
             subprocess.run(["kill", "-9", str(pid)], check=True)
@@ -105,14 +112,16 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     command = [*COCKTAIL, "launch", "smoke", "--peers", "2", "--port", "0", "--bind", "127.0.0.1", "--json"]
     command += ["--data", str(data), "-o", str(story.folder), "max_steps=-1", "num_train_epochs=1"]
     command += [f"global_batch_size={BATCH}", "val_set_size=8", "eval_steps=120", "packing=false"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launch:
+    errors = folder / "launch.err"
+    with (
+        errors.open("w") as err,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True) as launch,
+    ):
         assert launch.stdout is not None
-        assert launch.stderr is not None
         for line in launch.stdout:
             story.take(json.loads(line))
-        errors = launch.stderr.read()
-    assert launch.returncode == 0, errors
-    assert "Traceback" not in errors
+    assert launch.returncode == 0, errors.read_text()
+    assert "Traceback" not in errors.read_text()
     return story
 
 

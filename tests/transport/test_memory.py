@@ -10,7 +10,7 @@ import pytest
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
 from transport import Ledger, PeerLink
-from transport.errors import Leaving, LinkLost, RefusedByHub
+from transport.errors import Leaving, LinkLost, RefusedByHub, SessionRenewed
 from transport.events import EvaluationDone, PeerLeft, RoundCommitted
 from transport.memory import MemorySwarm
 from transport.messages import Over, Report, Round
@@ -24,6 +24,19 @@ def run(swarm: MemorySwarm, *peers: ToyPeer) -> None:
     swarm.wait(20.0)
     for thread in threads:
         thread.join(5.0)
+
+
+def away_for_too_long(swarm: MemorySwarm, link: PeerLink) -> None:
+    """The link's connections end, and it cannot dial before the hub has given its session up."""
+    wire = swarm.wires[link]
+    dial, away = wire.dial, threading.Event()
+    wire.dial = lambda flow: dial(flow) if not away.is_set() else wire.inbox.put((flow, b"", None))  # type: ignore[method-assign]
+    away.set()
+    for flow in (0, 1):
+        wire.cut(flow)
+    while not any(isinstance(e, PeerLeft) for e in swarm.events):
+        time.sleep(0.01)
+    away.clear()
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
@@ -101,18 +114,10 @@ def test_a_peer_dropped_while_away_goes_on_in_a_new_session(tmp_path: Path) -> N
     work = ToyWork()
     with MemorySwarm(toy_settings(samples=160, **QUICK), work, tmp_path) as swarm:
         peer = ToyPeer(swarm.link("ann"))
-        wire = swarm.wires[peer.link]
-        dial, away = wire.dial, threading.Event()
-        wire.dial = lambda flow: dial(flow) if not away.is_set() else wire.inbox.put((flow, b"", None))  # type: ignore[method-assign]
         thread = peer.start()
         while len(work.packets) < 3:
             time.sleep(0.001)
-        away.set()
-        for flow in (0, 1):
-            wire.cut(flow)
-        while not any(isinstance(e, PeerLeft) for e in swarm.events):
-            time.sleep(0.01)
-        away.clear()
+        away_for_too_long(swarm, peer.link)
         swarm.wait(20.0)
         thread.join(5.0)
 
@@ -215,3 +220,65 @@ def test_several_threads_may_use_one_link(tmp_path: Path) -> None:
 
     assert sorted(n for n, _ in got) == list(range(8))  # type: ignore[misc]
     assert all(data == bytes([n % 4]) * 300_000 for n, data in got)  # type: ignore[misc]
+
+
+def test_a_packet_that_delivers_no_work_is_left_with_its_sender(tmp_path: Path) -> None:
+    """Its weight would be 0, and what is in it lost: it is not accepted, and its sender offers it again."""
+    work = ToyWork()
+    with MemorySwarm(toy_settings(min_peers=2, samples=8, global_batch=1), work, tmp_path) as swarm:
+        peers = [ToyPeer(swarm.link(name), 0) for name in ("ann", "bob")]
+        run(swarm, *peers)
+    commits = [e for e in swarm.events if isinstance(e, RoundCommitted)]
+
+    assert len(commits) == 8
+    assert all(len(commit.accepted) == 1 < len(commit.members) for commit in commits)
+    assert {name for commit in commits for name in commit.accepted} == {"ann", "bob"}
+
+
+def test_the_first_round_waits_for_those_who_start_with_the_run(tmp_path: Path) -> None:
+    work = ToyWork()
+    with MemorySwarm(toy_settings(first_peers=2), work, tmp_path) as swarm:
+        ann, bob = (ToyPeer(swarm.link(name)) for name in ("ann", "bob"))
+        threads = [ann.start()]
+        time.sleep(0.1)
+        assert not [e for e in swarm.events if isinstance(e, RoundCommitted)]
+        threads.append(bob.start())
+        swarm.wait(20.0)
+        for thread in threads:
+            thread.join(5.0)
+    commits = [e for e in swarm.events if isinstance(e, RoundCommitted)]
+
+    assert all(commit.members == ("ann", "bob") for commit in commits)
+
+
+def test_the_first_round_waits_no_longer_than_it_should(tmp_path: Path) -> None:
+    work = ToyWork()
+    with MemorySwarm(toy_settings(first_peers=9, first_s=0.2), work, tmp_path) as swarm:
+        run(swarm, ToyPeer(swarm.link("ann")))
+
+    assert trained(work) == list(range(40))
+
+
+def test_a_new_session_ends_every_call_that_waits_in_the_old_one(tmp_path: Path) -> None:
+    """Also a second one, in another thread: nothing waits for what the old session was promised."""
+    work = ToyWork()
+    with MemorySwarm(toy_settings(min_peers=9, **QUICK), work, tmp_path) as swarm:
+        link = swarm.link("ann")
+        link.connect(5.0)
+        ends: list[type[BaseException]] = []
+
+        def wait() -> None:
+            try:
+                link.next_round()
+            except SessionRenewed as renewed:
+                ends.append(type(renewed))
+
+        threads = [threading.Thread(target=wait, daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.1)
+        away_for_too_long(swarm, link)
+        for thread in threads:
+            thread.join(5.0)
+
+    assert ends == [SessionRenewed, SessionRenewed]

@@ -72,7 +72,7 @@ def test_everything_kept_at_32_bits_is_the_identity(v: np.ndarray) -> None:
     bits=st.sampled_from([1, 2, 3, 4, 8, 16, 32]),
 )
 def test_nothing_is_lost_or_invented(v: np.ndarray, keep: float, bits: int) -> None:
-    """v = C[v] + rest: C[v] has at most K entries, finite, of the signs of v, and the rest is no larger than v."""
+    """v = C[v] + rest: C[v] has at most K entries, finite, of the signs of v; the rest is not larger."""
     update = decode(Cocktail(keep=keep, bits=bits).encode(torch.from_numpy(v)), len(v))
 
     values, kept = update.values.numpy().astype(np.float64), v[update.positions.numpy()].astype(np.float64)

@@ -95,7 +95,7 @@ def rows(count: int) -> list[str]:
 def recipe_of(model: Path, data: Path, **sections: dict[str, Any]) -> Recipe:
     """A small recipe; each keyword is a section, laid over these defaults."""
     defaults: dict[str, dict[str, Any]] = {
-        "data": {"max_length": 32, "val_set_size": 6},
+        "data": {"max_length": 64, "val_set_size": 6},
         "training": {
             "global_batch_size": 6,
             "num_train_epochs": 1,

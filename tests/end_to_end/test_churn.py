@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 COCKTAIL = [sys.executable, "-m", "cocktail_cli"]
-STEPS, BATCH = 240, 4
+STEPS, BATCH = 200, 16  # long enough that a process started in the middle still takes part
 Told = dict[str, Any]
 
 
@@ -95,9 +95,9 @@ class Story:
             self.interrupted = True
         elif self.guest_again is None and self.left("guest"):
             self.guest_again = self.join("guest", "guest-again")
-        elif self.late is None and event["step"] >= 30:
+        elif self.late is None and event["step"] >= 20:
             self.late = self.join("late")
-        elif not self.killed and event["step"] >= 60:
+        elif not self.killed and event["step"] >= 40:
             pid = int((self.folder / "peers" / "local-2.pid").read_text())
             subprocess.run(["kill", "-9", str(pid)], check=True)
             self.killed = True
@@ -107,11 +107,12 @@ class Story:
 def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     folder = tmp_path_factory.mktemp("story")
     data = folder / "rows.jsonl"
-    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(STEPS * BATCH + 8)))
+    texts = [" ".join([text] * 4) for text in rows(STEPS * BATCH + 8)]
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     story = Story(folder / "run")
     command = [*COCKTAIL, "launch", "smoke", "--peers", "2", "--port", "0", "--bind", "127.0.0.1", "--json"]
     command += ["--data", str(data), "-o", str(story.folder), "max_steps=-1", "num_train_epochs=1"]
-    command += [f"global_batch_size={BATCH}", "val_set_size=8", "eval_steps=120", "packing=false"]
+    command += [f"global_batch_size={BATCH}", "val_set_size=8", "eval_steps=60", "packing=false"]
     errors = folder / "launch.err"
     with (
         errors.open("w") as err,
@@ -140,8 +141,8 @@ def test_a_peer_killed_with_9_is_noticed_within_seconds_and_named(story: Story) 
     assert story.killed
     assert story.left("local-2") == ["connection lost"]
     steps = story.of("step")
-    gap = max(step["step_s"] for step in steps if step["step"] > 55)
-    assert gap < 6
+    gap = max(step["step_s"] for step in steps if step["step"] > 30)
+    assert gap < 10
 
 
 def test_one_stopped_with_ctrl_c_leaves_in_good_order_and_comes_back(story: Story) -> None:
@@ -165,7 +166,7 @@ def test_one_that_joins_late_takes_part_and_holds_the_same_model(story: Story) -
     others = [json.loads(line) for line in told]
     theirs = {event["round"]: event["fingerprint"] for event in others if event["event"] == "step"}
 
-    assert min(mine) >= 30
+    assert min(mine) >= 20
     assert len(mine) > 5
     assert all(theirs[round] == fingerprint for round, fingerprint in mine.items())
 

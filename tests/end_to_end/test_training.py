@@ -176,6 +176,32 @@ def test_a_peer_whose_model_differs_is_named_and_the_run_stops(
         assert "ann" not in ended.reason
 
 
+KINDS = {
+    "text": lambda text: {"text": text},
+    "prompt_completion": lambda text: {"prompt": text[:20], "completion": text[20:]},
+    "chat": lambda text: {
+        "messages": [{"role": "user", "content": text[:20]}, {"role": "assistant", "content": text[20:]}]
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_jsonl_of_any_known_kind_is_trained_on(kind: str, neox: Path, tmp_path: Path) -> None:
+    """And only what should be: of a prompt nothing, of a chat the assistant's words."""
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(KINDS[kind](text)) + "\n" for text in rows(30)))
+    recipe = recipe_of(neox, data, training={"learning_rate": 1e-2})
+    with Swarm(recipe, tmp_path / "run") as swarm:
+        swarm.start("ann")
+        swarm.finish()
+
+        losses = [event.loss for event in swarm.all(hub.EvaluationDone)]
+        assert losses[-1] < losses[0]
+        shares = {sample.count / len(sample.tokens) for sample in swarm.corpus.samples}
+        assert (min(shares) > 0.9) == (kind == "text")
+        swarm.audit()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_trains_and_exports_what_was_measured(family: str, data: Path, tmp_path: Path) -> None:
     """The exported folder loads with from_pretrained and has the loss that the run told for x'."""

@@ -98,12 +98,6 @@ class Eval:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    step: int
-    path: str
-
-
-@dataclass(frozen=True)
 class Warning:
     message: str
 
@@ -140,7 +134,6 @@ Event = (
     | PeerLeft
     | Step
     | Eval
-    | Checkpoint
     | Warning
     | RunFinished
     | Left

@@ -17,7 +17,6 @@ from typing import Any, Protocol, TextIO
 
 from cocktail_cli.board import Board, megabytes
 from cocktail_cli.events import (
-    Checkpoint,
     Eval,
     Event,
     Joined,
@@ -156,8 +155,6 @@ def sentence(event: Event) -> str | None:
         return f"{event.peer} left: {event.reason}"
     if isinstance(event, Eval):
         return f"eval step={event.step} loss={event.loss:.4f}"
-    if isinstance(event, Checkpoint):
-        return f"checkpoint step={event.step} {event.path}"
     if isinstance(event, Warning):
         return f"warning: {event.message}"
     if isinstance(event, Left):
@@ -247,7 +244,7 @@ class LiveView:
         elif not self.board.run:  # nothing to make a table of yet
             self.say(event.state if isinstance(event, Progressed) else sentence(event))
         else:
-            if isinstance(event, (Warning, Checkpoint, Left, Joined)):
+            if isinstance(event, (Warning, Left, Joined)):
                 self.say(sentence(event))
             self.draw()
 

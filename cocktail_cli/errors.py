@@ -124,7 +124,8 @@ SAID = {
     "lost": "the connection to the hub is lost: ",
 }
 
-MEMORY_HINT = "lower --micro-batch-size on this machine, or take a recipe with lora"
+MEMORY_HINT = "lower --micro-batch-size on this machine, or data.max_length in the recipe"
+HUB_HINT = "the run may be over, or its port closed to you: ask its owner for `cocktail status`"
 
 
 def explain(error: BaseException) -> Failure:
@@ -141,7 +142,11 @@ def explain(error: BaseException) -> Failure:
     said = str(error).split("\n")[0] if problems else " ".join(str(error).split())
     if code == "unexpected":
         return Failure(code, f"{type(error).__name__}: {said}", hints=("-v shows the traceback",))
-    hints = (MEMORY_HINT,) if code == "out_of_memory" else hints_of(error)
+    hints = hints_of(error)
+    if code == "out_of_memory":
+        hints = (MEMORY_HINT,)
+    elif code == "unreachable" and not hints and getattr(error, "layer", "dns") != "dns":
+        hints = (HUB_HINT,)
     return Failure(code, SAID.get(code, "") + (said or code.replace("_", " ")), problems, hints)
 
 

@@ -126,18 +126,7 @@ class Left:
     down_bytes: int = 0
 
 
-Event = (
-    RunStarted
-    | Joined
-    | Progressed
-    | PeerJoined
-    | PeerLeft
-    | Step
-    | Eval
-    | Warning
-    | RunFinished
-    | Left
-)
+Event = RunStarted | Joined | Progressed | PeerJoined | PeerLeft | Step | Eval | Warning | RunFinished | Left
 
 
 def name_of(event: Event) -> str:

@@ -38,11 +38,14 @@ def generate(
 
     folder = Path(model) if Path(model).is_dir() else Path(load(model).output_dir)
     if not (folder / "config.json").is_file():
-        raise Failure("model_invalid", f"{folder} holds no model (no config.json)")
+        hint = "of a run that was cut short: cocktail export RUN -o DIR"
+        raise Failure("model_invalid", f"{folder} holds no model (no config.json)", hints=(hint,))
     if prompt is None:
         if sys.stdin.isatty():
             raise Failure("usage", "no prompt", hints=('cocktail generate DIR "a prompt"',))
         prompt = sys.stdin.read()
+    if not prompt.strip():
+        raise Failure("usage", "the prompt is empty", hints=('cocktail generate DIR "a prompt"',))
     text = write(folder, prompt, max_new_tokens, temperature, seed)
     if as_json:
         typer.echo(json.dumps({"v": 1, "model": str(folder), "prompt": prompt, "text": text}))

@@ -140,7 +140,10 @@ class Membership:
         from transport import PeerLink
         from transport.errors import Leaving, RunOver
 
-        link = PeerLink(self.url, self.lent.name, hardware(self.lent.device), versions())
+        def told(what: str) -> None:
+            self.view.show(Warning(what))
+
+        link = PeerLink(self.url, self.lent.name, hardware(self.lent.device), versions(), told=told)
 
         def leave(why: str) -> None:
             self.leave_asked = why

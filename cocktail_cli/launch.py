@@ -10,6 +10,7 @@ import typer
 
 from cocktail_cli import folder as in_folder
 from cocktail_cli.local_peers import LocalSettings
+from cocktail_cli.machine import pick_device, split_devices
 from cocktail_cli.options import (
     Device,
     Json,
@@ -81,6 +82,8 @@ def launch(
         from recipes.recipe import load_recipe
 
         resolved = load_recipe(recipe, overrides or [], data, model)
+        for wanted in split_devices(device) if peers and not no_train else ():
+            pick_device(wanted)  # a device that is not there is found out before anything is made
         folder = (output_dir or Path(resolved.output_dir)).resolve()
         in_folder.claim(folder, resolved.recipe_hash)
         in_folder.log_to(folder / in_folder.LOG, verbose)

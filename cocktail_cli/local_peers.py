@@ -140,7 +140,7 @@ def last_words(folder: Path, name: str) -> str:
     return lines[-1].strip()[:300] if lines else ""
 
 
-def hold_life_line(leave: Callable[[str], None], grace: float = 10.0) -> None:
+def hold_life_line(leave: Callable[[str], None], grace: float = 5.0) -> None:
     """In the peer: watch stdin, and leave when it ends; in `grace` seconds in good order, then at once.
 
     The parent's death must not leave a process behind that trains for nobody.

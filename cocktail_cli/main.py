@@ -77,10 +77,12 @@ def main() -> NoReturn:
     except typer.Abort:
         sys.exit(1)
     except Exception as error:  # the border of the program: whatever it is, the user gets a sentence
-        logging.getLogger("cocktail_cli").error("the command failed", exc_info=True)
+        failure = explain(error)
+        bug = failure.code == "unexpected"  # of what the user can mend, the sentence says all
+        logging.getLogger("cocktail_cli").error("%s", failure, exc_info=bug or loud)
         if loud:
             traceback.print_exc()
-        fail(explain(error), as_json)
+        fail(failure, as_json)
 
 
 def fail(failure: Failure, as_json: bool) -> NoReturn:

@@ -22,6 +22,8 @@ class Reach:
 
 def parse_advertised(text: str, port: int) -> tuple[str, int]:
     """HOST, HOST:PORT or [V6]:PORT. Raises Failure (usage)."""
+    if not text.isprintable() or any(c.isspace() or c in "@/" for c in text):
+        raise Failure("usage", f"--advertise {text!r}: expected HOST or HOST:PORT")
     host, colon, tail = text.rpartition(":")
     if text.startswith("[") and text.endswith("]"):
         return text[1:-1], port

@@ -93,10 +93,13 @@ class Run:
         from cocktail_cli.work import RunWork
         from recipes.base import check_fit, load_tokenizer, prepare_base
         from recipes.data import build_corpus
+        from recipes.sources import rows
 
         text = self.recipe.to_json()
         (self.folder / in_folder.RESOLVED).write_text(text, encoding="utf-8")
         (self.folder / in_folder.RECIPE).write_text(as_yaml(text), encoding="utf-8")
+        for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
+            rows(dataset)  # a file that is not there is found out before a model is fetched
         self.tell(Progressed("preparing the base model"))
         base = prepare_base(self.recipe, self.folder / in_folder.BASE)
         tokenizer = load_tokenizer(self.recipe.model, base.folder)
@@ -191,7 +194,7 @@ class Run:
         """Write what is committed as a model; say how the run ended."""
         from cocktail_cli.export import write_model
 
-        state: State = "finished" if ended.exit_code == 0 else "failed"
+        state: State = "finished" if ended.exit_code == 0 and narrator.rounds else "failed"
         if narrator.rounds:
             self.tell(Progressed("writing the model"))
             write_model(self.recipe, work.base.folder, self.folder, self.folder)

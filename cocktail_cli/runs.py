@@ -19,7 +19,7 @@ import platformdirs
 
 from cocktail_cli.errors import Failure
 
-State = Literal["running", "finished", "failed"]
+State = Literal["running", "finished", "failed", "died"]  # died: found out, never written
 
 FILE = "run.json"
 

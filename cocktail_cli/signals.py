@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks to leave in good order, the second ends at once."""
+"""Ctrl-C, SIGTERM and a closed terminal: the first asks to leave in good order, the second ends at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import FrameType
 
 from cocktail_cli.errors import Interrupted
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def leave_on_signal(leave: Callable[[str], None]) -> Iterator[None]:
         count += 1
         if count > 1:
             raise Interrupted(signum)
-        leave("Ctrl-C" if signum == signal.SIGINT else "SIGTERM")
+        leave("Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name)
 
     before = {signum: signal.signal(signum, taken) for signum in SIGNALS}
     try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
@@ -65,7 +66,16 @@ def ask(run: str) -> dict[str, Any]:
     try:
         return ask_status(parse_url(record.local_url()), TIMEOUT)
     except Unreachable as error:
-        raise Failure("unreachable", f"the hub of {record.run} (process {record.pid}): {error}") from error
+        raise unreachable(record, error) from error
+
+
+def unreachable(record: RunRecord, error: Exception) -> Failure:
+    """A run of this machine whose hub does not answer."""
+    return Failure(
+        "unreachable",
+        f"the hub of {record.run} (process {record.pid}): {error}",
+        hints=(f"if it was killed, what is committed is kept: cocktail export {record.run} -o DIR",),
+    )
 
 
 def remembered(record: RunRecord) -> dict[str, Any]:
@@ -102,7 +112,9 @@ def screen(found: dict[str, Any]) -> Iterator[str]:
 
 def list_runs(as_json: bool, quiet: bool) -> None:
     """The runs of this machine, without their secrets."""
-    records = list(known_runs())
+    records = [
+        replace(r, state="died") if r.state == "running" and not answers(r) else r for r in known_runs()
+    ]
     if as_json:
         shown = [
             {key: value for key, value in asdict(r).items() if key not in ("url", "keys")} for r in records
@@ -116,4 +128,16 @@ def list_runs(as_json: bool, quiet: bool) -> None:
             else f"{record.run:<24} {record.state:<9} {record.recipe:<20} {record.output_dir}"
         )
     if not records and not quiet:
-        typer.echo("No runs on this machine yet. Next: cocktail launch smoke", err=True)
+        typer.echo("No runs were launched on this machine yet. Next: cocktail launch smoke", err=True)
+
+
+def answers(record: RunRecord) -> bool:
+    """Whether anything listens where the run's hub should."""
+    from transport import parse_url
+
+    hub = parse_url(record.local_url())
+    try:
+        socket.create_connection((hub.host, hub.port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True

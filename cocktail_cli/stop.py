@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from cocktail_cli.errors import Failure
 from cocktail_cli.options import Json, Quiet, RunArgument
 from cocktail_cli.runs import load
+from cocktail_cli.status import unreachable
 
 TIMEOUT = 10.0  # seconds for an answer
 
@@ -32,9 +32,7 @@ def stop(
             hub = parse_url(record.local_url())
             ask_stop(hub.host, hub.port, hub.key, record.run, record.keys["stop"], now, TIMEOUT)
         except Unreachable as error:
-            raise Failure(
-                "unreachable", f"the hub of {record.run} (process {record.pid}): {error}"
-            ) from error
+            raise unreachable(record, error) from error
     if as_json:
         typer.echo(
             json.dumps({"v": 1, "run": record.run, "was": record.state, "output_dir": record.output_dir})

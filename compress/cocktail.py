@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 
 from compress import packet, positions, topk
 from compress.errors import NonFiniteError
-from compress.kernels import usable
+from compress.kernels import compiled, usable
 from compress.quantize import BITS, quantize
 from compress.sample import Sample, draw
 
@@ -62,7 +63,7 @@ class Cocktail:
         v: torch.Tensor,  # (m,) float32: what the sample holds
         names: Callable[[int], str] | None = None,  # position -> parameter, for the error message
         seed: int = 0,  # of the dither, where `stochastic`
-        kernels: bool | None = None,  # True: Triton; False: the host; None: by device
+        kernels: bool | None = None,  # True: Triton; False: NumPy, the reference; None: what is fastest here
     ) -> bytes:
         """v -> packet. NonFiniteError if v holds NaN or infinity; then nothing was encoded."""
         if v.dtype != torch.float32 or v.dim() != 1:
@@ -73,23 +74,28 @@ class Cocktail:
         try:
             if usable(v) if kernels is None else kernels:
                 return self._encode_there(v, seed)
-            return self._encode_here(v.cpu().numpy(), seed)
+            fast = compiled(len(v)) if kernels is None else None
+            return self._encode_here(v.cpu().numpy(), seed, fast)
         except NonFiniteError as error:
             raise NonFiniteError(error.value, error.position, names and names(error.position)) from None
 
-    def _encode_here(self, v: np.ndarray, seed: int) -> bytes:
-        m = len(v)
-        # the identity keeps zeros and denormals too
-        whole = self.keep == 1 and self.bits == 32
-        kept = topk.everything(v) if whole else topk.largest(v, self._count(m))
-        codes = quantize(kept.values, self.bits, self.bucket, self._noise(seed))
-        return packet.write(m, positions.store(kept.positions, m), codes)
+    def _encode_here(self, v: np.ndarray, seed: int, fast: ModuleType | None = None) -> bytes:
+        if self._whole:  # the identity keeps zeros and denormals too
+            kept = topk.everything(v)
+            codes = quantize(kept.values, self.bits, self.bucket, self._noise(seed))
+            return packet.write(len(v), positions.store(kept.positions, len(v)), codes)
+        return self._pack(fast.Vector(v) if fast else topk.Plain(v), seed, fast)
+
+    def _pack(self, source: topk.Source, seed: int, fast: ModuleType | None) -> bytes:
+        kept = topk.largest(source, self._count(source.size))
+        codes = quantize(kept.values, self.bits, self.bucket, self._noise(seed), fast)
+        return packet.write(source.size, positions.store(kept.positions, source.size, fast), codes)
 
     def _encode_there(self, v: torch.Tensor, seed: int) -> bytes:
         from compress.kernels import codes, select  # imports triton: only where a tensor is on a GPU
 
         m = len(v)
-        if m == 0 or (self.keep == 1 and self.bits == 32):
+        if m == 0 or self._whole:
             return self._encode_here(v.cpu().numpy(), seed)
         kept = select.largest(v, self._count(m))
         if self.stochastic or self.bits > 8 or not len(kept.values) or self.bucket & (self.bucket - 1):
@@ -97,6 +103,10 @@ class Cocktail:
         else:
             quantized = codes.quantize(kept.values, self.bits, self.bucket)
         return packet.write(m, select.places(kept.positions, m), quantized)
+
+    @property
+    def _whole(self) -> bool:
+        return self.keep == 1 and self.bits == 32
 
     def _count(self, m: int) -> int:
         return max(round(self.keep * m), 1)

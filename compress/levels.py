@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from types import ModuleType
 
 import numpy as np
 
@@ -50,12 +51,16 @@ class Levels:
         return self.by_bin.take(number, mode="clip")
 
 
-def fit(y: np.ndarray, scale: np.ndarray, bits: int) -> Levels:
+def fit(y: np.ndarray, scale: np.ndarray, bits: int, fast: ModuleType | None = None) -> Levels:
     """y: (rows, bucket) float32 magnitudes over scale: (rows,). One bucket a row."""
     count = 1 << (bits - 1)
     part = np.square(scale.astype(np.float64) / max(float(scale.max()), 1e-300))
-    number = (y.view(np.int32).reshape(-1) >> SHIFT) - LOWEST
-    weight = np.bincount(number.clip(0, BINS - 1), np.repeat(part, y.shape[1]), BINS)
+    weight: np.ndarray = np.zeros(BINS)
+    if fast:
+        fast.weigh(y.view(np.int32), part, SHIFT, LOWEST, weight)
+    else:
+        number = (y.view(np.int32).reshape(-1) >> SHIFT) - LOWEST
+        weight = np.bincount(number.clip(0, BINS - 1), np.repeat(part, y.shape[1]), BINS)
     if count == 1 or not weight.any():
         return Levels(np.ones(count), np.zeros(BINS, np.uint8), 0.0)
     if bits == 8:

@@ -11,6 +11,7 @@ plain       32 or 64 bits each: a handful of survivors.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 
@@ -38,8 +39,10 @@ class Places:
         return len(self.main.data) + len(self.low.data)
 
 
-def store(positions: np.ndarray, m: int) -> Places:
-    """positions: (k,) int64, ascending, each once, below m. The smallest form, or what is likely to be."""
+def store(positions: np.ndarray, m: int, fast: ModuleType | None = None) -> Places:
+    """positions: (k,) int64, ascending, each once, below m. The smallest form, or what is likely to be.
+    `fast`: `compress.compiled`, same bytes.
+    """
     k = len(positions)
     if k == m:
         return Places(ALL, 0, shrink(b""), shrink(b""))
@@ -50,7 +53,7 @@ def store(positions: np.ndarray, m: int) -> Places:
         if m <= FEW * 64:
             ways.append(_mask(positions, m))
         return min(ways, key=Places.size)
-    return _mask(positions, m) if k > CROWDED * m else _gaps(positions, m)
+    return _mask(positions, m) if k > CROWDED * m else _gaps(positions, m, fast)
 
 
 def small_steps(step: np.ndarray) -> Places:
@@ -108,7 +111,7 @@ def sizes(kind: int, shift: int, m: int, k: int) -> tuple[range, int]:
     return _just(k * (4 if m <= 1 << 32 else 8)), 0
 
 
-def _gaps(positions: np.ndarray, m: int) -> Places:
+def _gaps(positions: np.ndarray, m: int, fast: ModuleType | None = None) -> Places:
     k = len(positions)
     shift = 0
     while m > (k * FINE) << shift:
@@ -116,6 +119,8 @@ def _gaps(positions: np.ndarray, m: int) -> Places:
     if shift == 0:
         # from one to the next, modulo 256: no remainder was lost if they add up to the last position
         step = np.empty(k, np.uint8)
+        if fast and fast.gaps(positions, step) < 255:
+            return Places(GAPS, 0, shrink(step.data), shrink(b""))
         step[:1] = positions[0] + 1
         np.subtract(positions[1:], positions[:-1], out=step[1:], casting="unsafe")
         if int(step.sum(dtype=np.int64)) == int(positions[-1]) + 1:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TypeVar
 
 import numpy as np
@@ -38,16 +39,20 @@ class Codes:
     scales: np.ndarray  # (ceil(k / bucket),) uint16: BF16 patterns; empty at 32 bits
 
 
-def quantize(values: np.ndarray, bits: int, bucket: int, noise: np.random.Generator | None = None) -> Codes:
-    """values: (k,) float32, finite. With `noise`, rounding is random and unbiased; without, to the nearest
-    level.
-    """
+def quantize(
+    values: np.ndarray,  # (k,) float32, finite
+    bits: int,
+    bucket: int,
+    noise: np.random.Generator | None = None,  # random, unbiased rounding; without, to the nearest level
+    fast: ModuleType | None = None,  # `compress.compiled`: the same codes
+) -> Codes:
+    """Values -> codes, scales and levels."""
     k = len(values)
     if bits == 32 or k == 0:
         return Codes(bits, bucket, k, planes(values.view(np.uint8), 4), _words(table_size(bits)), _words(0))
     if bits == 16 or noise is not None:
         return _evenly(values, bits, bucket, noise)
-    return _fitted(values, bits, bucket)
+    return _fitted(values, bits, bucket, fast)
 
 
 def dequantize(codes: Codes) -> np.ndarray:
@@ -141,7 +146,7 @@ def seen(values: Rows, bucket: int) -> Rows:
     return values[: whole * bucket].reshape(-1, bucket)[::every] if whole else values[None]
 
 
-def plan(rows: np.ndarray, bits: int) -> Plan:
+def plan(rows: np.ndarray, bits: int, fast: ModuleType | None = None) -> Plan:
     """Fits levels to rows of values, one bucket a row.
 
     The mean as scale costs fewer bits at the same error, because outliers move it little. The largest is
@@ -150,32 +155,35 @@ def plan(rows: np.ndarray, bits: int) -> Plan:
     """
     level = None
     if bits < 8:
-        level = fitted.fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=False), bits)
+        level = fitted.fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=False), bits, fast)
         if level.error <= HEAVY.get(bits, 1.0):
             return Plan(level, False)
-    largest = fitted.fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=True), bits)
+    largest = fitted.fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=True), bits, fast)
     if level and largest.error > 0.75 * level.error:
         return Plan(level, False)
     largest.at[-1] = 1.0  # exact for the largest of each bucket
     return Plan(largest, True)
 
 
-def _fitted(values: np.ndarray, bits: int, bucket: int) -> Codes:
+def _fitted(values: np.ndarray, bits: int, bucket: int, fast: ModuleType | None) -> Codes:
     """Levels fitted to the magnitudes, each over the scale of its bucket."""
     k = len(values)
-    how = plan(seen(values, bucket), bits)
-    stretch = bits > 1 and not how.by_largest
-    codes, negative = np.empty(k, np.uint8), np.less(values, 0).view(np.uint8)
-    scales = np.empty(-(-k // bucket), np.float32)
+    how = plan(seen(values, bucket), bits, fast)
+    codes, scales = np.empty(k, np.uint8), np.empty(-(-k // bucket), np.float32)
+    outside = np.zeros(len(scales), bool)  # buckets with an outlier
     step = max(CHUNK // bucket, 1)
-    far = []
     for first in range(0, len(scales), step):
-        here = slice(first * bucket, (first + step) * bucket)
-        y, scales[first : first + step] = _normalized(values[here], bucket, how.by_largest)
-        codes[here] = how.levels.nearest(y.reshape(-1)[: len(values[here])])
-        if stretch:
-            far.append(first + fitted.far(y, how.levels))
-    outlying = np.concatenate(far) if far else np.empty(0, np.int64)
+        part, here = slice(first, first + step), slice(first * bucket, (first + step) * bucket)
+        if fast:
+            scales[part] = _scale(_magnitudes(values[here], bucket), len(values[here]), how.by_largest)
+            inverse, by_bin = _inverse(scales[part]), how.levels.by_bin
+            ranges = fitted.SHIFT, fitted.LOWEST, int(how.levels.beyond.view(np.int32))
+            fast.nearest(values[here], inverse, bucket, by_bin, *ranges, codes[here], outside[part])
+        else:
+            y, scales[part] = _normalized(values[here], bucket, how.by_largest)
+            codes[here] = how.levels.nearest(y.reshape(-1)[: len(values[here])])
+            outside[first + fitted.far(y, how.levels)] = True
+    outlying = np.flatnonzero(outside) if bits > 1 and not how.by_largest else np.empty(0, np.int64)
     for first in range(0, len(outlying), step):  # once more, with a scale that serves them better
         rows = outlying[first : first + step]
         index = rows[:, None] * bucket + np.arange(bucket)
@@ -186,18 +194,27 @@ def _fitted(values: np.ndarray, bits: int, bucket: int) -> Codes:
         y *= (scales[rows] / wider)[:, None]
         scales[rows] = wider
         codes[index[inside]] = how.levels.nearest(y)[inside]
-    return Codes(bits, bucket, k, _join(codes, negative, bits), how.table, how.patterns(scales))
+    return Codes(bits, bucket, k, _join(codes, values, bits, fast), how.table, how.patterns(scales))
 
 
 def _normalized(values: np.ndarray, bucket: int, by_largest: bool) -> tuple[np.ndarray, np.ndarray]:
     """Magnitudes over the scale of their bucket, (rows, bucket), and the scales, (rows,), which are BF16
     numbers.
     """
-    y = _rows(values, bucket)
-    np.abs(y, out=y)
-    scale = bf16(y.max(1) if by_largest else _means(y, len(values)), up=by_largest)
+    y = _magnitudes(values, bucket)
+    scale = _scale(y, len(values), by_largest)
     y *= _inverse(scale)[:, None]
     return y, scale
+
+
+def _scale(magnitudes: np.ndarray, k: int, by_largest: bool) -> np.ndarray:
+    """Of each bucket, (rows,) float32; magnitudes: (rows, bucket), k of them real."""
+    return bf16(magnitudes.max(1) if by_largest else _means(magnitudes, k), up=by_largest)
+
+
+def _magnitudes(values: np.ndarray, bucket: int) -> np.ndarray:
+    y = _rows(values, bucket)
+    return np.abs(y, out=y)
 
 
 def _evenly(values: np.ndarray, bits: int, bucket: int, noise: np.random.Generator | None) -> Codes:
@@ -232,13 +249,20 @@ def _evenly(values: np.ndarray, bits: int, bucket: int, noise: np.random.Generat
             _words(0),
             _patterns(scales, np.array([top], np.uint16)),
         )
-    packed = _join((codes & (half - 1)).astype(np.uint8), (codes >= half).view(np.uint8), bits)
+    packed = _join(
+        (codes & (half - 1)).astype(np.uint8), np.where(codes < half, np.float32(1), np.float32(-1)), bits
+    )
     table = np.arange(1, top + 1, 2, dtype=np.uint16)
     return Codes(bits, bucket, k, packed, table, _patterns(scales, table))
 
 
-def _join(codes: np.ndarray, negative: np.ndarray, bits: int) -> np.ndarray:
-    """Level numbers (k,) uint8 and signs (k,) uint8 of 0 or 1 -> packed bytes."""
+def _join(codes: np.ndarray, values: np.ndarray, bits: int, fast: ModuleType | None = None) -> np.ndarray:
+    """Level numbers (k,) uint8 and the values, for their signs -> packed bytes."""
+    if fast and bits in (2, 4):
+        packed = np.zeros(packed_size(bits, len(codes)), np.uint8)
+        fast.join(codes, values, bits, packed)
+        return packed
+    negative = np.less(values, 0).view(np.uint8)
     if bits == 3:
         return np.concatenate([pack(negative, 1), pack(codes, 2)])
     return pack(codes | (negative << np.uint8(bits - 1)), bits)

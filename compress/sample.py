@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from types import ModuleType
 
 import numpy as np
 import torch
 
-from compress.kernels import usable
+from compress.kernels import compiled, usable
 from compress.permute import keys, permute
 from compress.update import Update
 
@@ -55,7 +56,12 @@ class Sample:
             vectors.difference(x, y, self.units.to(x.device), self.block, out)
             return out
         if x.device.type == "cpu":
-            _subtract_rows(self._rows(x), self._rows(y), self._whole(x.device), self._rows(out))
+            fast = compiled(self.m)
+            if fast:
+                fast.subtract(x.numpy(), y.numpy(), self.units.numpy(), self._shift, 0, out.numpy())
+                return out
+            parts = self._rows(x), self._rows(y), self._whole(x.device), self._rows(out)
+            _subtract_rows(*(part.numpy() for part in parts))
         else:
             torch.index_select(self._rows(x), 0, self._whole(x.device), out=self._rows(out))
             self._rows(out).sub_(self._rows(y).index_select(0, self._whole(x.device)))
@@ -79,6 +85,10 @@ class Sample:
             raise ValueError(f"alpha {alpha}: only 1 and -1 give the same bits on every device")
         if update.size != self.m:
             raise ValueError(f"an update of {update.size:,} sampled elements for a sample of {self.m:,}")
+        fast = compiled(self.m) if x.device.type == "cpu" else None
+        if fast:
+            self._add_fast(x, update, alpha, fast)
+            return x
         where = self.coordinates(update.positions.to(x.device))
         if usable(x):
             from compress.kernels import vectors
@@ -91,7 +101,7 @@ class Sample:
         """Positions in the sampled vector -> coordinates in the full one, both (k,) int64."""
         if self.m == self.n:
             return positions
-        shift = self.block.bit_length() - 1
+        shift = self._shift
         units = self.units.to(positions.device)
         jump = (units - torch.arange(len(units), device=units.device)) << shift
         if positions.device.type == "cpu":
@@ -111,6 +121,16 @@ class Sample:
             return f"{names[which]}, element {at - offsets[which]:,}"
 
         return name
+
+    def _add_fast(self, x: torch.Tensor, update: Update, alpha: int, fast: ModuleType) -> None:
+        positions, values = update.positions.cpu().numpy(), update.values.cpu().numpy()
+        if not 0 <= positions.min() <= positions.max() < self.m:  # the loop does not look
+            raise IndexError(f"positions from {positions.min():,} to {positions.max():,}, {self.m:,} sampled")
+        fast.add(x.numpy(), self.units.cpu().numpy(), self._shift, positions, values, alpha < 0)
+
+    @property
+    def _shift(self) -> int:
+        return self.block.bit_length() - 1
 
     def _rows(self, x: torch.Tensor) -> torch.Tensor:
         """The whole blocks of a full or a sampled vector, one a row."""
@@ -160,17 +180,16 @@ def _standing(places: torch.Tensor, count: int, key: list[int]) -> torch.Tensor:
     return torch.from_numpy(units)
 
 
-def _subtract_rows(x: torch.Tensor, y: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
+def _subtract_rows(x: np.ndarray, y: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
     """out = x[rows] - y[rows]; x, y: (r, block), rows: (u,), out: (u, block). In pieces that stay in the
     cache.
     """
     # NumPy: its take is twice as fast here as torch's index_select; the memory is the same
-    left, right, which, to = x.numpy(), y.numpy(), rows.numpy(), out.numpy()
     step = max(CHUNK // x.shape[1], 1)
-    scratch = np.empty((min(step, len(which)), x.shape[1]), np.float32)
-    for start in range(0, len(which), step):
-        piece = which[start : start + step]
-        a, b = to[start : start + step], scratch[: len(piece)]
-        left.take(piece, axis=0, out=a, mode="clip")
-        right.take(piece, axis=0, out=b, mode="clip")
+    scratch = np.empty((min(step, len(rows)), x.shape[1]), np.float32)
+    for start in range(0, len(rows), step):
+        piece = rows[start : start + step]
+        a, b = out[start : start + step], scratch[: len(piece)]
+        x.take(piece, axis=0, out=a, mode="clip")
+        y.take(piece, axis=0, out=b, mode="clip")
         np.subtract(a, b, out=a)

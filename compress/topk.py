@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -35,24 +36,41 @@ class Survivors:
     values: np.ndarray  # (k,) float32
 
 
-def largest(v: np.ndarray, k: int) -> Survivors:
+class Source(Protocol):
+    """What the largest are sought in: a vector, or one that is never written out (`compress.compiled`)."""
+
+    @property
+    def size(self) -> int:
+        """m"""
+
+    def magnitudes(self, line: int, step: int) -> np.ndarray:
+        """The patterns without signs of every `step`-th line of `line` elements: (seen,) int32, to keep."""
+
+    def reaching(self, low: int, expected: int) -> Survivors:
+        """All whose magnitude has a pattern of at least `low`, likely about `expected`."""
+
+
+def largest(v: np.ndarray | Source, k: int) -> Survivors:
     """The k largest magnitudes of v, (m,) float32: exactly k up to 2**19 elements, up to 1 % more beyond.
 
     Fewer only where fewer elements have a magnitude of 2**-100 or more. Of equal magnitudes at the border
     the first are taken. NonFiniteError if v holds NaN or infinity.
     """
+    source = Plain(v) if isinstance(v, np.ndarray) else v
     for sigmas in SIGMAS:
-        low = _guess(v.view(np.int32), k, sigmas)
-        found = _reaching(v, low, k)
+        low = _guess(source, k, sigmas)
+        found = source.reaching(low, k)
         if len(found.positions) >= k or low <= TINY:
             break
-    magnitudes = found.values.view(np.int32) & MAGNITUDE
-    if int(magnitudes.max(initial=0)) >= INFINITY:
-        worst = int(np.argmax(magnitudes >= INFINITY))
+    patterns = found.values.view(np.uint32)
+    positive, negative = int(patterns.view(np.int32).max(initial=0)), int(patterns.max(initial=0)) & MAGNITUDE
+    if max(positive, negative) >= INFINITY:
+        worst = int(np.argmax(~np.isfinite(found.values)))
         raise NonFiniteError(float(found.values[worst]), int(found.positions[worst]))
-    surplus = len(magnitudes) - k
-    if surplus <= spare(len(v), k):
+    surplus = len(patterns) - k
+    if surplus <= spare(source.size, k):
         return found
+    magnitudes = patterns.view(np.int32) & MAGNITUDE
     border = np.partition(magnitudes, surplus)[surplus]
     keep = magnitudes >= border
     surplus = int(np.count_nonzero(keep)) - k
@@ -68,7 +86,7 @@ def everything(v: np.ndarray) -> Survivors:
     wrong = np.flatnonzero(~np.isfinite(v))
     if len(wrong):
         raise NonFiniteError(float(v[wrong[0]]), int(wrong[0]))
-    return Survivors(np.arange(len(v), dtype=_index(len(v))), v)
+    return Survivors(np.arange(len(v), dtype=index_type(len(v))), v)
 
 
 def spare(m: int, k: int) -> int:
@@ -96,40 +114,58 @@ def wanted(m: int, seen: int, k: int, sigmas: float) -> int:
     return int(share * seen * (1 + sigma * sigmas) + 1)
 
 
-def _guess(bits: np.ndarray, k: int, sigmas: float) -> int:
+def _guess(source: Source, k: int, sigmas: float) -> int:
     """A magnitude that at least k elements reach, in all likelihood; TINY where a sample cannot tell."""
-    if k >= len(bits) or sigmas == math.inf:
+    m = source.size
+    if k >= m or sigmas == math.inf:
         return TINY
-    step = stride(len(bits))
-    seen = bits if step == 1 else bits[: len(bits) // LINE * LINE].reshape(-1, LINE)[::step].reshape(-1)
-    rank = wanted(len(bits), len(seen), k, sigmas)
-    return max(_kth(seen, rank), TINY) if rank < len(seen) else TINY
+    step = stride(m)
+    line = 1 if step == 1 else LINE
+    rank = wanted(m, seen(m, line, step), k, sigmas)
+    if rank >= seen(m, line, step):
+        return TINY
+    magnitudes = source.magnitudes(line, step)
+    magnitudes.partition(len(magnitudes) - rank)
+    return max(int(magnitudes[len(magnitudes) - rank]), TINY)
 
 
-def _kth(bits: np.ndarray, k: int) -> int:
-    magnitudes = bits & MAGNITUDE
-    return int(np.partition(magnitudes, len(magnitudes) - k)[len(magnitudes) - k])
+def seen(m: int, line: int, step: int) -> int:
+    """How many elements every `step`-th whole line of `line` holds."""
+    return -(-(m // line) // step) * line
 
 
-def _reaching(v: np.ndarray, low: int, expected: int) -> Survivors:
-    """All magnitudes of at least `low`. Each piece is compared, counted and gathered while it is in the
-    cache.
-    """
-    room = min(expected + expected // 8 + CHUNK, len(v))
-    positions = np.empty(room, _index(len(v)))
-    values = np.empty(room, np.float32)
-    count = 0
-    for start in range(0, len(v), CHUNK):
-        piece = v[start : start + CHUNK]
-        here = np.flatnonzero((piece.view(np.int32) & MAGNITUDE) >= low)
-        stop = count + len(here)
-        if stop > len(values):  # more than the sample promised
-            positions, values = (np.resize(a, min(2 * stop, len(v))) for a in (positions, values))
-        np.add(here, start, out=positions[count:stop], casting="unsafe")
-        piece.take(here, out=values[count:stop], mode="clip")
-        count = stop
-    return Survivors(positions[:count], values[:count])
+@dataclass(frozen=True)
+class Plain:
+    """A vector, searched by NumPy: the reference."""
+
+    v: np.ndarray  # (m,) float32
+
+    @property
+    def size(self) -> int:
+        return len(self.v)
+
+    def magnitudes(self, line: int, step: int) -> np.ndarray:
+        lines = self.v.view(np.int32)[: self.size // line * line].reshape(-1, line)[::step]
+        return lines.reshape(-1) & MAGNITUDE
+
+    def reaching(self, low: int, expected: int) -> Survivors:
+        """Each piece is compared, counted and gathered while it is in the cache."""
+        v = self.v
+        room = min(expected + expected // 8 + CHUNK, len(v))
+        positions = np.empty(room, index_type(len(v)))
+        values = np.empty(room, np.float32)
+        count = 0
+        for start in range(0, len(v), CHUNK):
+            piece = v[start : start + CHUNK]
+            here = np.flatnonzero((piece.view(np.int32) & MAGNITUDE) >= low)
+            stop = count + len(here)
+            if stop > len(values):  # more than the sample promised
+                positions, values = (np.resize(a, min(2 * stop, len(v))) for a in (positions, values))
+            np.add(here, start, out=positions[count:stop], casting="unsafe")
+            piece.take(here, out=values[count:stop], mode="clip")
+            count = stop
+        return Survivors(positions[:count], values[:count])
 
 
-def _index(m: int) -> type[np.signedinteger]:
+def index_type(m: int) -> type[np.signedinteger]:
     return np.int32 if m < 1 << 31 else np.int64

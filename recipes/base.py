@@ -197,6 +197,8 @@ def written_whole(folder: Path) -> Iterator[Path]:
     part.mkdir(parents=True)
     yield part
     folder.mkdir(parents=True, exist_ok=True)
+    for file in part.glob("*.safetensors"):  # written with the rights of a temporary file
+        shutil.copymode(part / "config.json", file)
     for file in sorted(part.iterdir(), key=lambda file: (file.suffix == ".safetensors", file.name)):
         os.replace(file, folder / file.name)
     part.rmdir()

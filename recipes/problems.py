@@ -47,7 +47,7 @@ class RecipeError(InputError):
     def __init__(self, problems: Sequence[Problem], source: str = "the recipe") -> None:
         order = sorted(problems, key=lambda p: (p.line is None, p.line or 0))
         self.problems: list[Problem] = list(order)
-        self.source = source
+        self.source = "the command line" if all(p.file == "override" for p in problems) else source
         super().__init__(str(self))
 
     def __str__(self) -> str:

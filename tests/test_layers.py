@@ -18,7 +18,7 @@ HEAVY = ("torch", "transformers", "datasets", "peft", "trl")
 
 # room -> packages it may import beside the standard library and itself: the table of the README
 MAY_IMPORT = {
-    "compress": "torch numpy lz4 zstandard triton",
+    "compress": "torch numpy lz4 zstandard triton numba llvmlite",
     "transport": "zmq msgspec",
     "recipes": "compress torch numpy transformers tokenizers datasets peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2",

@@ -26,6 +26,7 @@ from .wire import PeerWire
 GREETING_S = 20.0  # a hub that takes connections may take this long to say Welcome
 LEAVE_S = 20.0  # an exchange in flight may take this long once the peer wants to leave
 RENEWED = "the hub gave this peer a new session; work not delivered before is void"
+LOST_S = 2.0  # without a connection, before anybody is told
 LOOK_S = 0.05  # how often a waiting call looks at `leave_requested`
 
 Progress = Callable[[int, int], None]  # (bytes here, bytes in all)
@@ -50,6 +51,7 @@ class PeerLink:
         flows: int = 4,  # TCP connections for bulk: one alone cannot fill a long pipe
         keys: CurveKeys | None = None,
         wire: PeerWire | None = None,
+        told: Callable[[str], None] = lambda _: None,  # hears of a connection that is lost, and back
     ) -> None:
         self.url = url
         self.leave_requested = threading.Event()  # set it, from a signal handler too: waiting calls end
@@ -58,6 +60,9 @@ class PeerLink:
         self._carrier = Carrier(wire, state, flows, patience, url.address)
         self._changed, self._state, self._bulk = self._carrier.changed, state, self._carrier.bulk
         self._session = 1  # how many sessions the caller knows of
+        self._told, self._patience = told, patience
+        self._lost_at: float | None = None  # since when there is no connection
+        self._lost_told = False
 
     # ---- what this peer knows ------------------------------------------------------------------------------
 
@@ -254,12 +259,26 @@ class PeerLink:
                     if give_up:
                         raise LinkLost(f"waited {timeout:.0f} s for {what}")
                     return
+                self._tell_of_link(now)
                 if self.leave_requested.is_set():
                     leaving = now if leaving is None else leaving
-                    if now - leaving >= leave_s:
+                    if now - leaving >= leave_s or not self._carrier.connected:
                         raise Leaving(f"asked to leave while waiting for {what}")
                 # everything else notifies; a signal handler that sets the flag must not take locks
                 self._changed.wait(LOOK_S)
+
+    def _tell_of_link(self, now: float) -> None:
+        """Say once that the connection is lost, if it is for a while, and once that it is back."""
+        if self._carrier.connected or self._state.welcome is None:
+            if self._lost_told:
+                self._told(f"connected to {self.url.address} again")
+            self._lost_at, self._lost_told = None, False
+        elif self._lost_at is None:
+            self._lost_at = now
+        elif not self._lost_told and now - self._lost_at >= LOST_S:
+            self._lost_told = True
+            where, how_long = self.url.address, f"{self._patience:.0f} s"
+            self._told(f"the connection to {where} is lost; dialling again, for up to {how_long}")
 
     def _check(self) -> None:
         """Raise what the caller must know before anything else. Holds the lock."""

@@ -41,3 +41,9 @@ def test_what_is_known_of_an_address_is_said() -> None:
 
 def test_a_hub_that_listens_everywhere_is_known_by_the_machines_own_address() -> None:
     assert reach_of("0.0.0.0", 29400, None).host == own_address() != "0.0.0.0"
+
+
+@pytest.mark.parametrize("text", ["a b", "tcp://host", "me@host", "host\n"])
+def test_an_advertised_address_that_is_none_is_a_usage_error(text: str) -> None:
+    with pytest.raises(Failure, match="expected HOST or HOST:PORT"):
+        reach_of("0.0.0.0", 29400, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.runs import FILE, RunRecord, home, known_runs, load, new_name, read, save
+from cocktail_cli.status import list_runs
+from transport import RunKeys
 
 
 def record(folder: Path, run: str = "amber-otter-42") -> RunRecord:
@@ -83,3 +86,19 @@ def test_new_names_can_stand_in_a_url() -> None:
     from transport.url import RUN_NAME
 
     assert all(RUN_NAME.fullmatch(new_name()) for _ in range(50))
+
+
+def test_a_run_whose_hub_is_gone_is_listed_as_dead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = RunKeys.generate()
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        port = somebody.getsockname()[1]
+        url = str(keys.url("127.0.0.1", port, "amber-otter-42"))
+        save(replace(record(tmp_path), url=url, port=port, bind="127.0.0.1"))
+        list_runs(as_json=False, quiet=False)
+    list_runs(as_json=False, quiet=False)
+
+    listens, gone = capsys.readouterr().out.splitlines()
+    assert "running" in listens
+    assert "died" in gone

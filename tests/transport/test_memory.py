@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
+from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings, trained
 
 from transport import Ledger, PeerLink
+from transport import peer as peer_module
 from transport.errors import Leaving, LinkLost, RefusedByHub, SessionRenewed
 from transport.events import EvaluationDone, PeerLeft, RoundCommitted
 from transport.memory import MemorySwarm
@@ -282,3 +283,34 @@ def test_a_new_session_ends_every_call_that_waits_in_the_old_one(tmp_path: Path)
             thread.join(5.0)
 
     assert ends == [SessionRenewed, SessionRenewed]
+
+
+def test_a_lost_connection_is_told_and_not_waited_for_when_asked_to_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_module, "LOST_S", 0.05)
+    with MemorySwarm(toy_settings(), ToyWork(), tmp_path) as swarm:
+        told: list[str] = []
+        link = swarm.link("ann")
+        link._told = told.append
+        link.connect(5.0)
+        link.ready(0, toy_fingerprint([]))
+        assert isinstance(link.next_round(), Round)
+        swarm.wire.close()
+        raised: list[BaseException] = []
+
+        def exchange() -> None:
+            try:
+                link.exchange(0, b"[]", Report(0, toy_fingerprint([]), []))
+            except Leaving as leaving:
+                raised.append(leaving)
+
+        thread = threading.Thread(target=exchange, daemon=True)
+        thread.start()
+        while not told:
+            time.sleep(0.01)
+        link.leave_requested.set()
+        thread.join(1.0)
+
+    assert "is lost; dialling again" in told[0]
+    assert len(raised) == 1, "an exchange with a hub that is not there is not in flight"

@@ -22,6 +22,8 @@ from cocktail_cli.machine import hardware, own_name, pick_device
 from cocktail_cli.options import (
     Device,
     Json,
+    MaxDown,
+    MaxUp,
     MicroBatch,
     NoColor,
     ProgressOption,
@@ -50,6 +52,8 @@ class Lent:
     device: str
     micro_batch_size: int | None
     ask: bool  # before anything is fetched
+    max_up: float | None = None  # bytes a second
+    max_down: float | None = None
 
 
 def join(
@@ -71,6 +75,8 @@ def join(
     ] = None,
     device: Device = "auto",
     micro_batch_size: MicroBatch = None,
+    max_up: MaxUp = None,
+    max_down: MaxDown = None,
     wait: Annotated[
         str,
         typer.Option(
@@ -93,6 +99,7 @@ def join(
 
     Examples: cocktail join cocktail://...
     echo "$URL" | cocktail join - -y
+    cocktail join @url.txt --max-up 5mbit --max-down 50mbit
 
     With --json every line of stdout is an event: {"v":1,"t":...,"event":"step","step":3,"loss":4.1,...}
     """
@@ -107,7 +114,7 @@ def join(
     if not yes and not sys.stdin.isatty():
         raise Failure("usage", "there is no terminal to ask on", hints=("-y joins without being asked",))
     log_to(None, verbose)
-    lent = Lent(name or own_name(), pick_device(device), micro_batch_size, ask=not yes)
+    lent = Lent(name or own_name(), pick_device(device), micro_batch_size, not yes, max_up, max_down)
     with view_of(Display(as_json, quiet, verbose, not no_color, progress)) as view:
         Membership(url, lent, view).last(patience, life_line)
 
@@ -137,13 +144,21 @@ class Membership:
     def last(self, patience: float, life_line: bool) -> None:
         """Join, train and leave. `patience`: seconds to keep trying while the hub cannot be reached."""
         from cocktail_cli.link import RunLink
-        from transport import PeerLink
+        from transport import Bandwidth, PeerLink
         from transport.errors import Leaving, RunOver
 
         def told(what: str) -> None:
             self.view.show(Warning(what))
 
-        link = PeerLink(self.url, self.lent.name, hardware(self.lent.device), versions(), told=told)
+        lent = self.lent
+        link = PeerLink(
+            self.url,
+            lent.name,
+            hardware(lent.device),
+            versions(),
+            bandwidth=Bandwidth(lent.max_up, lent.max_down),
+            told=told,
+        )
 
         def leave(why: str) -> None:
             self.leave_asked = why

@@ -14,6 +14,8 @@ from cocktail_cli.machine import pick_device, split_devices
 from cocktail_cli.options import (
     Device,
     Json,
+    MaxDown,
+    MaxUp,
     MicroBatch,
     NoColor,
     Output,
@@ -61,6 +63,8 @@ def launch(
     ] = None,
     device: Device = "auto",
     micro_batch_size: MicroBatch = None,
+    max_up: MaxUp = None,
+    max_down: MaxDown = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -76,7 +80,7 @@ def launch(
     {"v":1,"t":...,"event":"step","step":3,"loss":4.1,"peers":3,...}
     """
     display = Display(as_json, quiet, verbose, not no_color, progress)
-    local = LocalSettings(device, micro_batch_size)
+    local = LocalSettings(device, micro_batch_size, max_up, max_down)
     listen = Listen(bind, port, advertise)
     with view_of(display) as view:
         from recipes.recipe import load_recipe

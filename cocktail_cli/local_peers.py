@@ -21,6 +21,7 @@ from pathlib import Path
 
 from cocktail_cli.errors import EXIT
 from cocktail_cli.machine import split_devices
+from cocktail_cli.rates import as_text
 
 # Windows' flag for a process group of its own; elsewhere start_new_session does it.
 OWN_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
@@ -42,6 +43,8 @@ class LocalSettings:
 
     device: str = "auto"
     micro_batch_size: int | None = None
+    max_up: float | None = None  # bytes a second, each peer
+    max_down: float | None = None
 
 
 @dataclass
@@ -71,6 +74,9 @@ class LocalPeers:
         command += ["--name", name, "--device", device]
         if self.settings.micro_batch_size:
             command += ["--micro-batch-size", str(self.settings.micro_batch_size)]
+        for option, rate in (("--max-up", self.settings.max_up), ("--max-down", self.settings.max_down)):
+            if rate is not None:
+                command += [option, as_text(rate)]
         log = self.folder / f"{name}.log"
         cores = os.cpu_count() or 1
         with (self.folder / f"{name}.jsonl").open("a") as out, log.open("a") as err:

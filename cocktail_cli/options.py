@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from cocktail_cli.rates import parse_rate
+
 Progress = Literal["auto", "rich", "plain", "none"]
 
 RUN, RECIPES, AFTER, TOOLS = "Run", "Recipes", "After", "Tools"  # panels of `cocktail --help`
@@ -39,5 +41,25 @@ MicroBatch = Annotated[
         envvar="COCKTAIL_MICRO_BATCH_SIZE",
         min=1,
         help="Sequences in memory at once on this machine (default: the recipe's).",
+    ),
+]
+MaxUp = Annotated[
+    float | None,
+    typer.Option(
+        "--max-up",
+        metavar="RATE",
+        parser=parse_rate,
+        help="A peer here sends no faster than this: --max-up 5mbit, 500kbit or 2MB/s.",
+        show_default=False,
+    ),
+]
+MaxDown = Annotated[
+    float | None,
+    typer.Option(
+        "--max-down",
+        metavar="RATE",
+        parser=parse_rate,
+        help="A peer here receives no faster than this: --max-down 50mbit.",
+        show_default=False,
     ),
 ]

@@ -146,7 +146,7 @@ class Swarm(Section):
     min_peers: Whole = 1  # no step starts with fewer
     max_peers: Whole | None = None  # more are refused
     start_timeout: Seconds = 1800.0  # waiting for min_peers
-    step_timeout: Seconds = 600.0  # a slower peer is left out of the step
+    step_timeout: Seconds = 600.0  # the longest a step waits; as a rule measured paces end it earlier
     peer_timeout: Seconds = 30.0  # a silent peer is dropped
 
 

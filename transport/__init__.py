@@ -4,6 +4,7 @@ Beside these names: `transport.events`, `transport.errors`, `transport.messages`
 """
 
 from .admin import ask_status, ask_stop
+from .bandwidth import Bandwidth
 from .hub import Hub
 from .keys import RunKeys
 from .ledger import Ledger
@@ -12,6 +13,7 @@ from .settings import RunSettings
 from .url import RunURL, parse_url
 
 __all__ = [
+    "Bandwidth",
     "Hub",
     "Ledger",
     "PeerLink",

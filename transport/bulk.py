@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import inf
 
 from .chunks import ChunkMap, PartFile, Parts
 from .errors import ProtocolError
@@ -34,6 +35,7 @@ class Download:
     open_sink: OpenSink
     sink: Parts | PartFile | None = None
     todo: deque[int] = field(default_factory=lambda: deque([0]))
+    size: int = 0  # bytes, where they are known before the first chunk
     ahead: bool = False  # nobody has asked for it yet
     refused: str | None = None
     error: Exception | None = None
@@ -50,6 +52,11 @@ class Download:
     def progress(self) -> tuple[int, int]:
         """Bytes here, bytes in all; (0, 0) before the first chunk."""
         return (0, 0) if self.sink is None else (self.sink.map.bytes_here, self.sink.map.size)
+
+    def length(self, index: int) -> int:
+        """Bytes of one chunk; 0 where nobody knows yet."""
+        size = self.size if self.sink is None else self.sink.map.size
+        return max(0, min(CHUNK, size - index * CHUNK))
 
 
 @dataclass
@@ -82,6 +89,7 @@ class Out:
     flow: int
     message: Put | Chunk | Get
     payload: memoryview | None = None
+    answer: int = 0  # bytes of payload that are sure to come for it
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,7 @@ class Underway:
     up: bool
     name: str
     index: int
+    expected: int = field(default=0, compare=False)  # bytes of payload, as far as known when it was asked for
 
 
 class BulkPeer:
@@ -125,7 +134,7 @@ class BulkPeer:
     def fetch(self, name: str, open_sink: OpenSink, size: int = 0, *, ahead: bool = False) -> Download:
         """Begin a download. With its `size` known all of it can be asked for at once."""
         count = max(1, -(-size // CHUNK))
-        self.downloads[name] = Download(name, open_sink, todo=deque(range(count)), ahead=ahead)
+        self.downloads[name] = Download(name, open_sink, None, deque(range(count)), size, ahead)
         return self.downloads[name]
 
     def upload(self, name: str, data: bytes, sha256: bytes) -> Upload:
@@ -180,6 +189,11 @@ class BulkPeer:
         except (ProtocolError, OSError) as error:
             download.error = error
 
+    def expected(self, name: str, index: int) -> int:
+        """Bytes of payload that this chunk was asked for with; 0: unknown, or it was not asked for."""
+        asked = (u for under in self._under.values() for u in under if not u.up)
+        return max((u.expected for u in asked if (u.name, u.index) == (name, index)), default=0)
+
     def _indices(self, *, up: bool, name: str) -> set[int]:
         """What is under way of one object."""
         return {u.index for under in self._under.values() for u in under if (u.up, u.name) == (up, name)}
@@ -200,23 +214,30 @@ class BulkPeer:
         todo = [*(d.todo for d in self.downloads.values()), *(u.todo for u in self.uploads.values())]
         return any(todo) and bool(self._under) and not (self._room(up=True) and self._room(up=False))
 
-    def outgoing(self) -> list[Out]:
-        """What to send now. Uploads before downloads: the round waits for them."""
+    def outgoing(self, up: float = inf, down: float = inf) -> list[Out]:
+        """What to send now. Uploads before downloads: the round waits for them.
+
+        Chunks are sent while `up` bytes are not used up, and asked for while `down` are not: the last one may
+        be larger than what is left.
+        """
         out: list[Out] = []
         for upload in self.uploads.values():
             if upload.done is None and not upload.agreed and upload.put_on is None and self._under:
                 upload.put_on = self._least()
                 out.append(Out(upload.put_on, upload.put))
             agreed = upload.agreed or (upload.eager and upload.put_on is not None)
-            while upload.done is None and agreed and upload.todo and self._room(up=True):
+            while upload.done is None and agreed and upload.todo and up > 0 and self._room(up=True):
                 index = upload.todo.popleft()
                 flow = self._mark(Underway(True, upload.name, index), upload.put_on)
                 out.append(Out(flow, Chunk(upload.name, index), upload.chunk(index)))
+                up -= len(upload.chunk(index))
         for download in self.downloads.values():
-            while not download.done and download.todo and self._room(up=False):
+            while not download.done and download.todo and down > 0 and self._room(up=False):
                 index = download.todo.popleft()
-                flow = self._mark(Underway(False, download.name, index))
-                out.append(Out(flow, Get(download.name, index, CHUNK)))
+                size = download.length(index)
+                flow = self._mark(Underway(False, download.name, index, size))
+                out.append(Out(flow, Get(download.name, index, CHUNK), answer=size))
+                down -= size
         return out
 
     def unsent(self, out: Out) -> None:

@@ -13,10 +13,22 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
+from .bandwidth import Bandwidth, Bucket
 from .bulk import CHUNK, BulkPeer
 from .chunks import Parts
 from .errors import LinkLost, ProtocolError, TransportError, Unreachable
-from .messages import Attach, Attached, Committed, Message, Refused, Round, Welcome, decode_to_peer, encode
+from .messages import (
+    Attach,
+    Attached,
+    Committed,
+    Data,
+    Message,
+    Refused,
+    Round,
+    Welcome,
+    decode_to_peer,
+    encode,
+)
 from .peer_state import Link, PeerState
 from .wire import HANDSHAKE_DOWN, HANDSHAKE_UP, Came, Down, PeerWire, Up, wire_size
 
@@ -31,13 +43,22 @@ STALLED_S = 20.0  # bulk flows that owe an answer for this long are dialled anew
 class Carrier:
     """One peer's connections to its hub."""
 
-    def __init__(self, wire: PeerWire, state: PeerState, flows: int, patience: float, address: str) -> None:
+    def __init__(
+        self,
+        wire: PeerWire,
+        state: PeerState,
+        flows: int,
+        patience: float,
+        address: str,
+        bandwidth: Bandwidth,
+    ) -> None:
         self.state, self.bulk = state, BulkPeer()
         self.changed = threading.Condition()
         self.patience = patience  # seconds a lost hub is dialled before that is called hopeless
         self.broken: TransportError | None = None  # why nothing more will come of this link
         self.closing = False
         self.bytes_up = self.bytes_down = 0  # on the wire, ZMTP and CURVE framing included
+        self._may_send, self._may_ask = Bucket(bandwidth.up), Bucket(bandwidth.down)
         self._wire, self._address = wire, address
         self._flows = range(1, flows + 1)
         self._up: set[int] = set()
@@ -117,8 +138,7 @@ class Carrier:
     def _flow_up(self, flow: int, now: float) -> None:
         self._up.add(flow)
         self._retry.pop(flow, None)
-        self.bytes_up += HANDSHAKE_UP
-        self.bytes_down += HANDSHAKE_DOWN
+        self._count(HANDSHAKE_UP, HANDSHAKE_DOWN, now)
         if flow == CONTROL:
             self._give_up_at = self._error = None
             self._outbox.clear()  # what of it still matters, the machine says again
@@ -141,7 +161,7 @@ class Carrier:
             self._give_up_at = now + self.patience
 
     def _came(self, event: Came, now: float) -> None:
-        self.bytes_down += wire_size(event.frames)
+        self._count(0, wire_size(event.frames), now)
         try:
             message = decode_to_peer(event.frames[0])
         except ProtocolError:
@@ -178,6 +198,8 @@ class Carrier:
         elif isinstance(message, Refused):  # the session is over; the control connection will hear so too
             self._hang_up(event.flow, now + 1.0)
         else:
+            if isinstance(message, Data):  # taken into account when it was asked for
+                self._may_ask.take(-self.bulk.expected(message.name, message.index), now)
             self.bulk.receive(message, event.frames[1] if len(event.frames) > 1 else b"")
 
     def _new_session(self, now: float) -> None:
@@ -224,9 +246,11 @@ class Carrier:
         return LinkLost(f"the hub at {self._address} has not answered for {self.patience:.0f} s{why}")
 
     def _deadline(self) -> float:
-        times = [time.monotonic() + 0.5, *(at for flow, at in self._dial_at.items() if self._wanted(flow))]
+        now = time.monotonic()
+        times = [now + 0.5, *(at for flow, at in self._dial_at.items() if self._wanted(flow))]
         if self.state.link in (Link.GREETING, Link.JOINED):
             times.append(self.state.silent_until())
+        times += [at for bucket in (self._may_send, self._may_ask) if (at := bucket.open_at(now)) > now]
         return min(times)
 
     # ---- out -----------------------------------------------------------------------------------------------
@@ -235,11 +259,14 @@ class Carrier:
         """Control first, then chunks as far as credit and wire allow."""
         while CONTROL in self._up and self._outbox and self._send(CONTROL, self._outbox[0]):
             self._outbox.popleft()
+        now = time.monotonic()
         if not self.bulk.pending:
-            self._moved = time.monotonic()
-        for out in self.bulk.outgoing():
+            self._moved = now
+        for out in self.bulk.outgoing(self._may_send.level(now), self._may_ask.level(now)):
             if not self._send(out.flow, out.message, out.payload):
                 self.bulk.unsent(out)
+            else:
+                self._may_ask.take(out.answer, now)
 
     def _send(self, flow: int, message: Message, payload: memoryview | None = None) -> bool:
         frames: list[bytes | memoryview] = [encode(message)]
@@ -247,8 +274,15 @@ class Carrier:
             frames.append(payload)
         if not self._wire.send(flow, frames):
             return False
-        self.bytes_up += wire_size(frames)
+        self._count(wire_size(frames), 0, time.monotonic())
         return True
+
+    def _count(self, up: int, down: int, now: float) -> None:
+        """Bytes on the wire, of every kind: all of them are paid for."""
+        self.bytes_up += up
+        self.bytes_down += down
+        self._may_send.take(up, now)
+        self._may_ask.take(down, now)
 
 
 def in_memory(size: int, sha256: bytes) -> Parts:

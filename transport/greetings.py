@@ -54,7 +54,7 @@ def resume(hub: HubState, conn: bytes, m: Resume, now: float) -> None:
         hub.members.kick(session, "session", f"away since round {m.waiting}")
     else:
         hub.members.back(session, conn, now, ready=m.ready)
-        hub.give_back_unheard(session, m.holds)
+        give_back_unheard(hub, session, m.holds)
         welcome(hub, session, resumed=True)
         if m.waiting in commits:
             hub.out.send(conn, commits[m.waiting])
@@ -62,6 +62,14 @@ def resume(hub: HubState, conn: bytes, m: Resume, now: float) -> None:
             hub.announce(session, hub.exchange)
         elif hub.phase is Phase.FINAL:
             announce_part(hub, session)
+
+
+def give_back_unheard(hub: HubState, session: Session, holds: list[int]) -> None:
+    """A peer is back. Leases it never heard of return to the pool; that of the open round it is told."""
+    ex = hub.exchange
+    current = {ex.round} if ex is not None and session.id in ex.members else set()
+    for lease in set(hub.leases.held(session.id)) - set(holds) - current:
+        hub.give_back(session.id, lease)
 
 
 def welcome(hub: HubState, session: Session, *, resumed: bool) -> None:

@@ -2,7 +2,7 @@
 
     WAITING -> OPENING   min_peers are ready: samples are leased, the ledger hears of it first
     OPENING -> OPEN      the members are told
-    OPEN -> CLOSED       all expected updates are here, or the deadline has passed and one is
+    OPEN -> CLOSED       all expected updates are here, or the deadline (pace.py) has passed and one is
     CLOSED -> WAITING    aggregated, durable, announced; the next round opens at once
     OPEN -> WAITING      nobody is left, or no packet can be used: the round is opened again
     WAITING -> FINAL     every sample is counted
@@ -40,12 +40,9 @@ from .messages import (
     Resume,
     ToHub,
 )
+from .pace import Pace
 from .rounds import PHASES, Exchange, Phase
-from .sessions import (
-    Kind,
-    Session,
-    State,
-)
+from .sessions import Kind, Session, State
 from .settings import RunSettings
 
 STALE = 4  # rounds after which a lease that a peer's accepted updates did not deliver is given to others
@@ -76,6 +73,7 @@ class HubState:
         self.out = Outbox()
         self.members = Members(settings, self.out, self._session_ended, now)
         self.exchange: Exchange | None = None
+        self.pace = Pace(settings.step_timeout)
         self.history = History(recovered)
         self.started = now
         self.counted_at_start = self.leases.counted
@@ -103,7 +101,7 @@ class HubState:
         elif isinstance(message, Ready):
             self._ready(session, message, now)
         elif isinstance(message, Report):
-            self._report(session, message)
+            self._report(session, message, now)
         elif isinstance(message, Evaluated):
             evaluated(self, session, message)
         elif isinstance(message, Leave):
@@ -141,7 +139,7 @@ class HubState:
         if session and ex and self.phase is Phase.OPEN and ex.round == round and session_id in ex.members:
             session.seen = now
             ex.uploads.add(session_id)
-            self._maybe_arrived(session, ex)
+            self._maybe_arrived(session, ex, now)
         return self._drain(now)
 
     # ---- in: from the shell --------------------------------------------------------------------------------
@@ -162,7 +160,8 @@ class HubState:
         """The round is durable; or, where no packet could be used, there was none."""
         ex = self.exchange
         if self.phase is Phase.CLOSED and ex is not None and ex.round == done.round:
-            accepted = self._settle(ex, done.packets)
+            accepted = [s for s in ex.by_name if ex.members[s] in done.packets]
+            self.leases.settle(ex.claims, accepted, self.members.sessions)
             self.members.strike(done.rejected, at_once=not accepted)
             if accepted:
                 self._committed(ex, accepted, done, now)
@@ -185,7 +184,7 @@ class HubState:
                 self.end(f"x' of round {round} at {names} is not what the ledger says", 1)
                 return self._drain(now)
             for s in wrong:
-                self._refuse(s, ex.claims.pop(s))
+                self.leases.refuse(s, ex.claims.pop(s), here=s in self.members.sessions)
                 if s in self.members.sessions:
                     self.members.kick_other_state(self.members.sessions[s], round)
             if ex.claims:
@@ -218,11 +217,10 @@ class HubState:
         self._hold_until += asleep
         ex = self.exchange
         if ex is not None:
+            ex.opened += asleep
             ex.deadline += asleep
-        if self.phase is Phase.OPEN and ex is not None and now >= ex.deadline and not ex.warned:
-            ex.warned = True
-            what = "it goes on without" if ex.claims else "nothing came; it closes with the first update of"
-            self.out.warn(f"round {ex.round} reached its deadline: {what} {', '.join(ex.missing)}")
+            if self.phase is Phase.OPEN and now >= ex.deadline and not ex.claims:
+                self._overdue(ex, "nothing came; it closes with the first update of")
         return self._drain(now)
 
     def deadline(self) -> float:
@@ -230,8 +228,9 @@ class HubState:
         times = [self.members.deadline()]
         if self._stop_at is not None and self.phase is not Phase.ENDED:
             times.append(self._stop_at)
-        if self.phase is Phase.OPEN and self.exchange is not None and not self.exchange.warned:
-            times.append(self.exchange.deadline)
+        ex = self.exchange
+        if self.phase is Phase.OPEN and ex is not None and (ex.claims or not ex.warned):
+            times.append(ex.deadline)
         if self.phase in (Phase.WAITING, Phase.FINAL):
             times.append(self.waiting_since + self.settings.start_timeout)
             if self.round == 0 and self._ticked < self.started + self.settings.first_s:
@@ -242,20 +241,14 @@ class HubState:
 
     def _session_ended(self, session: Session) -> int:
         self.evaluations.lost(session.id)
+        self.pace.forget(session.id)
         return self.leases.revoke(session.id)
 
     @property
     def ending(self) -> bool:
         return self.phase is Phase.ENDED or self._stop_at is not None
 
-    def give_back_unheard(self, session: Session, holds: list[int]) -> None:
-        """A peer is back. Leases it never heard of return to the pool; that of the open round it is told."""
-        ex = self.exchange
-        current = {ex.round} if ex is not None and session.id in ex.members else set()
-        for lease in set(self.leases.held(session.id)) - set(holds) - current:
-            self._give_back(session.id, lease)
-
-    def _give_back(self, session: str, lease: int) -> None:
+    def give_back(self, session: str, lease: int) -> None:
         self.leases.give_back(session, lease)
         self.out.add(do.GiveBack(session, lease))
 
@@ -269,11 +262,11 @@ class HubState:
             session.claims = (m.round, m.fingerprint)
             self.out.tell(events.PeerReady(0.0, session.name, m.round, now - session.since))
 
-    def _report(self, session: Session, m: Report) -> None:
+    def _report(self, session: Session, m: Report, now: float) -> None:
         ex = self.exchange
         if self.phase is Phase.OPEN and ex is not None and ex.round == m.round and session.id in ex.members:
             ex.reports.setdefault(session.id, m)
-            self._maybe_arrived(session, ex)
+            self._maybe_arrived(session, ex, now)
         elif m.round <= self.round:
             self.members.move(session, Kind.LATE)
             if not self.leases.held(session.id):
@@ -283,12 +276,13 @@ class HubState:
         else:
             self.members.ignored += 1
 
-    def _maybe_arrived(self, session: Session, ex: Exchange) -> None:
+    def _maybe_arrived(self, session: Session, ex: Exchange, now: float) -> None:
         """An update is a report and a packet, in either order."""
         report = ex.reports.get(session.id)
         if report is None or session.id not in ex.uploads or session.id in ex.claims:
             return
         ex.claims[session.id] = self.leases.claim(session.id, report.delivers)
+        ex.arrived[session.id] = now - ex.opened
         if void := sorted(set(report.delivers) - set(ex.claims[session.id])):
             self.out.warn(f"claims to deliver leases of rounds {void}, which it does not hold", session.name)
         self.members.move(session, Kind.ARRIVED)
@@ -358,36 +352,32 @@ class HubState:
     def _close_or_wait(self, now: float) -> None:
         ex = self.exchange
         assert ex is not None
-        expected = any(
-            s in self.members.sessions and self.members.sessions[s].state is State.TRAINING
-            for s in ex.members
-        )
-        if not ex.claims and not expected:
+        sessions = self.members.sessions
+        missing = [s for s in ex.members if s in sessions and sessions[s].state is State.TRAINING]
+        if ex.claims:
+            ex.deadline = ex.opened + self.pace.deadline(missing, ex.arrived)
+        if not ex.claims and not missing:
             self._void(ex, now)
-        elif ex.claims and (not expected or now >= ex.deadline):
-            self._enter(Phase.CLOSED)
-            self.members.move_all(ex.members, Kind.CLOSED)
-            if len({ex.reports[s].fingerprint for s in ex.claims}) > 1:
-                self.out.add(do.FindFingerprint(ex.round))
-            else:
-                self.out.add(ex.commit(self.leases))
+        elif ex.claims and (not missing or now >= ex.deadline):
+            self._close(ex, missing, now)
 
-    def _settle(self, ex: Exchange, accepted: dict[str, int]) -> list[str]:
-        """Count the leases of the accepted, give the others back. Returns the accepted sessions, by name."""
-        counted = [s for s in ex.by_name if ex.members[s] in accepted]
-        for s, rounds in ex.claims.items():
-            if s in counted:
-                self.leases.count(s, rounds)
-            else:
-                self._refuse(s, rounds)
-        ex.claims.clear()
-        return counted
+    def _close(self, ex: Exchange, missing: list[str], now: float) -> None:
+        self._enter(Phase.CLOSED)
+        if missing:
+            self._overdue(ex, "it goes on without")
+        for s in [s for s in ex.members if s in self.members.sessions]:
+            self.pace.note(s, ex.arrived.get(s, now - ex.opened))
+        self.members.move_all(ex.members, Kind.CLOSED)
+        if len({ex.reports[s].fingerprint for s in ex.claims}) > 1:
+            self.out.add(do.FindFingerprint(ex.round))
+        else:
+            self.out.add(ex.commit(self.leases))
 
-    def _refuse(self, session: str, rounds: list[int]) -> None:
-        """An update that arrived is not in the commit: its sender, if still here, holds the work."""
-        self.leases.refuse(session, rounds)
-        if session not in self.members.sessions:
-            self.leases.revoke(session)
+    def _overdue(self, ex: Exchange, what: str) -> None:
+        """Once a round: its deadline has passed, and for whom."""
+        if not ex.warned:
+            self.out.warn(f"round {ex.round} reached its deadline: {what} {', '.join(ex.missing)}")
+        ex.warned = True
 
     def _committed(self, ex: Exchange, accepted: list[str], done: do.CommitDone, now: float) -> None:
         message = self.history.add(ex, accepted, done)
@@ -396,7 +386,7 @@ class HubState:
                 session.owes, session.accepted = None, session.accepted + 1
                 session.tokens += done.tokens.get(session.name, 0)
                 for lease in [r for r in self.leases.held(s) if r < ex.round - STALE]:
-                    self._give_back(s, lease)
+                    self.give_back(s, lease)
                     self.out.warn(f"did not deliver its lease of round {lease}", session.name)
         for session in list(self.members.sessions.values()):
             self.out.send(session.conn, message)
@@ -413,7 +403,7 @@ class HubState:
 
     def _void(self, ex: Exchange, now: float) -> None:
         """Nobody is left of this round, or no packet in it could be used: it is opened again."""
-        self._settle(ex, {})
+        self.leases.settle(ex.claims, (), self.members.sessions)
         self.evaluations.again()
         self._wait_again(now)
 

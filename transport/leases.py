@@ -9,7 +9,7 @@ that it delivers it. Claimed leases wait for the commit even if their session en
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from .ids import Pool, Runs, size
@@ -90,10 +90,21 @@ class Leases:
             self.counted += size(lease.ids)
         self._forget(session)
 
-    def refuse(self, session: str, rounds: Iterable[int]) -> None:
-        """The update with these claims is not in the commit: the session holds the work as before."""
+    def refuse(self, session: str, rounds: Iterable[int], *, here: bool = True) -> None:
+        """The update with these claims is not in the commit: the session, if still here, holds the work."""
         for r in rounds:
             self._leases[session][r].claimed = False
+        if not here:
+            self.revoke(session)
+
+    def settle(self, claims: dict[str, list[int]], counted: Container[str], sessions: Container[str]) -> None:
+        """A round is over: the claims of these are counted, the others refused. `sessions`: who is here."""
+        for session, rounds in claims.items():
+            if session in counted:
+                self.count(session, rounds)
+            else:
+                self.refuse(session, rounds, here=session in sessions)
+        claims.clear()
 
     def give_back(self, session: str, round: int) -> int:
         """One lease, not claimed, goes back into the pool. Returns how many samples did."""

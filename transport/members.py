@@ -82,6 +82,8 @@ class Members:
         session.conn, session.seen, session.pinged, session.grace = conn, now, now, 0.0
         if ready and session.state is State.JOINING:
             self.move(session, Kind.READY)
+        elif session.state is State.BEHIND:
+            self.move(session, Kind.BACK)
 
     def lost(self, conn: bytes, now: float) -> None:
         """The connection is closed. Its session may come back within the grace."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from .bandwidth import Bandwidth
 from .bulk import CHUNK, Download, OpenSink
 from .carrier import Carrier
 from .chunks import PartFile, Parts
@@ -49,6 +50,7 @@ class PeerLink:
         *,
         patience: float = 600.0,  # seconds a lost hub is dialled before LinkLost
         flows: int = 4,  # TCP connections for bulk: one alone cannot fill a long pipe
+        bandwidth: Bandwidth = Bandwidth(),  # noqa: B008 - frozen; what this peer may use, all connections
         keys: CurveKeys | None = None,
         wire: PeerWire | None = None,
         told: Callable[[str], None] = lambda _: None,  # hears of a connection that is lost, and back
@@ -57,7 +59,7 @@ class PeerLink:
         self.leave_requested = threading.Event()  # set it, from a signal handler too: waiting calls end
         state = PeerState(Hello(PROTOCOL, url.token, url.run, name, hardware, versions or {}))
         wire = wire or DealerWire(url.host, url.port, url.key, keys)
-        self._carrier = Carrier(wire, state, flows, patience, url.address)
+        self._carrier = Carrier(wire, state, flows, patience, url.address, bandwidth)
         self._changed, self._state, self._bulk = self._carrier.changed, state, self._carrier.bulk
         self._session = 1  # how many sessions the caller knows of
         self._told, self._patience = told, patience

@@ -113,7 +113,7 @@ class PeerState:
         elif isinstance(message, Round):
             return self._opened(message)
         elif isinstance(message, Committed):
-            self._committed(message)
+            return self._committed(message)
         return []
 
     def _welcomed(self, message: Welcome) -> list[Message]:
@@ -155,18 +155,21 @@ class PeerState:
         self.rounds.append(message)
         return []
 
-    def _committed(self, message: Committed) -> None:
+    def _committed(self, message: Committed) -> list[Message]:
         self.commits[message.round] = message
         for old in [r for r in self.commits if r < message.round - KEPT_COMMITS]:
             del self.commits[old]
         self.newest = max(self.newest, message.round)
-        report = self._report
+        report, again = self._report, list[Message]()
         if report is not None and report.round <= message.round:
             if report.round == message.round and self.welcome and self.welcome.name in message.accepted:
                 self._holds.difference_update(report.delivers)
+            else:  # its packet came too late, its report perhaps not: said again it means "I am here"
+                again = [report]
             self._report = None
         # A round that was committed before this peer took it stays in `rounds`: its lease is this peer's to
         # deliver, and the report of it, late as it is, tells the hub that the peer is there again.
+        return again
 
     # ---- in: from the caller -------------------------------------------------------------------------------
 

@@ -40,13 +40,14 @@ class Exchange:
     step: int
     members: dict[str, str]  # session -> name, as it was opened
     leased: int  # samples
-    opened: float
-    deadline: float
+    opened: float  # a hub that was suspended moves it on
+    deadline: float  # moves with each update that comes
     reports: dict[str, Report] = field(default_factory=dict)
     uploads: set[str] = field(default_factory=set)  # sessions whose packet is here, whole
     claims: dict[str, list[int]] = field(
         default_factory=dict
     )  # session -> rounds its arrived update delivers
+    arrived: dict[str, float] = field(default_factory=dict)  # session -> seconds after the opening
     warned: bool = False  # that the deadline has passed
 
     @property

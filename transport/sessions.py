@@ -30,6 +30,7 @@ class Kind(Enum):
     ARRIVED = "its report and its packet are here"
     CLOSED = "the round closed"
     LATE = "reports on a round that is closed"
+    BACK = "is back on another connection"  # a late report may have been lost with the old one
 
 
 NEXT: dict[State, dict[Kind, State]] = {
@@ -37,7 +38,7 @@ NEXT: dict[State, dict[Kind, State]] = {
     State.READY: {Kind.OPENED: State.TRAINING},
     State.TRAINING: {Kind.ARRIVED: State.SENT, Kind.CLOSED: State.BEHIND},
     State.SENT: {Kind.CLOSED: State.READY},
-    State.BEHIND: {Kind.READY: State.READY, Kind.LATE: State.READY},
+    State.BEHIND: {Kind.READY: State.READY, Kind.LATE: State.READY, Kind.BACK: State.READY},
 }
 
 

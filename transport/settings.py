@@ -29,7 +29,7 @@ class RunSettings:
     first_s: float = 60.0
     max_peers: int | None = None
     start_timeout: float = 1800.0  # to wait for min_peers before the run ends with exit code 7
-    step_timeout: float = 600.0  # a round closes without those whose update is not here by then
+    step_timeout: float = 600.0  # the longest a round waits; as a rule its deadline comes earlier (pace.py)
     lease_timeout: float | None = (
         None  # a live peer that delivers nothing for this long is dropped; 3 step_timeouts
     )

@@ -68,6 +68,17 @@ def test_a_report_is_said_again_until_its_round_is_committed() -> None:
     assert state.receive(welcome(resumed=True), 3.1) == []
 
 
+def test_a_report_whose_packet_came_too_late_is_said_once_more() -> None:
+    state = joined()
+    state.receive(opened(2), 1.0)
+    state.take_round()
+    report = Report(2, 5, [1])
+    state.report(report)
+
+    assert state.receive(Committed(2, 10, "00", ["bob"]), 1.0) == [report]
+    assert state.receive(Committed(2, 10, "00", ["bob"]), 1.1) == []
+
+
 def test_a_delivered_lease_is_not_held_any_more_and_a_refused_one_is() -> None:
     state = joined()
     for r in (1, 2):

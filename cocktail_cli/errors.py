@@ -111,6 +111,8 @@ CODES = {
     "transport.Unreachable": "unreachable",
     "transport.RefusedByHub": "rejected",
     "transport.LinkLost": "lost",
+    "transport.LedgerBusy": "output_in_use",
+    "transport.LedgerError": "preflight",
     "torch.OutOfMemoryError": "out_of_memory",
     "torch.cuda.OutOfMemoryError": "out_of_memory",
     "builtins.MemoryError": "out_of_memory",

@@ -28,6 +28,7 @@ class RunStarted:
     output_dir: str
     reach: str = ""  # what is known of the address in the URL
     logging_steps: int = 1  # steps between two plain lines
+    round: int = 0  # the next one; more than 0: the run was resumed
 
 
 @dataclass(frozen=True)

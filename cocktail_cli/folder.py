@@ -7,7 +7,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 from pathlib import Path
+from typing import TextIO
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.events import Eval, Event, RunStarted, Step, as_json, timestamp
@@ -36,11 +38,15 @@ def claim(folder: Path, recipe_hash: str) -> None:
         raise Failure("output_in_use", f"{folder} is a file", hints=other)
     record = read(folder)
     if record is not None:
-        same = "this recipe" if record.recipe_hash == recipe_hash else "another recipe"
+        same, over = record.recipe_hash == recipe_hash, record.state == "finished"
+        hints: tuple[str, ...] = (*other, f"its model: cocktail export {record.run} -o DIR")
+        if same and not over:
+            hints = ("go on with it: the same command with --resume", *hints)
         raise Failure(
             "output_in_use",
-            f"{folder} holds the run {record.run} of {same} ({record.state})",
-            hints=(*other, f"its model: cocktail export {record.run} -o DIR"),
+            f"{folder} holds the {'finished' if over else 'unfinished'} run {record.run} of "
+            f"{'this' if same else 'another'} recipe",
+            hints=hints,
         )
     strangers = sorted(p.name for p in folder.iterdir() if p.name not in OURS) if folder.is_dir() else []
     if strangers:
@@ -56,8 +62,8 @@ class Recorder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.events = (folder / EVENTS).open("a", encoding="utf-8")
-        self.metrics = (folder / METRICS).open("a", encoding="utf-8")
+        self.events = appended(folder / EVENTS)
+        self.metrics = appended(folder / METRICS)
 
     def show(self, event: Event) -> None:
         if isinstance(event, RunStarted):
@@ -79,6 +85,16 @@ class Recorder:
     def close(self) -> None:
         self.events.close()
         self.metrics.close()
+
+
+def appended(path: Path) -> TextIO:
+    """The file, to write more lines; a last one that was cut short (a launch that was killed) is ended."""
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                file.write(b"\n")
+    return path.open("a", encoding="utf-8")
 
 
 def log_to(path: Path | None, verbose: int) -> None:

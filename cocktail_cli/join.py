@@ -166,7 +166,7 @@ class Membership:
 
         with closing(link):
             if life_line:
-                hold_life_line(leave)
+                hold_life_line(leave, lambda: link.cut_off)
             self.view.show(Progressed(f"dialling {self.url.address}"))
             welcome = link.connect(max(CONNECT_TIMEOUT, patience))
             if not self.agreed(welcome):

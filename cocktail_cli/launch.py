@@ -24,6 +24,7 @@ from cocktail_cli.options import (
     Recipe,
     Verbose,
 )
+from cocktail_cli.resume import place_of, unfinished
 from cocktail_cli.run import BIND, PORT, Listen, Run
 from cocktail_cli.show import Display, view_of
 
@@ -48,6 +49,10 @@ def launch(
         typer.Option("--model", metavar="MODEL", help="Folder or hub id, instead of the recipe's."),
     ] = None,
     output_dir: Output = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the unfinished run in the output folder, same URL."),
+    ] = False,
     bind: Annotated[str, typer.Option("--bind", metavar="ADDRESS", help="Address to listen on.")] = BIND,
     port: Annotated[
         int, typer.Option("--port", envvar="COCKTAIL_PORT", min=0, max=65535, help="TCP port; 0: a free one.")
@@ -76,6 +81,8 @@ def launch(
     Examples: cocktail launch smoke --peers 3
     cocktail launch my.yaml learning_rate=1e-4 --data rows.jsonl --model ./my-model -o outputs/first
 
+    After a crash of this machine: the same command with --resume. Peers elsewhere come back by themselves.
+
     With --json every line of stdout is an event:
     {"v":1,"t":...,"event":"step","step":3,"loss":4.1,"peers":3,...}
     """
@@ -89,8 +96,12 @@ def launch(
         for wanted in split_devices(device) if peers and not no_train else ():
             pick_device(wanted)  # a device that is not there is found out before anything is made
         folder = (output_dir or Path(resolved.output_dir)).resolve()
-        in_folder.claim(folder, resolved.recipe_hash)
+        resumed = unfinished(folder, resolved) if resume else None
+        if resumed is None:
+            in_folder.claim(folder, resolved.recipe_hash)
+        else:
+            listen = place_of(resumed, listen, Listen())
         in_folder.log_to(folder / in_folder.LOG, verbose)
         with closing(in_folder.Recorder(folder)) as recorder:
-            run = Run(resolved, folder, [view, recorder])
+            run = Run(resolved, folder, [view, recorder], resumed)
             run.carry_out(listen, local, 0 if no_train else peers)

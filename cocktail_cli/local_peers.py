@@ -146,10 +146,12 @@ def last_words(folder: Path, name: str) -> str:
     return lines[-1].strip()[:300] if lines else ""
 
 
-def hold_life_line(leave: Callable[[str], None], grace: float = 5.0) -> None:
+def hold_life_line(leave: Callable[[str], None], cut_off: Callable[[], bool], grace: float = 5.0) -> None:
     """In the peer: watch stdin, and leave when it ends; in `grace` seconds in good order, then at once.
 
-    The parent's death must not leave a process behind that trains for nobody.
+    The parent's death must not leave a process behind that trains for nobody. The parent is the hub too:
+    where the connection is gone with it (`cut_off`) there is nobody to say goodbye to, and a peer that
+    lingers would meet its successors when the run is resumed.
     """
 
     def watch() -> None:
@@ -158,7 +160,9 @@ def hold_life_line(leave: Callable[[str], None], grace: float = 5.0) -> None:
             while os.read(sys.stdin.fileno(), 1024):
                 pass
         leave("its launching process ended")
-        time.sleep(grace)
+        until = time.monotonic() + grace
+        while time.monotonic() < until and not cut_off():
+            time.sleep(0.1)
         os._exit(EXIT["lost"])
 
     threading.Thread(target=watch, name="life line", daemon=True).start()

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from cocktail_cli import events as ours
 from cocktail_cli.board import printable
+from transport import Ledger
 from transport import events as theirs
 
 BYTES_FP16 = 2  # of one parameter
@@ -25,6 +26,13 @@ class Narrator:
         self.rounds = 0
         self.present: set[str] = set()  # peers that are in the run
         self.eval_loss: float | None = None
+
+    def recall(self, ledger: Ledger) -> None:
+        """What a run that is resumed has behind it."""
+        rows, evaluations = ledger.rounds(), ledger.evaluations()
+        self.rounds, self.tokens = len(rows), sum(row.tokens for row in rows)
+        self.step = rows[-1].step if rows else 0
+        self.eval_loss = evaluations[-1].loss if evaluations else None
 
     def tell(self, event: theirs.Event) -> Iterator[ours.Event]:
         """Our words for one event of the hub; none where it is of no use to people."""

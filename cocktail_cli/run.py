@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.events import Event, Progressed, RunFinished, RunStarted, Warning, timestamp
 from cocktail_cli.local_peers import Ended, LocalPeers, LocalSettings
 from cocktail_cli.reach import reach_of
+from cocktail_cli.resume import check_corpus, same_base
 from cocktail_cli.runs import RunRecord, State, new_name, save
 from cocktail_cli.show import View
 from cocktail_cli.signals import leave_on_signal
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from cocktail_cli.narrator import Narrator
     from cocktail_cli.work import RunWork
     from recipes.schema import Recipe as Resolved
-    from transport import Hub
+    from transport import Hub, RunKeys
     from transport.events import Event as HubEvent
     from transport.events import RunEnded
 
@@ -48,10 +49,13 @@ class Run:
     Args:
         folder: the run's output folder, claimed.
         views: whoever is told the events.
+        resumed: the record of the run that goes on; None: a new one.
     """
 
-    def __init__(self, recipe: Resolved, folder: Path, views: list[View]) -> None:
-        self.recipe, self.folder, self.views = recipe, folder, views
+    def __init__(
+        self, recipe: Resolved, folder: Path, views: list[View], resumed: RunRecord | None = None
+    ) -> None:
+        self.recipe, self.folder, self.views, self.resumed = recipe, folder, views, resumed
         self.stop_asked = ""
 
     def tell(self, event: Event) -> None:
@@ -68,7 +72,7 @@ class Run:
         narrator = Narrator(work.parameters)
         # Until here there is nothing to end in good order: a Ctrl-C is the usual KeyboardInterrupt.
         with leave_on_signal(self.ask_stop):
-            hub, record = self.open(work, listen, peers)
+            hub, record = self.open(work, narrator, listen, peers)
             children = LocalPeers(self.folder, local)
             try:
                 children.start(record.local_url(), peers)
@@ -83,6 +87,7 @@ class Run:
                 children.stop()
                 if hub.join(HUB_ENDS_WITHIN):
                     hub.ledger.close()
+                    work.owner.close()
             self.hand_over(work, record, narrator, ended)
 
     # ---- before --------------------------------------------------------------------------------------------
@@ -91,53 +96,54 @@ class Run:
         """The base model and the corpus, on this disk; the recipe in full beside them."""
         from cocktail_cli.recipes import as_yaml
         from cocktail_cli.work import RunWork
-        from recipes.base import check_fit, load_tokenizer, prepare_base
+        from recipes.base import check_fit, load_tokenizer, open_tokenizer, prepare_base
         from recipes.data import build_corpus
         from recipes.sources import rows
 
-        text = self.recipe.to_json()
-        (self.folder / in_folder.RESOLVED).write_text(text, encoding="utf-8")
-        (self.folder / in_folder.RECIPE).write_text(as_yaml(text), encoding="utf-8")
+        old, kept = self.resumed, self.folder / in_folder.TOKENIZER
         for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
             rows(dataset)  # a file that is not there is found out before a model is fetched
         self.tell(Progressed("preparing the base model"))
-        base = prepare_base(self.recipe, self.folder / in_folder.BASE)
-        tokenizer = load_tokenizer(self.recipe.model, base.folder)
+        if old is None:
+            text = self.recipe.to_json()
+            (self.folder / in_folder.RESOLVED).write_text(text, encoding="utf-8")
+            (self.folder / in_folder.RECIPE).write_text(as_yaml(text), encoding="utf-8")
+            base = prepare_base(self.recipe, self.folder / in_folder.BASE)
+            tokenizer = load_tokenizer(self.recipe.model, base.folder)
+        else:
+            base = same_base(old)
+            tokenizer = open_tokenizer(kept, self.recipe.model.pad_token)
         check_fit(self.recipe, base.folder, tokenizer)
         self.tell(Progressed("reading the data"))
         corpus = build_corpus(self.recipe, tokenizer)
-        tokenizer.save_pretrained(self.folder / in_folder.TOKENIZER)
+        if old is None:
+            tokenizer.save_pretrained(kept)
+        else:
+            check_corpus(old, self.recipe, corpus)
         for line in corpus.found:
             self.tell(Progressed(f"data: {line}"))
         for warning in corpus.warnings:
             self.tell(Warning(warning))
         return RunWork(self.recipe, base, corpus, self.folder / in_folder.LEDGER)
 
-    def open(self, work: RunWork, listen: Listen, peers: int) -> tuple[Hub, RunRecord]:
+    def open(self, work: RunWork, narrator: Narrator, listen: Listen, peers: int) -> tuple[Hub, RunRecord]:
         """The hub, listening, and the record by which other commands find it."""
         from cocktail_cli.work import settings_of
         from transport import Hub, Ledger, RunKeys
 
-        keys, name = RunKeys.generate(), new_name()
+        old = self.resumed
+        keys, name = (RunKeys(**old.keys), old.run) if old else (RunKeys.generate(), new_name())
         settings = settings_of(work, name, peers)
         ledger = Ledger(self.folder / in_folder.LEDGER, run=name, samples=settings.samples)
+        work.owner.recover(ledger)
+        narrator.recall(ledger)
         hub = Hub(listen.bind, listen.port, keys, ledger, settings, work)
         hub.start()
         reach = reach_of(listen.bind, hub.port, listen.advertise)
         url = str(keys.url(reach.host, reach.port, name))
-        record = RunRecord(
-            run=name,
-            url=url,
-            keys=asdict(keys),
-            pid=os.getpid(),
-            port=hub.port,
-            bind=listen.bind,
-            output_dir=str(self.folder),
-            base=str(work.base.folder.absolute()),
-            recipe=self.recipe.name,
-            recipe_hash=self.recipe.recipe_hash,
-            started=timestamp(),
-        )
+        if old and not listen.advertise:
+            url = old.url  # as volunteers have it, whatever this machine is called today
+        record = self.recorded(work, url, hub.port, listen.bind, keys, name)
         save(record)
         self.tell(
             RunStarted(
@@ -150,9 +156,30 @@ class Run:
                 logging_steps=self.recipe.logging.logging_steps,
                 output_dir=shown(self.folder),
                 reach=reach.known,
+                round=narrator.rounds,
             )
         )
         return hub, record
+
+    def recorded(self, work: RunWork, url: str, port: int, bind: str, keys: RunKeys, name: str) -> RunRecord:
+        """What this machine must remember of the run; of one that is resumed only what is new."""
+        if self.resumed:
+            return replace(self.resumed, url=url, pid=os.getpid(), state="running")
+        return RunRecord(
+            run=name,
+            url=url,
+            keys=asdict(keys),
+            pid=os.getpid(),
+            port=port,
+            bind=bind,
+            output_dir=str(self.folder),
+            base=str(work.base.folder.absolute()),
+            recipe=self.recipe.name,
+            recipe_hash=self.recipe.recipe_hash,
+            started=timestamp(),
+            base_sha256=work.base.digest,
+            data_sha256=work.corpus.digest(),
+        )
 
     # ---- meanwhile -----------------------------------------------------------------------------------------
 
@@ -199,6 +226,8 @@ class Run:
             self.tell(Progressed("writing the model"))
             write_model(self.recipe, work.base.folder, self.folder, self.folder)
         save(record.ended(state, narrator.step, narrator.eval_loss))
+        if state == "finished":
+            work.owner.forget()
         if ended.exit_code or not narrator.rounds:
             raise Failure(CODES.get(ended.exit_code, "unexpected"), ended.reason)
         self.tell(

@@ -45,6 +45,8 @@ class RunRecord:
     recipe: str
     recipe_hash: str
     started: str  # UTC
+    base_sha256: str = ""  # of the base's files
+    data_sha256: str = ""  # of the corpus
     state: State = "running"
     steps: int = 0
     eval_loss: float | None = None

@@ -125,6 +125,8 @@ def invitation(event: RunStarted, out: TextIO, err: TextIO) -> None:
     )
     print(f"recipe    {event.recipe}  sha256 {event.recipe_hash[:8]}", file=err)
     print(f"training  {size}, {event.steps} steps", file=err)
+    if event.round:
+        print(f"resumed   {event.round} rounds are committed; peers that were here come back", file=err)
     print(f"reach     {event.reach}", file=err)
     print("Pass on the next line; whoever has it types `cocktail join` and the line:\n", file=err, flush=True)
     print(event.url, file=out, flush=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cocktail_cli.kept_owner import KeptOwner
 from transport import Ledger, RunSettings
-from transport.errors import UpdateRejected
 from transport.messages import File
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class RunWork:
     """A run's corpus, its base model and the owner's half of Algorithm 1.
 
     Args:
-        ledger: the folder of the run's ledger; only read here.
+        ledger: the folder of the run's ledger; `owner` keeps its error there, else it is only read here.
     """
 
     def __init__(self, recipe: Recipe, base: Base, corpus: Corpus, ledger: Path) -> None:
@@ -35,7 +35,8 @@ class RunWork:
 
         self.recipe, self.base, self.corpus, self.ledger = recipe, base, corpus, ledger
         self.parameters = layout_of(load_model(base.folder)).size  # P
-        self.owner = Owner(self.parameters, mix_of(recipe.compression), recipe.training.seed)
+        owner = Owner(self.parameters, mix_of(recipe.compression), recipe.training.seed)
+        self.owner = KeptOwner(owner, ledger)
         self.files = {f"base/{file.name}": base.folder / file.name for file in base.files}
         self.held_out = corpus.pack_held_out()
 
@@ -46,17 +47,13 @@ class RunWork:
         return self.corpus.tokens(ids)
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
-        from recipes.cocktail_sgd import RejectedUpdate
-
-        try:
-            return self.owner.aggregate(round, updates)
-        except RejectedUpdate as error:
-            raise UpdateRejected(error.peer, error.reason) from error
+        return self.owner.aggregate(round, updates)
 
     def committed(self, round: int, packet: bytes) -> None:
         """The owner's error moved with the aggregate already, and x' is folded from the ledger when asked
         for.
         """
+        self.owner.committed(round)
 
     def fingerprint(self, round: int) -> int:
         return folded(self.recipe, self.base.folder, self.ledger, round).common.fingerprint

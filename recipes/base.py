@@ -65,6 +65,12 @@ class Base:
     files: tuple[BaseFile, ...]  # by name
 
     @property
+    def digest(self) -> str:
+        """sha256, hex, of the names and hashes of its files."""
+        listed = "\n".join(f"{file.sha256} {file.name}" for file in self.files)
+        return hashlib.sha256(listed.encode()).hexdigest()
+
+    @property
     def bytes(self) -> int:
         return sum(file.size for file in self.files)
 

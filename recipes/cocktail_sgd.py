@@ -15,10 +15,14 @@ What C leaves out of d_i stays in x_i - x' and is offered again: the worker's er
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from compress import Cocktail, PacketError, Sample, Update, decode, fingerprint, fingerprint_after
@@ -162,6 +166,46 @@ class Owner:
                 that peer.
         """
         sample = self.mix.draw(self.error.numel(), self.seed, round)
+        D = self._collected(sample, updates)  # 3
+        packet = self.mix.encode(D, seed=round)  # 4   C[D]
+        self._sent(sample, D, packet)
+        return packet
+
+    def replay(self, round: int, updates: Sequence[tuple[str, bytes, float]], packet: bytes) -> None:
+        """Lines 3 and 4 of a round that is committed as `packet`: e moves as it did then, to the bit.
+
+        The packet is taken as it is. To make it again would need the same encoder to the bit (this machine,
+        this many threads), and what was sent is what the packet says in any case.
+        """
+        sample = self.mix.draw(self.error.numel(), self.seed, round)
+        self._sent(sample, self._collected(sample, updates), packet)
+
+    def save(self, path: Path, round: int) -> None:
+        """Write e as it is before `round`: on the disk whole under that name, or not at all."""
+        part = path.with_name(path.name + ".part")
+        save_file({"error": self.error}, part, {"round": str(round)})
+        with part.open("r+b") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        if os.name != "nt":  # Windows has no handle for a folder; elsewhere the name must be on the disk too
+            folder = os.open(path.parent, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+
+    def load(self, path: Path) -> int:
+        """e as `save` wrote it; returns the round it is before. Errors: ValueError, where it is not ours."""
+        try:
+            with safe_open(path, "pt") as file:
+                error, round = file.get_tensor("error"), int(file.metadata()["round"])
+        except (SafetensorError, KeyError, TypeError) as problem:
+            raise ValueError(f"{path} does not hold the owner's error: {problem}") from problem
+        if error.shape != self.error.shape or error.dtype != self.error.dtype:
+            raise ValueError(f"{path} has {error.dtype} {tuple(error.shape)}, not {tuple(self.error.shape)}")
+        self.error.copy_(error)
+        return round
+
+    def _collected(self, sample: Sample, updates: Sequence[tuple[str, bytes, float]]) -> Tensor:
+        """D = mean_i C[d_i] + e on the sample, (m,)."""
         total = sum(weight for _, _, weight in updates)
         D = sample.take(self.error)  # (m,)
         # by peer, never by arrival: float sums depend on order
@@ -169,11 +213,12 @@ class Owner:
             share = weight / total if total > 0 else 1 / len(updates)
             update = self._decoded(peer, packet, sample.m)
             D.index_add_(0, update.positions.long(), update.values, alpha=share)  # 3
-        packet = self.mix.encode(D, seed=round)  # 4   C[D]
+        return D
+
+    def _sent(self, sample: Sample, D: Tensor, packet: bytes) -> None:
         sent = decode(packet, sample.m)
         D.index_add_(0, sent.positions.long(), sent.values, alpha=-1)
         sample.put_(self.error, D)  # 4   e <- D - C[D]
-        return packet
 
     @staticmethod
     def _decoded(peer: str, packet: bytes, m: int) -> Update:

@@ -10,6 +10,7 @@ nothing and never counts: `trained[0]` is False in every sample, here and on the
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -83,6 +84,14 @@ class Corpus:
 
     def pack_held_out(self) -> bytes:
         return pack(self.held_out)
+
+    def digest(self) -> str:
+        """sha256, hex, of every row, trained and held out: is it still the same data?"""
+        digest = hashlib.sha256()
+        for row in (*self.samples, *self.held_out):
+            digest.update(pack([row]))
+        digest.update(struct.pack("<3Q", len(self.samples), len(self.held_out), self.total))
+        return digest.hexdigest()
 
     def _order(self, epoch: int) -> np.ndarray:
         if epoch not in self._orders:

@@ -14,7 +14,7 @@ import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -45,9 +45,17 @@ class Record:
         return self.payload + self.length
 
 
-def pack_header(round: int, packet: bytes) -> bytes:
-    head = HEADER.pack(MAGIC, round, len(packet), hashlib.sha256(packet).digest())
+def pack_header(round: int, *payload: bytes) -> bytes:
+    """The header of a record whose payload comes in these pieces."""
+    head = HEADER.pack(MAGIC, round, sum(map(len, payload)), sha256_of(payload))
     return head + CRC.pack(zlib.crc32(head))
+
+
+def sha256_of(pieces: Iterable[bytes]) -> bytes:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()
 
 
 def unpack_header(head: bytes, offset: int) -> Record | None:
@@ -97,16 +105,25 @@ class PacketLog:
     def end(self) -> int:
         return self._end
 
-    def append(self, round: int, packet: bytes) -> Record:
-        """Write one record and wait until the disk has it. After an error open it anew."""
-        record = Record(round, self._end, len(packet), hashlib.sha256(packet).digest())
+    def append(self, round: int, *payload: bytes) -> Record:
+        """Write one record, its payload in pieces, and wait until the disk has it. After an error open it
+        anew."""
+        header = pack_header(round, *payload)
+        record = unpack_header(header, self._end)
+        assert record is not None
         self._file.seek(self._end)
-        self._file.write(pack_header(round, packet))
-        self._file.write(packet)
+        for piece in (header, *payload):
+            self._file.write(piece)
         self._file.flush()
         os.fsync(self._file.fileno())
         self._end = record.end
         return record
+
+    def clear(self) -> None:
+        """Forget all records, and wait until the disk has."""
+        self._file.truncate(0)
+        os.fsync(self._file.fileno())
+        self._end = 0
 
     def close(self) -> None:
         with contextlib.suppress(

@@ -93,6 +93,11 @@ class PeerLink:
     def bytes_down(self) -> int:
         return self._carrier.bytes_down
 
+    @property
+    def cut_off(self) -> bool:
+        """Is there no connection to the hub, though the run is not known to be over?"""
+        return self._state.over is None and not self._carrier.connected
+
     # ---- calls that wait -----------------------------------------------------------------------------------
 
     def connect(self, timeout: float = 0.0) -> Welcome:

@@ -46,16 +46,22 @@ def test_this_machine_has_a_name_that_can_be_shown() -> None:
 LIFE_LINE = """
 import sys, time
 from cocktail_cli.local_peers import hold_life_line
-hold_life_line(lambda why: print(why, flush=True), grace=0.1)
+cut_off = sys.argv[1] == "cut off"
+hold_life_line(lambda why: print(why, flush=True), lambda: cut_off, grace=60.0 if cut_off else 0.1)
 print("ready", flush=True)
 time.sleep(60)
 """
 
 
 @pytest.mark.slow
-def test_a_peer_asks_to_leave_and_then_ends_when_its_life_line_does(root: Path) -> None:
+@pytest.mark.parametrize("hub", ["there", "cut off"])
+def test_a_peer_asks_to_leave_and_then_ends_when_its_life_line_does(root: Path, hub: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", LIFE_LINE], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LIFE_LINE, hub],
+        cwd=root,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -202,6 +203,50 @@ def test_a_packet_that_does_not_decode_is_refused_by_name_and_changes_nothing() 
         group.owner.aggregate(1, [("alice", sent[0].packet, 1.0), ("mallory", bytes(broken), 1.0)])
 
     assert torch.equal(group.owner.error, error)
+
+
+@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
+def test_an_owner_that_replays_what_was_committed_goes_on_to_the_bit(mix: Cocktail, tmp_path: Path) -> None:
+    """Killed after round 9, with e of round 4 on its disk: the same e, the same packet of round 10."""
+    group = swarm(mix)
+    n = group.owner.error.numel()
+    history = []
+    for t in range(10):
+        if t == 4:
+            group.owner.save(tmp_path / "error", t)
+        sent = [worker.start() for worker in group.workers]
+        updates = [(f"peer-{i}", part.packet, 0.1 + i) for i, part in enumerate(sent)]
+        for worker, step in zip(group.workers, steps_of(4, n, t), strict=True):
+            worker.x += step
+        packet = group.owner.aggregate(t, updates)
+        for worker, part in zip(group.workers, sent, strict=True):
+            worker.finish(packet, part)
+        history.append((updates, packet))
+    last = [(f"peer-{i}", worker.start().packet, 1.0) for i, worker in enumerate(group.workers)]
+
+    for saved in (False, True):
+        again = Owner(n, mix, SEED)
+        start = again.load(tmp_path / "error") if saved else 0
+        assert start == (4 if saved else 0)
+        for t in range(start, 10):
+            again.replay(t, *history[t])
+
+        assert torch.equal(again.error.view(torch.int32), group.owner.error.view(torch.int32))
+        if mix != LOSSLESS:  # which sends all of D
+            assert again.error.any()
+        before = again.error.clone()
+        assert again.aggregate(10, last) == group.owner.aggregate(10, last)
+        group.owner.error.copy_(before)
+
+
+def test_a_saved_error_of_another_length_or_no_error_at_all_is_refused(tmp_path: Path) -> None:
+    Owner(10, LOSSLESS, SEED).save(tmp_path / "error", 3)
+    (tmp_path / "junk").write_bytes(b"no safetensors")
+
+    with pytest.raises(ValueError, match=r"\(10,\), not \(11,\)"):
+        Owner(11, LOSSLESS, SEED).load(tmp_path / "error")
+    with pytest.raises(ValueError, match="does not hold the owner's error"):
+        Owner(11, LOSSLESS, SEED).load(tmp_path / "junk")
 
 
 def test_the_sum_does_not_depend_on_the_order_of_arrival() -> None:

@@ -1,0 +1,86 @@
+"""The owner's half of Algorithm 1 whose error e survives the hub: law 3, at the owner.
+
+    round t   aggregate: e moves; what went in is on the disk (updates.log)  ->  the ledger commits round t
+    start     e = error.safetensors (or 0), then each committed round since, replayed from the log
+
+A round that was logged and not committed is dropped by the log, and never reached the saved e, which is
+written only after a commit. Both files lie in the ledger's folder, under the ledger's lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transport import Ledger
+from transport.errors import LedgerError, UpdateRejected
+from transport.update_log import UpdateLog
+
+if TYPE_CHECKING:
+    from recipes.cocktail_sgd import Owner
+
+ERROR = "error.safetensors"
+UPDATES = "updates.log"
+LEAST_LOG = 64 << 20  # bytes of updates before e itself is written; twice the size of e, if that is more
+
+
+class KeptOwner:
+    """An Owner, and the books of its error in `folder`."""
+
+    def __init__(self, owner: Owner, folder: Path, least: int = LEAST_LOG) -> None:
+        self.owner, self.folder = owner, folder
+        self.longest = max(least, 2 * owner.error.nbytes)  # bytes of the log
+        self.log: UpdateLog | None = None  # from `recover` on
+
+    def recover(self, ledger: Ledger) -> None:
+        """Bring e, which is 0 now, to where the ledger, open to write, stands. Call it before the hub starts.
+
+        Raises:
+            LedgerError: the ledger has rounds for which e cannot be had.
+        """
+        stop, start, saved = len(ledger.rounds()), 0, self.folder / ERROR
+        if saved.exists():
+            try:
+                start = self.owner.load(saved)
+            except ValueError as error:
+                raise LedgerError(str(error)) from error
+            if start > stop:
+                raise LedgerError(f"{saved} is of round {start}, the ledger has {stop} rounds")
+        self.log = UpdateLog(self.folder / UPDATES, stop)
+        logged, committed = self.log.rounds(start, stop), ledger.packets(start, stop)
+        for taken, (round, packet) in zip(logged, committed, strict=True):
+            if taken.sha256 != hashlib.sha256(packet).digest():
+                raise LedgerError(f"the logged updates of round {round} are not those it was committed with")
+            self.owner.replay(round, taken.updates, packet)
+
+    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+        """The packet C[D] of `round`; what went into it is on the disk. Raises UpdateRejected, with nothing
+        changed and nothing written."""
+        from recipes.cocktail_sgd import RejectedUpdate
+
+        assert self.log is not None, "recover first"
+        try:
+            packet = self.owner.aggregate(round, updates)
+        except RejectedUpdate as error:
+            raise UpdateRejected(error.peer, error.reason) from error
+        self.log.append(round, hashlib.sha256(packet).digest(), updates)
+        return packet
+
+    def committed(self, round: int) -> None:
+        """The round is durable. Where what led to e has grown long, write down e itself."""
+        assert self.log is not None
+        if self.log.size > self.longest:
+            self.owner.save(self.folder / ERROR, round + 1)
+            self.log.clear()
+
+    def close(self) -> None:
+        if self.log is not None:
+            self.log.close()
+
+    def forget(self) -> None:
+        """The run is over: e is of no more use."""
+        self.close()
+        for name in (UPDATES, ERROR, ERROR + ".part"):
+            (self.folder / name).unlink(missing_ok=True)

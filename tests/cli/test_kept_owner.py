@@ -1,0 +1,142 @@
+"""The owner's error survives a hub that is killed, at whichever step of a round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cocktail_cli.kept_owner import ERROR, UPDATES, KeptOwner
+from compress import Cocktail
+from recipes.cocktail_sgd import Owner
+from transport import Ledger
+from transport.errors import LedgerError, UpdateRejected
+from transport.ledger import RoundRow
+
+P, SEED, ROUNDS = 400, 7, 8
+MIX = Cocktail(sample=0.25, keep=0.2, bits=4, block=16)
+
+
+def updates_of(round: int, salt: int = 0) -> list[tuple[str, bytes, float]]:
+    """What two peers send."""
+    generator = torch.Generator().manual_seed(1000 * salt + round)
+    m = MIX.draw(P, SEED, round).m
+    packets = [MIX.encode(torch.randn(m, generator=generator)) for _ in range(2)]
+    return [("ann", packets[0], 3.0), ("bob", packets[1], 0.7)]
+
+
+def undisturbed() -> list[bytes]:
+    owner = Owner(P, MIX, SEED)
+    return [owner.aggregate(round, updates_of(round)) for round in range(ROUNDS)]
+
+
+def commit(ledger: Ledger, round: int, packet: bytes) -> None:
+    ledger.commit(RoundRow(round, round, 0.0, 0.0, 0, ("ann", "bob"), ("ann", "bob"), None, 0), packet, ())
+
+
+class Killed(BaseException):
+    """The process is no more."""
+
+
+class Life:
+    """One process of a hub, from its start to kill -9: its files are closed, nothing else is done."""
+
+    def __init__(self, folder: Path, least: int) -> None:
+        self.ledger = Ledger(folder, run="toy", samples=9)
+        self.owner = KeptOwner(Owner(P, MIX, SEED), folder, least)
+        self.owner.recover(self.ledger)
+        self.round = len(self.ledger.rounds())
+
+    def live(self, dies: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Rounds to the end; in the second one it dies at the step called `dies`."""
+        for round in range(self.round, ROUNDS):
+            mortal = round == self.round + 1
+            if mortal and dies == "logged":  # never committed, and done again with other updates
+                self.owner.aggregate(round, updates_of(round, salt=1))
+                raise Killed
+            packet = self.owner.aggregate(round, updates_of(round))
+            commit(self.ledger, round, packet)
+            if mortal and dies == "committed":
+                raise Killed
+            if mortal and dies in ("saving", "saved"):
+                monkeypatch.setattr(self.owner, "longest", 0)
+                step = (self.owner.owner, "save") if dies == "saving" else (self.owner.log, "clear")
+                monkeypatch.setattr(*step, die)
+            self.owner.committed(round)
+        raise Killed
+
+    def end(self) -> None:
+        self.owner.close()
+        self.ledger.close()
+
+
+def die(*_: Any) -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("least", [0, 1 << 30], ids=["e is saved often", "e is never saved"])
+@pytest.mark.parametrize("dies", ["logged", "committed", "saving", "saved"])
+def test_killed_at_any_step_the_run_is_what_it_would_have_been(
+    tmp_path: Path, dies: str, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(ROUNDS):
+        life = Life(tmp_path, least)
+        life.owner.longest = least and life.owner.longest  # small: after every round
+        with pytest.raises(Killed):
+            life.live(dies, monkeypatch)
+        life.end()
+
+    with Ledger(tmp_path, write=False) as ledger:
+        assert [packet for _, packet in ledger.packets()] == undisturbed()
+    assert (tmp_path / ERROR).exists() == (least == 0 or dies == "saved")
+
+
+def test_a_round_done_again_without_a_rejected_peer_is_replayed_as_it_was_committed(tmp_path: Path) -> None:
+    life = Life(tmp_path, 1 << 30)
+    updates = updates_of(0)
+    with pytest.raises(UpdateRejected):
+        life.owner.aggregate(0, [*updates, ("mallory", b"junk", 9.0)])
+    commit(life.ledger, 0, life.owner.aggregate(0, updates))
+    error = life.owner.owner.error
+    life.end()
+
+    again = Life(tmp_path, 1 << 30)
+    assert torch.equal(again.owner.owner.error, error)
+    again.end()
+
+
+def test_an_error_that_cannot_be_had_is_not_taken_for_zero(tmp_path: Path) -> None:
+    life = Life(tmp_path, 1 << 30)
+    for round in range(2):
+        commit(life.ledger, round, life.owner.aggregate(round, updates_of(round)))
+    life.end()
+    data = (tmp_path / UPDATES).read_bytes()
+
+    other = tmp_path / "other"
+    stranger = Life(other, 1 << 30)
+    for round in range(2):
+        commit(stranger.ledger, round, stranger.owner.aggregate(round, updates_of(round, salt=1)))
+    stranger.end()
+    for damaged, message in (
+        (b"", "lacks the updates of round 0"),
+        (data[:-1], "lacks the updates of round 1"),
+        ((other / UPDATES).read_bytes(), "round 0 are not those it was committed with"),
+    ):
+        (tmp_path / UPDATES).write_bytes(damaged)
+        with (
+            Ledger(tmp_path, run="toy", samples=9) as ledger,
+            pytest.raises(LedgerError, match=message),
+        ):
+            KeptOwner(Owner(P, MIX, SEED), tmp_path).recover(ledger)
+
+
+def test_a_run_that_is_over_leaves_no_error_behind(tmp_path: Path) -> None:
+    life = Life(tmp_path, 1 << 30)
+    commit(life.ledger, 0, life.owner.aggregate(0, updates_of(0)))
+    life.end()
+
+    life.owner.forget()
+
+    assert not (tmp_path / UPDATES).exists()

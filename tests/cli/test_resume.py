@@ -1,0 +1,198 @@
+"""A run goes on after its hub was killed: `launch --resume`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_this_process import Run
+from test_processes import LAUNCH, running
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.folder import appended, claim
+from cocktail_cli.resume import check_corpus, place_of, same_base, unfinished
+from cocktail_cli.run import Listen
+from cocktail_cli.runs import RunRecord, save
+from recipes.recipe import load_recipe
+from transport import Ledger
+
+SMOKE = load_recipe("smoke")
+
+
+def record(folder: Path, **changes: Any) -> RunRecord:
+    known: dict[str, Any] = {
+        "run": "amber-otter-42",
+        "url": "cocktail://k.t@203.0.113.7:29444/amber-otter-42",
+        "keys": {"stop": "s"},
+        "pid": 1,
+        "port": 29444,
+        "bind": "127.0.0.1",
+        "output_dir": str(folder),
+        "base": str(folder / "base"),
+        "recipe": "smoke",
+        "recipe_hash": SMOKE.recipe_hash,
+        "started": "2026-11-20T12:00:00Z",
+    }
+    return RunRecord(**(known | changes))
+
+
+def test_a_run_that_was_left_by_its_hub_may_go_on(tmp_path: Path) -> None:
+    for state in ("running", "failed"):
+        save(record(tmp_path, state=state))
+        Ledger(tmp_path / "ledger", run="amber-otter-42", samples=9).close()
+
+        assert unfinished(tmp_path, SMOKE).run == "amber-otter-42"
+
+
+def test_an_output_folder_with_an_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
+    save(record(tmp_path))
+    with pytest.raises(Failure, match="holds the unfinished run amber-otter-42 of this recipe") as refused:
+        claim(tmp_path, SMOKE.recipe_hash)
+    assert "--resume" in refused.value.hints[0]
+
+    with pytest.raises(Failure, match="of another recipe") as refused:
+        claim(tmp_path, "abc")
+    assert not any("--resume" in hint for hint in refused.value.hints)
+
+
+@pytest.mark.parametrize(
+    ("changes", "exit", "message"),
+    [
+        ({"state": "finished"}, 4, "the run amber-otter-42 in .* is over"),
+        ({"recipe_hash": "0123456789"}, 4, "is of recipe smoke 01234567, not smoke"),
+    ],
+)
+def test_another_run_than_the_unfinished_one_of_this_recipe_is_refused(
+    tmp_path: Path, changes: dict[str, Any], exit: int, message: str
+) -> None:
+    save(record(tmp_path, **changes))
+
+    with pytest.raises(Failure, match=message) as refused:
+        unfinished(tmp_path, SMOKE)
+
+    assert refused.value.exit == exit
+
+
+def test_a_run_whose_hub_lives_is_refused_in_words(cocktail: Run, tmp_path: Path) -> None:
+    save(record(tmp_path / "out"))
+    with Ledger(tmp_path / "out" / "ledger", run="amber-otter-42", samples=9):
+        said = cocktail("launch", "smoke", "-o", "out", "--resume")
+
+    assert said.exit == 4
+    assert "amber-otter-42 is going on: its hub (process 1)" in said.err
+    assert "cocktail stop amber-otter-42" in said.err
+
+
+def test_nothing_to_go_on_with_is_exit_3(cocktail: Run) -> None:
+    said = cocktail("launch", "smoke", "-o", "nowhere", "--resume")
+
+    assert (said.exit, "no run to go on with" in said.err) == (3, True)
+
+
+def test_the_url_that_volunteers_hold_stays_good(tmp_path: Path) -> None:
+    old = record(tmp_path)
+
+    assert place_of(old, Listen(), Listen()) == Listen("127.0.0.1", 29444)
+    assert place_of(old, Listen("127.0.0.1", 0), Listen()) == Listen("127.0.0.1", 29444)
+    with pytest.raises(Failure, match="--port 5000 would void the URL"):
+        place_of(old, Listen(port=5000), Listen())
+
+
+def test_other_data_are_refused_by_name(tmp_path: Path) -> None:
+    from recipes.base import BUILTIN_MODELS, open_tokenizer
+    from recipes.data import build_corpus
+
+    data = tmp_path / "mine.jsonl"
+    data.write_text("".join(json.dumps({"text": f"row {i} of many"}) + "\n" for i in range(20)))
+    recipe = load_recipe("smoke", ["data.val_set_size=0.2"], data=str(data))
+    tokenizer = open_tokenizer(BUILTIN_MODELS["builtin:tiny-gpt-neox"])
+    corpus = build_corpus(recipe, tokenizer)
+    old = record(tmp_path, data_sha256=corpus.digest())
+    check_corpus(old, recipe, build_corpus(recipe, tokenizer))
+    data.write_text(data.read_text().replace("row 7 of", "row 8 of"))
+
+    with pytest.raises(Failure, match=r"the data \(.*mine\.jsonl\) are not those") as refused:
+        check_corpus(old, recipe, build_corpus(recipe, tokenizer))
+
+    assert refused.value.exit == 3
+
+
+def test_another_base_model_is_refused_by_name(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    (base / "model.safetensors").write_bytes(b"other weights")
+
+    with pytest.raises(Failure, match=r"base model in .* is not the one") as refused:
+        same_base(record(tmp_path, base_sha256="0" * 64))
+
+    assert refused.value.exit == 3
+
+
+@pytest.mark.parametrize("before", ["", '{"a": 1}\n', '{"a": 1}\n{"b'])
+def test_a_line_that_a_kill_cut_short_does_not_spoil_the_next(tmp_path: Path, before: str) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(before)
+    with appended(path) as file:
+        file.write('{"c": 3}\n')
+
+    assert path.read_text().splitlines()[-1] == '{"c": 3}'
+
+
+SMALL = [*LAUNCH, "max_steps=30", "global_batch_size=12", "data.val_set_size=4", "swarm.min_peers=3"]
+SMALL += ["--peers", "2"]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_its_hub_was_killed(tmp_path: Path, cocktail: Run) -> None:
+    with running(tmp_path, *SMALL) as launch:
+        started = launch.until("run_started")
+        url = started["url"]
+        with running(tmp_path, "join", "-", "-y", "--json", "--name", "volunteer", stdin=url + "\n") as join:
+            launch.until("step", step=12)
+            launch.process.kill()
+            launch.wait()
+
+            refused = cocktail(*SMALL)
+            assert (refused.exit, "--resume" in json.loads(refused.out)["error"]["hints"][0]) == (4, True)
+            with running(tmp_path, *SMALL, "--resume") as again:
+                resumed = again.until("run_started")
+                assert again.wait() == 0
+            assert join.wait() == 0
+
+    assert [resumed[key] for key in ("run", "url")] == [started[key] for key in ("run", "url")]
+    assert resumed["round"] > max(step["round"] for step in launch.events("step")[:-1])
+    assert again.told[-1]["event"] == "run_finished"
+    assert len(join.events("joined")) == 1, "nobody had to join anew"
+    assert join.told[-1]["finished"]
+    warnings = [event["message"] for event in join.events("warning")]
+    assert not [w for w in warnings if "new session" in w], "its session was resumed, its work not void"
+    joined = [event["peer"] for event in again.events("peer_joined")]
+    assert sorted(joined) == ["local-1", "local-2"], "they were started again, and nobody else joined"
+    assert all(step["peers"] == 3 for step in again.events("step"))
+    with Ledger(tmp_path / "out" / "ledger", write=False) as ledger:
+        rows, audit = ledger.rounds(), ledger.verify(complete=True)
+    assert audit.rounds == len(rows) > resumed["round"]
+    assert not list((tmp_path / "out" / "ledger").glob("updates.log"))
+    told = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    rounds = [event["round"] for event in told if event["event"] == "step"]
+    assert rounds == sorted(set(rounds))
+    names = set()
+    for name, round, fingerprint in [*fingerprints(tmp_path / "out" / "peers"), *of("volunteer", join.told)]:
+        names.add(name)
+        assert round + 1 == len(rows) or fingerprint == f"{rows[round + 1].fingerprint:016x}", (name, round)
+    assert names == {"local-1", "local-2", "volunteer"}
+
+
+def of(name: str, told: list[dict[str, Any]]) -> Iterator[tuple[str, int, str]]:
+    """(peer, round, fingerprint of its x' after it)."""
+    return ((name, event["round"], event["fingerprint"]) for event in told if event.get("event") == "step")
+
+
+def fingerprints(folder: Path) -> Iterator[tuple[str, int, str]]:
+    """Of the local peers, before and after the kill: each process appends to the same file."""
+    for path in sorted(folder.glob("*.jsonl")):
+        yield from of(path.stem, [json.loads(line) for line in path.read_text().splitlines()])

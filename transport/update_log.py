@@ -1,0 +1,121 @@
+"""The update log: which packets of peers went into each committed round, so that the owner's error survives.
+
+The error e of Algorithm 2 follows from what came in and what went out. What went out is in the packet log;
+what came in is here, in the same kind of record (packet_log.py), one a round, written before the round is
+committed. The payload, little-endian:
+
+    sha256 of the aggregated packet, 32 bytes | updates u32
+    then each: name's bytes u16 | packet's bytes u64 | weight f64 | name, UTF-8 | packet
+
+A round that was logged and never committed is cut off at the next start. Once e itself is on the disk the log
+is cleared; a crash between the two leaves rounds older than e, which who reads from e's round on leaves out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import LedgerError
+from .packet_log import HEADER_SIZE, PacketLog, read_packets, unpack_header
+
+HEAD = struct.Struct("<32sI")
+ENTRY = struct.Struct("<HQd")
+
+Update = tuple[str, bytes, float]  # peer, packet, weight: as `Work.aggregate` takes them
+
+
+@dataclass(frozen=True)
+class RoundUpdates:
+    """What went into one committed round."""
+
+    round: int
+    sha256: bytes  # of the aggregated packet that came of them
+    updates: tuple[Update, ...]
+
+
+class UpdateLog:
+    """The file, opened to append, by the process that writes the ledger.
+
+    Args:
+        stop: rounds from this one on are not committed: what the file has of them is cut off.
+    """
+
+    def __init__(self, path: Path, stop: int) -> None:
+        self.path = path
+        end, last = whole(path, stop)
+        self._log = PacketLog(path, end)
+        self._next = stop if last is None else last + 1
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._log.end
+
+    def append(self, round: int, sha256: bytes, updates: Sequence[Update]) -> None:
+        """Write down a round that is about to be committed, and wait until the disk has it."""
+        if round != self._next:
+            raise LedgerError(f"updates of round {round} cannot follow those of round {self._next - 1}")
+        self._log.append(round, *pieces(sha256, updates))
+        self._next = round + 1
+
+    def rounds(self, start: int, stop: int) -> Iterator[RoundUpdates]:
+        """What went into rounds start .. stop-1, checksums verified, one round in memory at a time.
+
+        Raises LedgerError where one of them is damaged or missing.
+        """
+        want = start
+        with self.path.open("rb") as file:
+            for round, payload in read_packets(file):
+                if round < start:
+                    continue
+                if round != want:
+                    break
+                yield unpacked(round, payload)
+                want += 1
+        if want != stop:
+            raise LedgerError(f"{self.path} lacks the updates of round {want}, which is committed")
+
+    def clear(self) -> None:
+        """The owner's error is on the disk: nothing that led to it is needed any more."""
+        self._log.clear()
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def whole(path: Path, stop: int) -> tuple[int, int | None]:
+    """(where the records of rounds before `stop` end, the last such round). Reads headers only."""
+    end, last = 0, None
+    size = path.stat().st_size if path.exists() else 0
+    if size:
+        with path.open("rb") as file:
+            while (record := unpack_header(file.read(HEADER_SIZE), end)) is not None:
+                if record.round >= stop or record.end > size:
+                    break
+                end, last = record.end, record.round
+                file.seek(end)
+    return end, last
+
+
+def pieces(sha256: bytes, updates: Sequence[Update]) -> Iterator[bytes]:
+    """The payload of a record, without a copy of the packets."""
+    yield HEAD.pack(sha256, len(updates))
+    for peer, packet, weight in updates:
+        name = peer.encode()
+        yield ENTRY.pack(len(name), len(packet), weight) + name
+        yield packet
+
+
+def unpacked(round: int, payload: bytes) -> RoundUpdates:
+    """Inverse of `pieces`. The record's checksum was verified, so what is here is what was written."""
+    sha256, count = HEAD.unpack_from(payload)
+    at, updates = HEAD.size, []
+    for _ in range(count):
+        name, size, weight = ENTRY.unpack_from(payload, at)
+        at += ENTRY.size
+        updates.append((payload[at : at + name].decode(), payload[at + name : at + name + size], weight))
+        at += name + size
+    return RoundUpdates(round, sha256, tuple(updates))

@@ -166,7 +166,8 @@ def main() -> int:
     say(f"left                 {', '.join(story.left) or 'nobody'}")
     if story.finished is not None:
         say(f"model                {story.finished['model']}")
-        say(f'sample               $ cocktail generate {story.finished["model"]} "{PROMPT}"')
+        command = f'cocktail generate {story.finished["model"]} "{PROMPT}" {" ".join(WRITES)}'
+        say(f"sample               $ {command}")
         say(sample(story.finished["model"]))
     say(f"\ntook                 {time.monotonic() - started:.0f} s")
     failed = [promise for promise, kept in checks(story).items() if not kept]

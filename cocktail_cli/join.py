@@ -145,7 +145,6 @@ class Membership:
         """Join, train and leave. `patience`: seconds to keep trying while the hub cannot be reached."""
         from cocktail_cli.link import RunLink
         from transport import Bandwidth, PeerLink
-        from transport.errors import Leaving, RunOver
 
         def told(what: str) -> None:
             self.view.show(Warning(what))
@@ -172,14 +171,16 @@ class Membership:
             if not self.agreed(welcome):
                 link.leave("declined")
                 return
+            from recipes.finetune import Interrupted
+
             run = RunLink(link)
             try:
-                with leave_on_signal(leave):  # not before: Ctrl-C at the question is an answer
+                # Signals not before: Ctrl-C at the question is an answer.
+                with leave_on_signal(leave), run.waiting():
                     self.train(run, self.prepare(link, welcome))
-            except Leaving:  # asked to, while it waited for something
-                link.leave(self.leave_asked)
-            except RunOver as over:  # likewise
-                run.ended, run.finished = str(over), over.finished
+            except Interrupted:  # outside the loop, which minds it itself: while fetching, say
+                if run.ended is None:
+                    link.leave(self.leave_asked)
             self.view.show(self.goodbye(run))
 
     def goodbye(self, run: RunLink) -> Left:

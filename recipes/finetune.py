@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -180,6 +180,7 @@ class Peer:
     vocabulary: int | None  # token ids from the hub are below this
     micro_batch: int  # sequences per forward pass
     undelivered: list[Lease] = field(default_factory=list)  # done, but in no committed round yet
+    rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the run's length is known
     compute_s: float = 0.0  # of the last step
     wait_s: float = 0.0  # how long the last step waited for its exchange
 
@@ -296,7 +297,9 @@ def apply(peer: Peer, round: Round, gradient: Gradient | None) -> None:
     """Line 6, the optimizer's part: x_i <- x_i - optimizer(g_i)."""
     if gradient is None:
         return
-    set_learning_rate(peer.optimizer, learning_rate(peer.recipe.training, round.steps)(round.step))
+    if peer.rate_at is None:
+        peer.rate_at = learning_rate(peer.recipe.training, round.steps)
+    set_learning_rate(peer.optimizer, peer.rate_at(round.step))
     peer.optimizer.step()
     peer.undelivered.append(gradient.lease)
 

@@ -5,11 +5,14 @@ folder.
 from compress.cocktail import Cocktail
 from compress.errors import NonFiniteError, PacketError
 from compress.fingerprint import fingerprint, fingerprint_after
+from compress.packet import VERSION as PACKET_VERSION
 from compress.packet import decode
+from compress.pieces import pieces
 from compress.sample import Sample
 from compress.update import Update
 
 __all__ = [
+    "PACKET_VERSION",
     "Cocktail",
     "NonFiniteError",
     "PacketError",
@@ -18,4 +21,5 @@ __all__ = [
     "decode",
     "fingerprint",
     "fingerprint_after",
+    "pieces",
 ]

@@ -22,6 +22,7 @@ from compress.errors import NonFiniteError
 from compress.kernels import compiled, usable
 from compress.quantize import BITS, quantize
 from compress.sample import Sample, draw
+from compress.walk import Walk, walk
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,10 @@ class Cocktail:
     def draw(self, n: int, seed: int, round: int, device: torch.device | str = "cpu") -> Sample:
         """Which of the n coordinates this round visits. Depends on nothing else, on any machine."""
         return draw(n, self.sample, self.block if self.kind == "block" else 1, seed, round, device)
+
+    def walk(self, n: int, seed: int, round: int) -> Walk:
+        """The same as `draw`, for those who go through the vector window by window."""
+        return walk(n, self.sample, self.block if self.kind == "block" else 1, seed, round)
 
     def encode(
         self,

@@ -18,17 +18,24 @@ ROW = 1 << 16
 ROWS_AT_ONCE = 64  # on a device: 64 x 65536 elements as int64 = 32 MiB of scratch
 
 
-def fingerprint(x: torch.Tensor) -> int:
-    """64-bit fingerprint of a flat FP32 vector on any device, of the same value on every device."""
-    bits = _bits(x)
+def fingerprint(x: torch.Tensor, start: int = 0) -> int:
+    """64-bit fingerprint of a flat FP32 vector on any device, of the same value on every device.
+
+    start: where x lies in a longer vector, a multiple of 65536. The fingerprints of the parts of a vector add
+    up, modulo 2**64, to that of the whole.
+    """
+    if start % ROW:
+        raise ValueError(f"a part that starts at {start:,}, which is no multiple of {ROW:,}")
+    bits, first = _bits(x), start // ROW
     full = len(bits) // ROW
+    down = _down(first + full + 1)[first:]
     total = 0
     if full:
         rows = bits[: full * ROW].view(full, ROW)
-        total = int((_inner(rows) * _down(full).to(x.device)).sum())
+        total = int((_inner(rows) * down[:full].to(x.device)).sum())
     rest = bits[full * ROW :]
     last = (_long(rest) * _across().to(x.device)[: len(rest)]).sum()
-    total += int(last) * int(_down(full + 1)[full])
+    total += int(last) * int(down[full])
     return total & 0xFFFFFFFFFFFFFFFF
 
 

@@ -14,6 +14,7 @@ from compress.errors import PacketError
 from compress.kernels import usable
 from compress.quantize import BITS, Codes, dequantize, packed_size, planes, table_size, widen
 from compress.sections import Section, expand, shrink
+from compress.streams import Bytes
 from compress.update import Update
 
 MAGIC, VERSION = b"CK", 1
@@ -22,6 +23,8 @@ BODY = struct.Struct("<QQQIBBH")  # m, k, bytes of section 0 expanded, bucket, p
 SECTIONS = 5  # positions, their low bits, codes, low and high bytes of the scales
 ENTRY = struct.Struct("<Q")  # codec in the top 3 bits, length here below
 LEVELS = HEAD.size + BODY.size + SECTIONS * ENTRY.size
+FRONT = LEVELS + 2 * table_size(8)  # bytes before the first section, at most
+AT_ONCE = 1 << 20  # bytes, where a packet is read through
 MOST = 1 << 40  # no vector is longer: every size below stays within 64 bits
 NORMAL, INFINITE = 0x0080, 0x7F80  # BF16 patterns of 2**-126 and infinity
 
@@ -56,7 +59,7 @@ def decode(
     PacketError where anything is wrong: the packet comes from somebody else. Every size is checked against
     m before memory is asked for; what is allocated is at most some 40 bytes for each of the m elements.
     """
-    head = _head(memoryview(packet), m)
+    head = read_head(memoryview(packet), m)
     main, low = (np.frombuffer(expand(section), np.uint8) for section in head.sections[:2])
     codes = _codes(head)
     device = torch.device(device)
@@ -75,7 +78,7 @@ def decode(
 
 def codes_of(packet: bytes, m: int) -> Codes:
     """The codes of a packet as they are, for those who count bits."""
-    return _codes(_head(memoryview(packet), m))
+    return _codes(read_head(memoryview(packet), m))
 
 
 @dataclass(frozen=True)
@@ -91,15 +94,17 @@ class Head:
     sections: list[Section]
 
 
-def _head(packet: memoryview, m: int) -> Head:
+def read_head(packet: Bytes, m: int, whole: bool = True) -> Head:
+    """What a packet says of itself; `whole`: its checksum is looked at. PacketError where it cannot be."""
     if len(packet) < LEVELS:
         raise PacketError(f"{len(packet)} bytes, a packet has at least {LEVELS}")
-    magic, version, bits, crc = HEAD.unpack_from(packet)
+    front = bytes(packet[:FRONT])
+    magic, version, bits, crc = HEAD.unpack_from(front)
     if magic != MAGIC or version != VERSION:
         raise PacketError(f"begins with {magic!r} version {version}, expected {MAGIC!r} version {VERSION}")
-    if zlib.crc32(packet[HEAD.size :]) != crc:
+    if whole and _checksum(packet) != crc:
         raise PacketError("its checksum does not match: damaged on the way")
-    length, k, main, bucket, kind, shift, zero = BODY.unpack_from(packet, HEAD.size)
+    length, k, main, bucket, kind, shift, zero = BODY.unpack_from(front, HEAD.size)
     if length != m or not k <= m < MOST:
         raise PacketError(f"{k:,} values of {length:,}, expected a sampled vector of {m:,}")
     if bits not in BITS or bucket == 0 or zero:
@@ -112,25 +117,32 @@ def _head(packet: memoryview, m: int) -> Head:
     start = LEVELS + 2 * table_size(bits)
     sections = []
     for i, size in enumerate(raw):
-        (entry,) = ENTRY.unpack_from(packet, HEAD.size + BODY.size + i * ENTRY.size)
+        (entry,) = ENTRY.unpack_from(front, HEAD.size + BODY.size + i * ENTRY.size)
         here = entry & ((1 << 61) - 1)
         sections.append(Section(entry >> 61, size, packet[start : start + here]))
         start += here
     if start != len(packet):
         raise PacketError(f"{len(packet)} bytes, its table of sections adds up to {start}")
-    return Head(
-        bits, k, bucket, kind, shift, np.frombuffer(packet[LEVELS:], "<u2", table_size(bits)), sections
-    )
+    levels = np.frombuffer(front, "<u2", table_size(bits), LEVELS)
+    return Head(bits, k, bucket, kind, shift, levels, sections)
+
+
+def _checksum(packet: Bytes) -> int:
+    crc = 0
+    for start in range(HEAD.size, len(packet), AT_ONCE):
+        part = packet[start : start + AT_ONCE]
+        crc = zlib.crc32(part if isinstance(part, memoryview) else bytes(part), crc)
+    return crc
 
 
 def _codes(head: Head) -> Codes:
     packed, *halves = (np.frombuffer(expand(section), np.uint8) for section in head.sections[2:])
     scales = planes(np.concatenate(halves), -2).view("<u2")
-    _check_scales(scales, head.levels, head.bits)
+    check_scales(scales, head.levels, head.bits)
     return Codes(head.bits, head.bucket, head.k, packed, head.levels, scales)
 
 
-def _check_scales(scales: np.ndarray, levels: np.ndarray, bits: int) -> None:
+def check_scales(scales: np.ndarray, levels: np.ndarray, bits: int) -> None:
     """Every product of a level and a scale must be a normal number, or zero: else devices could differ."""
     if not len(scales):
         return

@@ -61,6 +61,18 @@ def permute(places: Any, n: int, key: list[int]) -> Any:
     return there
 
 
+def place_of(units: Any, n: int, key: list[int]) -> Any:
+    """The inverse of `permute`: at which place each unit stands. units: int64 array or tensor, in [0, n)."""
+    rows = math.isqrt(n - 1) + 1 if n > 1 else 1
+    columns = -(-n // rows)
+    place = _walk_back(units, rows, columns, key)
+    out = place >= n
+    while out.any():
+        place[out] = _walk_back(place[out], rows, columns, key)
+        out = place >= n
+    return place
+
+
 def _walk(places: Any, rows: int, columns: int, key: list[int]) -> Any:
     left, right = places // columns, places % columns
     for step, k in enumerate(key):
@@ -70,4 +82,16 @@ def _walk(places: Any, rows: int, columns: int, key: list[int]) -> Any:
         else:
             right = right + ((mix32(left, k) * columns) >> 32)
             right = right - columns * (right >= columns)
+    return left * columns + right
+
+
+def _walk_back(units: Any, rows: int, columns: int, key: list[int]) -> Any:
+    left, right = units // columns, units % columns
+    for step, k in reversed(list(enumerate(key))):
+        if step % 2 == 0:
+            left = left - ((mix32(right, k) * rows) >> 32)  # in (-rows, rows)
+            left = left + rows * (left < 0)
+        else:
+            right = right - ((mix32(left, k) * columns) >> 32)
+            right = right + columns * (right < 0)
     return left * columns + right

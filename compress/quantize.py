@@ -57,28 +57,31 @@ def quantize(
 
 def dequantize(codes: Codes) -> np.ndarray:
     """(k,) float32, exact: the only arithmetic is an integer times a scale."""
-    k, bits = codes.count, codes.bits
-    if bits == 32:
+    if codes.bits == 32:
         return planes(codes.packed, -4).view(np.float32)
-    if k == 0:
+    if codes.count == 0:
         return np.empty(0, np.float32)
-    if bits == 16:
-        words = planes(codes.packed, -2).view("<u2")
-        signed = (words & np.uint16(0x7FFF)).astype(np.float32)
-        np.negative(signed, out=signed, where=words >= 0x8000)
-    elif bits == 3:
-        signs = -(-k // 8)
-        signed = lookup(np.array([1, -1], np.float32), codes.packed[:signs], 1)[:k]
-        signed = signed * lookup(codes.levels.astype(np.float32), codes.packed[signs:], 2)[:k]
-    else:
-        positive = codes.levels.astype(np.float32)
-        signed = lookup(np.concatenate([positive, -positive]), codes.packed, bits)[:k]
+    signed = signed_levels(codes.packed, codes.levels, codes.bits, codes.count)
     scales = widen(codes.scales)
-    whole = k - k % codes.bucket
+    whole = codes.count - codes.count % codes.bucket
     signed[:whole].reshape(-1, codes.bucket)[:] *= scales[: whole // codes.bucket, None]
-    if whole < k:
+    if whole < codes.count:
         signed[whole:] *= scales[-1]
     return signed
+
+
+def signed_levels(packed: np.ndarray, levels: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """(-1)**sign * level of each of `count` packed codes, (count,) float32; bits: 1 to 16."""
+    if bits == 16:
+        words = planes(packed, -2).view("<u2")
+        signed = (words & np.uint16(0x7FFF)).astype(np.float32)
+        return np.negative(signed, out=signed, where=words >= 0x8000)
+    positive = levels.astype(np.float32)
+    if bits == 3:
+        signs = -(-count // 8)
+        signed = lookup(np.array([1, -1], np.float32), packed[:signs], 1)[:count]
+        return signed * lookup(positive, packed[signs:], 2)[:count]
+    return lookup(np.concatenate([positive, -positive]), packed, bits)[:count]
 
 
 def packed_size(bits: int, count: int) -> int:

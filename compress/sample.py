@@ -14,18 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from types import ModuleType
 
 import numpy as np
 import torch
 
 from compress.kernels import compiled, usable
-from compress.permute import keys, permute
+from compress.permute import permute
 from compress.update import Update
+from compress.walk import walk
 
 CHUNK = 1 << 15  # elements gathered at a time: two such pieces stay in a core's L2
-UNITS_PER_ROUND = 16  # small vectors get smaller blocks, so that rounds stay even in size
 
 
 @dataclass(frozen=True)
@@ -155,16 +154,11 @@ def draw(n: int, p: float, block: int, seed: int, round: int, device: torch.devi
     """The sample of one round: a share p of the n coordinates, in blocks of `block` (a power of two; 1:
     elements).
     """
-    share = Fraction(p).limit_denominator(10**9)
-    while block > 1 and n * share < UNITS_PER_ROUND * block:
-        block //= 2
-    count = -(-n // block)
-    cycle, phase = divmod(round, share.denominator)
-    first, last = ((phase + i) * share.numerator * count // share.denominator for i in (0, 1))
-    places = torch.arange(first, last, device=device) % count
-    units = places if share == 1 else _standing(places, count, keys(seed, cycle))
-    missing = -n % block if len(units) and int(units[-1]) == count - 1 else 0
-    return Sample(n, block, units, len(units) * block - missing)
+    at = walk(n, p, block, seed, round)
+    spots = torch.arange(at.first, at.last, device=device) % at.count
+    units = _standing(spots, at.count, list(at.key)) if at.key else spots
+    missing = -n % at.block if len(units) and int(units[-1]) == at.count - 1 else 0
+    return Sample(n, at.block, units, len(units) * at.block - missing)
 
 
 def _standing(places: torch.Tensor, count: int, key: list[int]) -> torch.Tensor:

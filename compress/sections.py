@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import lz4.block
 import zstandard
@@ -29,7 +30,7 @@ class Section:
 
     codec: int
     raw: int  # its length once decompressed
-    data: bytes | memoryview
+    data: Any  # bytes, a memoryview, or what is sliced like one (streams.Bytes)
 
 
 def shrink(raw: bytes | memoryview) -> Section:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.permute import keys, permute
+from compress.permute import keys, permute, place_of
 
 
 @settings(deadline=None, max_examples=60)
@@ -58,3 +58,11 @@ def test_neighbours_do_not_stay_neighbours() -> None:
     there = permute(np.arange(100_000, dtype=np.int64), 100_000, keys(5))
 
     assert (np.abs(np.diff(there)) <= 10).mean() < 0.001  # 0.0002 by chance
+
+
+@settings(deadline=None, max_examples=60)
+@given(n=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1))
+def test_a_unit_says_at_which_place_it_stands(n: int, seed: int) -> None:
+    spots = np.arange(n, dtype=np.int64)
+
+    assert (place_of(permute(spots, n, keys(seed)), n, keys(seed)) == spots).all()

@@ -1,4 +1,9 @@
-"""The base model of a run on a peer's disk: fetched by hash, kept in the cache, checked before every use."""
+"""Weights of a run on a peer's disk: fetched by hash, kept in the cache, checked before every use.
+
+The base lives in the cache, one folder for each set of files; what is under way lies in `.fetching` there. A
+snapshot is a guest: its folder goes when the model is loaded. Peers of one machine share what is whole, and
+work each in a folder of its own on what is not (slots.py).
+"""
 
 from __future__ import annotations
 
@@ -6,21 +11,28 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from cocktail_cli.errors import Failure
+from cocktail_cli.board import megabytes
+from cocktail_cli.errors import Failure, writing_to
 from cocktail_cli.runs import cache
+from cocktail_cli.slots import claimed, clear
+
+if TYPE_CHECKING:
+    from transport import Wanted
+    from transport.messages import SnapshotOffer
 
 # What a base may consist of: data only. No Python, no pickle but `.bin`, which is read with
 # weights_only=True.
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 KINDS = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
+WEIGHTS = re.compile(r".*\.(safetensors|bin)(\.index\.json)?")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 SPARE = 256 << 20  # bytes that stay free on the disk
-
-Told = Callable[[str, int, int], None]  # what, bytes done, bytes in all
+FETCHING = ".fetching"
 
 
 class File(Protocol):
@@ -32,12 +44,14 @@ class File(Protocol):
     def size(self) -> int: ...
     @property
     def sha256(self) -> str: ...
+    @property
+    def hashes(self) -> str: ...
 
 
 class Fetch(Protocol):
-    """How an object of the run gets into a file."""
+    """Fetches files; of what is at their paths already only what is wrong (transport.Supply.files)."""
 
-    def __call__(self, name: str, to: Path, progress: Callable[[int, int], None]) -> None: ...
+    def __call__(self, wanted: Sequence[Wanted]) -> None: ...
 
 
 def check_names(files: Sequence[File]) -> None:
@@ -48,50 +62,146 @@ def check_names(files: Sequence[File]) -> None:
     for name in names:
         if not PLAIN.fullmatch(name) or not name.endswith(KINDS) or names.count(name) > 1:
             raise Failure("rejected", f"the run offers a file {name[:80]!r} as part of its model")
+    for digest in [digest for file in files for digest in (file.sha256, file.hashes) if digest]:
+        if not SHA256.fullmatch(digest):
+            raise Failure("rejected", f"the run announces {digest[:80]!r} as a sha256")
+
+
+def is_weights(file: File) -> bool:
+    return WEIGHTS.fullmatch(file.name) is not None
 
 
 def folder_of(files: Sequence[File]) -> Path:
     """Where this very set of files lives in the cache."""
+    return cache() / "base" / digest_of(files)[:32]
+
+
+def digest_of(files: Sequence[File]) -> str:
+    """One sha256, hex, for names and hashes of all files: recipes.Base.digest of them."""
     listed = "\n".join(f"{file.sha256} {file.name}" for file in sorted(files, key=lambda f: f.name))
-    return cache() / "base" / hashlib.sha256(listed.encode()).hexdigest()[:32]
+    return hashlib.sha256(listed.encode()).hexdigest()
 
 
-def missing(files: Sequence[File], folder: Path) -> list[File]:
-    """The files that are not there with the right content. Reads what is there once, whole."""
-    return [file for file in files if not is_whole(folder / file.name, file)]
+def lacking(files: Sequence[File], folder: Path) -> list[File]:
+    """The files that are not there, by their size. Whether one is what it should be, `damaged` finds out."""
+    return [file for file in files if size_of(folder / file.name) != file.size]
 
 
-def is_whole(path: Path, file: File) -> bool:
-    if not path.is_file() or path.stat().st_size != file.size:
+def to_fetch(files: Sequence[File], folder: Path) -> int:
+    """Bytes of `files` to fetch, as far as sizes tell; what was begun earlier counts as here."""
+    begun = folder / FETCHING
+    parts = {file.name: size_of(begun / f"{file.name}.part") for file in files}
+    return sum(max(0, file.size - (parts[file.name] or 0)) for file in lacking(files, folder))
+
+
+def size_of(path: Path) -> int | None:
+    """None: no such file."""
+    try:
+        return path.stat().st_size if path.is_file() else None
+    except OSError:  # gone in between
+        return None
+
+
+def damaged(files: Sequence[File], folder: Path, go_on: Callable[[], object]) -> list[File]:
+    """The files whose content is not what was announced. Reads them whole; `go_on` may raise."""
+    return [file for file in files if not is_whole(folder / file.name, file, go_on)]
+
+
+def is_whole(path: Path, file: File, go_on: Callable[[], object] = lambda: None) -> bool:
+    if size_of(path) != file.size:
         return False
     digest = hashlib.sha256()
     with path.open("rb") as data:
         while block := data.read(1 << 20):
+            go_on()
             digest.update(block)
     return digest.hexdigest() == file.sha256
 
 
-def fetch_base(files: Sequence[File], fetch: Fetch, told: Told) -> Path:
-    """The folder with all of `files`; only what is not there yet is fetched.
+def room() -> int:
+    """Bytes of the disk that may be filled."""
+    place = cache()
+    place.mkdir(parents=True, exist_ok=True)
+    return shutil.disk_usage(place).free - SPARE
+
+
+def check_room(needed: int) -> None:
+    """Raises Failure (out_of_disk)."""
+    free = room()
+    if needed > max(0, free):
+        raise Failure(
+            "out_of_disk",
+            f"the disk is too full: the model needs {megabytes(needed)} at {cache()}; "
+            f"{megabytes(free + SPARE)} are free, of which {megabytes(SPARE)} are to stay so",
+            hints=("make room there, or say where there is some: COCKTAIL_HOME=DIR",),
+        )
+
+
+def fetch_base(files: Sequence[File], fetch: Fetch) -> Path:
+    """The folder with `files`; those that are there, by their size, are not fetched.
 
     Raises:
-        Failure: rejected (a name that cannot be), out_of_disk, or lost (what came has another checksum).
+        Failure: out_of_disk, and what `fetch` raises.
     """
-    check_names(files)
     folder = folder_of(files)
-    folder.mkdir(parents=True, exist_ok=True)
-    wanted = missing(files, folder)
-    room, needed = shutil.disk_usage(folder).free, sum(file.size for file in wanted)
-    if wanted and needed + SPARE > room:
-        raise Failure(
-            "out_of_disk", f"the model needs {needed / 1e9:.1f} GB at {folder}, {room / 1e9:.1f} GB are free"
-        )
-    for file in wanted:
-        # Several peers of one machine may fetch at once: each into a file of its own, the last one stays.
-        part = folder / f".{file.name}.{os.getpid()}.part"
-        fetch(f"base/{file.name}", part, partial(told, file.name))
-        if not is_whole(part, file):
-            part.unlink(missing_ok=True)
-            raise Failure("lost", f"{file.name} came with another checksum than the run announces")
-        os.replace(part, folder / file.name)
+    check_room(to_fetch(files, folder))
+    bring(lacking(files, folder), folder, fetch)
     return folder
+
+
+def bring(files: Sequence[File], folder: Path, fetch: Fetch) -> None:
+    """Fetch files into the folder; of one that is there in part, or damaged, only what is wrong."""
+    from transport import Wanted
+
+    if not files:
+        return
+    with claimed(folder / FETCHING) as slot:
+        wanted = [Wanted(f"base/{f.name}", slot / f.name, f.size, f.sha256, f.hashes) for f in files]
+        for file in wanted:
+            there = folder / file.path.name
+            if there.exists() and not file.path.with_name(file.path.name + ".part").exists():
+                os.replace(there, file.path)
+        with writing_to(folder):
+            fetch(wanted)
+        for file in wanted:
+            os.replace(file.path, folder / file.path.name)
+        shutil.rmtree(slot)
+
+
+def snapshot_files(files: Sequence[File]) -> list[File]:
+    """What of a base stands beside the weights of a snapshot."""
+    return [file for file in files if not is_weights(file)]
+
+
+@contextmanager
+def fetched_snapshot(
+    offer: SnapshotOffer, files: Sequence[File], fetch: Fetch, go_on: Callable[[], object] = lambda: None
+) -> Iterator[Path]:
+    """A folder with the snapshot and the small files of the base, while it is wanted; then it is gone.
+
+    Where fetching fails what is here stays, for the next attempt; snapshots that nobody works on go.
+
+    Raises:
+        Failure: rejected, out_of_disk, and what `fetch` raises.
+    """
+    from transport import Wanted
+
+    if not SHA256.fullmatch(offer.sha256):
+        raise Failure("rejected", f"the run announces {offer.sha256[:80]!r} as a sha256")
+    small = snapshot_files(files)
+    base = folder_of(files)
+    bring(lacking(small, base), base, fetch)
+    bring(damaged(small, base, go_on), base, fetch)
+    place = cache() / "snapshots" / offer.sha256[:32]
+    clear(place.parent, keep=place.name)
+    check_room(offer.size - sum(part.stat().st_size for part in place.glob("*.part")))
+    with claimed(place) as folder:
+        name = f"snapshot/{offer.round}/model.safetensors"
+        with writing_to(folder):
+            fetch([Wanted(name, folder / "model.safetensors", offer.size, hashes=offer.sha256)])
+        for file in small:
+            shutil.copyfile(base / file.name, folder / file.name)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)

@@ -39,6 +39,21 @@ def megabytes(count: float) -> str:
     return f"{count:.1f} GB"
 
 
+def pace_of(event: Progressed) -> str:
+    """`, 11.8 MB/s, 3 min left`: as much of it as is known."""
+    if not event.rate or event.done >= event.total:
+        return ""
+    left = "" if event.eta is None else f", {spell(event.eta)} left"
+    return f", {megabytes(event.rate)}/s{left}"
+
+
+def spell(seconds: float) -> str:
+    """`40 s`, `12 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def printable(text: str, limit: int = 120) -> str:
     """Text of a stranger, fit for a terminal: no control characters, no end."""
     return "".join(c if c.isprintable() else "?" for c in text)[:limit]
@@ -88,7 +103,7 @@ class Board:
             self.eval_loss = event.loss
         elif isinstance(event, Progressed):
             share = f" {event.done * 100 // event.total} %" if event.total else ""
-            self.state = event.state + share
+            self.state = event.state + share + pace_of(event)
         elif isinstance(event, (Left, RunFinished)):
             self.state = event.reason
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 EXIT = {  # code -> exit status
@@ -110,6 +112,7 @@ CODES = {
     "transport.AddressInUse": "port_in_use",
     "transport.Unreachable": "unreachable",
     "transport.RefusedByHub": "rejected",
+    "transport.NotServed": "rejected",
     "transport.LinkLost": "lost",
     "transport.LedgerBusy": "output_in_use",
     "transport.LedgerError": "preflight",
@@ -126,6 +129,10 @@ SAID = {
     "lost": "the connection to the hub is lost: ",
 }
 
+# Libraries say it in ways of their own; what the system said is somewhere in it.
+FULL_DISK = ("No space left on device", "disk is full", "Disk quota exceeded")
+FULL_MEMORY = ("DefaultCPUAllocator", "Cannot allocate memory", "std::bad_alloc", "backend out of memory")
+NO_ENTRY = (errno.EACCES, errno.EPERM, errno.EROFS)
 MEMORY_HINT = "lower --micro-batch-size on this machine, or data.max_length in the recipe"
 HUB_HINT = "the run may be over, or its port closed to you: ask its owner for `cocktail status`"
 
@@ -134,10 +141,12 @@ def explain(error: BaseException) -> Failure:
     """The Failure that says what an exception means for the user. Unknown exceptions are bugs: exit 1."""
     if isinstance(error, Failure):
         return error
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return Failure("out_of_disk", f"no space left on the disk of {error.filename or 'the output folder'}")
-    if "DefaultCPUAllocator: can't allocate memory" in str(error):
+    if disk_is_full(error):
+        return out_of_disk(getattr(error, "filename", None) or "the output folder")
+    if memory_is_full(error):
         return Failure("out_of_memory", "this machine's memory is full", hints=(MEMORY_HINT,))
+    if isinstance(error, OSError) and error.errno in NO_ENTRY and error.filename:
+        return Failure("preflight", f"cannot write {error.filename}: {error.strerror}")
     code = code_of(error)
     problems = tuple(map(problem_of, getattr(error, "problems", ())))
     # Where a room lists problems, its text repeats them below its first line.
@@ -150,6 +159,38 @@ def explain(error: BaseException) -> Failure:
     elif code == "unreachable" and not hints and getattr(error, "layer", "dns") != "dns":
         hints = (HUB_HINT,)
     return Failure(code, SAID.get(code, "") + (said or code.replace("_", " ")), problems, hints)
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Whether that is what happened, in whoever's words."""
+    number = error.errno if isinstance(error, OSError) else None
+    return number in (errno.ENOSPC, errno.EDQUOT) or any(words in str(error) for words in FULL_DISK)
+
+
+def memory_is_full(error: BaseException | None) -> bool:
+    """Whether that is what is behind an error, however it was passed on."""
+    while error is not None:
+        if isinstance(error, MemoryError) or any(words in str(error) for words in FULL_MEMORY):
+            return True
+        error = error.__cause__
+    return False
+
+
+def out_of_disk(
+    place: str | Path, hints: tuple[str, ...] = ("make room there, then start again",)
+) -> Failure:
+    return Failure("out_of_disk", f"the disk is full: no space left at {place}", hints=hints)
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """A disk that is full is the one of `folder`: few errors say themselves which it is."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, Failure) or not disk_is_full(error):
+            raise
+        raise out_of_disk(folder) from error
 
 
 def code_of(error: BaseException) -> str:

@@ -39,7 +39,7 @@ class Joined:
     peer: str  # the name it goes by there
     recipe: str
     recipe_hash: str
-    download_bytes: int  # base model still to be fetched
+    download_bytes: int  # to be fetched before it can train: model and packets
     logging_steps: int = 1
 
 
@@ -51,6 +51,8 @@ class Progressed:
     done: int = 0
     total: int = 0  # 0: unknown
     unit: str = ""
+    rate: float = 0.0  # units a second, of late; 0: not measured
+    eta: float | None = None  # seconds; null: unknown
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class PeerJoined:
 class PeerLeft:
     peer: str
     reason: str
+    legacy_bytes: int = 0  # of its residual, which it handed over before it left
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,18 @@ class Eval:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """A snapshot of the common model x' is on the disk, as a folder that `from_pretrained` loads."""
+
+    round: int  # x' before this round
+    step: int
+    model: str  # the folder
+    bytes: int  # of its weights
+    seconds: float  # that it took, beside the training
+    fingerprint: str = ""  # of x', 16 hex digits; the run's peers had the same
+
+
+@dataclass(frozen=True)
 class Warning:
     message: str
 
@@ -127,7 +142,19 @@ class Left:
     down_bytes: int = 0
 
 
-Event = RunStarted | Joined | Progressed | PeerJoined | PeerLeft | Step | Eval | Warning | RunFinished | Left
+Event = (
+    RunStarted
+    | Joined
+    | Progressed
+    | PeerJoined
+    | PeerLeft
+    | Step
+    | Eval
+    | Checkpoint
+    | Warning
+    | RunFinished
+    | Left
+)
 
 
 def name_of(event: Event) -> str:

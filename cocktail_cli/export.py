@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,9 +12,7 @@ from cocktail_cli import folder as in_folder
 from cocktail_cli.errors import Failure
 from cocktail_cli.options import Json, Quiet, RunArgument
 from cocktail_cli.runs import load
-
-if TYPE_CHECKING:
-    from recipes.schema import Recipe
+from cocktail_cli.snapshots import Place
 
 
 def export(
@@ -35,24 +33,10 @@ def export(
         )
     source = Path(record.output_dir)
     recipe = recipe_from_json((source / in_folder.RESOLVED).read_text(encoding="utf-8"))
-    rounds = write_model(recipe, Path(record.base), source, output_dir)
+    rounds = Place(recipe, Path(record.base), source).write_model(output_dir)
     if as_json:
         typer.echo(json.dumps({"v": 1, "run": record.run, "model": str(output_dir), "rounds": rounds}))
         return
     typer.echo(str(output_dir))
     if not quiet:
         typer.echo(f'Next: cocktail generate {output_dir} "Once upon a time"', err=True)
-
-
-def write_model(recipe: Recipe, base: Path, run: Path, folder: Path) -> int:
-    """Fold the packets of the run in folder `run` onto the base and save the result in `folder`; how many
-    rounds are in it.
-    """
-    from cocktail_cli.work import folded
-    from recipes.base import open_tokenizer
-    from recipes.model import export as write
-
-    final = folded(recipe, base, run / in_folder.LEDGER)
-    tokenizer = open_tokenizer(run / in_folder.TOKENIZER)
-    write(folder, base, final.common.vector, final.layout, tokenizer)
-    return final.common.round

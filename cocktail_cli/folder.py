@@ -8,12 +8,14 @@ import dataclasses
 import json
 import logging
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.events import Eval, Event, RunStarted, Step, as_json, timestamp
-from cocktail_cli.runs import FILE, read
+from cocktail_cli.runs import FILE, RunRecord, read
 
 LOG = "cocktail.log"
 EVENTS = "events.jsonl"
@@ -23,7 +25,8 @@ RESOLVED = "recipe.json"  # the text whose sha256 is the recipe's hash
 BASE = "base"
 TOKENIZER = "tokenizer"  # with the chat template that the data was put through
 LEDGER = "ledger"
-OURS = {LOG, EVENTS, METRICS, RECIPE, RESOLVED, BASE, TOKENIZER, LEDGER, "peers"}
+SNAPSHOTS = "snapshots"
+OURS = {LOG, EVENTS, METRICS, RECIPE, RESOLVED, BASE, TOKENIZER, LEDGER, SNAPSHOTS, "peers"}
 ROOMS = ("cocktail_cli", "transport", "recipes", "compress")
 
 
@@ -37,6 +40,7 @@ def claim(folder: Path, recipe_hash: str) -> None:
     if folder.exists() and not folder.is_dir():
         raise Failure("output_in_use", f"{folder} is a file", hints=other)
     record = read(folder)
+    check_left(folder, record)
     if record is not None:
         same, over = record.recipe_hash == recipe_hash, record.state == "finished"
         hints: tuple[str, ...] = (*other, f"its model: cocktail export {record.run} -o DIR")
@@ -56,16 +60,49 @@ def claim(folder: Path, recipe_hash: str) -> None:
         old.unlink()
 
 
+def check_left(folder: Path, record: RunRecord | None) -> None:
+    """Nobody writes the ledger in this output folder. Raises Failure (output_in_use)."""
+    from transport.errors import LedgerBusy
+    from transport.ledger import take_lock
+
+    lock = folder / LEDGER / "ledger.lock"
+    try:
+        if lock.exists():
+            take_lock(lock).close()
+    except LedgerBusy:
+        if record is None:
+            raise Failure("output_in_use", f"another launch is at work in {folder}") from None
+        raise Failure(
+            "output_in_use",
+            f"the run {record.run} is going on: its hub (process {record.pid}) holds the ledger",
+            hints=(f"cocktail status {record.run}", f"cocktail stop {record.run}"),
+        ) from None
+
+
 class Recorder:
     """Writes every event to events.jsonl, and the numbers of a curve to metrics.jsonl. Secrets are left
     out.
+
+    A run does not end because its diary cannot be written: `told` hears of it once, and the lines that did
+    not fit are tried again with the next ones.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, told: Callable[[str], None] = lambda _: None) -> None:
         self.events = appended(folder / EVENTS)
         self.metrics = appended(folder / METRICS)
+        self.told = told
+        self.failing = False
 
     def show(self, event: Event) -> None:
+        try:
+            self.write(event)
+            self.failing = False
+        except OSError as error:
+            if not self.failing:
+                self.failing = True
+                self.told(f"{EVENTS} cannot be written: {error.strerror}; the run goes on")
+
+    def write(self, event: Event) -> None:
         if isinstance(event, RunStarted):
             head, _, place = event.url.partition("@")
             event = dataclasses.replace(event, url=f"{head.partition('.')[0]}.***@{place}")
@@ -83,8 +120,9 @@ class Recorder:
         self.metrics.flush()
 
     def close(self) -> None:
-        self.events.close()
-        self.metrics.close()
+        for file in (self.events, self.metrics):
+            with suppress(OSError):  # told already
+                file.close()
 
 
 def appended(path: Path) -> TextIO:
@@ -100,6 +138,7 @@ def appended(path: Path) -> TextIO:
 def log_to(path: Path | None, verbose: int) -> None:
     """Developers' words of our rooms: to the run's log, and with -v to stderr as well."""
     level = logging.DEBUG if verbose > 1 else logging.INFO
+    logging.raiseExceptions = False  # a log on a full disk is no reason for tracebacks on the terminal
     targets: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")] if path else []
     if verbose:
         stderr = logging.StreamHandler()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from cocktail_cli import __version__
-from cocktail_cli.base import check_names, fetch_base, folder_of, missing
+from cocktail_cli import __version__, kept_peer
+from cocktail_cli.base import digest_of
 from cocktail_cli.board import megabytes
-from cocktail_cli.errors import Failure
+from cocktail_cli.errors import EXIT, Failure, explain
 from cocktail_cli.events import Joined, Left, Progressed, Step, Warning
 from cocktail_cli.folder import log_to
 from cocktail_cli.local_peers import hold_life_line
@@ -30,18 +30,17 @@ from cocktail_cli.options import (
     Quiet,
     Verbose,
 )
+from cocktail_cli.prepare import Preparation
 from cocktail_cli.show import Display, View, view_of
-from cocktail_cli.signals import leave_on_signal
+from cocktail_cli.signals import LEAVE_WITHIN, Asked, Wish, leave_in_time, leave_on_signal
 
 if TYPE_CHECKING:
     from cocktail_cli.link import RunLink
     from recipes.finetune import Link, Peer, StepDone
-    from recipes.schema import Recipe
     from transport import PeerLink, RunURL
     from transport.messages import Welcome
 
 CONNECT_TIMEOUT = 5.0  # seconds for the hub to answer, where --wait says nothing
-MICRO_BATCH = 8  # sequences in memory at once, where neither the recipe nor the user says
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,10 @@ def join(
     log_to(None, verbose)
     lent = Lent(name or own_name(), pick_device(device), micro_batch_size, not yes, max_up, max_down)
     with view_of(Display(as_json, quiet, verbose, not no_color, progress)) as view:
-        Membership(url, lent, view).last(patience, life_line)
+        member = Membership(url, lent, view)
+        member.last(patience, life_line)
+    if member.status:
+        raise typer.Exit(member.status)
 
 
 def read_url(given: str | None) -> str:
@@ -140,14 +142,20 @@ class Membership:
         self.url, self.lent, self.view = url, lent, view
         self.steps = 0
         self.leave_asked = ""
+        self.run: RunLink | None = None  # once the hub has welcomed this peer and its owner has said yes
+        self.peer: Peer | None = None  # once it is built
+        self.keeping = False  # its state is being written
+
+    @property
+    def status(self) -> int:
+        """The exit status of a stay that ended in good order; 75 where this machine was taken from it."""
+        over = self.run is not None and self.run.ended is not None
+        return EXIT["lost"] if self.leave_asked == "SIGTERM" and not over else 0
 
     def last(self, patience: float, life_line: bool) -> None:
         """Join, train and leave. `patience`: seconds to keep trying while the hub cannot be reached."""
-        from cocktail_cli.link import RunLink
         from transport import Bandwidth, PeerLink
-
-        def told(what: str) -> None:
-            self.view.show(Warning(what))
+        from transport.errors import Leaving
 
         lent = self.lent
         link = PeerLink(
@@ -156,61 +164,101 @@ class Membership:
             hardware(lent.device),
             versions(),
             bandwidth=Bandwidth(lent.max_up, lent.max_down),
-            told=told,
+            told=self.warn,
         )
 
         def leave(why: str) -> None:
             self.leave_asked = why
             link.leave_requested.set()
 
-        with closing(link):
+        with closing(link), leave_on_signal(leave, link.abandon) as wish:
             if life_line:
-                hold_life_line(leave, lambda: link.cut_off)
-            self.view.show(Progressed(f"dialling {self.url.address}"))
-            welcome = link.connect(max(CONNECT_TIMEOUT, patience))
-            if not self.agreed(welcome):
-                link.leave("declined")
-                return
-            from recipes.finetune import Interrupted
-
-            run = RunLink(link)
+                hold_life_line(leave, lambda: self.keeping)
+            goodbye = partial(link.leave, "asked to leave", 1.0)
+            leave_in_time(link.leave_requested.is_set, goodbye, lambda: self.status, LEAVE_WITHIN)
             try:
-                # Signals not before: Ctrl-C at the question is an answer.
-                with leave_on_signal(leave), run.waiting():
-                    self.train(run, self.prepare(link, welcome))
-            except Interrupted:  # outside the loop, which minds it itself: while fetching, say
-                if run.ended is None:
-                    link.leave(self.leave_asked)
-            self.view.show(self.goodbye(run))
+                if not self.take_part(link, patience, wish):
+                    link.leave("declined")
+                    return
+            except (Leaving, Asked):  # before there was anything to finish
+                link.leave(self.leave_asked)
+            except Exception as error:
+                link.leave(explain(error).code.replace("_", " "))  # the others read why: "out of memory"
+                raise
+            self.view.show(self.goodbye(link))
 
-    def goodbye(self, run: RunLink) -> Left:
+    def take_part(self, link: PeerLink, patience: float, wish: Wish) -> bool:
+        """From the first word to the end of the run, or of this stay; False where it is not wanted."""
+        from cocktail_cli.link import RunLink
+
+        self.view.show(Progressed(f"dialling {self.url.address}"))
+        welcome = link.connect(max(CONNECT_TIMEOUT, patience))
+        with wish.ending():
+            kept = kept_peer.find(*self.which(welcome), self.warn)
+            lent, show = self.lent, self.view.show
+            preparation = Preparation(link, lent.device, lent.micro_batch_size, show, wish.ending, kept)
+            if not self.agreed(welcome, preparation):
+                return False
+        self.run = RunLink(link)
+        self.stay(self.run, welcome, preparation)
+        return True
+
+    def stay(self, run: RunLink, welcome: Welcome, preparation: Preparation) -> None:
+        """From the welcome to the goodbye; then keep what is this peer's own, in case it comes back."""
+        from transport.errors import Leaving, LinkLost, RunOver
+
+        try:
+            prepared = preparation.carry_out()
+            run.holds, run.name, self.peer = prepared.holds, run.link.name, prepared.peer
+            self.train(run, prepared.peer)
+        except RunOver as over:
+            run.ended, run.finished, run.resumable = str(over), over.finished, over.resumable
+        except Leaving:
+            run.link.leave(self.leave_asked)
+        except LinkLost:
+            self.keep(run, welcome)
+            raise
+        self.keep(run, welcome)
+
+    def keep(self, run: RunLink, welcome: Welcome) -> None:
+        """The run may go on without this peer, which may come back; or it is over, and nothing is of use."""
+        if run.ended is not None and not run.resumable:
+            kept_peer.forget(welcome.run)
+        elif self.peer is not None:
+            self.keeping = True
+            size = kept_peer.keep(self.peer, *self.which(welcome), self.warn)
+            self.keeping = False
+            if size:
+                self.view.show(Progressed(f"kept {megabytes(size)} for its return", size, unit="bytes"))
+
+    def which(self, welcome: Welcome) -> tuple[str, str, str, str]:
+        """Run, peer, recipe and base: what is kept of one is of no use to another."""
+        return welcome.run, welcome.name, welcome.recipe_hash, digest_of(welcome.base)
+
+    def warn(self, what: str) -> None:
+        self.view.show(Warning(what))
+
+    def goodbye(self, link: PeerLink) -> Left:
+        ended = self.run.ended if self.run else None
         return Left(
             run=self.url.run,
-            peer=run.name,
-            reason=run.ended or f"left ({self.leave_asked})",
-            finished=run.finished,
+            peer=self.run.name if self.run else self.lent.name,
+            reason=ended or f"left ({self.leave_asked})",
+            finished=bool(self.run and self.run.finished),
             steps=self.steps,
-            up_bytes=run.link.bytes_up,
-            down_bytes=run.link.bytes_down,
+            up_bytes=link.bytes_up,
+            down_bytes=link.bytes_down,
         )
 
-    def agreed(self, welcome: Welcome) -> bool:
-        """Tell what the run is and will do here, and ask whether that is wanted.
-
-        Raises:
-            Failure: rejected, where the base's file names cannot be.
-        """
-        from recipes.recipe import recipe_from_json
-
-        check_names(welcome.base)
-        recipe = recipe_from_json(welcome.recipe)
-        wanted = sum(file.size for file in missing(welcome.base, folder_of(welcome.base)))
-        total = sum(file.size for file in welcome.base)
+    def agreed(self, welcome: Welcome, preparation: Preparation) -> bool:
+        """Tell what the run is and will do here, and ask whether that is wanted."""
+        recipe, wanted = preparation.recipe, preparation.bytes
         if self.lent.ask:
             typer.echo(
                 f"run {welcome.run}: recipe {recipe.name}, {recipe.model.model_name_or_path}", err=True
             )
-            fetch = f"download {megabytes(wanted)} of weights (have {megabytes(total - wanted)})"
+            way = preparation.machine.plan.way.value
+            fetch = f"download {megabytes(wanted)} ({way} and packets)"
             typer.echo(f"this run will  {fetch} · train on {hardware(self.lent.device)}", err=True)
             typer.echo(
                 "it will not    run code of its owner: a recipe is data, weights load as tensors", err=True
@@ -225,28 +273,8 @@ class Membership:
     def says_yes(question: str) -> bool:
         try:
             return typer.confirm(question, default=True, err=True)
-        except typer.Abort:  # Ctrl-C or the end of the input
+        except typer.Abort:  # the end of the input
             raise Failure("interrupted", "not joined") from None
-
-    def prepare(self, link: PeerLink, welcome: Welcome) -> Peer:
-        """The base model, fetched and loaded on the device, and all that trains it."""
-        from recipes.finetune import build_peer
-        from recipes.model import load_model
-        from recipes.recipe import recipe_from_json
-
-        recipe = recipe_from_json(welcome.recipe)
-
-        def fetch(name: str, to: Path, progress: Callable[[int, int], None]) -> None:
-            link.fetch(name, progress, to)
-
-        def told(name: str, done: int, total: int) -> None:
-            self.view.show(Progressed(f"fetching {name}", done, total, "bytes"))
-
-        folder = fetch_base(welcome.base, fetch, told)
-        self.view.show(Progressed("loading the model"))
-        model = load_model(folder, recipe.model.attn_implementation, self.lent.device)
-        batch = micro_batch(recipe, self.lent.micro_batch_size)
-        return build_peer(model, recipe, batch, welcome.name)
 
     def train(self, run: RunLink, peer: Peer) -> None:
         """Take part, and show what this machine does; again from the start of a session where one is
@@ -256,7 +284,7 @@ class Membership:
 
         while True:
             try:
-                self.take_part(run, peer)
+                self.follow(run, peer)
                 return
             except SessionRenewed as renewed:
                 # What was not delivered in the old session is the work of others now. x and x' stay as they
@@ -265,14 +293,19 @@ class Membership:
                 run.name = run.link.name
                 self.view.show(Warning(str(renewed)))
 
-    def take_part(self, run: RunLink, peer: Peer) -> None:
-        from recipes.finetune import CaughtUp, StepDone, finetune
+    def follow(self, run: RunLink, peer: Peer) -> None:
+        from recipes.finetune import CaughtUp, HandedOver, StepDone, finetune
 
         up, down = run.link.bytes_up, run.link.bytes_down
         # The cast: messages are frozen, and a Protocol's plain attributes promise that they can be set.
         for event in finetune(cast("Link", run), peer, run.link.welcome.round):
-            if isinstance(event, CaughtUp):
+            if isinstance(event, CaughtUp) and event.packets:
                 self.view.show(Progressed(f"caught up to round {event.round} with {event.packets} packets"))
+            elif isinstance(event, HandedOver):
+                did = {True: "handed over", False: "could not hand over", None: "may have handed over"}
+                share = f"{event.smaller:.0%} of its residual's length"
+                said = f"{did[event.taken]} {megabytes(event.size)}, {share}"
+                self.view.show(Progressed(said, event.size, unit="bytes"))
             elif isinstance(event, StepDone):
                 self.steps += event.loss is not None
                 before, (up, down) = (up, down), (run.link.bytes_up, run.link.bytes_down)
@@ -300,11 +333,7 @@ class Membership:
         )
 
 
-def micro_batch(recipe: Recipe, wanted: int | None) -> int:
-    """Sequences in memory at once: this machine's word, else the recipe's, else MICRO_BATCH."""
-    asked = recipe.training.per_device_train_batch_size
-    return wanted or (MICRO_BATCH if asked == "auto" else asked)
-
-
 def versions() -> dict[str, str]:
-    return {"cocktail": __version__}
+    from cocktail_cli.work import versions as needed
+
+    return {"cocktail": __version__, **needed()}

@@ -1,10 +1,12 @@
 """The owner's half of Algorithm 1 whose error e survives the hub: law 3, at the owner.
 
+    between   inherit: e moves by what a leaver handed over; held in memory until the next aggregate
     round t   aggregate: e moves; what went in is on the disk (updates.log)  ->  the ledger commits round t
     start     e = error.safetensors (or 0), then each committed round since, replayed from the log
 
 A round that was logged and not committed is dropped by the log, and never reached the saved e, which is
-written only after a commit. Both files lie in the ledger's folder, under the ledger's lock.
+written only after a commit. A hub that is killed between an `inherit` and the next commit loses that legacy:
+the leaver is gone and cannot say it again. Both files lie in the ledger's folder, under the ledger's lock.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from transport import Ledger
 from transport.errors import LedgerError, UpdateRejected
-from transport.update_log import UpdateLog
+from transport.update_log import Update, UpdateLog
 
 if TYPE_CHECKING:
     from recipes.cocktail_sgd import Owner
@@ -33,6 +35,7 @@ class KeptOwner:
         self.owner, self.folder = owner, folder
         self.longest = max(least, 2 * owner.error.nbytes)  # bytes of the log
         self.log: UpdateLog | None = None  # from `recover` on
+        self.inherited: list[Update] = []  # since the last aggregate
 
     def recover(self, ledger: Ledger) -> None:
         """Bring e, which is 0 now, to where the ledger, open to write, stands. Call it before the hub starts.
@@ -53,7 +56,19 @@ class KeptOwner:
         for taken, (round, packet) in zip(logged, committed, strict=True):
             if taken.sha256 != hashlib.sha256(packet).digest():
                 raise LedgerError(f"the logged updates of round {round} are not those it was committed with")
+            for legacy in taken.inherited:
+                self.owner.inherit(*legacy)
             self.owner.replay(round, taken.updates, packet)
+
+    def inherit(self, peer: str, packet: bytes, share: float) -> None:
+        """e takes over a leaver's legacy. Raises UpdateRejected, with nothing changed."""
+        from recipes.cocktail_sgd import RejectedUpdate
+
+        try:
+            self.owner.inherit(peer, packet, share)
+        except RejectedUpdate as error:
+            raise UpdateRejected(error.peer, error.reason) from error
+        self.inherited.append((peer, packet, share))
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         """The packet C[D] of `round`; what went into it is on the disk. Raises UpdateRejected, with nothing
@@ -65,13 +80,14 @@ class KeptOwner:
             packet = self.owner.aggregate(round, updates)
         except RejectedUpdate as error:
             raise UpdateRejected(error.peer, error.reason) from error
-        self.log.append(round, hashlib.sha256(packet).digest(), updates)
+        self.log.append(round, hashlib.sha256(packet).digest(), updates, self.inherited)
+        self.inherited.clear()
         return packet
 
     def committed(self, round: int) -> None:
         """The round is durable. Where what led to e has grown long, write down e itself."""
         assert self.log is not None
-        if self.log.size > self.longest:
+        if self.log.size > self.longest and not self.inherited:  # which the next round's record is to have
             self.owner.save(self.folder / ERROR, round + 1)
             self.log.clear()
 

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from cocktail_cli import folder as in_folder
+from cocktail_cli.errors import writing_to
+from cocktail_cli.events import Warning
 from cocktail_cli.local_peers import LocalSettings
 from cocktail_cli.machine import pick_device, split_devices
 from cocktail_cli.options import (
@@ -102,6 +104,7 @@ def launch(
         else:
             listen = place_of(resumed, listen, Listen())
         in_folder.log_to(folder / in_folder.LOG, verbose)
-        with closing(in_folder.Recorder(folder)) as recorder:
+        recorder = in_folder.Recorder(folder, lambda what: view.show(Warning(what)))
+        with closing(recorder), writing_to(folder):
             run = Run(resolved, folder, [view, recorder], resumed)
             run.carry_out(listen, local, 0 if no_train else peers)

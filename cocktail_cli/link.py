@@ -25,9 +25,11 @@ class RunLink:
         self.link = link
         self.name = link.name  # known once the hub has welcomed this peer
         self.leaving: threading.Event = link.leave_requested
+        self.holds: dict[str, str] = {}  # what this peer's model was made from
         self.round: Round | None = None  # the newest that was announced
         self.ended: str | None = None  # why the run is over, once it is
         self.finished = False  # whether it reached its end
+        self.resumable = False  # whether it failed and may be started again
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -38,16 +40,14 @@ class RunLink:
         try:
             yield
         except RunOver as over:
-            self.ended, self.finished = str(over), over.finished
+            self.ended, self.finished, self.resumable = str(over), over.finished, over.resumable
             raise Interrupted(self.ended) from over
         except Leaving as leaving:
-            raise Interrupted(str(leaving)) from leaving
+            raise Interrupted(str(leaving), leaving.arrived) from leaving
 
     def fetch(self, name: str) -> bytes:
         with self.waiting():
-            data = self.link.fetch(name)
-        assert isinstance(data, bytes)  # a path only where one was given
-        return data
+            return self.link.fetch(name)
 
     def packets(self, start: int, stop: int) -> Iterator[bytes]:
         """The committed packets of rounds start .. stop-1, in order, their checksums verified."""
@@ -56,7 +56,7 @@ class RunLink:
             yield from (packet for _, packet in read_packets(io.BytesIO(records)))
 
     def ready(self, round: int, fingerprint: int) -> None:
-        self.link.ready(round, fingerprint)
+        self.link.ready(round, fingerprint, self.holds)
 
     def next_round(self) -> Round | None:
         """The next round of this peer; None when the run is over or this peer was asked to leave."""
@@ -64,6 +64,7 @@ class RunLink:
         if isinstance(message, Over):
             if not self.leaving.is_set():
                 self.ended, self.finished = message.reason, message.finished
+                self.resumable = message.resumable
             return None
         self.round = message
         return message
@@ -83,6 +84,14 @@ class RunLink:
 
     def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:
         self.link.evaluated(round, part, loss_sum, tokens)
+
+    @property
+    def room(self) -> int:
+        return self.link.room
+
+    def hand_over(self, round: int, packet: bytes) -> bool | None:
+        with self.waiting():
+            return self.link.hand_over(round, packet)
 
     def leave(self, reason: str) -> None:
         self.link.leave(reason)

@@ -146,12 +146,11 @@ def last_words(folder: Path, name: str) -> str:
     return lines[-1].strip()[:300] if lines else ""
 
 
-def hold_life_line(leave: Callable[[str], None], cut_off: Callable[[], bool], grace: float = 5.0) -> None:
+def hold_life_line(leave: Callable[[str], None], keeping: Callable[[], bool], grace: float = 5.0) -> None:
     """In the peer: watch stdin, and leave when it ends; in `grace` seconds in good order, then at once.
 
-    The parent's death must not leave a process behind that trains for nobody. The parent is the hub too:
-    where the connection is gone with it (`cut_off`) there is nobody to say goodbye to, and a peer that
-    lingers would meet its successors when the run is resumed.
+    The parent's death must not leave a process behind that trains for nobody, nor one that meets its
+    successor when the run is resumed. One that has left and is `keeping` its state may finish that.
     """
 
     def watch() -> None:
@@ -161,7 +160,7 @@ def hold_life_line(leave: Callable[[str], None], cut_off: Callable[[], bool], gr
                 pass
         leave("its launching process ended")
         until = time.monotonic() + grace
-        while time.monotonic() < until and not cut_off():
+        while time.monotonic() < until or keeping():
             time.sleep(0.1)
         os._exit(EXIT["lost"])
 

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import traceback
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -66,6 +67,14 @@ def main() -> NoReturn:
     )
     log_to(None, 0)  # until a command says where to: without a handler, logging would print errors itself
     try:
+        run(as_json, loud)
+    finally:
+        let_go()
+
+
+def run(as_json: bool, loud: bool) -> NoReturn:
+    """The command that sys.argv names; ends with SystemExit, whatever happens."""
+    try:
         own_rooms()
         # With --json a usage error must be JSON as well, so Typer is asked not to print it.
         code = app(standalone_mode=not as_json)
@@ -87,12 +96,22 @@ def main() -> NoReturn:
 
 def fail(failure: Failure, as_json: bool) -> NoReturn:
     """Say what went wrong, as JSON on stdout or in words on stderr, and exit."""
-    if as_json:
-        typer.echo(failure.as_json())
-    else:
-        for line in failure.lines():
-            typer.echo(line, err=True)
+    with suppress(OSError):  # nobody reads, or the disk is full: the exit status says it as well
+        if as_json:
+            typer.echo(failure.as_json())
+        else:
+            for line in failure.lines():
+                typer.echo(line, err=True)
     sys.exit(failure.exit)
+
+
+def let_go() -> None:
+    """Drop what cannot be written any more: Python would make another exit status of it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def own_rooms() -> None:

@@ -41,7 +41,7 @@ class Narrator:
             yield ours.PeerJoined(printable(event.peer), printable(event.hardware))
         elif isinstance(event, theirs.PeerLeft):
             self.present.discard(event.peer)
-            yield ours.PeerLeft(printable(event.peer), printable(event.reason))
+            yield ours.PeerLeft(printable(event.peer), printable(event.reason), event.legacy)
         elif isinstance(event, theirs.RoundCommitted):
             yield self.committed(event)
         elif isinstance(event, theirs.EvaluationDone):

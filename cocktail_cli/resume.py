@@ -41,25 +41,8 @@ def unfinished(folder: Path, recipe: Recipe) -> RunRecord:
             f"not {recipe.name} {recipe.recipe_hash[:8]}",
             hints=("give the same overrides, --data and --model as at its launch; its recipe: recipe.yaml",),
         )
-    check_left(record)
+    in_folder.check_left(folder, record)
     return record
-
-
-def check_left(record: RunRecord) -> None:
-    """Nobody writes this run's ledger. Raises Failure (output_in_use)."""
-    from transport.errors import LedgerBusy
-    from transport.ledger import take_lock
-
-    lock = Path(record.output_dir) / in_folder.LEDGER / "ledger.lock"
-    try:
-        if lock.exists():
-            take_lock(lock).close()
-    except LedgerBusy:
-        raise Failure(
-            "output_in_use",
-            f"the run {record.run} is going on: its hub (process {record.pid}) holds the ledger",
-            hints=(f"cocktail status {record.run}", f"cocktail stop {record.run}"),
-        ) from None
 
 
 def place_of(record: RunRecord, wanted: Listen, default: Listen) -> Listen:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cocktail_cli import folder as in_folder
-from cocktail_cli.errors import Failure
+from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk
 from cocktail_cli.events import Event, Progressed, RunFinished, RunStarted, Warning, timestamp
-from cocktail_cli.local_peers import Ended, LocalPeers, LocalSettings
+from cocktail_cli.local_peers import LEAVE_WITHIN, Ended, LocalPeers, LocalSettings
 from cocktail_cli.reach import reach_of
 from cocktail_cli.resume import check_corpus, same_base
 from cocktail_cli.runs import RunRecord, State, new_name, save
 from cocktail_cli.show import View
 from cocktail_cli.signals import leave_on_signal
+from cocktail_cli.snapshots import Snapshots
 
 if TYPE_CHECKING:
     from cocktail_cli.narrator import Narrator
@@ -31,7 +34,9 @@ if TYPE_CHECKING:
 BIND, PORT = "0.0.0.0", 29400
 TICK = 0.2  # seconds between two looks at the local peers and the wish to stop
 HUB_ENDS_WITHIN = 15.0  # seconds for the hub to serve what is still fetched, and close
-CODES = {0: "no_result", 7: "no_result", 8: "out_of_disk"}  # how a run ended -> code of the failure
+STOPS_WITHIN = 24.0  # seconds from the wish to stop until hub and local peers are gone
+CODES = {0: "no_result", 7: "no_result", 8: "out_of_memory"}  # how a run ended -> code of the failure
+AGAIN = "make room there, then the same command with --resume: nothing that was committed is lost"
 
 
 @dataclass(frozen=True)
@@ -57,13 +62,18 @@ class Run:
     ) -> None:
         self.recipe, self.folder, self.views, self.resumed = recipe, folder, views, resumed
         self.stop_asked = ""
+        self.stop_by = float("inf")  # on the monotonic clock
 
     def tell(self, event: Event) -> None:
         for view in self.views:
             view.show(event)
 
     def ask_stop(self, why: str) -> None:
-        self.stop_asked = why
+        self.stop_asked, self.stop_by = why, time.monotonic() + STOPS_WITHIN
+
+    def within(self, seconds: float) -> float:
+        """At most `seconds`, and less where the run is to have stopped by then."""
+        return max(0.0, min(seconds, self.stop_by - time.monotonic()))
 
     def carry_out(self, listen: Listen, local: LocalSettings, peers: int) -> None:
         from cocktail_cli.narrator import Narrator
@@ -73,22 +83,27 @@ class Run:
         # Until here there is nothing to end in good order: a Ctrl-C is the usual KeyboardInterrupt.
         with leave_on_signal(self.ask_stop):
             hub, record = self.open(work, narrator, listen, peers)
-            children = LocalPeers(self.folder, local)
+            children, snapshots = LocalPeers(self.folder, local), self.snapshots(work, hub)
             try:
+                snapshots.start()
                 children.start(record.local_url(), peers)
-                ended = self.follow(hub, narrator, children)
-            except BaseException:
-                save(record.ended("failed", narrator.step, narrator.eval_loss))
-                hub.stop(now=True)
+                ended = self.follow(hub, narrator, children, snapshots)
+                children.finish(self.within(5.0))
+            except BaseException as error:
+                at_once = isinstance(error, Interrupted)
+                hub.stop(now=True, reason="stopped by its owner" if at_once else explain(error).message)
+                self.stop_by = time.monotonic() if at_once else self.stop_by
+                with suppress(OSError):  # of a full disk, perhaps the error itself
+                    save(record.ended("failed", narrator.step, narrator.eval_loss))
                 raise
-            else:
-                children.finish()
             finally:
-                children.stop()
-                if hub.join(HUB_ENDS_WITHIN):
+                snapshots.close()
+                children.stop(self.within(LEAVE_WITHIN))
+                if hub.join(self.within(HUB_ENDS_WITHIN)):
                     hub.ledger.close()
                     work.owner.close()
-            self.hand_over(work, record, narrator, ended)
+            full = hub.error is not None and disk_is_full(hub.error)
+            self.hand_over(work, record, narrator, ended, full)
 
     # ---- before --------------------------------------------------------------------------------------------
 
@@ -181,11 +196,15 @@ class Run:
             data_sha256=work.corpus.digest(),
         )
 
+    def snapshots(self, work: RunWork, hub: Hub) -> Snapshots:
+        steps = hub.settings.steps
+        return Snapshots(work.place, self.recipe.checkpoint.save_every(steps), steps, hub.offer)
+
     # ---- meanwhile -----------------------------------------------------------------------------------------
 
-    def follow(self, hub: Hub, narrator: Narrator, children: LocalPeers) -> RunEnded:
-        """Show the run until it is over; pass on a wish to stop, and mind the local peers."""
-        from transport.events import RunEnded
+    def follow(self, hub: Hub, narrator: Narrator, children: LocalPeers, snapshots: Snapshots) -> RunEnded:
+        """Show the run until it is over; pass on a wish to stop, mind the local peers and the snapshots."""
+        from transport.events import RoundCommitted, RunEnded
 
         feed = Feed(hub.events())
         asked = False
@@ -196,6 +215,8 @@ class Run:
                 hub.stop(now=False)
             for ended in children.newly_ended():
                 self.mourn(ended, children, narrator)
+            for news in snapshots.events():
+                self.tell(news)
             event = feed.next(TICK)
             if event is None:
                 if feed.dry:
@@ -203,6 +224,8 @@ class Run:
                 continue
             for said in narrator.tell(event):
                 self.tell(said)
+            if isinstance(event, RoundCommitted):
+                snapshots.committed(event.round, event.step)
             if isinstance(event, RunEnded):
                 return event
 
@@ -217,15 +240,24 @@ class Run:
 
     # ---- after ---------------------------------------------------------------------------------------------
 
-    def hand_over(self, work: RunWork, record: RunRecord, narrator: Narrator, ended: RunEnded) -> None:
-        """Write what is committed as a model; say how the run ended."""
-        from cocktail_cli.export import write_model
-
+    def hand_over(
+        self, work: RunWork, record: RunRecord, narrator: Narrator, ended: RunEnded, full: bool
+    ) -> None:
+        """Write what is committed as a model, unless the disk is full; say how the run ended."""
         state: State = "finished" if ended.exit_code == 0 and narrator.rounds else "failed"
-        if narrator.rounds:
-            self.tell(Progressed("writing the model"))
-            write_model(self.recipe, work.base.folder, self.folder, self.folder)
-        save(record.ended(state, narrator.step, narrator.eval_loss))
+        try:
+            if narrator.rounds and not full:
+                self.tell(Progressed("writing the model"))
+                work.place.write_model(self.folder)
+            save(record.ended(state, narrator.step, narrator.eval_loss))
+        except Exception as error:
+            if not full and not disk_is_full(error):
+                raise
+            full = True
+        if full:
+            with suppress(OSError):
+                save(record.ended("failed", narrator.step, narrator.eval_loss))
+            raise out_of_disk(self.folder, (AGAIN,))
         if state == "finished":
             work.owner.forget()
         if ended.exit_code or not narrator.rounds:

@@ -90,9 +90,13 @@ def write_private(path: Path, text: str) -> None:
     """Replace a file by one that only its user can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
-    temporary.touch(mode=stat.S_IRUSR | stat.S_IWUSR)
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.touch(mode=stat.S_IRUSR | stat.S_IWUSR)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def load(run: str) -> RunRecord:

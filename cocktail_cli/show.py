@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
-from cocktail_cli.board import Board, megabytes
+from cocktail_cli.board import Board, megabytes, pace_of
+from cocktail_cli.errors import disk_is_full
 from cocktail_cli.events import (
+    Checkpoint,
     Eval,
     Event,
     Joined,
@@ -62,11 +64,37 @@ class View(Protocol):
 @contextmanager
 def view_of(display: Display) -> Iterator[View]:
     """The view that `display` asks for; closed at the end, whatever ends it."""
-    view = choose(display)
+    view = Unimpressed(choose(display))
     try:
         yield view
     finally:
         view.close()
+
+
+class Unimpressed:
+    """A view whose output goes into a file on a full disk: training goes on, and the words are tried again
+    with the next ones.
+    """
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    def show(self, event: Event) -> None:
+        with suppressed_if_full():
+            self.view.show(event)
+
+    def close(self) -> None:
+        with suppressed_if_full():
+            self.view.close()
+
+
+@contextmanager
+def suppressed_if_full() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if not disk_is_full(error):
+            raise
 
 
 def choose(display: Display) -> View:
@@ -157,6 +185,8 @@ def sentence(event: Event) -> str | None:
         return f"{event.peer} left: {event.reason}"
     if isinstance(event, Eval):
         return f"eval step={event.step} loss={event.loss:.4f}"
+    if isinstance(event, Checkpoint):
+        return f"snapshot of round {event.round} in {event.model}: {megabytes(event.bytes)}"
     if isinstance(event, Warning):
         return f"warning: {event.message}"
     if isinstance(event, Left):
@@ -215,6 +245,8 @@ class PlainView:
             return
         self.state, self.told = event.state, now
         share = f" {event.done}/{event.total} {event.unit}".rstrip() if event.total else ""
+        if event.unit == "bytes" and event.total:
+            share = f" {megabytes(event.done)} of {megabytes(event.total)}{pace_of(event)}"
         self.line(event.state + share)
 
     def line(self, text: str) -> None:
@@ -246,7 +278,7 @@ class LiveView:
         elif not self.board.run:  # nothing to make a table of yet
             self.say(event.state if isinstance(event, Progressed) else sentence(event))
         else:
-            if isinstance(event, (Warning, Left, Joined)):
+            if isinstance(event, (Warning, Left, Joined, Checkpoint)):
                 self.say(sentence(event))
             self.draw()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,24 +15,80 @@ from cocktail_cli.errors import Interrupted
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
-@contextmanager
-def leave_on_signal(leave: Callable[[str], None]) -> Iterator[None]:
-    """Call `leave` with a word for people at the first signal; raise Interrupted at the second.
+LEAVE_WITHIN = 22.0  # seconds from the wish to leave to the goodbye, whatever this process is at
+SAME_S = 0.5  # `timeout` and systemd tell the process and then its group, a terminal and its shell likewise
 
-    `leave` runs in the main thread between two lines of whatever it does: it may only set flags.
+
+class Asked(BaseException):
+    """The first signal, where there is nothing to finish. Not an Exception: nothing may swallow it."""
+
+
+class Wish:
+    """The wish to leave, as signals bring it."""
+
+    def __init__(self) -> None:
+        self.asked = ""  # the first signal, in a word for people
+        self.signum, self.at = 0, 0.0
+        self.ends = False  # there is nothing to finish: the first signal ends what is going on
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """In here nothing polls the wish, and nothing is in flight: it is raised, as Asked."""
+        self.ends = True
+        try:
+            if self.asked:
+                raise Asked
+            yield
+        finally:
+            self.ends = False
+
+
+@contextmanager
+def leave_on_signal(
+    leave: Callable[[str], None], at_once: Callable[[], None] = lambda: None
+) -> Iterator[Wish]:
+    """Call `leave` with a word for people at the first signal; `at_once`, and raise Interrupted, at the
+    second.
+
+    Both run in the main thread between two lines of whatever it does: they may only set flags.
     """
-    count = 0
+    wish = Wish()
 
     def taken(signum: int, frame: FrameType | None) -> None:
-        nonlocal count
-        count += 1
-        if count > 1:
+        if signum == wish.signum != signal.SIGINT and time.monotonic() < wish.at + SAME_S:
+            return
+        if wish.asked:
+            at_once()
             raise Interrupted(signum)
-        leave("Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name)
+        wish.asked = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+        wish.signum, wish.at = signum, time.monotonic()
+        leave(wish.asked)
+        if wish.ends:
+            raise Asked
 
-    before = {signum: signal.signal(signum, taken) for signum in SIGNALS}
+    # SIGHUP is ignored under nohup, and is to stay so
+    wanted = [s for s in SIGNALS if s == signal.SIGINT or signal.getsignal(s) is not signal.SIG_IGN]
+    before = {signum: signal.signal(signum, taken) for signum in wanted}
     try:
-        yield
+        yield wish
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+def leave_in_time(
+    asked: Callable[[], bool], goodbye: Callable[[], None], status: Callable[[], int], seconds: float
+) -> None:
+    """Once `asked`, end this process in `seconds` at the latest, after a `goodbye`: a long batch or a slow
+    disk do not look at the wish.
+    """
+
+    def watch() -> None:
+        while not asked():
+            time.sleep(0.2)
+        time.sleep(seconds)
+        threading.Timer(2.0, lambda: os._exit(status())).start()  # should the goodbye be what is stuck
+        goodbye()
+        os._exit(status())
+
+    threading.Thread(target=watch, name="leave in time", daemon=True).start()

@@ -4,17 +4,20 @@ ledger has it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cocktail_cli.folder import SNAPSHOTS
 from cocktail_cli.kept_owner import KeptOwner
-from transport import Ledger, RunSettings
+from cocktail_cli.snapshots import Place, served
+from transport import RunSettings
 from transport.messages import File
 
 if TYPE_CHECKING:
-    from recipes.base import Base
+    from recipes.base import Base, BaseFile
     from recipes.cocktail_sgd import Common
     from recipes.data import Corpus
     from recipes.flat import Layout
@@ -30,14 +33,14 @@ class RunWork:
 
     def __init__(self, recipe: Recipe, base: Base, corpus: Corpus, ledger: Path) -> None:
         from recipes.cocktail_sgd import Owner, mix_of
-        from recipes.flat import layout_of
-        from recipes.model import load_model
+        from recipes.weights import count_parameters
 
         self.recipe, self.base, self.corpus, self.ledger = recipe, base, corpus, ledger
-        self.parameters = layout_of(load_model(base.folder)).size  # P
+        self.parameters = count_parameters(base.folder)  # P
         owner = Owner(self.parameters, mix_of(recipe.compression), recipe.training.seed)
         self.owner = KeptOwner(owner, ledger)
         self.files = {f"base/{file.name}": base.folder / file.name for file in base.files}
+        self.hashes = {f"hashes/base/{file.name}": file.blocks for file in base.files}
         self.held_out = corpus.pack_held_out()
 
     def samples(self, ids: Sequence[int]) -> bytes:
@@ -49,6 +52,9 @@ class RunWork:
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         return self.owner.aggregate(round, updates)
 
+    def inherit(self, peer: str, packet: bytes, share: float) -> None:
+        self.owner.inherit(peer, packet, share)
+
     def committed(self, round: int, packet: bytes) -> None:
         """The owner's error moved with the aggregate already, and x' is folded from the ledger when asked
         for.
@@ -58,12 +64,23 @@ class RunWork:
     def fingerprint(self, round: int) -> int:
         return folded(self.recipe, self.base.folder, self.ledger, round).common.fingerprint
 
+    @property
+    def place(self) -> Place:
+        """Where x' of this run is folded from."""
+        return Place(self.recipe, self.base.folder, self.ledger.parent)
+
     def object(self, name: str) -> bytes | Path:
-        return self.held_out if name == "eval" else self.files[name]
+        if name == "eval":
+            return self.held_out
+        if name in self.hashes:
+            return self.hashes[name]
+        return self.files[name] if name in self.files else served(self.ledger.parent / SNAPSHOTS, name)
 
 
 def settings_of(work: RunWork, run: str, first_peers: int = 1) -> RunSettings:
     """The run as its hub sees it. `first_peers`: how many start with it on this machine."""
+    from recipes.base import digests_of
+
     recipe = work.recipe
     swarm, steps = recipe.swarm, recipe.training.total_steps(len(work.corpus.samples))
     return RunSettings(
@@ -72,7 +89,9 @@ def settings_of(work: RunWork, run: str, first_peers: int = 1) -> RunSettings:
         recipe_hash=recipe.recipe_hash,
         samples=len(work.corpus),
         global_batch=recipe.training.global_batch_size,
-        base=tuple(File(file.name, file.size, file.sha256) for file in work.base.files),
+        base=tuple(announced(file) for file in work.base.files),
+        versions=versions(),
+        holds={**digests_of(work.base.files), "recipe": recipe.recipe_hash},
         parameters=work.parameters,
         eval=bool(work.corpus.held_out),
         eval_every=recipe.checkpoint.eval_every(steps),
@@ -85,6 +104,17 @@ def settings_of(work: RunWork, run: str, first_peers: int = 1) -> RunSettings:
     )
 
 
+def announced(file: BaseFile) -> File:
+    return File(file.name, file.size, file.sha256, hashlib.sha256(file.blocks).hexdigest())
+
+
+def versions() -> dict[str, str]:
+    """What hub and peers must have in common, beside the protocol: the packets' format."""
+    from compress import PACKET_VERSION
+
+    return {"codec": str(PACKET_VERSION)}
+
+
 @dataclass(frozen=True)
 class Folded:
     """x' with the names of its parts."""
@@ -94,12 +124,15 @@ class Folded:
 
 
 def folded(recipe: Recipe, base: Path, ledger: Path, stop: int | None = None) -> Folded:
-    """x' after the committed rounds before `stop` (None: all): base weights plus packets, in order."""
-    from recipes.cocktail_sgd import Common, fold, mix_of
-    from recipes.flat import Flat
-    from recipes.model import load_model
+    """x' before round `stop` (None: after all that are committed), in memory: the newest snapshot before it,
+    or the base weights, plus packets, in order.
+    """
+    import torch
 
-    flat = Flat(load_model(base))
-    common = Common(flat.vector, mix_of(recipe.compression), recipe.training.seed)
-    with Ledger(ledger, write=False) as reader:
-        return Folded(fold(common, (packet for _, packet in reader.packets(0, stop))), flat.layout)
+    from recipes.cocktail_sgd import Common, fold
+
+    with Place(recipe, base, ledger.parent).fold(stop) as found:
+        layout = found.source.layout
+        vector = torch.from_numpy(found.source.read(0, layout.size))
+        common = Common(vector, found.mix, found.seed, found.start)
+        return Folded(fold(common, (bytes(packet[:]) for packet in found.packets)), layout)

@@ -10,11 +10,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -34,9 +35,7 @@ WEIGHTS = (
     "pytorch_model*.bin",
     "pytorch_model.bin.index.json",
 )
-BESIDE_WEIGHTS = (
-    "config.json",
-    "generation_config.json",
+TEXT = (
     "tokenizer*.json",
     "tokenizer.model",
     "vocab.json",
@@ -46,6 +45,8 @@ BESIDE_WEIGHTS = (
     "added_tokens.json",
     "chat_template.jinja",
 )
+BESIDE_WEIGHTS = ("config.json", "generation_config.json", *TEXT)
+BLOCK = 1 << 20  # bytes under one hash (transport.chunks has the same)
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class BaseFile:
     name: str  # no directories
     size: int
     sha256: str
+    blocks: bytes = b""  # SHA-256 of each MiB, one after the other: by them a damaged file is mended
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,7 @@ class Base:
     @property
     def digest(self) -> str:
         """sha256, hex, of the names and hashes of its files."""
-        listed = "\n".join(f"{file.sha256} {file.name}" for file in self.files)
-        return hashlib.sha256(listed.encode()).hexdigest()
+        return digest_of(self.files)
 
     @property
     def bytes(self) -> int:
@@ -104,15 +105,44 @@ def manifest(folder: Path) -> tuple[BaseFile, ...]:
         if weights:
             names |= weights
             break
-    return tuple(BaseFile(n, (folder / n).stat().st_size, sha256(folder / n)) for n in sorted(names))
+    return tuple(described(folder / name) for name in sorted(names))
 
 
-def sha256(path: Path) -> str:
+def described(path: Path) -> BaseFile:
+    """Both kinds of hashes in one pass over the file: a disk is slower than SHA-256."""
+    digest, size, blocks = hashlib.sha256(), 0, list[bytes]()
     with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
+        while (block := file.read(BLOCK)) or not blocks:
             digest.update(block)
-    return digest.hexdigest()
+            blocks.append(hashlib.sha256(block).digest())
+            size += len(block)
+    return BaseFile(path.name, size, digest.hexdigest(), b"".join(blocks))
+
+
+class Named(Protocol):
+    """A file of a base, as the owner or a peer has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def sha256(self) -> str: ...
+
+
+def digest_of(files: Iterable[Named]) -> str:
+    """sha256, hex, of the names and hashes of files, which are in order."""
+    listed = "\n".join(f"{file.sha256} {file.name}" for file in files)
+    return hashlib.sha256(listed.encode()).hexdigest()
+
+
+def digests_of(files: Sequence[Named]) -> dict[str, str]:
+    """What of a base is compared at a join: "tokenizer", and "base" (config and weights) where weights are
+    among the files."""
+    about_text = [f for f in files if any(fnmatch(f.name, pattern) for pattern in TEXT)]
+    others = [f for f in files if f not in about_text]
+    found = {"tokenizer": digest_of(about_text)}
+    if any(fnmatch(f.name, pattern) for f in others for pattern in WEIGHTS):
+        found["base"] = digest_of(others)
+    return found
 
 
 def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
@@ -197,11 +227,17 @@ def _make_builtin(name: str, seed: int, folder: Path) -> Path:
 
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` to write into; its files are moved when all are written, the weights last."""
+    """A folder beside `folder` to write into; its files are moved when all are written, the weights last.
+    After an error it is removed, and `folder` is as it was.
+    """
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    yield part
+    try:
+        yield part
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)  # half a model helps nobody, least of all on a full disk
+        raise
     folder.mkdir(parents=True, exist_ok=True)
     for file in part.glob("*.safetensors"):  # written with the rights of a temporary file
         shutil.copymode(part / "config.json", file)

@@ -11,22 +11,22 @@ recipes/README.md writes them down. Start: x_i = x' = x_0 and e = 0. In round t
     x'  <- x' + C[D]                                          7
 
 What C leaves out of d_i stays in x_i - x' and is offered again: the worker's error feedback costs no memory.
+A peer that leaves hands the largest part of its d_i to the owner, who adds it to e.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from compress import Cocktail, PacketError, Sample, Update, decode, fingerprint, fingerprint_after
 from recipes.schema import Compression
+from recipes.whole import write_whole
 
 
 def mix_of(compression: Compression) -> Cocktail:
@@ -42,6 +42,11 @@ def mix_of(compression: Compression) -> Cocktail:
         bucket=compression.quant_bucket_size,
         stochastic=compression.stochastic_rounding,
     )
+
+
+def over_all(mix: Cocktail, keep: float) -> Cocktail:
+    """C over the whole vector, which keeps this share of it: how a leaver's residual is written."""
+    return replace(mix, sample=1.0, keep=keep, kind="block")  # blocks: a unit for each element takes 8 bytes
 
 
 class RejectedUpdate(Exception):
@@ -129,11 +134,44 @@ class Worker:
         part = self.common.apply(aggregate)  # 5, 7
         part.sample.add_(self.x, part.update)  # 6   + C[D]
         if sent is not None:
-            sent.sample.add_(self.x, sent.update, alpha=-1)  # 6   - C[d_i]
+            self.take_out(sent)  # 6   - C[d_i]
 
     def catch_up(self, aggregate: bytes) -> None:
         """A round this peer took no part in: x_i moves along with x', so that d_i stays what it was."""
         self.finish(aggregate, sent=None)
+
+    def take_out(self, sent: Part) -> None:
+        """What is in `sent` is somebody else's now: no longer a part of d_i."""
+        sent.sample.add_(self.x, sent.update, alpha=-1)
+
+    def legacy(self, room: int, keep: float = 1.0) -> Part | None:
+        """C over the whole of d_i, for the owner to inherit: its largest coordinates.
+
+        Args:
+            room: bytes; as many coordinates as they hold. None comes back where they hold none, or d_i is 0.
+            keep: the largest share of all coordinates that is wanted.
+
+        Raises:
+            NonFiniteError: as `start`.
+        """
+        common, mix = self.common, self.common.mix
+        n = common.vector.numel()
+        keep = min(keep, max(room, 1) * 8 / (mix.bits * n))  # a first guess: positions cost nothing
+        sample = over_all(mix, 1.0).draw(n, common.seed, common.round)
+        d = sample.difference(self.x, common.vector)  # (P,)
+        if not bool(d.any()):
+            return None
+        while keep * n >= 1:
+            seed = self.dither << 64 | common.round
+            packet = over_all(mix, keep).encode(d, self._name_in(sample), seed)
+            if len(packet) <= room:
+                return Part(packet, sample, decode(packet, sample.m))
+            keep *= 0.9 * max(room, 1) / len(packet)  # the fewer there are, the more a position costs
+        return None
+
+    def residual_norm(self) -> float:
+        """The length of d_i = x_i - x'."""
+        return float(torch.dist(self.x, self.common.vector))
 
     def _name_in(self, sample: Sample) -> Callable[[int], str] | None:
         if self.name_at is None:
@@ -180,17 +218,22 @@ class Owner:
         sample = self.mix.draw(self.error.numel(), self.seed, round)
         self._sent(sample, self._collected(sample, updates), packet)
 
+    def inherit(self, peer: str, packet: bytes, share: float) -> None:
+        """e <- e + share * what a leaver's legacy holds: the swarm's mean has not lost this peer's residual.
+
+        Args:
+            packet: of `Worker.legacy`, over the whole vector.
+            share: the weight, of 1, that the peer's packets had in the mean.
+
+        Raises:
+            RejectedUpdate: it does not decode, or is not finite. e is unchanged.
+        """
+        update = self._decoded(peer, packet, self.error.numel())
+        self.error.index_add_(0, update.positions.long(), update.values, alpha=share)
+
     def save(self, path: Path, round: int) -> None:
         """Write e as it is before `round`: on the disk whole under that name, or not at all."""
-        part = path.with_name(path.name + ".part")
-        save_file({"error": self.error}, part, {"round": str(round)})
-        with part.open("r+b") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        if os.name != "nt":  # Windows has no handle for a folder; elsewhere the name must be on the disk too
-            folder = os.open(path.parent, os.O_RDONLY)
-            os.fsync(folder)
-            os.close(folder)
+        write_whole(path, {"error": self.error}, {"round": str(round)})
 
     def load(self, path: Path) -> int:
         """e as `save` wrote it; returns the round it is before. Errors: ValueError, where it is not ours."""

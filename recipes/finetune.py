@@ -5,6 +5,9 @@
 The exchange of round t runs in a thread of its own during the compute of round t, all micro-batches. The
 two meet at the join (Algorithm 1, line 6), so x_i is never written while a gradient is computed from it. With
 staleness 0 the exchange follows the step instead: synchronous data-parallel training, the reference.
+
+Asked to leave, a peer finishes the exchange in flight, drops a gradient it has not applied (its lease is done
+by others), and hands the largest part of its residual to the owner.
 """
 
 from __future__ import annotations
@@ -64,6 +67,10 @@ class Committed(Protocol):
 class Interrupted(Exception):
     """A call of the link gave up: the run is over (see `link.ended`), or this peer was asked to leave."""
 
+    def __init__(self, reason: str = "", arrived: bool | None = None) -> None:
+        super().__init__(reason)
+        self.arrived = arrived  # is the packet under way in the owner's hands, for sure; None: not known
+
 
 class Link(Protocol):
     """A peer's connection to its run. Calls that wait raise Interrupted when nothing is left to wait for."""
@@ -80,6 +87,13 @@ class Link(Protocol):
 
     def exchange(self, packet: bytes, delivery: Delivery) -> Committed: ...
     def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None: ...
+    @property
+    def room(self) -> int:
+        """Bytes that can still be handed over by a peer that was asked to leave."""
+
+    def hand_over(self, round: int, packet: bytes) -> bool | None:
+        """Give a legacy to the owner. Whether it has it; None: not known."""
+
     def leave(self, reason: str) -> None: ...
 
 
@@ -124,6 +138,16 @@ class StepDone:
 
 
 @dataclass(frozen=True)
+class HandedOver:
+    """This peer's legacy went to the owner, before it leaves."""
+
+    round: int
+    size: int  # bytes
+    smaller: float  # by what share the norm of the residual that stays here fell
+    taken: bool | None  # None: nobody knows
+
+
+@dataclass(frozen=True)
 class Left:
     """The end of this peer's part."""
 
@@ -131,7 +155,7 @@ class Left:
     finished: bool  # True: the run is over; False: this peer was asked to leave
 
 
-Event = CaughtUp | EvaluatedPart | StepDone | Left
+Event = CaughtUp | EvaluatedPart | StepDone | HandedOver | Left
 
 
 # ---- the loop ----------------------------------------------------------------------------------------------
@@ -154,6 +178,15 @@ class Gradient:
     norm: float
     started: float
     finished: float
+
+
+@dataclass
+class Flight:
+    """A packet under way: what is known of it if the loop ends before the join."""
+
+    sent: Part
+    delivered: list[Lease]
+    taken: bool | None = None  # by the owner; None: not known
 
 
 @dataclass(frozen=True)
@@ -181,14 +214,15 @@ class Peer:
     micro_batch: int  # sequences per forward pass
     undelivered: list[Lease] = field(default_factory=list)  # done, but in no committed round yet
     rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the run's length is known
+    flight: Flight | None = None  # None: nothing is under way
     compute_s: float = 0.0  # of the last step
     wait_s: float = 0.0  # how long the last step waited for its exchange
 
 
-def build_peer(model: nn.Module, recipe: Recipe, micro_batch: int, name: str = "") -> Peer:
-    """A peer called `name` at the base weights, round 0."""
+def build_peer(model: nn.Module, recipe: Recipe, micro_batch: int, name: str = "", round: int = 0) -> Peer:
+    """A peer called `name` whose model is x' of `round`: the base weights, or a snapshot's."""
     flat = Flat(model)
-    common = Common(flat.vector.clone(), mix_of(recipe.compression), recipe.training.seed)
+    common = Common(flat.vector.clone(), mix_of(recipe.compression), recipe.training.seed, round)
     worker = Worker(flat.vector, common, flat.layout.name_at, dither=crc32(name.encode()))
     optimizer = build_optimizer(model, recipe.training)
     config = getattr(model, "config", None)
@@ -208,6 +242,10 @@ def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
     with suppress(Interrupted):  # nothing is lost: what was not committed stays here, its leases go back
         yield from take_part(link, peer, now)
     if link.ended is None:
+        with suppress(Interrupted):
+            if (handed_over := hand_over(link, peer)) is not None:
+                yield handed_over
+    if link.ended is None:
         link.leave("left on request")
     yield Left(link.ended or "left on request", finished=link.ended is not None)
 
@@ -217,10 +255,12 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
     common = peer.worker.common
     stale = peer.recipe.compression.staleness == 1
     held_out: list[Sample] = []
-    yield catch_up(link, peer, now)
+    peer.flight = None  # of a session that is over: what it held stays in the residual
+    yield catch_up(link, peer, max(now, common.round))
     link.ready(common.round, common.fingerprint)
     with ThreadPoolExecutor(1, thread_name_prefix="exchange") as thread:
-        while (round := link.next_round()) is not None:
+        # asked to leave between two exchanges: one more delivers the step just made, if a round is open
+        while (peer.undelivered or not link.leaving.is_set()) and (round := link.next_round()) is not None:
             if round.round < common.round:  # announced before a stall, read after it
                 continue
             if round.round > common.round:
@@ -228,16 +268,22 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
             exchange: Future[Exchanged] | None = None
             if round.exchange and stale:
                 exchange = thread.submit(exchanged, link, peer, time.monotonic())
-            if round.eval_parts:
+            if round.eval_parts and not link.leaving.is_set():
                 held_out = held_out or unpack(link.fetch("eval"), peer.vocabulary)
                 yield evaluate_part(link, peer, round, held_out)
-            gradient = compute(link, peer, round) if round.samples else None
+            wanted = round.samples and not link.leaving.is_set()
+            gradient = compute(link, peer, round) if wanted else None
+            if link.leaving.is_set():
+                gradient = None  # its lease goes back with the goodbye: it would be in x_i twice
+                if not stale:
+                    break
             if round.exchange and not stale:  # fresh: the packet holds the step just made
                 apply(peer, round, gradient)
                 exchange = thread.submit(exchanged, link, peer, time.monotonic())
             if exchange is not None:
                 done = exchange.result()
                 if stale:
+                    gradient = None if link.leaving.is_set() else gradient
                     apply(peer, round, gradient)
                 yield join(link, peer, round, gradient, done)
 
@@ -254,20 +300,25 @@ def exchanged(link: Link, peer: Peer, started: float) -> Exchanged:
     """Lines 1 to 5: encode, send, wait for the commit, receive. Changes nothing; runs beside the compute."""
     common, delivered = peer.worker.common, list(peer.undelivered)
     sent = peer.worker.start()
-    committed = link.exchange(
-        sent.packet,
-        Delivery(
-            round=common.round,
-            fingerprint=common.fingerprint,
-            delivers=[lease.round for lease in delivered],
-            loss_sum=sum(lease.loss_sum for lease in delivered),
-            tokens=sum(lease.tokens for lease in delivered),
-            compute_s=peer.compute_s,
-            wait_s=peer.wait_s,
-        ),
-    )
+    flight = peer.flight = Flight(sent, delivered)
+    try:
+        committed = link.exchange(
+            sent.packet,
+            Delivery(
+                round=common.round,
+                fingerprint=common.fingerprint,
+                delivers=[lease.round for lease in delivered],
+                loss_sum=sum(lease.loss_sum for lease in delivered),
+                tokens=sum(lease.tokens for lease in delivered),
+                compute_s=peer.compute_s,
+                wait_s=peer.wait_s,
+            ),
+        )
+    except Interrupted as interrupted:
+        flight.taken = interrupted.arrived
+        raise
+    accepted = flight.taken = link.name in committed.accepted
     aggregate = link.fetch(f"packet/{common.round}")
-    accepted = link.name in committed.accepted
     return Exchanged(sent, delivered, accepted, aggregate, started, time.monotonic())
 
 
@@ -308,9 +359,10 @@ def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: 
     """Lines 6 and 7, the exchange's part; what was delivered is done with, what was refused is kept."""
     worker = peer.worker
     worker.finish(done.aggregate, done.sent if done.accepted else None)
+    peer.flight = None
     if done.accepted:
         peer.undelivered = [lease for lease in peer.undelivered if lease not in done.delivered]
-    else:
+    elif not link.leaving.is_set():
         # left out of this round: a member again from the next one that opens
         link.ready(worker.common.round, worker.common.fingerprint)
     if gradient is not None:
@@ -332,6 +384,38 @@ def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: 
         compute_started=gradient.started if gradient else None,
         compute_finished=gradient.finished if gradient else None,
     )
+
+
+def settle(peer: Peer) -> None:
+    """The loop has ended: what was under way and is not joined is no part of the residual any more.
+
+    Where nobody knows what became of a packet it is taken out as well: it may be lost, once, but never be in
+    the run twice. Its leases then count as not delivered, since others may do them again.
+    """
+    flight, peer.flight = peer.flight, None
+    if flight is not None and flight.taken is not False:
+        peer.worker.take_out(flight.sent)
+        if flight.taken:
+            peer.undelivered = [lease for lease in peer.undelivered if lease not in flight.delivered]
+
+
+def hand_over(link: Link, peer: Peer) -> HandedOver | None:
+    """The largest part of the residual goes to the owner; what stays is this peer's, should it come back.
+
+    None where nothing went: there is nothing, no time for it, or work in x_i that others will do again.
+    """
+    settle(peer)
+    worker, room = peer.worker, link.room
+    if peer.undelivered or not room or (part := worker.legacy(room)) is None:
+        return None
+    before, taken = worker.residual_norm(), None
+    try:
+        taken = link.hand_over(worker.common.round, part.packet)
+    finally:
+        if taken is not False:  # whatever became of it: never in the run twice
+            worker.take_out(part)
+    smaller = 1 - worker.residual_norm() / before if taken is not False else 0.0
+    return HandedOver(worker.common.round, len(part.packet), smaller, taken)
 
 
 def evaluate_part(link: Link, peer: Peer, round: Round, held_out: list[Sample]) -> EvaluatedPart:

@@ -152,7 +152,13 @@ class Swarm(Section):
 
 class Checkpoint(Section):
     output_dir: Annotated[str, Field(min_length=1)] = "outputs/{name}"
+    save_steps: Annotated[StepsOrRatio, Field(gt=0)] | None = 100  # between two snapshots; null: none
+    save_total_limit: Whole = 2  # older ones are removed
     eval_steps: StepsOrRatio | None = None  # steps, or a share of them below 1; null: no evaluation
+
+    def save_every(self, steps: int) -> int:
+        """Steps between two snapshots in a run of `steps` steps; 0: none."""
+        return max(1, whole_steps(self.save_steps, steps)) if self.save_steps else 0
 
     def eval_every(self, steps: int) -> int:
         """Steps between two evaluations in a run of `steps` steps; 0: none."""

@@ -3,16 +3,21 @@ home.
 
     netlab.py up LAB --peers 3 --up 20 --down 100 [--rtt 40] [--loss 0.5] [--peer p2:up=5,rtt=200 ...]
     netlab.py set LAB p1 [--up M] [--down M] [--rtt MS] [--loss PERCENT]
-    netlab.py link LAB p1 down|up           down: packets vanish both ways and the carrier stays (a dark link)
+    netlab.py link LAB p1 down|up|pulled    down: packets vanish both ways and the carrier stays (a dark
+    link); pulled: the member's own end is set down, as with a cable that is pulled out
+    netlab.py forget LAB p1                 what a NAT does that lost its table: TCP connections of this
+    moment are swallowed for ever, without a word to either end; new ones work
     netlab.py exec LAB p1 -- COMMAND ...
     netlab.py show LAB
     netlab.py down LAB
     netlab.py rootless [options of up] -- COMMAND ...    no root: the lab is called `lab`, and ends with
     COMMAND
 
-Rates are Mbit/s (0: unlimited), a token bucket (tc tbf) for each direction of each member; a round trip in ms
-is split over the two directions of the member's own link; loss is per packet and direction. Delay and loss
-are the user-space switch's (netlab_switch.py). Addresses: hub 10.77.0.1, p1 10.77.0.11, p2 10.77.0.12 ...
+Rates are Mbit/s (0: unlimited) on the wire; a round trip in ms is split over the two directions of the
+member's own link; loss is per packet and direction. Down is a token bucket (tc tbf) at the switch; delay,
+loss and the rate up are the user-space switch's (netlab_switch.py): in the member's own kernel a queue
+would stay short, as its TCP sees it, while a router's fills up. Addresses: hub 10.77.0.1, p1 10.77.0.11, p2
+10.77.0.12 ...
 Exit 77 and a reason where the kernel, the rights or the tools for it are missing.
 """
 
@@ -44,6 +49,7 @@ class Line:
     rtt: float = 0.0  # ms
     loss: float = 0.0  # percent of the packets, each direction
     dark: bool = False  # everything is lost
+    forgotten: int = 0  # how often its connections were forgotten
 
 
 @dataclass
@@ -118,30 +124,31 @@ def plug_in(lab: Lab, member: str) -> None:
 
 
 def shape(lab: Lab, member: str) -> None:
-    """The rates of a member's link: up at its own end, down at the switch's."""
-    line = lab.lines[member]
-    ends = [(lab.namespace(member), "eth0", line.up), (lab.namespace("sw"), device_of(member), line.down)]
-    for namespace, device, rate in ends:
-        tell("tc", "-n", namespace, "qdisc", "del", "dev", device, "root", check=False)
-        if rate:
-            bytes_per_ms = rate * 1e6 / 8 / 1000
-            burst = max(4_000 if line.loss else 70_000, int(bytes_per_ms * 2))  # a whole 64 KiB segment fits
-            limit = burst + max(64_000, int(bytes_per_ms * lab.queue_ms))
-            bucket = ["tbf", "rate", f"{rate}mbit", "burst", str(burst), "limit", str(limit)]
-            tell("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *bucket)
+    """The rate down of a member's link, at the switch's end."""
+    line, namespace, device = lab.lines[member], lab.namespace("sw"), device_of(member)
+    tell("tc", "-n", namespace, "qdisc", "del", "dev", device, "root", check=False)
+    if line.down:
+        bytes_per_ms = line.down * 1e6 / 8 / 1000
+        burst = max(4_000 if line.loss else 70_000, int(bytes_per_ms * 2))  # a whole 64 KiB segment fits
+        limit = burst + max(64_000, int(bytes_per_ms * lab.queue_ms))
+        bucket = ["tbf", "rate", f"{line.down}mbit", "burst", str(burst), "limit", str(limit)]
+        tell("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *bucket)
 
 
 # ---- the switch's part -------------------------------------------------------------------------------------
 
 
 def write_ports(lab: Lab) -> Path:
-    """Tell the switch delay and loss of each port."""
+    """Tell the switch delay, loss and rate of each port."""
     rows = [
         {
             "device": device_of(member),
             "mac": mac_of(member),
             "delay_s": line.rtt / 2 / 1000,
             "loss": 1.0 if line.dark else line.loss / 100,
+            "forgotten": line.forgotten,
+            "up": line.up * 1e6 / 8,
+            "queue_s": max(lab.queue_ms / 1000, 64_000 / (line.up * 1e6 / 8)) if line.up else 0.0,
         }
         for member, line in lab.lines.items()
     ]
@@ -202,7 +209,7 @@ def up(args: argparse.Namespace) -> None:
 
 def change(args: argparse.Namespace) -> None:
     lab = load(args.lab)
-    names = {f.name for f in fields(Line)} - {"dark"}
+    names = {f.name for f in fields(Line)} - {"dark", "forgotten"}
     changed = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     lab.lines[args.member] = replace(lab.lines[args.member], **changed)
     shape(lab, args.member)
@@ -213,6 +220,16 @@ def change(args: argparse.Namespace) -> None:
 def link(args: argparse.Namespace) -> None:
     lab = load(args.lab)
     lab.lines[args.member] = replace(lab.lines[args.member], dark=args.state == "down")
+    write_ports(lab)
+    carrier = "down" if args.state == "pulled" else "up"
+    tell("ip", "-n", lab.namespace(args.member), "link", "set", "eth0", carrier)
+    save(lab)
+
+
+def forget(args: argparse.Namespace) -> None:
+    lab = load(args.lab)
+    line = lab.lines[args.member]
+    lab.lines[args.member] = replace(line, forgotten=line.forgotten + 1)
     write_ports(lab)
     save(lab)
 
@@ -227,7 +244,6 @@ def show(args: argparse.Namespace) -> None:
     for member, line in lab.lines.items():
         link_is = "dark" if line.dark else f"rtt {line.rtt:g} ms, loss {line.loss:g} %"
         print(f"{member:<5} {NET}{number_of(member):<4} up {line.up:g}, down {line.down:g} Mbit/s, {link_is}")
-        print(tell("tc", "-n", lab.namespace(member), "-s", "qdisc", "show", "dev", "eth0"), end="")
         print(tell("tc", "-n", lab.namespace("sw"), "-s", "qdisc", "show", "dev", device_of(member)), end="")
 
 
@@ -309,7 +325,8 @@ def parser() -> argparse.ArgumentParser:
     changed = command("set", change, "member")
     for option in ("--up", "--down", "--rtt", "--loss"):
         changed.add_argument(option, type=float)
-    command("link", link, "member").add_argument("state", choices=["up", "down"])
+    command("link", link, "member").add_argument("state", choices=["up", "down", "pulled"])
+    command("forget", forget, "member")
     command("exec", execute, "member").add_argument("command", nargs=argparse.REMAINDER)
     command("show", show)
     command("down", down)

@@ -1,11 +1,13 @@
 """An ethernet switch in user space, with a delay and a loss of its own for each port. Started by netlab.py.
 
-    python netlab_switch.py PORTS.json      SIGHUP reads delay and loss again, SIGTERM ends it
+    python netlab_switch.py PORTS.json      SIGHUP reads all but device and mac again, SIGTERM ends it
 
-PORTS.json is a list of {"device", "mac", "delay_s", "loss"}. A frame from port i to port j leaves delay_i +
-delay_j later, and is lost with probability loss_i, then loss_j. It stands in for tc's netem, which many
-kernels lack. PACKET_VNET_HDR lets the kernel hand over 64 KiB segments whole, so that Python can keep up with
-a gigabit.
+PORTS.json is a list of {"device", "mac", "delay_s", "loss", "up", "queue_s", "forgotten"}. What comes from
+port i passes at most `up` bytes a second (0: all), behind at most queue_s seconds of others. A frame from
+port i to port j leaves delay_i + delay_j later, and is lost with probability loss_i, then loss_j. Whenever
+`forgotten` of a port changes, the TCP connections it has had so far are dropped from then on. It stands in
+for tc's netem, which many kernels lack. PACKET_VNET_HDR lets the kernel hand over 64 KiB segments whole, so
+that Python can keep up with a gigabit.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ EVERY_PROTOCOL = 3  # ETH_P_ALL
 VNET_HEADER = 10  # bytes before the frame
 LARGEST = 65536 + 64
 BUFFER = 64 << 20
+SEGMENT, HEADERS = 1448, 66  # of TCP over IPv4 on ethernet
 AT_ONCE = 64  # frames taken from a port before the others have their turn
 
 
@@ -43,6 +46,11 @@ class Port:
     delay_s: float
     loss: float  # 0 .. 1
     socket: socket.socket
+    up: float  # bytes a second that may come from it; 0: all
+    queue_s: float
+    busy: float = 0.0  # until when what came from it is on its line
+    forgotten: int = 0
+    connections: set[bytes] = field(default_factory=set)  # seen from this port
     # One queue for each port that frames come from: their delay is constant, so each is in order of `due`.
     queues: list[deque[Frame]] = field(default_factory=list)
 
@@ -72,17 +80,25 @@ class Switch:
                 row["delay_s"],
                 row["loss"],
                 open_port(row["device"]),
+                row["up"],
+                row["queue_s"],
             )
             for row in json.loads(path.read_text())
         ]
         self.by_mac = {port.mac: port for port in self.ports}
+        self.dead: set[bytes] = set()  # connections, each way
         for port in self.ports:
             port.queues = [deque() for _ in self.ports]
 
     def reread(self) -> None:
-        """Delay and loss may change while it runs; ports may not."""
+        """What a line is like may change while it runs; ports may not."""
         for port, row in zip(self.ports, json.loads(self.path.read_text()), strict=True):
-            port.delay_s, port.loss = row["delay_s"], row["loss"]
+            port.delay_s, port.loss, port.up, port.queue_s = (
+                row[key] for key in ("delay_s", "loss", "up", "queue_s")
+            )
+            if row["forgotten"] != port.forgotten:
+                port.forgotten = row["forgotten"]
+                self.dead |= port.connections | {reverse(c) for c in port.connections}
 
     def run(self) -> None:
         sockets = {port.socket: number for number, port in enumerate(self.ports)}
@@ -105,10 +121,19 @@ class Switch:
                 return
             if random.random() < source.loss:
                 continue
+            if (connection := connection_of(data)) is not None:
+                source.connections.add(connection)
+                if connection in self.dead:
+                    continue
+            sent = now
+            if source.up:
+                if source.busy > now + source.queue_s:
+                    continue
+                sent = source.busy = max(source.busy, now) + on_wire(data) / source.up
             known = self.by_mac.get(data[VNET_HEADER : VNET_HEADER + 6])
             for target in [known] if known else [port for port in self.ports if port is not source]:
                 if random.random() >= target.loss:
-                    due = now + source.delay_s + target.delay_s
+                    due = sent + source.delay_s + target.delay_s
                     target.queues[number].append(Frame(due, data))
 
     def give(self, now: float) -> None:
@@ -118,6 +143,25 @@ class Switch:
                 while queue and queue[0].due <= now:
                     with contextlib.suppress(OSError):
                         port.socket.send(queue.popleft().data)
+
+
+def on_wire(data: bytes) -> int:
+    """Bytes of the packets that a segment of up to 64 KiB is cut into, each with headers of its own."""
+    size = len(data) - VNET_HEADER
+    return size + HEADERS * ((size - HEADERS - 1) // SEGMENT) if size > HEADERS + SEGMENT else size
+
+
+def connection_of(data: bytes) -> bytes | None:
+    """Addresses and ports of a TCP segment over IPv4, sender's first; None for any other frame."""
+    ip = VNET_HEADER + 14  # after the ethernet header
+    if data[ip - 2 : ip] != b"\x08\0" or data[ip + 9 : ip + 10] != b"\6":
+        return None
+    tcp = ip + 4 * (data[ip] & 15)
+    return data[ip + 12 : ip + 16] + data[tcp : tcp + 2] + data[ip + 16 : ip + 20] + data[tcp + 2 : tcp + 4]
+
+
+def reverse(connection: bytes) -> bytes:
+    return connection[6:] + connection[:6]
 
 
 def main() -> None:

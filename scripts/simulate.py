@@ -1,10 +1,14 @@
 """A swarm in one process, without a network: what an idea about compression costs in loss.
 
-    python scripts/simulate.py RECIPE [key=value ...] [--peers N] [--prompt TEXT]
+    python scripts/simulate.py RECIPE [key=value ...] [--peers N] [--prompt TEXT] [--churn KIND --every N]
 
 Runs Algorithm 1 and 2 as they are (recipes/cocktail_sgd.py) with N peers in lockstep, and prints the held-out
 loss of x' and the bytes that would travel. `--peers 0` trains in the ordinary way, one model and no exchange:
 the reference. Everything is drawn from the recipe's seed, so a line can be had again.
+
+With --churn one peer after the other is away for some rounds. `crash`: its residual is lost, a new one comes.
+`leave`: it hands over its legacy, a new one comes. `return`: it hands over, and comes back as it was. Its
+samples are the others' from the moment it goes: what differs is what becomes of residuals and optimizers.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -46,44 +50,100 @@ class Peer:
         torch.nn.utils.clip_grad_norm_(self.flat.model.parameters(), limit or float("inf"))
 
 
+@dataclass
+class Churn:
+    """Who is away. In every `every`-th round the next peer of all goes, to be back `away` rounds later."""
+
+    kind: str  # crash, leave, return; none
+    every: int
+    away: int
+    keep: float  # the share of all coordinates that a legacy has
+    gone: dict[int, Peer] = field(default_factory=dict)  # place -> who was there
+    until: dict[int, int] = field(default_factory=dict)
+    handed: list[float] = field(default_factory=list)  # how much smaller a legacy made the residual's norm
+
+    def leaver(self, step: int, count: int) -> int | None:
+        """Whose last round this is."""
+        return step // self.every % count if self.kind != "none" and step and step % self.every == 0 else None
+
+    def part(self, place: int, peers: dict[int, Peer], owner: Owner, step: int) -> None:
+        """It goes, after its exchange."""
+        peer, share = peers.pop(place), 1 / (len(peers) + 1)
+        if self.kind != "crash":
+            before = peer.worker.residual_norm()
+            legacy = peer.worker.legacy(1 << 40, self.keep)
+            if legacy is not None:
+                owner.inherit(str(place), legacy.packet, share)
+                peer.worker.take_out(legacy)
+                self.handed.append(1 - peer.worker.residual_norm() / before)
+        self.gone[place], self.until[place] = peer, step + self.away
+
+    def back(self, peers: dict[int, Peer], recipe: Recipe, folder: Path, step: int) -> None:
+        """Those whose time has come, as they were or as somebody new."""
+        for place in [p for p, at in self.until.items() if step >= at]:
+            peer = self.gone.pop(place)
+            del self.until[place]
+            if self.kind != "return":
+                common = peer.worker.common  # which a new one has by catching up
+                peer = build_peer(recipe, folder)
+                for vector in (peer.flat.vector, peer.worker.common.vector):
+                    vector.copy_(common.vector)
+                peer.worker.common.round, peer.worker.common.fingerprint = common.round, common.fingerprint
+            peers[place] = peer
+
+
 def build_peer(recipe: Recipe, folder: Path) -> Peer:
     flat = Flat(load_model(folder))
     common = Common(flat.vector.clone(), mix_of(recipe.compression), recipe.training.seed)
     return Peer(flat, Worker(flat.vector, common), build_optimizer(flat.model, recipe.training))
 
 
-def simulate(recipe: Recipe, corpus: Corpus, folder: Path, count: int) -> torch.Tensor:
+def simulate(recipe: Recipe, corpus: Corpus, folder: Path, count: int, churn: Churn) -> torch.Tensor:
     """Train, print a line for each evaluation; returns x'."""
     training, stale = recipe.training, recipe.compression.staleness
-    peers = [build_peer(recipe, folder) for _ in range(max(count, 1))]
+    peers = {place: build_peer(recipe, folder) for place in range(max(count, 1))}
     steps = training.total_steps(len(corpus.samples))
     every = recipe.checkpoint.eval_every(steps) or steps
     rate = learning_rate(training, steps)
     owner = Owner(peers[0].flat.layout.size, mix_of(recipe.compression), training.seed)
-    up = down = rounds = 0
+    up = down = rounds = packets = 0
     started = time.process_time()
-    shared = peers[0].worker.common.vector if count else peers[0].flat.vector
-    report(peers[0], shared, corpus, "step 0")
+    watcher = build_peer(recipe, folder)  # holds x', computes nothing
+    shared = watcher.worker.common.vector if count else peers[0].flat.vector
+    report(watcher, shared, corpus, "step 0")
     for step in range(steps + (stale if count else 0)):  # one more round brings the last step home
-        parts = [peer.worker.start() for peer in peers] if count and stale else []
+        churn.back(peers, recipe, folder, step)
+        leaver = churn.leaver(step, count)
+        leaver = leaver if leaver in peers and len(peers) > 1 else None
+        parts = {i: peer.worker.start() for i, peer in peers.items()} if count and stale else {}
         if step < steps:
             first = step * training.global_batch_size
             lease = range(first, min(first + training.global_batch_size, len(corpus)))
-            for place, peer in enumerate(peers):
-                peer.backward(corpus, lease[place :: len(peers)], training.max_grad_norm)
+            working = [peer for i, peer in sorted(peers.items()) if i != leaver]
+            for place, peer in enumerate(working):
+                peer.backward(corpus, lease[place :: len(working)], training.max_grad_norm)
                 set_learning_rate(peer.optimizer, rate(step))
                 peer.optimizer.step()
         if count:
-            parts = parts or [peer.worker.start() for peer in peers]
-            aggregate = owner.aggregate(step, [(str(i), p.packet, 1.0) for i, p in enumerate(parts)])
-            for peer, part in zip(peers, parts, strict=True):
-                peer.worker.finish(aggregate, part)
-            up, down = up + sum(len(p.packet) for p in parts), down + len(aggregate)
-            rounds += 1
+            parts = parts or {i: peer.worker.start() for i, peer in peers.items()}
+            aggregate = owner.aggregate(step, [(str(i), p.packet, 1.0) for i, p in parts.items()])
+            for i, peer in peers.items():
+                peer.worker.finish(aggregate, parts[i])
+            for absent in (watcher, *churn.gone.values()):
+                absent.worker.catch_up(aggregate)
+            up, down = up + sum(len(p.packet) for p in parts.values()), down + len(aggregate)
+            rounds, packets = rounds + 1, packets + len(parts)
+        if leaver is not None:
+            churn.part(leaver, peers, owner, step)
         if (step + 1) % every == 0 or step + 1 == steps + (stale if count else 0):
-            report(peers[0], shared, corpus, f"step {min(step + 1, steps)}")
-    whole = 2 * shared.numel() * rounds
-    ratios = f"FP16 over packets: {whole * count / up:.1f} up, {whole / down:.1f} down; " if count else ""
+            report(watcher, shared, corpus, f"step {min(step + 1, steps)}")
+    if churn.handed:
+        shrunk = sum(churn.handed) / len(churn.handed)
+        print(f"{len(churn.handed)} legacies, each made its residual's norm {shrunk:.1%} smaller")
+    whole = 2 * shared.numel()
+    ratios = ""
+    if count:
+        ratios = f"FP16 over packets: {whole * packets / up:.1f} up, {whole * rounds / down:.1f} down; "
     print(f"{ratios}{time.process_time() - started:.1f} s of processor time")
     return shared
 
@@ -101,6 +161,12 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("override", nargs="*")
     parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--churn", choices=("none", "crash", "leave", "return"), default="none")
+    parser.add_argument("--every", type=int, default=10, help="rounds from one departure to the next")
+    parser.add_argument("--away", type=int, default=5, help="rounds that a place stays empty")
+    parser.add_argument(
+        "--legacy", type=float, default=1.0, help="share of all coordinates that a leaver hands over"
+    )
     parser.add_argument("--prompt", help="let the model write on from this")
     given = parser.parse_intermixed_args()
     recipe = load_recipe(given.recipe, given.override)
@@ -109,7 +175,8 @@ def main() -> None:
         tokenizer = load_tokenizer(recipe.model, base.folder)
         corpus = build_corpus(recipe, tokenizer)
         print(f"{', '.join(corpus.found)}; {len(corpus.samples)} samples, {len(corpus.held_out)} held out")
-        vector = simulate(recipe, corpus, base.folder, given.peers)
+        churn = Churn(given.churn, given.every, given.away, given.legacy)
+        vector = simulate(recipe, corpus, base.folder, given.peers, churn)
         if given.prompt is not None:
             layout = Flat(load_model(base.folder)).layout
             out = export(Path(folder) / "out", base.folder, vector, layout)

@@ -182,5 +182,5 @@ def timed(*arguments: str) -> float:
 def test_scripts_can_be_run() -> None:
     if os.name == "nt":
         pytest.skip("Windows has no executable bit")
-    for name in ("scripts/demo", "scripts/test", "scripts/check", ".ci/run"):
+    for name in ("scripts/demo", "scripts/chaos", "scripts/test", "scripts/check", ".ci/run"):
         assert os.access(ROOT / name, os.X_OK), name

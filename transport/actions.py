@@ -77,6 +77,15 @@ class Commit:
 
 
 @dataclass(frozen=True)
+class Inherit:
+    """The owner takes over what a leaver has handed over, before it aggregates again."""
+
+    session: str
+    peer: str
+    share: float  # of the mean
+
+
+@dataclass(frozen=True)
 class FindFingerprint:
     """Fold the ledger to the fingerprint of x' of `round`, then call `fingerprinted`."""
 
@@ -99,7 +108,7 @@ class End:
     """The run is over: serve what is still being fetched, then stop."""
 
 
-Action = Send | Tell | Enrol | Forget | GiveBack | Lease | Commit | FindFingerprint | Note | End
+Action = Send | Tell | Enrol | Forget | GiveBack | Lease | Commit | Inherit | FindFingerprint | Note | End
 
 
 @dataclass(frozen=True)
@@ -112,3 +121,8 @@ class CommitDone:
     packets: dict[str, int]  # bytes of each accepted packet, by peer: who is in the commit
     tokens: dict[str, int]  # trained tokens each delivered, by Work's word
     rejected: dict[str, str]  # peer -> why its packet could not be used
+
+    def share(self, peer: str) -> float:
+        """The weight of an accepted packet, of 1: as `Work.aggregate` was told the weights."""
+        total = sum(self.tokens.values())
+        return self.tokens[peer] / total if total else 1 / len(self.tokens)

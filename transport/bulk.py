@@ -3,25 +3,31 @@
 A reconnect silently loses whatever the kernel held (measured: up to a whole window), in both directions. So:
     upload      Put, Chunk*, with an Ack each, PutDone for the last. After a reconnect Put comes first again
                 and its answer, Have(bitmap), is waited for: only the rest is sent.
-    download    the receiver pulls: Get(i) -> Data(i), as many under way as the credit allows. What was asked
+    download    the receiver pulls: Get(i) -> Data(i), as many under way as the window allows. What was asked
                 on a flow that ended is asked again on another.
-Several flows (TCP connections) of one peer share the work; a chunk belongs to the flow it was sent on.
+Several flows (TCP connections) of one peer share the work; a chunk belongs to the flow it was sent on. How
+much is under way, and in pieces of which size, window.py says. An upload keeps the size it began with. A
+download is noted in chunks of CHUNK bytes, so that a file can be gone on with, and asked for in pieces of
+them.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
 from .chunks import ChunkMap, PartFile, Parts
 from .errors import ProtocolError
 from .messages import Ack, Chunk, Data, Get, Have, Message, NoObject, Put, PutDone
+from .window import Sent, Window
 
 CHUNK = 256 * 1024  # bytes; measured: 64 KiB .. 1 MiB reach line rate, larger ones block the I/O thread
 
-OpenSink = Callable[[int, bytes], Parts | PartFile]  # (size, sha256), which come with the first chunk
+FEW = 4  # chunks
+Sink = Parts | PartFile
+OpenSink = Callable[[int, bytes], Sink]  # (size, sha256), which come with the first chunk
 
 
 # ---- the peer's end ----------------------------------------------------------------------------------------
@@ -33,12 +39,17 @@ class Download:
 
     name: str
     open_sink: OpenSink
-    sink: Parts | PartFile | None = None
-    todo: deque[int] = field(default_factory=lambda: deque([0]))
+    sink: Sink | None = None
+    todo: deque[int] = field(default_factory=lambda: deque([0]))  # chunks of which nothing was asked for
     size: int = 0  # bytes, where they are known before the first chunk
     ahead: bool = False  # nobody has asked for it yet
+    came: int = 0  # bytes of payload that came
     refused: str | None = None
     error: Exception | None = None
+    piece: int = 0  # bytes that are asked for at once; 0: nothing was yet
+    fixed: bool = False  # answers to an earlier fetch may still come, in pieces of this size
+    asks: deque[int] = field(default_factory=deque)  # pieces to ask for, of chunks begun
+    begun: dict[int, dict[int, bytes]] = field(default_factory=dict)  # chunk -> piece -> what is here of it
 
     @property
     def done(self) -> bool:
@@ -53,10 +64,52 @@ class Download:
         """Bytes here, bytes in all; (0, 0) before the first chunk."""
         return (0, 0) if self.sink is None else (self.sink.map.bytes_here, self.sink.map.size)
 
-    def length(self, index: int) -> int:
-        """Bytes of one chunk; 0 where nobody knows yet."""
+    def length(self, piece: int) -> int:
+        """Bytes of one piece; 0 where nobody knows yet."""
         size = self.size if self.sink is None else self.sink.map.size
-        return max(0, min(CHUNK, size - index * CHUNK))
+        return max(0, min(self.piece, size - piece * self.piece))
+
+    def pieces(self, chunk: int) -> list[int]:
+        """Of one chunk; the first alone where nobody knows how many there are."""
+        per = CHUNK // self.piece
+        there = [i for i in range(chunk * per, (chunk + 1) * per) if self.length(i)]
+        return there or [chunk * per]
+
+    def cut(self, piece: int) -> None:
+        """Ask in pieces of this size from now on. Nothing may be under way; parts of chunks come again."""
+        self.todo.extendleft(sorted(self.begun, reverse=True))
+        self.asks.clear()
+        self.begun.clear()
+        self.piece = piece
+
+    def next(self) -> int:
+        """The piece to ask for now."""
+        if not self.asks:
+            chunk = self.todo.popleft()
+            self.begun[chunk] = {}
+            self.asks.extend(self.pieces(chunk))
+        return self.asks.popleft()
+
+    def add(self, index: int, payload: bytes, size: int, sha256: bytes) -> None:
+        """Take a piece. Raises ProtocolError where it does not fit, OSError where the disk is full."""
+        chunk = index // (CHUNK // self.piece)
+        if self.sink is None:
+            if self.size not in (0, size):
+                raise ProtocolError(f"{self.name} has {size} bytes, expected {self.size}")
+            known, self.sink = self.size, self.open_sink(size, sha256)
+            self.todo = deque(i for i in self.sink.map.missing if i not in self.begun)
+            self.asks.extend([] if known else self.pieces(chunk)[1:])
+        if size != self.sink.map.size:
+            raise ProtocolError(f"{self.name} has {size} bytes, expected {self.sink.map.size}")
+        if len(payload) != (self.length(index) if size else 0):
+            raise ProtocolError(f"piece {index} of {self.name} has {len(payload)} bytes")
+        self.came += len(payload)
+        parts = self.begun.get(chunk, {})
+        parts[index] = payload
+        if len(parts) == len(self.pieces(chunk)):
+            del self.begun[chunk]
+            whole = payload if len(parts) == 1 else b"".join(parts[i] for i in sorted(parts))
+            self.todo.extendleft(reversed(self.sink.add(chunk, whole)))
 
 
 @dataclass
@@ -66,6 +119,7 @@ class Upload:
     name: str
     data: bytes
     sha256: bytes
+    piece: int  # bytes of a chunk
     put_on: int | None = None  # flow that carries the unanswered Put
     agreed: bool = False  # Have has come
     # Until something went wrong the hub has nothing of it: chunks follow the Put at once, on its flow, and
@@ -76,10 +130,21 @@ class Upload:
 
     @property
     def put(self) -> Put:
-        return Put(self.name, len(self.data), self.sha256, CHUNK)
+        return Put(self.name, len(self.data), self.sha256, self.piece)
+
+    def missing(self, have: int = 0) -> list[int]:
+        """Chunks beside these bits."""
+        return ChunkMap(len(self.data), self.piece, have).missing
+
+    @property
+    def arrived(self) -> bool | None:
+        """Does the hub have it, whole? None: not known; all of it was sent, or the hub was asked twice."""
+        if self.done is not None and (self.done.ok or self.eager):
+            return self.done.ok
+        return False if self.todo else None
 
     def chunk(self, index: int) -> memoryview:
-        return memoryview(self.data)[index * CHUNK : (index + 1) * CHUNK]
+        return memoryview(self.data)[index * self.piece : (index + 1) * self.piece]
 
 
 @dataclass(frozen=True)
@@ -93,36 +158,44 @@ class Out:
 
 
 @dataclass(frozen=True)
-class Underway:
-    """A chunk sent and not acknowledged, or asked for and not come."""
+class Piece:
+    """Sent and not acknowledged, or asked for and not come."""
 
     up: bool
     name: str
     index: int
-    expected: int = field(default=0, compare=False)  # bytes of payload, as far as known when it was asked for
 
 
 class BulkPeer:
     """All transfers of one peer over its bulk flows."""
 
     def __init__(self) -> None:
-        self.credit = 0  # chunks under way in each direction; the hub says
+        self.windows = {True: Window(), False: Window()}  # up, down
         self.downloads: dict[str, Download] = {}
         self.uploads: dict[str, Upload] = {}
-        self._under: dict[int, set[Underway]] = {}  # by flow
+        self._flows: set[int] = set()
+        self._under: dict[Piece, Sent] = {}
+        self._orphans: dict[str, int] = {}  # downloads that were forgotten while under way, and their piece
 
-    def up(self, flow: int, credit: int) -> None:
-        """The flow is attached to the session."""
-        self.credit = credit
-        self._under[flow] = set()
+    def up(self, flow: int, credit: int, rtt: float, now: float) -> None:
+        """The flow is attached to the session, which took `rtt` seconds."""
+        if not self._flows:
+            self._orphans.clear()
+        self._flows.add(flow)
+        for window in self.windows.values():
+            window.most = credit * CHUNK
+            if not window.under:
+                window.clean(rtt, now)
 
     def down(self, flow: int) -> None:
         """The flow ended: what was under way on it is lost, as far as anybody knows."""
-        for lost in self._under.pop(flow, ()):
-            if not lost.up and lost.name in self.downloads:
-                self.downloads[lost.name].todo.appendleft(lost.index)
-            elif lost.up and lost.name in self.uploads:
-                self._ask_again(self.uploads[lost.name])
+        self._flows.discard(flow)
+        for piece in [p for p, sent in self._under.items() if sent.flow == flow]:
+            self._lose(piece)
+            if not piece.up and piece.name in self.downloads:
+                self.downloads[piece.name].asks.appendleft(piece.index)
+            elif piece.up and piece.name in self.uploads:
+                self._ask_again(self.uploads[piece.name])
         for upload in self.uploads.values():
             if upload.put_on == flow:
                 self._ask_again(upload)
@@ -131,15 +204,26 @@ class BulkPeer:
         """Nobody knows what has come through: ask first."""
         upload.agreed, upload.eager, upload.put_on = False, False, None
 
+    def fill(self, name: str, sink: PartFile) -> Download:
+        """Begin a download of what `sink` lacks."""
+        missing = deque(sink.map.missing)
+        return self._begin(Download(name, lambda size, digest: sink, sink, missing, sink.map.size))
+
     def fetch(self, name: str, open_sink: OpenSink, size: int = 0, *, ahead: bool = False) -> Download:
         """Begin a download. With its `size` known all of it can be asked for at once."""
         count = max(1, -(-size // CHUNK))
-        self.downloads[name] = Download(name, open_sink, None, deque(range(count)), size, ahead)
-        return self.downloads[name]
+        return self._begin(Download(name, open_sink, None, deque(range(count)), size, ahead))
+
+    def _begin(self, download: Download) -> Download:
+        download.piece = self._orphans.get(download.name, 0)
+        download.fixed = download.name in self._orphans
+        self.downloads[download.name] = download
+        return download
 
     def upload(self, name: str, data: bytes, sha256: bytes) -> Upload:
-        self.uploads[name] = Upload(name, data, sha256, todo=deque(ChunkMap(len(data), CHUNK).missing))
-        return self.uploads[name]
+        upload = self.uploads[name] = Upload(name, data, sha256, min(CHUNK, self.windows[True].piece))
+        upload.todo.extend(upload.missing())
+        return upload
 
     def offer_again(self) -> None:
         """The hub may have lost what it had of every upload: ask."""
@@ -149,96 +233,112 @@ class BulkPeer:
 
     def forget(self, name: str) -> None:
         """Whatever became of it, it is not wanted any more."""
-        self.downloads.pop(name, None)
+        download = self.downloads.pop(name, None)
         self.uploads.pop(name, None)
-        self._settle(lambda u: u.name == name)
+        for piece in [p for p in self._under if p.name == name]:
+            self._lose(piece)
+            if download is not None:
+                self._orphans[name] = download.piece
 
-    def receive(self, message: Message, payload: bytes) -> None:
+    def receive(self, message: Message, payload: bytes, now: float) -> None:
         """What came on any flow. Answers to transfers that are forgotten mean nothing."""
         if isinstance(message, Data):
-            self._settle(lambda u: not u.up and (u.name, u.index) == (message.name, message.index))
-            if message.name in self.downloads:
+            asked = self._answered(Piece(False, message.name, message.index), len(payload), now)
+            if asked and message.name in self.downloads:
                 self._data(self.downloads[message.name], message, payload)
         elif isinstance(message, NoObject) and message.name in self.downloads:
             self.downloads[message.name].refused = message.reason
-            self._settle(lambda u: not u.up and u.name == message.name)
+            self._lose_all(up=False, name=message.name)
         elif isinstance(message, Have) and message.name in self.uploads:
             upload = self.uploads[message.name]
-            have = int.from_bytes(message.chunks, "little")
-            under = self._indices(up=True, name=message.name)
-            missing = ChunkMap(len(upload.data), CHUNK, have).missing
-            upload.todo = deque(i for i in missing if i not in under)
+            missing = upload.missing(int.from_bytes(message.chunks, "little"))
+            upload.todo = deque(i for i in missing if Piece(True, message.name, i) not in self._under)
             upload.agreed, upload.put_on = True, None
         elif isinstance(message, Ack):
-            self._settle(lambda u: u.up and (u.name, u.index) == (message.name, message.index))
+            piece = Piece(True, message.name, message.index)
+            sent = self._under.get(piece)
+            self._answered(piece, sent.size if sent else 0, now)
         elif isinstance(message, PutDone) and message.name in self.uploads:
             upload = self.uploads[message.name]
             upload.done = upload.done or message  # the answer to a chunk sent twice says nothing new
             upload.put_on = None
-            self._settle(lambda u: u.up and u.name == message.name)
+            self._lose_all(up=True, name=message.name)
 
     def _data(self, download: Download, message: Data, payload: bytes) -> None:
         if download.done:
             return
         try:
-            if download.sink is None:
-                download.sink = download.open_sink(message.size, message.sha256)
-                under = self._indices(up=False, name=download.name) | {message.index}
-                download.todo = deque(i for i in download.sink.map.missing if i not in under)
-            download.sink.add(message.index, payload)
+            download.add(message.index, payload, message.size, message.sha256)
         except (ProtocolError, OSError) as error:
             download.error = error
 
     def expected(self, name: str, index: int) -> int:
-        """Bytes of payload that this chunk was asked for with; 0: unknown, or it was not asked for."""
-        asked = (u for under in self._under.values() for u in under if not u.up)
-        return max((u.expected for u in asked if (u.name, u.index) == (name, index)), default=0)
+        """Bytes of payload that this piece was asked for with; 0: unknown, or it was not asked for."""
+        sent = self._under.get(Piece(False, name, index))
+        return sent.expected if sent else 0
 
-    def _indices(self, *, up: bool, name: str) -> set[int]:
-        """What is under way of one object."""
-        return {u.index for under in self._under.values() for u in under if (u.up, u.name) == (up, name)}
-
-    def _settle(self, which: Callable[[Underway], bool]) -> None:
-        """These are not under way any more."""
-        for under in self._under.values():
-            under.difference_update([u for u in under if which(u)])
+    def owes(self, flow: int) -> bool:
+        """Does the hub owe an answer on this flow: if so and nothing comes for long, the flow is dead."""
+        put = any(u.put_on == flow for u in self.uploads.values())
+        return put or any(sent.flow == flow for sent in self._under.values())
 
     @property
     def pending(self) -> bool:
-        """Does the hub owe an answer: if so and nothing comes for long, the flows are dead."""
-        return any(self._under.values()) or any(u.put_on is not None for u in self.uploads.values())
+        """Does the hub owe any answer?"""
+        return any(self.owes(flow) for flow in self._flows)
 
     @property
     def crowded(self) -> bool:
-        """Is there more to do than the credit lets go at once: then more flows may help."""
-        todo = [*(d.todo for d in self.downloads.values()), *(u.todo for u in self.uploads.values())]
-        return any(todo) and bool(self._under) and not (self._room(up=True) and self._room(up=False))
+        """Is there more to do than the windows let go at once: then more flows may help."""
+        full = [up for up, window in self.windows.items() if not window.room]
+        return bool(self._flows) and any(self._more(up) for up in full)
 
-    def outgoing(self, up: float = inf, down: float = inf) -> list[Out]:
-        """What to send now. Uploads before downloads: the round waits for them.
+    def _more(self, up: bool) -> bool:
+        """Is there anything that is not under way yet?"""
+        if up:
+            return any(u.todo and u.done is None for u in self.uploads.values())
+        return any((d.todo or d.asks) and not d.done for d in self.downloads.values())
+
+    def outgoing(self, up: float = inf, down: float = inf, now: float = 0.0) -> list[Out]:
+        """What to send now. Uploads before downloads: the round waits for them. Of downloads those with
+        little to ask for go first, a lease not behind the weights of a model; others in the order begun.
 
         Chunks are sent while `up` bytes are not used up, and asked for while `down` are not: the last one may
         be larger than what is left.
         """
         out: list[Out] = []
+        if not self._flows:
+            return out
         for upload in self.uploads.values():
-            if upload.done is None and not upload.agreed and upload.put_on is None and self._under:
+            if upload.done is None and not upload.agreed and upload.put_on is None:
                 upload.put_on = self._least()
                 out.append(Out(upload.put_on, upload.put))
             agreed = upload.agreed or (upload.eager and upload.put_on is not None)
-            while upload.done is None and agreed and upload.todo and up > 0 and self._room(up=True):
+            while upload.done is None and agreed and upload.todo and up > 0 and self.windows[True].room:
                 index = upload.todo.popleft()
-                flow = self._mark(Underway(True, upload.name, index), upload.put_on)
+                size = len(upload.chunk(index))
+                flow = self._mark(Piece(True, upload.name, index), size, 0, now, upload.put_on)
                 out.append(Out(flow, Chunk(upload.name, index), upload.chunk(index)))
-                up -= len(upload.chunk(index))
-        for download in self.downloads.values():
-            while not download.done and download.todo and down > 0 and self._room(up=False):
-                index = download.todo.popleft()
+                up -= size
+        for download in sorted(self.downloads.values(), key=lambda d: len(d.todo) > FEW):
+            self._fit(download)
+            more = not download.done
+            while more and (download.todo or download.asks) and down > 0 and self.windows[False].room:
+                index = download.next()
                 size = download.length(index)
-                flow = self._mark(Underway(False, download.name, index, size))
-                out.append(Out(flow, Get(download.name, index, CHUNK), answer=size))
+                piece = Piece(False, download.name, index)
+                flow = self._mark(piece, size or download.piece, size, now, None)
+                out.append(Out(flow, Get(download.name, index, download.piece), answer=size))
                 down -= size
         return out
+
+    def _fit(self, download: Download) -> None:
+        """Ask in pieces that fit the line, where nothing is under way in others."""
+        piece = min(CHUNK, self.windows[False].piece)
+        if download.piece == piece or download.fixed or download.done:
+            return
+        if not download.piece or not any(p.name == download.name and not p.up for p in self._under):
+            download.cut(piece)
 
     def unsent(self, out: Out) -> None:
         """The wire did not take it: it is still to be sent."""
@@ -247,24 +347,36 @@ class BulkPeer:
             self._ask_again(self.uploads[m.name])
         else:
             up = isinstance(m, Chunk)
-            self._under[out.flow].discard(Underway(up, m.name, m.index))
-            todo = self.uploads[m.name].todo if up else self.downloads[m.name].todo
+            self._lose(Piece(up, m.name, m.index))
+            todo = self.uploads[m.name].todo if up else self.downloads[m.name].asks
             todo.appendleft(m.index)
 
-    def _room(self, *, up: bool) -> bool:
-        return (
-            bool(self._under)
-            and sum(u.up == up for under in self._under.values() for u in under) < self.credit
-        )
-
-    def _mark(self, what: Underway, flow: int | None = None) -> int:
+    def _mark(self, piece: Piece, size: int, expected: int, now: float, flow: int | None) -> int:
         flow = self._least() if flow is None else flow
-        self._under[flow].add(what)
+        self._under[piece] = self.windows[piece.up].sent(flow, size, expected, now)
         return flow
+
+    def _answered(self, piece: Piece, size: int, now: float) -> bool:
+        """An answer came; was it waited for?"""
+        sent = self._under.pop(piece, None)
+        if sent is not None:
+            self.windows[piece.up].answered(sent, size, now, more=self._more(piece.up))
+        return sent is not None
+
+    def _lose(self, piece: Piece) -> None:
+        self.windows[piece.up].lost(self._under.pop(piece))
+
+    def _lose_all(self, *, up: bool, name: str) -> None:
+        for piece in [p for p in self._under if (p.up, p.name) == (up, name)]:
+            self._lose(piece)
 
     def _least(self) -> int:
         """The flow with the least under way."""
-        return min(self._under, key=lambda flow: (len(self._under[flow]), flow))
+        under = dict.fromkeys(sorted(self._flows), 0)
+        for sent in self._under.values():
+            if sent.flow in under:
+                under[sent.flow] += sent.size
+        return min(under, key=lambda flow: (under[flow], flow))
 
 
 # ---- the hub's end -----------------------------------------------------------------------------------------
@@ -321,8 +433,7 @@ class Inbox:
         for key in [k for k in self._parts if k[0] == session]:
             del self._parts[key]
 
-    def keep(self, names: Iterable[str]) -> None:
-        """Forget uploads of other names: their round is closed."""
-        names = set(names)
-        for key in [k for k in self._parts if k[1] not in names]:
+    def forget(self, which: Callable[[str], bool]) -> None:
+        """Forget uploads by their names: their round is closed."""
+        for key in [k for k in self._parts if which(k[1])]:
             del self._parts[key]

@@ -37,7 +37,10 @@ log = logging.getLogger(__name__)
 CONTROL = 0  # the flow of control messages; 1 and up are bulk
 FIRST_RETRY, LAST_RETRY = 0.25, 4.0  # seconds between dials
 AHEAD = 4  # objects fetched before anybody asks for them
-STALLED_S = 20.0  # bulk flows that owe an answer for this long are dialled anew
+STALLED_S = 10.0  # a bulk flow that owes an answer for this long is dialled anew
+# After a silence of this length TCP waits up to as long again before it tries once more. Dialling anew is
+# quicker, and costs a window at most.
+BACKED_OFF_S = 2.5
 
 
 class Carrier:
@@ -66,7 +69,8 @@ class Carrier:
         self._retry: dict[int, float] = {}
         self._error: Unreachable | None = None  # of the newest dial
         self._give_up_at: float | None = None
-        self._moved = 0.0  # when a bulk flow last brought something
+        self._moved: dict[int, float] = {}  # when a flow last brought something, or began to owe it
+        self._attached: dict[int, float] = {}  # when a bulk flow was attached
         self._outbox: deque[Message] = deque()
         self._thread = threading.Thread(target=self._run, name="cocktail-link", daemon=True)
 
@@ -137,13 +141,18 @@ class Carrier:
 
     def _flow_up(self, flow: int, now: float) -> None:
         self._up.add(flow)
+        self._moved[flow] = now
         self._retry.pop(flow, None)
         self._count(HANDSHAKE_UP, HANDSHAKE_DOWN, now)
         if flow == CONTROL:
-            self._give_up_at = self._error = None
+            self._error = None
+            if self.state.welcome is None:  # else a connection is nothing yet: it may be to a hub of old
+                self._give_up_at = None
             self._outbox.clear()  # what of it still matters, the machine says again
             self._outbox.extend(self.state.connected(now))
+            self._line_is_back(now)
         elif self.state.welcome is not None:
+            self._attached[flow] = now
             self._send(flow, Attach(self.state.welcome.session))
 
     def _flow_down(self, flow: int, error: Unreachable | None, now: float) -> None:
@@ -170,10 +179,18 @@ class Carrier:
         if event.flow != CONTROL:
             self._came_in_bulk(event, message, now)
             return
+        if now >= self._moved[CONTROL] + BACKED_OFF_S:
+            self._line_is_back(now)
+        self._moved[CONTROL] = now
         sessions = self.state.sessions
         self._outbox.extend(self.state.receive(message, now))
-        if isinstance(message, Welcome) and self.state.sessions != sessions:
-            self._new_session(now)
+        if self.state.link is Link.OFFLINE:  # a hub of an older term
+            self._hang_up(CONTROL, now + LAST_RETRY)
+            return
+        if isinstance(message, Welcome):
+            self._give_up_at = None
+            if self.state.sessions != sessions:
+                self._new_session(now)
         if self.state.offer_again:
             self.state.offer_again = False
             self.bulk.offer_again()
@@ -192,15 +209,15 @@ class Carrier:
         self.bulk.fetch(name, in_memory, size, ahead=True)
 
     def _came_in_bulk(self, event: Came, message: Message, now: float) -> None:
-        self._moved = now
+        self._moved[event.flow] = now
         if isinstance(message, Attached):
-            self.bulk.up(event.flow, message.credit)
+            self.bulk.up(event.flow, message.credit, now - self._attached[event.flow], now)
         elif isinstance(message, Refused):  # the session is over; the control connection will hear so too
             self._hang_up(event.flow, now + 1.0)
         else:
             if isinstance(message, Data):  # taken into account when it was asked for
                 self._may_ask.take(-self.bulk.expected(message.name, message.index), now)
-            self.bulk.receive(message, event.frames[1] if len(event.frames) > 1 else b"")
+            self.bulk.receive(message, event.frames[1] if len(event.frames) > 1 else b"", now)
 
     def _new_session(self, now: float) -> None:
         """Bulk flows and uploads belong to a session. Downloads go on: objects are the run's."""
@@ -215,15 +232,23 @@ class Carrier:
         self._flow_down(flow, None, dial_at)
         self._dial_at[flow] = dial_at
 
+    def _line_is_back(self, now: float) -> None:
+        """After a silence: bulk flows that were silent as well and owe something are dialled anew."""
+        for flow in self._up - {CONTROL}:
+            if self.bulk.owes(flow) and now >= self._moved[flow] + BACKED_OFF_S:
+                self._hang_up(flow, now)
+
     # ---- time ----------------------------------------------------------------------------------------------
 
     def _keep_up(self, now: float) -> None:
         """Dial what is due, hang up what is dead, see when it is hopeless."""
         link = self.state.link
         if link in (Link.GREETING, Link.JOINED) and now >= self.state.silent_until():
-            self._hang_up(CONTROL, now)
-        if self.bulk.pending and now >= self._moved + STALLED_S:
-            for flow in self._up - {CONTROL}:
+            # What swallowed this connection has swallowed the others; alone they would wait for STALLED_S.
+            for flow in sorted(self._up | {CONTROL}):
+                self._hang_up(flow, now)
+        for flow in self._up - {CONTROL}:
+            if self.bulk.owes(flow) and now >= self._moved[flow] + STALLED_S:
                 self._hang_up(flow, now)
         for flow in [f for f, at in self._dial_at.items() if now >= at and self._wanted(f)]:
             del self._dial_at[flow]
@@ -242,7 +267,7 @@ class Carrier:
     def _hopeless(self) -> TransportError:
         if self.state.welcome is None and self._error is not None:
             return self._error
-        why = f": {self._error}" if self._error else ""
+        why = f": {self.state.replaced or self._error}" if self.state.replaced or self._error else ""
         return LinkLost(f"the hub at {self._address} has not answered for {self.patience:.0f} s{why}")
 
     def _deadline(self) -> float:
@@ -260,9 +285,10 @@ class Carrier:
         while CONTROL in self._up and self._outbox and self._send(CONTROL, self._outbox[0]):
             self._outbox.popleft()
         now = time.monotonic()
-        if not self.bulk.pending:
-            self._moved = now
-        for out in self.bulk.outgoing(self._may_send.level(now), self._may_ask.level(now)):
+        for flow in self._up - {CONTROL}:
+            if not self.bulk.owes(flow):
+                self._moved[flow] = now
+        for out in self.bulk.outgoing(self._may_send.level(now), self._may_ask.level(now), now):
             if not self._send(out.flow, out.message, out.payload):
                 self.bulk.unsent(out)
             else:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from .errors import ProtocolError
 
-SAVE_EVERY = 64  # chunks between two notes of what is on the disk
+BLOCK = 1 << 20  # bytes of a file that one hash covers; the last block may be shorter
+DIGEST = 32
+TRIES = 3  # how often one block may come wrong before the hub's file is called damaged
 
 
 class ChunkMap:
@@ -34,9 +39,16 @@ class ChunkMap:
         self._here += 1
         return True
 
+    def drop(self, indices: Iterable[int]) -> None:
+        """These are not here after all."""
+        for index in indices:
+            self._here -= self._bits >> index & 1
+            self._bits &= ~(1 << index)
+
     @property
     def missing(self) -> list[int]:
-        return [i for i in range(self.count) if not self._bits >> i & 1]
+        bits = bin(self._bits)[:1:-1].ljust(self.count, "0")  # lowest first; shifts would be quadratic
+        return [i for i in range(self.count) if bits[i] == "0"]
 
     @property
     def whole(self) -> bool:
@@ -63,15 +75,15 @@ class Parts:
         self._parts: dict[int, bytes] = {}
         self._digest, self._hashed = hashlib.sha256(), 0
 
-    def add(self, index: int, payload: bytes) -> bool:
-        """Take a chunk; False where it was here already. Raises ProtocolError."""
+    def add(self, index: int, payload: bytes) -> list[int]:
+        """Take a chunk. Returns those to ask for again: none here. Raises ProtocolError."""
         if not self.map.add(index, payload):
-            return False
+            return []
         self._parts[index] = payload
         while self._hashed in self._parts:  # as they come, so that no thread ever stands still for the whole
             self._digest.update(self._parts[self._hashed])
             self._hashed += 1
-        return True
+        return []
 
     @property
     def good(self) -> bool:
@@ -87,69 +99,101 @@ class Parts:
             raise ProtocolError("the checksum of the whole is wrong")
         return self.data()
 
-    def save(self) -> None:
-        """Memory need not be saved."""
-
 
 class PartFile:
-    """In `path`.part; `path`.have says what is in it, so that a later process can go on."""
+    """A file that grows in `path`.part, each block checked before it is written, until all are right.
 
-    def __init__(self, path: Path, size: int, sha256: bytes, chunk: int) -> None:
-        self.path, self.sha256 = path, sha256
-        self._part = path.with_name(path.name + ".part")
-        self._have = path.with_name(path.name + ".have")
-        self._stamp = b"%d %d %s\n" % (size, chunk, sha256.hex().encode())
-        self.map = ChunkMap(size, chunk, self._resume(size, chunk))
+    The list of hashes is all the bookkeeping: what an earlier process left, whole or not, damaged or of
+    another object, is looked at block by block (`look`), and only what is wrong is asked for.
+
+    Args:
+        size: bytes of the file.
+        hashes: SHA-256 of each of its blocks, one after the other.
+        chunk: bytes of a chunk; divides BLOCK.
+    """
+
+    def __init__(self, path: Path, size: int, hashes: bytes, chunk: int) -> None:
+        if len(hashes) != DIGEST * blocks_in(size):
+            raise ProtocolError(f"{len(hashes)} bytes of hashes for {path.name}, a file of {size} bytes")
+        self.path, self.map = path, ChunkMap(size, chunk)
+        self._hashes, self._part = hashes, path.with_name(path.name + ".part")
+        self._per_block = max(1, BLOCK // chunk)
+        self._waiting: dict[int, dict[int, bytes]] = {}  # block -> its chunks, until all of them are here
+        self._wrong: dict[int, int] = {}  # block -> how often it came wrong
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._part, "r+b" if self.map.bits else "w+b")  # noqa: SIM115 (closed by finish)
-        self._unsaved = 0
+        if path.exists() and not self._part.exists():
+            path.replace(self._part)  # most of it may be right
+        self._part.touch()
+        # Unbuffered: what is written is there for the next process, however this one ends.
+        self._file: BinaryIO = open(self._part, "r+b", buffering=0)  # noqa: SIM115
 
-    def _resume(self, size: int, chunk: int) -> int:
-        """The bits of an earlier attempt at the same object."""
-        try:
-            stamp, _, bitmap = self._have.read_bytes().partition(b"\n")
-            there = self._part.stat().st_size
-        except OSError:
-            return 0
-        if stamp + b"\n" != self._stamp:
-            return 0
-        whole = there == size
-        count = max(1, -(-size // chunk)) if whole else there // chunk
-        return int.from_bytes(bitmap, "little") & ((1 << count) - 1)
+    def look(self, go_on: Callable[[], object] = lambda: None) -> int:
+        """Find out what is here already; bytes of it. `go_on` is called before each block, and may raise."""
+        there = self._file.seek(0, 2)
+        found = 0
+        for block in range(min(blocks_in(self.map.size), -(-there // BLOCK))):
+            go_on()
+            self._file.seek(block * BLOCK)
+            data = self._file.read(min(BLOCK, self.map.size - block * BLOCK))
+            if self._is_right(block, data):
+                found += len(data)
+                for index in self._chunks(block):
+                    start = index * self.map.chunk - block * BLOCK
+                    self.map.add(index, data[start : start + self.map.chunk])
+        return found
 
-    def add(self, index: int, payload: bytes) -> bool:
-        """Take a chunk; False where it was here already. Raises ProtocolError, OSError."""
+    def add(self, index: int, payload: bytes) -> list[int]:
+        """Take a chunk. Returns those to ask for again: a block's, where it came wrong. Raises ProtocolError,
+        OSError."""
         if not self.map.add(index, payload):
-            return False
-        self._file.seek(index * self.map.chunk)
-        self._file.write(payload)
-        self._unsaved += 1
-        if self._unsaved >= SAVE_EVERY:
-            self.save()
-        return True
+            return []
+        block = index // self._per_block
+        chunks = self._waiting.setdefault(block, {})
+        chunks[index] = payload
+        wanted = self._chunks(block)
+        if len(chunks) < len(wanted):
+            return []
+        data = b"".join(chunks[i] for i in wanted)
+        del self._waiting[block]
+        if self._is_right(block, data):
+            self._file.seek(block * BLOCK)
+            rest = memoryview(data)
+            while rest:  # a disk that is nearly full takes a part, then none
+                rest = rest[self._file.write(rest) :]
+            return []
+        self._wrong[block] = self._wrong.get(block, 0) + 1
+        if self._wrong[block] >= TRIES:
+            raise ProtocolError(f"MiB {block} of {self.path.name} came wrong {TRIES} times")
+        self.map.drop(wanted)
+        return list(wanted)
 
-    def save(self) -> None:
-        """Let another process go on from here."""
-        self._file.flush()
-        self._have.write_bytes(self._stamp + self.map.bitmap())
-        self._unsaved = 0
+    def _is_right(self, block: int, data: bytes) -> bool:
+        return hashlib.sha256(data).digest() == self._hashes[block * DIGEST : (block + 1) * DIGEST]
+
+    def _chunks(self, block: int) -> range:
+        first = block * self._per_block
+        return range(first, min(first + self._per_block, self.map.count))
 
     def finish(self) -> Path:
-        """The file under its own name. Raises ProtocolError, and begins anew, where the checksum is wrong."""
+        """The file under its own name, once it is whole."""
         self._file.close()
-        if self.sha256 and file_digest(self._part) != self.sha256:
-            self._part.unlink()
-            self._have.unlink(missing_ok=True)
-            raise ProtocolError(f"the checksum of {self.path.name} is wrong")
+        os.truncate(self._part, self.map.size)  # it may have been of a larger file
         self._part.replace(self.path)
-        self._have.unlink(missing_ok=True)
         return self.path
 
+    def close(self) -> None:
+        """Leave it as it is: another process may go on from here."""
+        self._file.close()
 
-def file_digest(path: Path) -> bytes:
-    """SHA-256 of a file, read in pieces."""
-    digest = hashlib.sha256()
+
+def blocks_in(size: int) -> int:
+    return max(1, -(-size // BLOCK))
+
+
+def hashes_of(path: Path) -> bytes:
+    """SHA-256 of each block of a file: what the object `hashes/<name>` holds."""
     with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.digest()
+        digests = [hashlib.sha256(file.read(BLOCK)).digest()]
+        while block := file.read(BLOCK):
+            digests.append(hashlib.sha256(block).digest())
+    return b"".join(digests)

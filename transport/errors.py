@@ -5,6 +5,7 @@ TransportError
     AddressInUse        the hub's port is taken
     Unreachable         no hub at that address: the name, the TCP connection or the key failed
     RefusedByHub        the hub answered, and its answer is no
+    NotServed           the hub lacks, or has damaged, what a peer needs to catch up
     LinkLost            there was a session, and it cannot be had back
     RunOver             the run ended while the caller waited for something in it
     SessionRenewed      the session is a new one: work not delivered in the old one belongs to others now
@@ -55,12 +56,17 @@ class LinkLost(TransportError):
     """The connection to the hub is lost."""
 
 
+class NotServed(TransportError):
+    """The hub cannot give what a peer needs to catch up."""
+
+
 class RunOver(TransportError):
     """The run is over."""
 
-    def __init__(self, reason: str, finished: bool) -> None:
+    def __init__(self, reason: str, finished: bool, resumable: bool = False) -> None:
         super().__init__(reason)
         self.finished = finished  # True: it reached its end
+        self.resumable = resumable  # it failed, and may be started again
 
 
 class SessionRenewed(TransportError):
@@ -73,6 +79,8 @@ class SessionRenewed(TransportError):
 
 class Leaving(TransportError):
     """Interrupted, because this peer was asked to leave."""
+
+    arrived: bool | None = False  # is the packet under way at the hub, which will use it; None: not known
 
 
 class ProtocolError(TransportError):

@@ -38,6 +38,7 @@ class PeerLeft(Event):
     peer: str
     reason: str  # "left: ...", "connection lost", "silent for 30 s", ...
     returned: int  # samples that went back into the pool
+    legacy: int = 0  # bytes of its residual that it handed over
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class RoundCommitted(Event):
     seconds: float  # since the round was opened
     up: dict[str, int] = field(default_factory=dict)  # bytes on the wire since the last commit, peer to hub
     down: dict[str, int] = field(default_factory=dict)  # hub to peer; both with ZMTP and CURVE framing
+    deadline: float = 0.0  # seconds after the opening, as the last update that was waited for left it
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 from . import events
 from .finale import announce_part
-from .messages import PROTOCOL, AskStatus, AskStop, Hello, Over, Refused, Resume, Status, Welcome
+from .messages import PROTOCOL, AskStatus, AskStop, Hello, Over, Ready, Refused, Resume, Status, Welcome
 from .rounds import Phase
-from .sessions import Session, refusal, same, wrong_run, wrong_token
+from .sessions import Kind, Session, State, differences, refusal, same, wrong_run, wrong_token
 from .status import status_text
 
 if TYPE_CHECKING:
     from .hub_state import HubState
+
+REPLACED = "another hub of this run has been started since"
 
 
 def greet(hub: HubState, conn: bytes, message: Hello | Resume | AskStatus | AskStop, now: float) -> None:
@@ -45,8 +47,13 @@ def hello(hub: HubState, conn: bytes, m: Hello, now: float) -> None:
 def resume(hub: HubState, conn: bytes, m: Resume, now: float) -> None:
     """Everything that the peer may have missed is said again."""
     session, commits = hub.members.get(m.session), hub.history.commits
-    if hub.phase is Phase.ENDED:
-        hub.out.send(conn, Over(hub.reason, hub.finished))
+    if m.term > hub.term:
+        if not hub.replaced:
+            hub.out.warn(f"{REPLACED} (term {m.term}, this one is of term {hub.term}): stop this one", m.name)
+        hub.replaced = True
+        hub.out.send(conn, Refused("term", REPLACED))
+    elif hub.phase is Phase.ENDED:
+        hub.out.send(conn, Over(hub.reason, hub.finished, hub.resumable))
     elif session is None or session.name != m.name:
         hub.out.send(conn, Refused("session", "the hub does not know this session any more"))
     elif 0 <= m.waiting < hub.round and m.waiting not in commits:
@@ -62,6 +69,18 @@ def resume(hub: HubState, conn: bytes, m: Resume, now: float) -> None:
             hub.announce(session, hub.exchange)
         elif hub.phase is Phase.FINAL:
             announce_part(hub, session)
+
+
+def said_ready(hub: HubState, session: Session, m: Ready, now: float) -> None:
+    """A peer holds x' of a round. Is it the run's x', made from the run's files?"""
+    joining = session.state is State.JOINING
+    if differ := differences(m.holds, hub.settings.holds):
+        hub.members.kick(session, "state", differ)
+    elif m.round > hub.round or hub.history.differs(m.round, m.fingerprint):
+        hub.members.kick_other_state(session, m.round)
+    elif hub.members.move(session, Kind.READY) and joining:
+        session.claims = (m.round, m.fingerprint)
+        hub.out.tell(events.PeerReady(0.0, session.name, m.round, now - session.since))
 
 
 def give_back_unheard(hub: HubState, session: Session, holds: list[int]) -> None:
@@ -85,5 +104,8 @@ def welcome(hub: HubState, session: Session, *, resumed: bool) -> None:
         round=hub.round,
         ping_s=s.ping_s,
         resumed=resumed,
+        term=hub.term,
+        log_bytes=hub.history.log_bytes,
+        snapshots=hub.history.snapshots,
     )
     hub.out.send(session.conn, message)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from . import actions as do
 from .ledger import Recovered
-from .messages import Committed
+from .messages import Committed, SnapshotOffer
+from .packet_log import HEADER_SIZE
 from .rounds import Exchange
 
+OFFERED = 2  # snapshots: the newest, and the one before for those who are fetching it
 KEPT = 64  # rounds whose commit and fingerprint are kept at hand
 
 
@@ -20,6 +24,8 @@ class History:
         self.loss = last.loss if last else None  # of the newest round that trained
         self.eval_loss = evaluation.loss if evaluation else None
         self.tokens = 0  # counted since this hub started
+        self.log_bytes = last.record.end if last else 0  # of the packet log
+        self.snapshots: list[SnapshotOffer] = []  # what a joiner may begin with
         if last is not None:
             self.commits[last.round] = Committed(
                 last.round, last.length, last.sha256.hex(), list(last.accepted)
@@ -33,12 +39,17 @@ class History:
         if tokens:
             self.loss = sum(r.loss_sum for r in reports) / tokens
         self.tokens += sum(done.tokens.values())
+        self.log_bytes += HEADER_SIZE + done.size
         self.fingerprints[ex.round] = reports[0].fingerprint
         names = [ex.members[s] for s in accepted]
         self.commits[ex.round] = Committed(ex.round, done.size, done.sha256.hex(), names)
         self.commits.pop(ex.round - KEPT, None)
         self.fingerprints.pop(ex.round - KEPT, None)
         return self.commits[ex.round]
+
+    def offer(self, offers: Iterable[SnapshotOffer]) -> None:
+        """From now on these snapshots are announced, the newest of them."""
+        self.snapshots = sorted(offers, key=lambda o: o.round)[-OFFERED:]
 
     def differs(self, round: int, fingerprint: int) -> bool:
         """Is this known not to be the fingerprint of x' of that round?"""

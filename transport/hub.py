@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from . import actions as do
 from .bulk import Arrived, Inbox
 from .chunks import Parts
 from .errors import ProtocolError, UpdateRejected
-from .events import Event
+from .events import Event, Warned
 from .hub_state import HubState
 from .ids import expand
 from .keys import CurveKeys, RunKeys
@@ -41,6 +41,7 @@ from .messages import (
     Ping,
     Put,
     Refused,
+    SnapshotOffer,
     Welcome,
     decode_to_hub,
     encode,
@@ -50,8 +51,10 @@ from .sessions import wrong_version
 from .settings import RunSettings, Work
 from .sockets import RouterWire
 from .status import Traffic
+from .uploads import UPDATE, refuses, round_of
 from .wire import HANDSHAKE_DOWN, HANDSHAKE_UP, HubWire, wire_size
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 LONGEST_LINGER_S = 120.0  # for peers that fetch slowly after the end
 
 log = logging.getLogger(__name__)
@@ -82,6 +85,7 @@ class Hub:
         self._objects = Objects(ledger, work, self._lease)
         self._owners: dict[bytes, str] = {}  # connection -> session, control and bulk
         self._packets: dict[tuple[str, int], Parts] = {}  # (session, round) -> its update, until the commit
+        self._legacies: dict[str, Parts] = {}  # session -> what it hands over, until the owner has it
         self._greeting = 0  # bytes of the message of a stranger that is being looked at
         self._opened: dict[int, float] = {}  # round -> wall clock
         self._reading: dict[bytes, int] = {}  # connection -> chunks being read for it
@@ -109,6 +113,20 @@ class Hub:
     def stop(self, now: bool = False, reason: str = "stopped by its owner") -> None:
         """End the run, after the exchange in flight, or `now`. Returns at once; `events` ends with it."""
         self._call(lambda: self._state.stop(reason, time.monotonic(), at_once=now))
+
+    def offer(self, offers: Sequence[SnapshotOffer]) -> None:
+        """Announce these snapshots to whoever joins from now on, the newest two of them; from any thread.
+
+        Files of others may be deleted then: peers that are fetching one are told that it is gone, and think
+        anew.
+        """
+        self._call(lambda: self._offer(list(offers)))
+
+    def _offer(self, offers: list[SnapshotOffer]) -> list[do.Action]:
+        self._state.history.offer(offers)
+        kept = {f"snapshot/{offer.round}/" for offer in self._state.history.snapshots}
+        self._reader.submit(self._objects.keep_snapshots, kept)
+        return []
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the hub has shut down; False where `timeout` seconds were not enough."""
@@ -204,18 +222,21 @@ class Hub:
             return
         for answer in self._inbox.receive(session, message, payload):
             if isinstance(answer, Arrived):
-                round = round_of("update/", answer.name)
-                assert round is not None  # _refuses let no other in
-                self._packets[session, round] = answer.parts
-                self._act(self._state.uploaded(session, round, now))
+                self._arrived(answer, now)
             else:
                 self._send(conn, answer)
 
+    def _arrived(self, upload: Arrived, now: float) -> None:
+        session, round = upload.session, round_of(UPDATE, upload.name)
+        if round is not None:
+            self._packets[session, round] = upload.parts
+            self._act(self._state.uploaded(session, round, now))
+        else:  # a legacy: `refuses` let no other in
+            self._legacies[session] = upload.parts
+            self._act(self._state.handed_over(session, upload.parts.map.size, now))
+
     def _refuses(self, session: str, name: str, size: int) -> str | None:
-        round = round_of("update/", name)
-        if round is None:
-            return f"nothing of the name {name!r} is wanted"
-        return self._state.refuses_update(session, round, size)
+        return refuses(self._state, session, name, size)
 
     def _get(self, conn: bytes, message: Get) -> None:
         session = self._owners.get(conn)
@@ -261,15 +282,19 @@ class Hub:
                 self._later(lambda a=action, p=packets: self._commit(a, p))  # type: ignore[misc]
             elif isinstance(action, do.Lease):
                 self._opened[action.round] = time.time()
-                self._inbox.keep({f"update/{action.round}"})
+                self._inbox.forget(lambda name, now=action.round: round_of(UPDATE, name) not in (None, now))  # type: ignore[misc]
                 self._packets = {k: v for k, v in self._packets.items() if k[1] >= action.round}
                 self._later(lambda a=action: self._write_leases(a))  # type: ignore[misc]
+            elif isinstance(action, do.Inherit):
+                legacy = self._legacies.pop(action.session)
+                self._later(lambda a=action, p=legacy: self._inherit(a, p))  # type: ignore[misc]
             elif isinstance(action, do.FindFingerprint):
                 self._later(lambda a=action: self._find_fingerprint(a))  # type: ignore[misc]
             elif isinstance(action, do.Enrol):
                 self._later(lambda a=action: self.ledger.session(a.session, a.name, a.hardware))  # type: ignore[misc]
             elif isinstance(action, do.Forget):
                 self._inbox.drop(action.session)
+                self._legacies.pop(action.session, None)
                 self._owners = {c: s for c, s in self._owners.items() if s != action.session}
                 self._later(lambda a=action: self.ledger.gone(a.session))  # type: ignore[misc]
             elif isinstance(action, do.GiveBack):
@@ -292,10 +317,12 @@ class Hub:
         try:
             job()
         except Exception as error:
-            full = getattr(error, "errno", None) == errno.ENOSPC or "disk is full" in str(error)
-            reason = f"the hub's disk is full: {error}" if full else f"{type(error).__name__}: {error}"
-            self.error = error
-            code = 8 if full or isinstance(error, MemoryError) else 1
+            reason, code = f"{type(error).__name__}: {error}", 1
+            if getattr(error, "errno", None) in FULL or "disk is full" in str(error):  # SQLite's words
+                reason, code = "the hub's disk is full", 8
+            elif isinstance(error, MemoryError):
+                reason, code = "the hub's memory is full", 8
+            self.error = self.error or error  # the first: the others may follow from it
             self._call(lambda: self._state.failed(reason, code, time.monotonic()))
 
     def _write_leases(self, action: do.Lease) -> None:
@@ -305,6 +332,12 @@ class Hub:
     def _find_fingerprint(self, action: do.FindFingerprint) -> None:
         truth = self.work.fingerprint(action.round)
         self._call(lambda: self._state.fingerprinted(action.round, truth, time.monotonic()))
+
+    def _inherit(self, action: do.Inherit, parts: Parts) -> None:
+        try:
+            self.work.inherit(action.peer, parts.data(), action.share)
+        except UpdateRejected as error:
+            self._events.put(Warned(time.time(), f"its legacy cannot be used: {error.reason}", error.peer))
 
     def _commit(self, action: do.Commit, parts: dict[str, Parts]) -> None:
         """Aggregate, make durable, tell the I/O thread, in this order."""
@@ -387,13 +420,3 @@ class Hub:
             del self._reading[conn]
         self._send(conn, answer, payload)
         return []
-
-
-def round_of(prefix: str, name: str) -> int | None:
-    """The number in "update/17"; None where the name is another."""
-    digits = name.removeprefix(prefix)
-    return (
-        int(digits)
-        if name.startswith(prefix) and digits.isascii() and digits.isdigit() and len(digits) < 19
-        else None
-    )

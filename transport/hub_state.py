@@ -20,7 +20,7 @@ from . import actions as do
 from . import events
 from .evaluation import Evaluations
 from .finale import evaluated, finish_or_wait
-from .greetings import greet
+from .greetings import greet, said_ready
 from .history import History
 from .ids import size
 from .leases import Leases
@@ -40,10 +40,12 @@ from .messages import (
     Resume,
     ToHub,
 )
+from .opening import TELL_S, open_or_wait
 from .pace import Pace
 from .rounds import PHASES, Exchange, Phase
 from .sessions import Kind, Session, State
 from .settings import RunSettings
+from .uploads import inherit
 
 STALE = 4  # rounds after which a lease that a peer's accepted updates did not deliver is given to others
 
@@ -62,6 +64,7 @@ class HubState:
         recovered = recovered or Recovered()
         evaluation = recovered.evaluation
         self.settings, self.phase = settings, Phase.WAITING
+        self.term, self.replaced = recovered.term, False  # replaced: peers have met a hub of a later term
         self.round = recovered.round  # the next one to be committed
         self.leases = Leases(settings.samples, recovered.counted)
         self.evaluations = Evaluations(
@@ -78,14 +81,17 @@ class HubState:
         self.started = now
         self.counted_at_start = self.leases.counted
         self.finished, self.reason = False, ""  # how the run ended
+        self.resumable = False  # it failed: its owner may start it again
         self.token, self.stop_secret = token, stop_secret
         self._stop_at: float | None = None  # when a stop that waits for the exchange stops waiting
-        self.waiting_since = self._ticked = self._hold_until = now
+        self.waiting_since = self._ticked = self.hold_until = now
+        self.told_of_waiting = False
         for old in recovered.sessions:
-            self._hold_until = now + settings.recover_s
+            self.hold_until = now + settings.recover_s
             self.members.restore(old.session, old.name, old.hardware, now)
             for lease_round, ids in old.leases.items():
                 self.leases.restore(old.session, lease_round, ids)
+            self.pace.recover(old.session, old.name, recovered.recent)
 
     # ---- in: from peers ------------------------------------------------------------------------------------
 
@@ -99,7 +105,7 @@ class HubState:
         elif session is None:
             self.out.send(conn, Refused("session", "the hub does not know this session"))
         elif isinstance(message, Ready):
-            self._ready(session, message, now)
+            said_ready(self, session, message, now)
         elif isinstance(message, Report):
             self._report(session, message, now)
         elif isinstance(message, Evaluated):
@@ -118,21 +124,6 @@ class HubState:
         self.members.lost(conn, now)
         return self._drain(now)
 
-    def refuses_update(self, session_id: str, round: int, size: int) -> str | None:
-        """Why an upload of this size is not wanted, or None. One beyond the limit ends its session."""
-        ex, session = self.exchange, self.members.get(session_id)
-        if session is None:
-            return "the session is over"
-        if self.phase is not Phase.OPEN or ex is None or ex.round != round or session_id not in ex.members:
-            return f"round {round} is not open to this peer, or is closed"
-        if session_id in ex.uploads:
-            return "it is here already"
-        if size > self.settings.update_limit:
-            reason = f"its update has {size} bytes, the limit of this run is {self.settings.update_limit}"
-            self.members.kick(session, "kicked", reason)
-            return reason
-        return None
-
     def uploaded(self, session_id: str, round: int, now: float) -> list[do.Action]:
         """The packet of this session for `round` is here, whole, its checksum right."""
         session, ex = self.members.get(session_id), self.exchange
@@ -142,13 +133,18 @@ class HubState:
             self._maybe_arrived(session, ex, now)
         return self._drain(now)
 
+    def handed_over(self, session_id: str, size: int, now: float) -> list[do.Action]:
+        """The legacy of this session is here, whole, its checksum right."""
+        inherit(self, session_id, size)
+        return self._drain(now)
+
     # ---- in: from the shell --------------------------------------------------------------------------------
 
     def leased(self, round: int, now: float) -> list[do.Action]:
         """The leases of the round are in the ledger: its members may be told."""
         ex = self.exchange
         if self.phase is Phase.OPENING and ex is not None and ex.round == round:
-            self._enter(Phase.OPEN)
+            self.enter(Phase.OPEN)
             steps = self.settings.steps
             self.out.tell(events.RoundOpened(0.0, round, ex.step, steps, ex.names, ex.leased, True))
             for s in ex.members:
@@ -214,13 +210,13 @@ class HubState:
         self._ticked = now
         asleep = self.members.tick(now)
         self.waiting_since += asleep
-        self._hold_until += asleep
+        self.hold_until += asleep
         ex = self.exchange
         if ex is not None:
             ex.opened += asleep
             ex.deadline += asleep
             if self.phase is Phase.OPEN and now >= ex.deadline and not ex.claims:
-                self._overdue(ex, "nothing came; it closes with the first update of")
+                self._overdue(ex, "closes with the first update of", now)
         return self._drain(now)
 
     def deadline(self) -> float:
@@ -235,8 +231,10 @@ class HubState:
             times.append(self.waiting_since + self.settings.start_timeout)
             if self.round == 0 and self._ticked < self.started + self.settings.first_s:
                 times.append(self.started + self.settings.first_s)
-            if self._hold_until > self._ticked:
-                times.append(self._hold_until)
+            if self.hold_until > self._ticked:
+                times.append(self.hold_until)
+            if not self.told_of_waiting and self.waiting_since + TELL_S > self._ticked:
+                times.append(self.waiting_since + TELL_S)
         return min(times)
 
     def _session_ended(self, session: Session) -> int:
@@ -253,14 +251,6 @@ class HubState:
         self.out.add(do.GiveBack(session, lease))
 
     # ---- what peers say ------------------------------------------------------------------------------------
-
-    def _ready(self, session: Session, m: Ready, now: float) -> None:
-        joining = session.state is State.JOINING
-        if m.round > self.round or self.history.differs(m.round, m.fingerprint):
-            self.members.kick_other_state(session, m.round)
-        elif self.members.move(session, Kind.READY) and joining:
-            session.claims = (m.round, m.fingerprint)
-            self.out.tell(events.PeerReady(0.0, session.name, m.round, now - session.since))
 
     def _report(self, session: Session, m: Report, now: float) -> None:
         ex = self.exchange
@@ -297,39 +287,13 @@ class HubState:
         if self._stop_at is not None and (idle or now >= self._stop_at):
             self.end(self.reason, 0)
         elif self.phase is Phase.WAITING:
-            self._open_or_wait(now)
+            open_or_wait(self, now)
         elif self.phase is Phase.OPEN:
             self._close_or_wait(now)
         elif self.phase is Phase.FINAL:
             finish_or_wait(self, now)
 
-    def _open_or_wait(self, now: float) -> None:
-        ready, s = self.members.ready(), self.settings
-        if self.leases.done:
-            self.evaluations.finish()  # of an older x': the final one is what counts now
-            self._enter(Phase.FINAL)
-            self.waiting_since = now
-            finish_or_wait(self, now)
-        elif self._others_expected(len(ready), now):
-            return
-        elif len(ready) < max(1, s.min_peers):
-            if now >= self.waiting_since + s.start_timeout:
-                self.end(
-                    f"{len(ready)} peers were ready, {s.min_peers} needed, for {s.start_timeout:.0f} s", 7
-                )
-        else:
-            self.waiting_since = now
-            if self.leases.free or any(self.leases.held(p.id) for p in ready):
-                self._open(ready, now)
-            # else those who hold the last samples are behind: they deliver, or lose them after lease_s
-
-    def _others_expected(self, ready: int, now: float) -> bool:
-        """For a while: those who were here before the hub was restarted, or who start with the run."""
-        s = self.settings
-        starting = self.round == 0 and ready < s.first_peers and now < self.started + s.first_s
-        return starting or (self.members.awaited() and now < self._hold_until)
-
-    def _open(self, ready: list[Session], now: float) -> None:
+    def open(self, ready: list[Session], now: float) -> None:
         s, free = self.settings, self.leases.free
         step = (s.samples - free) // s.global_batch if free else s.steps
         granted = self.leases.grant(self.round, [p.id for p in ready], s.global_batch)
@@ -341,7 +305,7 @@ class HubState:
             p.owes = now if p.owes is None else p.owes
         if self.evaluations.due(step):
             self.evaluations.begin(self.round, step, [p.id for p in ready])
-        self._enter(Phase.OPENING)
+        self.enter(Phase.OPENING)
         self.out.add(do.Lease(self.round, granted))
 
     def announce(self, session: Session, ex: Exchange) -> None:
@@ -354,17 +318,18 @@ class HubState:
         assert ex is not None
         sessions = self.members.sessions
         missing = [s for s in ex.members if s in sessions and sessions[s].state is State.TRAINING]
-        if ex.claims:
-            ex.deadline = ex.opened + self.pace.deadline(missing, ex.arrived)
+        waited = [s for s in missing if not self.members.suspect(sessions[s], now)]
+        if ex.claims and waited:
+            ex.deadline = ex.opened + self.pace.deadline(waited, ex.arrived)
         if not ex.claims and not missing:
             self._void(ex, now)
-        elif ex.claims and (not missing or now >= ex.deadline):
+        elif ex.claims and (not waited or now >= ex.deadline):
             self._close(ex, missing, now)
 
     def _close(self, ex: Exchange, missing: list[str], now: float) -> None:
-        self._enter(Phase.CLOSED)
+        self.enter(Phase.CLOSED)
         if missing:
-            self._overdue(ex, "it goes on without")
+            self._overdue(ex, "goes on without", now)
         for s in [s for s in ex.members if s in self.members.sessions]:
             self.pace.note(s, ex.arrived.get(s, now - ex.opened))
         self.members.move_all(ex.members, Kind.CLOSED)
@@ -373,10 +338,12 @@ class HubState:
         else:
             self.out.add(ex.commit(self.leases))
 
-    def _overdue(self, ex: Exchange, what: str) -> None:
-        """Once a round: its deadline has passed, and for whom."""
+    def _overdue(self, ex: Exchange, what: str, now: float) -> None:
+        """Once a round: it has waited long enough, and for whom."""
         if not ex.warned:
-            self.out.warn(f"round {ex.round} reached its deadline: {what} {', '.join(ex.missing)}")
+            missing = sorted((name, s) for s, name in ex.members.items() if s not in ex.claims)
+            whom = ", ".join(f"{name} ({self.members.why(s, now)})" for name, s in missing)
+            self.out.warn(f"round {ex.round} {what} {whom}, {now - ex.opened:.0f} s after it was opened")
         ex.warned = True
 
     def _committed(self, ex: Exchange, accepted: list[str], done: do.CommitDone, now: float) -> None:
@@ -385,6 +352,7 @@ class HubState:
             if (session := self.members.get(s)) is not None:
                 session.owes, session.accepted = None, session.accepted + 1
                 session.tokens += done.tokens.get(session.name, 0)
+                session.share = done.share(session.name)
                 for lease in [r for r in self.leases.held(s) if r < ex.round - STALE]:
                     self.give_back(s, lease)
                     self.out.warn(f"did not deliver its lease of round {lease}", session.name)
@@ -409,19 +377,19 @@ class HubState:
 
     def _wait_again(self, now: float) -> None:
         self.exchange = None
-        self._enter(Phase.WAITING)
-        self.waiting_since = now
+        self.enter(Phase.WAITING)
+        self.waiting_since, self.told_of_waiting = now, False
 
     # ---- the end -------------------------------------------------------------------------------------------
 
     def end(self, reason: str, exit_code: int, *, finished: bool = False) -> None:
         if self.phase is Phase.ENDED:
             return
-        self.finished, self.reason = finished, reason
-        self._enter(Phase.ENDED)
+        self.finished, self.reason, self.resumable = finished, reason, exit_code != 0
+        self.enter(Phase.ENDED)
         self.members.quiet = True
         for session in self.members.sessions.values():
-            self.out.send(session.conn, Over(reason, finished))
+            self.out.send(session.conn, Over(reason, finished, self.resumable))
         self.out.tell(events.RunEnded(0.0, finished, reason, exit_code, self.round, self.leases.counted))
         self.out.add(do.End())
 
@@ -433,7 +401,7 @@ class HubState:
         s = self.settings
         return s.steps if self.leases.done else self.leases.counted // s.global_batch
 
-    def _enter(self, phase: Phase) -> None:
+    def enter(self, phase: Phase) -> None:
         assert phase in PHASES[self.phase], f"{self.phase} -> {phase}"
         self.phase = phase
 

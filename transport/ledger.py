@@ -12,8 +12,10 @@ them.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -25,6 +27,7 @@ from .ids import Pool, Runs, pack_runs, size, unpack_runs
 from .packet_log import HEADER_SIZE, PacketLog, Record, read_packets
 
 FORMAT = "1"
+RECENT = 8  # rounds that say how fast the members of a run are
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE rounds (
@@ -101,6 +104,8 @@ class Recovered:
     sessions: tuple[OpenSession, ...] = ()
     last: RoundRow | None = None
     evaluation: EvaluationRow | None = None  # the newest
+    recent: tuple[RoundRow, ...] = ()  # the last rounds, in order
+    term: int = 0  # how often the ledger was opened to write
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,11 @@ class Ledger:
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
             self._open(run, samples)
+        except sqlite3.OperationalError as error:
+            self.close()
+            if "disk is full" in str(error):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder)) from None
+            raise LedgerError(f"{path} cannot be opened: {error}") from None
         except sqlite3.DatabaseError as error:
             self.close()
             raise LedgerError(f"{path} is not a ledger: {error}") from None
@@ -157,7 +167,9 @@ class Ledger:
                 f"the ledger in {self.folder} is of run {self.run!r} with {self.samples} samples, "
                 f"not of {run!r} with {samples}"
             )
+        self.term = int(meta.get("term", 0)) + self.writes
         if self.writes:
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('term', ?)", (str(self.term),))
             (end,) = self._db.execute("SELECT max(offset + length) FROM rounds").fetchone()
             self._log = PacketLog(self.log_path, 0 if end is None else end + HEADER_SIZE)
 
@@ -299,6 +311,8 @@ class Ledger:
             sessions=tuple(sessions),
             last=rounds[-1] if rounds else None,
             evaluation=evaluations[-1] if evaluations else None,
+            recent=tuple(rounds[-RECENT:]),
+            term=self.term,
         )
 
     def verify(self, *, complete: bool = False) -> Audit:

@@ -14,6 +14,9 @@ from .status import Traffic
 
 AWAKE_S = 1.0  # ticks come as they are asked for, or this much later
 STRIKES = 3  # unusable packets before a peer is dropped
+SILENT_PINGS = 3  # so many unanswered are worth telling
+SUSPECT = 1 / 3  # of peer_timeout; a peer that was silent for so long holds no round up
+KEPT = 16  # peers that are gone, remembered for those who ask where they are
 
 
 class Outbox:
@@ -51,6 +54,7 @@ class Members:
         self.sessions: dict[str, Session] = {}  # by session id
         self.traffic: dict[str, Traffic] = {}  # by session id; the shell counts into it
         self.quiet = False  # the run is over and everybody leaves: nobody need hear of it
+        self.gone: dict[str, str] = {}  # name -> why
         self.ignored = 0  # messages that made no sense where they came
         self._out, self._on_end = out, on_end
         self._ticked = now
@@ -68,6 +72,7 @@ class Members:
             secrets.token_urlsafe(16), name, m.hardware, conn, State.JOINING, now, now, pinged=now
         )
         self.sessions[session.id] = session
+        self.gone.pop(name, None)
         self._out.add(do.Enrol(session.id, name, m.hardware))
         return session
 
@@ -95,8 +100,9 @@ class Members:
         del self.sessions[session.id]
         returned = self._on_end(session)
         self._out.add(do.Forget(session.id))
+        self.gone = dict([*self.gone.items(), (session.name, reason)][-KEPT:])
         if not self.quiet:
-            self._out.tell(events.PeerLeft(0.0, session.name, reason, returned))
+            self._out.tell(events.PeerLeft(0.0, session.name, reason, returned, session.legacy))
 
     def kick(self, session: Session, code: str, reason: str) -> None:
         self._out.send(session.conn, Refused(code, reason))
@@ -135,6 +141,27 @@ class Members:
         """Who would be in a round that opens now, by name."""
         ready = [s for s in self.sessions.values() if s.state is State.READY and s.conn is not None]
         return sorted(ready, key=lambda s: s.name)
+
+    def why(self, id: str, now: float) -> str:
+        """Why nothing comes of a session, as far as the hub can know."""
+        session = self.sessions.get(id)
+        if session is None:
+            return "gone"
+        if session.conn is None:
+            return "connection lost"
+        if now - session.seen >= SILENT_PINGS * self.settings.ping_s:
+            return f"silent for {now - session.seen:.0f} s"
+        return "catches up" if session.state is State.JOINING else "answers, but its update has not come"
+
+    def suspect(self, session: Session, now: float) -> bool:
+        """Connected as it seems, and silent: frozen, or behind a line that swallows everything."""
+        return session.conn is not None and now - session.seen >= SUSPECT * self.settings.peer_timeout
+
+    def not_ready(self, now: float) -> list[str]:
+        """Names, with the reason, of those who are here and not ready, and of those who are gone."""
+        here = [s for s in self.sessions.values() if s.state is not State.READY or s.conn is None]
+        why = self.gone | {s.name: self.why(s.id, now) for s in here}
+        return [f"{name} ({reason})" for name, reason in sorted(why.items())]
 
     def others(self, name: str) -> int:
         """How many peers there are, beside a lost one that would come back under this name."""

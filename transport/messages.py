@@ -67,6 +67,7 @@ class Resume(Message, frozen=True):
     holds: Annotated[
         list[Count], Meta(max_length=4096)
     ] = []  # rounds whose leases it knows of and has not delivered
+    term: Count = 0  # the highest this peer has met
 
 
 class Ready(Message, frozen=True):
@@ -74,6 +75,9 @@ class Ready(Message, frozen=True):
 
     round: Count
     fingerprint: int
+    # What it computed from: "base" and "tokenizer" (digests of these files as read from its disk), "recipe".
+    # Compared with the hub's; what is not named (no base was read where a snapshot was) is not compared.
+    holds: Annotated[dict[Word, Word], Meta(max_length=32)] = {}
 
 
 class Report(Message, frozen=True):
@@ -139,6 +143,16 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str  # relative, no directories: "model.safetensors"
     size: int
     sha256: str
+    hashes: str = ""  # sha256, hex, of the object "hashes/base/<name>" (chunks.py); empty: there is none
+
+
+class SnapshotOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """x' of `round` as one file, the object "snapshot/<round>/model.safetensors"."""
+
+    round: int
+    size: int  # bytes of the file
+    sha256: str  # hex, of its `hashes/` object (chunks.py), which says what each MiB of the file hashes to
+    log_bytes: int  # of the packet log before `round`: what needs not be fetched
 
 
 class Welcome(Message, frozen=True):
@@ -154,6 +168,9 @@ class Welcome(Message, frozen=True):
     round: int  # the newest committed round + 1: x' of this round is what the swarm holds
     ping_s: float  # the hub sends a Ping this often; a peer that hears nothing for long dials again
     resumed: bool = False  # the session of a Resume, with all its leases
+    term: int = 0  # how often this run's ledger was opened to write; a hub of a lower one was replaced
+    log_bytes: int = 0  # of the packet log, all committed rounds
+    snapshots: list[SnapshotOffer] = []  # the newest ones, by round
 
 
 class Refused(Message, frozen=True):
@@ -190,6 +207,7 @@ class Over(Message, frozen=True):
 
     reason: str
     finished: bool  # True: the run reached its end
+    resumable: bool = False  # it failed, and may be started again: what a peer has of it is worth keeping
 
 
 class Status(Message, frozen=True):
@@ -212,7 +230,7 @@ class Attached(Message, frozen=True):
 
 
 class Put(Message, frozen=True):
-    """The peer wants to upload an object ("update/<round>"). Answered by Have, or PutDone."""
+    """The peer wants to upload an object (uploads.py has the names). Answered by Have, or PutDone."""
 
     name: ObjectName
     size: Annotated[int, Meta(ge=1, le=2**40)]
@@ -269,8 +287,8 @@ class NoObject(Message, frozen=True):
     reason: str
 
 
-# Refused.code -> exit code of the command that is told so. "session" is not for people: the peer says Hello
-# again.
+# Refused.code -> exit code of the command that is told so. Two are not for people: after "session" the peer
+# says Hello again, after "term" it hangs up and looks for the hub that came later.
 REFUSALS = {
     "protocol": 6,
     "token": 6,
@@ -281,6 +299,7 @@ REFUSALS = {
     "state": 6,
     "over": 7,
     "session": 75,
+    "term": 75,
 }
 
 ToHub = (

@@ -4,6 +4,8 @@ lease/<round>       what Work.samples gives for the asking session's lease
 packet/<round>      the aggregated packet of a committed round
 packets/<a>-<b>     the log's records of rounds a .. b-1 (packet_log.py): what a joiner lacks
 base/<file>, eval   whatever Work.object gives
+snapshot/<round>/model.safetensors     the same, while the hub offers that snapshot
+hashes/<name>       SHA-256 of each MiB of a base or snapshot file (chunks.py), from Work.object too
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class Objects:
         self._folder, self._work, self._lease = ledger.folder, work, lease
         self._ledger: Ledger | None = None  # a reader of its own: it sees whole transactions only
         self._files: dict[Path, BinaryIO] = {}
-        self._given: dict[str, Source] = {}  # base/..., eval
+        self._given: dict[str, Source] = {}  # base/..., eval, snapshot/..., hashes/...
+        self._snapshots: set[str] = set()  # "snapshot/<round>/" of those that are offered
         self._ranges: OrderedDict[tuple[int, int, bool], Source] = OrderedDict()  # of the log
         self._leases: OrderedDict[tuple[str, int], Source] = OrderedDict()
 
@@ -63,9 +66,20 @@ class Objects:
             return self._range(int(rest), int(rest) + 1, payload=True)
         if kind == "packets" and (match := re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", rest)):
             return self._range(int(match[1]), int(match[2]))
+        if (snapshot := snapshot_of(name)) and snapshot not in self._snapshots:
+            raise KeyError("this snapshot is not offered any more")
         if name not in self._given:
             self._given[name] = self._ask(name)
         return self._given[name]
+
+    def keep_snapshots(self, offered: set[str]) -> None:
+        """Serve these ("snapshot/<round>/") and no others; files of others are closed, and may go."""
+        self._snapshots = offered
+        for name in [n for n in self._given if (s := snapshot_of(n)) and s not in offered]:
+            source = self._given.pop(name)
+            if not isinstance(source.data, bytes):
+                source.data.close()
+                self._files = {path: file for path, file in self._files.items() if file is not source.data}
 
     def _find_lease(self, session: str, round: int) -> Source:
         source = self._leases.get((session, round))
@@ -111,6 +125,12 @@ class Objects:
             file.close()
         if self._ledger is not None:
             self._ledger.close()
+
+
+def snapshot_of(name: str) -> str:
+    """ "snapshot/<round>/" of the name of its file or of its hashes; empty for other names."""
+    kind, _, rest = name.removeprefix("hashes/").partition("/")
+    return f"snapshot/{rest.partition('/')[0]}/" if kind == "snapshot" else ""
 
 
 def in_memory(data: bytes) -> Source:

@@ -11,6 +11,7 @@ steady is waited for, and one that is fast is missed early:
 - How slow this round is: the median of arrival / own median of those who are here, at least 1. Evaluations,
   larger shares after a loss, a hub that was busy: they slow everybody, and are not the fault of the last.
 - A member with fewer than KNOWN arrivals is waited for up to the cap: nobody knows its pace yet.
+- After a restart of the hub the last rounds in its ledger stand for the arrivals of those who were in them.
 - A missed round counts as an arrival when it closed, the least it can have been. So a member that has become
   slower is believed after half a WINDOW of misses; its limit then grows threefold, and again if need be.
 """
@@ -21,6 +22,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median, median_high, median_low
+
+from .ledger import RoundRow
 
 WINDOW = 8  # arrivals remembered per member: two of them may be odd, four in a row are its new pace
 KNOWN = 3  # arrivals that make a pace: the first comes early (no compute before it) or late (a cold machine)
@@ -73,6 +76,15 @@ class Pace:
         times.append(seconds)
         if (known := habit(times)) is not None:
             self._habits[session] = known
+
+    def recover(self, session: str, name: str, rounds: Iterable[RoundRow]) -> None:
+        """After a restart of the hub: rounds that this peer was a member of took no less than its update did.
+
+        By wall clocks, which may have been set meanwhile: what cannot be is left out.
+        """
+        for row in rounds:
+            if name in row.members and 0 < row.committed - row.opened <= self.cap:
+                self.note(session, row.committed - row.opened)
 
     def forget(self, session: str) -> None:
         self._arrivals.pop(session, None)

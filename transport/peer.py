@@ -10,10 +10,11 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 from .bandwidth import Bandwidth
-from .bulk import CHUNK, Download, OpenSink
+from .bulk import CHUNK, Download, Upload
 from .carrier import Carrier
 from .chunks import PartFile, Parts
 from .errors import Leaving, LinkLost, RefusedByHub, RunOver, SessionRenewed, TransportError
@@ -25,12 +26,23 @@ from .url import RunURL
 from .wire import PeerWire
 
 GREETING_S = 20.0  # a hub that takes connections may take this long to say Welcome
-LEAVE_S = 20.0  # an exchange in flight may take this long once the peer wants to leave
+# seconds after the wish to leave, 25 s in all with the goodbye:
+LEAVE_S = 15.0  # until an exchange in flight must be done
+LEGACY_S = 21.0  # until what this peer hands over must be at the hub
+HASTE_S = 5.0  # that a legacy is meant to take; more only where the uplink has become slower than it was
 RENEWED = "the hub gave this peer a new session; work not delivered before is void"
 LOST_S = 2.0  # without a connection, before anybody is told
 LOOK_S = 0.05  # how often a waiting call looks at `leave_requested`
 
-Progress = Callable[[int, int], None]  # (bytes here, bytes in all)
+
+class Asked(threading.Event):
+    """A wish, and since when: a signal handler may set it."""
+
+    at = inf  # monotonic seconds
+
+    def set(self) -> None:
+        self.at = min(self.at, time.monotonic())
+        super().set()
 
 
 class PeerLink:
@@ -56,7 +68,7 @@ class PeerLink:
         told: Callable[[str], None] = lambda _: None,  # hears of a connection that is lost, and back
     ) -> None:
         self.url = url
-        self.leave_requested = threading.Event()  # set it, from a signal handler too: waiting calls end
+        self.leave_requested = Asked()  # set it, from a signal handler too: waiting calls end
         state = PeerState(Hello(PROTOCOL, url.token, url.run, name, hardware, versions or {}))
         wire = wire or DealerWire(url.host, url.port, url.key, keys)
         self._carrier = Carrier(wire, state, flows, patience, url.address, bandwidth)
@@ -64,7 +76,9 @@ class PeerLink:
         self._session = 1  # how many sessions the caller knows of
         self._told, self._patience = told, patience
         self._lost_at: float | None = None  # since when there is no connection
-        self._lost_told = False
+        self._lost_told = ""  # what was said of that
+        self._uplink = 0.0  # bytes a second, as the last packet went up; 0: none did
+        self._cap = bandwidth.up or inf  # which lets a small packet pass at once
 
     # ---- what this peer knows ------------------------------------------------------------------------------
 
@@ -93,11 +107,6 @@ class PeerLink:
     def bytes_down(self) -> int:
         return self._carrier.bytes_down
 
-    @property
-    def cut_off(self) -> bool:
-        """Is there no connection to the hub, though the run is not known to be over?"""
-        return self._state.over is None and not self._carrier.connected
-
     # ---- calls that wait -----------------------------------------------------------------------------------
 
     def connect(self, timeout: float = 0.0) -> Welcome:
@@ -113,44 +122,85 @@ class PeerLink:
             raise
         return self.welcome
 
-    def fetch(
-        self, name: str, progress: Progress | None = None, to: Path | None = None, sha256: str = ""
-    ) -> bytes | Path:
-        """The object `name`: its bytes, or the path `to` it was written to (resumed where an earlier call
-        stopped).
+    def fetch(self, name: str, sha256: str = "") -> bytes:
+        """The object `name`.
 
         `sha256` (hex) is checked where given, else the hub's own where it knows one. Raises KeyError where
-        the hub has no such object, ProtocolError where a checksum is wrong, OSError where the disk is full,
-        Leaving, SessionRenewed, RunOver, LinkLost.
+        the hub has no such object, ProtocolError where a checksum is wrong, Leaving, SessionRenewed, RunOver,
+        LinkLost.
         """
-
-        def open_sink(size: int, digest: bytes) -> Parts | PartFile:
-            want = bytes.fromhex(sha256) or digest
-            return Parts(size, want, CHUNK) if to is None else PartFile(to, size, want, CHUNK)
-
-        download = self._begin(name, open_sink, ahead_will_do=to is None and not sha256)
-        told = (0, 0)
+        download = self.begin(name, sha256)
         try:
-            while not download.done:
-                self._wait(f"the object {name}", lambda: download.done, 0.25, give_up=False)
-                if progress is not None and download.progress != told:
-                    told = download.progress
-                    progress(*told)
+            return self.finish(download)
         finally:
-            with self._changed:
-                self._bulk.forget(name)
-                if download.sink is not None and not download.sink.map.whole:
-                    download.sink.save()
+            self.forget(download)
+
+    def begin(self, name: str, sha256: str = "") -> Download:
+        """Begin to fetch the object `name`, to `finish` it later. What does not finish, `forget`."""
+
+        def open_sink(size: int, digest: bytes) -> Parts:
+            return Parts(size, bytes.fromhex(sha256) or digest, CHUNK)
+
+        return self._begin(name, lambda: self._bulk.fetch(name, open_sink), ahead_will_do=not sha256)
+
+    def finish(self, download: Download, tick: Callable[[], None] = lambda: None) -> bytes:
+        """Wait for what `begin` began, calling `tick` now and then. Raises as `fetch`; after SessionRenewed
+        it may be called again."""
+        self._finished(download, tick)
+        assert isinstance(download.sink, Parts)
+        self.forget(download)
+        return download.sink.finish()
+
+    def begin_file(self, name: str, to: Path, size: int, hashes: bytes) -> Download:
+        """Begin to fetch the object `name` into the file `to`, to `finish_file` it later.
+
+        Each MiB is checked against `hashes` (chunks.py) as it comes. What is at `to` or `to`.part already,
+        from an earlier attempt or damaged since, is read and checked first, and only what is wrong is fetched
+        (`Download.came` counts it). What is right stays, whatever goes wrong here. Raises Leaving, OSError.
+        """
+        sink = PartFile(to, size, hashes, CHUNK)
+        try:
+            sink.look(self.leave_or_go_on)
+            return self._begin(name, lambda: self._bulk.fill(name, sink), ahead_will_do=False)
+        except BaseException:
+            sink.close()
+            raise
+
+    def finish_file(self, download: Download, tick: Callable[[], None] = lambda: None) -> Path:
+        """Wait for what `begin_file` began, calling `tick` now and then. Raises as `fetch`, and OSError (a
+        full disk); after SessionRenewed it may be called again."""
+        self._finished(download, tick)
+        assert isinstance(download.sink, PartFile)
+        self.forget(download)
+        return download.sink.finish()
+
+    def forget(self, *downloads: Download) -> None:
+        """These are not wanted any more, or finished; what of a file is here stays."""
+        with self._changed:
+            for download in downloads:
+                if self._bulk.downloads.get(download.name) is download:
+                    self._bulk.forget(download.name)
+                if isinstance(download.sink, PartFile):
+                    download.sink.close()
+
+    def leave_or_go_on(self) -> None:
+        """For long work between calls: raises Leaving where this peer was asked to leave."""
+        if self.leave_requested.is_set():
+            raise Leaving("asked to leave")
+
+    def _finished(self, download: Download, tick: Callable[[], None]) -> None:
+        """Wait until a download is done. Raises why it cannot be."""
+        while not download.done:
+            self._wait(f"the object {download.name}", lambda: download.done, 0.25, give_up=False)
+            tick()
         if download.refused is not None:
             with self._changed:
                 self._check()  # a lease of an old session is nobody's fault
-            raise KeyError(f"{name}: {download.refused}")
+            raise KeyError(f"{download.name}: {download.refused}")
         if download.error is not None:
             raise download.error
-        assert download.sink is not None
-        return download.sink.finish()  # hashes a file in this thread, not in the link's
 
-    def _begin(self, name: str, open_sink: OpenSink, *, ahead_will_do: bool) -> Download:
+    def _begin(self, name: str, begin: Callable[[], Download], *, ahead_will_do: bool) -> Download:
         """The download of `name`: the one begun ahead, or a new one once no other thread fetches the same."""
 
         def free() -> bool:
@@ -164,9 +214,17 @@ class PeerLink:
             if ahead is not None and ahead_will_do:
                 ahead.ahead = False
                 return ahead
-            download = self._bulk.fetch(name, open_sink)
+            download = begin()
             self._carrier.say()
             return download
+
+    def ask_anew(self) -> Welcome:
+        """Be welcomed once more: where the run is now, and the snapshots it offers. Raises as `fetch`."""
+        old = self.welcome
+        with self._changed:
+            self._carrier.say(self._state.ask_anew(time.monotonic()))
+        self._wait("the hub's welcome", lambda: self.welcome is not old, GREETING_S)
+        return self.welcome
 
     def next_round(self) -> Round | Over:
         """Wait for the next round this peer is a member of. Over: the run is, or you asked to leave."""
@@ -191,36 +249,68 @@ class PeerLink:
         `accepted`: where it is not, the packet came too late and is to be taken back.
 
         With `leave_requested` set it still waits LEAVE_S for the exchange in flight. Raises RunOver,
-        SessionRenewed, RefusedByHub, LinkLost, Leaving.
+        SessionRenewed, RefusedByHub, LinkLost, Leaving, which says whether the packet is at the hub.
         """
-        name, sha256 = f"update/{round}", hashlib.sha256(packet).digest()
+        name, sha256, started = f"update/{round}", hashlib.sha256(packet).digest(), time.monotonic()
+        upload: Upload | None = None
         with self._changed:
             self._check()
             if round not in self._state.commits:
-                self._bulk.upload(name, packet, sha256)
+                upload = self._bulk.upload(name, packet, sha256)
             self._carrier.say(self._state.report(report))
+        measured = False
 
         def there() -> bool:
+            nonlocal measured
+            if not measured and upload is not None and upload.arrived:
+                self._uplink, measured = len(packet) / max(1e-3, time.monotonic() - started), True
             return round in self._state.commits or self._state.over is not None
 
         try:
             self._wait(f"the commit of round {round}", there, None, leave_s=LEAVE_S)
+        except Leaving as leaving:
+            leaving.arrived = upload.arrived if upload is not None else None
+            raise
         finally:
             with self._changed:
                 self._bulk.forget(name)
         with self._changed:
             if round not in self._state.commits:
                 assert self._state.over is not None
-                raise RunOver(self._state.over.reason, self._state.over.finished)
+                raise run_over(self._state.over)
             return self._state.commits[round]
+
+    @property
+    def room(self) -> int:
+        """Bytes that a peer which was asked to leave can still hand over, as its uplink was; 0: not known."""
+        left = self.leave_requested.at + LEGACY_S - time.monotonic()
+        return int(min(self._uplink, self._cap) * max(0.0, min(HASTE_S, left)))
+
+    def hand_over(self, round: int, packet: bytes) -> bool | None:
+        """Upload what this peer, x' at `round`, leaves to the others. False: the hub does not have it, for
+        sure; None: who knows. Until LEGACY_S after the wish to leave; raises as `exchange`, but Leaving.
+        """
+        name, sha256 = f"legacy/{round}", hashlib.sha256(packet).digest()
+        with self._changed:
+            self._check()
+            upload = self._bulk.upload(name, packet, sha256)
+            self._carrier.say()
+        try:
+            self._wait("the hub to take its legacy", lambda: upload.done is not None, None, leave_s=LEGACY_S)
+        except Leaving:
+            return upload.arrived
+        finally:
+            with self._changed:
+                self._bulk.forget(name)
+        return upload.arrived
 
     # ---- calls that do not ---------------------------------------------------------------------------------
 
-    def ready(self, round: int, fingerprint: int) -> None:
-        """Say that this peer holds x' of `round` and can be given work."""
+    def ready(self, round: int, fingerprint: int, holds: dict[str, str] | None = None) -> None:
+        """Say that this peer holds x' of `round` and can be given work. `holds`: see messages.Ready."""
         with self._changed:
             self._check()
-            self._carrier.say(self._state.ready(Ready(round, fingerprint)))
+            self._carrier.say(self._state.ready(Ready(round, fingerprint, holds or {})))
 
     def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:
         """Say what x' of `round` loses on this part of the evaluation set."""
@@ -240,6 +330,10 @@ class PeerLink:
         """Drop the link. Without `leave` before, the hub takes this peer for lost."""
         self._carrier.close()
 
+    def abandon(self) -> None:
+        """Have every waiting call end at once, with LinkLost. For signal handlers: takes no lock."""
+        self._carrier.closing = True
+
     # ---- waiting -------------------------------------------------------------------------------------------
 
     def _wait(
@@ -252,7 +346,7 @@ class PeerLink:
         leave_s: float = 0.0,
     ) -> None:
         """Wait until `there()`. Raises what makes that impossible; after `timeout` LinkLost, if `give_up`."""
-        started, leaving = time.monotonic(), None
+        started = time.monotonic()
         with self._changed:
             sessions = self._state.sessions
             while not there():
@@ -267,25 +361,28 @@ class PeerLink:
                         raise LinkLost(f"waited {timeout:.0f} s for {what}")
                     return
                 self._tell_of_link(now)
-                if self.leave_requested.is_set():
-                    leaving = now if leaving is None else leaving
-                    if now - leaving >= leave_s or not self._carrier.connected:
-                        raise Leaving(f"asked to leave while waiting for {what}")
+                if self.leave_requested.is_set() and (
+                    now - self.leave_requested.at >= leave_s or not self._carrier.connected
+                ):
+                    raise Leaving(f"asked to leave while waiting for {what}")
                 # everything else notifies; a signal handler that sets the flag must not take locks
                 self._changed.wait(LOOK_S)
 
     def _tell_of_link(self, now: float) -> None:
         """Say once that the connection is lost, if it is for a while, and once that it is back."""
-        if self._carrier.connected or self._state.welcome is None:
+        state, where, how_long = self._state, self.url.address, f"for up to {self._patience:.0f} s"
+        if state.welcome is None or state.link not in (Link.OFFLINE, Link.GREETING):
             if self._lost_told:
-                self._told(f"connected to {self.url.address} again")
-            self._lost_at, self._lost_told = None, False
+                self._told(f"connected to {where} again")
+            self._lost_at, self._lost_told = None, ""
         elif self._lost_at is None:
             self._lost_at = now
-        elif not self._lost_told and now - self._lost_at >= LOST_S:
-            self._lost_told = True
-            where, how_long = self.url.address, f"{self._patience:.0f} s"
-            self._told(f"the connection to {where} is lost; dialling again, for up to {how_long}")
+        elif now - self._lost_at >= LOST_S:
+            lost = f"the connection to {where} is lost; dialling again, {how_long}"
+            old = f"the hub at {where} is ignored: {state.replaced}; looking for the other, {how_long}"
+            if self._lost_told != (said := old if state.replaced else lost):
+                self._lost_told = said
+                self._told(said)
 
     def _check(self) -> None:
         """Raise what the caller must know before anything else. Holds the lock."""
@@ -297,7 +394,11 @@ class PeerLink:
         if state.refused is not None:
             raise RefusedByHub(state.refused.code, state.refused.reason)
         if state.over is not None and not carrier.connected:
-            raise RunOver(state.over.reason, state.over.finished)
+            raise run_over(state.over)
         if state.sessions > self._session:
             self._session = state.sessions
             raise SessionRenewed(RENEWED)
+
+
+def run_over(over: Over) -> RunOver:
+    return RunOver(over.reason, over.finished, over.resumable)

@@ -73,6 +73,8 @@ class PeerState:
         self.parted = False  # the hub has heard this peer's Leave
         self.ignored = 0
         self.offer_again = False  # the hub asks again for an update that it had or was to have
+        self.term = 0  # the highest met: a hub of a lower one was replaced, and speaks for nobody
+        self.replaced = ""  # what such a hub said of itself, since the newest Welcome
         self._holds: set[int] = set()  # rounds whose leases this peer heard of and has not delivered
         self._ready: Ready | None = None
         self._was_ready = False
@@ -90,7 +92,11 @@ class PeerState:
             return [self.hello]
         w, waiting = self.welcome, -1 if self._report is None else self._report.round
         holds = sorted(self._holds)
-        return [Resume(PROTOCOL, w.run, w.name, w.session, waiting, self._was_ready, holds)]
+        return [Resume(PROTOCOL, w.run, w.name, w.session, waiting, self._was_ready, holds, self.term)]
+
+    def ask_anew(self, now: float) -> list[Message]:
+        """Be welcomed again on the connection that is up: what the hub offers may have changed."""
+        return self.connected(now) if self.link is Link.JOINED else []
 
     def disconnected(self) -> None:
         if self.link not in (Link.OVER, Link.REFUSED):
@@ -117,6 +123,10 @@ class PeerState:
         return []
 
     def _welcomed(self, message: Welcome) -> list[Message]:
+        if message.term < self.term:
+            self._shun(f"it is of term {message.term}, the newest met is {self.term}")
+            return []
+        self.term, self.replaced = message.term, ""
         self.link, self._said_hello = Link.JOINED, False
         if not message.resumed:
             self.sessions += 1
@@ -137,8 +147,15 @@ class PeerState:
                 return []
             self.link, self._said_hello = Link.GREETING, True
             return [self.hello]
+        if message.code == "term":
+            self._shun(message.reason)
+            return []
         self.refused, self.link = message, Link.REFUSED
         return []
+
+    def _shun(self, why: str) -> None:
+        """This hub was replaced by another: hang up, and dial again until the other answers."""
+        self.replaced, self.link = why, Link.OFFLINE
 
     def _opened(self, message: Round) -> list[Message]:
         self._ready = None

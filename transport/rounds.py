@@ -54,11 +54,6 @@ class Exchange:
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self.members.values()))
 
-    @property
-    def missing(self) -> list[str]:
-        """Names of those whose update is not here."""
-        return sorted(name for session, name in self.members.items() if session not in self.claims)
-
     def message(self, session: str, steps: int, samples: int, ev: Evaluation | None) -> Round:
         """What a member is told: its lease, and its part where this round evaluates."""
         part = ev.part_of(session) if ev is not None and ev.round == self.round else None
@@ -101,6 +96,7 @@ class Exchange:
             compute_s={name: r.compute_s for name, r in reports.items()},
             wait_s={name: r.wait_s for name, r in reports.items()},
             seconds=now - self.opened,
+            deadline=self.deadline - self.opened,
         )
 
     @property

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from .messages import VERSIONS, Hello, Refused, versions
 from .settings import RunSettings
+
+CALLED = {"base": "base weights"}  # for people; other things go by their own name
+SHOWN = 12  # of a hash
 
 
 class State(Enum):
@@ -30,14 +33,15 @@ class Kind(Enum):
     ARRIVED = "its report and its packet are here"
     CLOSED = "the round closed"
     LATE = "reports on a round that is closed"
+    LEAVING = "begins to hand over what it leaves"  # no round waits for it any more
     BACK = "is back on another connection"  # a late report may have been lost with the old one
 
 
 NEXT: dict[State, dict[Kind, State]] = {
     State.JOINING: {Kind.READY: State.READY},
-    State.READY: {Kind.OPENED: State.TRAINING},
-    State.TRAINING: {Kind.ARRIVED: State.SENT, Kind.CLOSED: State.BEHIND},
-    State.SENT: {Kind.CLOSED: State.READY},
+    State.READY: {Kind.OPENED: State.TRAINING, Kind.LEAVING: State.BEHIND},
+    State.TRAINING: {Kind.ARRIVED: State.SENT, Kind.CLOSED: State.BEHIND, Kind.LEAVING: State.BEHIND},
+    State.SENT: {Kind.CLOSED: State.READY, Kind.LEAVING: State.BEHIND},
     State.BEHIND: {Kind.READY: State.READY, Kind.LATE: State.READY, Kind.BACK: State.READY},
 }
 
@@ -62,6 +66,8 @@ class Session:
     strikes: int = 0  # packets that could not be used
     accepted: int = 0  # packets that were
     tokens: int = 0  # trained tokens counted
+    share: float | None = None  # of the mean of the last round its packet was in; None: of none yet
+    legacy: int = 0  # bytes of its residual that it has handed over
 
 
 def refusal(m: Hello, settings: RunSettings, token: str, *, over: bool, peers: int) -> Refused | None:
@@ -74,16 +80,21 @@ def refusal(m: Hello, settings: RunSettings, token: str, *, over: bool, peers: i
         return wrong_token()
     if over:
         return Refused("over", "the run is over")
-    differ = [
-        f"{what} {m.versions[what]} instead of {want}"
-        for what, want in sorted(settings.versions.items())
-        if m.versions.get(what, want) != want
-    ]
-    if differ:
-        return Refused("version", f"you have {', '.join(differ)}")
+    if differ := differences(m.versions, settings.versions):
+        return Refused("version", differ)
     if settings.max_peers is not None and peers >= settings.max_peers:
         return Refused("full", f"the run has its {settings.max_peers} peers")
     return None
+
+
+def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    """What a peer has otherwise than the run, both sides named; empty: nothing. What it does not name is not
+    compared."""
+    return "; ".join(
+        f"{CALLED.get(what, what)}: you have {theirs[what][:SHOWN]}, the run has {want[:SHOWN]}"
+        for what, want in sorted(ours.items())
+        if theirs.get(what, want) != want
+    )
 
 
 def wrong_version(protocol: int) -> Refused:

@@ -24,6 +24,7 @@ class RunSettings:
     eval: bool = False  # is there an evaluation set
     eval_every: int = 0  # steps; 0: only at the beginning and the end
     versions: dict[str, str] = field(default_factory=dict)  # a peer that names another one is refused
+    holds: dict[str, str] = field(default_factory=dict)  # the same, of what it says with Ready: hashes
     min_peers: int = 1
     first_peers: int = 1  # the first round waits for so many, but no longer than `first_s`
     first_s: float = 60.0
@@ -69,6 +70,10 @@ class Work(Protocol):
         """The owner's half: one packet out of (peer, packet, weight), sorted by peer. Raises UpdateRejected;
         it is called again without that peer, so it must not have changed its state by then."""
 
+    def inherit(self, peer: str, packet: bytes, share: float) -> None:
+        """What a peer that leaves has handed over; `share` of the mean is what its packets were. It goes out
+        with the rounds that are aggregated from now on. Raises UpdateRejected, with nothing changed."""
+
     def committed(self, round: int, packet: bytes) -> None:
         """`packet`, as aggregated, is durable."""
 
@@ -76,4 +81,5 @@ class Work(Protocol):
         """The fingerprint of x' of `round`, by folding the ledger: the truth, slowly."""
 
     def object(self, name: str) -> bytes | Path:
-        """ "base/<file>" or "eval". Raises KeyError where there is none such."""
+        """ "base/<file>", "snapshot/<round>/model.safetensors", "hashes/<either>" or "eval". Raises KeyError
+        where there is none such."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .catch_up import NEXT as CATCH_UP
 from .peer_state import HEARD
 from .rounds import PHASES
 from .sessions import NEXT
@@ -34,6 +35,15 @@ def tables() -> str:
     ]
     for link, heard in HEARD.items():
         lines.append(f"| {link.name} | {', '.join(m.__name__ for m in heard) or 'none'} |")
+    lines += [
+        "",
+        "**A peer that catches up** (`catch_up.NEXT`)",
+        "",
+        "| state | what happens | next |",
+        "|---|---|---|",
+    ]
+    for step, ways in CATCH_UP.items():
+        lines += [f"| {step.name} | {kind.value} | {to.name} |" for kind, to in ways.items()]
     return "\n".join(lines)
 
 

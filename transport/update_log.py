@@ -4,8 +4,11 @@ The error e of Algorithm 2 follows from what came in and what went out. What wen
 what came in is here, in the same kind of record (packet_log.py), one a round, written before the round is
 committed. The payload, little-endian:
 
-    sha256 of the aggregated packet, 32 bytes | updates u32
+    sha256 of the aggregated packet, 32 bytes | updates u32 | inherited u32
     then each: name's bytes u16 | packet's bytes u64 | weight f64 | name, UTF-8 | packet
+
+`inherited` are legacies of peers that left, which the owner took over before this round, in this order; their
+weight is their share of the mean.
 
 A round that was logged and never committed is cut off at the next start. Once e itself is on the disk the log
 is cleared; a crash between the two leaves rounds older than e, which who reads from e's round on leaves out.
@@ -21,7 +24,7 @@ from pathlib import Path
 from .errors import LedgerError
 from .packet_log import HEADER_SIZE, PacketLog, read_packets, unpack_header
 
-HEAD = struct.Struct("<32sI")
+HEAD = struct.Struct("<32sII")
 ENTRY = struct.Struct("<HQd")
 
 Update = tuple[str, bytes, float]  # peer, packet, weight: as `Work.aggregate` takes them
@@ -34,6 +37,7 @@ class RoundUpdates:
     round: int
     sha256: bytes  # of the aggregated packet that came of them
     updates: tuple[Update, ...]
+    inherited: tuple[Update, ...] = ()
 
 
 class UpdateLog:
@@ -54,11 +58,13 @@ class UpdateLog:
         """Bytes in the file."""
         return self._log.end
 
-    def append(self, round: int, sha256: bytes, updates: Sequence[Update]) -> None:
+    def append(
+        self, round: int, sha256: bytes, updates: Sequence[Update], inherited: Sequence[Update] = ()
+    ) -> None:
         """Write down a round that is about to be committed, and wait until the disk has it."""
         if round != self._next:
             raise LedgerError(f"updates of round {round} cannot follow those of round {self._next - 1}")
-        self._log.append(round, *pieces(sha256, updates))
+        self._log.append(round, *pieces(sha256, updates, inherited))
         self._next = round + 1
 
     def rounds(self, start: int, stop: int) -> Iterator[RoundUpdates]:
@@ -100,10 +106,10 @@ def whole(path: Path, stop: int) -> tuple[int, int | None]:
     return end, last
 
 
-def pieces(sha256: bytes, updates: Sequence[Update]) -> Iterator[bytes]:
+def pieces(sha256: bytes, updates: Sequence[Update], inherited: Sequence[Update]) -> Iterator[bytes]:
     """The payload of a record, without a copy of the packets."""
-    yield HEAD.pack(sha256, len(updates))
-    for peer, packet, weight in updates:
+    yield HEAD.pack(sha256, len(updates), len(inherited))
+    for peer, packet, weight in (*updates, *inherited):
         name = peer.encode()
         yield ENTRY.pack(len(name), len(packet), weight) + name
         yield packet
@@ -111,11 +117,11 @@ def pieces(sha256: bytes, updates: Sequence[Update]) -> Iterator[bytes]:
 
 def unpacked(round: int, payload: bytes) -> RoundUpdates:
     """Inverse of `pieces`. The record's checksum was verified, so what is here is what was written."""
-    sha256, count = HEAD.unpack_from(payload)
-    at, updates = HEAD.size, []
-    for _ in range(count):
+    sha256, count, inherited = HEAD.unpack_from(payload)
+    at, updates = HEAD.size, list[Update]()
+    for _ in range(count + inherited):
         name, size, weight = ENTRY.unpack_from(payload, at)
         at += ENTRY.size
         updates.append((payload[at : at + name].decode(), payload[at + name : at + name + size], weight))
         at += name + size
-    return RoundUpdates(round, sha256, tuple(updates))
+    return RoundUpdates(round, sha256, tuple(updates[:count]), tuple(updates[count:]))

@@ -3,71 +3,152 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from cocktail_cli.base import check_names, fetch_base, missing
+from cocktail_cli import base
+from cocktail_cli.base import (
+    bring,
+    check_names,
+    damaged,
+    fetch_base,
+    fetched_snapshot,
+    folder_of,
+    lacking,
+    to_fetch,
+)
 from cocktail_cli.errors import Failure
+from cocktail_cli.runs import cache
+from cocktail_cli.slots import claimed
+from transport import Wanted
+from transport.errors import NotServed
+from transport.messages import File, SnapshotOffer
 
-
-@dataclass(frozen=True)
-class Named:
-    name: str
-    size: int
-    sha256: str
+OFFER = SnapshotOffer(7, 5, "ab" * 32, 0)
 
 
 @dataclass
 class FakeHub:
-    """Serves these files and counts what was asked for."""
+    """Serves these files and counts what was asked for; `dies` after the first half of that file."""
 
     contents: dict[str, bytes]
     asked: list[str] = field(default_factory=list)
+    begun: list[bytes] = field(default_factory=list)  # what was there before
+    dies: str = ""
 
-    def files(self) -> list[Named]:
-        return [Named(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in self.contents.items()]
+    def files(self) -> list[File]:
+        return [File(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in self.contents.items()]
 
-    def fetch(self, name: str, to: Path, progress: Callable[[int, int], None]) -> None:
-        self.asked.append(name)
-        data = self.contents[name.removeprefix("base/")]
-        to.write_bytes(data)
-        progress(len(data), len(data))
+    def fetch(self, wanted: Sequence[Wanted]) -> None:
+        for file in wanted:
+            self.asked.append(file.name)
+            data = self.contents[file.path.name]
+            part = file.path.with_name(file.path.name + ".part")
+            self.begun += [p.read_bytes() for p in (part, file.path) if p.exists()]
+            if file.path.name == self.dies:
+                part.write_bytes(data[: len(data) // 2])
+                raise NotServed("died")
+            file.path.write_bytes(data)
+            part.unlink(missing_ok=True)
 
 
-def told(name: str, done: int, total: int) -> None:
-    assert done <= total
+def go_on() -> None:
+    return None
 
 
 def test_a_base_is_fetched_once_and_found_the_second_time() -> None:
     hub = FakeHub({"config.json": b"{}", "model.safetensors": b"weights"})
 
-    folder = fetch_base(hub.files(), hub.fetch, told)
-    assert fetch_base(hub.files(), hub.fetch, told) == folder
+    folder = fetch_base(hub.files(), hub.fetch)
+    assert fetch_base(hub.files(), hub.fetch) == folder
 
     assert hub.asked == ["base/config.json", "base/model.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
     assert (folder / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_only_what_is_missing_or_damaged_is_fetched_again() -> None:
+def test_a_damaged_file_is_found_and_mended_from_what_is_left_of_it() -> None:
     hub = FakeHub({"config.json": b"{}", "model.safetensors": b"weights"})
-    folder = fetch_base(hub.files(), hub.fetch, told)
+    folder = fetch_base(hub.files(), hub.fetch)
     (folder / "model.safetensors").write_bytes(b"weighty")
+    bad = damaged(hub.files(), folder, go_on)
+    bring(bad, folder, hub.fetch)
 
-    assert [file.name for file in missing(hub.files(), folder)] == ["model.safetensors"]
-    fetch_base(hub.files(), hub.fetch, told)
+    assert [file.name for file in bad] == ["model.safetensors"]
     assert hub.asked[2:] == ["base/model.safetensors"]
+    assert hub.begun == [b"weighty"], "whoever fetches has what was there, to keep what is right of it"
+    assert damaged(hub.files(), folder, go_on) == []
 
 
-def test_other_contents_than_announced_are_refused_and_not_kept() -> None:
-    hub = FakeHub({"config.json": b"{}"})
-    announced = hub.files()
-    hub.contents["config.json"] = b"[]"
+def test_an_attempt_that_ended_early_is_gone_on_with() -> None:
+    hub = FakeHub({"config.json": b"{}", "model.safetensors": b"weights"}, dies="model.safetensors")
+    with pytest.raises(NotServed):
+        fetch_base(hub.files(), hub.fetch)
+    hub.dies, folder = "", folder_of(hub.files())
 
-    with pytest.raises(Failure, match="another checksum"):
-        fetch_base(announced, hub.fetch, told)
+    assert to_fetch(hub.files()[1:], folder) == 4, "three bytes are here"
+    fetch_base(hub.files(), hub.fetch)
+    assert hub.begun == [b"wei"] or hub.begun == [b"{}", b"wei"]
+    assert not lacking(hub.files(), folder)
+
+
+def test_two_peers_of_one_machine_do_not_meet_in_one_file(tmp_path: Path) -> None:
+    with claimed(tmp_path / "w") as first, claimed(tmp_path / "w") as second:
+        names = [first.name, second.name]
+    with claimed(tmp_path / "w") as third:
+        assert third == first, "what the first left is the third's to go on with"
+
+    assert names == ["w", "w-2"]
+
+
+def test_a_base_that_another_peer_is_fetching_is_fetched_beside_it() -> None:
+    hub = FakeHub({"config.json": b"{}", "model.safetensors": b"weights"})
+    folder = folder_of(hub.files())
+    with claimed(folder / ".fetching") as others:
+        (others / "model.safetensors.part").write_bytes(b"wei")
+        fetch_base(hub.files(), hub.fetch)
+
+        assert (others / "model.safetensors.part").read_bytes() == b"wei"
+    assert hub.begun == []
+    assert not lacking(hub.files(), folder)
+
+
+def test_a_snapshot_stands_beside_the_small_files_and_goes_when_it_is_loaded() -> None:
+    hub = FakeHub(
+        {"config.json": b"{}", "model-1-of-1.safetensors": b"base", "model.safetensors": b"trained"}
+    )
+    files = [file for file in hub.files() if file.name != "model.safetensors"]
+    old = cache() / "snapshots" / "old"
+    old.mkdir(parents=True)
+    with fetched_snapshot(OFFER, files, hub.fetch) as folder:
+        there = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    assert there == {"config.json": b"{}", "model.safetensors": b"trained"}
+    assert hub.asked == ["base/config.json", "snapshot/7/model.safetensors"], "no weights of the base"
+    assert list((cache() / "snapshots").iterdir()) == [], "nor what an older attempt left"
+
+
+def test_a_snapshot_that_did_not_come_whole_stays_for_the_next_attempt() -> None:
+    hub = FakeHub({"config.json": b"{}", "model.safetensors": b"trained"}, dies="model.safetensors")
+    with pytest.raises(NotServed), fetched_snapshot(OFFER, hub.files()[:1], hub.fetch):
+        pass
+    hub.dies = ""
+    with fetched_snapshot(OFFER, hub.files()[:1], hub.fetch):
+        pass
+
+    assert hub.begun[-1] == b"tra"
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub({"model.safetensors": b"weights"})
+    monkeypatch.setattr(base, "room", lambda: 6)
+    with pytest.raises(Failure, match="the model needs") as caught:
+        fetch_base(hub.files(), hub.fetch)
+
+    assert (caught.value.exit, hub.asked) == (8, [])
 
 
 @pytest.mark.parametrize(
@@ -76,11 +157,21 @@ def test_other_contents_than_announced_are_refused_and_not_kept() -> None:
 )
 def test_a_file_that_could_leave_the_folder_or_be_code_is_refused(name: str) -> None:
     with pytest.raises(Failure) as caught:
-        check_names([Named(name, 1, "")])
+        check_names([File(name, 1, "")])
 
     assert caught.value.exit == 6
 
 
 def test_a_file_may_come_once_only() -> None:
     with pytest.raises(Failure):
-        check_names([Named("config.json", 1, ""), Named("config.json", 2, "")])
+        check_names([File("config.json", 1, ""), File("config.json", 2, "")])
+
+
+def test_what_is_no_sha256_is_no_name_of_a_folder() -> None:
+    with pytest.raises(Failure, match="as a sha256"):
+        check_names([File("config.json", 1, "../..")])
+    with (
+        pytest.raises(Failure, match="as a sha256"),
+        fetched_snapshot(SnapshotOffer(1, 1, "../../../etc", 0), [], FakeHub({}).fetch),
+    ):
+        pass

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from cocktail_cli.errors import EXIT, Failure, Problem, explain
+from cocktail_cli.errors import EXIT, Failure, Problem, explain, writing_to
 from recipes.problems import DataError, HubUnreachable, ModelError, RecipeError
 from recipes.problems import Problem as RecipeProblem
 from transport.errors import AddressInUse, LinkLost, RefusedByHub, Unreachable, UrlError
@@ -33,6 +34,10 @@ CASES = [
     Case(MemoryError("full"), 8),
     Case(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 99 bytes"), 8),
     Case(OSError(errno.ENOSPC, "No space left on device", "model.safetensors"), 8),
+    Case(OSError(errno.EDQUOT, "Disk quota exceeded"), 8),
+    Case(OSError(errno.ENOSPC, "a model of 24 GB does not fit", "outputs"), 8),
+    Case(RuntimeError("SafetensorError: I/O error: No space left on device (os error 28)"), 8),
+    Case(PermissionError(errno.EACCES, "Permission denied", "/opt/out"), 4),
     Case(LinkLost("silent for 30 s"), 75),
     Case(KeyError("a bug"), 1),
 ]
@@ -44,6 +49,20 @@ def test_an_error_has_its_documented_exit_status(case: Case) -> None:
 
     assert failure.exit == case.exit
     assert "\n" not in failure.message
+
+
+def test_memory_that_ran_out_is_told_however_it_was_passed_on() -> None:
+    error = ModelError("transformers cannot load this")
+    error.__cause__ = MemoryError()
+
+    assert explain(error).code == "out_of_memory"
+
+
+def test_a_full_disk_is_told_with_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(Failure) as full, writing_to(tmp_path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert full.value.message == f"the disk is full: no space left at {tmp_path}"
 
 
 def test_problems_are_told_with_place_key_and_hint() -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
 
 from cocktail_cli.events import Eval, PeerLeft, RunFinished, Step, Warning, as_json, name_of, timestamp
+from cocktail_cli.folder import Recorder
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, tzinfo=timezone.utc)
 
@@ -20,6 +24,7 @@ def test_an_event_is_one_line_with_version_time_and_name() -> None:
         "event": "peer_left",
         "peer": "attic",
         "reason": "left: Ctrl-C",
+        "legacy_bytes": 0,
     }
 
 
@@ -41,3 +46,19 @@ def test_names_of_events_are_those_of_the_documentation() -> None:
 
 def test_times_are_utc() -> None:
     assert timestamp(NOON) == "2026-11-20T12:00:00Z"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_diary_on_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
+    """It is told once, and what did not fit is tried again."""
+    told: list[str] = []
+    recorder = Recorder(tmp_path, told.append)
+    real, recorder.events = recorder.events, open("/dev/full", "w")  # noqa: SIM115
+    recorder.show(Warning("one"))
+    recorder.show(Warning("two"))
+    recorder.events = real
+    recorder.show(Warning("three"))
+    recorder.close()
+
+    assert told == ["events.jsonl cannot be written: No space left on device; the run goes on"]
+    assert json.loads((tmp_path / "events.jsonl").read_text())["message"] == "three"

@@ -10,7 +10,7 @@ import torch
 
 from cocktail_cli.kept_owner import ERROR, UPDATES, KeptOwner
 from compress import Cocktail
-from recipes.cocktail_sgd import Owner
+from recipes.cocktail_sgd import Owner, over_all
 from transport import Ledger
 from transport.errors import LedgerError, UpdateRejected
 from transport.ledger import RoundRow
@@ -27,9 +27,22 @@ def updates_of(round: int, salt: int = 0) -> list[tuple[str, bytes, float]]:
     return [("ann", packets[0], 3.0), ("bob", packets[1], 0.7)]
 
 
+def legacies_before(round: int) -> list[tuple[str, bytes, float]]:
+    """What leavers hand over before a round: in every third two of them."""
+    if round % 3 != 2:
+        return []
+    generator = torch.Generator().manual_seed(50 + round)
+    whole = over_all(MIX, 0.1)
+    return [(name, whole.encode(torch.randn(P, generator=generator)), 0.3) for name in ("eve", "dan")]
+
+
 def undisturbed() -> list[bytes]:
-    owner = Owner(P, MIX, SEED)
-    return [owner.aggregate(round, updates_of(round)) for round in range(ROUNDS)]
+    owner, packets = Owner(P, MIX, SEED), []
+    for round in range(ROUNDS):
+        for legacy in legacies_before(round):
+            owner.inherit(*legacy)
+        packets.append(owner.aggregate(round, updates_of(round)))
+    return packets
 
 
 def commit(ledger: Ledger, round: int, packet: bytes) -> None:
@@ -53,6 +66,8 @@ class Life:
         """Rounds to the end; in the second one it dies at the step called `dies`."""
         for round in range(self.round, ROUNDS):
             mortal = round == self.round + 1
+            for legacy in legacies_before(round):
+                self.owner.inherit(*legacy)
             if mortal and dies == "logged":  # never committed, and done again with other updates
                 self.owner.aggregate(round, updates_of(round, salt=1))
                 raise Killed
@@ -91,6 +106,28 @@ def test_killed_at_any_step_the_run_is_what_it_would_have_been(
     with Ledger(tmp_path, write=False) as ledger:
         assert [packet for _, packet in ledger.packets()] == undisturbed()
     assert (tmp_path / ERROR).exists() == (least == 0 or dies == "saved")
+
+
+def test_e_is_not_saved_with_a_legacy_that_the_next_rounds_record_is_to_have(tmp_path: Path) -> None:
+    """Else it would be in e twice after a replay."""
+    life = Life(tmp_path, 0)
+    life.owner.longest = 0
+    commit(life.ledger, 0, life.owner.aggregate(0, updates_of(0)))
+    for legacy in legacies_before(2):
+        life.owner.inherit(*legacy)
+    life.owner.committed(0)
+    assert not (tmp_path / ERROR).exists()
+    commit(life.ledger, 1, life.owner.aggregate(1, updates_of(1)))
+    error = life.owner.owner.error
+    life.end()
+
+    again = Life(tmp_path, 0)
+    assert torch.equal(again.owner.owner.error, error)
+    with pytest.raises(UpdateRejected):
+        again.owner.inherit("mallory", b"junk", 0.5)
+    assert again.owner.inherited == []
+    assert torch.equal(again.owner.owner.error, error)
+    again.end()
 
 
 def test_a_round_done_again_without_a_rejected_peer_is_replayed_as_it_was_committed(tmp_path: Path) -> None:

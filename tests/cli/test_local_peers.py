@@ -46,18 +46,23 @@ def test_this_machine_has_a_name_that_can_be_shown() -> None:
 LIFE_LINE = """
 import sys, time
 from cocktail_cli.local_peers import hold_life_line
-cut_off = sys.argv[1] == "cut off"
-hold_life_line(lambda why: print(why, flush=True), lambda: cut_off, grace=60.0 if cut_off else 0.1)
+busy = sys.argv[1] == "keeping"
+hold_life_line(lambda why: print(why, flush=True), lambda: busy, grace=0.1)
 print("ready", flush=True)
+if busy:
+    sys.stdin.buffer.read()
+    time.sleep(1)
+    print("kept", flush=True)
+    busy = False
 time.sleep(60)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hub", ["there", "cut off"])
-def test_a_peer_asks_to_leave_and_then_ends_when_its_life_line_does(root: Path, hub: str) -> None:
+@pytest.mark.parametrize("what", ["training", "keeping"])
+def test_a_peer_asks_to_leave_and_then_ends_when_its_life_line_does(root: Path, what: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", LIFE_LINE, hub],
+        [sys.executable, "-c", LIFE_LINE, what],
         cwd=root,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -69,4 +74,5 @@ def test_a_peer_asks_to_leave_and_then_ends_when_its_life_line_does(root: Path, 
         process.stdin.close()
 
         assert process.stdout.readline() == "its launching process ended\n"
+        assert (process.stdout.readline() == "kept\n") == (what == "keeping")
         assert process.wait(30) == 75

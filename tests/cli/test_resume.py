@@ -143,7 +143,7 @@ def test_a_line_that_a_kill_cut_short_does_not_spoil_the_next(tmp_path: Path, be
 
 
 SMALL = [*LAUNCH, "max_steps=30", "global_batch_size=12", "data.val_set_size=4", "swarm.min_peers=3"]
-SMALL += ["--peers", "2"]
+SMALL += ["--peers", "2", "save_steps=5"]
 
 
 @pytest.mark.slow
@@ -177,6 +177,11 @@ def test_a_run_goes_on_after_its_hub_was_killed(tmp_path: Path, cocktail: Run) -
         rows, audit = ledger.rounds(), ledger.verify(complete=True)
     assert audit.rounds == len(rows) > resumed["round"]
     assert not list((tmp_path / "out" / "ledger").glob("updates.log"))
+    made = launch.events("checkpoint") + again.events("checkpoint")
+    assert again.events("checkpoint")
+    assert all(one["fingerprint"] == f"{rows[one['round']].fingerprint:016x}" for one in made)
+    kept = [path.name for path in (tmp_path / "out" / "snapshots").iterdir()]
+    assert sorted(kept, key=int) == [str(one["round"]) for one in made[-2:]]
     told = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
     rounds = [event["round"] for event in told if event["event"] == "step"]
     assert rounds == sorted(set(rounds))

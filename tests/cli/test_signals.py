@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from cocktail_cli.errors import Interrupted
-from cocktail_cli.signals import leave_on_signal
+from cocktail_cli.signals import Asked, leave_on_signal
 
 
 def test_the_first_ctrl_c_asks_and_the_second_ends_with_130() -> None:
@@ -37,3 +40,69 @@ def test_the_handlers_of_before_are_back_afterwards() -> None:
         assert signal.getsignal(signal.SIGINT) is not before
 
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_where_nothing_is_in_flight_the_first_signal_ends_what_is_going_on() -> None:
+    asked: list[str] = []
+    with leave_on_signal(asked.append) as wish:
+        with pytest.raises(Asked), wish.ending():
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Asked), wish.ending():
+            raise AssertionError("not begun any more, once the wish is there")
+
+    assert asked == ["Ctrl-C"]
+
+
+def test_a_termination_told_to_process_and_group_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `timeout`, systemd and a closed terminal do."""
+    clock = [100.0]
+    monkeypatch.setattr("cocktail_cli.signals.time.monotonic", lambda: clock[0])
+    asked: list[str] = []
+    with leave_on_signal(asked.append):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert asked == ["SIGTERM"]
+        clock[0] += 1.0
+        with pytest.raises(Interrupted) as ended:
+            signal.raise_signal(signal.SIGTERM)
+
+    assert ended.value.exit == 143
+
+
+def test_before_the_second_signal_ends_it_waiting_calls_are_let_go() -> None:
+    done: list[str] = []
+    with leave_on_signal(lambda why: None, lambda: done.append("at once")):
+        signal.raise_signal(signal.SIGINT)
+        assert not done
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGINT)
+
+    assert done == ["at once"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+def test_under_nohup_a_closed_terminal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with leave_on_signal(lambda why: pytest.fail(why)):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+IN_TIME = """
+import sys, threading, time
+from cocktail_cli.signals import leave_in_time
+goodbye = threading.Event().wait if sys.argv[1] == "stuck" else lambda: print("bye", flush=True)
+leave_in_time(lambda: True, goodbye, lambda: 75, 0.1)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("goodbye", "said"), [("said", "bye\n"), ("stuck", "")])
+def test_a_process_that_does_not_look_is_gone_in_time(root: Path, goodbye: str, said: str) -> None:
+    command = [sys.executable, "-c", IN_TIME, goodbye]
+    ended = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, timeout=40)
+
+    assert (ended.returncode, ended.stdout) == (75, said)

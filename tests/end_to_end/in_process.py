@@ -180,23 +180,30 @@ class Swarm:
         return [self._start(name, watch) for name in names]
 
     def _start(self, name: str, watch: Callable[[Member, Event], None] | None) -> Member:
-        peer = build_peer(self.model(), self.recipe, micro_batch=2, name=name)
+        return self.go(self.prepare(name), watch)
+
+    def prepare(self, name: str) -> Member:
+        """A peer at the base weights, that is welcome and does nothing yet."""
         link = self.memory.link(name)
-        welcome = link.connect(10)
-        member = Member(name, RunLink(link), peer)
+        link.connect(10)
+        member = Member(name, RunLink(link), build_peer(self.model(), self.recipe, micro_batch=2, name=name))
+        self.members[name] = member
+        return member
+
+    def go(self, member: Member, watch: Callable[[Member, Event], None] | None = None) -> Member:
+        """Let it take part, in a thread."""
 
         def take_part() -> None:
             try:
-                for event in finetune(member.link, peer, welcome.round):
+                for event in finetune(member.link, member.peer, member.link.link.welcome.round):
                     member.events.append(event)
                     if watch:
                         watch(member, event)
             except BaseException as error:  # told by join(), in the test's own thread
                 member.error = error
 
-        member.thread = threading.Thread(target=take_part, name=name, daemon=True)
+        member.thread = threading.Thread(target=take_part, name=member.name, daemon=True)
         member.thread.start()
-        self.members[name] = member
         return member
 
     def wait(self) -> list[hub.Event]:

@@ -14,7 +14,18 @@ from torch import Tensor, nn
 
 from recipes.cocktail_sgd import Owner, mix_of
 from recipes.data import Sample, pack
-from recipes.finetune import CaughtUp, Delivery, Left, Peer, StepDone, build_peer, finetune
+from recipes.finetune import (
+    CaughtUp,
+    Delivery,
+    HandedOver,
+    Interrupted,
+    Left,
+    Peer,
+    StepDone,
+    build_peer,
+    finetune,
+    settle,
+)
 from recipes.schema import Recipe
 
 VOCABULARY, LENGTH, SAMPLES = 11, 5, 4
@@ -58,6 +69,9 @@ class FakeHub:
     deliveries: list[Delivery] = field(default_factory=list)
     aggregates: list[bytes] = field(default_factory=list)
     said: list[tuple[object, ...]] = field(default_factory=list)
+    room: int = 0
+    takes: bool | None = True  # whether it has what is handed over
+    legacies: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         parameters = VOCABULARY * VOCABULARY
@@ -95,6 +109,10 @@ class FakeHub:
 
     def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:
         self.said.append(("evaluated", round, part, tokens))
+
+    def hand_over(self, round: int, packet: bytes) -> bool | None:
+        self.legacies.append(packet)
+        return self.takes
 
     def leave(self, reason: str) -> None:
         self.said.append(("leave", reason))
@@ -179,6 +197,124 @@ def test_asked_to_leave_it_finishes_the_exchange_in_flight_and_says_goodbye() ->
     assert [delivery.delivers for delivery in hub.deliveries] == [[], [0]]
     assert hub.said[-1] == ("leave", "left on request")
     assert peer.undelivered == []
+
+
+LOSSY: dict[str, object] = {"random_ratio": 0.5, "topk_ratio": 0.2}
+
+
+def leaver(hub: FakeHub, after: int) -> Peer:
+    """A peer that is asked to leave in its micro-batch `after`."""
+    peer = peer_for(hub)
+    peer.model.register_forward_hook(
+        lambda model, *_: hub.leaving.set() if model.micro_batches == after else None
+    )
+    return peer
+
+
+@pytest.mark.parametrize("after", [10, 12], ids=["in the middle of a lease", "with a gradient at hand"])
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_leaver_hands_over_what_it_delivered_the_lease_of_and_nothing_else(
+    staleness: int, after: int
+) -> None:
+    """The gradient it was at is dropped: its lease is done again by others."""
+    hub = FakeHub(recipe(staleness=staleness, **LOSSY), [OneRound(t, t) for t in range(9)], room=10**6)
+    peer = leaver(hub, after)
+    events = list(finetune(hub, peer, now=0))
+
+    (handed_over,) = [event for event in events if isinstance(event, HandedOver)]
+    assert handed_over.smaller > 0.99, "32 bits, and room for all of it"
+    assert hub.said[-1] == ("leave", "left on request")
+    leases = sorted({lease for delivery in hub.deliveries for lease in delivery.delivers})
+    steps = sum(event.loss is not None for event in events if isinstance(event, StepDone))
+    assert leases == [0, 1]
+    assert steps == 2, "each step that was made is delivered, no other was made"
+    hub.owner.inherit("ann", hub.legacies[0], 1.0)
+    assert hub.owner.error.any()
+    common = peer.worker.common.vector
+    torch.testing.assert_close(common + hub.owner.error, alone(hub, steps), rtol=0, atol=1e-5)
+
+
+def alone(hub: FakeHub, count: int) -> Tensor:
+    """x_i after so many steps: of a peer that is alone it is plain SGD, whatever is exchanged."""
+    again = FakeHub(hub.recipe, [OneRound(t, t) for t in range(count)])
+    peer = peer_for(again)
+    steps(again, peer)
+    return peer.flat.vector
+
+
+def test_work_that_others_will_do_again_is_not_handed_over() -> None:
+    """Its packet came too late: the step is in x_i, its lease is not delivered."""
+    hub = FakeHub(recipe(**LOSSY), [OneRound(t, t) for t in range(9)], late=frozenset({2}), room=10**6)
+    peer = leaver(hub, 10)
+    events = list(finetune(hub, peer, now=0))
+
+    assert [lease.round for lease in peer.undelivered] == [1]
+    assert not any(isinstance(event, HandedOver) for event in events)
+    assert hub.legacies == []
+
+
+@pytest.mark.parametrize("takes", [True, False, None])
+def test_what_the_owner_has_or_may_have_is_in_the_residual_no_more(takes: bool | None) -> None:
+    hub = FakeHub(recipe(**LOSSY), [OneRound(t, t) for t in range(9)], room=10**6, takes=takes)
+    peer = leaver(hub, 10)
+    list(finetune(hub, peer, now=0))
+
+    assert (peer.worker.residual_norm() < 1e-6) == (takes is not False)
+
+
+def test_a_small_room_is_kept_and_no_room_takes_nothing() -> None:
+    hub = FakeHub(recipe(**LOSSY), [OneRound(t, t) for t in range(9)], room=120)
+    events = list(finetune(hub, leaver(hub, 10), now=0))
+
+    (handed_over,) = [event for event in events if isinstance(event, HandedOver)]
+    assert handed_over.size == len(hub.legacies[0]) <= 120
+    assert 0 < handed_over.smaller < 0.99
+    nothing = FakeHub(recipe(**LOSSY), [OneRound(t, t) for t in range(9)], room=20)
+    list(finetune(nothing, leaver(nothing, 10), now=0))
+    assert nothing.legacies == []
+
+
+@pytest.mark.parametrize("arrived", [True, False, None])
+def test_a_packet_whose_commit_was_not_waited_for_is_in_the_run_at_most_once(arrived: bool | None) -> None:
+    """Asked to leave in a long round: what the hub has, or may have, is not this peer's any more."""
+
+    class Slow(FakeHub):
+        def exchange(self, packet: bytes, delivery: Delivery) -> SimpleNamespace:
+            if delivery.round == 2:
+                self.leaving.set()
+                raise Interrupted("asked to leave", arrived)
+            return super().exchange(packet, delivery)
+
+    hub = Slow(recipe(**LOSSY), [OneRound(t, t) for t in range(9)], room=10**6)
+    peer = peer_for(hub)
+    events = list(finetune(hub, peer, now=0))
+    handed_over = [event for event in events if isinstance(event, HandedOver)]
+
+    assert len(handed_over) == (arrived is True), "else its leases may be done again"
+    assert peer.flight is None
+    untouched = Slow(recipe(**LOSSY), [OneRound(t, t) for t in range(9)])
+    other = peer_for(untouched)
+    with_packet = residual_before_settling(untouched, other)
+    if arrived is False:
+        torch.testing.assert_close(peer.worker.x - peer.worker.common.vector, with_packet)
+    elif arrived is None:
+        lost = torch.dist(with_packet, peer.worker.x - peer.worker.common.vector)
+        assert 0 < lost < with_packet.norm()
+
+
+def residual_before_settling(hub: FakeHub, peer: Peer) -> Tensor:
+    """d_i as the interrupted exchange saw it."""
+    before: list[Tensor] = []
+    exchange = hub.exchange
+
+    def seen(packet: bytes, delivery: Delivery) -> SimpleNamespace:
+        before[:] = [peer.worker.x - peer.worker.common.vector]
+        return exchange(packet, delivery)
+
+    hub.exchange = seen  # type: ignore[method-assign]
+    list(finetune(hub, peer, now=0))
+    settle(peer)
+    return before[0]
 
 
 def test_a_peer_that_slept_applies_what_it_missed_before_it_goes_on() -> None:

@@ -15,7 +15,7 @@ from recipes.document import leaves, sections
 from recipes.names import LATER, LORA, OTHER_NAMES
 from recipes.problems import Problem
 from recipes.recipe import Recipe, RecipeError, list_recipes, load_recipe, recipe_from_json, recipe_path
-from recipes.schema import Dataset, duration
+from recipes.schema import Checkpoint, Dataset, duration
 
 SMALL = """\
 version: 1
@@ -184,7 +184,6 @@ def test_a_wrong_name_leads_to_the_right_one(write, text: str, key: str, message
         ("data: {streaming: true}", "data.streaming"),
         ("swarm: {requires: {vram: 24GB}}", "swarm.requires"),
         ("checkpoint: {push_to_hub: true}", "checkpoint.push_to_hub"),
-        ("checkpoint: {save_steps: 100}", "checkpoint.save_steps"),
         ("logging: {report_to: [wandb]}", "logging.report_to"),
     ],
 )
@@ -455,6 +454,17 @@ def test_shares_of_steps_are_rounded_up_and_whole_numbers_are_kept() -> None:
     assert recipe.checkpoint.eval_every(5) == 3
     assert load_recipe("smoke", ["warmup_steps=7"]).training.warmup(100) == 7
     assert load_recipe("smoke", ["eval_steps=null"]).checkpoint.eval_every(100) == 0
+
+
+def test_snapshots_are_every_so_many_steps_a_share_of_them_or_never() -> None:
+    every = [Checkpoint(save_steps=steps).save_every(50) for steps in (7, 0.1, None)]
+
+    assert every == [7, 5, 0]
+    assert load_recipe("smoke").checkpoint.save_every(50) == 100
+    with pytest.raises(RecipeError, match=r"checkpoint\.save_steps *must be above 0"):
+        load_recipe("smoke", ["save_steps=0"])
+    with pytest.raises(RecipeError, match="save_total_limit"):
+        load_recipe("smoke", ["save_total_limit=0"])
 
 
 def test_the_output_folder_bears_the_recipes_name() -> None:

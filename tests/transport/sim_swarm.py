@@ -16,7 +16,7 @@ from transport import actions as do
 from transport.events import Event, RunEnded
 from transport.hub_state import HubState
 from transport.ids import Pool, expand
-from transport.ledger import EvaluationRow, OpenSession, Recovered, RoundRow
+from transport.ledger import RECENT, EvaluationRow, OpenSession, Recovered, RoundRow
 from transport.messages import (
     Evaluated,
     Hello,
@@ -32,6 +32,7 @@ from transport.messages import (
 from transport.peer_state import Link, PeerState
 from transport.rounds import Phase
 from transport.settings import RunSettings
+from transport.uploads import refuses
 
 TOKEN, STOP = "token", "stop-secret"
 TOKENS = 10
@@ -48,8 +49,9 @@ class Books:
 
     def recovered(self) -> Recovered:
         last = self.rounds[-1] if self.rounds else None
+        sessions = tuple(self.sessions.values())
         return Recovered(
-            len(self.rounds), self.counted.runs, tuple(self.sessions.values()), last, self.evaluation
+            len(self.rounds), self.counted.runs, sessions, last, self.evaluation, tuple(self.rounds[-RECENT:])
         )
 
 
@@ -137,7 +139,7 @@ class SimPeer:
         assert self.round is not None
         assert self.state.welcome is not None
         session, r = self.state.welcome.session, self.round.round
-        if self.swarm.hub.refuses_update(session, r, 100) is None:
+        if refuses(self.swarm.hub, session, f"update/{r}", 100) is None:
             self.swarm.packets[session, r] = [i for lease in self.sent for i in self.pending[lease]]
             self.swarm.act(self.swarm.hub.uploaded(session, r, self.swarm.now))
             self.uploaded = True
@@ -220,6 +222,9 @@ class SimSwarm:
         peer.dead = True
 
     def leave(self, peer: SimPeer) -> None:
+        welcome = peer.state.welcome
+        if welcome is not None and refuses(self.hub, welcome.session, "legacy/0", 100) is None:
+            self.act(self.hub.handed_over(welcome.session, 100, self.now))
         peer.say(peer.state.leave(Leave("enough")))
 
     def job(self) -> None:

@@ -62,9 +62,17 @@ def test_without_a_rate_nothing_waits_and_a_rate_of_nothing_is_our_bug() -> None
         Bucket(0)
 
 
-def test_bulk_sends_and_asks_only_while_there_is_something_left() -> None:
+def on_a_fast_line() -> BulkPeer:
+    """With one flow, and windows as wide as the hub allows."""
     peer = BulkPeer()
-    peer.up(1, 32)
+    peer.up(1, 32, 0.01, 0.0)
+    for window in peer.windows.values():
+        window.answered(window.sent(1, 1 << 30, 0, 0.0), 1 << 30, 0.01, more=False)
+    return peer
+
+
+def test_bulk_sends_and_asks_only_while_there_is_something_left() -> None:
+    peer = on_a_fast_line()
     peer.upload("update/1", bytes(5 * CHUNK), b"sum")
     peer.fetch("packet/0", lambda size, digest: Parts(size, digest, CHUNK), 5 * CHUNK + 7)
 
@@ -80,15 +88,14 @@ def test_bulk_sends_and_asks_only_while_there_is_something_left() -> None:
 
 
 def test_a_chunk_asked_for_is_expected_once() -> None:
-    peer = BulkPeer()
-    peer.up(1, 32)
+    peer = on_a_fast_line()
     peer.fetch("packet/0", lambda size, digest: Parts(size, digest, CHUNK), CHUNK + 7)
     peer.fetch("lease/1", lambda size, digest: Parts(size, digest, CHUNK))
     peer.outgoing()
 
     assert [peer.expected("packet/0", i) for i in (0, 1, 2)] == [CHUNK, 7, 0]
     assert peer.expected("lease/1", 0) == 0, "its size is not known yet"
-    peer.receive(Data("packet/0", 1, CHUNK + 7, b""), bytes(7))
+    peer.receive(Data("packet/0", 1, CHUNK + 7, b""), bytes(7), 0.0)
     assert peer.expected("packet/0", 1) == 0
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,8 +9,7 @@ from hypothesis import strategies as st
 
 from transport import bulk
 from transport.bulk import Arrived, BulkPeer, Inbox
-from transport.chunks import ChunkMap, PartFile, Parts
-from transport.errors import ProtocolError
+from transport.chunks import ChunkMap, Parts
 from transport.messages import Chunk, Data, Get, Have, Message, NoObject, Put, PutDone
 
 CHUNK = 1024
@@ -45,7 +43,7 @@ class Link:
 
     def connect(self, flow: int) -> None:
         self.wires[flow] = (deque(), deque())
-        self.peer.up(flow, self.credit)
+        self.peer.up(flow, self.credit, 0.0, 0.0)
 
     def cut(self, flow: int) -> None:
         if self.wires.pop(flow, None) is not None:
@@ -54,9 +52,8 @@ class Link:
     def say(self) -> None:
         for out in self.peer.outgoing():
             self.wires[out.flow][0].append((out.message, bytes(out.payload or b"")))
-        under = [u for flow in self.peer._under.values() for u in flow]
-        assert sum(u.up for u in under) <= self.credit
-        assert sum(not u.up for u in under) <= self.credit
+        assert sum(piece.up for piece in self.peer._under) <= self.credit
+        assert sum(not piece.up for piece in self.peer._under) <= self.credit
 
     def up(self, flow: int) -> None:
         """The hub hears the next message of this flow."""
@@ -85,7 +82,7 @@ class Link:
 
     def down(self, flow: int) -> None:
         if flow in self.wires and self.wires[flow][1]:
-            self.peer.receive(*self.wires[flow][1].popleft())
+            self.peer.receive(*self.wires[flow][1].popleft(), 0.0)
 
     def settle(self) -> None:
         for flow in (1, 2, 3):
@@ -158,6 +155,125 @@ def test_an_object_of_known_size_is_asked_for_at_once() -> None:
     assert [m.index for m, _ in link.wires[1][0] if isinstance(m, Get)] == [0, 1, 2]
 
 
+def downloading(size: int, piece: int, known: bool) -> tuple[BulkPeer, bulk.Download]:
+    """One that has asked for its first pieces of this size. One chunk is four pieces of 16 KiB."""
+    peer = BulkPeer()
+    peer.up(1, 32, 0.05, 0.0)
+    window = peer.windows[False]
+    window.answered(window.sent(1, 0, 0, 0.0), int(piece * 20), 1.0, more=False)
+    assert window.piece == piece
+    download = peer.fetch("base/a", lambda n, sha: Parts(n, sha, bulk.CHUNK), size if known else 0)
+    return peer, download
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("size", [0, 1, 16384, 65535, 65536, 200_001])
+def test_on_a_slow_line_a_chunk_comes_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, size: int, known: bool
+) -> None:
+    monkeypatch.setattr(bulk, "CHUNK", 65536)
+    data, now, largest = some(size), 1.0, 0
+    peer, download = downloading(size, 16384, known)
+    for _ in range(100):
+        for out in peer.outgoing(now=now):
+            assert isinstance(out.message, Get)
+            now += 0.05
+            start = out.message.index * out.message.chunk
+            piece = data[start : start + out.message.chunk]
+            largest = max(largest, len(piece))
+            peer.receive(Data("base/a", out.message.index, size, sha(data)), piece, now)
+
+    assert download.error is None
+    assert download.sink is not None
+    assert download.sink.finish() == data
+    assert largest == min(size, 16384)
+    assert not peer.pending
+
+
+def test_pieces_that_a_flow_lost_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "CHUNK", 65536)
+    data = some(100_000)
+    peer, download = downloading(len(data), 16384, True)
+    asked = [out.message.index for out in peer.outgoing(now=1.0) if isinstance(out.message, Get)]
+    peer.receive(Data("base/a", 0, len(data), sha(data)), data[:16384], 1.1)
+    peer.down(1)
+    peer.up(2, 32, 0.05, 1.2)
+    again = [out.message.index for out in peer.outgoing(now=1.2) if isinstance(out.message, Get)]
+
+    assert asked[:2] == [0, 1]
+    assert sorted(again)[0] == 1, "the first is here"
+    assert set(asked[1:]) <= set(again)
+    assert not download.done
+
+
+def test_pieces_change_their_size_only_while_none_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "CHUNK", 65536)
+    data = some(300_000)
+    peer, download = downloading(len(data), 16384, True)
+    window, now = peer.windows[False], 1.0
+    first = [out.message for out in peer.outgoing(now=now) if isinstance(out.message, Get)]
+    window.answered(window.sent(1, 0, 0, now), 1 << 30, now + 0.1, more=False)  # the line is fast in truth
+    meanwhile = [out.message for out in peer.outgoing(now=now) if isinstance(out.message, Get)]
+    queue = first + meanwhile
+    while queue:
+        get = queue.pop(0)
+        start = get.index * get.chunk
+        peer.receive(
+            Data("base/a", get.index, 300_000, sha(data)), data[start : start + get.chunk], now + 0.2
+        )
+        if not queue:
+            queue += [out.message for out in peer.outgoing(now=now + 0.2) if isinstance(out.message, Get)]
+
+    assert {get.chunk for get in first + meanwhile} == {16384}
+    assert download.sink is not None
+    assert download.sink.finish() == data
+
+
+def test_a_late_answer_to_a_fetch_that_was_given_up_harms_no_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bulk, "CHUNK", 65536)
+    data = some(60_000)
+    peer, _ = downloading(len(data), 16384, True)
+    late = [out.message for out in peer.outgoing(now=1.0) if isinstance(out.message, Get)]
+    peer.forget("base/a")
+    window = peer.windows[False]
+    window.answered(window.sent(1, 0, 0, 1.0), 1 << 30, 1.1, more=False)
+    download = peer.fetch("base/a", lambda n, digest: Parts(n, digest, bulk.CHUNK), len(data))
+    asked = [out.message for out in peer.outgoing(now=1.2) if isinstance(out.message, Get)]
+    for get in late + asked:
+        start = get.index * get.chunk
+        peer.receive(Data("base/a", get.index, 60_000, sha(data)), data[start : start + get.chunk], 1.3)
+
+    assert {get.chunk for get in asked} == {16384}
+    assert download.error is None
+    assert download.sink is not None
+    assert download.sink.finish() == data
+
+
+def test_a_lease_does_not_stand_behind_the_weights_of_a_model() -> None:
+    peer = BulkPeer()
+    peer.up(1, 4, 0.05, 0.0)
+    peer.fetch("base/weights", lambda size, digest: Parts(size, digest, CHUNK), 100 * CHUNK)
+    first = peer.outgoing(now=0.0)
+    peer.fetch("lease/1", lambda size, digest: Parts(size, digest, CHUNK))
+    peer.receive(Data("base/weights", 0, 100 * CHUNK, b""), bytes(CHUNK), 0.1)
+    then = peer.outgoing(now=0.1)
+
+    assert [out.message.name for out in first] == ["base/weights"] * 4
+    assert then[0].message.name == "lease/1"
+
+
+def test_a_size_that_was_announced_wrongly_is_an_error_and_no_hang() -> None:
+    peer = BulkPeer()
+    peer.up(1, 4, 0.05, 0.0)
+    download = peer.fetch("packet/1", lambda size, digest: Parts(size, digest, CHUNK), 100)
+    peer.outgoing(now=0.0)
+    peer.receive(Data("packet/1", 0, 5000, b""), bytes(CHUNK), 0.1)
+
+    assert str(download.error) == "packet/1 has 5000 bytes, expected 100"
+
+
 def test_a_refused_upload_ends_with_its_reason() -> None:
     link = Link({})
     link.refused["update/1"] = "round 1 is closed"
@@ -214,7 +330,7 @@ def test_uploads_of_closed_rounds_and_ended_sessions_are_forgotten() -> None:
             inbox.receive(session, Put(name, 2000, b"", 1024), b"")
             inbox.receive(session, Chunk(name, 0), b"x" * 1024)
     inbox.drop("t")
-    inbox.keep({"update/2"})
+    inbox.forget(lambda name: name != "update/2")
 
     assert inbox.receive("s", Put("update/2", 2000, b"", 1024), b"") == [Have("update/2", b"\1")]
     assert inbox.receive("s", Put("update/1", 2000, b"", 1024), b"") == [Have("update/1", b"\0")]
@@ -232,35 +348,3 @@ def test_a_map_knows_what_is_missing(size: int, indices: set[int]) -> None:
     assert set(chunks.missing) == set(range(chunks.count)) - good
     assert ChunkMap(size, CHUNK, int.from_bytes(chunks.bitmap(), "little")).missing == chunks.missing
     assert chunks.whole == (not chunks.missing)
-
-
-def test_a_file_goes_on_where_an_earlier_process_stopped(tmp_path: Path) -> None:
-    data, target = some(10 * CHUNK + 5), tmp_path / "weights"
-    first = PartFile(target, len(data), sha(data), CHUNK)
-    for i in (0, 1, 7):
-        first.add(i, data[i * CHUNK : (i + 1) * CHUNK])
-    first.save()
-    second = PartFile(target, len(data), sha(data), CHUNK)
-    missing = second.map.missing
-    for i in missing:
-        second.add(i, data[i * CHUNK : (i + 1) * CHUNK])
-
-    assert missing == [2, 3, 4, 5, 6, 8, 9, 10]
-    assert second.finish().read_bytes() == data
-
-
-def test_a_file_of_another_object_is_begun_anew(tmp_path: Path) -> None:
-    first = PartFile(tmp_path / "weights", 3000, sha(b"old"), CHUNK)
-    first.add(0, b"x" * CHUNK)
-    first.save()
-
-    assert PartFile(tmp_path / "weights", 3000, sha(b"new"), CHUNK).map.missing == [0, 1, 2]
-
-
-def test_a_file_with_a_wrong_checksum_is_begun_anew(tmp_path: Path) -> None:
-    part = PartFile(tmp_path / "weights", 5, sha(b"right"), CHUNK)
-    part.add(0, b"wrong")
-    with pytest.raises(ProtocolError, match="the checksum of weights is wrong"):
-        part.finish()
-
-    assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -9,8 +10,12 @@ from sim_swarm import SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
 from transport import events
+from transport.ledger import RoundRow
+from transport.pace import Pace
 from transport.rounds import Phase
 from transport.sessions import State
+
+TOOK = (1.0, 1.0, 7200.0, 1.0, -3600.0, 0.0)  # seconds by the wall clock, set forth and back
 
 
 def swarm_of(peers: int, staleness: int = 0, **changes: object) -> SimSwarm:
@@ -72,7 +77,7 @@ def test_a_peer_that_stalls_costs_a_round_three_medians_and_not_the_cap() -> Non
     assert usual == [2.0] * 4
     assert stalled == pytest.approx(6.0)
     assert after == 2.0, "it is not a member before it is heard of again"
-    assert warnings(swarm) == ["round 4 reached its deadline: it goes on without p2"]
+    assert warnings(swarm) == ["round 4 goes on without p2 (silent for 6 s), 6 s after it was opened"]
 
 
 def test_before_a_pace_is_known_the_cap_holds() -> None:
@@ -174,6 +179,69 @@ def test_a_hub_that_slept_counts_its_sleep_as_nobodys_pace() -> None:
 
     assert warnings(swarm) == []
     assert play_round(swarm, {a: 1.0}) < 10.0
+
+
+def test_after_a_restart_of_the_hub_a_silent_peer_costs_what_its_last_rounds_took() -> None:
+    swarm = swarm_of(2)
+    a, b = swarm.peers
+    for _ in range(4):
+        play_round(swarm, {a: 2.0, b: 2.0})
+    swarm.books.rounds = [replace(row, opened=1e9, committed=1e9 + 2.0) for row in swarm.books.rounds]
+    swarm.restart_hub()
+    for peer in (a, b):
+        peer.dial()
+        talk(swarm, peer)
+
+    assert play_round(swarm, {a: 2.0}) == pytest.approx(6.0), "three medians, not the cap"
+
+
+def test_clocks_that_were_set_say_nothing_about_a_pace() -> None:
+    made = Pace(60.0)
+    rows = [RoundRow(r, r, 5e6, 5e6 + took, 0, ("ann",), ("ann",), None, 0) for r, took in enumerate(TOOK)]
+    made.recover("s", "ann", rows)
+    made.recover("t", "bob", rows)
+
+    assert made.deadline(["s"], {"t": 1.0}) == 3 * 1.0
+    assert made.deadline(["t"], {"s": 1.0}) == 60.0, "it was in none of them"
+
+
+def test_a_slow_peer_that_falls_silent_is_not_waited_for_as_long_as_it_used_to_take() -> None:
+    swarm = swarm_of(2, peer_timeout=30.0)
+    a, b = swarm.peers
+    for _ in range(4):
+        play_round(swarm, {a: 9.0, b: 9.0})
+
+    assert play_round(swarm, {a: 9.0}) == pytest.approx(10.0), "a third of peer_timeout, not three medians"
+    assert "p1 (silent for 10 s)" in warnings(swarm)[-1]
+
+
+def test_it_is_told_once_for_whom_a_round_waits_that_cannot_open() -> None:
+    swarm = swarm_of(2, min_peers=2, peer_timeout=5.0)
+    a, b = swarm.peers
+    play_round(swarm, {a: 1.0, b: 1.0})
+    swarm.kill(b)
+    for _ in range(80):
+        swarm.pass_time(0.25)
+        talk(swarm, a)
+        swarm.job()
+    c = swarm.join("p1")
+    talk(swarm, c)
+
+    told = [said for said in warnings(swarm) if said.startswith("waiting")]
+    assert told == ["waiting for 1 peer: p1 (connection lost)"]
+    assert swarm.hub.phase is not Phase.WAITING
+
+
+def test_a_commit_says_until_when_its_round_would_have_waited() -> None:
+    swarm = swarm_of(2)
+    a, b = swarm.peers
+    for _ in range(4):
+        play_round(swarm, {a: 2.0, b: 2.0})
+    play_round(swarm, {a: 2.0})
+
+    commits = [e for e in swarm.events if isinstance(e, events.RoundCommitted)]
+    assert commits[-1].deadline == pytest.approx(6.0)
+    assert commits[-1].seconds == pytest.approx(6.0)
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from transport.errors import ProtocolError
 
 EXAMPLES_TO_HUB: list[m.Message] = [
     m.Hello(1, "t", "run", "ann", "CPU", {"codec": "1"}),
-    m.Resume(1, "run", "ann", "s", 3, True, [2, 3]),
-    m.Ready(4, 2**64 - 1),
+    m.Resume(1, "run", "ann", "s", 3, True, [2, 3], 7),
+    m.Ready(4, 2**64 - 1, {"base": "00ff"}),
     m.Report(4, 0, [2, 3], 1.5, 10, 0.1, 0.2),
     m.Evaluated(4, 1, 2.5, 7),
     m.Leave("enough"),
@@ -27,7 +27,21 @@ EXAMPLES_TO_HUB: list[m.Message] = [
     m.Get("packet/1", 0, 1024),
 ]
 EXAMPLES_TO_PEER: list[m.Message] = [
-    m.Welcome(1, "run", "ann", "s", "{}", "00", [m.File("a", 1, "00")], 3, 1.0, True),
+    m.Welcome(
+        1,
+        "run",
+        "ann",
+        "s",
+        "{}",
+        "00",
+        [m.File("a", 1, "00", "01")],
+        3,
+        1.0,
+        True,
+        2,
+        99,
+        [m.SnapshotOffer(2, 400, "ff", 50)],
+    ),
     m.Refused("token", "no"),
     m.Round(1, 1, 5, ["ann"], 8, True, 0, 1),
     m.Committed(1, 100, "00", ["ann"]),

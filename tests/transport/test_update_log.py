@@ -25,13 +25,17 @@ def expected(start: int, stop: int) -> list[RoundUpdates]:
     return [RoundUpdates(r, bytes([r]) * 32, tuple(updates_of(r))) for r in range(start, stop)]
 
 
-@given(st.binary(min_size=32, max_size=32), st.lists(st.tuples(st.text(), st.binary(), st.floats())))
-def test_what_went_into_a_round_is_read_as_it_was_written(
-    sha256: bytes, updates: list[tuple[str, bytes, float]]
-) -> None:
-    read = unpacked(7, b"".join(pieces(sha256, updates)))
+UPDATES = st.lists(st.tuples(st.text(), st.binary(), st.floats()))
 
-    assert repr(read) == repr(RoundUpdates(7, sha256, tuple(updates)))  # repr: NaN is not equal to itself
+
+@given(st.binary(min_size=32, max_size=32), UPDATES, UPDATES)
+def test_what_went_into_a_round_is_read_as_it_was_written(
+    sha256: bytes, updates: list[tuple[str, bytes, float]], inherited: list[tuple[str, bytes, float]]
+) -> None:
+    read = unpacked(7, b"".join(pieces(sha256, updates, inherited)))
+
+    # repr: NaN is not equal to itself
+    assert repr(read) == repr(RoundUpdates(7, sha256, tuple(updates), tuple(inherited)))
 
 
 def test_another_process_reads_the_rounds_and_goes_on(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transport import PeerLink, RunSettings
-from transport.errors import RunOver, SessionRenewed, TransportError, UpdateRejected
+from transport.errors import Leaving, RunOver, SessionRenewed, TransportError, UpdateRejected
 from transport.messages import Over, Report, Round
 
 TOKENS = 10  # of each sample
@@ -48,6 +48,7 @@ class ToyWork:
     packets: list[bytes] = field(default_factory=list)
     objects: dict[str, bytes | Path] = field(default_factory=dict)
     reject: str = ""  # packets of this peer cannot be used
+    inherited: list[tuple[str, bytes, float]] = field(default_factory=list)
 
     def samples(self, ids: Sequence[int]) -> bytes:
         return json.dumps(list(ids)).encode()
@@ -63,6 +64,11 @@ class ToyWork:
         return json.dumps(
             [round, [[peer, json.loads(packet), weight] for peer, packet, weight in updates]]
         ).encode()
+
+    def inherit(self, peer: str, packet: bytes, share: float) -> None:
+        if packet == b"bad":
+            raise UpdateRejected(peer, "not a packet")
+        self.inherited.append((peer, packet, share))
 
     def committed(self, round: int, packet: bytes) -> None:
         assert round == len(self.packets)
@@ -82,6 +88,8 @@ class ToyPeer:
     link: PeerLink
     staleness: int = 1
     before_exchange: Callable[[Round], None] = lambda _: None
+    pack: Callable[[int, list[int]], bytes] = lambda _, ids: json.dumps(ids).encode()  # the packet of a round
+    legacy: bytes = b""  # what it hands over when it is asked to leave
     packets: list[bytes] = field(default_factory=list)  # x'
     pending: dict[int, list[int]] = field(default_factory=dict)  # leases trained and not delivered
     rounds: list[int] = field(default_factory=list)
@@ -102,6 +110,10 @@ class ToyPeer:
                     self.join()
                 except RunOver as over:
                     self.over = Over(str(over), over.finished)
+                except Leaving:
+                    self.over = Over("asked to leave", False)
+            if self.legacy and self.link.leave_requested.is_set():
+                self.link.hand_over(len(self.packets), self.legacy)
             self.link.leave("done")
         except (TransportError, KeyError, AssertionError) as error:
             self.error = error
@@ -146,7 +158,7 @@ class ToyPeer:
         self.before_exchange(opened)
         if self.staleness == 1:
             self.train(opened)
-        committed = self.link.exchange(opened.round, json.dumps(ids).encode(), report)
+        committed = self.link.exchange(opened.round, self.pack(opened.round, ids), report)
         if self.link.name in committed.accepted:
             for r in delivers:
                 del self.pending[r]

@@ -1,0 +1,203 @@
+"""A joiner's way to x': files of the base, weights by the cheapest way, packets, all of it under way early.
+
+The order is that of the line, which is never idle: weights, then packets, far ahead. Reading, checking and
+loading the model happen while packets come, and applying them while the next ones do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cocktail_cli.base import (
+    File,
+    bring,
+    check_names,
+    damaged,
+    fetch_base,
+    fetched_snapshot,
+    folder_of,
+    is_weights,
+    lacking,
+    room,
+    snapshot_files,
+    to_fetch,
+)
+from cocktail_cli.events import Event, Progressed
+
+if TYPE_CHECKING:
+    from cocktail_cli.kept_peer import Kept
+    from recipes.finetune import Peer
+    from recipes.schema import Recipe
+    from transport import PeerLink, Supply
+    from transport.catch_up import Progress
+
+LEAVE_WITHIN = 5.0  # seconds
+MICRO_BATCH = 8  # sequences in memory at once, where neither the recipe nor the user says
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A peer at some x' of the run, and what it was made from."""
+
+    peer: Peer
+    holds: dict[str, str]  # digests that the hub compares with its own
+
+
+class Preparation:
+    """From a welcome to a peer that can train.
+
+    Args:
+        device, micro_batch: what this machine's owner lends; None: as the recipe says.
+        tell: hears of progress.
+        interruptible: inside this context a wish to leave is raised: for work that polls nothing.
+        kept: what this peer has of an earlier stay in this run; used up.
+    """
+
+    def __init__(
+        self,
+        link: PeerLink,
+        device: str,
+        micro_batch: int | None,
+        tell: Callable[[Event], None],
+        interruptible: Callable[[], AbstractContextManager[None]],
+        kept: Kept | None = None,
+    ) -> None:
+        from recipes.recipe import recipe_from_json
+        from transport import CatchUp
+        from transport.catch_up import Own
+
+        welcome = link.welcome
+        check_names(welcome.base)
+        self.link, self.device, self.tell, self.interruptible = link, device, tell, interruptible
+        self.files, self.folder = welcome.base, folder_of(welcome.base)
+        self.recipe = recipe_from_json(welcome.recipe)
+        self.micro_batch = micro_batch_of(self.recipe, micro_batch)
+        self.imports = Imports()
+        weights = [file for file in self.files if is_weights(file)]
+        lacking = to_fetch(weights, self.folder)
+        # What is kept goes into a model made from the base: without its weights it is no way by itself.
+        own = Own(kept.round) if kept is not None and not lacking else None
+        self.kept, self.machine = kept, CatchUp(welcome, lacking, own, room())
+
+    @property
+    def bytes(self) -> int:
+        """To be fetched before this peer can train, as far as known."""
+        return to_fetch(snapshot_files(self.files), self.folder) + self.machine.plan.bytes
+
+    def carry_out(self) -> Prepared:
+        """The peer at x' of the newest committed round.
+
+        Raises:
+            Failure: rejected, out_of_disk.
+            NotServed, Leaving, RunOver, LinkLost.
+        """
+        from transport import Supply
+
+        with closing(Supply(self.link, self.machine, self.told)) as supply, self.imports:
+            prepared = self.begun(supply)
+            worker = prepared.peer.worker
+            first = worker.common.round
+            for _, packet in supply.packets():
+                worker.catch_up(packet)
+        count = worker.common.round - first
+        self.tell(Progressed(f"caught up to round {worker.common.round} with {count} packets"))
+        return prepared
+
+    def begun(self, supply: Supply) -> Prepared:
+        """The peer where its way begins: the cheapest way that can be gone."""
+        from transport.catch_up import State
+        from transport.errors import NotServed
+
+        while True:
+            try:
+                return self.by_plan(supply)
+            except NotServed:
+                if self.machine.state is not State.WEIGHTS or not self.machine.gone(supply.ask_anew):
+                    raise
+
+    def by_plan(self, supply: Supply) -> Prepared:
+        plan = self.machine.plan
+        if plan.offer is not None:
+            with fetched_snapshot(plan.offer, self.files, supply.files, self.link.leave_or_go_on) as folder:
+                self.weights_here(supply)
+                return self.loaded(folder, plan.start, snapshot_files(self.files))
+        new = lacking(self.files, self.folder)
+        fetch_base(self.files, supply.files)
+        self.weights_here(supply)
+        old = [file for file in self.files if file not in new]
+        bring(damaged(old, self.folder, self.link.leave_or_go_on), self.folder, supply.files)
+        return self.loaded(self.folder, 0, self.files)
+
+    def take_up(self, peer: Peer) -> None:
+        """What this peer kept when it left: all of it, or what is its own where x' came another way."""
+        from transport.catch_up import Way
+
+        if self.kept is not None:
+            whole = self.machine.plan.way is Way.OWN
+            (self.kept.restore if whole else self.kept.restore_residual)(peer)
+            self.tell(Progressed(f"back with what it kept at round {self.kept.round}"))
+
+    def weights_here(self, supply: Supply) -> None:
+        self.machine.weights_here()
+        supply.ask_ahead()
+
+    def loaded(self, folder: Path, round: int, read: Sequence[File]) -> Prepared:
+        """A peer with the model in `folder`, x' of `round`. `read`: what of the base it was made from."""
+        self.imports.wait(self.link.leave_or_go_on)
+        from recipes.base import digests_of
+        from recipes.finetune import build_peer
+        from recipes.model import load_model
+
+        self.tell(Progressed("loading the model"))
+        with self.interruptible():
+            model = load_model(folder, self.recipe.model.attn_implementation, self.device)
+            peer = build_peer(model, self.recipe, self.micro_batch, self.link.name, round)
+        self.take_up(peer)
+        recipe = hashlib.sha256(self.link.welcome.recipe.encode()).hexdigest()
+        return Prepared(peer, {**digests_of(read), "recipe": recipe})
+
+    def told(self, p: Progress) -> None:
+        from transport.catch_up import State
+
+        what = f"fetching the {p.way.value}" if p.state is State.WEIGHTS else "catching up"
+        self.tell(Progressed(what, p.done, p.total, "bytes", round(p.rate), p.eta))
+
+
+class Imports:
+    """Imports what loads a model, in a thread, while the weights come: it takes seconds.
+
+    No other thread may import these meanwhile: transformers' lazy modules do not bear it.
+    """
+
+    def __init__(self) -> None:
+        self.thread = threading.Thread(target=self.bring, name="imports", daemon=True)
+
+    @staticmethod
+    def bring() -> None:
+        with suppress(Exception):  # whoever needs it will meet it again, where it can be told
+            from transformers import AutoModelForCausalLM  # noqa: F401
+
+            import recipes.finetune  # noqa: F401
+
+    def wait(self, go_on: Callable[[], object]) -> None:
+        while self.thread.is_alive():
+            go_on()
+            self.thread.join(0.1)
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.join(LEAVE_WITHIN)  # Python does not like to end in the middle of an import
+
+
+def micro_batch_of(recipe: Recipe, wanted: int | None) -> int:
+    """Sequences in memory at once: this machine's word, else the recipe's, else MICRO_BATCH."""
+    asked = recipe.training.per_device_train_batch_size
+    return wanted or (MICRO_BATCH if asked == "auto" else asked)

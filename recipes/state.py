@@ -1,0 +1,300 @@
+"""Snapshots: x' of one round as a model folder, folded from an earlier one and the packets between.
+
+    model.safetensors   header | x' in FP32, in the order of the layout | the base's buffers, as they were
+
+Memory is bounded whatever the size of the model: the vector is swept window by window, and all packets of a
+batch move on together, in the order of their rounds, so that each window is read and written once a batch.
+The result is that of `cocktail_sgd.fold`, bit for bit: each element meets the same additions in the same
+order.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+
+from compress import Cocktail, PacketError, fingerprint, pieces
+from compress.pieces import memory
+from compress.streams import Bytes, InFile
+from compress.walk import Walk, places
+from recipes.problems import ModelError
+from recipes.weights import WEIGHTS, Kind, StoredVector, read_header, write_header
+
+HASHES = WEIGHTS + ".sha256"  # of its chunks
+CHUNK = 1 << 20  # bytes of such a chunk
+WINDOW = 1 << 20  # elements; a multiple of every block of a sample, and of a row of the fingerprint
+WINDOW_TAKES = 48 * WINDOW  # bytes of memory, about, while one is worked on
+BUDGET = 384 << 20  # bytes of memory of a fold, in all
+SPARE = 256 << 20  # bytes that stay free on the disk
+
+
+class Abandoned(Exception):
+    """The fold was asked to stop."""
+
+
+class WrongFold(ModelError):
+    """Base and packets do not give the model that the run's peers hold."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the run's peers agreed on."""
+
+    round: int
+    fingerprint: int  # of x' before it
+
+
+@dataclass(frozen=True)
+class Fold:
+    """x' of one round: what it is made of, and what is known of it."""
+
+    run: str
+    mix: Cocktail
+    seed: int
+    source: StoredVector
+    start: int  # the round that the source is x' of
+    packets: Sequence[Bytes]  # of the rounds from there on
+    known: Known | None = None  # of a round from `start` to the last: looked at in passing
+    stop: Callable[[], bool] = lambda: False  # asked between two windows
+    budget: int = BUDGET
+
+    @property
+    def round(self) -> int:
+        return self.start + len(self.packets)
+
+    def write(self, folder: Path) -> int:
+        """The weights of x' into `folder`, on the disk when this returns; the fingerprint of x'.
+
+        Errors: WrongFold, Abandoned; OSError with ENOSPC, before anything is written where that can be seen.
+        A file begun stays behind: the folder is the caller's to remove.
+        """
+        told = {"format": "pt", "cocktail_round": str(self.round), "cocktail_run": self.run}
+        layout = self.source.layout
+        tensors = {
+            name: Kind("F32", shape, 4 * (end - begin))
+            for name, shape, begin, end in zip(
+                self.source.names, layout.shapes, layout.offsets, layout.offsets[1:], strict=False
+            )
+        } | {name: tensor.kind for name, tensor in self.source.others.items()}
+
+        def header(number: int) -> bytes:
+            return write_header(told | {"cocktail_fingerprint": f"{number:016x}"}, tensors)
+
+        start = len(header(0))
+        _check_room(folder, start + sum(tensor.size for tensor in tensors.values()))
+        with open(folder / WEIGHTS, "w+b", buffering=0) as file:
+            number = self._sweep(file, start)
+            file.seek(start + 4 * layout.size)
+            for tensor in self.source.others.values():
+                for at in range(0, len(tensor.data), CHUNK):
+                    _write(file, bytes(tensor.data[at : at + CHUNK]))
+            file.seek(0)
+            _write(file, header(number))
+            os.fsync(file.fileno())
+        return number
+
+    def _sweep(self, file: BinaryIO, start: int) -> int:
+        """The vector into the file from byte `start` on, a batch of packets at a time."""
+        size = self.source.layout.size
+        walks = [self.mix.walk(size, self.seed, self.start + i) for i in range(len(self.packets))]
+        number = 0
+        for first, last in self._batches(walks):
+            batch = []
+            for i in range(first, last):
+                self._poll()
+                with _packet_of(self.start + i):
+                    batch.append(_Way(self.start + i, walks[i], self.packets[i]))
+            looked, number = 0, 0
+            mark = self.known.round - self.start - first if self.known else -1  # looked at before this packet
+            for begin in range(0, size, WINDOW):
+                end = min(begin + WINDOW, size)
+                if first == 0:
+                    window = self.source.read(begin, end)
+                else:
+                    place = InFile(file, start + 4 * begin, 4 * (end - begin))
+                    window = np.frombuffer(bytearray(bytes(place)), np.float32)
+                looked += self._through(batch, window, begin, mark)
+                number += fingerprint(torch.from_numpy(window), begin)
+                file.seek(start + 4 * begin)
+                _write(file, window.data)
+            if 0 <= mark <= last - first:
+                self._check(number if mark == last - first else looked)
+        return number & 0xFFFFFFFFFFFFFFFF
+
+    def _through(self, batch: list[_Way], window: np.ndarray, begin: int, mark: int) -> int:
+        """One window through all packets; its fingerprint before packet `mark`."""
+        looked = 0
+        key: tuple[int, ...] | None = None
+        standing = np.empty(0, np.int64)
+        for i, way in enumerate(batch):
+            self._poll()
+            if i == mark:
+                looked = fingerprint(torch.from_numpy(window), begin)
+            if way.walk.key != key or i == 0:  # one epoch after the other: most rounds share their order
+                key, block = way.walk.key, way.walk.block
+                standing = places(way.walk, begin // block, -(-(begin + len(window)) // block))
+            with _packet_of(way.round):
+                way.add(window, standing)
+        return looked
+
+    def _batches(self, walks: list[Walk]) -> Iterator[tuple[int, int]]:
+        """Ranges of packets that fit into the budget together, at least one each; one even of none."""
+        first, room = 0, self.budget - WINDOW_TAKES
+        for i, walk in enumerate(walks):
+            with _packet_of(self.start + i):
+                takes = memory(self.packets[i], walk.m)
+            if i > first and takes > room:
+                yield first, i
+                first, room = i, self.budget - WINDOW_TAKES
+            room -= takes
+        yield first, len(walks)
+
+    def _poll(self) -> None:
+        if self.stop():
+            raise Abandoned
+
+    def _check(self, number: int) -> None:
+        assert self.known is not None
+        number &= 0xFFFFFFFFFFFFFFFF
+        if number != self.known.fingerprint:
+            raise WrongFold(
+                f"folding gives x' of round {self.known.round} the fingerprint {number:016x}, "
+                f"the run's peers had {self.known.fingerprint:016x}: base model or ledger is damaged"
+            )
+
+
+@contextmanager
+def _packet_of(round: int) -> Iterator[None]:
+    """What is wrong with a packet that was committed is wrong with the ledger: say which it is."""
+    try:
+        yield
+    except PacketError as error:
+        raise WrongFold(f"the packet of round {round}: {error}") from error
+
+
+class _Way:
+    """One packet on its way through the vector."""
+
+    def __init__(self, round: int, walk: Walk, packet: Bytes) -> None:
+        self.round, self.walk = round, walk
+        self.base = 0  # sampled elements that lie before the window
+        self.pieces = pieces(packet, walk.m)
+        self.where, self.values = np.empty(0, np.int64), np.empty(0, np.float32)
+
+    def add(self, window: np.ndarray, standing: np.ndarray) -> None:
+        """The packet's part in the next window; `standing`: at which places the window's units stand."""
+        block = self.walk.block
+        shift = block.bit_length() - 1
+        units = self.walk.visited(standing)
+        end = self.base + (len(units) << shift)
+        while True:
+            count = int(np.searchsorted(self.where, end))
+            at = self.where[:count] - self.base
+            at = (units[at >> shift] << shift) + (at & (block - 1))
+            window[at] += self.values[:count]
+            self.where, self.values = self.where[count:], self.values[count:]
+            if len(self.where) or (piece := next(self.pieces, None)) is None:
+                break
+            self.where, self.values = piece.positions.numpy(), piece.values.numpy()
+        self.base = end
+
+
+# ---- folders ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One that is whole."""
+
+    folder: Path
+    round: int
+    fingerprint: int
+    run: str
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / WEIGHTS
+
+    @property
+    def hashes(self) -> Path:
+        """SHA-256 of each chunk of the weights, one after the other."""
+        return self.folder / HASHES
+
+
+def snapshots(folder: Path, run: str) -> list[Snapshot]:
+    """The whole snapshots of a run, by round; what a killed hub left behind does not count."""
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not path.name.isdecimal() or not (path / WEIGHTS).is_file() or not (path / HASHES).is_file():
+            continue
+        with open(path / WEIGHTS, "rb", buffering=0) as file:
+            try:
+                header = read_header(file, str(path))
+                told = header.metadata
+                number = int(told["cocktail_fingerprint"], 16)
+                one = Snapshot(path, int(path.name), number, told["cocktail_run"])
+            except (ModelError, KeyError, ValueError):
+                continue
+        right = told.get("cocktail_round") == path.name and one.run == run
+        if right and (path / WEIGHTS).stat().st_size == header.size:
+            found.append(one)
+    return sorted(found, key=lambda one: one.round)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what a killed hub had begun to write."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        begun = path.name.isdecimal() and not (path / WEIGHTS).exists()
+        if path.is_dir() and (begun or path.name.endswith(".part")):
+            shutil.rmtree(path, ignore_errors=True)  # in use, on Windows: at the next start
+
+
+def write_hashes(folder: Path, stop: Callable[[], bool]) -> None:
+    """The hashes of the chunks of the weights in `folder`, beside them. Errors: Abandoned."""
+    digests = []
+    with open(folder / WEIGHTS, "rb", buffering=0) as file:
+        while chunk := file.read(CHUNK):
+            if stop():
+                raise Abandoned
+            digests.append(hashlib.sha256(chunk).digest())
+    with open(folder / HASHES, "wb") as file:
+        file.write(b"".join(digests))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_beside(folder: Path, base: Path, tokenizer: Path) -> None:
+    """What makes a folder of weights a model: the base's config, for FP32, and the files of a tokenizer."""
+    for file in sorted(path for path in tokenizer.iterdir() if path.is_file()):
+        shutil.copyfile(file, folder / file.name)
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    config.pop("torch_dtype", None)  # its older name
+    config["dtype"] = "float32"
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if (base / "generation_config.json").is_file():
+        shutil.copyfile(base / "generation_config.json", folder / "generation_config.json")
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed + SPARE:
+        said = f"a model of {needed / 1e9:.2f} GB does not fit, {free / 1e9:.2f} GB are free"
+        raise OSError(errno.ENOSPC, said, str(folder))
+
+
+def _write(file: BinaryIO, data: bytes | memoryview) -> None:
+    """All of it: an unbuffered file may take less at a time."""
+    rest = memoryview(data).cast("B")
+    while len(rest):
+        rest = rest[file.write(rest) :]

@@ -1,0 +1,78 @@
+"""A disk of a few MB that can be filled and emptied from outside: a tmpfs in a mount namespace of one's own.
+
+with small_disk(folder, megabytes=16) as disk:
+    subprocess.run([*disk.inside, "cocktail", "launch", "smoke", "-o", disk.path])
+    disk.fill()
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True)
+class SmallDisk:
+    """A file system that only processes started with `inside` see under its `path`."""
+
+    path: Path
+    holder: int  # process that keeps the namespace
+
+    @property
+    def inside(self) -> list[str]:
+        """What to put before a command, to run it where the disk is."""
+        return [
+            "nsenter",
+            "-t",
+            str(self.holder),
+            "-U",
+            "-m",
+            "--preserve-credentials",
+            "--wd=" + os.getcwd(),
+        ]
+
+    @property
+    def outside(self) -> Path:
+        """The same folder for this process."""
+        return Path(f"/proc/{self.holder}/root{self.path}")
+
+    def fill(self, leave: int = 0) -> None:
+        """Leave so many bytes free."""
+        with (self.outside / "filler").open("ab") as file:
+            free = os.statvfs(self.outside).f_bavail * 4096
+            os.posix_fallocate(file.fileno(), file.tell(), max(1, free - leave))
+
+    def empty(self) -> None:
+        """Make room again."""
+        (self.outside / "filler").unlink()
+
+
+@contextmanager
+def small_disk(path: Path, megabytes: int) -> Iterator[SmallDisk]:
+    """Skips the test, with the reason, where the system has no such thing."""
+    if not (shutil.which("unshare") and shutil.which("nsenter")):
+        pytest.skip("no small disk: unshare and nsenter (Linux) are not here")
+    path.mkdir(parents=True, exist_ok=True)
+    mount = f"mount -t tmpfs -o size={megabytes}m tmpfs '{path}' && echo ready && exec cat"
+    with subprocess.Popen(
+        ["unshare", "-Urm", "sh", "-c", mount],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stderr is not None
+        if holder.stdout.readline() != "ready\n":
+            holder.stdin.close()
+            pytest.skip(f"no small disk: {holder.stderr.read().strip()}")
+        yield SmallDisk(path, holder.pid)
+        holder.stdin.close()

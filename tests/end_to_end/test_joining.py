@@ -1,0 +1,148 @@
+"""A late joiner with a real model: by the base or by a snapshot it holds the x' of the run to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from threading import Event as Flag
+from threading import Thread
+
+import pytest
+import torch
+from in_process import Member, Swarm, recipe_of, rows, save_tiny
+from safetensors.torch import save_file
+
+from cocktail_cli.events import Event, Progressed
+from cocktail_cli.join import versions
+from cocktail_cli.link import RunLink
+from cocktail_cli.prepare import Preparation
+from cocktail_cli.runs import cache
+from cocktail_cli.work import folded
+from compress import PACKET_VERSION
+from recipes.finetune import StepDone, finetune
+from transport import RunSettings
+from transport.catch_up import Way
+from transport.chunks import hashes_of
+from transport.errors import RefusedByHub
+from transport.messages import Hello, Refused, SnapshotOffer
+from transport.sessions import refusal
+
+AT = 4  # round of the snapshot
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COCKTAIL_HOME", str(tmp_path / "home"))
+
+
+@contextmanager
+def in_the_middle(folder: Path, family: str = "gpt2_tied") -> Iterator[tuple[Swarm, Flag]]:
+    """A run whose only peer has paused after six rounds, until the flag is set."""
+    data = folder / "data.txt"
+    data.write_text("\n".join(rows(60)))
+    recipe = recipe_of(save_tiny(family, folder / "model"), data)
+    paused, go_on = Flag(), Flag()
+
+    def watch(member: Member, event: object) -> None:
+        if isinstance(event, StepDone) and event.round == 5:
+            paused.set()
+            assert go_on.wait(60)
+
+    with Swarm(recipe, folder) as swarm:
+        swarm.start("ann", watch=watch)
+        assert paused.wait(60)
+        try:
+            yield swarm, go_on
+        finally:
+            go_on.set()
+
+
+def offer_snapshot(swarm: Swarm, folder: Path) -> SnapshotOffer:
+    """x' of round AT as the hub will write it, offered."""
+    x = folded(swarm.recipe, swarm.base.folder, swarm.folder / "ledger", AT)
+    file = folder / "snapshot.safetensors"
+    tensors = dict(zip(x.layout.names, x.layout.views(x.common.vector), strict=True))
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, file, {"format": "pt"})
+    name, hashes = f"snapshot/{AT}/model.safetensors", hashes_of(file)
+    swarm.work.files[name] = file
+    swarm.work.hashes[f"hashes/{name}"] = hashes
+    before = swarm.memory.ledger.rounds()[AT].offset
+    offer = SnapshotOffer(AT, file.stat().st_size, hashlib.sha256(hashes).hexdigest(), before)
+    swarm.memory.hub.offer([offer])
+    return offer
+
+
+def preparation(swarm: Swarm, told: list[Event], name: str = "bob") -> Preparation:
+    link = swarm.memory.link(name)
+    link.connect(10)
+    return Preparation(link, "cpu", 2, told.append, nullcontext)
+
+
+@pytest.mark.parametrize("way", [Way.BASE, Way.SNAPSHOT])
+def test_a_late_joiner_holds_x_to_the_bit_and_trains_to_the_end(tmp_path: Path, way: Way) -> None:
+    told: list[Event] = []
+    with in_the_middle(tmp_path) as (swarm, go_on):
+        if way is Way.SNAPSHOT:
+            offer_snapshot(swarm, tmp_path)
+        joining = preparation(swarm, told)
+        prepared = joining.carry_out()
+        common = prepared.peer.worker.common
+        truth = folded(swarm.recipe, swarm.base.folder, swarm.folder / "ledger", common.round).common
+        assert (joining.machine.plan.way, common.round) == (way, 6)
+        assert torch.equal(common.vector, truth.vector)
+        assert common.fingerprint == truth.fingerprint
+        link = RunLink(joining.link)
+        link.holds = prepared.holds
+        thread = Thread(target=lambda: list(finetune(link, prepared.peer, common.round)))
+        thread.start()
+        go_on.set()
+        swarm.finish()
+        thread.join(30)
+        assert torch.equal(prepared.peer.worker.common.vector, swarm.folded())
+        swarm.audit()
+
+    assert sorted(prepared.holds) == (
+        ["base", "recipe", "tokenizer"] if way is Way.BASE else ["recipe", "tokenizer"]
+    )
+    assert not (cache() / "snapshots").exists() or not list((cache() / "snapshots").iterdir())
+    states = [event.state for event in told if isinstance(event, Progressed)]
+    assert states[-1] == f"caught up to round 6 with {6 if way is Way.BASE else 2} packets"
+    assert f"fetching the {way.value}" in states
+
+
+def test_a_base_that_is_not_the_runs_is_refused_with_both_hashes(tmp_path: Path) -> None:
+    with in_the_middle(tmp_path) as (swarm, _):
+        joining = preparation(swarm, [])
+        prepared = joining.carry_out()
+        other = {**prepared.holds, "base": "12" * 32}
+        joining.link.ready(6, prepared.peer.worker.common.fingerprint, other)
+        with pytest.raises(RefusedByHub, match="base weights: you have 121212121212, the run has") as refused:
+            joining.link.next_round()
+
+    assert refused.value.code == "state"
+
+
+def test_a_cached_base_that_was_damaged_is_mended_before_it_is_loaded(tmp_path: Path) -> None:
+    with in_the_middle(tmp_path) as (swarm, _):
+        first = preparation(swarm, [])
+        first.carry_out()
+        weights = first.folder / "model.safetensors"
+        data = bytearray(weights.read_bytes())
+        data[-100] ^= 0x10
+        weights.write_bytes(data)
+        second = preparation(swarm, [], "cem")
+        wanted = second.bytes
+        peer = second.carry_out().peer
+        truth = folded(swarm.recipe, swarm.base.folder, swarm.folder / "ledger", 6).common
+
+    assert wanted == second.link.welcome.log_bytes, "by its size it is there"
+    assert torch.equal(peer.worker.common.vector, truth.vector)
+
+
+def test_a_peer_of_another_codec_is_refused_with_both_versions() -> None:
+    settings = RunSettings("run", "{}", "00", 1, 1, versions={"codec": "99"})
+    refused = refusal(Hello(1, "t", "run", "bob", "", versions()), settings, "t", over=False, peers=0)
+
+    assert refused == Refused("version", f"codec: you have {PACKET_VERSION}, the run has 99")

@@ -1,0 +1,395 @@
+"""Doing the faults of a schedule to a swarm, and seeing to it that everybody comes back.
+
+Each target has a thread that works through its faults in order: it does the harm, waits, undoes what has to
+be undone (only what a person would: start the process again, plug the cable in), then waits until a packet of
+the peer is in a committed round. What comes of it is a `Record`; what must not be is its `problem`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from chaos_schedule import GUEST, KINDS, Fault
+from chaos_swarm import GUEST as OUT_OF_ORDER
+from chaos_swarm import STARTS, Child, Json, Stopped, Swarm
+
+from transport import parse_url
+from transport.admin import ask_status
+from transport.errors import TransportError
+
+LEAVES = 25.0  # seconds from the signal to the end of the process
+GIVEN_UP = 60.0  # seconds until one that does not is killed, so that the run can go on
+BACK = 60.0  # seconds of hub time until a peer that can come back has a packet in a committed round
+RECONNECTS = 10.0  # seconds from the hub's listening until the peers are there again
+HUNG = 120.0  # seconds of hub time without a commit
+SLOW = (0.18, 0.02)  # seconds stopped and running in turn: a tenth of the speed
+EARLY = {0, 130, 143, -signal.SIGINT, -signal.SIGTERM, -getattr(signal, "SIGHUP", 1)}  # before it has joined
+DISK = 'mount -t tmpfs -o size=256k tmpfs {home} && exec "$@"'  # in a user namespace of its own
+
+
+@dataclass
+class Record:
+    """What came of a fault. Times are monotonic seconds, None where it did not come to that."""
+
+    fault: Fault
+    began: float
+    ended: float = 0.0  # when the harm was undone
+    commit_s: float | None = None  # from the beginning (hub: from its listening) to the next committed round
+    back_s: float | None = (
+        None  # from the end (hub: from its listening) until the peer works (the peers are there)
+    )
+    said: str = ""
+    problem: str = ""
+
+
+class Failed(Exception):
+    """A promise was broken by this fault; the message says which."""
+
+
+class Chaos:
+    """The faults of one run."""
+
+    def __init__(self, swarm: Swarm, faults: Sequence[Fault], log: Path) -> None:
+        self.swarm, self.faults = swarm, list(faults)
+        self.records: list[Record] = []
+        self.ending = threading.Event()  # no new faults; those that last are cut short
+        self.busy: dict[str, Fault] = {}
+        self._log, self._lock = log.open("a", encoding="utf-8"), threading.Lock()
+        self._threads: list[threading.Thread] = []
+        for fault in self.faults:
+            self.write("planned", fault)
+        self.started = 0.0
+
+    def write(self, what: str, fault: Fault | None = None, **more: object) -> None:
+        line = {"t": round(time.time(), 3), "what": what} | (asdict(fault) if fault else {}) | more
+        with self._lock:
+            self._log.write(json.dumps(line) + "\n")
+            self._log.flush()
+
+    def start(self) -> None:
+        """Begin now; a thread for each target."""
+        self.started = time.monotonic()
+        for target in sorted({fault.target for fault in self.faults}):
+            thread = threading.Thread(target=self._lane, args=(target,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    @property
+    def idle(self) -> bool:
+        """Has every lane ended?"""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def close(self) -> None:
+        self._log.close()
+
+    # ---- one target ------------------------------------------------------------------------------------
+
+    def _lane(self, target: str) -> None:
+        try:
+            for fault in self.faults:
+                if fault.target == target:
+                    if self.ending.wait(max(0.0, self.started + fault.at - time.monotonic())):
+                        return
+                    self._inflict(fault)
+        except Stopped:
+            return
+
+    def _inflict(self, fault: Fault) -> None:
+        record = Record(fault, time.monotonic())
+        self.busy[fault.target] = fault
+        self.write("begins", fault)
+        try:
+            getattr(self, "do_" + fault.kind.replace("-", "_"))(fault, record)
+        except Failed as failed:
+            record.problem = str(failed)
+            peer = self.swarm.peers.get(fault.target)
+            if peer is not None and not peer.alive:  # the faults to come need it
+                self.swarm.peers[fault.target] = self.swarm.join(fault.target)
+        finally:
+            record.ended = record.ended or time.monotonic()
+            self.records.append(record)
+            self.write(
+                "ended",
+                fault,
+                commit_s=record.commit_s,
+                back_s=record.back_s,
+                said=record.said,
+                problem=record.problem,
+            )
+            del self.busy[fault.target]
+
+    def _lasts(self, seconds: float) -> None:
+        """While the harm lasts; shorter where the run is about to end."""
+        self.ending.wait(seconds)
+
+    def _undone(self, record: Record, child: Child | None = None) -> None:
+        """Wait for the next commit, and for a packet of this peer in one.
+
+        Raises Failed where one of the two does not come."""
+        record.ended = record.ended or time.monotonic()
+        name = record.fault.target
+
+        def accepted(event: Json) -> bool:
+            return event.get("event") == "step" and name in event["accepted"]
+
+        def there() -> bool:
+            dead = child is not None and not child.alive
+            return bool(dead or self.swarm.finished or self.swarm.first(accepted, record.ended))
+
+        came = self.swarm.wait_for(there, BACK, hub_time=True)
+        self._note_commit(record, record.began)
+        told = self.swarm.first(accepted, record.ended)
+        if told:
+            record.back_s = round(told.at - record.ended, 2)
+        elif self.swarm.finished or (child is not None and child.saw_the_end):
+            record.said += " the run was over before it was back"
+        elif child is not None and not child.alive:
+            raise Failed(
+                f"{name} ended with exit {child.process.returncode} instead of coming back: {last(child)}"
+            )
+        elif not came:
+            raise Failed(
+                f"{name} had no packet in a committed round for {BACK:.0f} s after the fault was over"
+            )
+
+    def _note_commit(self, record: Record, since: float) -> None:
+        told = self.swarm.first(lambda e: e.get("event") == "step", since)
+        if told:
+            record.commit_s = round(told.at - since - self.swarm.without_hub(since, told.at), 2)
+
+    def _again(self, name: str, record: Record, **how: object) -> None:
+        """Start the peer again, and wait until it works."""
+        child = self.swarm.peers[name] = self.swarm.join(name, **how)  # type: ignore[arg-type]
+        record.ended = time.monotonic()
+        self._undone(record, child)
+
+    def _leaves(self, child: Child, fault: Fault, record: Record, expects: set[int], why: str) -> None:
+        """Ask it to leave; it must end within LEAVES, with one of these statuses."""
+        child.expects, child.why = expects, why
+        asked = time.monotonic()
+        child.signal(getattr(signal, fault.signal))
+        try:
+            child.process.wait(GIVEN_UP)
+        except subprocess.TimeoutExpired:
+            child.kill()
+        took = time.monotonic() - asked
+        record.said += f" {fault.signal} -> exit {child.process.returncode} in {took:.1f} s"
+        if took > LEAVES:
+            raise Failed(f"{child.name} took {took:.1f} s to leave after {fault.signal}: {last(child)}")
+
+    # ---- peers -----------------------------------------------------------------------------------------
+
+    def do_kill(self, fault: Fault, record: Record) -> None:
+        self.swarm.peers[fault.target].kill()
+        self._lasts(fault.pause)
+        self._again(fault.target, record)
+
+    def do_leave(self, fault: Fault, record: Record) -> None:
+        self._leaves(self.swarm.peers[fault.target], fault, record, {0}, f"asked to leave by {fault.signal}")
+        self._lasts(fault.pause)
+        self._again(fault.target, record)
+
+    def do_leave_early(self, fault: Fault, record: Record) -> None:
+        self.do_kill(fault, record)
+        self._leaves(self.swarm.peers[fault.target], fault, record, {0}, f"asked to leave by {fault.signal}")
+        child = self.swarm.peers[fault.target] = self.swarm.join(fault.target)
+        self._lasts(fault.lasts)
+        joined = child.has("joined")
+        when = "after" if joined else "before"
+        self._leaves(child, fault, record, {0} if joined else EARLY, f"{fault.signal} {when} it had joined")
+        self._again(fault.target, record)
+
+    def do_stop(self, fault: Fault, record: Record) -> None:
+        child = self.swarm.peers[fault.target]
+        child.signal(signal.SIGSTOP)
+        self._lasts(fault.lasts)
+        child.signal(signal.SIGCONT)
+        self._undone(record, child)
+
+    def do_slow(self, fault: Fault, record: Record) -> None:
+        child, stopped, runs = self.swarm.peers[fault.target], *SLOW
+        until = time.monotonic() + fault.lasts
+        while time.monotonic() < until and not self.ending.is_set():
+            child.signal(signal.SIGSTOP)
+            time.sleep(stopped)
+            child.signal(signal.SIGCONT)
+            time.sleep(runs)
+        self._undone(record, child)
+
+    def do_dark(self, fault: Fault, record: Record) -> None:
+        link = self.swarm.links[fault.target]
+        link.light.clear()
+        self._lasts(fault.lasts)
+        link.light.set()
+        self._undone(record, self.swarm.peers[fault.target])
+
+    def do_half_open(self, fault: Fault, record: Record) -> None:
+        record.said = f"{self.swarm.links[fault.target].swallow()} connections"
+        self._undone(record, self.swarm.peers[fault.target])
+
+    def do_cut(self, fault: Fault, record: Record) -> None:
+        record.said = f"{self.swarm.links[fault.target].cut()} connections"
+        self._undone(record, self.swarm.peers[fault.target])
+
+    def do_clock(self, fault: Fault, record: Record) -> None:
+        self._leaves(self.swarm.peers[fault.target], fault, record, {0}, f"asked to leave by {fault.signal}")
+        self._lasts(fault.pause)
+        wrong = (*OUT_OF_ORDER, "--hours", str(fault.hours), "--")
+        self._again(fault.target, record, command=wrong)
+
+    def do_twice(self, fault: Fault, record: Record) -> None:
+        """The second must be in the run under a name of its own; the first is not to notice."""
+        name, first = fault.target, self.swarm.peers[fault.target]
+        if not first.alive:
+            raise Failed(f"{name} had ended with exit {first.process.returncode}: {last(first)}")
+        second = self.swarm.join(name)
+        self.swarm.wait_for(lambda: second.has("joined") or not second.alive, STARTS)
+        self._lasts(fault.lasts)
+        given = next((e["peer"] for e in second.told() if e.get("event") == "joined"), "")
+        if not second.alive:
+            raise Failed(f"the second {name} ended with exit {second.process.returncode}: {last(second)}")
+        if given in ("", name):
+            raise Failed(f"the second {name} goes by the name {given!r}")
+        self._leaves(second, fault, record, {0}, f"asked to leave by {fault.signal}")
+        self._undone(record, first)
+
+    # ---- joiners that never get far --------------------------------------------------------------------
+
+    def do_memory(self, fault: Fault, record: Record) -> None:
+        size = round((300 + 2200 * fault.dose) * 2**20)
+        command = (*OUT_OF_ORDER, "--memory", str(size), "--")
+        self._fails(fault, record, f"{size >> 20} MiB of memory", command=command)
+
+    def do_disk(self, fault: Fault, record: Record) -> None:
+        home = self.swarm.folder / "homes" / f"{GUEST}-{fault.number}"
+        home.mkdir(parents=True)
+        mount = DISK.format(home=home)
+        unshare = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh")
+        self._fails(fault, record, "a full disk", before=unshare, COCKTAIL_HOME=str(home))
+
+    def _fails(self, fault: Fault, record: Record, with_what: str, **how: object) -> None:
+        """A joiner that must end with exit 8; where it was told to be content after all, it is sent home."""
+        peer = sorted(self.swarm.links)[fault.number % len(self.swarm.links)]
+        name = f"{GUEST}-{fault.number}"
+        child = self.swarm.join(peer, name=name, **how)  # type: ignore[arg-type]
+        child.expects, child.why = {8}, with_what
+        self.swarm.wait_for(lambda: not child.alive or child.has("step") or self.ending.is_set(), STARTS)
+        record.said = f"{with_what}: "
+        record.ended = time.monotonic()
+        if child.alive:
+            statuses = {0} if child.has("joined") else EARLY
+            self._leaves(child, fault, record, statuses, f"{with_what} was enough")
+        else:
+            record.said += f"exit {child.process.returncode}, {last(child)}"
+        self._note_commit(record, record.began)
+
+    # ---- the hub ---------------------------------------------------------------------------------------
+
+    def _kill_hub(self) -> None:
+        assert self.swarm.hub is not None
+        self.swarm.hub_gone()
+        self.swarm.hub.kill()
+
+    def _resume(self, record: Record, hours: float = 0.0) -> None:
+        """Start the hub again; the peers must be there within RECONNECTS of its listening."""
+        started = time.monotonic()
+        steady = {name for name, child in self.swarm.peers.items() if child.alive and name not in self.busy}
+        hub = self.swarm.start_hub(resume=True, hours=hours)
+        self.swarm.wait_for(lambda: self.swarm.hub_up.is_set() or not hub.alive, STARTS)
+        if self.swarm.was_over:
+            hub.expects, hub.why = {4}, "the run was over, only not told"
+            self.swarm.tell_the_end()
+            record.said += " the run was over, its end had not been told"
+            return
+        if not hub.alive:
+            raise Failed(f"the hub ended with exit {hub.process.returncode} at --resume: {last(hub)}")
+        listens = record.ended = time.monotonic()
+        record.said += f" listens {listens - started:.1f} s after its start;"
+        missing = set(steady)
+        while missing and time.monotonic() < listens + BACK and not self.swarm.finished:
+            missing &= {name for name in steady if name not in self.busy and self.swarm.peers[name].alive}
+            missing -= self._there()
+            self.swarm.over.wait(0.1)
+        took = time.monotonic() - listens
+        record.back_s = round(took, 2)
+        if took > RECONNECTS:
+            raise Failed(
+                f"{took:.1f} s after the hub listened again not all peers were back: "
+                f"{', '.join(sorted(missing)) or 'all of them by now'}"
+            )
+        since = record.ended
+        self.swarm.wait_for(lambda: self.swarm.finished or self.swarm.first(is_step, since), HUNG)
+        self._note_commit(record, since)
+
+    def _there(self) -> set[str]:
+        """The names of the peers that have a connection to the hub."""
+        try:
+            peers = ask_status(parse_url(self.swarm.url), 3.0)["peers"]
+        except TransportError:
+            return set()
+        return {peer["name"] for peer in peers if peer["state"] != "lost"}
+
+    def do_hub_kill(self, fault: Fault, record: Record) -> None:
+        self._lasts(fault.lasts)
+        if self.swarm.finished:
+            return
+        record.began = time.monotonic()
+        self._kill_hub()
+        self._lasts(fault.pause)
+        self._resume(record)
+
+    def do_hub_clock(self, fault: Fault, record: Record) -> None:
+        self._kill_hub()
+        self._resume(record, hours=fault.hours)
+
+    def do_hub_kill_again(self, fault: Fault, record: Record) -> None:
+        self._kill_hub()
+        hub = self.swarm.start_hub(resume=True)
+        self._lasts(fault.lasts)
+        if not hub.alive:
+            raise Failed(f"the hub ended with exit {hub.process.returncode} at --resume: {last(hub)}")
+        self._kill_hub()
+        self._resume(record)
+
+    def do_hub_stop(self, fault: Fault, record: Record) -> None:
+        assert self.swarm.hub is not None
+        self.swarm.hub_gone()
+        self.swarm.hub.signal(signal.SIGSTOP)
+        self._lasts(fault.lasts)
+        self.swarm.hub.signal(signal.SIGCONT)
+        self.swarm.hub_back()
+        record.ended = time.monotonic()
+        since = record.ended
+        self.swarm.wait_for(lambda: self.swarm.finished or self.swarm.first(is_step, since), HUNG)
+        self._note_commit(record, since)
+
+
+def is_step(event: Json) -> bool:
+    return event.get("event") == "step"
+
+
+def last(child: Child) -> str:
+    """The last thing a process said on stderr, and where the rest is."""
+    lines = [
+        line for line in child.err.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
+    ]
+    errors = [told["error"]["message"] for told in child.told() if "error" in told]
+    said = (errors or [line for line in lines if line.startswith("error")] or lines or ["nothing"])[-1]
+    return f"{said} ({child.err})"
+
+
+def possible() -> list[str]:
+    """The kinds of faults that can be done on this machine."""
+    if not hasattr(signal, "SIGSTOP"):
+        return []
+    probe = ["unshare", "--user", "--map-root-user", "--mount", "true"]
+    can_mount = shutil.which("unshare") and subprocess.run(probe, capture_output=True).returncode == 0
+    return [kind for kind in KINDS if can_mount or kind != "disk"]

@@ -1,0 +1,136 @@
+"""scripts/chaos in short: a run under a handful of faults keeps every promise, and a broken one is found."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from chaos import PEERS, under_faults
+from chaos_checks import everybody_came_back, exits, growth_of, rounds_in_time
+from chaos_faults import Record, possible
+from chaos_link import Link
+from chaos_run import Workload, write_data
+from chaos_schedule import HUB, HUB_SHARE, KINDS, Fault, hub_kills, schedule
+from chaos_swarm import Child, Look, Swarm, Told
+
+THREE = ["ann", "bob", "cyd"]
+
+
+def fault(number: int, kind: str, target: str, lasts: float = 0.0) -> Fault:
+    return Fault(number, 0.3, kind, target, lasts, 0.0, "SIGTERM", 0.0, 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not possible(), reason="no SIGSTOP and SIGKILL on this system")
+def test_a_run_under_faults_keeps_every_promise(tmp_path: Path) -> None:
+    write_data(tmp_path / "rows.jsonl", 2000)
+    faults = [
+        fault(0, "stop", "ann", 4.0),
+        fault(1, "kill", "bob"),
+        fault(2, "half-open", "cyd"),
+        fault(3, "hub-kill", HUB, 1.0),
+    ]
+    out = under_faults("run", Workload(3, 60, 1, batch=24), faults, None, math.inf, tmp_path)
+
+    assert out.kept, "\n".join(out.lines())
+    assert {record.fault.kind for record in out.records} == {"stop", "kill", "half-open", "hub-kill"}
+
+
+def test_the_faults_follow_from_the_seed() -> None:
+    first, again, other = (list(schedule(seed, 600, THREE, 5, list(KINDS))) for seed in (1, 1, 2))
+
+    assert first == again
+    assert first != other
+    assert list(hub_kills(1, 5)) == list(hub_kills(1, 5))
+
+
+def test_every_kind_of_fault_comes_and_what_is_watched_for_its_memory_is_left_alive() -> None:
+    faults = list(schedule(1, 1800, PEERS[:4], 9, list(KINDS)))
+
+    assert {f.kind for f in faults} == set(KINDS)
+    assert {f.target for f in faults if KINDS[f.kind].ends} == {"ann", "bob", "cyd"}
+    assert max(f.at for f in faults if f.target == HUB) < HUB_SHARE * 1800
+    assert {60.0, 5.0} <= {f.lasts for f in faults if f.kind in ("stop", "dark")}
+
+
+# ---- the checks find what they are for ---------------------------------------------------------------------
+
+
+def ended(tmp_path: Path, status: int) -> Child:
+    process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({status})"], text=True)
+    process.wait()
+    return Child("ann", process, tmp_path / "out", tmp_path / "ann-1.err")
+
+
+def swarm_of(tmp_path: Path) -> Swarm:
+    return Swarm(tmp_path / "run", [], [])
+
+
+def test_a_wrong_exit_status_is_named_with_its_log(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path)
+    swarm.children = [ended(tmp_path, 0), ended(tmp_path, 75)]
+    check = exits(swarm)
+
+    assert not check.kept
+    assert "ann ended with exit 75, expected 0" in check.figure
+    assert "ann-1.err" in check.figure
+
+
+def test_a_round_that_took_too_long_is_found_and_the_time_without_a_hub_is_not_its_own(
+    tmp_path: Path,
+) -> None:
+    swarm = swarm_of(tmp_path)
+    swarm.told = [Told(float(at), {"event": "step", "round": i}) for i, at in enumerate((0, 1, 2, 60))]
+
+    assert not rounds_in_time(swarm, [], step_timeout=30.0).kept
+    swarm.no_hub = [[3.0, 40.0]]
+    assert rounds_in_time(swarm, [], step_timeout=30.0).kept
+
+
+def test_a_fault_that_was_not_survived_is_named() -> None:
+    record = Record(fault(3, "stop", "bob"), 0.0, problem="bob had no packet in a committed round for 60 s")
+    check = everybody_came_back([record])
+
+    assert not check.kept
+    assert check.figure == "stop of bob at 0 s: bob had no packet in a committed round for 60 s"
+
+
+@pytest.mark.parametrize(("more", "flat"), [(0.0, True), (0.5e6, False)])
+def test_memory_that_grows_steadily_is_found(tmp_path: Path, more: float, flat: bool) -> None:
+    child = ended(tmp_path, 0)
+    child.works = 100.0
+    child.memory = [Look(100.0 + t, round(500e6 + more * t), 30) for t in range(600)]
+    growth = growth_of(child)
+
+    assert growth is not None
+    assert growth.flat is flat
+
+
+def test_a_swallowed_connection_brings_nothing_more_while_a_new_one_does() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        link = Link()
+        link.hub_port = hub.getsockname()[1]
+        try:
+            old = socket.create_connection(("127.0.0.1", link.port))
+            behind, _ = hub.accept()
+            old.sendall(b"a")
+            assert behind.recv(1) == b"a"
+            assert link.swallow() == 1
+            old.sendall(b"b")
+            behind.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                behind.recv(1)
+            new = socket.create_connection(("127.0.0.1", link.port))
+            beyond, _ = hub.accept()
+            new.sendall(b"c")
+            assert beyond.recv(1) == b"c"
+        finally:
+            link.close()

@@ -1,6 +1,6 @@
 """How long a snapshot takes and how much memory: a model of the given size, folded as a hub would do it.
 
-    python scripts/bench_fold.py --params 1.5e9 --rounds 50 --folder /tmp/fold
+    python scripts/bench_fold.py --params 1.5e9 --rounds 50 --folder DIR
 
 Writes a base of one large tensor in BF16 and a packet of the default compression that serves every round
 (each visits other coordinates), then folds them in a process of its own and prints its peak memory.

@@ -170,6 +170,7 @@ def serve() -> None:
 def become(folder: str, arguments: list[str], before: str, terminal: str, home: str) -> None:
     """In the child: the command, as if it had been typed."""
     os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as a terminal gives it: the tests may run under nohup
     os.chdir(folder)
     stdin = os.open(terminal or os.devnull, os.O_RDWR)
     files = [

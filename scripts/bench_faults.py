@@ -13,7 +13,6 @@ the program where the ledger does not verify, or where somebody who can come bac
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -165,27 +164,16 @@ def row(case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("cases", nargs="*")
-    asked.add_argument("--list", action="store_true")
-    asked.add_argument("--inside", help=argparse.SUPPRESS)
-    args = asked.parse_args()
-    if args.inside:
-        print(json.dumps(measure(Case(**json.loads(args.inside)))))
-        return
-    if args.list:
-        print("\n".join(CASES))
-        return
+    chosen = lab.asked_for(__doc__, CASES, measure)
     print("| fault | usual round | deadline | commit | after | packets in it | back | equal | told |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for name, case in CASES.items():
-        if not args.cases or any(name.startswith(wanted) for wanted in args.cases):
-            r = row(case)
-            back = ", ".join(f"{seconds:.1f} s" for seconds in r["back"].values())
-            times = " | ".join(f"{r[key]:.1f} s" for key in ("usual", "deadline", "commit", "after"))
-            equal = "yes" if r["equal"] else "NO"
-            said = "; ".join(dict.fromkeys(text for each in r["told"].values() for text in each))
-            print(f"| {name} | {times} | {r['accepted']} | {back} | {equal} | {said} |", flush=True)
+    for name, case in chosen.items():
+        r = row(case)
+        back = ", ".join(f"{seconds:.1f} s" for seconds in r["back"].values())
+        times = " | ".join(f"{r[key]:.1f} s" for key in ("usual", "deadline", "commit", "after"))
+        equal = "yes" if r["equal"] else "NO"
+        said = "; ".join(dict.fromkeys(text for each in r["told"].values() for text in each))
+        print(f"| {name} | {times} | {r['accepted']} | {back} | {equal} | {said} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ one way as the peer does (a fault in the middle is in it). `again` is what was s
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -132,25 +131,14 @@ def row(name: str, case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("cases", nargs="*")
-    asked.add_argument("--list", action="store_true")
-    asked.add_argument("--inside", help=argparse.SUPPRESS)
-    args = asked.parse_args()
-    if args.inside:
-        print(json.dumps(measure(Case(**json.loads(args.inside)))))
-        return
-    if args.list:
-        print("\n".join(CASES))
-        return
+    chosen = lab.asked_for(__doc__, CASES, measure)
     print("| line | s | Mbit/s | of the line | late, hub / peer | again | window |")
     print("|---|---|---|---|---|---|---|")
-    for name, case in CASES.items():
-        if not args.cases or any(name.startswith(wanted) for wanted in args.cases):
-            r = row(name, case)
-            rate = f"{r['seconds']:.1f} | {r['mbit']:.1f} | {r['share']:.0%}"
-            late = f"{r['late_hub']:.0f} / {r['late_peer']:.0f} ms"
-            print(f"| {name} | {rate} | {late} | {r['again']:.0f} | {r['window']:.0f} |", flush=True)
+    for name, case in chosen.items():
+        r = row(name, case)
+        rate = f"{r['seconds']:.1f} | {r['mbit']:.1f} | {r['share']:.0%}"
+        late = f"{r['late_hub']:.0f} / {r['late_peer']:.0f} ms"
+        print(f"| {name} | {rate} | {late} | {r['again']:.0f} | {r['window']:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

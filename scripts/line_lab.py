@@ -5,6 +5,7 @@ Runs inside `netlab.py rootless ... -- python SCRIPT`: `inside(script, ...)` sta
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import netlab
 
@@ -24,7 +25,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from transport import RunKeys
 
 SWARM = Path(__file__).resolve().with_name("line_swarm.py")
+C = TypeVar("C")  # a case of a measurement
 Line = dict[str, Any]  # what a process said
+
+
+def asked_for(doc: str | None, cases: dict[str, C], measure: Callable[[C], Line]) -> dict[str, C]:
+    """The cases that the command line names. With --list it names them, and inside the lab (see `inside`) it
+    prints what `measure` finds of the one given; then it ends.
+    """
+    asked = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("cases", nargs="*")
+    asked.add_argument("--list", action="store_true")
+    asked.add_argument("--inside", help=argparse.SUPPRESS)
+    args = asked.parse_args()
+    if args.inside:
+        kind = type(next(iter(cases.values())))
+        print(json.dumps(measure(kind(**json.loads(args.inside)))))
+        sys.exit()
+    if args.list:
+        print("\n".join(cases))
+        sys.exit()
+    wanted = tuple(args.cases) or ("",)
+    return {name: case for name, case in cases.items() if name.startswith(wanted)}
 
 
 def inside(script: str, arguments: Sequence[str], lab: Sequence[str]) -> list[Line]:

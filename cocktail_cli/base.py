@@ -137,30 +137,38 @@ def check_room(needed: int) -> None:
         )
 
 
-def fetch_base(files: Sequence[File], fetch: Fetch) -> Path:
+def fetch_base(files: Sequence[File], fetch: Fetch, go_on: Callable[[], object] = lambda: None) -> Path:
     """The folder with `files`; those that are there, by their size, are not fetched.
 
     Raises:
-        Failure: out_of_disk, and what `fetch` raises.
+        Failure: out_of_disk, and what `fetch` and `go_on` raise.
     """
     folder = folder_of(files)
     check_room(to_fetch(files, folder))
-    bring(lacking(files, folder), folder, fetch)
+    bring(lacking(files, folder), folder, fetch, go_on)
     return folder
 
 
-def bring(files: Sequence[File], folder: Path, fetch: Fetch) -> None:
-    """Fetch files into the folder; of one that is there in part, or damaged, only what is wrong."""
+def bring(
+    files: Sequence[File], folder: Path, fetch: Fetch, go_on: Callable[[], object] = lambda: None
+) -> None:
+    """Fetch files into the folder; of one that is there in part, or damaged, only what is wrong.
+
+    Nothing is taken away from there: another peer of this machine may have made it whole a moment ago, and
+    be loading it.
+    """
     from transport import Wanted
 
-    if not files:
+    bad = damaged(files, folder, go_on)
+    if not bad:
         return
     with claimed(folder / FETCHING) as slot:
-        wanted = [Wanted(f"base/{f.name}", slot / f.name, f.size, f.sha256, f.hashes) for f in files]
+        bad = damaged(bad, folder, go_on)  # once more: this slot may have been another's until now
+        wanted = [Wanted(f"base/{f.name}", slot / f.name, f.size, f.sha256, f.hashes) for f in bad]
         for file in wanted:
             there = folder / file.path.name
             if there.exists() and not file.path.with_name(file.path.name + ".part").exists():
-                os.replace(there, file.path)
+                shutil.copyfile(there, file.path)
         with writing_to(folder):
             fetch(wanted)
         for file in wanted:
@@ -190,8 +198,7 @@ def fetched_snapshot(
         raise Failure("rejected", f"the run announces {offer.sha256[:80]!r} as a sha256")
     small = snapshot_files(files)
     base = folder_of(files)
-    bring(lacking(small, base), base, fetch)
-    bring(damaged(small, base, go_on), base, fetch)
+    bring(small, base, fetch, go_on)
     place = cache() / "snapshots" / offer.sha256[:32]
     clear(place.parent, keep=place.name)
     check_room(offer.size - sum(part.stat().st_size for part in place.glob("*.part")))

@@ -18,7 +18,6 @@ from cocktail_cli.base import (
     File,
     bring,
     check_names,
-    damaged,
     fetch_base,
     fetched_snapshot,
     folder_of,
@@ -127,11 +126,12 @@ class Preparation:
             with fetched_snapshot(plan.offer, self.files, supply.files, self.link.leave_or_go_on) as folder:
                 self.weights_here(supply)
                 return self.loaded(folder, plan.start, snapshot_files(self.files))
+        go_on = self.link.leave_or_go_on
         new = lacking(self.files, self.folder)
-        fetch_base(self.files, supply.files)
+        fetch_base(self.files, supply.files, go_on)
         self.weights_here(supply)
         old = [file for file in self.files if file not in new]
-        bring(damaged(old, self.folder, self.link.leave_or_go_on), self.folder, supply.files)
+        bring(old, self.folder, supply.files, go_on)
         return self.loaded(self.folder, 0, self.files)
 
     def take_up(self, peer: Peer) -> None:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -114,6 +115,43 @@ def test_a_base_that_another_peer_is_fetching_is_fetched_beside_it() -> None:
         assert (others / "model.safetensors.part").read_bytes() == b"wei"
     assert hub.begun == []
     assert not lacking(hub.files(), folder)
+
+
+def test_what_another_peer_of_this_machine_made_whole_is_not_taken_from_it() -> None:
+    hub = FakeHub({"config.json": b"{}", "model.safetensors": b"weights"})
+    folder = folder_of(hub.files())
+    folder.mkdir(parents=True)
+    wanted = lacking(hub.files(), folder)
+
+    def fetch(files: Sequence[Wanted]) -> None:
+        """Another peer is done first, and reads its model, while this one is at it."""
+        bring(wanted, folder, hub.fetch)
+        others.append((folder / "model.safetensors").open("rb"))
+        hub.fetch(files)
+        assert (folder / "model.safetensors").read_bytes() == b"weights"
+
+    others: list[BinaryIO] = []
+    bring(wanted, folder, fetch)
+    count = len(hub.asked)
+    bring(wanted, folder, hub.fetch)  # which was found lacking before anybody was done
+
+    assert others[0].read() == b"weights"
+    others[0].close()
+    assert len(hub.asked) == count, "what is there is not fetched"
+    assert damaged(hub.files(), folder, go_on) == []
+
+
+def test_a_file_under_repair_stays_where_it_is() -> None:
+    hub = FakeHub({"model.safetensors": b"weights"})
+    folder = fetch_base(hub.files(), hub.fetch)
+    (folder / "model.safetensors").write_bytes(b"weighty")
+
+    def fetch(files: Sequence[Wanted]) -> None:
+        assert (folder / "model.safetensors").read_bytes() == b"weighty"
+        hub.fetch(files)
+
+    bring(hub.files(), folder, fetch)
+    assert damaged(hub.files(), folder, go_on) == []
 
 
 def test_a_snapshot_stands_beside_the_small_files_and_goes_when_it_is_loaded() -> None:

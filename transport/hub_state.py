@@ -88,7 +88,8 @@ class HubState:
         self.told_of_waiting = False
         for old in recovered.sessions:
             self.hold_until = now + settings.recover_s
-            self.members.restore(old.session, old.name, old.hardware, now)
+            trained = bool(old.leases) or any(old.name in row.members for row in recovered.recent)
+            self.members.restore(old.session, old.name, old.hardware, now, awaited=trained)
             for lease_round, ids in old.leases.items():
                 self.leases.restore(old.session, lease_round, ids)
             self.pace.recover(old.session, old.name, recovered.recent)

@@ -76,15 +76,15 @@ class Members:
         self._out.add(do.Enrol(session.id, name, m.hardware))
         return session
 
-    def restore(self, id: str, name: str, hardware: str, now: float) -> None:
+    def restore(self, id: str, name: str, hardware: str, now: float, *, awaited: bool) -> None:
         """A session of before the hub was restarted: it has `recover_s` to come back."""
-        self.sessions[id] = Session(
-            id, name, hardware, None, State.JOINING, now, now, now, self.settings.recover_s
-        )
+        grace = self.settings.recover_s
+        self.sessions[id] = Session(id, name, hardware, None, State.JOINING, now, now, now, grace, awaited)
 
     def back(self, session: Session, conn: bytes, now: float, *, ready: bool) -> None:
         """A session resumes on another connection. `ready`: it was a member before the hub was restarted."""
         session.conn, session.seen, session.pinged, session.grace = conn, now, now, 0.0
+        session.awaited = False
         if ready and session.state is State.JOINING:
             self.move(session, Kind.READY)
         elif session.state is State.BEHIND:
@@ -169,7 +169,7 @@ class Members:
 
     def awaited(self) -> bool:
         """Is somebody expected back after a restart of the hub?"""
-        return any(s.conn is None and s.grace == self.settings.recover_s for s in self.sessions.values())
+        return any(s.awaited for s in self.sessions.values())
 
     def move(self, session: Session, kind: Kind) -> bool:
         """Follow the table; False where it has no such arrow: that is ignored, and counted."""

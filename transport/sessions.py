@@ -59,6 +59,7 @@ class Session:
     seen: float  # when something last came from it
     lost_at: float = 0.0  # when the connection was lost
     grace: float = 0.0  # how long it may stay lost
+    awaited: bool = False  # it took part before the hub was restarted, and has not come back yet
     pinged: float = 0.0
     owes: float | None = None  # since when it owes something; None: nothing
     claims: tuple[int, int] | None = None  # (round, fingerprint) of its Ready, until it is compared

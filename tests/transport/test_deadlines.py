@@ -195,6 +195,25 @@ def test_after_a_restart_of_the_hub_a_silent_peer_costs_what_its_last_rounds_too
     assert play_round(swarm, {a: 2.0}) == pytest.approx(6.0), "three medians, not the cap"
 
 
+def test_after_a_restart_of_the_hub_those_who_trained_are_waited_for_and_no_others() -> None:
+    swarm = swarm_of(2)
+    a, b = swarm.peers
+    play_round(swarm, {a: 1.0, b: 1.0})
+    swarm.chat(swarm.join("c"))  # welcomed, and still fetching
+    while swarm.jobs:
+        swarm.job()
+    swarm.restart_hub()
+    phases = []
+    for peer in (a, b):
+        peer.dial()
+        talk(swarm, peer)
+        swarm.job()
+        phases.append(swarm.hub.phase is Phase.OPEN)
+
+    assert phases == [False, True]
+    assert {s.name for s in swarm.hub.members.sessions.values()} == {"p0", "p1", "c"}, "c may still come back"
+
+
 def test_clocks_that_were_set_say_nothing_about_a_pace() -> None:
     made = Pace(60.0)
     rows = [RoundRow(r, r, 5e6, 5e6 + took, 0, ("ann",), ("ann",), None, 0) for r, took in enumerate(TOOK)]

@@ -84,6 +84,8 @@ class Sample:
             raise ValueError(f"alpha {alpha}: only 1 and -1 give the same bits on every device")
         if update.size != self.m:
             raise ValueError(f"an update of {update.size:,} sampled elements for a sample of {self.m:,}")
+        if not len(update.positions):
+            return x
         fast = compiled(self.m) if x.device.type == "cpu" else None
         if fast:
             self._add_fast(x, update, alpha, fast)

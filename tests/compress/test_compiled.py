@@ -128,6 +128,13 @@ def test_differences_and_sums_are_those_of_numpy_and_torch(
         assert all(torch.equal(a, b) for a, b in zip(fast, slow, strict=True))
 
 
+def test_an_update_of_nothing_changes_nothing() -> None:
+    x, s = torch.randn(1000), Cocktail().draw(1000, 7, 0)
+    nothing = Cocktail().encode(torch.zeros(s.m))
+
+    assert torch.equal(s.add_(x.clone(), decode(nothing, s.m)), x)
+
+
 @pytest.mark.parametrize("position", [-1, 10**6])
 def test_a_position_outside_the_sample_is_refused_before_anything_is_written(position: int) -> None:
     x = torch.zeros(1000)

@@ -11,6 +11,7 @@ import torch
 from in_process import FAMILIES, Member, Swarm, recipe_of, rows, save_tiny
 from transformers import get_cosine_schedule_with_warmup
 
+from compress import kernels
 from recipes.cocktail_sgd import Common
 from recipes.data import collate
 from recipes.finetune import Event, StepDone
@@ -168,6 +169,30 @@ def test_all_peers_hold_the_same_bits_after_every_round_joiners_included(
         truth = swarm.folded().view(torch.int32)
         for member in swarm.members.values():
             assert torch.equal(member.common.view(torch.int32), truth)
+        swarm.audit()
+
+
+@pytest.mark.parametrize("worth", [0, 1 << 40], ids=["compiled", "NumPy"])
+def test_a_run_takes_any_vector_by_the_loops_of_long_ones_and_of_short_ones(
+    worth: int, neox: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is exchanged: the empty first round, deltas, what a leaver hands over, what a joiner folds."""
+    monkeypatch.setattr(kernels, "WORTH", worth)
+    with Swarm(recipe_of(neox, data), tmp_path / "run") as swarm:
+
+        def at_round(member: Member, event: Event) -> None:
+            if isinstance(event, StepDone) and event.round == 3 and member.name == "ann":
+                swarm.start("late")
+                member.leave()
+
+        swarm.start("ann", watch=at_round)
+        swarm.finish()
+
+        fingerprints = [step.fingerprint for step in swarm.members["ann"].steps]
+        assert len(set(fingerprints)) >= 3, "the first round changes nothing, the others do"
+        truth = swarm.folded().view(torch.int32)
+        assert torch.equal(swarm.members["late"].common.view(torch.int32), truth)
+        assert swarm.all(hub.PeerLeft)[0].legacy > 0
         swarm.audit()
 
 

@@ -137,16 +137,16 @@ def check_room(needed: int) -> None:
         )
 
 
-def fetch_base(files: Sequence[File], fetch: Fetch, go_on: Callable[[], object] = lambda: None) -> Path:
-    """The folder with `files`; those that are there, by their size, are not fetched.
+def fetch_base(
+    files: Sequence[File], folder: Path, fetch: Fetch, go_on: Callable[[], object] = lambda: None
+) -> None:
+    """Fetch what of `files` is not in the folder, by their size.
 
     Raises:
         Failure: out_of_disk, and what `fetch` and `go_on` raise.
     """
-    folder = folder_of(files)
     check_room(to_fetch(files, folder))
     bring(lacking(files, folder), folder, fetch, go_on)
-    return folder
 
 
 def bring(

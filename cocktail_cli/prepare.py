@@ -7,9 +7,10 @@ loading the model happen while packets come, and applying them while the next on
 from __future__ import annotations
 
 import hashlib
+import queue
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,14 +122,15 @@ class Preparation:
                     raise
 
     def by_plan(self, supply: Supply) -> Prepared:
-        plan = self.machine.plan
+        plan, go_on = self.machine.plan, self.link.leave_or_go_on
+        small, new = snapshot_files(self.files), lacking(self.files, self.folder)
+        fetch_base(small, self.folder, supply.files, go_on)
+        self.imports.read(self.folder)
         if plan.offer is not None:
-            with fetched_snapshot(plan.offer, self.files, supply.files, self.link.leave_or_go_on) as folder:
+            with fetched_snapshot(plan.offer, self.files, supply.files, go_on) as folder:
                 self.weights_here(supply)
-                return self.loaded(folder, plan.start, snapshot_files(self.files))
-        go_on = self.link.leave_or_go_on
-        new = lacking(self.files, self.folder)
-        fetch_base(self.files, supply.files, go_on)
+                return self.loaded(folder, plan.start, small)
+        fetch_base(self.files, self.folder, supply.files, go_on)
         self.weights_here(supply)
         old = [file for file in self.files if file not in new]
         bring(old, self.folder, supply.files, go_on)
@@ -165,35 +167,56 @@ class Preparation:
     def told(self, p: Progress) -> None:
         from transport.catch_up import State
 
+        self.imports.check()
         what = f"fetching the {p.way.value}" if p.state is State.WEIGHTS else "catching up"
         self.tell(Progressed(what, p.done, p.total, "bytes", round(p.rate), p.eta))
 
 
 class Imports:
-    """Imports what loads a model, in a thread, while the weights come: it takes seconds.
+    """Imports what loads this very model, in a thread, while the weights come: it takes seconds.
 
-    No other thread may import these meanwhile: transformers' lazy modules do not bear it.
+    A model that this machine's transformers cannot make is found out before its weights are here. No other
+    thread may import these meanwhile: transformers' lazy modules do not bear it.
     """
 
     def __init__(self) -> None:
         self.thread = threading.Thread(target=self.bring, name="imports", daemon=True)
+        self.folders: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
+        self.error: Exception | None = None
 
-    @staticmethod
-    def bring() -> None:
-        with suppress(Exception):  # whoever needs it will meet it again, where it can be told
+    def bring(self) -> None:
+        try:
             from transformers import AutoModelForCausalLM  # noqa: F401
 
             import recipes.finetune  # noqa: F401
+            from recipes.weights import blueprint
+
+            if (folder := self.folders.get()) is not None:
+                blueprint(folder)
+        except Exception as error:
+            self.error = error
+
+    def read(self, folder: Path) -> None:
+        """The model's config is here."""
+        self.folders.put(folder)
+
+    def check(self) -> None:
+        """Raises what the thread met."""
+        if self.error is not None:
+            raise self.error
 
     def wait(self, go_on: Callable[[], object]) -> None:
         while self.thread.is_alive():
             go_on()
             self.thread.join(0.1)
+        self.check()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Imports:
         self.thread.start()
+        return self
 
     def __exit__(self, *_: object) -> None:
+        self.folders.put(None)
         self.thread.join(LEAVE_WITHIN)  # Python does not like to end in the middle of an import
 
 

@@ -87,6 +87,7 @@ class StoredVector:
 
 def open_vector(folder: Path) -> StoredVector:
     """The weights in a model folder, in the order of its parameters. Errors: ModelError."""
+    check_folder(folder)
     model = blueprint(folder)
     layout = layout_of(model)
     with ExitStack() as files:
@@ -114,10 +115,9 @@ def count_parameters(folder: Path) -> int:
 
 
 def blueprint(folder: Path) -> PreTrainedModel:
-    """The model in `folder` without its weights: names and shapes, on the meta device. Errors: ModelError."""
+    """The model of the config in `folder`, names and shapes only, on the meta device. Errors: ModelError."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    check_folder(folder)
     try:
         with quiet(), torch.device("meta"):
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -60,11 +60,18 @@ def go_on() -> None:
     return None
 
 
+def fetched(hub: FakeHub) -> Path:
+    """The folder with what the hub has."""
+    folder = folder_of(hub.files())
+    fetch_base(hub.files(), folder, hub.fetch)
+    return folder
+
+
 def test_a_base_is_fetched_once_and_found_the_second_time() -> None:
     hub = FakeHub({"config.json": b"{}", "model.safetensors": b"weights"})
 
-    folder = fetch_base(hub.files(), hub.fetch)
-    assert fetch_base(hub.files(), hub.fetch) == folder
+    folder = fetched(hub)
+    assert fetched(hub) == folder
 
     assert hub.asked == ["base/config.json", "base/model.safetensors"]
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
@@ -73,7 +80,7 @@ def test_a_base_is_fetched_once_and_found_the_second_time() -> None:
 
 def test_a_damaged_file_is_found_and_mended_from_what_is_left_of_it() -> None:
     hub = FakeHub({"config.json": b"{}", "model.safetensors": b"weights"})
-    folder = fetch_base(hub.files(), hub.fetch)
+    folder = fetched(hub)
     (folder / "model.safetensors").write_bytes(b"weighty")
     bad = damaged(hub.files(), folder, go_on)
     bring(bad, folder, hub.fetch)
@@ -87,11 +94,11 @@ def test_a_damaged_file_is_found_and_mended_from_what_is_left_of_it() -> None:
 def test_an_attempt_that_ended_early_is_gone_on_with() -> None:
     hub = FakeHub({"config.json": b"{}", "model.safetensors": b"weights"}, dies="model.safetensors")
     with pytest.raises(NotServed):
-        fetch_base(hub.files(), hub.fetch)
+        fetched(hub)
     hub.dies, folder = "", folder_of(hub.files())
 
     assert to_fetch(hub.files()[1:], folder) == 4, "three bytes are here"
-    fetch_base(hub.files(), hub.fetch)
+    fetched(hub)
     assert hub.begun == [b"wei"] or hub.begun == [b"{}", b"wei"]
     assert not lacking(hub.files(), folder)
 
@@ -110,7 +117,7 @@ def test_a_base_that_another_peer_is_fetching_is_fetched_beside_it() -> None:
     folder = folder_of(hub.files())
     with claimed(folder / ".fetching") as others:
         (others / "model.safetensors.part").write_bytes(b"wei")
-        fetch_base(hub.files(), hub.fetch)
+        fetched(hub)
 
         assert (others / "model.safetensors.part").read_bytes() == b"wei"
     assert hub.begun == []
@@ -143,7 +150,7 @@ def test_what_another_peer_of_this_machine_made_whole_is_not_taken_from_it() -> 
 
 def test_a_file_under_repair_stays_where_it_is() -> None:
     hub = FakeHub({"model.safetensors": b"weights"})
-    folder = fetch_base(hub.files(), hub.fetch)
+    folder = fetched(hub)
     (folder / "model.safetensors").write_bytes(b"weighty")
 
     def fetch(files: Sequence[Wanted]) -> None:
@@ -184,7 +191,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_fetched(monkeypatch: 
     hub = FakeHub({"model.safetensors": b"weights"})
     monkeypatch.setattr(base, "room", lambda: 6)
     with pytest.raises(Failure, match="the model needs") as caught:
-        fetch_base(hub.files(), hub.fetch)
+        fetched(hub)
 
     assert (caught.value.exit, hub.asked) == (8, [])
 

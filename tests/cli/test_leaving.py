@@ -18,7 +18,7 @@ from forked import Command, Forked, needs_fork
 from stalling_hub import SMALL, Material, Running, stalling_hub
 from tcp_proxy import TcpProxy
 
-from cocktail_cli.base import fetch_base
+from cocktail_cli.base import fetch_base, folder_of
 from transport import Wanted
 from transport.messages import File
 
@@ -185,7 +185,7 @@ def cache(material: Material) -> None:
         for file in wanted:
             file.path.write_bytes((material.base.folder / file.path.name).read_bytes())
 
-    fetch_base(files, copy)
+    fetch_base(files, folder_of(files), copy)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class Preparation:
         self.files, self.folder = welcome.base, folder_of(welcome.base)
         self.recipe = recipe_from_json(welcome.recipe)
         self.micro_batch = micro_batch_of(self.recipe, micro_batch)
-        self.imports = Imports()
+        self.imports = Imports(self.recipe)
         weights = [file for file in self.files if is_weights(file)]
         lacking = to_fetch(weights, self.folder)
         # What is kept goes into a model made from the base: without its weights it is no way by itself.
@@ -173,13 +173,14 @@ class Preparation:
 
 
 class Imports:
-    """Imports what loads this very model, in a thread, while the weights come: it takes seconds.
+    """Imports and compiles what this very model needs, in a thread, while its weights come: it takes seconds.
 
     A model that this machine's transformers cannot make is found out before its weights are here. No other
     thread may import these meanwhile: transformers' lazy modules do not bear it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
         self.thread = threading.Thread(target=self.bring, name="imports", daemon=True)
         self.folders: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
         self.error: Exception | None = None
@@ -189,10 +190,13 @@ class Imports:
             from transformers import AutoModelForCausalLM  # noqa: F401
 
             import recipes.finetune  # noqa: F401
+            from recipes.cocktail_sgd import mix_of, rehearse
+            from recipes.flat import layout_of
             from recipes.weights import blueprint
 
             if (folder := self.folders.get()) is not None:
-                blueprint(folder)
+                model = blueprint(folder)
+                rehearse(mix_of(self.recipe.compression), layout_of(model).size)
         except Exception as error:
             self.error = error
 

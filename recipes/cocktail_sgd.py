@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from compress import Cocktail, PacketError, Sample, Update, decode, fingerprint, fingerprint_after
+from compress.kernels import WORTH
 from recipes.schema import Compression
 from recipes.whole import write_whole
 
@@ -47,6 +48,17 @@ def mix_of(compression: Compression) -> Cocktail:
 def over_all(mix: Cocktail, keep: float) -> Cocktail:
     """C over the whole vector, which keeps this share of it: how a leaver's residual is written."""
     return replace(mix, sample=1.0, keep=keep, kind="block")  # blocks: a unit for each element takes 8 bytes
+
+
+def rehearse(mix: Cocktail, size: int) -> None:
+    """One packet there and back, in vain: where x' has `size` parameters and that is many, the first packet
+    on a machine waits seconds for a compiler, and the first of a process for its imports.
+    """
+    if mix.sample * size >= WORTH:
+        x = torch.linspace(-1, 1, 2 * WORTH)
+        sample = replace(mix, sample=0.5).draw(len(x), 0, 0)
+        packet = mix.encode(sample.difference(x, torch.zeros_like(x)))
+        sample.add_(x, decode(packet, sample.m))
 
 
 class RejectedUpdate(Exception):

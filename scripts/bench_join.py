@@ -5,7 +5,8 @@
 Starts `cocktail launch` with one local peer in the hub's namespace, waits until `--rounds` are committed,
 then starts `cocktail join` behind a line of `--rate` Mbit/s both ways. Told: seconds from the hub's welcome
 until x' is here, against 1.15 x bytes / bandwidth + 2 s; how long Python, imports and the dialling took
-before; and how the other peer's rounds went on meanwhile.
+before; and how the other peer's rounds went on meanwhile. With --alone that peer is stopped (SIGSTOP) meanwhile:
+the late one has the processor to itself, as on a machine of its own.
 """
 
 from __future__ import annotations
@@ -104,6 +105,8 @@ def measure(folder: Path, args: argparse.Namespace) -> None:
     try:
         _, started = launch.until("run_started")
         _, last = launch.until("step", round=args.rounds)
+        if args.alone:
+            os.kill(int((folder / "out" / "peers" / "local-1.pid").read_text()), signal.SIGSTOP)
         join = Command("p1", folder / "volunteer", "join", started["url"], "-y", "--json", "--name", "late")
         times: dict[str, float] = {}
         for at, told in join.events():
@@ -115,6 +118,8 @@ def measure(folder: Path, args: argparse.Namespace) -> None:
                 size = told["done"]
             if state == "caught up":
                 break
+        if args.alone:
+            os.kill(int((folder / "out" / "peers" / "local-1.pid").read_text()), signal.SIGCONT)
         join.end()
         rounds = int(told["state"].split()[4]) - last["round"]
         took, bound = times["caught up"] - times["joined"], 1.15 * size * 8 / (args.rate * 1e6) + 2
@@ -138,6 +143,7 @@ def main() -> None:
     parser.add_argument("--rtt", type=float, default=40.0, help="ms")
     parser.add_argument("--megabytes", type=float, default=40.0, help="of the model in FP32")
     parser.add_argument("--rounds", type=int, default=20, help="committed before the late peer starts")
+    parser.add_argument("--alone", action="store_true", help="the other peer is stopped meanwhile")
     parser.add_argument("override", nargs="*", help="of the recipe")
     args = parser.parse_args()
     with lab(args.rate, args.rtt), tempfile.TemporaryDirectory() as folder:

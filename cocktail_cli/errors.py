@@ -131,7 +131,13 @@ SAID = {
 
 # Libraries say it in ways of their own; what the system said is somewhere in it.
 FULL_DISK = ("No space left on device", "disk is full", "Disk quota exceeded")
-FULL_MEMORY = ("DefaultCPUAllocator", "Cannot allocate memory", "std::bad_alloc", "backend out of memory")
+FULL_MEMORY = (
+    "DefaultCPUAllocator",
+    "Cannot allocate memory",
+    "std::bad_alloc",
+    "backend out of memory",
+    "failed to map segment from shared object",  # a library that does not fit
+)
 NO_ENTRY = (errno.EACCES, errno.EPERM, errno.EROFS)
 MEMORY_HINT = "lower --micro-batch-size on this machine, or data.max_length in the recipe"
 HUB_HINT = "the run may be over, or its port closed to you: ask its owner for `cocktail status`"

@@ -266,27 +266,28 @@ class Chaos:
     def do_memory(self, fault: Fault, record: Record) -> None:
         size = round((300 + 2200 * fault.dose) * 2**20)
         command = (*OUT_OF_ORDER, "--memory", str(size), "--")
-        self._fails(fault, record, f"{size >> 20} MiB of memory", command=command)
+        # Without memory a C++ library may end the process before Python can say a word.
+        self._fails(fault, record, f"{size >> 20} MiB of memory", {8, -signal.SIGABRT}, command=command)
 
     def do_disk(self, fault: Fault, record: Record) -> None:
         home = self.swarm.folder / "homes" / f"{GUEST}-{fault.number}"
         home.mkdir(parents=True)
         mount = DISK.format(home=home)
         unshare = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh")
-        self._fails(fault, record, "a full disk", before=unshare, COCKTAIL_HOME=str(home))
+        self._fails(fault, record, "a full disk", {8}, before=unshare, COCKTAIL_HOME=str(home))
 
-    def _fails(self, fault: Fault, record: Record, with_what: str, **how: object) -> None:
-        """A joiner that must end with exit 8; where it was told to be content after all, it is sent home."""
+    def _fails(self, fault: Fault, record: Record, with_what: str, statuses: set[int], **how: object) -> None:
+        """A joiner that must end with one of these; where it was content after all, it is sent home."""
         peer = sorted(self.swarm.links)[fault.number % len(self.swarm.links)]
         name = f"{GUEST}-{fault.number}"
         child = self.swarm.join(peer, name=name, **how)  # type: ignore[arg-type]
-        child.expects, child.why = {8}, with_what
+        child.expects, child.why = statuses, with_what
         self.swarm.wait_for(lambda: not child.alive or child.has("step") or self.ending.is_set(), STARTS)
         record.said = f"{with_what}: "
         record.ended = time.monotonic()
         if child.alive:
-            statuses = {0} if child.has("joined") else EARLY
-            self._leaves(child, fault, record, statuses, f"{with_what} was enough")
+            well = {0} if child.has("joined") else EARLY
+            self._leaves(child, fault, record, well, f"{with_what} was enough")
         else:
             record.said += f"exit {child.process.returncode}, {last(child)}"
         self._note_commit(record, record.began)

@@ -148,9 +148,12 @@ class Membership:
 
     @property
     def status(self) -> int:
-        """The exit status of a stay that ended in good order; 75 where this machine was taken from it."""
-        over = self.run is not None and self.run.ended is not None
-        return EXIT["lost"] if self.leave_asked == "SIGTERM" and not over else 0
+        """The exit status of a stay that ended in good order; 75 where there may be more to do for it: this
+        machine was taken from it, or the run has failed and its owner may start it again.
+        """
+        if self.run is not None and self.run.ended is not None:
+            return EXIT["lost"] if self.run.resumable else 0
+        return EXIT["lost"] if self.leave_asked == "SIGTERM" else 0
 
     def last(self, patience: float, life_line: bool) -> None:
         """Join, train and leave. `patience`: seconds to keep trying while the hub cannot be reached."""

@@ -5,8 +5,8 @@
 Starts `cocktail launch` with one local peer in the hub's namespace, waits until `--rounds` are committed,
 then starts `cocktail join` behind a line of `--rate` Mbit/s both ways. Told: seconds from the hub's welcome
 until x' is here, against 1.15 x bytes / bandwidth + 2 s; how long Python, imports and the dialling took
-before; and how the other peer's rounds went on meanwhile. With --alone that peer is stopped (SIGSTOP) meanwhile:
-the late one has the processor to itself, as on a machine of its own.
+before; and how the other peer's rounds went on meanwhile. With --alone that peer is stopped meanwhile
+(SIGSTOP): the late one has the processor to itself, as on a machine of its own.
 """
 
 from __future__ import annotations

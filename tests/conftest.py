@@ -7,12 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported by any test
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if shutil.which("nvidia-smi") is None:  # no GPU: kernels are interpreted; read when Triton is first imported
     os.environ["TRITON_INTERPRET"] = "1"
 
+settings.register_profile("patient", deadline=None)  # how long an example takes says how busy a machine is
+settings.load_profile("patient")
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from random import Random
 
 import pytest
 
@@ -27,6 +30,8 @@ class Line:
 
     def __init__(self, rate: float, rtt: float, credit: int = 32) -> None:
         self.rate, self.rtt, self.now, self.busy = rate, rtt, 0.0, 0.0
+        self.stalls: Iterator[tuple[float, float]] = iter(())  # when the other side does nothing: from, until
+        self.stall = (0.0, 0.0)
         self.window = Window()
         self.window.most = credit * LARGEST
         self.window.clean(rtt, 0.0)
@@ -40,12 +45,19 @@ class Line:
                 sent = self.window.sent(1, self.window.piece, 0, self.now)
                 queue = max(queue, self.busy - self.now)
                 self.busy = max(self.busy, self.now) + sent.size / self.rate
-                heapq.heappush(self.on_it, (self.busy + self.rtt, next(self.numbers), sent))
+                heapq.heappush(self.on_it, (self.answers(self.busy + self.rtt), next(self.numbers), sent))
             most = max(most, len(self.on_it))
             self.now, _, sent = heapq.heappop(self.on_it)
             self.window.answered(sent, sent.size, self.now, more=True)
             done += sent.size
         return Seen(done / seconds, queue, most)
+
+    def answers(self, there: float) -> float:
+        """When the other side answers what comes at this time: at once, or all together after a stall."""
+        while self.stall[1] <= there:
+            self.stall = next(self.stalls, (math.inf, math.inf))
+        begins, ends = self.stall
+        return ends if begins <= there else there
 
 
 @pytest.mark.parametrize("rtt", [0.002, 0.02, 0.05, 0.1, 0.3])
@@ -68,6 +80,19 @@ def test_it_begins_small_and_grows_to_a_fast_line_within_a_second() -> None:
     line.run(1.0)
     assert line.run(1.0).rate > 0.95 * 500 * MBIT
     assert line.window.piece == LARGEST
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_answers_that_come_in_bursts_are_not_taken_for_a_faster_line(seed: int) -> None:
+    """A busy computer on the other side answers nothing for a while, and then everything at once."""
+    random = Random(seed)
+    line, begins = Line(20 * MBIT, 0.05), itertools.accumulate(random.expovariate(2) for _ in range(1000))
+    line.stalls = ((at, at + random.uniform(0.02, 0.3)) for at in begins)
+    line.run(10.0)
+    seen = line.run(60.0)
+
+    assert line.window.rate < 1.25 * 20 * MBIT
+    assert seen.queue < 0.16, "what heartbeats wait for"
 
 
 def test_a_line_that_becomes_slower_has_its_queue_back_within_seconds() -> None:

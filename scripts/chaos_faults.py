@@ -71,8 +71,9 @@ class Chaos:
     def write(self, what: str, fault: Fault | None = None, **more: object) -> None:
         line = {"t": round(time.time(), 3), "what": what} | (asdict(fault) if fault else {}) | more
         with self._lock:
-            self._log.write(json.dumps(line) + "\n")
-            self._log.flush()
+            if not self._log.closed:  # by an interruption: a fault that still lasts has no more to say
+                self._log.write(json.dumps(line) + "\n")
+                self._log.flush()
 
     def start(self) -> None:
         """Begin now; a thread for each target."""
@@ -88,7 +89,8 @@ class Chaos:
         return not any(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
-        self._log.close()
+        with self._lock:
+            self._log.close()
 
     # ---- one target ------------------------------------------------------------------------------------
 

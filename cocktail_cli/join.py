@@ -17,6 +17,7 @@ from cocktail_cli.board import megabytes
 from cocktail_cli.errors import EXIT, Failure, explain
 from cocktail_cli.events import Joined, Left, Progressed, Step, Warning
 from cocktail_cli.folder import log_to
+from cocktail_cli.identity import own_keys
 from cocktail_cli.local_peers import hold_life_line
 from cocktail_cli.machine import hardware, own_name, pick_device
 from cocktail_cli.options import (
@@ -166,6 +167,7 @@ class Membership:
             lent.name,
             hardware(lent.device),
             versions(),
+            keys=own_keys(),
             bandwidth=Bandwidth(lent.max_up, lent.max_down),
             told=self.warn,
         )

@@ -29,6 +29,7 @@ class Enrol:
     session: str
     name: str
     hardware: str
+    key: str
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from .messages import PROTOCOL, AskStatus, AskStop, Hello, Over, Ready, Refused,
 from .rounds import Phase
 from .sessions import Kind, Session, State, differences, refusal, same, wrong_run, wrong_token
 from .status import status_text
+from .wire import key_of
 
 if TYPE_CHECKING:
     from .hub_state import HubState
@@ -35,7 +36,8 @@ def greet(hub: HubState, conn: bytes, message: Hello | Resume | AskStatus | AskS
 
 
 def hello(hub: HubState, conn: bytes, m: Hello, now: float) -> None:
-    refused = refusal(m, hub.settings, hub.token, over=hub.ending, peers=hub.members.others(m.name))
+    others = hub.members.others(m.name, key_of(conn))
+    refused = refusal(m, hub.settings, hub.token, over=hub.ending, peers=others)
     if refused is not None:
         hub.out.send(conn, refused)
         return
@@ -54,7 +56,7 @@ def resume(hub: HubState, conn: bytes, m: Resume, now: float) -> None:
         hub.out.send(conn, Refused("term", REPLACED))
     elif hub.phase is Phase.ENDED:
         hub.out.send(conn, Over(hub.reason, hub.finished, hub.resumable))
-    elif session is None or session.name != m.name:
+    elif session is None or (session.name, session.key) != (m.name, key_of(conn)):
         hub.out.send(conn, Refused("session", "the hub does not know this session any more"))
     elif 0 <= m.waiting < hub.round and m.waiting not in commits:
         session.conn = conn

@@ -52,7 +52,7 @@ from .settings import RunSettings, Work
 from .sockets import RouterWire
 from .status import Traffic
 from .uploads import UPDATE, refuses, round_of
-from .wire import HANDSHAKE_DOWN, HANDSHAKE_UP, HubWire, wire_size
+from .wire import HANDSHAKE_DOWN, HANDSHAKE_UP, HubWire, key_of, wire_size
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LONGEST_LINGER_S = 120.0  # for peers that fetch slowly after the end
@@ -188,12 +188,12 @@ class Hub:
             self._get(conn, message)
         else:
             if isinstance(message, Hello):
-                self._look_for(message.name, now)
+                self._look_for(message.name, key_of(conn), now)
             self._act(self._state.receive(conn, message, now))
 
-    def _look_for(self, name: str, now: float) -> None:
+    def _look_for(self, name: str, key: str, now: float) -> None:
         """Is the peer of this name still there? One that was killed may be back before anybody noticed."""
-        for conn in self._state.members.conns_of(name):
+        for conn in self._state.members.conns_of(name, key):
             self._send(conn, Ping(now))
         self._run_calls()
 
@@ -209,7 +209,8 @@ class Hub:
             self._traffic(session).down += HANDSHAKE_DOWN
 
     def _attach(self, conn: bytes, message: Attach) -> None:
-        if message.session not in self._state.members.sessions:
+        session = self._state.members.get(message.session)
+        if session is None or session.key != key_of(conn):
             self._send(conn, Refused("session", "the hub does not know this session"))
             return
         self._own(conn, message.session)
@@ -291,7 +292,7 @@ class Hub:
             elif isinstance(action, do.FindFingerprint):
                 self._later(lambda a=action: self._find_fingerprint(a))  # type: ignore[misc]
             elif isinstance(action, do.Enrol):
-                self._later(lambda a=action: self.ledger.session(a.session, a.name, a.hardware))  # type: ignore[misc]
+                self._later(lambda a=action: self.ledger.session(a.session, a.name, a.hardware, a.key))  # type: ignore[misc]
             elif isinstance(action, do.Forget):
                 self._inbox.drop(action.session)
                 self._legacies.pop(action.session, None)

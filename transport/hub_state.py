@@ -89,7 +89,7 @@ class HubState:
         for old in recovered.sessions:
             self.hold_until = now + settings.recover_s
             trained = bool(old.leases) or any(old.name in row.members for row in recovered.recent)
-            self.members.restore(old.session, old.name, old.hardware, now, awaited=trained)
+            self.members.restore(old, now, awaited=trained)
             for lease_round, ids in old.leases.items():
                 self.leases.restore(old.session, lease_round, ids)
             self.pace.recover(old.session, old.name, recovered.recent)

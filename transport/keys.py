@@ -1,7 +1,8 @@
-"""The secrets of a run: the hub's CURVE key pair, the join token and the owner's secret."""
+"""The secrets of a run (the hub's CURVE key pair, the join token, the owner's secret) and of a peer."""
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from dataclasses import dataclass
 
@@ -25,6 +26,15 @@ class CurveKeys:
             raise TransportError("this pyzmq was built without CURVE encryption; install one of its wheels")
         public, secret = zmq.curve_keypair()
         return cls(to_base64(z85.decode(public)), to_base64(z85.decode(secret)))
+
+    def check(self) -> None:
+        """Raises ValueError where the two are no pair."""
+        try:
+            public = zmq.curve_public(as_z85(self.secret))
+        except (ValueError, TypeError, AttributeError, zmq.ZMQError):
+            raise ValueError("its secret key is none") from None
+        if as_z85(self.public) != public:
+            raise ValueError("its public key does not belong to its secret key")
 
     def __repr__(self) -> str:
         return f"CurveKeys(public={self.public!r})"
@@ -51,6 +61,11 @@ class RunKeys:
 
     def __repr__(self) -> str:
         return f"RunKeys(public={self.public!r})"
+
+
+def short(key: str) -> str:
+    """A public key for people to compare and to type: 64 bits of its SHA-256, in hex."""
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def as_z85(key: str) -> bytes:

@@ -38,7 +38,7 @@ CREATE TABLE counted (
     ROWID;
 CREATE TABLE leased (
     lease INTEGER, session TEXT, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT ROWID;
-CREATE TABLE sessions (session TEXT PRIMARY KEY, name TEXT, hardware TEXT) WITHOUT ROWID;
+CREATE TABLE sessions (session TEXT PRIMARY KEY, name TEXT, hardware TEXT, key TEXT) WITHOUT ROWID;
 CREATE TABLE evaluations (round INTEGER PRIMARY KEY, step INTEGER, loss REAL, tokens INTEGER, final INTEGER);
 """
 
@@ -92,6 +92,7 @@ class OpenSession:
     session: str
     name: str
     hardware: str
+    key: str  # of its peer
     leases: dict[int, Runs] = field(default_factory=dict)
 
 
@@ -176,6 +177,7 @@ class Ledger:
     def _begin(self, run: str, samples: int) -> None:
         """Write the tables of a new ledger, all of them or none."""
         if self._db.execute("SELECT 1 FROM sqlite_master WHERE name='meta'").fetchone():
+            self._extend()
             return
         rows = [("format", FORMAT), ("run", run), ("samples", str(samples))]
         self._db.execute("BEGIN IMMEDIATE")
@@ -183,6 +185,11 @@ class Ledger:
             self._db.execute(statement)
         self._db.executemany("INSERT INTO meta VALUES (?, ?)", rows)
         self._db.execute("COMMIT")
+
+    def _extend(self) -> None:
+        """A ledger of before sessions had keys: nobody can resume those, their peers begin new ones."""
+        if "key" not in [column[1] for column in self._db.execute("PRAGMA table_info(sessions)")]:
+            self._db.execute("ALTER TABLE sessions ADD COLUMN key TEXT DEFAULT ''")
 
     def close(self) -> None:
         for part in (self._log, getattr(self, "_db", None), self._lock):
@@ -197,8 +204,9 @@ class Ledger:
 
     # ---- written by the hub ------------------------------------------------------------------------------
 
-    def session(self, session: str, name: str, hardware: str) -> None:
-        self._db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?)", (session, name, hardware))
+    def session(self, session: str, name: str, hardware: str, key: str) -> None:
+        row = (session, name, hardware, key)
+        self._db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)", row)
 
     def gone(self, session: str) -> None:
         """The session is over: what it had leased and not delivered belongs to nobody."""
@@ -302,9 +310,12 @@ class Ledger:
         rounds = self.rounds()
         evaluations = self.evaluations()
         sessions = []
-        for session, name, hardware in self._db.execute("SELECT session, name, hardware FROM sessions"):
+        for session, name, hardware, key in self._db.execute(
+            "SELECT session, name, hardware, key FROM sessions"
+        ):
             rows = self._db.execute("SELECT lease, ids FROM leased WHERE session=?", (session,))
-            sessions.append(OpenSession(session, name, hardware, {r: unpack_runs(ids) for r, ids in rows}))
+            leases = {r: unpack_runs(ids) for r, ids in rows}
+            sessions.append(OpenSession(session, name, hardware, key, leases))
         return Recovered(
             round=len(rounds),
             counted=union(self.counted()),

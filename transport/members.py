@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable
 
 from . import actions as do
 from . import events
+from .ledger import OpenSession
 from .messages import Hello, Message, Ping, Refused
 from .sessions import NEXT, Kind, Session, State, clean_name, unique_name
 from .settings import RunSettings
 from .status import Traffic
+from .wire import key_of
 
 AWAKE_S = 1.0  # ticks come as they are asked for, or this much later
 STRIKES = 3  # unusable packets before a peer is dropped
@@ -63,23 +65,25 @@ class Members:
 
     def begin(self, conn: bytes, m: Hello, now: float) -> Session:
         """A new session for a greeting that was found good."""
-        name = clean_name(m.name)
+        name, key = clean_name(m.name), key_of(conn)
         for old in list(self.sessions.values()):
-            if old.conn == conn or (old.conn is None and old.name == name):
+            if old.conn == conn or (old.conn is None and (old.name, old.key) == (name, key)):
                 self.end(old, "it came back in a new session")
         name = unique_name(name, {s.name for s in self.sessions.values()})
         session = Session(
-            secrets.token_urlsafe(16), name, m.hardware, conn, State.JOINING, now, now, pinged=now
+            secrets.token_urlsafe(16), key, name, m.hardware, conn, State.JOINING, now, now, pinged=now
         )
         self.sessions[session.id] = session
         self.gone.pop(name, None)
-        self._out.add(do.Enrol(session.id, name, m.hardware))
+        self._out.add(do.Enrol(session.id, name, m.hardware, key))
         return session
 
-    def restore(self, id: str, name: str, hardware: str, now: float, *, awaited: bool) -> None:
+    def restore(self, old: OpenSession, now: float, *, awaited: bool) -> None:
         """A session of before the hub was restarted: it has `recover_s` to come back."""
-        grace = self.settings.recover_s
-        self.sessions[id] = Session(id, name, hardware, None, State.JOINING, now, now, now, grace, awaited)
+        grace, id = self.settings.recover_s, old.session
+        self.sessions[id] = Session(
+            id, old.key, old.name, old.hardware, None, State.JOINING, now, now, now, grace, awaited
+        )
 
     def back(self, session: Session, conn: bytes, now: float, *, ready: bool) -> None:
         """A session resumes on another connection. `ready`: it was a member before the hub was restarted."""
@@ -132,10 +136,10 @@ class Members:
     def by_conn(self, conn: bytes) -> Session | None:
         return next((s for s in self.sessions.values() if s.conn == conn), None)
 
-    def conns_of(self, name: str) -> list[bytes]:
-        """Connections of the peers that have the name a greeting wants."""
-        name = clean_name(name)
-        return [s.conn for s in self.sessions.values() if s.name == name and s.conn is not None]
+    def conns_of(self, name: str, key: str) -> list[bytes]:
+        """Connections of the peer that a greeting may be of."""
+        who = clean_name(name), key
+        return [s.conn for s in self.sessions.values() if (s.name, s.key) == who and s.conn is not None]
 
     def ready(self) -> list[Session]:
         """Who would be in a round that opens now, by name."""
@@ -163,9 +167,10 @@ class Members:
         why = self.gone | {s.name: self.why(s.id, now) for s in here}
         return [f"{name} ({reason})" for name, reason in sorted(why.items())]
 
-    def others(self, name: str) -> int:
+    def others(self, name: str, key: str) -> int:
         """How many peers there are, beside a lost one that would come back under this name."""
-        return sum(s.conn is not None or s.name != clean_name(name) for s in self.sessions.values())
+        who = clean_name(name), key
+        return sum(s.conn is not None or (s.name, s.key) != who for s in self.sessions.values())
 
     def awaited(self) -> bool:
         """Is somebody expected back after a restart of the hub?"""

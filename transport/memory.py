@@ -42,7 +42,7 @@ class MemoryHubWire:
         with self._lock:
             if self.closed:
                 return None
-            conn = b"memory-%d" % next(self._names)
+            conn = b"%s.%d" % (wire.key.encode(), next(self._names))
             self.conns[conn] = (wire, flow)
             return conn
 
@@ -75,8 +75,8 @@ class MemoryHubWire:
 class MemoryPeerWire:
     """A peer's end of queues. `cut` makes its connections end, as a bad link would."""
 
-    def __init__(self, hub: MemoryHubWire) -> None:
-        self.hub = hub
+    def __init__(self, hub: MemoryHubWire, key: str = "a-key") -> None:
+        self.hub, self.key = hub, key  # taken for proven: there is nobody here who lies
         self.inbox: queue.SimpleQueue[tuple[int, bytes, list[bytes] | None] | None] = queue.SimpleQueue()
         self.conns: dict[int, bytes] = {}
 
@@ -167,7 +167,7 @@ class MemorySwarm:
 
     def link(self, name: str, patience: float = 10.0, flows: int = 1) -> PeerLink:
         """A new peer's link, not connected yet."""
-        wire = MemoryPeerWire(self.wire)
+        wire = MemoryPeerWire(self.wire, f"key-of-{name}")
         link = PeerLink(self.url, name, "memory", patience=patience, flows=flows, wire=wire)
         self.links.append(link)
         self.wires[link] = wire

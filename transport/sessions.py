@@ -51,6 +51,7 @@ class Session:
     """One peer's stay. Its connection may be lost in any state; it comes back within `grace`, or is gone."""
 
     id: str  # the secret the peer shows when it comes back
+    key: str  # its CURVE key: who it is. None but its owner can come back as this session
     name: str
     hardware: str
     conn: bytes | None  # control connection; None: lost

@@ -2,8 +2,11 @@
 
 One ROUTER at the hub on one TCP port takes control and bulk connections alike; a peer has a DEALER for each.
 No routing ids are set: a fixed id is a permanent black hole after a half-open connection, or can be taken
-over. A dialled connection that ends is thrown away with its queues and a fresh one is made: what a reconnect
-would deliver late, or lose silently, is the application's to say again.
+over. What the hub knows a connection by begins with the key that was proven in its handshake, as libzmq tells
+it (ZAP, RFC 27): a stranger who takes the routing id of a dead connection is another connection.
+
+A dialled connection that ends is thrown away with its queues and a fresh one is made: what a reconnect would
+deliver late, or lose silently, is the application's to say again.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from zmq.utils.monitor import recv_monitor_message
 from .errors import AddressInUse, Unreachable
 from .keys import CurveKeys, as_z85
 from .messages import MAX_CHUNK, MAX_CONTROL
+from .url import to_base64
 from .wire import Came, Down, Frames, Up
 
 MAX_FRAME = MAX_CHUNK + 1024  # what CURVE adds is 33
@@ -75,6 +79,9 @@ class RouterWire:
         set_options(self._router, COMMON | HUB)
         self._router.curve_server = True
         self._router.curve_publickey, self._router.curve_secretkey = as_z85(keys.public), as_z85(keys.secret)
+        self._doorkeeper = Doorkeeper(self._context)
+        self._router.zap_domain = b"cocktail"
+        self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer nobody gets in
         try:
             where = f"[{host}]" if ":" in host else host
             self._router.bind(f"tcp://{where}:{port or '*'}")
@@ -83,6 +90,7 @@ class RouterWire:
             self.port = int(endpoint.rpartition(b":")[2].strip(b"\0"))
         except zmq.ZMQError as error:
             self._router.close(0)
+            self._doorkeeper.close()
             self._context.term()
             reason = (
                 "another program uses it" if error.errno in (errno.EADDRINUSE, zmq.EADDRINUSE) else str(error)
@@ -92,25 +100,36 @@ class RouterWire:
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._waker.inner, zmq.POLLIN)
+        self._poller.register(self._doorkeeper.sock, zmq.POLLIN)
 
     def poll(self, timeout: float) -> list[tuple[bytes, list[bytes]]]:
         ready = dict(self._poller.poll(max(0, round(timeout * 1000))))
         if self._waker.inner in ready:
             self._waker.clear()
+        if self._doorkeeper.sock in ready:
+            self._doorkeeper.answer()
         came: list[tuple[bytes, list[bytes]]] = []
         while len(came) < 64:  # then look after the others: time, workers, what is to be sent
             try:
-                frames = self._router.recv_multipart(zmq.DONTWAIT)
+                came.append(self._read())
             except zmq.Again:
                 break
-            came.append((frames[0], frames[1:]))
         return came
+
+    def _read(self) -> tuple[bytes, list[bytes]]:
+        """One message. The key is known of the first frame only where that is not copied; it is small."""
+        id = self._router.recv(zmq.DONTWAIT)
+        first = self._router.recv(zmq.DONTWAIT, copy=False)
+        frames = [first.bytes]
+        if first.more:
+            frames += self._router.recv_multipart(zmq.DONTWAIT)
+        return str(first.get("User-Id")).encode() + b"." + id, frames
 
     def send(self, conn: bytes, frames: Frames) -> bool:
         try:
             # copying 256 KiB is cheaper than the reference counting that spares it, and safe against a
             # changed buffer
-            self._router.send_multipart([conn, *frames], zmq.DONTWAIT)
+            self._router.send_multipart([conn.partition(b".")[2], *frames], zmq.DONTWAIT)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 return False
@@ -122,6 +141,7 @@ class RouterWire:
 
     def close(self) -> None:
         self._router.close(LAST_WORDS_MS)
+        self._doorkeeper.close()
         self._waker.close()
         self._context.term()
 
@@ -267,6 +287,29 @@ class DealerWire:
             self.hang_up(flow)
         self._waker.close()
         self._context.term()
+
+
+class Doorkeeper:
+    """Answers libzmq when it asks who may connect: whoever has proven a key, and by that key we know him.
+
+    Who is let into the run is decided on what he says, where the answer can have a reason.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.sock = context.socket(zmq.REP)
+        self.sock.linger = 0
+        self.sock.bind("inproc://zeromq.zap.01")
+
+    def answer(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                version, id, _, _, _, mechanism, *keys = self.sock.recv_multipart(zmq.DONTWAIT)
+                good = mechanism == b"CURVE" and len(keys) == 1
+                status, user = (b"200", to_base64(keys[0]).encode()) if good else (b"400", b"")
+                self.sock.send_multipart([version, id, status, b"", user, b""])
+
+    def close(self) -> None:
+        self.sock.close(0)
 
 
 class Waker:

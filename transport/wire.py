@@ -15,7 +15,7 @@ Frames = Sequence[bytes | memoryview]
 
 
 class HubWire(Protocol):
-    """The hub's end: many connections, each known by a name that the wire gives it."""
+    """The hub's end: many connections, each known by a name that the wire gives it, `<key>.<number>`."""
 
     port: int
 
@@ -29,6 +29,12 @@ class HubWire(Protocol):
         """End a `poll`, from any thread."""
 
     def close(self) -> None: ...
+
+
+def key_of(conn: bytes) -> str:
+    """The CURVE key that the other end of a connection has proven to have: it is in the connection's name,
+    so nothing that belongs to a connection can be had with another key."""
+    return conn.partition(b".")[0].decode()
 
 
 @dataclass(frozen=True)

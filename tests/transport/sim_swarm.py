@@ -70,6 +70,7 @@ class SimPeer:
     def __init__(self, swarm: SimSwarm, name: str, staleness: int) -> None:
         self.swarm, self.staleness = swarm, staleness
         self.state = PeerState(Hello(1, TOKEN, swarm.settings.run, name))
+        self.key = name  # that the wire proves
         self.cable: Cable | None = None
         self.pending: dict[int, list[int]] = {}  # leases trained, not delivered
         self.round: Round | None = None  # in exchange
@@ -178,15 +179,16 @@ class SimSwarm:
 
     # ---- decisions -----------------------------------------------------------------------------------------
 
-    def join(self, name: str = "") -> SimPeer:
+    def join(self, name: str = "", key: str = "") -> SimPeer:
         peer = SimPeer(self, name or f"p{len(self.peers)}", self.staleness)
+        peer.key = key or peer.key
         self.peers.append(peer)
         peer.dial()
         return peer
 
     def connect(self, peer: SimPeer) -> Cable:
         self._cables += 1
-        cable = Cable(b"cable-%d" % self._cables)
+        cable = Cable(b"%s.%d" % (peer.key.encode(), self._cables))
         self.cables[cable.name] = (cable, peer)
         return cable
 
@@ -242,7 +244,7 @@ class SimSwarm:
         elif isinstance(job, do.FindFingerprint):
             self.act(self.hub.fingerprinted(job.round, 1000 + job.round, self.now))
         elif isinstance(job, do.Enrol):
-            self.books.sessions[job.session] = OpenSession(job.session, job.name, job.hardware)
+            self.books.sessions[job.session] = OpenSession(job.session, job.name, job.hardware, job.key)
         elif isinstance(job, do.Forget):
             self.books.sessions.pop(job.session, None)
         elif isinstance(job, do.GiveBack):

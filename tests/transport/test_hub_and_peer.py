@@ -232,14 +232,14 @@ def test_a_peer_that_vanishes_is_noticed_and_the_others_go_on(start: Callable[..
 def test_a_peer_that_is_back_before_anybody_noticed_gets_its_name_again(
     start: Callable[..., Running],
 ) -> None:
-    running = start(ping_s=5.0, grace_s=60.0)
-    first = PeerLink(running.url, "ann")
+    running, keys = start(ping_s=5.0, grace_s=60.0), CurveKeys.generate()
+    first = PeerLink(running.url, "ann", keys=keys)
     first.connect()
     first.close()
     time.sleep(0.02)  # for the system to tell the hub's that the connection is closed
-    second = PeerLink(running.url, "ann")
+    second = PeerLink(running.url, "ann", keys=keys)
     second.connect()
-    third = PeerLink(running.url, "ann")
+    third = PeerLink(running.url, "ann", keys=keys)
     third.connect()
 
     assert (second.name, third.name) == ("ann", "ann-2")

@@ -4,6 +4,7 @@ import io
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from transport import Ledger, packet_log
 from transport.errors import LedgerBusy, LedgerError
 from transport.ids import Runs
-from transport.ledger import Counted, EvaluationRow, RoundRow
+from transport.ledger import Counted, EvaluationRow, OpenSession, RoundRow
 from transport.packet_log import HEADER_SIZE, read_packets
 
 
@@ -212,8 +213,8 @@ def test_after_a_write_that_failed_nothing_more_is_written(tmp_path: Path) -> No
 
 def test_open_leases_and_sessions_are_recovered(tmp_path: Path) -> None:
     with some(tmp_path) as ledger:
-        ledger.session("session-ann", "ann", "CPU")
-        ledger.session("session-bob", "bob", "GPU")
+        ledger.session("session-ann", "ann", "CPU", "key-of-ann")
+        ledger.session("session-bob", "bob", "GPU", "key-of-bob")
         ledger.leased(3, {"session-ann": ((12, 14),), "session-bob": ((14, 16),)})
         ledger.leased(4, {"session-ann": ((16, 20),)})
         commit(ledger, 3, b"x", ((12, 14),), lease=3)
@@ -223,9 +224,20 @@ def test_open_leases_and_sessions_are_recovered(tmp_path: Path) -> None:
 
     assert recovered.round == 4
     assert recovered.counted == ((0, 14),)
-    assert [(s.name, s.hardware, s.leases) for s in recovered.sessions] == [("ann", "CPU", {4: ((16, 20),)})]
+    assert recovered.sessions == (OpenSession("session-ann", "ann", "CPU", "key-of-ann", {4: ((16, 20),)}),)
     assert recovered.last is not None
     assert recovered.last.round == 3
+
+
+def test_a_ledger_of_before_peers_had_keys_goes_on(tmp_path: Path) -> None:
+    with some(tmp_path) as ledger:
+        ledger.session("session-ann", "ann", "CPU", "key-of-ann")
+    with sqlite3.connect(tmp_path / "ledger.db") as old:
+        old.execute("ALTER TABLE sessions DROP COLUMN key")
+    old.close()
+
+    with begin(tmp_path) as again:
+        assert again.recover().sessions == (OpenSession("session-ann", "ann", "CPU", ""),)
 
 
 @given(st.lists(st.binary(max_size=300), max_size=5), st.data())
@@ -251,7 +263,7 @@ from transport.ledger import Counted, RoundRow
 ledger = Ledger(Path(sys.argv[1]), run="toy", samples=100000)
 r = ledger.recover().round
 while True:
-    ledger.session(f"s{r}", "ann", "")
+    ledger.session(f"s{r}", "ann", "", "key")
     ledger.leased(r, {f"s{r}": ((r, r + 1),)})
     row = RoundRow(r, r, 0, 0, r, ("ann",), ("ann",), None, 1)
     ledger.commit(row, b"p" * (r * 7919 % 50000), (Counted(r, "ann", f"s{r}", ((r, r + 1),)),))

@@ -1,0 +1,50 @@
+"""Who this machine is in every run: a CURVE key pair of its own, made at first use.
+
+    COCKTAIL_HOME/peer.json, readable by its user alone
+
+A hub learns the public key from the handshake, which cannot be passed without the secret one. All processes
+of a user on a machine are the same peer, twice or more. Who deletes the file is a stranger to every run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.runs import home, write_private
+
+if TYPE_CHECKING:
+    from transport.keys import CurveKeys
+
+FILE = "peer.json"
+
+
+def own_keys() -> CurveKeys:
+    """This machine's key pair. Raises Failure (preflight) where its file is damaged."""
+    from transport.keys import CurveKeys
+
+    path = home() / FILE
+    if not path.exists():
+        make(path, CurveKeys.generate())
+    try:
+        keys = CurveKeys(**json.loads(path.read_text(encoding="utf-8")))
+        keys.check()
+    except (ValueError, TypeError) as error:
+        hint = f"remove {path}: this machine is then a new peer to every run"
+        raise Failure("preflight", f"the key pair in {path} is damaged: {error}", hints=(hint,)) from None
+    return keys
+
+
+def make(path: Path, keys: CurveKeys) -> None:
+    """Write a new pair, whole; where another process was quicker, its pair is the one."""
+    mine = path.with_name(f"{FILE}.{os.getpid()}.new")
+    write_private(mine, json.dumps({"public": keys.public, "secret": keys.secret}))
+    try:
+        os.link(mine, path)
+    except FileExistsError:
+        return  # another process was quicker
+    finally:
+        mine.unlink()

@@ -62,6 +62,15 @@ class PeerJoined:
 
 
 @dataclass(frozen=True)
+class PeerAsks:
+    """A newcomer waits for the owner's yes: `cocktail peers RUN --approve KEY`."""
+
+    peer: str
+    key: str  # 16 digits of it, as the newcomer is shown them
+    hardware: str = ""
+
+
+@dataclass(frozen=True)
 class PeerLeft:
     peer: str
     reason: str
@@ -147,6 +156,7 @@ Event = (
     | Joined
     | Progressed
     | PeerJoined
+    | PeerAsks
     | PeerLeft
     | Step
     | Eval

@@ -18,7 +18,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import cocktail_cli
-from cocktail_cli import bench, export, generate, join, launch, recipes, status, stop
+from cocktail_cli import bench, export, generate, join, launch, peers, recipes, status, stop
 from cocktail_cli.errors import Failure, Interrupted, explain
 from cocktail_cli.folder import log_to
 from cocktail_cli.options import AFTER, RECIPES, RUN, TOOLS
@@ -34,6 +34,8 @@ app.command("launch", rich_help_panel=RUN)(launch.launch)
 app.command("join", rich_help_panel=RUN)(join.join)
 app.command("status", rich_help_panel=RUN)(status.status)
 app.command("stop", rich_help_panel=RUN)(stop.stop)
+app.command("peers", rich_help_panel=RUN)(peers.peers)
+app.command("kick", rich_help_panel=RUN)(peers.kick)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=RECIPES)
 app.command("export", rich_help_panel=AFTER)(export.export)
 app.command("generate", rich_help_panel=AFTER)(generate.generate)

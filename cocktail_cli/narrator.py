@@ -39,6 +39,8 @@ class Narrator:
         if isinstance(event, theirs.PeerJoined):
             self.present.add(event.peer)
             yield ours.PeerJoined(printable(event.peer), printable(event.hardware))
+        elif isinstance(event, theirs.PeerAsks):
+            yield ours.PeerAsks(printable(event.peer), event.key, printable(event.hardware))
         elif isinstance(event, theirs.PeerLeft):
             self.present.discard(event.peer)
             yield ours.PeerLeft(printable(event.peer), printable(event.reason), event.legacy)

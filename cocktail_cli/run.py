@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from cocktail_cli import folder as in_folder
 from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk
 from cocktail_cli.events import Event, Progressed, RunFinished, RunStarted, Warning, timestamp
+from cocktail_cli.identity import own_keys
 from cocktail_cli.local_peers import LEAVE_WITHIN, Ended, LocalPeers, LocalSettings
 from cocktail_cli.reach import reach_of
 from cocktail_cli.resume import check_corpus, same_base
-from cocktail_cli.runs import RunRecord, State, new_name, save
+from cocktail_cli.runs import RunRecord, State, new_name, newest, save
 from cocktail_cli.show import View
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.snapshots import Snapshots
@@ -94,7 +95,7 @@ class Run:
                 hub.stop(now=True, reason="stopped by its owner" if at_once else explain(error).message)
                 self.stop_by = time.monotonic() if at_once else self.stop_by
                 with suppress(OSError):  # of a full disk, perhaps the error itself
-                    save(record.ended("failed", narrator.step, narrator.eval_loss))
+                    save(newest(record).ended("failed", narrator.step, narrator.eval_loss))
                 raise
             finally:
                 snapshots.close()
@@ -148,7 +149,7 @@ class Run:
 
         old = self.resumed
         keys, name = (RunKeys(**old.keys), old.run) if old else (RunKeys.generate(), new_name())
-        settings = settings_of(work, name, peers)
+        settings = settings_of(work, name, peers, own_keys().public)
         ledger = Ledger(self.folder / in_folder.LEDGER, run=name, samples=settings.samples)
         work.owner.recover(ledger)
         narrator.recall(ledger)
@@ -249,14 +250,14 @@ class Run:
             if narrator.rounds and not full:
                 self.tell(Progressed("writing the model"))
                 work.place.write_model(self.folder)
-            save(record.ended(state, narrator.step, narrator.eval_loss))
+            save(newest(record).ended(state, narrator.step, narrator.eval_loss))
         except Exception as error:
             if not full and not disk_is_full(error):
                 raise
             full = True
         if full:
             with suppress(OSError):
-                save(record.ended("failed", narrator.step, narrator.eval_loss))
+                save(newest(record).ended("failed", narrator.step, narrator.eval_loss))
             raise out_of_disk(self.folder, (AGAIN,))
         if state == "finished":
             work.owner.forget()

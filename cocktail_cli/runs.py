@@ -58,6 +58,13 @@ class RunRecord:
         host = f"[{host}]" if ":" in host else host
         return f"{head}{at}{host}:{self.port}/{place.partition('/')[2]}"
 
+    def with_token(self, token: str) -> RunRecord:
+        """With a new join token, in the keys and in the URL."""
+        from transport import parse_url
+
+        url = str(replace(parse_url(self.url), token=token))
+        return replace(self, url=url, keys=self.keys | {"token": token})
+
     def ended(self, state: State, steps: int, eval_loss: float | None) -> RunRecord:
         return replace(self, state=state, steps=steps, eval_loss=eval_loss)
 
@@ -125,6 +132,11 @@ def read(folder: Path) -> RunRecord | None:
         return RunRecord(**{key: value for key, value in found.items() if key in wanted})
     except (OSError, ValueError, TypeError):  # gone, cut short, or of a version with other fields
         return None
+
+
+def newest(record: RunRecord) -> RunRecord:
+    """The record as another command may have changed it since."""
+    return read(Path(record.output_dir)) or record
 
 
 def known_runs() -> Iterator[RunRecord]:

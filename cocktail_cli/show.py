@@ -23,6 +23,7 @@ from cocktail_cli.events import (
     Event,
     Joined,
     Left,
+    PeerAsks,
     PeerJoined,
     PeerLeft,
     Progressed,
@@ -124,7 +125,7 @@ class JsonView:
 
 
 class QuietView:
-    """The run URL, the model's folder, warnings."""
+    """The run URL, the model's folder, warnings, and who wants in."""
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self.out, self.err = out, err
@@ -134,8 +135,8 @@ class QuietView:
             print(event.url, file=self.out, flush=True)
         elif isinstance(event, RunFinished):
             print(event.model, file=self.out, flush=True)
-        elif isinstance(event, Warning):
-            print(f"warning: {event.message}", file=self.err, flush=True)
+        elif isinstance(event, (Warning, PeerAsks)):
+            print(sentence(event), file=self.err, flush=True)
 
     def close(self) -> None:
         self.out.flush()
@@ -181,6 +182,9 @@ def sentence(event: Event) -> str | None:
         return f"joined {event.run} as {event.peer}: recipe {event.recipe}{fetch}"
     if isinstance(event, PeerJoined):
         return f"{event.peer} joined" + (f" ({event.hardware})" if event.hardware else "")
+    if isinstance(event, PeerAsks):
+        what = f" ({event.hardware})" if event.hardware else ""
+        return f"{event.peer}{what} asks to join: cocktail peers RUN --approve {event.key}, or --deny"
     if isinstance(event, PeerLeft):
         return f"{event.peer} left: {event.reason}"
     if isinstance(event, Eval):
@@ -278,7 +282,7 @@ class LiveView:
         elif not self.board.run:  # nothing to make a table of yet
             self.say(event.state if isinstance(event, Progressed) else sentence(event))
         else:
-            if isinstance(event, (Warning, Left, Joined, Checkpoint)):
+            if isinstance(event, (Warning, PeerAsks, Left, Joined, Checkpoint)):
                 self.say(sentence(event))
             self.draw()
 

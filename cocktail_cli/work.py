@@ -77,8 +77,8 @@ class RunWork:
         return self.files[name] if name in self.files else served(self.ledger.parent / SNAPSHOTS, name)
 
 
-def settings_of(work: RunWork, run: str, first_peers: int = 1) -> RunSettings:
-    """The run as its hub sees it. `first_peers`: how many start with it on this machine."""
+def settings_of(work: RunWork, run: str, first_peers: int = 1, own_key: str = "") -> RunSettings:
+    """The run as its hub sees it. `first_peers`: how many start with it on this machine, by its key."""
     from recipes.base import digests_of
 
     recipe = work.recipe
@@ -95,6 +95,8 @@ def settings_of(work: RunWork, run: str, first_peers: int = 1) -> RunSettings:
         parameters=work.parameters,
         eval=bool(work.corpus.held_out),
         eval_every=recipe.checkpoint.eval_every(steps),
+        join=swarm.join,
+        own_key=own_key,
         min_peers=swarm.min_peers,
         first_peers=first_peers,
         max_peers=swarm.max_peers,

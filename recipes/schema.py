@@ -143,6 +143,7 @@ class Compression(Section):
 
 
 class Swarm(Section):
+    join: Literal["token", "approve"] = "token"  # approve: the owner says yes to each newcomer as well
     min_peers: Whole = 1  # no step starts with fewer
     max_peers: Whole | None = None  # more are refused
     start_timeout: Seconds = 1800.0  # waiting for min_peers

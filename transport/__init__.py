@@ -3,7 +3,7 @@
 Beside these names: `transport.events`, `transport.errors`, `transport.messages`, `transport.memory`.
 """
 
-from .admin import ask_status, ask_stop
+from .admin import ask_owner, ask_status, ask_stop
 from .bandwidth import Bandwidth
 from .catch_up import CatchUp
 from .hub import Hub
@@ -25,6 +25,7 @@ __all__ = [
     "RunURL",
     "Supply",
     "Wanted",
+    "ask_owner",
     "ask_status",
     "ask_stop",
     "parse_url",

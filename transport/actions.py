@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .events import Event
 from .ids import Runs
+from .ledger import Known
 from .messages import Message
 
 
@@ -30,6 +31,21 @@ class Enrol:
     name: str
     hardware: str
     key: str
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Write down how a key stands with the run."""
+
+    known: Known
+
+
+@dataclass(frozen=True)
+class SayDurably:
+    """Send this once all that was asked for before is in the ledger."""
+
+    conn: bytes
+    message: Message
 
 
 @dataclass(frozen=True)
@@ -109,7 +125,21 @@ class End:
     """The run is over: serve what is still being fetched, then stop."""
 
 
-Action = Send | Tell | Enrol | Forget | GiveBack | Lease | Commit | Inherit | FindFingerprint | Note | End
+Action = (
+    Send
+    | Tell
+    | Enrol
+    | Stand
+    | SayDurably
+    | Forget
+    | GiveBack
+    | Lease
+    | Commit
+    | Inherit
+    | FindFingerprint
+    | Note
+    | End
+)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Questions from a connection that is no peer: `cocktail status` and `cocktail stop`."""
+"""Questions from a connection that is no peer: `cocktail status`, `stop`, `peers` and `kick`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,24 @@ import time
 from typing import Any
 
 from .errors import LinkLost, RefusedByHub, Unreachable
-from .messages import PROTOCOL, AskStatus, AskStop, Message, Over, Refused, Status, decode_to_peer, encode
+from .messages import (
+    PROTOCOL,
+    AskOwner,
+    AskStatus,
+    AskStop,
+    Message,
+    Order,
+    Over,
+    Refused,
+    Status,
+    decode_to_peer,
+    encode,
+)
 from .sockets import DealerWire
 from .url import RunURL
 from .wire import Came, Down, Up
+
+OWNER_S = 60.0  # for an answer: what is decided waits its turn behind the round that is being committed
 
 
 def ask_status(url: RunURL, timeout: float = 10.0) -> dict[str, Any]:
@@ -30,6 +44,18 @@ def ask_stop(
     answer = ask(host, port, server_key, AskStop(PROTOCOL, secret, run, now), timeout)
     if not isinstance(answer, Over):
         raise LinkLost(f"the hub answered {type(answer).__name__} to a stop")
+
+
+def ask_owner(url: RunURL, secret: str, order: Order, **fields: str) -> dict[str, Any]:
+    """Ask who is in the run, or decide it (messages.AskOwner has the `fields`); returns when that is durable.
+
+    Raises Unreachable, RefusedByHub, LinkLost.
+    """
+    question = AskOwner(PROTOCOL, secret, url.run, order, **fields)
+    answer = ask(url.host, url.port, url.key, question, OWNER_S)
+    if not isinstance(answer, Status):
+        raise LinkLost(f"the hub answered {type(answer).__name__} to its owner")
+    return dict(json.loads(answer.status))
 
 
 def ask(host: str, port: int, server_key: str, question: Message, timeout: float) -> Message:

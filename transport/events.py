@@ -23,6 +23,15 @@ class PeerJoined(Event):
 
 
 @dataclass(frozen=True)
+class PeerAsks(Event):
+    """Somebody with the token waits for the owner's yes."""
+
+    peer: str
+    hardware: str
+    key: str  # 16 digits of it
+
+
+@dataclass(frozen=True)
 class PeerReady(Event):
     """The peer holds x' and is a member from the next round."""
 

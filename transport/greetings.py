@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import events
+from .admission import Act, Standing
 from .finale import announce_part
 from .messages import PROTOCOL, AskStatus, AskStop, Hello, Over, Ready, Refused, Resume, Status, Welcome
 from .rounds import Phase
@@ -18,9 +19,14 @@ if TYPE_CHECKING:
 REPLACED = "another hub of this run has been started since"
 
 
-def greet(hub: HubState, conn: bytes, message: Hello | Resume | AskStatus | AskStop, now: float) -> None:
+Greeting = Hello | Resume | AskStatus | AskStop
+
+
+def greet(hub: HubState, conn: bytes, message: Greeting, now: float) -> None:
     if message.run != hub.settings.run:
         hub.out.send(conn, wrong_run(message.run, hub.settings))
+    elif isinstance(message, Hello | Resume) and hub.admission.standing(key_of(conn)) is Standing.BANNED:
+        hub.out.send(conn, Refused("kicked", hub.admission.known[key_of(conn)].reason))
     elif isinstance(message, Hello):
         hello(hub, conn, message, now)
     elif isinstance(message, Resume):
@@ -36,12 +42,21 @@ def greet(hub: HubState, conn: bytes, message: Hello | Resume | AskStatus | AskS
 
 
 def hello(hub: HubState, conn: bytes, m: Hello, now: float) -> None:
-    others = hub.members.others(m.name, key_of(conn))
-    refused = refusal(m, hub.settings, hub.token, over=hub.ending, peers=others)
+    key = key_of(conn)
+    standing, others = hub.admission.standing(key), hub.members.others(m.name, key)
+    token = None if standing is Standing.MEMBER else hub.token
+    refused = refusal(m, hub.settings, token, over=hub.ending, peers=others)
     if refused is not None:
         hub.out.send(conn, refused)
-        return
+    elif standing is not Standing.MEMBER and hub.settings.join == "approve":
+        hub.admission.ask(conn, m, now)
+    else:
+        begin(hub, conn, m, now)
+
+
+def begin(hub: HubState, conn: bytes, m: Hello, now: float) -> None:
     session = hub.members.begin(conn, m, now)
+    hub.admission.move(session.key, Act.LET_IN, session.name)
     welcome(hub, session, resumed=False)
     hub.out.tell(events.PeerJoined(0.0, session.name, session.hardware, hub.round))
 

@@ -293,6 +293,11 @@ class Hub:
                 self._later(lambda a=action: self._find_fingerprint(a))  # type: ignore[misc]
             elif isinstance(action, do.Enrol):
                 self._later(lambda a=action: self.ledger.session(a.session, a.name, a.hardware, a.key))  # type: ignore[misc]
+            elif isinstance(action, do.Stand):
+                self._later(lambda a=action: self.ledger.stand(a.known))  # type: ignore[misc]
+            elif isinstance(action, do.SayDurably):
+                said = do.Send(action.conn, action.message)
+                self._later(lambda s=said: self._call(lambda: [s]))  # type: ignore[misc]
             elif isinstance(action, do.Forget):
                 self._inbox.drop(action.session)
                 self._legacies.pop(action.session, None)

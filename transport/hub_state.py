@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from . import actions as do
 from . import events
+from .admission import Admission
 from .evaluation import Evaluations
 from .finale import evaluated, finish_or_wait
 from .greetings import greet, said_ready
@@ -27,6 +28,7 @@ from .leases import Leases
 from .ledger import Recovered
 from .members import Members, Outbox
 from .messages import (
+    AskOwner,
     AskStatus,
     AskStop,
     Evaluated,
@@ -41,6 +43,7 @@ from .messages import (
     ToHub,
 )
 from .opening import TELL_S, open_or_wait
+from .owner import ordered
 from .pace import Pace
 from .rounds import PHASES, Exchange, Phase
 from .sessions import Kind, Session, State
@@ -75,6 +78,7 @@ class HubState:
         )
         self.out = Outbox()
         self.members = Members(settings, self.out, self._session_ended, now)
+        self.admission = Admission(settings, self.out, recovered.peers)
         self.exchange: Exchange | None = None
         self.pace = Pace(settings.step_timeout)
         self.history = History(recovered)
@@ -103,8 +107,11 @@ class HubState:
             session.seen = now
         if isinstance(message, Hello | Resume | AskStatus | AskStop):
             greet(self, conn, message, now)
+        elif isinstance(message, AskOwner):
+            ordered(self, conn, message, now)
         elif session is None:
-            self.out.send(conn, Refused("session", "the hub does not know this session"))
+            if not self.admission.heard(conn, message, now):
+                self.out.send(conn, Refused("session", "the hub does not know this session"))
         elif isinstance(message, Ready):
             said_ready(self, session, message, now)
         elif isinstance(message, Report):
@@ -123,6 +130,7 @@ class HubState:
     def lost(self, conn: bytes, now: float) -> list[do.Action]:
         """The connection is closed."""
         self.members.lost(conn, now)
+        self.admission.gone(conn)
         return self._drain(now)
 
     def uploaded(self, session_id: str, round: int, now: float) -> list[do.Action]:
@@ -210,6 +218,7 @@ class HubState:
         """Let time pass up to `now`."""
         self._ticked = now
         asleep = self.members.tick(now)
+        self.admission.tick(now, asleep)
         self.waiting_since += asleep
         self.hold_until += asleep
         ex = self.exchange
@@ -222,7 +231,7 @@ class HubState:
 
     def deadline(self) -> float:
         """When to call `tick`, if nothing else happens before. inf: never."""
-        times = [self.members.deadline()]
+        times = [self.members.deadline(), self.admission.deadline()]
         if self._stop_at is not None and self.phase is not Phase.ENDED:
             times.append(self._stop_at)
         ex = self.exchange
@@ -391,6 +400,7 @@ class HubState:
         self.members.quiet = True
         for session in self.members.sessions.values():
             self.out.send(session.conn, Over(reason, finished, self.resumable))
+        self.admission.dismiss(self.admission.asking, Refused("over", reason))
         self.out.tell(events.RunEnded(0.0, finished, reason, exit_code, self.round, self.leases.counted))
         self.out.add(do.End())
 

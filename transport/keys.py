@@ -56,6 +56,10 @@ class RunKeys:
             pair.public, pair.secret, to_base64(secrets.token_bytes(16)), to_base64(secrets.token_bytes(16))
         )
 
+    @staticmethod
+    def new_token() -> str:
+        return to_base64(secrets.token_bytes(16))
+
     def url(self, host: str, port: int, run: str) -> RunURL:
         return RunURL(self.public, self.token, host, port, run)
 

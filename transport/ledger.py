@@ -5,7 +5,7 @@ So a row without bytes cannot exist, and bytes without a row (a crash in between
 start: nobody had been told of them. Counted leases are written in the transaction of the round that counts
 them.
 
-    folder/ledger.db     meta, rounds, leases (counted and open), sessions, evaluations
+    folder/ledger.db     meta, rounds, leases (counted and open), sessions, peers, evaluations
     folder/packets.log   packet_log.py
     folder/ledger.lock   locked by the one process that writes
 """
@@ -39,6 +39,7 @@ CREATE TABLE counted (
 CREATE TABLE leased (
     lease INTEGER, session TEXT, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT ROWID;
 CREATE TABLE sessions (session TEXT PRIMARY KEY, name TEXT, hardware TEXT, key TEXT) WITHOUT ROWID;
+CREATE TABLE peers (key TEXT PRIMARY KEY, name TEXT, standing TEXT, reason TEXT) WITHOUT ROWID;
 CREATE TABLE evaluations (round INTEGER PRIMARY KEY, step INTEGER, loss REAL, tokens INTEGER, final INTEGER);
 """
 
@@ -97,12 +98,23 @@ class OpenSession:
 
 
 @dataclass(frozen=True)
+class Known:
+    """How a key stands with the run (admission.Standing)."""
+
+    key: str
+    name: str  # it went by
+    standing: str  # "member", "banned"; "stranger": nothing is kept of it
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Recovered:
     """Where a run stands, as the ledger knows it: what HubState starts from."""
 
     round: int = 0  # the next round
     counted: Runs = ()
     sessions: tuple[OpenSession, ...] = ()
+    peers: tuple[Known, ...] = ()
     last: RoundRow | None = None
     evaluation: EvaluationRow | None = None  # the newest
     recent: tuple[RoundRow, ...] = ()  # the last rounds, in order
@@ -187,7 +199,11 @@ class Ledger:
         self._db.execute("COMMIT")
 
     def _extend(self) -> None:
-        """A ledger of before sessions had keys: nobody can resume those, their peers begin new ones."""
+        """A ledger of before peers had keys: nobody can resume its sessions, their peers begin new ones."""
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS peers "
+            "(key TEXT PRIMARY KEY, name TEXT, standing TEXT, reason TEXT) WITHOUT ROWID"
+        )
         if "key" not in [column[1] for column in self._db.execute("PRAGMA table_info(sessions)")]:
             self._db.execute("ALTER TABLE sessions ADD COLUMN key TEXT DEFAULT ''")
 
@@ -207,6 +223,14 @@ class Ledger:
     def session(self, session: str, name: str, hardware: str, key: str) -> None:
         row = (session, name, hardware, key)
         self._db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)", row)
+
+    def stand(self, known: Known) -> None:
+        """A key was let in or banned; or is a stranger again, of whom nothing is kept."""
+        row = (known.key, known.name, known.standing, known.reason)
+        if known.standing == "stranger":
+            self._db.execute("DELETE FROM peers WHERE key=?", row[:1])
+        else:
+            self._db.execute("INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?)", row)
 
     def gone(self, session: str) -> None:
         """The session is over: what it had leased and not delivered belongs to nobody."""
@@ -320,6 +344,7 @@ class Ledger:
             round=len(rounds),
             counted=union(self.counted()),
             sessions=tuple(sessions),
+            peers=tuple(Known(*row) for row in self._db.execute("SELECT * FROM peers ORDER BY key")),
             last=rounds[-1] if rounds else None,
             evaluation=evaluations[-1] if evaluations else None,
             recent=tuple(rounds[-RECENT:]),

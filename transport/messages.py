@@ -11,7 +11,7 @@ exchanges without computing (the drain after the last step) and where lost work 
 from __future__ import annotations
 
 import math
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -28,6 +28,7 @@ Count = Annotated[int, Meta(ge=0, le=2**62)]
 Word = Annotated[str, Meta(max_length=128)]
 Line = Annotated[str, Meta(max_length=2000)]
 ObjectName = Annotated[str, Meta(min_length=1, max_length=300)]
+Order = Literal["list", "kick", "ban", "unban", "approve", "deny", "token"]  # of the owner
 Digest = Annotated[bytes, Meta(max_length=32)]  # SHA-256, or empty: not known beforehand
 
 
@@ -134,6 +135,19 @@ class AskStop(Message, frozen=True):
     now: bool = False  # do not wait for the exchange in flight
 
 
+class AskOwner(Message, frozen=True):
+    """The owner asks who is in the run, or decides it (owner.py). `secret` as in AskStop. Answered by Status
+    or Refused."""
+
+    protocol: int
+    secret: Word
+    run: Word
+    order: Order
+    peer: Word = ""  # whom: a name, or the 16 digits of a key
+    reason: Line = ""
+    token: Word = ""  # the new one
+
+
 # ---- hub to peer, control ----------------------------------------------------------------------------------
 
 
@@ -180,6 +194,12 @@ class Refused(Message, frozen=True):
     reason: str
 
 
+class Wait(Message, frozen=True):
+    """No session yet: the run's owner is asked. Welcome or Refused follows; until then Ping and Pong."""
+
+    reason: str  # for the user
+
+
 class Round(Message, frozen=True):
     """A round opens. Sent to its members; the lease (token ids) is the object "lease/<round>"."""
 
@@ -211,7 +231,8 @@ class Over(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """Answer to AskStatus: the object of `cocktail status --json`, as JSON text."""
+    """Answer to AskStatus: the object of `cocktail status --json`, as JSON text. To AskOwner: what was
+    done."""
 
     status: str
 
@@ -297,6 +318,8 @@ REFUSALS = {
     "full": 6,
     "kicked": 6,
     "state": 6,
+    "approval": 6,
+    "unknown": 6,
     "over": 7,
     "session": 75,
     "term": 75,
@@ -313,6 +336,7 @@ ToHub = (
     | Pong
     | AskStatus
     | AskStop
+    | AskOwner
     | Attach
     | Put
     | Chunk
@@ -321,6 +345,7 @@ ToHub = (
 ToPeer = (
     Welcome
     | Refused
+    | Wait
     | Round
     | Committed
     | Over
@@ -337,6 +362,7 @@ ToPeer = (
 
 _TO_HUB: msgspec.msgpack.Decoder[ToHub] = msgspec.msgpack.Decoder(ToHub)
 _TO_PEER: msgspec.msgpack.Decoder[ToPeer] = msgspec.msgpack.Decoder(ToPeer)
+GREETINGS = ("Hello", "Resume", "AskStatus", "AskStop", "AskOwner")  # name their version
 M = TypeVar("M")
 
 
@@ -381,7 +407,7 @@ def protocol_of(data: bytes | memoryview) -> int | None:
         raw = msgspec.msgpack.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    if not isinstance(raw, dict) or raw.get("type") not in ("Hello", "Resume", "AskStatus", "AskStop"):
+    if not isinstance(raw, dict) or raw.get("type") not in GREETINGS:
         return None
     protocol = raw.get("protocol")
     return protocol if isinstance(protocol, int) else None

@@ -110,13 +110,18 @@ class PeerLink:
     # ---- calls that wait -----------------------------------------------------------------------------------
 
     def connect(self, timeout: float = 0.0) -> Welcome:
-        """Dial, greet, be welcomed. While the hub is unreachable go on dialling for `timeout` seconds.
+        """Dial, greet, be welcomed. While the hub is unreachable go on dialling for `timeout` seconds; where
+        the run's owner is asked first, wait for the answer.
 
         Raises Unreachable, which says what failed, RefusedByHub, Leaving.
         """
         self._carrier.start(time.monotonic() + timeout)
         try:
-            self._wait("the hub's welcome", lambda: self._state.welcome is not None, timeout + GREETING_S)
+            greeted = timeout + GREETING_S
+            self._wait("the hub's welcome", lambda: bool(self._state.waits or self._state.welcome), greeted)
+            if self._state.welcome is None:
+                self._told(self._state.waits)
+                self._wait("the owner's yes", lambda: self._state.welcome is not None, None)
         except TransportError:
             self.close()
             raise

@@ -31,6 +31,7 @@ from .messages import (
     Resume,
     Round,
     ToPeer,
+    Wait,
     Welcome,
 )
 
@@ -46,7 +47,7 @@ class Link(Enum):
 # which message means something in which state; others are ignored, and counted
 HEARD: dict[Link, tuple[type[Message], ...]] = {
     Link.OFFLINE: (),
-    Link.GREETING: (Welcome, Refused, Over, Ping),
+    Link.GREETING: (Welcome, Wait, Refused, Over, Ping),
     Link.JOINED: (Welcome, Round, Committed, Over, Refused, Ping),
     Link.OVER: (Ping, Over),
     Link.REFUSED: (),
@@ -69,6 +70,7 @@ class PeerState:
         self.taken = -1  # newest round taken
         self.over: Over | None = None
         self.refused: Refused | None = None
+        self.waits = ""  # what the hub says it waits for, before it welcomes this peer
         self.heard = 0.0  # when the hub last said something
         self.parted = False  # the hub has heard this peer's Leave
         self.ignored = 0
@@ -111,6 +113,8 @@ class PeerState:
             return [Pong(message.sent)]
         if isinstance(message, Welcome):
             return self._welcomed(message)
+        if isinstance(message, Wait):
+            self.waits = message.reason
         if isinstance(message, Refused):
             return self._refuse(message)
         if isinstance(message, Over):

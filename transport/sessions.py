@@ -72,13 +72,13 @@ class Session:
     legacy: int = 0  # bytes of its residual that it has handed over
 
 
-def refusal(m: Hello, settings: RunSettings, token: str, *, over: bool, peers: int) -> Refused | None:
-    """Why this greeting gets no session; None: it does."""
+def refusal(m: Hello, settings: RunSettings, token: str | None, *, over: bool, peers: int) -> Refused | None:
+    """Why this greeting gets no session; None: it does. `token`: None where a known key needs none."""
     if m.protocol not in VERSIONS:
         return wrong_version(m.protocol)
     if m.run != settings.run:
         return wrong_run(m.run, settings)
-    if not same(m.token, token):
+    if token is not None and not same(m.token, token):
         return wrong_token()
     if over:
         return Refused("over", "the run is over")
@@ -109,7 +109,7 @@ def wrong_run(run: str, settings: RunSettings) -> Refused:
 
 
 def wrong_token() -> Refused:
-    return Refused("token", "the token in the run URL is not the one of this run")
+    return Refused("token", "the token in the run URL is not the one of this run, or no longer")
 
 
 def same(a: str, b: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .admission import NEXT as ADMISSION
 from .catch_up import NEXT as CATCH_UP
 from .peer_state import HEARD
 from .rounds import PHASES
@@ -26,6 +27,15 @@ def tables() -> str:
     ]
     for state, row in NEXT.items():
         lines += [f"| {state.name} | {kind.value} | {to.name} |" for kind, to in row.items()]
+    lines += [
+        "",
+        "**A key at the hub** (`admission.NEXT`)",
+        "",
+        "| standing | what happens | next |",
+        "|---|---|---|",
+    ]
+    for standing, acts in ADMISSION.items():
+        lines += [f"| {standing.name} | {act.value} | {after.name} |" for act, after in acts.items()]
     lines += [
         "",
         "**A peer** (`peer_state.HEARD`)",

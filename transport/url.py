@@ -23,6 +23,7 @@ RUN_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 BASE64URL = re.compile(r"[A-Za-z0-9_-]*")
 KEY_LENGTH = 43  # characters
 TOKEN_LENGTH = 24  # characters, checksum included
+TOKEN_BYTES = 16  # without
 INCOMPLETE = "the run URL is incomplete"
 
 

@@ -16,7 +16,7 @@ from transport import actions as do
 from transport.events import Event, RunEnded
 from transport.hub_state import HubState
 from transport.ids import Pool, expand
-from transport.ledger import RECENT, EvaluationRow, OpenSession, Recovered, RoundRow
+from transport.ledger import RECENT, EvaluationRow, Known, OpenSession, Recovered, RoundRow
 from transport.messages import (
     Evaluated,
     Hello,
@@ -46,13 +46,14 @@ class Books:
     counted: Pool = field(default_factory=Pool)
     sessions: dict[str, OpenSession] = field(default_factory=dict)
     evaluation: EvaluationRow | None = None
+    peers: dict[str, Known] = field(default_factory=dict)
 
     def recovered(self) -> Recovered:
         last = self.rounds[-1] if self.rounds else None
         sessions = tuple(self.sessions.values())
-        return Recovered(
-            len(self.rounds), self.counted.runs, sessions, last, self.evaluation, tuple(self.rounds[-RECENT:])
-        )
+        peers = tuple(k for k in self.peers.values() if k.standing != "stranger")
+        recent = tuple(self.rounds[-RECENT:])
+        return Recovered(len(self.rounds), self.counted.runs, sessions, peers, last, self.evaluation, recent)
 
 
 @dataclass
@@ -174,6 +175,7 @@ class SimSwarm:
         self.packets: dict[tuple[str, int], list[int]] = {}
         self.events: list[Event] = []
         self.trained: list[int] = []  # every sample in x', as often as it is
+        self.said: list[Message] = []  # to the owner
         self.reject: str = ""
         self._cables = 0
 
@@ -245,6 +247,10 @@ class SimSwarm:
             self.act(self.hub.fingerprinted(job.round, 1000 + job.round, self.now))
         elif isinstance(job, do.Enrol):
             self.books.sessions[job.session] = OpenSession(job.session, job.name, job.hardware, job.key)
+        elif isinstance(job, do.Stand):
+            self.books.peers[job.known.key] = job.known
+        elif isinstance(job, do.SayDurably):
+            self.said.append(job.message)
         elif isinstance(job, do.Forget):
             self.books.sessions.pop(job.session, None)
         elif isinstance(job, do.GiveBack):

@@ -12,6 +12,7 @@ from transport.errors import ProtocolError
 
 EXAMPLES_TO_HUB: list[m.Message] = [
     m.Hello(1, "t", "run", "ann", "CPU", {"codec": "1"}),
+    m.AskOwner(1, "secret", "run", "ban", "ann", "lies"),
     m.Resume(1, "run", "ann", "s", 3, True, [2, 3], 7),
     m.Ready(4, 2**64 - 1, {"base": "00ff"}),
     m.Report(4, 0, [2, 3], 1.5, 10, 0.1, 0.2),
@@ -42,6 +43,7 @@ EXAMPLES_TO_PEER: list[m.Message] = [
         99,
         [m.SnapshotOffer(2, 400, "ff", 50)],
     ),
+    m.Wait("waiting for the owner's yes"),
     m.Refused("token", "no"),
     m.Round(1, 1, 5, ["ann"], 8, True, 0, 1),
     m.Committed(1, 100, "00", ["ann"]),

@@ -45,6 +45,8 @@ def make(path: Path, keys: CurveKeys) -> None:
     try:
         os.link(mine, path)
     except FileExistsError:
-        return  # another process was quicker
+        return
+    except OSError:  # a file system without links
+        os.replace(mine, path)
     finally:
-        mine.unlink()
+        mine.unlink(missing_ok=True)

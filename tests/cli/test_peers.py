@@ -15,6 +15,8 @@ from toy_swarm import ToyPeer, ToyWork, toy_settings
 
 from cocktail_cli.identity import own_keys
 from cocktail_cli.runs import RunRecord, load, save
+from recipes.problems import RecipeError
+from recipes.recipe import load_recipe
 from transport import Hub, Ledger, PeerLink, RunKeys, ask_owner, parse_url
 from transport import events as told
 from transport.errors import RefusedByHub
@@ -170,6 +172,13 @@ def test_a_run_that_is_to_be_resumed_has_its_new_token_then(cocktail: Run, tmp_p
     said = cocktail("peers", "toy-run", "--rotate-token", "--json")
 
     assert load("toy-run").url == json.loads(said.out)["url"] != run.record.url
+
+
+def test_the_recipe_says_whether_the_owner_is_asked() -> None:
+    assert load_recipe("smoke", []).swarm.join == "token"
+    assert load_recipe("smoke", ["swarm.join=approve"]).swarm.join == "approve"
+    with pytest.raises(RecipeError, match="approve"):
+        load_recipe("smoke", ["swarm.join=open"])
 
 
 def test_what_the_owner_gets_wrong_is_told(cocktail: Run, running: Running) -> None:

@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 from in_this_process import Run
 
+from cocktail_cli import identity, runs
+from cocktail_cli.runs import home
+
 COCKTAIL = [sys.executable, "-m", "cocktail_cli"]
 LAUNCH = [
     "launch",
@@ -86,6 +89,27 @@ def running(folder: Path, *arguments: str, stdin: str = "") -> Iterator[Process]
         process.wait()
 
 
+def words_of(process: Path) -> bytes:
+    """The command line of a process, as all users of a Linux machine can read it."""
+    try:
+        return process.read_bytes()
+    except OSError:  # it has ended
+        return b""
+
+
+def files_of(folder: Path) -> Iterator[Path]:
+    """All but the two that hold secrets, for their user alone."""
+    secret = {runs.FILE, identity.FILE}
+    return (path for path in folder.rglob("*") if path.is_file() and path.name not in secret)
+
+
+def secrets_of(run: str) -> dict[str, bytes]:
+    """What must be nowhere else; of the token the part that its checksum in the URL does not change."""
+    keys = runs.load(run).keys
+    found = {"hub's key": keys["secret"], "owner's secret": keys["stop"], "token": keys["token"][:21]}
+    return {what: text.encode() for what, text in (found | {"peer": identity.own_keys().secret}).items()}
+
+
 def asked(cocktail: Run, *arguments: str) -> dict[str, Any]:
     """The object of a short command with --json that succeeds."""
     said = cocktail(*arguments, "--json")
@@ -97,6 +121,7 @@ def test_a_run_is_launched_watched_stopped_exported_and_asked_to_write(tmp_path:
     with running(tmp_path, *LAUNCH, "max_steps=5000", "--peers", "1") as launch:
         started = launch.until("run_started")
         launch.until("step", step=3)
+        arguments = b"".join(map(words_of, Path("/proc").glob("[0-9]*/cmdline")))
 
         status = asked(cocktail, "status", started["url"])
         assert (status["run"], status["state"]) == (started["run"], "running")
@@ -117,9 +142,11 @@ def test_a_run_is_launched_watched_stopped_exported_and_asked_to_write(tmp_path:
         assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "out" / file).read_bytes(), file
     assert asked(cocktail, "generate", "out", "The import", "--max-new-tokens", "4")["prompt"] == "The import"
     assert asked(cocktail, "status", started["run"])["state"] == "finished"
-    token = started["url"].partition(".")[2].partition("@")[0]
-    for file in ("events.jsonl", "metrics.jsonl", "cocktail.log", "recipe.yaml"):
-        assert token not in (tmp_path / "out" / file).read_text(), f"the join token is in {file}"
+    written = {path: path.read_bytes() for folder in (tmp_path, home()) for path in files_of(folder)}
+    written[Path("ps")] = arguments
+    written[Path("stdout")] = json.dumps([e for e in launch.told if e is not started]).encode()
+    for what, secret in secrets_of(started["run"]).items():
+        assert not [path for path, text in written.items() if secret in text], what
     second = cocktail(*LAUNCH)
     assert (second.exit, json.loads(second.out)["error"]["code"]) == (4, "output_in_use")
 

@@ -9,7 +9,7 @@ from sim_swarm import STOP, SimSwarm
 from toy_swarm import toy_settings
 
 from transport import events
-from transport.messages import AskStop
+from transport.messages import AskOwner, AskStop
 from transport.rounds import PHASES, Phase
 from transport.sessions import NEXT, Kind, State
 
@@ -25,6 +25,8 @@ WORDS += [
     "minute",
     "restart",
     "reject",
+    "kick",
+    "ban",
 ]
 DECISIONS = st.tuples(st.sampled_from(WORDS), st.integers(0, 5))
 
@@ -60,6 +62,9 @@ def play(swarm: SimSwarm, history: list[tuple[str, int]]) -> None:
             swarm.restart_hub()
         elif what == "reject":
             swarm.reject = f"p{who}"
+        elif what in ("kick", "ban"):
+            order = AskOwner(1, STOP, "toy-run", what, peer.state.hello.name)  # type: ignore[arg-type]
+            swarm.act(swarm.hub.receive(b"owner.1", order, swarm.now))
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -8,8 +8,11 @@ of a user on a machine are the same peer, twice or more. Who deletes the file is
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +39,31 @@ def own_keys() -> CurveKeys:
         hint = f"remove {path}: this machine is then a new peer to every run"
         raise Failure("preflight", f"the key pair in {path} is damaged: {error}", hints=(hint,)) from None
     return keys
+
+
+@contextmanager
+def under(run: str, name: str) -> Iterator[bool]:
+    """While a process of this machine is in a run under a name. False: another one is, too.
+
+    A hub cannot tell a peer that was killed and comes back from a second one beside the first, whose
+    connection is lost at the moment: their key is the same.
+    """
+    from transport.errors import LedgerBusy
+    from transport.ledger import take_lock
+
+    path = home() / "here" / f"{hashlib.sha256(f'{run}/{name}'.encode()).hexdigest()[:32]}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = take_lock(path)
+    except LedgerBusy:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        with suppress(OSError):  # while nobody else has it; Windows lets no open file go
+            path.unlink()
+        lock.close()
 
 
 def make(path: Path, keys: CurveKeys) -> None:

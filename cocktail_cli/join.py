@@ -17,7 +17,7 @@ from cocktail_cli.board import megabytes
 from cocktail_cli.errors import EXIT, Failure, explain
 from cocktail_cli.events import Joined, Left, Progressed, Step, Warning
 from cocktail_cli.folder import log_to
-from cocktail_cli.identity import own_keys
+from cocktail_cli.identity import own_keys, under
 from cocktail_cli.local_peers import hold_life_line
 from cocktail_cli.machine import hardware, own_name, pick_device
 from cocktail_cli.options import (
@@ -159,18 +159,24 @@ class Membership:
     def last(self, patience: float, life_line: bool) -> None:
         """Join, train and leave. `patience`: seconds to keep trying while the hub cannot be reached."""
         from transport import Bandwidth, PeerLink
-        from transport.errors import Leaving
 
         lent = self.lent
-        link = PeerLink(
-            self.url,
-            lent.name,
-            hardware(lent.device),
-            versions(),
-            keys=own_keys(),
-            bandwidth=Bandwidth(lent.max_up, lent.max_down),
-            told=self.warn,
-        )
+        with under(self.url.run, lent.name) as alone:
+            link = PeerLink(
+                self.url,
+                lent.name,
+                hardware(lent.device),
+                versions(),
+                keys=own_keys(),
+                alone=alone,
+                bandwidth=Bandwidth(lent.max_up, lent.max_down),
+                told=self.warn,
+            )
+            self.come_and_go(link, patience, life_line)
+
+    def come_and_go(self, link: PeerLink, patience: float, life_line: bool) -> None:
+        """Take part, and tell the hub in the end why this peer leaves."""
+        from transport.errors import Leaving
 
         def leave(why: str) -> None:
             self.leave_asked = why

@@ -67,7 +67,8 @@ class Members:
         """A new session for a greeting that was found good."""
         name, key = clean_name(m.name), key_of(conn)
         for old in list(self.sessions.values()):
-            if old.conn == conn or (old.conn is None and (old.name, old.key) == (name, key)):
+            back = m.alone and old.conn is None and (old.name, old.key) == (name, key)
+            if old.conn == conn or back:
                 self.end(old, "it came back in a new session")
         name = unique_name(name, {s.name for s in self.sessions.values()})
         session = Session(

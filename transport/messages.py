@@ -48,6 +48,7 @@ class Hello(Message, frozen=True):
     name: Word  # wanted name; the hub makes it unique among live peers
     hardware: Word = ""  # "RTX 3090, 24 GB" or "CPU, 8 cores": shown to people, never acted upon
     versions: Annotated[dict[Word, Word], Meta(max_length=32)] = {}
+    alone: bool = True  # no other process of this peer goes by that name: a lost session of it is over
 
 
 class Resume(Message, frozen=True):

@@ -64,12 +64,13 @@ class PeerLink:
         flows: int = 4,  # TCP connections for bulk: one alone cannot fill a long pipe
         bandwidth: Bandwidth = Bandwidth(),  # noqa: B008 - frozen; what this peer may use, all connections
         keys: CurveKeys | None = None,
+        alone: bool = True,  # no other process with these keys goes by this name
         wire: PeerWire | None = None,
         told: Callable[[str], None] = lambda _: None,  # hears of a connection that is lost, and back
     ) -> None:
         self.url = url
         self.leave_requested = Asked()  # set it, from a signal handler too: waiting calls end
-        state = PeerState(Hello(PROTOCOL, url.token, url.run, name, hardware, versions or {}))
+        state = PeerState(Hello(PROTOCOL, url.token, url.run, name, hardware, versions or {}, alone))
         wire = wire or DealerWire(url.host, url.port, url.key, keys)
         self._carrier = Carrier(wire, state, flows, patience, url.address, bandwidth)
         self._changed, self._state, self._bulk = self._carrier.changed, state, self._carrier.bulk

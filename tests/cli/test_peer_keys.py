@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.identity import FILE, own_keys
+from cocktail_cli.identity import FILE, own_keys, under
 from cocktail_cli.runs import home
 from transport.keys import CurveKeys
 
@@ -33,6 +33,13 @@ def test_processes_that_begin_together_have_one_pair(monkeypatch: pytest.MonkeyP
 
     assert len(found) == 8
     assert {keys.public for keys in found} == {own_keys().public}
+
+
+def test_a_second_process_of_a_machine_knows_that_it_is_not_alone() -> None:
+    with under("run", "ann") as first, under("run", "ann") as second, under("run", "bob") as other:
+        assert (first, second, other) == (True, False, True)
+    with under("run", "ann") as later:
+        assert later
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no mode bits; the user's profile is private there")

@@ -12,8 +12,11 @@ from toy_swarm import ToyWork, toy_settings
 
 from transport import Hub, Ledger, PeerLink, RunKeys, RunURL
 from transport.keys import CurveKeys, short
+from transport.members import Members, Outbox
 from transport.messages import (
+    PROTOCOL,
     Attach,
+    Hello,
     Leave,
     Message,
     Refused,
@@ -110,3 +113,17 @@ def test_a_key_is_shown_as_sixteen_digits() -> None:
 
     assert short(ann.public) != short(bob.public)
     assert len(short(ann.public)) == 16
+
+
+@pytest.mark.parametrize(("alone", "named"), [(True, "ann"), (False, "ann-2")])
+def test_a_lost_session_is_over_for_its_peer_that_comes_back_and_not_for_a_second_one(
+    alone: bool, named: str
+) -> None:
+    """As where a hub was restarted, and the first to greet is not the one whose session it remembers."""
+    members = Members(toy_settings(), Outbox(), lambda _: 0, 0.0)
+    hello = Hello(PROTOCOL, "token", "toy-run", "ann", alone=alone)
+    members.begin(b"key.1", hello, 0.0)
+    members.lost(b"key.1", 1.0)
+
+    assert members.begin(b"key.2", hello, 1.0).name == named
+    assert len(members.sessions) == (1 if alone else 2)

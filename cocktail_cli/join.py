@@ -13,7 +13,7 @@ import typer
 
 from cocktail_cli import __version__, kept_peer
 from cocktail_cli.base import digest_of
-from cocktail_cli.board import megabytes
+from cocktail_cli.board import megabytes, printable
 from cocktail_cli.errors import EXIT, Failure, explain
 from cocktail_cli.events import Joined, Left, Progressed, Step, Warning
 from cocktail_cli.folder import log_to
@@ -319,6 +319,9 @@ class Membership:
                 self.view.show(Progressed(said, event.size, unit="bytes"))
             elif isinstance(event, StepDone):
                 self.steps += event.loss is not None
+                if event.refused:
+                    said = f"the owner refused this peer's packet of round {event.round}: {event.refused}"
+                    self.view.show(Warning(printable(said, 1000)))
                 before, (up, down) = (up, down), (run.link.bytes_up, run.link.bytes_down)
                 self.view.show(self.step_of(event, run, peer, up - before[0], down - before[1]))
 

@@ -62,7 +62,7 @@ class KeptOwner:
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         """e takes over a leaver's legacy. Raises UpdateRejected, with nothing changed."""
-        from recipes.cocktail_sgd import RejectedUpdate
+        from recipes.aggregate import RejectedUpdate
 
         try:
             self.owner.inherit(peer, packet, share)
@@ -73,7 +73,7 @@ class KeptOwner:
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         """The packet C[D] of `round`; what went into it is on the disk. Raises UpdateRejected, with nothing
         changed and nothing written."""
-        from recipes.cocktail_sgd import RejectedUpdate
+        from recipes.aggregate import RejectedUpdate
 
         assert self.log is not None, "recover first"
         try:

@@ -50,7 +50,8 @@ class Narrator:
             self.eval_loss = event.loss
             yield ours.Eval(event.step, event.round, event.loss, event.tokens)
         elif isinstance(event, theirs.Warned):
-            yield ours.Warning(printable(event.message, 1000))
+            who = f"{event.peer}: " if event.peer else ""
+            yield ours.Warning(printable(who + event.message, 1000))
 
     def committed(self, event: theirs.RoundCommitted) -> ours.Step:
         self.tokens += event.tokens

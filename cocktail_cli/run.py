@@ -154,6 +154,7 @@ class Run:
         work.owner.recover(ledger)
         narrator.recall(ledger)
         hub = Hub(listen.bind, listen.port, keys, ledger, settings, work)
+        work.tell = hub.warn
         hub.start()
         reach = reach_of(listen.bind, hub.port, listen.advertise)
         url = str(keys.url(reach.host, reach.port, name))

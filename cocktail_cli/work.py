@@ -5,7 +5,8 @@ ledger has it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from recipes.schema import Recipe
 
 
+TOLD = {10**i for i in range(9)}  # how often a peer was held, where that is told
+
+
 class RunWork:
     """A run's corpus, its base model and the owner's half of Algorithm 1.
 
@@ -32,16 +36,19 @@ class RunWork:
     """
 
     def __init__(self, recipe: Recipe, base: Base, corpus: Corpus, ledger: Path) -> None:
-        from recipes.cocktail_sgd import Owner, mix_of
+        from recipes.cocktail_sgd import Owner, mix_of, rule_of
         from recipes.weights import count_parameters
 
         self.recipe, self.base, self.corpus, self.ledger = recipe, base, corpus, ledger
         self.parameters = count_parameters(base.folder)  # P
-        owner = Owner(self.parameters, mix_of(recipe.compression), recipe.training.seed)
+        mix, rule = mix_of(recipe.compression), rule_of(recipe.compression)
+        owner = Owner(self.parameters, mix, recipe.training.seed, rule)
         self.owner = KeptOwner(owner, ledger)
         self.files = {f"base/{file.name}": base.folder / file.name for file in base.files}
         self.hashes = {f"hashes/base/{file.name}": file.blocks for file in base.files}
         self.held_out = corpus.pack_held_out()
+        self.held = Counter[str]()  # rounds in which a peer's packet was taken only in part
+        self.tell: Callable[[str, str], None] = lambda peer, message: None
 
     def samples(self, ids: Sequence[int]) -> bytes:
         return self.corpus.pack(ids)
@@ -50,7 +57,13 @@ class RunWork:
         return self.corpus.tokens(ids)
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
-        return self.owner.aggregate(round, updates)
+        packet = self.owner.aggregate(round, updates)
+        for taken in self.owner.owner.held:
+            self.held[taken.peer] += 1
+            if self.held[taken.peer] in TOLD:
+                count = f"round {round} is the {self.held[taken.peer]}. in which its packet was shortened"
+                self.tell(taken.peer, f"{count}: {taken.why}")
+        return packet
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         self.owner.inherit(peer, packet, share)

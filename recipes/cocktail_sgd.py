@@ -11,7 +11,8 @@ recipes/README.md writes them down. Start: x_i = x' = x_0 and e = 0. In round t
     x'  <- x' + C[D]                                          7
 
 What C leaves out of d_i stays in x_i - x' and is offered again: the worker's error feedback costs no memory.
-A peer that leaves hands the largest part of its d_i to the owner, who adds it to e.
+A peer that leaves hands the largest part of its d_i to the owner, who adds it to e. What the owner does about
+peers that lie is in aggregate.py.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from compress import Cocktail, PacketError, Sample, Update, decode, fingerprint, fingerprint_after
+from compress import Cocktail, Sample, Update, decode, fingerprint, fingerprint_after
 from compress.kernels import WORTH
+from recipes.aggregate import MEAN, Rule, Taken, collect, decoded
 from recipes.schema import Compression
 from recipes.whole import write_whole
 
@@ -45,6 +47,11 @@ def mix_of(compression: Compression) -> Cocktail:
     )
 
 
+def rule_of(compression: Compression) -> Rule:
+    """What the owner makes of a round's packets, as a recipe's `compression` section asks for it."""
+    return Rule(compression.aggregation, compression.trim_ratio, compression.clip_radius)
+
+
 def over_all(mix: Cocktail, keep: float) -> Cocktail:
     """C over the whole vector, which keeps this share of it: how a leaver's residual is written."""
     return replace(mix, sample=1.0, keep=keep, kind="block")  # blocks: a unit for each element takes 8 bytes
@@ -59,14 +66,6 @@ def rehearse(mix: Cocktail, size: int) -> None:
         sample = replace(mix, sample=0.5).draw(len(x), 0, 0)
         packet = mix.encode(sample.difference(x, torch.zeros_like(x)))
         sample.add_(x, decode(packet, sample.m))
-
-
-class RejectedUpdate(Exception):
-    """The packet of one peer cannot be used."""
-
-    def __init__(self, peer: str, reason: str) -> None:
-        super().__init__(f"the update of {peer} is refused: {reason}")
-        self.peer, self.reason = peer, reason
 
 
 @dataclass(frozen=True)
@@ -199,11 +198,13 @@ class Owner:
         parameters: P, the length of the vector.
         mix: how D is compressed.
         seed: of the run.
+        rule: what takes the place of the mean where peers may lie.
     """
 
-    def __init__(self, parameters: int, mix: Cocktail, seed: int) -> None:
-        self.mix, self.seed = mix, seed
+    def __init__(self, parameters: int, mix: Cocktail, seed: int, rule: Rule = MEAN) -> None:
+        self.mix, self.seed, self.rule = mix, seed, rule
         self.error = torch.zeros(parameters)  # e   (P,)
+        self.held: tuple[Taken, ...] = ()  # whose packets the newest aggregate has only in part
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         """Lines 3 and 4: the packet C[D] of `round`.
@@ -212,13 +213,14 @@ class Owner:
             updates: (peer, packet, weight); weights are normalised to 1, all zero counts as all equal.
 
         Raises:
-            RejectedUpdate: one packet does not decode, or is not finite. e is unchanged: call again without
-                that peer.
+            RejectedUpdate: one packet does not decode, is not finite, or is far longer than the others. e is
+                unchanged: call again without that peer.
         """
         sample = self.mix.draw(self.error.numel(), self.seed, round)
-        D = self._collected(sample, updates)  # 3
-        packet = self.mix.encode(D, seed=round)  # 4   C[D]
-        self._sent(sample, D, packet)
+        found = collect(sample.take(self.error), updates, self.rule)  # 3
+        packet = self.mix.encode(found.D, seed=round)  # 4   C[D]
+        self._sent(sample, found.D, packet)
+        self.held = found.held
         return packet
 
     def replay(self, round: int, updates: Sequence[tuple[str, bytes, float]], packet: bytes) -> None:
@@ -228,7 +230,7 @@ class Owner:
         this many threads), and what was sent is what the packet says in any case.
         """
         sample = self.mix.draw(self.error.numel(), self.seed, round)
-        self._sent(sample, self._collected(sample, updates), packet)
+        self._sent(sample, collect(sample.take(self.error), updates, self.rule).D, packet)
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         """e <- e + share * what a leaver's legacy holds: the swarm's mean has not lost this peer's residual.
@@ -240,7 +242,7 @@ class Owner:
         Raises:
             RejectedUpdate: it does not decode, or is not finite. e is unchanged.
         """
-        update = self._decoded(peer, packet, self.error.numel())
+        update = decoded(peer, packet, self.error.numel())
         self.error.index_add_(0, update.positions.long(), update.values, alpha=share)
 
     def save(self, path: Path, round: int) -> None:
@@ -259,31 +261,10 @@ class Owner:
         self.error.copy_(error)
         return round
 
-    def _collected(self, sample: Sample, updates: Sequence[tuple[str, bytes, float]]) -> Tensor:
-        """D = mean_i C[d_i] + e on the sample, (m,)."""
-        total = sum(weight for _, _, weight in updates)
-        D = sample.take(self.error)  # (m,)
-        # by peer, never by arrival: float sums depend on order
-        for peer, packet, weight in sorted(updates):
-            share = weight / total if total > 0 else 1 / len(updates)
-            update = self._decoded(peer, packet, sample.m)
-            D.index_add_(0, update.positions.long(), update.values, alpha=share)  # 3
-        return D
-
     def _sent(self, sample: Sample, D: Tensor, packet: bytes) -> None:
         sent = decode(packet, sample.m)
         D.index_add_(0, sent.positions.long(), sent.values, alpha=-1)
         sample.put_(self.error, D)  # 4   e <- D - C[D]
-
-    @staticmethod
-    def _decoded(peer: str, packet: bytes, m: int) -> Update:
-        try:
-            update = decode(packet, m)
-        except PacketError as error:
-            raise RejectedUpdate(peer, str(error)) from error
-        if not bool(torch.isfinite(update.values).all()):
-            raise RejectedUpdate(peer, "it holds values that are not finite")
-        return update
 
 
 def fold(common: Common, packets: Iterable[bytes]) -> Common:

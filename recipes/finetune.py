@@ -62,6 +62,7 @@ class Delivery:
 
 class Committed(Protocol):
     accepted: list[str]  # names of the peers whose packets are in the round
+    refused: dict[str, str]  # names of those whose packets cannot be used, and why
 
 
 class Interrupted(Exception):
@@ -128,7 +129,8 @@ class StepDone:
     grad_norm: float | None  # before clipping
     lr: float
     fingerprint: int  # of x' after the round
-    accepted: bool  # False: the packet came too late; it stays in the residual
+    accepted: bool  # False: the packet came too late, or was refused; it stays in the residual
+    refused: str  # why the owner could not use it
     sent_bytes: int  # this peer's packet
     received_bytes: int  # the aggregate
     exchange_started: float
@@ -196,6 +198,7 @@ class Exchanged:
     sent: Part
     delivered: list[Lease]
     accepted: bool
+    refused: str  # why the owner could not use the packet; "": it could, or it came too late
     aggregate: bytes
     started: float
     finished: float
@@ -319,7 +322,8 @@ def exchanged(link: Link, peer: Peer, started: float) -> Exchanged:
         raise
     accepted = flight.taken = link.name in committed.accepted
     aggregate = link.fetch(f"packet/{common.round}")
-    return Exchanged(sent, delivered, accepted, aggregate, started, time.monotonic())
+    refused = committed.refused.get(link.name, "")
+    return Exchanged(sent, delivered, accepted, refused, aggregate, started, time.monotonic())
 
 
 def compute(link: Link, peer: Peer, round: Round) -> Gradient | None:
@@ -377,6 +381,7 @@ def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: 
         lr=peer.optimizer.param_groups[0]["lr"],
         fingerprint=worker.common.fingerprint,
         accepted=done.accepted,
+        refused=done.refused,
         sent_bytes=len(done.sent.packet),
         received_bytes=len(done.aggregate),
         exchange_started=done.started,

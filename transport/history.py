@@ -11,6 +11,7 @@ from .packet_log import HEADER_SIZE
 from .rounds import Exchange
 
 OFFERED = 2  # snapshots: the newest, and the one before for those who are fetching it
+REASON, REASONS = 200, 100  # characters of why a packet was refused, and so many of them: within a message
 KEPT = 64  # rounds whose commit and fingerprint are kept at hand
 
 
@@ -42,7 +43,8 @@ class History:
         self.log_bytes += HEADER_SIZE + done.size
         self.fingerprints[ex.round] = reports[0].fingerprint
         names = [ex.members[s] for s in accepted]
-        self.commits[ex.round] = Committed(ex.round, done.size, done.sha256.hex(), names)
+        refused = {name: why[:REASON] for name, why in sorted(done.rejected.items())[:REASONS]}
+        self.commits[ex.round] = Committed(ex.round, done.size, done.sha256.hex(), names, refused)
         self.commits.pop(ex.round - KEPT, None)
         self.fingerprints.pop(ex.round - KEPT, None)
         return self.commits[ex.round]

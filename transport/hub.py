@@ -128,6 +128,10 @@ class Hub:
         self._reader.submit(self._objects.keep_snapshots, kept)
         return []
 
+    def warn(self, peer: str, message: str) -> None:
+        """Tell the events' reader something about a peer, that `Work` found out; from any thread."""
+        self._events.put(Warned(time.time(), message, peer))
+
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the hub has shut down; False where `timeout` seconds were not enough."""
         self._thread.join(timeout)
@@ -343,7 +347,7 @@ class Hub:
         try:
             self.work.inherit(action.peer, parts.data(), action.share)
         except UpdateRejected as error:
-            self._events.put(Warned(time.time(), f"its legacy cannot be used: {error.reason}", error.peer))
+            self.warn(error.peer, f"its legacy cannot be used: {error.reason}")
 
     def _commit(self, action: do.Commit, parts: dict[str, Parts]) -> None:
         """Aggregate, make durable, tell the I/O thread, in this order."""

@@ -221,6 +221,7 @@ class Committed(Message, frozen=True):
     size: int  # bytes of the packet
     sha256: str
     accepted: list[str]  # whose packets are in it; a peer not named here takes its packet back (LATE)
+    refused: dict[str, str] = {}  # whose packets could not be used, and why: each is a strike
 
 
 class Over(Message, frozen=True):

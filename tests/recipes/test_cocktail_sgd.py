@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress import Cocktail, decode, fingerprint
-from recipes.cocktail_sgd import Common, Owner, RejectedUpdate, Worker, fold
+from recipes.aggregate import RejectedUpdate
+from recipes.cocktail_sgd import Common, Owner, Worker, fold
 
 SEED = 7
 LOSSLESS = Cocktail(sample=1.0, keep=1.0, bits=32)

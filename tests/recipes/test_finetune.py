@@ -105,7 +105,7 @@ class FakeHub:
         late = delivery.round in self.late
         updates = [] if late else [(self.name, packet, 1.0)]
         self.aggregates.append(self.owner.aggregate(delivery.round, updates))
-        return SimpleNamespace(accepted=[] if late else [self.name])
+        return SimpleNamespace(accepted=[] if late else [self.name], refused={})
 
     def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:
         self.said.append(("evaluated", round, part, tokens))

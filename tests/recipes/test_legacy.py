@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from compress import Cocktail
-from recipes.cocktail_sgd import Common, Owner, RejectedUpdate, Worker
+from recipes.aggregate import OPEN, RejectedUpdate
+from recipes.cocktail_sgd import Common, Owner, Worker
 
 N, SEED, ROOM = 600, 3, 10**9
 EXACT = Cocktail(sample=0.5, keep=0.4, bits=32, block=16)  # sends a part, and that as it is
@@ -55,7 +56,7 @@ class Swarm:
 def swarm_after(rounds: int, mix: Cocktail = EXACT) -> Swarm:
     x0 = torch.randn(N, generator=torch.Generator().manual_seed(1))
     workers = {name: Worker(x0.clone(), Common(x0.clone(), mix, SEED)) for name in WEIGHTS}
-    swarm = Swarm(workers, Owner(N, mix, SEED))
+    swarm = Swarm(workers, Owner(N, mix, SEED, OPEN))  # who has drained is not the measure of who has not
     generator = torch.Generator().manual_seed(2)
     for _ in range(rounds):
         swarm.round({name: 0.01 * torch.randn(N, generator=generator) for name in WEIGHTS})

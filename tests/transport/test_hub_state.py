@@ -220,7 +220,13 @@ def test_an_unusable_packet_costs_its_sender_three_strikes() -> None:
 
     (left,) = told(swarm, events.PeerLeft)
     assert (left.peer, left.reason) == ("p1", "3 unusable packets, the last: unusable")
-    assert swarm.peers[1].state.refused is None or swarm.peers[1].state.refused.code == "kicked"
+    refused = [c.refused for c in swarm.peers[1].state.commits.values() if c.refused]
+    assert refused == [{"p1": "unusable"}] * 2, "it hears of each strike with the commit, not at the end only"
+    warned = [w.message for w in told(swarm, events.Warned) if w.peer == "p1"]
+    assert warned == ["its packet cannot be used: unusable"] * 3
+    until(swarm, lambda: swarm.peers[1].state.refused is not None)
+    assert swarm.peers[1].state.refused.code == "kicked"
+    assert swarm.peers[1].state.refused.reason == left.reason
     assert len(told(swarm, events.RoundCommitted)) >= 2, "the rounds went on without its packets"
 
 

@@ -165,12 +165,16 @@ def test_an_update_that_is_too_large_puts_its_sender_out(tmp_path: Path) -> None
 
 def test_a_packet_that_cannot_be_used_puts_its_sender_out(tmp_path: Path) -> None:
     work = ToyWork(reject="bob")
-    with MemorySwarm(toy_settings(min_peers=1, samples=80), work, tmp_path) as swarm:
+    with MemorySwarm(toy_settings(min_peers=1, first_peers=2, samples=80), work, tmp_path) as swarm:
         ann, bob = ToyPeer(swarm.link("ann")), ToyPeer(swarm.link("bob"))
         run(swarm, ann, bob)
 
     assert isinstance(bob.error, RefusedByHub)
     assert bob.error.code == "kicked"
+    assert str(bob.error) == "3 unusable packets, the last: not a packet"
+    assert bob.refused == ["not a packet"] * 2
+    (reason,) = [e.reason for e in swarm.events if isinstance(e, PeerLeft) and e.peer == "bob"]
+    assert reason == str(bob.error), "its own words are the hub's"
     assert trained(work) == list(range(80))
 
 

@@ -96,6 +96,7 @@ class ToyPeer:
     over: Over | None = None
     error: BaseException | None = None
     renewed: int = 0
+    refused: list[str] = field(default_factory=list)  # why packets of its own could not be used
 
     def run(self) -> None:
         try:
@@ -159,6 +160,7 @@ class ToyPeer:
         if self.staleness == 1:
             self.train(opened)
         committed = self.link.exchange(opened.round, self.pack(opened.round, ids), report)
+        self.refused += [why for name, why in committed.refused.items() if name == self.link.name]
         if self.link.name in committed.accepted:
             for r in delivers:
                 del self.pending[r]

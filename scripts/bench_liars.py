@@ -4,7 +4,7 @@
 
 The smoke recipe, shortened, with a GPT-NeoX of 0.14 M parameters and 10 peers in lockstep. Two of them lie
 from round `--from` on, in the numbers of their packets only. A peer whose packets were refused three times is
-out, as at a hub. In two rows nobody lies: `foreign`, one peer trains on Python's source code instead of prose;
+out, as at a hub. In two rows nobody lies: `foreign`, one peer trains on Python source instead of prose;
 `young`, at half time 6 of 10 are new.
 """
 

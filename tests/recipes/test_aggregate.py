@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compress import Cocktail, decode
 from recipes.aggregate import HELD, OPEN, REFUSED, RejectedUpdate, Rule, collect, median_of, trimmed
-from recipes.cocktail_sgd import Owner
+from recipes.cocktail_sgd import Common, Owner, Worker
 
 M = 600
 ALL = Cocktail(sample=1.0, keep=1.0, bits=32)
@@ -227,3 +227,32 @@ def test_what_a_rule_holds_in_memory_does_not_grow_with_the_peers(
 
     peak(4)
     assert peak(16) < 1.5 * peak(4)
+
+
+# ---- a run -------------------------------------------------------------------------------------------------
+
+
+def trained(rule: Rule, liars: int) -> float:
+    """The loss of x' after 60 rounds of least squares: 10 peers with noisy gradients, the first of them send
+    ten times the opposite of what they found."""
+    mix, n = Cocktail(sample=0.5, keep=0.4, bits=4, block=16), 200
+    target, generator = normal(3, 10.0, n), torch.Generator().manual_seed(4)
+    workers = [Worker(torch.zeros(n), Common(torch.zeros(n), mix, 7)) for _ in range(10)]
+    owner = Owner(n, mix, 7, rule)
+    for t in range(60):
+        parts = [worker.start() for worker in workers]
+        lies = [mix.encode(-10 * part.update.dense()) for part in parts[:liars]]
+        packets = lies + [part.packet for part in parts[liars:]]
+        packet = owner.aggregate(t, [(f"p{i}", p, 1.0) for i, p in enumerate(packets)])
+        for worker, part in zip(workers, parts, strict=True):
+            worker.x -= 0.1 * (worker.x - target + torch.randn(n, generator=generator))
+            worker.finish(packet, part)
+    return float((workers[-1].common.vector - target).square().mean())
+
+
+def test_two_liars_of_ten_ruin_a_run_slow_it_or_cost_little_by_the_rule_of_its_owner() -> None:
+    honest = trained(OPEN, 0)
+
+    assert trained(Rule(), 0) == honest, "nobody honest is held"
+    assert trained(OPEN, 2) > 100 * honest
+    assert honest < trained(Rule("median"), 2) < trained(Rule(), 2) < 100 * honest

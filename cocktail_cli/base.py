@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,9 +59,9 @@ def check_names(files: Sequence[File]) -> None:
     """The hub names the files: none may leave the folder, be code, or come twice. Raises Failure
     (rejected).
     """
-    names = [file.name for file in files]
-    for name in names:
-        if not PLAIN.fullmatch(name) or not name.endswith(KINDS) or names.count(name) > 1:
+    times = Counter(file.name for file in files)
+    for name in times:
+        if not PLAIN.fullmatch(name) or not name.endswith(KINDS) or times[name] > 1:
             raise Failure("rejected", f"the run offers a file {name[:80]!r} as part of its model")
     for digest in [digest for file in files for digest in (file.sha256, file.hashes) if digest]:
         if not SHA256.fullmatch(digest):

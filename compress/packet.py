@@ -13,7 +13,7 @@ from compress import positions as places
 from compress.errors import PacketError
 from compress.kernels import usable
 from compress.quantize import BITS, Codes, dequantize, packed_size, planes, table_size, widen
-from compress.sections import Section, expand, shrink
+from compress.sections import LZ4, LZ4_MOST, Section, expand, shrink
 from compress.streams import Bytes
 from compress.update import Update
 
@@ -119,6 +119,8 @@ def read_head(packet: Bytes, m: int, whole: bool = True) -> Head:
     for i, size in enumerate(raw):
         (entry,) = ENTRY.unpack_from(front, HEAD.size + BODY.size + i * ENTRY.size)
         here = entry & ((1 << 61) - 1)
+        if entry >> 61 == LZ4 and size > LZ4_MOST:
+            raise PacketError(f"an lz4 section of {size:,} bytes, at most {LZ4_MOST:,} are possible")
         sections.append(Section(entry >> 61, size, packet[start : start + here]))
         start += here
     if start != len(packet):

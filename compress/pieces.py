@@ -57,6 +57,8 @@ def _positions(head: Head, m: int, step: int) -> Iterator[np.ndarray]:
     k, shift, done, before = head.k, head.shift, 0, -1
     main, low = Stream(head.sections[0]), Stream(head.sections[1])
     for upper in _grouped(_upper(head, m, main, step), step):
+        if done + len(upper) > k:  # and there are low bits for no more
+            raise PacketError(f"positions of more survivors than the {k:,} that the header says")
         where = upper
         if head.kind in (GAPS, ELIAS_FANO):
             if head.kind == ELIAS_FANO:
@@ -67,8 +69,8 @@ def _positions(head: Head, m: int, step: int) -> Iterator[np.ndarray]:
         if where[0] <= before or (where[1:] <= where[:-1]).any():
             raise PacketError("positions that do not ascend")
         done, before = done + len(where), int(where[-1])
-        if before >= m or done > k:
-            raise PacketError(f"position {before:,}, number {done:,}, expected {k:,} in a vector of {m:,}")
+        if before >= m:
+            raise PacketError(f"a position {before:,} in a vector of {m:,}")
         yield where
     if done != k:
         raise PacketError(f"positions of {done:,} survivors, the header says {k:,}")

@@ -22,6 +22,7 @@ WORTH = 0.98  # a section that does not shrink by 2 % is stored: it decodes for 
 PROBE = 1 << 16
 REPEATS = 0.10  # lz4 shrank the probe to this share: the bytes repeat
 ZSTD_WINDOW = 1 << 23
+LZ4_MOST = 0x7E000000  # bytes that a block of lz4 can hold
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def shrink(raw: bytes | memoryview) -> Section:
         return Section(STORED, 0, b"")
     middle = (size - PROBE) // 2 if size > PROBE else 0
     probe = raw[middle : middle + PROBE]
-    if len(lz4.block.compress(probe, store_size=False)) < REPEATS * len(probe):
+    if size <= LZ4_MOST and len(lz4.block.compress(probe, store_size=False)) < REPEATS * len(probe):
         packed = lz4.block.compress(raw, store_size=False)
         if len(packed) < REPEATS * size:
             return Section(LZ4, size, packed)

@@ -9,6 +9,7 @@ it is loaded as usual, and the vector then lies in memory.
 from __future__ import annotations
 
 import json
+import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -161,15 +162,24 @@ class Header:
 
 def read_header(file: BinaryIO, name: str) -> Header:
     """Errors: ModelError where the file is no safetensors file."""
+    room = file.seek(0, os.SEEK_END) - 8
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     try:
-        if not 2 <= length <= LONGEST:
+        if not 2 <= length <= min(LONGEST, room):
             raise ValueError(f"a header of {length} bytes")
         tensors = json.loads(bytes(InFile(file, 8, length)))
         metadata = tensors.pop("__metadata__", {})
         end = max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OSError) as error:
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        OSError,
+        RecursionError,
+    ) as error:
         raise ModelError(f"{name} is not a safetensors file: {error}") from error
     return Header(metadata, tensors, 8 + length, 8 + length + end)
 

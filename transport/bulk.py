@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
-from .chunks import ChunkMap, PartFile, Parts
+from .chunks import LONGEST, ChunkMap, PartFile, Parts
 from .errors import ProtocolError
 from .messages import Ack, Chunk, Data, Get, Have, Message, NoObject, Put, PutDone
 from .window import Sent, Window
@@ -26,6 +26,7 @@ from .window import Sent, Window
 CHUNK = 256 * 1024  # bytes; measured: 64 KiB .. 1 MiB reach line rate, larger ones block the I/O thread
 
 FEW = 4  # chunks
+AT_ONCE = 2  # uploads of one session that are under way: an update, and what it hands over
 Sink = Parts | PartFile
 OpenSink = Callable[[int, bytes], Sink]  # (size, sha256), which come with the first chunk
 
@@ -211,7 +212,7 @@ class BulkPeer:
 
     def fetch(self, name: str, open_sink: OpenSink, size: int = 0, *, ahead: bool = False) -> Download:
         """Begin a download. With its `size` known all of it can be asked for at once."""
-        count = max(1, -(-size // CHUNK))
+        count = max(1, -(-min(size, LONGEST) // CHUNK))
         return self._begin(Download(name, open_sink, None, deque(range(count)), size, ahead))
 
     def _begin(self, download: Download) -> Download:
@@ -426,6 +427,8 @@ class Inbox:
         old = self._parts.get(key)
         if old is None or (old.map.size, old.map.chunk, old.sha256) != (m.size, m.chunk, m.sha256):
             old = self._parts[key] = Parts(m.size, m.sha256, m.chunk)
+            for other in [k for k in self._parts if k[0] == key[0]][:-AT_ONCE]:
+                del self._parts[other]
         return Have(m.name, old.map.bitmap())
 
     def drop(self, session: str) -> None:

@@ -20,6 +20,7 @@ from enum import Enum
 from math import inf
 
 from .messages import SnapshotOffer, Welcome
+from .packet_log import HEADER_SIZE
 
 RANGE = 4 << 20  # bytes of packets asked for as one object, about
 LONGEST = 4096  # rounds of it
@@ -152,7 +153,7 @@ class CatchUp:
         self.plan = min(fitting, key=lambda plan: (plan.bytes, [*Way].index(plan.way), plan.weights))
         self.target = welcome.round  # x' of this round is to be had
         self.applied = self.asked = self.plan.start  # packets before these are applied, asked for
-        self._mean = self.plan.packets / max(1, self.target - self.plan.start)  # bytes of a packet's record
+        self._records(self.plan.packets, self.target - self.plan.start)
         self._weights_here = self._packets_here = 0  # bytes
         self._came_to = self.plan.start  # packets before this are here
         self._seen: deque[tuple[float, int, float]] = deque()  # (now, done, total)
@@ -201,7 +202,11 @@ class CatchUp:
         """The packets of a range are here: `size` bytes, records and all."""
         self._packets_here += size
         self._came_to = range.stop
-        self._mean = size / (range.stop - range.start)
+        self._records(size, range.stop - range.start)
+
+    def _records(self, size: int, count: int) -> None:
+        """So many bytes for so many rounds. None is shorter than its header, whatever a hub says."""
+        self._mean = max(HEADER_SIZE, size / max(1, count))  # bytes of a packet's record
 
     def apply(self, round: int) -> None:
         """The packet of `round` is applied."""

@@ -12,6 +12,7 @@ from .errors import ProtocolError
 
 BLOCK = 1 << 20  # bytes of a file that one hash covers; the last block may be shorter
 DIGEST = 32
+LONGEST = 1 << 37  # bytes of an object in memory: no packet is longer
 TRIES = 3  # how often one block may come wrong before the hub's file is called damaged
 
 
@@ -71,6 +72,8 @@ class Parts:
     """In memory. Nothing is allocated for what was only promised."""
 
     def __init__(self, size: int, sha256: bytes, chunk: int) -> None:
+        if size > LONGEST:
+            raise ProtocolError(f"an object of {size} bytes, too long for any memory")
         self.map, self.sha256 = ChunkMap(size, chunk), sha256
         self._parts: dict[int, bytes] = {}
         self._digest, self._hashed = hashlib.sha256(), 0

@@ -29,6 +29,8 @@ def evaluated(hub: HubState, session: Session, m: Evaluated) -> None:
         hub.members.move(session, Kind.CLOSED)
     if ev.whole:
         hub.evaluations.finish()
+        if not ev.tokens:  # a mean over nothing is no number
+            return
         hub.history.eval_loss = ev.loss
         hub.out.add(do.Note(ev.round, ev.step, ev.loss, ev.tokens, ev.final))
         hub.out.tell(events.EvaluationDone(0.0, ev.round, ev.step, ev.loss, ev.tokens, ev.final))

@@ -54,6 +54,7 @@ from .status import Traffic
 from .uploads import UPDATE, refuses, round_of
 from .wire import HANDSHAKE_DOWN, HANDSHAKE_UP, HubWire, key_of, wire_size
 
+FLOWS = 32  # bulk connections of one session that are known; a peer has four, a bad line leaves more behind
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LONGEST_LINGER_S = 120.0  # for peers that fetch slowly after the end
 
@@ -181,7 +182,7 @@ class Hub:
             self._send(conn, wrong_version(error.protocol))
             return
         except ProtocolError:
-            self._state.members.ignored += 1
+            self._state.members.refused += 1
             return
         payload = frames[1] if len(frames) == 2 else b""
         if isinstance(message, Attach):
@@ -218,6 +219,10 @@ class Hub:
             self._send(conn, Refused("session", "the hub does not know this session"))
             return
         self._own(conn, message.session)
+        control = self._state.members.sessions[message.session].conn
+        mine = [c for c, s in self._owners.items() if s == message.session and c != control]
+        for old in mine[:-FLOWS]:  # if one of them lives it is told, and attaches again
+            del self._owners[old]
         self._send(conn, Attached(self.settings.credit))
 
     def _put(self, conn: bytes, message: Put | Chunk, payload: bytes, now: float) -> None:
@@ -258,6 +263,7 @@ class Hub:
         frames = [encode(message)] if payload is None else [encode(message), payload]
         if isinstance(message, Welcome):
             self._own(conn, message.session)
+        self._state.members.refused += isinstance(message, Refused)
         owner = self._owners.get(conn)
         if owner is not None:
             self._traffic(owner).down += wire_size(frames)
@@ -304,6 +310,7 @@ class Hub:
                 self._later(lambda s=said: self._call(lambda: [s]))  # type: ignore[misc]
             elif isinstance(action, do.Forget):
                 self._inbox.drop(action.session)
+                self._state.members.traffic.pop(action.session, None)
                 self._legacies.pop(action.session, None)
                 self._owners = {c: s for c, s in self._owners.items() if s != action.session}
                 self._later(lambda a=action: self.ledger.gone(a.session))  # type: ignore[misc]

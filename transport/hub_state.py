@@ -50,6 +50,7 @@ from .sessions import Kind, Session, State
 from .settings import RunSettings
 from .uploads import inherit
 
+SHOWN = 8  # rounds named in a warning
 STALE = 4  # rounds after which a lease that a peer's accepted updates did not deliver is given to others
 
 
@@ -284,7 +285,7 @@ class HubState:
         ex.claims[session.id] = self.leases.claim(session.id, report.delivers)
         ex.arrived[session.id] = now - ex.opened
         if void := sorted(set(report.delivers) - set(ex.claims[session.id])):
-            self.out.warn(f"claims to deliver leases of rounds {void}, which it does not hold", session.name)
+            self.out.warn(f"claims to deliver leases it does not hold: {void[:SHOWN]}", session.name)
         self.members.move(session, Kind.ARRIVED)
 
     # ---- rounds --------------------------------------------------------------------------------------------

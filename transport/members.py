@@ -58,6 +58,7 @@ class Members:
         self.quiet = False  # the run is over and everybody leaves: nobody need hear of it
         self.gone: dict[str, str] = {}  # name -> why
         self.ignored = 0  # messages that made no sense where they came
+        self.refused = 0  # bytes that were no message, and connections that were told no
         self._out, self._on_end = out, on_end
         self._ticked = now
 

@@ -25,6 +25,8 @@ MAX_CHUNK = 1024 * 1024  # bytes of one chunk
 MAX_FINGERPRINT = 2**64 - 1
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
+Size = Annotated[int, Meta(ge=0, le=2**40)]  # bytes of an object, or tokens: sums of them stay within 64 bits
+Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]  # sums and squares of them are numbers still
 Word = Annotated[str, Meta(max_length=128)]
 Line = Annotated[str, Meta(max_length=2000)]
 ObjectName = Annotated[str, Meta(min_length=1, max_length=300)]
@@ -88,10 +90,10 @@ class Report(Message, frozen=True):
     round: Count
     fingerprint: int  # of x' before this round
     delivers: Annotated[list[Count], Meta(max_length=4096)]  # rounds whose leases this packet delivers
-    loss_sum: float = 0.0  # over the trained tokens of these leases
-    tokens: Count = 0  # trained tokens of these leases
-    compute_s: float = 0.0  # of the last step
-    wait_s: float = 0.0  # time its device waited for the exchange in the last step
+    loss_sum: Finite = 0.0  # over the trained tokens of these leases
+    tokens: Size = 0  # trained tokens of these leases
+    compute_s: Finite = 0.0  # of the last step
+    wait_s: Finite = 0.0  # time its device waited for the exchange in the last step
 
 
 class Evaluated(Message, frozen=True):
@@ -99,8 +101,8 @@ class Evaluated(Message, frozen=True):
 
     round: Count
     part: Count  # which part
-    loss_sum: float
-    tokens: Count
+    loss_sum: Finite
+    tokens: Size
 
 
 class Leave(Message, frozen=True):
@@ -112,11 +114,11 @@ class Leave(Message, frozen=True):
 class Ping(Message, frozen=True):
     """Sign of life of the hub; answered by Pong."""
 
-    sent: float  # the sender's own clock, echoed
+    sent: Finite  # the sender's own clock, echoed
 
 
 class Pong(Message, frozen=True):
-    sent: float
+    sent: Finite
 
 
 class AskStatus(Message, frozen=True):
@@ -156,7 +158,7 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file of the base model."""
 
     name: str  # relative, no directories: "model.safetensors"
-    size: int
+    size: Size
     sha256: str
     hashes: str = ""  # sha256, hex, of the object "hashes/base/<name>" (chunks.py); empty: there is none
 
@@ -164,27 +166,28 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SnapshotOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """x' of `round` as one file, the object "snapshot/<round>/model.safetensors"."""
 
-    round: int
-    size: int  # bytes of the file
+    round: Count
+    size: Size  # bytes of the file
     sha256: str  # hex, of its `hashes/` object (chunks.py), which says what each MiB of the file hashes to
-    log_bytes: int  # of the packet log before `round`: what needs not be fetched
+    log_bytes: Count  # of the packet log before `round`: what needs not be fetched
 
 
 class Welcome(Message, frozen=True):
     """The session is accepted: all a peer must know before it computes."""
 
     protocol: int
-    run: str
-    name: str  # the peer's name in this run: its id, and its place in every ordered sum
-    session: str  # secret of this session, presented on the bulk connections and by Resume
+    run: Word
+    name: Word  # the peer's name in this run: its id, and its place in every ordered sum
+    session: Word  # secret of this session, presented on the bulk connections and by Resume
     recipe: str  # resolved recipe, JSON
     recipe_hash: str  # sha256 of that text
     base: list[File]  # the base model, fetched as the objects "base/<name>" if not on disk already
-    round: int  # the newest committed round + 1: x' of this round is what the swarm holds
-    ping_s: float  # the hub sends a Ping this often; a peer that hears nothing for long dials again
+    round: Count  # the newest committed round + 1: x' of this round is what the swarm holds
+    # the hub sends a Ping this often; a peer that hears nothing for long dials again
+    ping_s: Annotated[float, Meta(ge=0, le=3600)]
     resumed: bool = False  # the session of a Resume, with all its leases
-    term: int = 0  # how often this run's ledger was opened to write; a hub of a lower one was replaced
-    log_bytes: int = 0  # of the packet log, all committed rounds
+    term: Count = 0  # how often this run's ledger was opened to write; a hub of a lower one was replaced
+    log_bytes: Count = 0  # of the packet log, all committed rounds
     snapshots: list[SnapshotOffer] = []  # the newest ones, by round
 
 
@@ -204,21 +207,21 @@ class Wait(Message, frozen=True):
 class Round(Message, frozen=True):
     """A round opens. Sent to its members; the lease (token ids) is the object "lease/<round>"."""
 
-    round: int
-    step: int  # optimizer step of the run, for the learning-rate schedule
-    steps: int  # steps the run is expected to have
+    round: Count
+    step: Count  # optimizer step of the run, for the learning-rate schedule
+    steps: Count  # steps the run is expected to have
     members: list[str]  # sorted names
-    samples: int  # sequences in this peer's lease; 0: exchange only
+    samples: Count  # sequences in this peer's lease; 0: exchange only
     exchange: bool  # False: nothing is exchanged (the last evaluation)
-    eval_part: int = 0  # evaluate part `eval_part` of `eval_parts` of the evaluation set on x' of this round
-    eval_parts: int = 0  # 0: no evaluation in this round
+    eval_part: Count = 0  # evaluate part `eval_part` of `eval_parts` of the evaluation set, x' of this round
+    eval_parts: Count = 0  # 0: no evaluation in this round
 
 
 class Committed(Message, frozen=True):
     """Round `round` is durable. Its aggregated packet is the object "packet/<round>"."""
 
-    round: int
-    size: int  # bytes of the packet
+    round: Count
+    size: Size  # bytes of the packet
     sha256: str
     accepted: list[str]  # whose packets are in it; a peer not named here takes its packet back (LATE)
     refused: dict[str, str] = {}  # whose packets could not be used, and why: each is a strike
@@ -249,7 +252,8 @@ class Attach(Message, frozen=True):
 
 
 class Attached(Message, frozen=True):
-    credit: int  # chunks that may be under way unacknowledged, all bulk connections together
+    # chunks that may be under way unacknowledged, all bulk connections together
+    credit: Annotated[int, Meta(ge=1, le=2**16)]
 
 
 class Put(Message, frozen=True):
@@ -277,7 +281,7 @@ class Chunk(Message, frozen=True):
 
 class Ack(Message, frozen=True):
     name: str
-    index: int
+    index: Count
 
 
 class PutDone(Message, frozen=True):
@@ -300,8 +304,8 @@ class Data(Message, frozen=True):
     """Chunk `index` of an object; its bytes are the second frame. `size`, `sha256`: of the whole."""
 
     name: str
-    index: int
-    size: int
+    index: Count
+    size: Size
     sha256: Digest = b""
 
 
@@ -366,6 +370,8 @@ _TO_HUB: msgspec.msgpack.Decoder[ToHub] = msgspec.msgpack.Decoder(ToHub)
 _TO_PEER: msgspec.msgpack.Decoder[ToPeer] = msgspec.msgpack.Decoder(ToPeer)
 GREETINGS = ("Hello", "Resume", "AskStatus", "AskStop", "AskOwner")  # name their version
 M = TypeVar("M")
+# A value within 20,000 others is nothing of ours; msgspec says so in Python's own words.
+NO_MESSAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class OtherVersion(ProtocolError):
@@ -388,7 +394,7 @@ def decode_to_hub(data: bytes | memoryview) -> ToHub:
     """A message for the hub. Raises OtherVersion for a greeting in another version, else ProtocolError."""
     try:
         return checked(_TO_HUB.decode(data))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except NO_MESSAGE as error:
         protocol = protocol_of(data)
         if protocol is not None and protocol not in VERSIONS:
             raise OtherVersion(protocol) from None
@@ -399,7 +405,7 @@ def decode_to_peer(data: bytes | memoryview) -> ToPeer:
     """A message for a peer; raises ProtocolError."""
     try:
         return checked(_TO_PEER.decode(data))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except NO_MESSAGE as error:
         raise ProtocolError(f"{len(data)} bytes that are no message: {error}") from None
 
 
@@ -407,7 +413,7 @@ def protocol_of(data: bytes | memoryview) -> int | None:
     """The version a greeting of whatever version names; None where it is no greeting."""
     try:
         raw = msgspec.msgpack.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except NO_MESSAGE:
         return None
     if not isinstance(raw, dict) or raw.get("type") not in GREETINGS:
         return None
@@ -416,17 +422,7 @@ def protocol_of(data: bytes | memoryview) -> int | None:
 
 
 def checked(message: M) -> M:
-    """`message`, whose numbers are finite and whose fingerprint is one: what the types alone cannot say."""
-    if isinstance(message, Report):
-        numbers = (message.loss_sum, message.compute_s, message.wait_s)
-    elif isinstance(message, Evaluated):
-        numbers = (message.loss_sum, 0.0, 0.0)
-    elif isinstance(message, Ping | Pong):
-        numbers = (message.sent, 0.0, 0.0)
-    else:
-        numbers = (0.0, 0.0, 0.0)
-    if not all(math.isfinite(x) for x in numbers):
-        raise ProtocolError(f"{type(message).__name__} with a number that is not finite")
+    """`message`, whose fingerprint is one: what msgspec's types, whose bounds end at 63 bits, cannot say."""
     if isinstance(message, Ready | Report) and not 0 <= message.fingerprint <= MAX_FINGERPRINT:
         raise ProtocolError(f"{type(message).__name__} with fingerprint {message.fingerprint}, not 64 bits")
     return message

@@ -60,9 +60,9 @@ class Objects:
     def find(self, session: str, name: str) -> Source:
         """Raises KeyError, whose text is for the peer, where there is no such object for this session."""
         kind, _, rest = name.partition("/")
-        if kind == "lease" and rest.isdecimal():
+        if kind == "lease" and re.fullmatch(r"[0-9]{1,18}", rest):
             return self._find_lease(session, int(rest))
-        if kind == "packet" and rest.isdecimal():
+        if kind == "packet" and re.fullmatch(r"[0-9]{1,18}", rest):
             return self._range(int(rest), int(rest) + 1, payload=True)
         if kind == "packets" and (match := re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", rest)):
             return self._range(int(match[1]), int(match[2]))

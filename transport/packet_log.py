@@ -72,13 +72,16 @@ def unpack_header(head: bytes, offset: int) -> Record | None:
 def read_packets(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """(round, packet) of each record from the file's position on, checksums verified, one packet in memory.
 
-    Raises LedgerError where a record is torn or damaged.
+    Raises LedgerError where a record is torn or damaged. No more is read for it than the file has.
     """
+    at = file.tell()
+    end = file.seek(0, os.SEEK_END)
+    file.seek(at)
     while head := file.read(HEADER_SIZE):
         record = unpack_header(head, file.tell() - len(head))
         if record is None:
             raise LedgerError(f"no packet record at byte {file.tell() - len(head)}")
-        packet = file.read(record.length)
+        packet = b"" if record.end > end else file.read(record.length)
         if len(packet) != record.length or hashlib.sha256(packet).digest() != record.sha256:
             raise LedgerError(f"the packet of round {record.round} is torn or damaged")
         yield record.round, packet

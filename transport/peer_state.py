@@ -53,6 +53,7 @@ HEARD: dict[Link, tuple[type[Message], ...]] = {
     Link.REFUSED: (),
 }
 KEPT_COMMITS = 64
+OPENED = 4096  # rounds not taken, and leases not delivered, remembered; more than any hub gives
 SILENT_PINGS = 6  # a hub that misses this many is dialled again
 
 
@@ -66,7 +67,7 @@ class PeerState:
         self.sessions = 0  # how many sessions this peer has had
         self.newest = -1  # newest committed round heard of
         self.commits: dict[int, Committed] = {}
-        self.rounds: deque[Round] = deque()  # opened, not yet taken by `next_round`
+        self.rounds: deque[Round] = deque(maxlen=OPENED)  # opened, not yet taken by `next_round`
         self.taken = -1  # newest round taken
         self.over: Over | None = None
         self.refused: Refused | None = None
@@ -168,7 +169,7 @@ class PeerState:
         if message.exchange and message.round <= self.taken:  # said again after a reconnect
             self.offer_again = True
             return [] if self._report is None else [self._report]
-        if message.samples:
+        if message.samples and len(self._holds) < OPENED:
             self._holds.add(message.round)
         same = [r for r in self.rounds if r.round == message.round]
         for old in same:
@@ -178,8 +179,8 @@ class PeerState:
 
     def _committed(self, message: Committed) -> list[Message]:
         self.commits[message.round] = message
-        for old in [r for r in self.commits if r < message.round - KEPT_COMMITS]:
-            del self.commits[old]
+        while len(self.commits) > KEPT_COMMITS:
+            del self.commits[min(self.commits)]
         self.newest = max(self.newest, message.round)
         report, again = self._report, list[Message]()
         if report is not None and report.round <= message.round:

@@ -68,6 +68,7 @@ def status_text(hub: HubState, now: float) -> str:
             "tokens": hub.history.tokens,
             "tokens_per_s": round(hub.history.tokens / elapsed, 1),
             "peers": peers,
+            "refused": hub.members.refused,
             "checkpoint": hub.history.snapshots[-1].round if hub.history.snapshots else None,
             "eta_s": round(remaining / rate) if rate > 0 else None,
         }

@@ -104,6 +104,8 @@ class Supply:
             try:
                 for round, packet in read_packets(io.BytesIO(records)):
                     self.link.leave_or_go_on()
+                    if round != self.machine.applied:
+                        raise NotServed(f"{range.name} has round {round}, not {self.machine.applied}")
                     yield round, packet
                     self.machine.apply(round)
             except LedgerError as error:

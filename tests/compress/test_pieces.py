@@ -20,7 +20,7 @@ from test_packet import some as small_packet
 from compress import Cocktail, PacketError, Update, decode, pieces
 from compress.packet import write
 from compress.positions import _elias_fano, _gaps, _mask, _plain, store
-from compress.quantize import quantize
+from compress.quantize import quantize, table_size
 from compress.sections import LZ4, STORED, ZSTD, Section, expand, shrink
 from compress.streams import InFile, Stream
 
@@ -204,3 +204,14 @@ def test_a_large_packet_in_pieces_takes_a_fraction_of_its_memory() -> None:
 def test_sections_of_a_packet_are_of_all_codecs_in_these_tests() -> None:
     assert shrink(bytes(100_000)).codec == LZ4
     assert {e >> 61 for g in GOLDEN for e in entries(base64.b64decode(g["packet"]))} == {0, 1, 2}
+
+
+def test_more_positions_than_low_bits_are_refused() -> None:
+    golden = next(g for g in GOLDEN if base64.b64decode(g["packet"])[36] == 3)
+    packet, m = bytearray(base64.b64decode(golden["packet"])), golden["m"]
+    at = next(i for i in range(40 + 40 + table_size(packet[3]) * 2, len(packet)) if packet[i] != 0xFF)
+    packet[at] = 0xFF  # every place of the upper bits taken
+
+    for read in (lambda p: decode(p, m), lambda p: list(pieces(memoryview(p), m, 8))):
+        with pytest.raises(PacketError):
+            read(sealed(packet))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -40,7 +41,7 @@ from recipes.state import (
     write_beside,
     write_hashes,
 )
-from recipes.weights import Stored, StoredVector, count_parameters, open_vector
+from recipes.weights import Stored, StoredVector, count_parameters, open_vector, read_header
 
 MIX = Cocktail(sample=0.3, keep=0.2, bits=4, block=64)
 
@@ -374,3 +375,12 @@ def test_a_vector_of_256_mb_is_folded_within_64_mib(tmp_path) -> None:
     truth = fold(Common(torch.zeros(SIZE), mix, 7), packets)
     assert torch.equal(swept, truth.vector)
     assert told["__metadata__"]["cocktail_fingerprint"] == f"{fingerprint(swept):016x}"
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a": {"data_offsets": [0, Infinity]}}', '{"a": {"data_offsets": []}}'], ids=len
+)
+def test_a_header_that_is_none_is_told(text: str) -> None:
+    for claimed in (len(text), 90 << 20):
+        with pytest.raises(ModelError, match="is not a safetensors file"):
+            read_header(io.BytesIO(claimed.to_bytes(8, "little") + text.encode()), "model.safetensors")

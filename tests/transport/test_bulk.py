@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from collections import deque
 
 import pytest
@@ -335,6 +336,36 @@ def test_uploads_of_closed_rounds_and_ended_sessions_are_forgotten() -> None:
     assert inbox.receive("s", Put("update/2", 2000, b"", 1024), b"") == [Have("update/2", b"\1")]
     assert inbox.receive("s", Put("update/1", 2000, b"", 1024), b"") == [Have("update/1", b"\0")]
     assert inbox.receive("t", Put("update/2", 2000, b"", 1024), b"") == [Have("update/2", b"\0")]
+
+
+def test_a_session_has_two_uploads_under_way_and_the_oldest_makes_room() -> None:
+    inbox = Inbox(lambda session, name, size: None)
+    for name in ("legacy/1", "legacy/2", "legacy/3"):
+        inbox.receive("s", Put(name, 2000, b"", 1024), b"")
+        inbox.receive("s", Chunk(name, 0), b"x" * 1024)
+
+    assert inbox.receive("s", Chunk("legacy/1", 1), b"x" * 976) == [
+        PutDone("legacy/1", False, "no upload of this name is under way")
+    ]
+    assert inbox.receive("s", Put("legacy/3", 2000, b"", 1024), b"") == [Have("legacy/3", b"\1")]
+
+
+@pytest.mark.parametrize("known", [0, 2**40])
+def test_an_object_that_no_memory_holds_is_refused_before_its_chunks_are_counted(
+    known: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "CHUNK", 256 * 1024)
+    peer = BulkPeer()
+    peer.up(1, 4, 0.05, 0.0)
+    tracemalloc.start()
+    download = peer.fetch("packet/1", lambda size, digest: Parts(size, digest, bulk.CHUNK), known)
+    size = peer.outgoing(now=0.0)[0].answer or bulk.CHUNK
+    peer.receive(Data("packet/1", 0, 2**40, b""), bytes(size), 0.1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert "too long" in str(download.error)
+    assert peak < 40 << 20
 
 
 @given(st.integers(0, 5000), st.sets(st.integers(0, 4)))

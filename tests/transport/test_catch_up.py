@@ -155,3 +155,11 @@ def test_progress_knows_rate_and_time_left_and_says_so_when_the_run_is_faster() 
 def test_each_state_can_be_left_but_failed() -> None:
     assert [state for state, row in NEXT.items() if not row] == [State.FAILED]
     assert {kind for row in NEXT.values() for kind in row} == set(Kind)
+
+
+def test_a_hub_that_announces_rounds_without_bytes_is_not_asked_for_all_of_them_at_once() -> None:
+    machine = CatchUp(welcome(2**62, 0), 0)
+    machine.weights_here()
+    ranges = [machine.next_range() for _ in range(2000)]
+
+    assert ranges[-1] is None

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,14 @@ def test_records_survive_and_any_cut_is_noticed(packets: list[bytes], data: st.D
 
     assert read == list(enumerate(packets))[: len(read)]
     assert len(read) == len(packets) or cut < len(wire)
+
+
+@pytest.mark.parametrize("size", [10, 2**40, 2**64 - 1])
+def test_a_record_that_is_longer_than_its_file_is_torn(size: int) -> None:
+    head = packet_log.HEADER.pack(packet_log.MAGIC, 1, size, bytes(32))
+
+    with pytest.raises(LedgerError, match="torn"):
+        list(read_packets(io.BytesIO(head + packet_log.CRC.pack(zlib.crc32(head)) + b"short")))
 
 
 WRITER = """

@@ -134,3 +134,31 @@ def test_a_greeting_of_another_version_is_told_apart_whatever_else_it_says() -> 
 def test_a_peer_is_not_told_what_is_for_the_hub() -> None:
     with pytest.raises(ProtocolError):
         m.decode_to_peer(m.encode(m.Ready(1, 2)))
+
+
+@pytest.mark.parametrize("value", [b"\x91", b"\x81\xa1a"], ids=["lists", "maps"])
+@pytest.mark.parametrize("before", [b"", b"\x82\xa1a", b"\x82\xa4type\xa5Hello\xa1a"], ids=len)
+def test_values_within_twenty_thousand_others_are_no_message(value: bytes, before: bytes) -> None:
+    for decode in (m.decode_to_hub, m.decode_to_peer):
+        with pytest.raises(ProtocolError):
+            decode(before + 20_000 * value)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.Committed(1, 2**41, "00", []),
+        m.Committed(-1, 1, "00", []),
+        m.Data("packet/1", 0, 2**62),
+        m.Attached(-1),
+        m.Attached(2**40),
+        m.Round(-1, 0, 0, [], 1, True),
+        m.Welcome(1, "run", "ann", "s", "{}", "00", [m.File("a", -1, "")], 1, 1.0),
+        m.Welcome(1, "run", "ann", "s", "{}", "00", [], 1, math.nan),
+        m.Ping(math.inf),
+    ],
+    ids=str,
+)
+def test_a_peer_refuses_numbers_that_no_hub_says(message: m.Message) -> None:
+    with pytest.raises(ProtocolError):
+        m.decode_to_peer(m.encode(message))

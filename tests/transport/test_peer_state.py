@@ -178,3 +178,11 @@ def test_what_means_nothing_in_a_state_is_ignored_and_counted() -> None:
     state.receive(Committed(1, 1, "", []), 0.1)
 
     assert (state.ignored, state.take_round(), state.commits) == (2, None, {})
+
+
+def test_commits_in_any_order_are_remembered_up_to_a_number() -> None:
+    state = joined()
+    for round in range(10_000, 9_000, -1):
+        state.receive(Committed(round, 1, "00", []), 0.2)
+
+    assert len(state.commits) == 64

@@ -26,7 +26,8 @@ from transport.errors import Leaving, NotServed, RefusedByHub
 from transport.events import Event, PeerReady, RoundCommitted
 from transport.ledger import RoundRow
 from transport.memory import MemorySwarm
-from transport.messages import SnapshotOffer
+from transport.messages import SnapshotOffer, Welcome
+from transport.packet_log import pack_header
 
 SIZE = 2 * BLOCK + 999  # of a snapshot
 WEIGHTS = random.Random(1).randbytes(SIZE)
@@ -344,3 +345,26 @@ def test_a_joiner_is_there_when_its_bytes_are_and_nobody_waits_for_it(tmp_path: 
     assert down > SIZE + log // 2
     assert took <= 1.15 * down / RATE + 2.0
     assert len(opened) - rounds > 3, "the other trained meanwhile"
+
+
+class LyingLink:
+    """A hub whose packets are those of other rounds."""
+
+    newest_round = -1
+
+    def begin(self, name: str) -> str:
+        return name
+
+    def finish(self, download: object, tick: object) -> bytes:
+        return pack_header(7, b"packet") + b"packet"
+
+    def leave_or_go_on(self) -> None:
+        """Nobody asks this peer to leave."""
+
+
+def test_packets_of_other_rounds_are_not_applied() -> None:
+    machine = CatchUp(Welcome(1, "run", "ann", "s", "{}", "00", [], 1, 1.0, log_bytes=62), base=0)
+    machine.weights_here()
+
+    with pytest.raises(NotServed, match="packets/0-1 has round 7, not 0"):
+        list(Supply(LyingLink(), machine).packets())  # type: ignore[arg-type]

@@ -53,6 +53,8 @@ TO_HUB: list[m.Message] = [
     m.Pong(1.0),
     m.AskStatus(1, "token", "toy-run"),
     m.AskStop(1, "guess", "toy-run", True),
+    m.AskOwner(1, "stop-secret", "toy-run", "ban", "bob", "why"),
+    m.AskOwner(1, "guess", "toy-run", "token", token="new"),
     m.Attach("s-ann"),
     m.Attach("s-bob"),
     m.Put("update/1", 2000, b"", 1024),
@@ -69,6 +71,7 @@ TO_PEER: list[m.Message] = [
     m.Welcome(1, "toy-run", "ann", "s-new", "{}", "00", [], 5, 1.0, True, 2),
     m.Refused("session", "no"),
     m.Refused("token", "no"),
+    m.Wait("the owner is asked"),
     m.Round(3, 1, 5, ["ann"], 8, True, 0, 1),
     m.Round(4, 1, 5, ["ann", "bob"], 0, True),
     m.Committed(3, 100, SHA, ["ann"]),
@@ -117,7 +120,7 @@ class HubEnd:
 
     def send(self, conn: bytes, frames: Frames) -> bool:
         self.said.append(m.decode_to_peer(frames[0]))
-        return conn != b"\7"  # a connection that is always closed already
+        return conn != name_of(7)  # a connection that is always closed already
 
     def wake(self) -> None:
         """Nobody sleeps here."""
@@ -131,7 +134,7 @@ class Books:
 
     def recover(self) -> Recovered:
         names = ("ann", "bob")
-        return Recovered(1, ((0, 4),), tuple(OpenSession(f"s-{n}", n, "CPU", {}) for n in names), term=1)
+        return Recovered(1, ((0, 4),), tuple(OpenSession(f"s-{n}", n, "CPU", n) for n in names), term=1)
 
     def note(self, *values: object) -> None:
         for value in values:
@@ -140,7 +143,7 @@ class Books:
             )
             assert not isinstance(value, float) or isfinite(value), value
 
-    session = gone = leased = given_back = note
+    session = gone = leased = given_back = stand = note
 
     def evaluated(self, row: Any) -> None:
         self.note(row.round, row.step, row.loss, row.tokens)
@@ -206,11 +209,17 @@ def open_hub() -> Hub:
     return hub
 
 
+def name_of(conn: int) -> bytes:
+    """Two connections of ann, two of bob, and strangers, each with a key of its own."""
+    key = ("ann", "bob", "ann", "bob")[conn] if conn < 4 else f"k{conn}"
+    return f"{key}.{conn}".encode()
+
+
 def hear(hub: Hub, conn: int, data: bytes) -> None:
     """One message and its consequences. A Chunk's bytes follow it in the same case."""
     payload = b"x" * (1024 if data[-1:] == b"\0" else 976)
     frames = [data, payload] if b"Chunk" in data else [data]
-    hub._receive(bytes([conn]), frames)
+    hub._receive(name_of(conn), frames)
     hub._run_calls()
     hub._act(hub._state.tick(hub._state._ticked))
     hub._run_calls()

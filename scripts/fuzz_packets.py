@@ -19,7 +19,8 @@ from fuzz_bytes import EDGES, Target, bent, mutated
 from compress import Cocktail, PacketError, decode, pieces
 from compress.packet import BODY, HEAD, LEVELS
 from compress.sections import LZ4
-from recipes.cocktail_sgd import Owner, RejectedUpdate
+from recipes.aggregate import RejectedUpdate
+from recipes.cocktail_sgd import Owner
 from recipes.data import Sample, pack, unpack
 from recipes.kept import FORMAT, digest, read
 from recipes.problems import DataError, ModelError, RecipeError

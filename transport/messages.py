@@ -10,7 +10,6 @@ exchanges without computing (the drain after the last step) and where lost work 
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal, TypeVar
 
 import msgspec

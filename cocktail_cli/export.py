@@ -12,7 +12,6 @@ from cocktail_cli import folder as in_folder
 from cocktail_cli.errors import Failure
 from cocktail_cli.options import Json, Quiet, RunArgument
 from cocktail_cli.runs import load
-from cocktail_cli.snapshots import Place
 
 
 def export(
@@ -24,6 +23,7 @@ def export(
     """Write a run's model: all that is committed, while it runs or after. Example: cocktail export RUN -o
     model
     """
+    from cocktail_cli.snapshots import Place
     from recipes.recipe import recipe_from_json
 
     record = load(run)

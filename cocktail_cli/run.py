@@ -22,10 +22,10 @@ from cocktail_cli.resume import check_corpus, same_base
 from cocktail_cli.runs import RunRecord, State, new_name, newest, save
 from cocktail_cli.show import View
 from cocktail_cli.signals import leave_on_signal
-from cocktail_cli.snapshots import Snapshots
 
 if TYPE_CHECKING:
     from cocktail_cli.narrator import Narrator
+    from cocktail_cli.snapshots import Snapshots
     from cocktail_cli.work import RunWork
     from recipes.schema import Recipe as Resolved
     from transport import Hub, RunKeys
@@ -199,6 +199,8 @@ class Run:
         )
 
     def snapshots(self, work: RunWork, hub: Hub) -> Snapshots:
+        from cocktail_cli.snapshots import Snapshots
+
         steps = hub.settings.steps
         return Snapshots(work.place, self.recipe.checkpoint.save_every(steps), steps, hub.offer)
 

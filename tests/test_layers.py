@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("compress", "transport", "recipes", "cocktail_cli")
-HEAVY = ("torch", "transformers", "datasets", "peft", "trl")
+HEAVY = ("zmq", "torch", "transformers", "datasets", "peft", "trl")
 
 # room -> packages it may import beside the standard library and itself: the table of the README
 MAY_IMPORT = {

@@ -12,7 +12,7 @@ and the rest of the house go through as well. So, for each direction of a peer,
   it has at once: over a round trip alone that would look like a faster line, and let more go, which then
   comes in a larger burst.
 - The round trip is the shortest of the last three clean answers and of all since: clean is the answer to an
-  Attach, and to a piece that met no other of ours in a queue. While there is more to do, every 4 s so much is
+  Attach, and to a piece that met no other of ours in a queue. While there is more to do, every 6 s so much is
   let come in that there is none: else a round trip that grew longer would be taken for one.
 - Where there is not more to do, answers say how much there was, not how fast the line is: periods stand
   still.
@@ -30,7 +30,7 @@ PIECE_S = 0.03  # a piece is on the line for no longer
 QUEUE_S = 0.03  # what may wait in queues, beside a quarter of the round trip
 MARGIN = 1.25  # rates differ from moment to moment, and grow only where there is room
 RATE_S = 2.0  # one period of the best rate
-CLEAN_S, CLEAN = 4.0, 3  # between two clean answers; so many are remembered, since one may be held up
+CLEAN_S, CLEAN = 6.0, 3  # between two clean answers; so many are remembered, since one may be held up
 STEADY_S, EARLY = 0.5, 0.25  # a rate is of no less time: seconds, or so much of the time since the start
 DRAINED = 0.75  # of rate x round trip: with no more than this under way the line itself is idle at times
 

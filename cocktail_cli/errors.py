@@ -137,6 +137,7 @@ FULL_MEMORY = (
     "std::bad_alloc",
     "backend out of memory",
     "failed to map segment from shared object",  # a library that does not fit
+    "could not create a primitive",  # oneDNN, which says no more
 )
 NO_ENTRY = (errno.EACCES, errno.EPERM, errno.EROFS)
 MEMORY_HINT = "lower --micro-batch-size on this machine, or data.max_length in the recipe"

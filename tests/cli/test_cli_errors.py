@@ -33,6 +33,7 @@ CASES = [
     Case(RefusedByHub("over", "the run is over"), 7),
     Case(MemoryError("full"), 8),
     Case(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 99 bytes"), 8),
+    Case(RuntimeError("could not create a primitive"), 8),
     Case(ImportError("libtorch_cpu.so: failed to map segment from shared object"), 8),
     Case(OSError(errno.ENOSPC, "No space left on device", "model.safetensors"), 8),
     Case(OSError(errno.EDQUOT, "Disk quota exceeded"), 8),

@@ -12,12 +12,13 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.runs import home, write_private
+from cocktail_cli.slots import claimed
 
 if TYPE_CHECKING:
     from transport.keys import CurveKeys
@@ -48,22 +49,12 @@ def under(run: str, name: str) -> Iterator[bool]:
     A hub cannot tell a peer that was killed and comes back from a second one beside the first, whose
     connection is lost at the moment: their key is the same.
     """
-    from transport.errors import LedgerBusy
-    from transport.ledger import take_lock
-
-    path = home() / "here" / f"{hashlib.sha256(f'{run}/{name}'.encode()).hexdigest()[:32]}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = take_lock(path)
-    except LedgerBusy:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        with suppress(OSError):  # while nobody else has it; Windows lets no open file go
-            path.unlink()
-        lock.close()
+    place = home() / "here" / hashlib.sha256(f"{run}/{name}".encode()).hexdigest()[:32]
+    with claimed(place) as mine:
+        try:
+            yield mine == place
+        finally:
+            mine.rmdir()
 
 
 def make(path: Path, keys: CurveKeys) -> None:

@@ -105,8 +105,9 @@ def measure(folder: Path, args: argparse.Namespace) -> None:
     try:
         _, started = launch.until("run_started")
         _, last = launch.until("step", round=args.rounds)
+        other = int((folder / "out" / "peers" / "local-1.pid").read_text())
         if args.alone:
-            os.kill(int((folder / "out" / "peers" / "local-1.pid").read_text()), signal.SIGSTOP)
+            os.kill(other, signal.SIGSTOP)
         join = Command("p1", folder / "volunteer", "join", started["url"], "-y", "--json", "--name", "late")
         times: dict[str, float] = {}
         for at, told in join.events():
@@ -119,7 +120,7 @@ def measure(folder: Path, args: argparse.Namespace) -> None:
             if state == "caught up":
                 break
         if args.alone:
-            os.kill(int((folder / "out" / "peers" / "local-1.pid").read_text()), signal.SIGCONT)
+            os.kill(other, signal.SIGCONT)
         join.end()
         rounds = int(told["state"].split()[4]) - last["round"]
         took, bound = times["caught up"] - times["joined"], 1.15 * size * 8 / (args.rate * 1e6) + 2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from compress.bitpack import lookup, pack, unpack
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(width=st.integers(0, 40), data=st.data())
 def test_unpacking_undoes_packing(width: int, data: st.DataObject) -> None:
     numbers = data.draw(st.lists(st.integers(0, (1 << width) - 1), max_size=40))

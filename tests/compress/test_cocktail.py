@@ -57,7 +57,7 @@ def reference(v: torch.Tensor, keep: float, bits: int) -> torch.Tensor:
     return out
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(v=hnp.arrays(np.float32, st.integers(0, 300), elements=finite))
 def test_everything_kept_at_32_bits_is_the_identity(v: np.ndarray) -> None:
     mix = Cocktail(sample=1, keep=1, bits=32)
@@ -65,7 +65,7 @@ def test_everything_kept_at_32_bits_is_the_identity(v: np.ndarray) -> None:
     assert through(mix, torch.from_numpy(v)).numpy().tobytes() == v.tobytes()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     v=hnp.arrays(np.float32, st.integers(0, 300), elements=finite),
     keep=st.floats(0.001, 1),

@@ -38,7 +38,7 @@ def test_it_is_the_sum_of_the_specification(n: int) -> None:
     assert fingerprint(some(n)) == plain(some(n))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(at=st.integers(0, 69_999), bit=st.integers(0, 31))
 def test_any_single_bit_changes_it(at: int, bit: int) -> None:
     x = some(70_000)

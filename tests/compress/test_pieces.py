@@ -40,7 +40,7 @@ def assert_same(a: Update, b: Update) -> None:
     assert torch.equal(a.values.view(torch.int32), b.values.view(torch.int32))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_pieces_put_together_are_the_update_bit_for_bit(data: st.DataObject) -> None:
     """Any width, bucket, kind of positions and size of a piece; values that repeat and values that do not."""
@@ -69,7 +69,7 @@ def test_golden_packets_in_pieces_are_the_same_for_ever(golden: dict[str, object
         assert_same(joined(packet, golden["m"], at_most), decode(packet, golden["m"]))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_what_decode_refuses_pieces_refuse_and_what_they_take_is_the_same(data: st.DataObject) -> None:
     """Bytes overwritten at random under a right checksum."""
@@ -102,7 +102,7 @@ def test_a_header_that_lies_is_refused_before_the_first_piece(changes: dict[str,
         list(pieces(memoryview(forged(**changes)), 900))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_stream_of_any_codec_gives_the_bytes_of_its_section(data: st.DataObject) -> None:
     """Long and short repeats, matches that overlap themselves, reads and skips of any size."""

@@ -39,7 +39,7 @@ def entropy(d: float) -> float:
 
 
 @pytest.mark.parametrize("kind", WAYS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_each_way_comes_back(kind: int, data: st.DataObject) -> None:
     m = data.draw(st.integers(1, 3000))
@@ -51,7 +51,7 @@ def test_each_way_comes_back(kind: int, data: st.DataObject) -> None:
     assert back(stored, m, len(positions)) == positions
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_the_chosen_way_comes_back(data: st.DataObject) -> None:
     m = data.draw(st.integers(0, 3000))

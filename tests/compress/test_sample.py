@@ -21,7 +21,7 @@ def some(n: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(n, generator=torch.Generator().manual_seed(seed))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     n=st.integers(1, 5000),
     parts=st.integers(1, 20),
@@ -39,7 +39,7 @@ def test_with_p_of_one_nth_an_epoch_visits_every_coordinate_exactly_once(
     assert sorted(seen) == list(range(n))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     n=st.integers(200, 5000),
     share=st.fractions(Fraction(1, 20), Fraction(1), max_denominator=40),

@@ -17,7 +17,7 @@ from compress.sections import LZ4, STORED, ZSTD, Section, expand, shrink
 RNG = np.random.default_rng(0)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(raw=st.binary(max_size=2000), times=st.integers(1, 50))
 def test_expanding_undoes_shrinking(raw: bytes, times: int) -> None:
     section = shrink(raw * times)

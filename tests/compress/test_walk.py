@@ -10,7 +10,7 @@ from compress import Cocktail
 from compress.walk import places
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     n=st.integers(1, 5000),
     p=st.sampled_from([1.0, 0.5, 0.3, 0.1, 2 / 7, 0.003]),

@@ -111,7 +111,7 @@ def test_lossless_and_fresh_it_is_synchronous_sgd_on_the_whole_batch() -> None:
     torch.testing.assert_close(trio.workers[0].common.vector, plain, rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     mix=st.sampled_from(list(MIXES.values())),
     peers=st.integers(1, 5),

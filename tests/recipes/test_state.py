@@ -217,7 +217,7 @@ def test_parameters_are_counted_without_loading_a_weight(bases, tmp_path, name: 
     assert count_parameters(folder) == layout_of(model).size
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     size=st.integers(1, 300_000),
     p=st.sampled_from([1.0, 0.3, 0.1, 0.01]),

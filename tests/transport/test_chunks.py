@@ -130,7 +130,7 @@ def test_looking_at_a_large_file_can_be_left(tmp_path: Path) -> None:
         part.look(leave)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 3 * BLOCK), st.integers(0, 2**32))
 def test_in_any_order_and_twice_a_file_is_the_file(size: int, seed: int) -> None:
     data, dice = DATA[:size], random.Random(seed)

@@ -67,7 +67,7 @@ def play(swarm: SimSwarm, history: list[tuple[str, int]]) -> None:
             swarm.act(swarm.hub.receive(b"owner.1", order, swarm.now))
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 1), st.integers(1, 4), st.lists(DECISIONS, max_size=60))
 def test_whatever_happens_each_sample_is_counted_once_and_the_run_ends(
     staleness: int, peers: int, history: list[tuple[str, int]]

@@ -24,7 +24,7 @@ SLACK = 10.0  # seconds a round may take beyond its cap on a busy machine
 WARM_UP = 45.0  # seconds of work in which a process's memory may grow
 LONG_LIVED = 90.0  # seconds of life after that, to say anything about memory
 GROWTH = 16e6, 0.05  # bytes, and share, that memory may grow from the first to the last quarter of a life
-FILES = 8  # descriptors more
+FILES = 16  # descriptors more: a peer may open three more bulk connections, of four each
 TOLD_WITHIN = 60.0  # seconds from the fault's end until its peer is named
 TELLS = ("kill", "leave", "leave-early", "clock", "twice")  # kinds in which a peer goes: always to be told
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from chaos_schedule import GUEST, KINDS, Fault
 from chaos_swarm import GUEST as OUT_OF_ORDER
-from chaos_swarm import STARTS, Child, Json, Stopped, Swarm
+from chaos_swarm import STARTS, Child, Json, Stopped, Swarm, Told
 
 from transport import parse_url
 from transport.admin import ask_status
@@ -31,7 +31,20 @@ BACK = 60.0  # seconds of hub time until a peer that can come back has a packet 
 RECONNECTS = 10.0  # seconds from the hub's listening until the peers are there again
 HUNG = 120.0  # seconds of hub time without a commit
 SLOW = (0.18, 0.02)  # seconds stopped and running in turn: a tenth of the speed
-EARLY = {0, 130, 143, -signal.SIGINT, -signal.SIGTERM, -getattr(signal, "SIGHUP", 1)}  # before it has joined
+LEFT = {
+    "SIGINT": 0,
+    "SIGTERM": 75,
+    "SIGHUP": 0,
+}  # exit status of one that was asked to leave: 75 is "start me again"
+EARLY = {
+    0,
+    75,
+    130,
+    143,
+    -signal.SIGINT,
+    -signal.SIGTERM,
+    -getattr(signal, "SIGHUP", 1),
+}  # before it has joined
 DISK = 'mount -t tmpfs -o size=256k tmpfs {home} && exec "$@"'  # in a user namespace of its own
 
 
@@ -132,28 +145,33 @@ class Chaos:
         """While the harm lasts; shorter where the run is about to end."""
         self.ending.wait(seconds)
 
-    def _undone(self, record: Record, child: Child | None = None) -> None:
-        """Wait for the next commit, and for a packet of this peer in one.
+    def _undone(self, record: Record, child: Child, *, again: bool = False) -> None:
+        """Wait for the next commit, and for a packet of this process in one; where it was started `again` a
+        packet of the one before may still be on its way into a round.
 
         Raises Failed where one of the two does not come."""
         record.ended = record.ended or time.monotonic()
         name = record.fault.target
 
-        def accepted(event: Json) -> bool:
-            return event.get("event") == "step" and name in event["accepted"]
+        def accepted() -> Told | None:
+            first = child.first_round if again else 0
+            if first is None:
+                return None
+            return self.swarm.first(
+                lambda e: name in e.get("accepted", ()) and e["round"] >= first, record.ended
+            )
 
         def there() -> bool:
-            dead = child is not None and not child.alive
-            return bool(dead or self.swarm.finished or self.swarm.first(accepted, record.ended))
+            return bool(not child.alive or self.swarm.finished or accepted())
 
         came = self.swarm.wait_for(there, BACK, hub_time=True)
         self._note_commit(record, record.began)
-        told = self.swarm.first(accepted, record.ended)
+        told = accepted()
         if told:
             record.back_s = round(told.at - record.ended, 2)
-        elif self.swarm.finished or (child is not None and child.saw_the_end):
+        elif self.swarm.finished or child.saw_the_end:
             record.said += " the run was over before it was back"
-        elif child is not None and not child.alive:
+        elif not child.alive:
             raise Failed(
                 f"{name} ended with exit {child.process.returncode} instead of coming back: {last(child)}"
             )
@@ -171,17 +189,19 @@ class Chaos:
         """Start the peer again, and wait until it works."""
         child = self.swarm.peers[name] = self.swarm.join(name, **how)  # type: ignore[arg-type]
         record.ended = time.monotonic()
-        self._undone(record, child)
+        self._undone(record, child, again=True)
 
-    def _leaves(self, child: Child, fault: Fault, record: Record, expects: set[int], why: str) -> None:
-        """Ask it to leave; it must end within LEAVES, with one of these statuses."""
-        child.expects, child.why = expects, why
+    def _leaves(self, child: Child, fault: Fault, record: Record, why: str) -> None:
+        """Ask it to leave; it must end within LEAVES, with the right status."""
+        child.expects, child.why = {LEFT[fault.signal]} if child.has("joined") else EARLY, why
         asked = time.monotonic()
         child.signal(getattr(signal, fault.signal))
         try:
             child.process.wait(GIVEN_UP)
         except subprocess.TimeoutExpired:
             child.kill()
+        if child.saw_the_end:  # before it had left
+            child.expects = {0}
         took = time.monotonic() - asked
         record.said += f" {fault.signal} -> exit {child.process.returncode} in {took:.1f} s"
         if took > LEAVES:
@@ -195,18 +215,16 @@ class Chaos:
         self._again(fault.target, record)
 
     def do_leave(self, fault: Fault, record: Record) -> None:
-        self._leaves(self.swarm.peers[fault.target], fault, record, {0}, f"asked to leave by {fault.signal}")
+        self._leaves(self.swarm.peers[fault.target], fault, record, f"asked to leave by {fault.signal}")
         self._lasts(fault.pause)
         self._again(fault.target, record)
 
     def do_leave_early(self, fault: Fault, record: Record) -> None:
-        self.do_kill(fault, record)
-        self._leaves(self.swarm.peers[fault.target], fault, record, {0}, f"asked to leave by {fault.signal}")
+        self._leaves(self.swarm.peers[fault.target], fault, record, f"asked to leave by {fault.signal}")
         child = self.swarm.peers[fault.target] = self.swarm.join(fault.target)
         self._lasts(fault.lasts)
-        joined = child.has("joined")
-        when = "after" if joined else "before"
-        self._leaves(child, fault, record, {0} if joined else EARLY, f"{fault.signal} {when} it had joined")
+        when = "after" if child.has("joined") else "before"
+        self._leaves(child, fault, record, f"{fault.signal} {when} it had joined")
         self._again(fault.target, record)
 
     def do_stop(self, fault: Fault, record: Record) -> None:
@@ -242,7 +260,7 @@ class Chaos:
         self._undone(record, self.swarm.peers[fault.target])
 
     def do_clock(self, fault: Fault, record: Record) -> None:
-        self._leaves(self.swarm.peers[fault.target], fault, record, {0}, f"asked to leave by {fault.signal}")
+        self._leaves(self.swarm.peers[fault.target], fault, record, f"asked to leave by {fault.signal}")
         self._lasts(fault.pause)
         wrong = (*OUT_OF_ORDER, "--hours", str(fault.hours), "--")
         self._again(fault.target, record, command=wrong)
@@ -260,7 +278,7 @@ class Chaos:
             raise Failed(f"the second {name} ended with exit {second.process.returncode}: {last(second)}")
         if given in ("", name):
             raise Failed(f"the second {name} goes by the name {given!r}")
-        self._leaves(second, fault, record, {0}, f"asked to leave by {fault.signal}")
+        self._leaves(second, fault, record, f"asked to leave by {fault.signal}")
         self._undone(record, first)
 
     # ---- joiners that never get far --------------------------------------------------------------------
@@ -288,8 +306,7 @@ class Chaos:
         record.said = f"{with_what}: "
         record.ended = time.monotonic()
         if child.alive:
-            well = {0} if child.has("joined") else EARLY
-            self._leaves(child, fault, record, well, f"{with_what} was enough")
+            self._leaves(child, fault, record, f"{with_what} was enough")
         else:
             record.said += f"exit {child.process.returncode}, {last(child)}"
         self._note_commit(record, record.began)

@@ -88,6 +88,11 @@ class Child:
         return any(told.get("event") == event for told in self.told())
 
     @property
+    def first_round(self) -> int | None:
+        """The first round it took part in; None: in none so far."""
+        return next((told["round"] for told in self.told() if told.get("event") == "step"), None)
+
+    @property
     def saw_the_end(self) -> bool:
         """Did it end because the run was over?"""
         return any(told.get("event") == "left" and told["finished"] for told in self.told())
@@ -269,6 +274,10 @@ class Swarm:
         """The first event of the hub that came after this time and is wanted."""
         with self.changed:
             return next((t for t in self.told if t.at >= after and wanted(t.event)), None)
+
+    def accepted(self, peer: str, since: int, after: float) -> Told | None:
+        """The first round from `since` on, told after this time, that has a packet of this peer."""
+        return self.first(lambda e: peer in e.get("accepted", ()) and e["round"] >= since, after)
 
     def steps(self) -> list[Told]:
         with self.changed:

@@ -21,7 +21,7 @@ from transport.errors import LedgerError, UpdateRejected
 from transport.update_log import Update, UpdateLog
 
 if TYPE_CHECKING:
-    from recipes.cocktail_sgd import Owner
+    from recipes.owners import Owners
 
 ERROR = "error.safetensors"
 UPDATES = "updates.log"
@@ -29,11 +29,11 @@ LEAST_LOG = 64 << 20  # bytes of updates before e itself is written; twice the s
 
 
 class KeptOwner:
-    """An Owner, and the books of its error in `folder`."""
+    """Owners, and the books of their errors in `folder`."""
 
-    def __init__(self, owner: Owner, folder: Path, least: int = LEAST_LOG) -> None:
+    def __init__(self, owner: Owners, folder: Path, least: int = LEAST_LOG) -> None:
         self.owner, self.folder = owner, folder
-        self.longest = max(least, 2 * owner.error.nbytes)  # bytes of the log
+        self.longest = max(least, 2 * owner.nbytes)  # bytes of the log
         self.log: UpdateLog | None = None  # from `recover` on
         self.inherited: list[Update] = []  # since the last aggregate
 

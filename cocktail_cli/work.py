@@ -36,13 +36,18 @@ class RunWork:
     """
 
     def __init__(self, recipe: Recipe, base: Base, corpus: Corpus, ledger: Path) -> None:
-        from recipes.cocktail_sgd import Owner, mix_of, rule_of
+        from recipes.cocktail_sgd import mix_of, rule_of
+        from recipes.owners import Owners
+        from recipes.problems import ModelError
         from recipes.weights import count_parameters
 
         self.recipe, self.base, self.corpus, self.ledger = recipe, base, corpus, ledger
         self.parameters = count_parameters(base.folder)  # P
         mix, rule = mix_of(recipe.compression), rule_of(recipe.compression)
-        owner = Owner(self.parameters, mix, recipe.training.seed, rule)
+        if mix.shards > self.parameters:
+            few = f"the model's {self.parameters:,} parameters"
+            raise ModelError(f"compression.shards is {mix.shards:,}, more than {few}")
+        owner = Owners(self.parameters, mix, recipe.training.seed, rule)
         self.owner = KeptOwner(owner, ledger)
         self.files = {f"base/{file.name}": base.folder / file.name for file in base.files}
         self.hashes = {f"hashes/base/{file.name}": file.blocks for file in base.files}

@@ -9,6 +9,7 @@ from compress.packet import VERSION as PACKET_VERSION
 from compress.packet import decode
 from compress.pieces import pieces
 from compress.sample import Sample
+from compress.shards import Shard, join, split
 from compress.update import Update
 
 __all__ = [
@@ -17,9 +18,12 @@ __all__ = [
     "NonFiniteError",
     "PacketError",
     "Sample",
+    "Shard",
     "Update",
     "decode",
     "fingerprint",
     "fingerprint_after",
+    "join",
     "pieces",
+    "split",
 ]

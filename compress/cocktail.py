@@ -22,6 +22,7 @@ from compress.errors import NonFiniteError
 from compress.kernels import compiled, usable
 from compress.quantize import BITS, quantize
 from compress.sample import Sample, draw
+from compress.shards import MOST_SHARDS, Shard, cut
 from compress.walk import Walk, walk
 
 
@@ -40,6 +41,7 @@ class Cocktail:
     block: int = 256  # neighbours visited together; a power of two
     bucket: int = 128  # sent values that share a scale
     stochastic: bool = False  # round at random so that the mean is right, instead of to the nearest level
+    shards: int = 1  # ranges of the vector that are each a vector of its own: draw, walk and encode take one
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.sample <= 1:
@@ -54,6 +56,12 @@ class Cocktail:
             raise ValueError(f"block {self.block}: a power of two up to {1 << 20}")
         if not 1 <= self.bucket <= 1 << 20:
             raise ValueError(f"bucket {self.bucket}: from 1 to {1 << 20}")
+        if not 1 <= self.shards <= MOST_SHARDS:
+            raise ValueError(f"shards {self.shards}: from 1 to {MOST_SHARDS}")
+
+    def cut(self, n: int, seed: int) -> tuple[Shard, ...]:
+        """The shards of a vector of n in a run of this seed."""
+        return cut(n, self.shards, seed)
 
     def draw(self, n: int, seed: int, round: int, device: torch.device | str = "cpu") -> Sample:
         """Which of the n coordinates this round visits. Depends on nothing else, on any machine."""

@@ -21,22 +21,27 @@ ROWS_AT_ONCE = 64  # on a device: 64 x 65536 elements as int64 = 32 MiB of scrat
 def fingerprint(x: torch.Tensor, start: int = 0) -> int:
     """64-bit fingerprint of a flat FP32 vector on any device, of the same value on every device.
 
-    start: where x lies in a longer vector, a multiple of 65536. The fingerprints of the parts of a vector add
-    up, modulo 2**64, to that of the whole.
+    start: where x lies in a longer vector. The fingerprints of the parts of a vector add up, modulo 2**64, to
+    that of the whole.
     """
-    if start % ROW:
-        raise ValueError(f"a part that starts at {start:,}, which is no multiple of {ROW:,}")
-    bits, first = _bits(x), start // ROW
-    full = len(bits) // ROW
-    down = _down(first + full + 1)[first:]
-    total = 0
+    bits = _bits(x)
+    head = min(-start % ROW, len(bits))  # what is left of the row that it starts in
+    first = (start + head) // ROW
+    full = (len(bits) - head) // ROW
+    down = _down(first + full + 1)
+    total = _within(bits[:head], start, down)
     if full:
-        rows = bits[: full * ROW].view(full, ROW)
-        total = int((_inner(rows) * down[:full].to(x.device)).sum())
-    rest = bits[full * ROW :]
-    last = (_long(rest) * _across().to(x.device)[: len(rest)]).sum()
-    total += int(last) * int(down[full])
+        rows = bits[head : head + full * ROW].view(full, ROW)
+        total += int((_inner(rows) * down[first : first + full].to(x.device)).sum())
+    total += _within(bits[head + full * ROW :], (first + full) * ROW, down)
     return total & 0xFFFFFFFFFFFFFFFF
+
+
+def _within(bits: torch.Tensor, start: int, down: torch.Tensor) -> int:
+    """A part of one row."""
+    row, at = divmod(start, ROW)
+    across = _across()[at : at + len(bits)].to(bits.device)
+    return int((_long(bits) * across).sum()) * int(down[row])
 
 
 def _inner(rows: torch.Tensor) -> torch.Tensor:

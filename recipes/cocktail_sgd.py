@@ -5,7 +5,7 @@ recipes/README.md writes them down. Start: x_i = x' = x_0 and e = 0. In round t
 
     d_i = x_i - x'                                            1     what the swarm has not seen of this peer
     send C[d_i]                                               2
-    owner: D = mean_i C[d_i] + e;  e <- D - C[D]              3, 4  Algorithm 2, one owner of the whole vector
+    owner: D = mean_i C[d_i] + e;  e <- D - C[D]              3, 4  Algorithm 2
     receive C[D]                                              5
     x_i <- x_i - optimizer(g_i) + C[D] - C[d_i]               6     the optimizer's part is finetune.py's
     x'  <- x' + C[D]                                          7
@@ -13,29 +13,39 @@ recipes/README.md writes them down. Start: x_i = x' = x_0 and e = 0. In round t
 What C leaves out of d_i stays in x_i - x' and is offered again: the worker's error feedback costs no memory.
 A peer that leaves hands the largest part of its d_i to the owner, who adds it to e. What the owner does about
 peers that lie is in aggregate.py.
+
+Where the vector is cut into shards, C is a C of each, with a sample, a packet and an error of its own, and an
+owner is the owner of one. A shard that the aggregate leaves out has not moved: nobody's part of it was taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from compress import Cocktail, Sample, Update, decode, fingerprint, fingerprint_after
+from compress import (
+    Cocktail,
+    Sample,
+    Shard,
+    Update,
+    decode,
+    fingerprint,
+    fingerprint_after,
+    join,
+    split,
+)
 from compress.kernels import WORTH
-from recipes.aggregate import MEAN, Rule, Taken, collect, decoded
+from recipes.aggregate import MEAN, Collected, Rule, Taken, collect, decoded
 from recipes.schema import Compression
-from recipes.whole import write_whole
 
 
 def mix_of(compression: Compression) -> Cocktail:
     """C as a recipe's `compression` section asks for it; `method: none` is plain averaging in FP16."""
     if compression.method == "none":
-        return Cocktail(sample=1.0, keep=1.0, bits=16)
+        return Cocktail(sample=1.0, keep=1.0, bits=16, shards=compression.shards)
     return Cocktail(
         sample=compression.random_ratio,
         keep=compression.topk_ratio,
@@ -44,6 +54,7 @@ def mix_of(compression: Compression) -> Cocktail:
         block=compression.block_size,
         bucket=compression.quant_bucket_size,
         stochastic=compression.stochastic_rounding,
+        shards=compression.shards,
     )
 
 
@@ -69,12 +80,24 @@ def rehearse(mix: Cocktail, size: int) -> None:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A packet as what it means: an update of the coordinates one round has sampled."""
+class Piece:
+    """What a packet says of one shard: an update of the coordinates that one round has sampled there."""
 
-    packet: bytes
+    shard: Shard
     sample: Sample
     update: Update  # k values at positions within the sample
+
+    def add_(self, x: Tensor, alpha: int = 1) -> None:
+        """x: (P,), in place."""
+        self.sample.add_(self.shard.of(x), self.update, alpha)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A packet as what it means, shard by shard; those that it leaves out are not there."""
+
+    packet: bytes
+    pieces: tuple[Piece, ...]
 
 
 class Common:
@@ -82,16 +105,19 @@ class Common:
 
     Args:
         vector: (P,) float32, x' of `round`; changed in place.
-        mix: what C is; only its sampling matters here, since a packet says its own K and bits.
+        mix: what C is; only its shards and its sampling matter here, since a packet says its own K and bits.
         seed: of the run; all peers sample the same coordinates from (seed, round).
     """
 
     def __init__(self, vector: Tensor, mix: Cocktail, seed: int, round: int = 0) -> None:
         self.vector, self.mix, self.seed, self.round = vector, mix, seed, round
+        self.shards = mix.cut(vector.numel(), seed)
         self.fingerprint = fingerprint(vector)
 
-    def sample(self, round: int) -> Sample:
-        return self.mix.draw(self.vector.numel(), self.seed, round)
+    def samples(self) -> Iterator[tuple[Shard, Sample]]:
+        """Of `self.round`, shard by shard."""
+        for shard in self.shards:
+            yield shard, self.mix.draw(shard.size, shard.seed, self.round)
 
     def apply(self, packet: bytes) -> Part:
         """Line 7 with the packet of `self.round`; the fingerprint follows at the cost of what changed.
@@ -99,14 +125,22 @@ class Common:
         Raises:
             PacketError: the packet does not fit; x' is unchanged.
         """
-        sample = self.sample(self.round)
-        update = decode(packet, sample.m)
-        changed = sample.coordinates(update.positions)
-        before = self.vector[changed]
-        sample.add_(self.vector, update)  # 7
-        self.fingerprint = fingerprint_after(self.fingerprint, changed, before, self.vector[changed])
+        part = read(packet, self.samples(), len(self.shards))
+        for piece in part.pieces:
+            here = piece.shard.of(self.vector)
+            changed = piece.sample.coordinates(piece.update.positions)
+            before = here[changed]
+            piece.add_(self.vector)  # 7
+            places = changed + piece.shard.start if piece.shard.start else changed
+            self.fingerprint = fingerprint_after(self.fingerprint, places, before, here[changed])
         self.round += 1
-        return Part(packet, sample, update)
+        return part
+
+
+def read(packet: bytes, samples: Iterable[tuple[Shard, Sample]], shards: int) -> Part:
+    """Raises PacketError."""
+    found = zip(samples, split(packet, shards), strict=True)
+    return Part(packet, tuple(Piece(shard, s, decode(one, s.m)) for (shard, s), one in found if one))
 
 
 class Worker:
@@ -130,33 +164,37 @@ class Worker:
         Raises:
             NonFiniteError: d_i holds an infinity or a NaN; names the parameter.
         """
-        common = self.common
-        sample = common.sample(common.round)
-        d = sample.difference(self.x, common.vector)  # 1   (m,)
-        seed = self.dither << 64 | common.round
-        packet = common.mix.encode(d, self._name_in(sample), seed)  # 2
-        return Part(packet, sample, decode(packet, sample.m))
+        common, packets, pieces = self.common, list[bytes](), list[Piece]()
+        for shard, sample in common.samples():
+            d = sample.difference(shard.of(self.x), shard.of(common.vector))  # 1   (m,)
+            packets.append(self._encode(common.mix, d, shard, sample))  # 2
+            pieces.append(Piece(shard, sample, decode(packets[-1], sample.m)))
+        return Part(join(packets), tuple(pieces))
 
     def finish(self, aggregate: bytes, sent: Part | None) -> None:
         """Lines 5 to 7. `sent` is what `start` gave if the owner took it; None if it came too late.
 
-        A packet that was not taken is simply not subtracted: it stays in x_i - x' (law 3).
+        What was not taken is simply not subtracted: it stays in x_i - x' (law 3). That is a whole packet, or
+        its part of a shard that the aggregate leaves out.
         """
         part = self.common.apply(aggregate)  # 5, 7
-        part.sample.add_(self.x, part.update)  # 6   + C[D]
+        for piece in part.pieces:
+            piece.add_(self.x)  # 6   + C[D]
         if sent is not None:
-            self.take_out(sent)  # 6   - C[d_i]
+            self.take_out(sent, {piece.shard.number for piece in part.pieces})  # 6   - C[d_i]
 
     def catch_up(self, aggregate: bytes) -> None:
         """A round this peer took no part in: x_i moves along with x', so that d_i stays what it was."""
         self.finish(aggregate, sent=None)
 
-    def take_out(self, sent: Part) -> None:
-        """What is in `sent` is somebody else's now: no longer a part of d_i."""
-        sent.sample.add_(self.x, sent.update, alpha=-1)
+    def take_out(self, sent: Part, shards: Collection[int] | None = None) -> None:
+        """What `sent` says of these shards, or (None) of all, is somebody else's now: no part of d_i."""
+        for piece in sent.pieces:
+            if shards is None or piece.shard.number in shards:
+                piece.add_(self.x, alpha=-1)
 
     def legacy(self, room: int, keep: float = 1.0) -> Part | None:
-        """C over the whole of d_i, for the owner to inherit: its largest coordinates.
+        """C over the whole of d_i, for the owner to inherit: the largest coordinates of each shard.
 
         Args:
             room: bytes; as many coordinates as they hold. None comes back where they hold none, or d_i is 0.
@@ -168,15 +206,15 @@ class Worker:
         common, mix = self.common, self.common.mix
         n = common.vector.numel()
         keep = min(keep, max(room, 1) * 8 / (mix.bits * n))  # a first guess: positions cost nothing
-        sample = over_all(mix, 1.0).draw(n, common.seed, common.round)
-        d = sample.difference(self.x, common.vector)  # (P,)
-        if not bool(d.any()):
+        everything = [(s, over_all(mix, 1.0).draw(s.size, s.seed, common.round)) for s in common.shards]
+        d = [sample.difference(shard.of(self.x), shard.of(common.vector)) for shard, sample in everything]
+        if not any(bool(part.any()) for part in d):  # (P,) together
             return None
         while keep * n >= 1:
-            seed = self.dither << 64 | common.round
-            packet = over_all(mix, keep).encode(d, self._name_in(sample), seed)
+            to = over_all(mix, keep)
+            packet = join([self._encode(to, part, *where) for part, where in zip(d, everything, strict=True)])
             if len(packet) <= room:
-                return Part(packet, sample, decode(packet, sample.m))
+                return read(packet, everything, len(everything))
             keep *= 0.9 * max(room, 1) / len(packet)  # the fewer there are, the more a position costs
         return None
 
@@ -184,20 +222,24 @@ class Worker:
         """The length of d_i = x_i - x'."""
         return float(torch.dist(self.x, self.common.vector))
 
-    def _name_in(self, sample: Sample) -> Callable[[int], str] | None:
+    def _encode(self, mix: Cocktail, d: Tensor, shard: Shard, sample: Sample) -> bytes:
+        """C[d] of one shard; the noise of stochastic rounding is told apart by peer and round."""
+        return mix.encode(d, self._name_in(shard, sample), self.dither << 64 | self.common.round)
+
+    def _name_in(self, shard: Shard, sample: Sample) -> Callable[[int], str] | None:
         if self.name_at is None:
             return None
         name_at = self.name_at
-        return lambda position: name_at(int(sample.coordinates(torch.tensor([position]))[0]))
+        return lambda position: name_at(shard.start + int(sample.coordinates(torch.tensor([position]))[0]))
 
 
 class Owner:
-    """Algorithm 2: the owner of the whole vector, with its error e.
+    """Algorithm 2: the owner of one vector, which is a shard or the whole, with its error e.
 
     Args:
         parameters: P, the length of the vector.
         mix: how D is compressed.
-        seed: of the run.
+        seed: of its samples.
         rule: what takes the place of the mean where peers may lie.
     """
 
@@ -216,10 +258,16 @@ class Owner:
             RejectedUpdate: one packet does not decode, is not finite, or is far longer than the others. e is
                 unchanged: call again without that peer.
         """
-        sample = self.mix.draw(self.error.numel(), self.seed, round)
-        found = collect(sample.take(self.error), updates, self.rule)  # 3
-        packet = self.mix.encode(found.D, seed=round)  # 4   C[D]
-        self._sent(sample, found.D, packet)
+        return self.send(round, self.collect(round, updates))
+
+    def collect(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> Collected:
+        """Line 3, as `aggregate`; e is unchanged."""
+        return collect(self.sample(round).take(self.error), updates, self.rule)
+
+    def send(self, round: int, found: Collected) -> bytes:
+        """Line 4."""
+        packet = self.mix.encode(found.D, seed=round)  # C[D]
+        self._sent(round, found.D, packet)
         self.held = found.held
         return packet
 
@@ -229,8 +277,7 @@ class Owner:
         The packet is taken as it is. To make it again would need the same encoder to the bit (this machine,
         this many threads), and what was sent is what the packet says in any case.
         """
-        sample = self.mix.draw(self.error.numel(), self.seed, round)
-        self._sent(sample, collect(sample.take(self.error), updates, self.rule).D, packet)
+        self._sent(round, self.collect(round, updates).D, packet)
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         """e <- e + share * what a leaver's legacy holds: the swarm's mean has not lost this peer's residual.
@@ -245,23 +292,11 @@ class Owner:
         update = decoded(peer, packet, self.error.numel())
         self.error.index_add_(0, update.positions.long(), update.values, alpha=share)
 
-    def save(self, path: Path, round: int) -> None:
-        """Write e as it is before `round`: on the disk whole under that name, or not at all."""
-        write_whole(path, {"error": self.error}, {"round": str(round)})
+    def sample(self, round: int) -> Sample:
+        return self.mix.draw(self.error.numel(), self.seed, round)
 
-    def load(self, path: Path) -> int:
-        """e as `save` wrote it; returns the round it is before. Errors: ValueError, where it is not ours."""
-        try:
-            with safe_open(path, "pt") as file:
-                error, round = file.get_tensor("error"), int(file.metadata()["round"])
-        except (SafetensorError, KeyError, TypeError) as problem:
-            raise ValueError(f"{path} does not hold the owner's error: {problem}") from problem
-        if error.shape != self.error.shape or error.dtype != self.error.dtype:
-            raise ValueError(f"{path} has {error.dtype} {tuple(error.shape)}, not {tuple(self.error.shape)}")
-        self.error.copy_(error)
-        return round
-
-    def _sent(self, sample: Sample, D: Tensor, packet: bytes) -> None:
+    def _sent(self, round: int, D: Tensor, packet: bytes) -> None:
+        sample = self.sample(round)
         sent = decode(packet, sample.m)
         D.index_add_(0, sent.positions.long(), sent.values, alpha=-1)
         sample.put_(self.error, D)  # 4   e <- D - C[D]

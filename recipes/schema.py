@@ -139,6 +139,7 @@ class Compression(Section):
     stochastic_rounding: bool = False
     sample_kind: Literal["block", "element"] = "block"  # whole blocks are read, or single coordinates
     block_size: Annotated[int, Field(ge=1, le=2**20), AfterValidator(power_of_two)] = 256  # of a block
+    shards: Annotated[int, Field(ge=1, le=1024)] = 1  # ranges of the vector, each with a packet of its own
     staleness: Literal[0, 1] = 1  # 1: the exchange hides behind the next step's compute
     aggregation: Literal["mean", "trimmed_mean", "median", "centered_clip"] = "mean"  # of a round's packets
     trim_ratio: Annotated[Real, Field(gt=0, lt=0.5)] = 0.2  # trimmed_mean: cut off at either end

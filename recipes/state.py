@@ -2,7 +2,7 @@
 
     model.safetensors   header | x' in FP32, in the order of the layout | the base's buffers, as they were
 
-Memory is bounded whatever the size of the model: the vector is swept window by window, and all packets of a
+Memory is bounded whatever the size of the model: each shard is swept window by window, and all packets of a
 batch move on together, in the order of their rounds, so that each window is read and written once a batch.
 The result is that of `cocktail_sgd.fold`, bit for bit: each element meets the same additions in the same
 order.
@@ -24,7 +24,7 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
-from compress import Cocktail, PacketError, fingerprint, pieces
+from compress import Cocktail, PacketError, Shard, fingerprint, pieces, split
 from compress.pieces import memory
 from compress.streams import Bytes, InFile
 from compress.walk import Walk, places
@@ -105,36 +105,32 @@ class Fold:
         return number
 
     def _sweep(self, file: BinaryIO, start: int) -> int:
-        """The vector into the file from byte `start` on, a batch of packets at a time."""
-        size = self.source.layout.size
-        walks = [self.mix.walk(size, self.seed, self.start + i) for i in range(len(self.packets))]
-        number = 0
-        for first, last in self._batches(walks):
-            batch = []
-            for i in range(first, last):
-                self._poll()
-                with _packet_of(self.start + i):
-                    batch.append(_Way(self.start + i, walks[i], self.packets[i]))
+        """The vector into the file from byte `start` on, a batch of packets at a time, shard after shard."""
+        shards, number = self.mix.cut(self.source.layout.size, self.seed), 0
+        for first, last in self._batches(shards):
             looked, number = 0, 0
             mark = self.known.round - self.start - first if self.known else -1  # looked at before this packet
-            for begin in range(0, size, WINDOW):
-                end = min(begin + WINDOW, size)
-                if first == 0:
-                    window = self.source.read(begin, end)
-                else:
-                    place = InFile(file, start + 4 * begin, 4 * (end - begin))
-                    window = np.frombuffer(bytearray(bytes(place)), np.float32)
-                looked += self._through(batch, window, begin, mark)
-                number += fingerprint(torch.from_numpy(window), begin)
-                file.seek(start + 4 * begin)
-                _write(file, window.data)
+            parts = [self._parts(i) for i in range(first, last)]
+            for shard in shards:
+                batch = [self._way(first + i, shard, of[shard.number]) for i, of in enumerate(parts)]
+                for begin in range(shard.start, shard.stop, WINDOW):
+                    end = min(begin + WINDOW, shard.stop)
+                    if first == 0:
+                        window = self.source.read(begin, end)
+                    else:
+                        place = InFile(file, start + 4 * begin, 4 * (end - begin))
+                        window = np.frombuffer(bytearray(bytes(place)), np.float32)
+                    looked += self._through(batch, window, shard, begin, mark)
+                    number += fingerprint(torch.from_numpy(window), begin)
+                    file.seek(start + 4 * begin)
+                    _write(file, window.data)
             if 0 <= mark <= last - first:
                 self._check(number if mark == last - first else looked)
         return number & 0xFFFFFFFFFFFFFFFF
 
-    def _through(self, batch: list[_Way], window: np.ndarray, begin: int, mark: int) -> int:
-        """One window through all packets; its fingerprint before packet `mark`."""
-        looked = 0
+    def _through(self, batch: list[_Way], window: np.ndarray, shard: Shard, begin: int, mark: int) -> int:
+        """One window of a shard through all packets; its fingerprint before packet `mark`."""
+        looked, within = 0, begin - shard.start
         key: tuple[int, ...] | None = None
         standing = np.empty(0, np.int64)
         for i, way in enumerate(batch):
@@ -143,22 +139,38 @@ class Fold:
                 looked = fingerprint(torch.from_numpy(window), begin)
             if way.walk.key != key or i == 0:  # one epoch after the other: most rounds share their order
                 key, block = way.walk.key, way.walk.block
-                standing = places(way.walk, begin // block, -(-(begin + len(window)) // block))
+                standing = places(way.walk, within // block, -(-(within + len(window)) // block))
             with _packet_of(way.round):
                 way.add(window, standing)
         return looked
 
-    def _batches(self, walks: list[Walk]) -> Iterator[tuple[int, int]]:
+    def _batches(self, shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
         """Ranges of packets that fit into the budget together, at least one each; one even of none."""
         first, room = 0, self.budget - WINDOW_TAKES
-        for i, walk in enumerate(walks):
+        for i in range(len(self.packets)):
+            takes = 0  # one shard is open at a time
             with _packet_of(self.start + i):
-                takes = memory(self.packets[i], walk.m)
+                for shard, part in zip(shards, self._parts(i), strict=True):
+                    takes = max(takes, memory(part, self._walk(i, shard).m) if len(part) else 0)
             if i > first and takes > room:
                 yield first, i
                 first, room = i, self.budget - WINDOW_TAKES
             room -= takes
-        yield first, len(walks)
+        yield first, len(self.packets)
+
+    def _parts(self, i: int) -> list[Bytes]:
+        """Packet i, shard by shard."""
+        with _packet_of(self.start + i):
+            return split(self.packets[i], self.mix.shards)
+
+    def _way(self, i: int, shard: Shard, part: Bytes) -> _Way:
+        self._poll()
+        with _packet_of(self.start + i):
+            return _Way(self.start + i, self._walk(i, shard), part)
+
+    def _walk(self, i: int, shard: Shard) -> Walk:
+        """What packet i visits."""
+        return self.mix.walk(shard.size, shard.seed, self.start + i)
 
     def _poll(self) -> None:
         if self.stop():
@@ -184,12 +196,12 @@ def _packet_of(round: int) -> Iterator[None]:
 
 
 class _Way:
-    """One packet on its way through the vector."""
+    """One packet on its way through a shard."""
 
     def __init__(self, round: int, walk: Walk, packet: Bytes) -> None:
         self.round, self.walk = round, walk
         self.base = 0  # sampled elements that lie before the window
-        self.pieces = pieces(packet, walk.m)
+        self.pieces = pieces(packet, walk.m) if len(packet) else iter(())  # the shard has not moved
         self.where, self.values = np.empty(0, np.int64), np.empty(0, np.float32)
 
     def add(self, window: np.ndarray, standing: np.ndarray) -> None:

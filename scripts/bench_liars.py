@@ -24,7 +24,7 @@ from torch import Tensor
 
 from recipes.aggregate import MEAN, OPEN, RejectedUpdate, Rule, median_of
 from recipes.base import load_tokenizer, prepare_base
-from recipes.cocktail_sgd import Owner, Part, mix_of
+from recipes.cocktail_sgd import Owner, Part, Piece, mix_of
 from recipes.data import Corpus, build_corpus
 from recipes.model import evaluate
 from recipes.optim import learning_rate, set_learning_rate
@@ -52,7 +52,8 @@ class Liar:
     sent: list[bytes] = field(default_factory=list)
 
     def packet(self, part: Part, peer: Peer, round: int) -> bytes:
-        u, mix = part.update.dense(), peer.worker.common.mix
+        [piece], mix = part.pieces, peer.worker.common.mix
+        u = piece.update.dense()
         self.sent.append(part.packet)
         if self.lie == "stale":  # its first packet with something in it, for ever
             return next(p for p in self.sent if len(p) > len(self.sent[0]) or p is part.packet)
@@ -61,14 +62,14 @@ class Liar:
         if self.lie == "noise":
             return mix.encode(pushed(torch.zeros_like(u), 10.0, u, self.seed + round))
         # a slow drift: one direction of all parameters, stronger by 5 % of an honest norm each round
-        return mix.encode(pushed(u, 0.05 * round, u, self.seed, part))
+        return mix.encode(pushed(u, 0.05 * round, u, self.seed, piece))
 
 
-def pushed(base: Tensor, times: float, u: Tensor, seed: int, part: Part | None = None) -> Tensor:
-    """`base` and a random direction, `times` as long as u. With `part`: the same one each round."""
-    n = len(u) if part is None else part.sample.n
+def pushed(base: Tensor, times: float, u: Tensor, seed: int, piece: Piece | None = None) -> Tensor:
+    """`base` and a random direction, `times` as long as u. With `piece`: the same one each round."""
+    n = len(u) if piece is None else piece.sample.n
     push = torch.randn(n, generator=torch.Generator().manual_seed(seed))
-    push = push if part is None else part.sample.take(push)
+    push = push if piece is None else piece.sample.take(push)
     return base + times * u.norm() / push.norm() * push
 
 
@@ -101,7 +102,7 @@ def run(recipe: Recipe, corpora: Sequence[Corpus], folder: Path, lie: str, rule:
             if i in peers:
                 told = liar.packet(parts[i], peers[i], step)
                 packets[i] = told if step >= since else packets[i]
-        norms = {i: float(part.update.values.norm()) for i, part in parts.items()}
+        norms = {i: float(part.pieces[0].update.values.norm()) for i, part in parts.items()}
         if median_of(list(norms.values())) > 0:
             honest = [n for i, n in norms.items() if i not in liars]
             outcome.largest = max(outcome.largest, max(honest) / median_of(list(norms.values())))

@@ -24,11 +24,12 @@ import torch
 from torch.optim import Optimizer
 
 from recipes.base import load_tokenizer, prepare_base
-from recipes.cocktail_sgd import Common, Owner, Worker, mix_of
+from recipes.cocktail_sgd import Common, Worker, mix_of
 from recipes.data import Corpus, build_corpus, collate
 from recipes.flat import Flat
 from recipes.model import evaluate, export, generate, load_model, loss_sum
 from recipes.optim import build_optimizer, learning_rate, set_learning_rate
+from recipes.owners import Owners
 from recipes.recipe import load_recipe
 from recipes.schema import Recipe
 
@@ -66,7 +67,7 @@ class Churn:
         """Whose last round this is."""
         return step // self.every % count if self.kind != "none" and step and step % self.every == 0 else None
 
-    def part(self, place: int, peers: dict[int, Peer], owner: Owner, step: int) -> None:
+    def part(self, place: int, peers: dict[int, Peer], owner: Owners, step: int) -> None:
         """It goes, after its exchange."""
         peer, share = peers.pop(place), 1 / (len(peers) + 1)
         if self.kind != "crash":
@@ -105,7 +106,7 @@ def simulate(recipe: Recipe, corpus: Corpus, folder: Path, count: int, churn: Ch
     steps = training.total_steps(len(corpus.samples))
     every = recipe.checkpoint.eval_every(steps) or steps
     rate = learning_rate(training, steps)
-    owner = Owner(peers[0].flat.layout.size, mix_of(recipe.compression), training.seed)
+    owner = Owners(peers[0].flat.layout.size, mix_of(recipe.compression), training.seed)
     up = down = rounds = packets = 0
     started = time.process_time()
     watcher = build_peer(recipe, folder)  # holds x', computes nothing

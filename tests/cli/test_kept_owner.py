@@ -9,21 +9,26 @@ import pytest
 import torch
 
 from cocktail_cli.kept_owner import ERROR, UPDATES, KeptOwner
-from compress import Cocktail
-from recipes.cocktail_sgd import Owner, over_all
+from cocktail_cli.work import RunWork
+from compress import Cocktail, join
+from recipes.base import Base
+from recipes.cocktail_sgd import over_all
+from recipes.owners import Owners
+from recipes.problems import ModelError
+from recipes.recipe import load_recipe
 from transport import Ledger
 from transport.errors import LedgerError, UpdateRejected
 from transport.ledger import RoundRow
 
 P, SEED, ROUNDS = 400, 7, 8
-MIX = Cocktail(sample=0.25, keep=0.2, bits=4, block=16)
+MIX = Cocktail(sample=0.25, keep=0.2, bits=4, block=16, shards=2)
 
 
 def updates_of(round: int, salt: int = 0) -> list[tuple[str, bytes, float]]:
     """What two peers send."""
     generator = torch.Generator().manual_seed(1000 * salt + round)
-    m = MIX.draw(P, SEED, round).m
-    packets = [MIX.encode(torch.randn(m, generator=generator)) for _ in range(2)]
+    samples = [MIX.draw(shard.size, shard.seed, round) for shard in MIX.cut(P, SEED)]
+    packets = [join([MIX.encode(torch.randn(s.m, generator=generator)) for s in samples]) for _ in range(2)]
     return [("ann", packets[0], 3.0), ("bob", packets[1], 0.7)]
 
 
@@ -33,11 +38,19 @@ def legacies_before(round: int) -> list[tuple[str, bytes, float]]:
         return []
     generator = torch.Generator().manual_seed(50 + round)
     whole = over_all(MIX, 0.1)
-    return [(name, whole.encode(torch.randn(P, generator=generator)), 0.3) for name in ("eve", "dan")]
+
+    def legacy() -> bytes:
+        return join([whole.encode(torch.randn(s.size, generator=generator)) for s in MIX.cut(P, SEED)])
+
+    return [(name, legacy(), 0.3) for name in ("eve", "dan")]
+
+
+def error_of(kept: KeptOwner) -> torch.Tensor:
+    return torch.cat([owner.error for owner in kept.owner.owners])
 
 
 def undisturbed() -> list[bytes]:
-    owner, packets = Owner(P, MIX, SEED), []
+    owner, packets = Owners(P, MIX, SEED), []
     for round in range(ROUNDS):
         for legacy in legacies_before(round):
             owner.inherit(*legacy)
@@ -58,7 +71,7 @@ class Life:
 
     def __init__(self, folder: Path, least: int) -> None:
         self.ledger = Ledger(folder, run="toy", samples=9)
-        self.owner = KeptOwner(Owner(P, MIX, SEED), folder, least)
+        self.owner = KeptOwner(Owners(P, MIX, SEED), folder, least)
         self.owner.recover(self.ledger)
         self.round = len(self.ledger.rounds())
 
@@ -118,15 +131,15 @@ def test_e_is_not_saved_with_a_legacy_that_the_next_rounds_record_is_to_have(tmp
     life.owner.committed(0)
     assert not (tmp_path / ERROR).exists()
     commit(life.ledger, 1, life.owner.aggregate(1, updates_of(1)))
-    error = life.owner.owner.error
+    error = error_of(life.owner)
     life.end()
 
     again = Life(tmp_path, 0)
-    assert torch.equal(again.owner.owner.error, error)
+    assert torch.equal(error_of(again.owner), error)
     with pytest.raises(UpdateRejected):
         again.owner.inherit("mallory", b"junk", 0.5)
     assert again.owner.inherited == []
-    assert torch.equal(again.owner.owner.error, error)
+    assert torch.equal(error_of(again.owner), error)
     again.end()
 
 
@@ -136,11 +149,11 @@ def test_a_round_done_again_without_a_rejected_peer_is_replayed_as_it_was_commit
     with pytest.raises(UpdateRejected):
         life.owner.aggregate(0, [*updates, ("mallory", b"junk", 9.0)])
     commit(life.ledger, 0, life.owner.aggregate(0, updates))
-    error = life.owner.owner.error
+    error = error_of(life.owner)
     life.end()
 
     again = Life(tmp_path, 1 << 30)
-    assert torch.equal(again.owner.owner.error, error)
+    assert torch.equal(error_of(again.owner), error)
     again.end()
 
 
@@ -166,7 +179,7 @@ def test_an_error_that_cannot_be_had_is_not_taken_for_zero(tmp_path: Path) -> No
             Ledger(tmp_path, run="toy", samples=9) as ledger,
             pytest.raises(LedgerError, match=message),
         ):
-            KeptOwner(Owner(P, MIX, SEED), tmp_path).recover(ledger)
+            KeptOwner(Owners(P, MIX, SEED), tmp_path).recover(ledger)
 
 
 def test_a_run_that_is_over_leaves_no_error_behind(tmp_path: Path) -> None:
@@ -177,3 +190,13 @@ def test_a_run_that_is_over_leaves_no_error_behind(tmp_path: Path) -> None:
     life.owner.forget()
 
     assert not (tmp_path / UPDATES).exists()
+
+
+def test_more_shards_than_the_model_has_parameters_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recipes.weights.count_parameters", lambda folder: 2)
+    recipe: Any = load_recipe("smoke", ["compression.shards=3"])
+    nothing: Any = None
+    with pytest.raises(ModelError, match=r"compression.shards is 3, more than the model's 2 parameters"):
+        RunWork(recipe, Base(tmp_path, ()), nothing, tmp_path)

@@ -68,6 +68,14 @@ def test_it_follows_an_update_from_the_changed_elements_alone(n: int) -> None:
     assert fingerprint_after(fingerprint(x), at, x[at], old) == before
 
 
+@pytest.mark.parametrize("cut", [1, 65_535, 65_536, 70_000, 131_073])
+def test_parts_of_a_vector_add_up_wherever_it_is_cut(cut: int) -> None:
+    x = some(200_000)
+
+    together = fingerprint(x[:cut]) + fingerprint(x[cut : cut + 9], cut) + fingerprint(x[cut + 9 :], cut + 9)
+    assert together & 0xFFFFFFFFFFFFFFFF == fingerprint(x)
+
+
 def test_no_change_leaves_it() -> None:
     nothing = torch.empty(0)
 

@@ -18,7 +18,8 @@ from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
 from cocktail_cli.kept_owner import KeptOwner
 from compress import Cocktail
-from recipes.cocktail_sgd import Owner, over_all
+from recipes.cocktail_sgd import over_all
+from recipes.owners import Owners
 from transport import Ledger
 from transport.events import Event
 from transport.ledger import RoundRow
@@ -45,7 +46,7 @@ def packet_of(name: str, round: int, ids: list[int]) -> bytes:
     return json.dumps(ids).encode() + b"\n" + MIX.encode(torch.randn(coordinates, generator=generator))
 
 
-class NamingOwner(Owner):
+class NamingOwner(Owners):
     """The owner of recipes; its packets name the samples as well."""
 
     def __init__(self) -> None:
@@ -87,7 +88,7 @@ class KeptWork(ToyWork):
 
     def committed(self, round: int, packet: bytes) -> None:
         super().committed(round, packet)
-        self.errors.append(self.owner.owner.error.clone())
+        self.errors.append(error_of(self.owner).clone())
         self.owner.committed(round)
 
     def named(self) -> list[int]:
@@ -99,6 +100,10 @@ def kept_owner(folder: Path) -> KeptOwner:
     owner = KeptOwner(NamingOwner(), folder)
     owner.longest = KEPT_BYTES
     return owner
+
+
+def error_of(kept: KeptOwner) -> Tensor:
+    return kept.owner.owners[0].error
 
 
 def run(folder: Path, names: Sequence[str], leaver: str = "", crashes: Crashes | None = None) -> KeptWork:
@@ -165,7 +170,7 @@ def go_on(state: State, folder: Path, told: KeptWork) -> None:
         assert state.announced <= recovered.round == audit.rounds
         assert [packet for _, packet in ledger.packets()] == told.packets[: recovered.round]
         if recovered.round:
-            assert torch.equal(owner.owner.error, told.errors[recovered.round - 1])
+            assert torch.equal(error_of(owner), told.errors[recovered.round - 1])
         for round in range(recovered.round, len(told.packets)):
             if round in told.legacies:  # not committed with a round: as if the leaver could say it again
                 owner.inherit(*told.legacies[round])
@@ -173,7 +178,7 @@ def go_on(state: State, folder: Path, told: KeptWork) -> None:
             assert packet == told.packets[round]
             ledger.commit(RoundRow(round, round, 0.0, 0.0, 0, (), (), None, 0), packet, ())
             owner.committed(round)
-        assert torch.equal(owner.owner.error, told.errors[-1])
+        assert torch.equal(error_of(owner), told.errors[-1])
         owner.close()
 
 

@@ -57,11 +57,11 @@ def plain_pytorch(swarm: Swarm, steps: int) -> torch.Tensor:
 def test_lossless_and_fresh_sgd_is_synchronous_data_parallel_sgd(
     neox: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Three peers with unequal shares: the same weights as SGD on the whole batch, within rounding."""
+    """Three peers with unequal leases, three shards: the weights of SGD on all of the batch, almost."""
     recipe = recipe_of(
         neox,
         data,
-        compression=EXACT,
+        compression=EXACT | {"shards": 3},
         training={"optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.0, "global_batch_size": 7},
     )
     with Swarm(recipe, tmp_path / "run", min_peers=3) as swarm:
@@ -139,7 +139,7 @@ def test_all_peers_hold_the_same_bits_after_every_round_joiners_included(
     neox: Path, data: Path, tmp_path: Path
 ) -> None:
     """One joins late, one leaves and comes back: equal fingerprints, every sample counted once."""
-    recipe = recipe_of(neox, data, training={"num_train_epochs": 2})
+    recipe = recipe_of(neox, data, compression={"shards": 3}, training={"num_train_epochs": 2})
 
     with Swarm(recipe, tmp_path / "run", min_peers=2) as swarm:
 

@@ -241,7 +241,7 @@ def trained(rule: Rule, liars: int) -> float:
     owner = Owner(n, mix, 7, rule)
     for t in range(60):
         parts = [worker.start() for worker in workers]
-        lies = [mix.encode(-10 * part.update.dense()) for part in parts[:liars]]
+        lies = [mix.encode(-10 * part.pieces[0].update.dense()) for part in parts[:liars]]
         packets = lies + [part.packet for part in parts[liars:]]
         packet = owner.aggregate(t, [(f"p{i}", p, 1.0) for i, p in enumerate(packets)])
         for worker, part in zip(workers, parts, strict=True):

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from compress import Cocktail, decode, fingerprint
 from recipes.aggregate import RejectedUpdate
-from recipes.cocktail_sgd import Common, Owner, Worker, fold
+from recipes.cocktail_sgd import Common, Part, Worker, fold
+from recipes.owners import Owners
 
 SEED = 7
 LOSSLESS = Cocktail(sample=1.0, keep=1.0, bits=32)
@@ -22,6 +23,7 @@ MIXES = {
     "cocktail": Cocktail(sample=0.1, keep=0.2, bits=4, block=16),
     "element": Cocktail(sample=0.25, keep=0.1, bits=2, kind="element"),
     "lossless": LOSSLESS,
+    "sharded": Cocktail(sample=0.25, keep=0.2, bits=4, block=16, shards=3),
 }
 
 
@@ -30,7 +32,11 @@ class Swarm:
     """N workers and their owner, without a network."""
 
     workers: list[Worker]
-    owner: Owner
+    owner: Owners
+
+    @property
+    def error(self) -> Tensor:
+        return torch.cat([owner.error for owner in self.owner.owners])
 
     def round(self, steps: list[Tensor], weights: list[float] | None = None) -> bytes:
         """One round in which worker i's optimizer adds steps[i]."""
@@ -47,7 +53,7 @@ class Swarm:
 def swarm(mix: Cocktail, n: int = 400, peers: int = 4) -> Swarm:
     x0 = torch.randn(n, generator=torch.Generator().manual_seed(1))
     workers = [Worker(x0.clone(), Common(x0.clone(), mix, SEED)) for _ in range(peers)]
-    return Swarm(workers, Owner(n, mix, SEED))
+    return Swarm(workers, Owners(n, mix, SEED))
 
 
 def steps_of(peers: int, n: int, seed: int) -> list[Tensor]:
@@ -57,11 +63,13 @@ def steps_of(peers: int, n: int, seed: int) -> list[Tensor]:
 
 def C(mix: Cocktail, d: np.ndarray, round: int) -> np.ndarray:
     """The compressor as an operator on dense float64 vectors, for the reference."""
-    sample = mix.draw(d.size, SEED, round)
-    taken = sample.take(torch.from_numpy(d).float())
-    update = decode(mix.encode(taken), sample.m)
     dense = np.zeros(d.size)
-    dense[sample.coordinates(update.positions).numpy()] = update.values.double().numpy()
+    for shard in mix.cut(d.size, SEED):
+        sample = mix.draw(shard.size, shard.seed, round)
+        taken = sample.take(torch.from_numpy(d[shard.start : shard.stop]).float())
+        update = decode(mix.encode(taken), sample.m)
+        at = shard.start + sample.coordinates(update.positions).numpy()
+        dense[at] = update.values.double().numpy()
     return dense
 
 
@@ -69,10 +77,10 @@ def C(mix: Cocktail, d: np.ndarray, round: int) -> np.ndarray:
 def test_every_round_is_what_the_paper_says(mix: Cocktail) -> None:
     """x_i, x' and e after each round equal the dense reference's, from the same state before it."""
     trio = swarm(mix)
-    n = trio.owner.error.numel()
+    n = len(trio.error)
     for t in range(12):
         x = [worker.x.double().numpy() for worker in trio.workers]
-        common, e = trio.workers[0].common.vector.double().numpy(), trio.owner.error.double().numpy()
+        common, e = trio.workers[0].common.vector.double().numpy(), trio.error.double().numpy()
         steps = steps_of(4, n, seed=t)
 
         compressed = [C(mix, x_i - common, t) for x_i in x]  # Algorithm 1
@@ -84,7 +92,7 @@ def test_every_round_is_what_the_paper_says(mix: Cocktail) -> None:
         ]
         trio.round(steps)
 
-        np.testing.assert_allclose(trio.owner.error.double().numpy(), want_e, atol=2e-6)
+        np.testing.assert_allclose(trio.error.double().numpy(), want_e, atol=2e-6)
         for worker, want in zip(trio.workers, want_x, strict=True):
             np.testing.assert_allclose(worker.x.double().numpy(), want, atol=2e-6)
             np.testing.assert_allclose(worker.common.vector.double().numpy(), want_common, atol=2e-6)
@@ -121,25 +129,25 @@ def test_lossless_and_fresh_it_is_synchronous_sgd_on_the_whole_batch() -> None:
 def test_nothing_is_lost(mix: Cocktail, peers: int, seed: int, weights: list[float]) -> None:
     """Owner: mean of what was sent + e = change + e'. Worker: d' = d - C[d] + its own step."""
     group = swarm(mix, peers=peers)
-    n = group.owner.error.numel()
+    n = len(group.error)
     group.round(steps_of(peers, n, seed))
     steps = steps_of(peers, n, seed + 1)
-    sample = mix.draw(n, SEED, 1)
-    before_e, before = group.owner.error.clone(), group.workers[0].common.vector.clone()
+    before_e, before = group.error, group.workers[0].common.vector.clone()
     d = [worker.x - worker.common.vector for worker in group.workers]
-    sent = [worker.start().update for worker in group.workers]
+    sent = [worker.start() for worker in group.workers]
     share = weights[:peers] if sum(weights[:peers]) > 0 else [1.0] * peers
 
     group.round(steps, share)
 
-    def dense(update: object) -> Tensor:
+    def dense(part: Part) -> Tensor:
         out = torch.zeros(n)
-        out[sample.coordinates(update.positions)] = update.values
+        for piece in part.pieces:
+            piece.add_(out)
         return out
 
     mean = sum(w / sum(share) * dense(c) for w, c in zip(share, sent, strict=True))
     change = group.workers[0].common.vector - before
-    torch.testing.assert_close(mean + before_e, change + group.owner.error, rtol=0, atol=2e-6)
+    torch.testing.assert_close(mean + before_e, change + group.error, rtol=0, atol=2e-6)
     for worker, d_i, c, step in zip(group.workers, d, sent, steps, strict=True):
         torch.testing.assert_close(worker.x - worker.common.vector, d_i - dense(c) + step, rtol=0, atol=2e-6)
 
@@ -160,7 +168,7 @@ def test_all_peers_and_whoever_folds_the_packets_hold_the_same_bits() -> None:
 
 def test_a_fingerprint_that_follows_the_packets_notices_a_single_bit() -> None:
     group = swarm(MIXES["cocktail"])
-    n = group.owner.error.numel()
+    n = len(group.error)
     before = group.workers[0].common.vector.clone()
     group.round(steps_of(4, n, 0))
     group.round(steps_of(4, n, 1))
@@ -174,7 +182,7 @@ def test_a_fingerprint_that_follows_the_packets_notices_a_single_bit() -> None:
 def test_a_packet_that_came_too_late_stays_in_the_residual() -> None:
     """Law 3: the peer that was left out offers the same d again, plus its new step."""
     group = swarm(MIXES["cocktail"], peers=2)
-    n = group.owner.error.numel()
+    n = len(group.error)
     group.round(steps_of(2, n, 0))
     punctual, late = group.workers
     step = steps_of(1, n, 5)[0]
@@ -193,24 +201,24 @@ def test_a_packet_that_came_too_late_stays_in_the_residual() -> None:
 
 def test_a_packet_that_does_not_decode_is_refused_by_name_and_changes_nothing() -> None:
     group = swarm(MIXES["cocktail"], peers=2)
-    n = group.owner.error.numel()
+    n = len(group.error)
     group.round(steps_of(2, n, 0))
     sent = [worker.start() for worker in group.workers]
-    error = group.owner.error.clone()
+    error = group.error
     broken = bytearray(sent[1].packet)
     broken[len(broken) // 2] ^= 0xFF
 
     with pytest.raises(RejectedUpdate, match="the update of mallory is refused"):
         group.owner.aggregate(1, [("alice", sent[0].packet, 1.0), ("mallory", bytes(broken), 1.0)])
 
-    assert torch.equal(group.owner.error, error)
+    assert torch.equal(group.error, error)
 
 
 @pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
 def test_an_owner_that_replays_what_was_committed_goes_on_to_the_bit(mix: Cocktail, tmp_path: Path) -> None:
     """Killed after round 9, with e of round 4 on its disk: the same e, the same packet of round 10."""
     group = swarm(mix)
-    n = group.owner.error.numel()
+    n = len(group.error)
     history = []
     for t in range(10):
         if t == 4:
@@ -225,39 +233,39 @@ def test_an_owner_that_replays_what_was_committed_goes_on_to_the_bit(mix: Cockta
         history.append((updates, packet))
     last = [(f"peer-{i}", worker.start().packet, 1.0) for i, worker in enumerate(group.workers)]
 
+    packets = []
     for saved in (False, True):
-        again = Owner(n, mix, SEED)
+        again = Owners(n, mix, SEED)
         start = again.load(tmp_path / "error") if saved else 0
         assert start == (4 if saved else 0)
         for t in range(start, 10):
             again.replay(t, *history[t])
 
-        assert torch.equal(again.error.view(torch.int32), group.owner.error.view(torch.int32))
-        if mix != LOSSLESS:  # which sends all of D
-            assert again.error.any()
-        before = again.error.clone()
-        assert again.aggregate(10, last) == group.owner.aggregate(10, last)
-        group.owner.error.copy_(before)
+        error = Swarm([], again).error
+        assert torch.equal(error.view(torch.int32), group.error.view(torch.int32))
+        assert error.any() == (mix != LOSSLESS)  # which sends all of D
+        packets.append(again.aggregate(10, last))
+    assert packets == [group.owner.aggregate(10, last)] * 2
 
 
 def test_a_saved_error_of_another_length_or_no_error_at_all_is_refused(tmp_path: Path) -> None:
-    Owner(10, LOSSLESS, SEED).save(tmp_path / "error", 3)
+    Owners(10, LOSSLESS, SEED).save(tmp_path / "error", 3)
     (tmp_path / "junk").write_bytes(b"no safetensors")
 
     with pytest.raises(ValueError, match=r"\(10,\), not \(11,\)"):
-        Owner(11, LOSSLESS, SEED).load(tmp_path / "error")
+        Owners(11, LOSSLESS, SEED).load(tmp_path / "error")
     with pytest.raises(ValueError, match="does not hold the owner's error"):
-        Owner(11, LOSSLESS, SEED).load(tmp_path / "junk")
+        Owners(11, LOSSLESS, SEED).load(tmp_path / "junk")
 
 
 def test_the_sum_does_not_depend_on_the_order_of_arrival() -> None:
     mix = MIXES["cocktail"]
     group = swarm(mix)
-    n = group.owner.error.numel()
+    n = len(group.error)
     group.round(steps_of(4, n, 0))
     updates = [(name, worker.start().packet, 1.0) for name, worker in zip("dbca", group.workers, strict=True)]
-    other = Owner(n, mix, SEED)
-    other.error.copy_(group.owner.error)
+    other = Owners(n, mix, SEED)
+    other.owners[0].error.copy_(group.error)
 
     assert group.owner.aggregate(1, updates) == other.aggregate(1, updates[::-1])
 

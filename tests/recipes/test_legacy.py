@@ -101,7 +101,7 @@ def test_the_largest_coordinates_go_first_and_the_packet_fits() -> None:
 
     assert part is not None
     assert len(part.packet) <= 400
-    sent = part.update.positions
+    sent = part.pieces[0].update.positions
     assert 20 < len(sent) < 100
     assert d[sent].min() >= d.sort(descending=True).values[len(sent) - 1]
     assert worker.legacy(10) is None

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from test_model import BUILTIN, CONFIGS, TIED
 
-from compress import Cocktail, fingerprint
+from compress import Cocktail, fingerprint, join
 from recipes import state
 from recipes.base import written_whole
 from recipes.cocktail_sgd import Common, fold
@@ -47,12 +47,15 @@ MIX = Cocktail(sample=0.3, keep=0.2, bits=4, block=64)
 
 
 def packets_of(mix: Cocktail, size: int, rounds: range, seed: int = 7) -> list[bytes]:
-    """What an owner might have sent in these rounds."""
+    """What owners might have sent in these rounds; of several shards one has not moved in each round."""
     made = []
     for round in rounds:
-        sample = mix.draw(size, seed, round)
-        noise = torch.Generator().manual_seed(round)
-        made.append(mix.encode(0.01 * torch.randn(sample.m, generator=noise)))
+        noise, parts = torch.Generator().manual_seed(round), []
+        for shard in mix.cut(size, seed):
+            m = mix.draw(shard.size, shard.seed, round).m
+            moved = mix.shards == 1 or round % mix.shards != shard.number
+            parts.append(mix.encode(0.01 * torch.randn(m, generator=noise)) if moved else b"")
+        made.append(join(parts))
     return made
 
 
@@ -227,11 +230,12 @@ def test_parameters_are_counted_without_loading_a_weight(bases, tmp_path, name: 
     rounds=st.integers(0, 6),
     at=st.integers(0, 6),
     budget=st.sampled_from([0, 1 << 30]),
+    shards=st.sampled_from([1, 3]),
 )
-def test_the_sweep_is_the_fold_whatever_the_windows_and_the_batches(
-    size: int, p: float, kind: Any, keep: float, bits: int, rounds: int, at: int, budget: int
+def test_the_sweep_is_the_fold_whatever_the_windows_the_batches_and_the_shards(
+    size: int, p: float, kind: Any, keep: float, bits: int, rounds: int, at: int, budget: int, shards: int
 ) -> None:
-    mix = Cocktail(sample=p, keep=keep, bits=bits, kind=kind)
+    mix = Cocktail(sample=p, keep=keep, bits=bits, kind=kind, shards=min(shards, size))
     vector = torch.randn(size, generator=torch.Generator().manual_seed(1))
     packets = packets_of(mix, size, range(100, 100 + rounds))
     truth = Common(vector.clone(), mix, 7, round=100)

@@ -8,7 +8,7 @@ nothing: no session, so no file, no lease, no packet.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from . import actions as do
@@ -23,6 +23,7 @@ from .wire import key_of
 
 MOST = 16  # connections that wait at once
 PATIENCE_S = 3600.0  # that one of them waits
+STRIKES = 3  # unusable packets of a key before it is out
 
 
 class Standing(Enum):
@@ -43,6 +44,7 @@ class Act(Enum):
     GONE = "hangs up, or has waited for too long"
     KICKED = "the owner sends it away"
     BANNED = "the owner bans it"
+    STRUCK_OUT = "sends its third packet that cannot be used"
     UNBANNED = "the owner lifts the ban"
 
 
@@ -58,7 +60,11 @@ NEXT: dict[Standing, dict[Act, Standing]] = {
         Act.KICKED: Standing.STRANGER,
         Act.BANNED: Standing.BANNED,
     },
-    Standing.MEMBER: {Act.KICKED: Standing.STRANGER, Act.BANNED: Standing.BANNED},
+    Standing.MEMBER: {
+        Act.KICKED: Standing.STRANGER,
+        Act.BANNED: Standing.BANNED,
+        Act.STRUCK_OUT: Standing.BANNED,
+    },
     Standing.BANNED: {Act.UNBANNED: Standing.STRANGER},
 }
 
@@ -103,13 +109,24 @@ class Admission:
         if after is None:
             return False
         if after in (Standing.MEMBER, Standing.BANNED):
-            name = name or (self.known[key].name if key in self.known else "")
-            self.known[key] = Known(key, name, after.value, reason)
+            old = self.known.get(key, Known(key, "", after.value))
+            self.known[key] = replace(old, name=name or old.name, standing=after.value, reason=reason)
             self._out.add(do.Stand(self.known[key]))
         elif key in self.known:
             del self.known[key]
             self._out.add(do.Stand(Known(key, name, after.value)))
         return True
+
+    def strike(self, key: str, name: str, reason: str) -> bool:
+        """A member's packet could not be used. Is it out? Another session is no new beginning."""
+        if self.standing(key) is not Standing.MEMBER:  # it was sent away meanwhile
+            return False
+        self.known[key] = known = replace(self.known[key], strikes=self.known[key].strikes + 1)
+        if known.strikes >= STRIKES:
+            why = f"{known.strikes} unusable packets, the last: {reason}"
+            return self.move(key, Act.STRUCK_OUT, name, why)
+        self._out.add(do.Stand(known))
+        return False
 
     # ---- those who wait ------------------------------------------------------------------------------------
 

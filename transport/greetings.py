@@ -24,7 +24,7 @@ Greeting = Hello | Resume | AskStatus | AskStop
 
 def greet(hub: HubState, conn: bytes, message: Greeting, now: float) -> None:
     if message.run != hub.settings.run:
-        hub.out.send(conn, wrong_run(message.run, hub.settings))
+        hub.out.send(conn, wrong_run(message.run))
     elif isinstance(message, Hello | Resume) and hub.admission.standing(key_of(conn)) is Standing.BANNED:
         hub.out.send(conn, Refused("kicked", hub.admission.known[key_of(conn)].reason))
     elif isinstance(message, Hello):
@@ -65,9 +65,10 @@ def resume(hub: HubState, conn: bytes, m: Resume, now: float) -> None:
     """Everything that the peer may have missed is said again."""
     session, commits = hub.members.get(m.session), hub.history.commits
     if m.term > hub.term:
-        if not hub.replaced:
+        member = hub.admission.standing(key_of(conn)) is Standing.MEMBER  # a stranger may say anything
+        if member and not hub.replaced:
+            hub.replaced = True
             hub.out.warn(f"{REPLACED} (term {m.term}, this one is of term {hub.term}): stop this one", m.name)
-        hub.replaced = True
         hub.out.send(conn, Refused("term", REPLACED))
     elif hub.phase is Phase.ENDED:
         hub.out.send(conn, Over(hub.reason, hub.finished, hub.resumable))

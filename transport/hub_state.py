@@ -48,7 +48,7 @@ from .pace import Pace
 from .rounds import PHASES, Exchange, Phase
 from .sessions import Kind, Session, State
 from .settings import RunSettings
-from .uploads import inherit
+from .uploads import inherit, strike
 
 SHOWN = 8  # rounds named in a warning
 STALE = 4  # rounds after which a lease that a peer's accepted updates did not deliver is given to others
@@ -168,7 +168,7 @@ class HubState:
         if self.phase is Phase.CLOSED and ex is not None and ex.round == done.round:
             accepted = [s for s in ex.by_name if ex.members[s] in done.packets]
             self.leases.settle(ex.claims, accepted, self.members.sessions)
-            self.members.strike(done.rejected, at_once=not accepted)
+            strike(self, done.rejected, ex.keys, at_once=not accepted)
             if accepted:
                 self._committed(ex, accepted, done, now)
             else:
@@ -311,6 +311,7 @@ class HubState:
         leased = sum(size(ids) for ids in granted.values())
         members = {p.id: p.name for p in ready}
         self.exchange = Exchange(self.round, step, members, leased, now, now + s.step_timeout)
+        self.exchange.keys = {p.name: p.key for p in ready}
         for p in ready:
             self.members.move(p, Kind.OPENED)
             p.owes = now if p.owes is None else p.owes

@@ -39,7 +39,8 @@ CREATE TABLE counted (
 CREATE TABLE leased (
     lease INTEGER, session TEXT, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT ROWID;
 CREATE TABLE sessions (session TEXT PRIMARY KEY, name TEXT, hardware TEXT, key TEXT) WITHOUT ROWID;
-CREATE TABLE peers (key TEXT PRIMARY KEY, name TEXT, standing TEXT, reason TEXT) WITHOUT ROWID;
+CREATE TABLE peers (
+    key TEXT PRIMARY KEY, name TEXT, standing TEXT, reason TEXT, strikes INTEGER DEFAULT 0) WITHOUT ROWID;
 CREATE TABLE evaluations (round INTEGER PRIMARY KEY, step INTEGER, loss REAL, tokens INTEGER, final INTEGER);
 """
 
@@ -105,6 +106,7 @@ class Known:
     name: str  # it went by
     standing: str  # "member", "banned"; "stranger": nothing is kept of it
     reason: str = ""
+    strikes: int = 0  # its packets that could not be used
 
 
 @dataclass(frozen=True)
@@ -204,8 +206,13 @@ class Ledger:
             "CREATE TABLE IF NOT EXISTS peers "
             "(key TEXT PRIMARY KEY, name TEXT, standing TEXT, reason TEXT) WITHOUT ROWID"
         )
-        if "key" not in [column[1] for column in self._db.execute("PRAGMA table_info(sessions)")]:
-            self._db.execute("ALTER TABLE sessions ADD COLUMN key TEXT DEFAULT ''")
+        self._add("sessions", "key TEXT DEFAULT ''")
+        self._add("peers", "strikes INTEGER DEFAULT 0")
+
+    def _add(self, table: str, column: str) -> None:
+        """A column that this table has not had from the beginning."""
+        if column.split()[0] not in [row[1] for row in self._db.execute(f"PRAGMA table_info({table})")]:
+            self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
 
     def close(self) -> None:
         for part in (self._log, getattr(self, "_db", None), self._lock):
@@ -226,11 +233,11 @@ class Ledger:
 
     def stand(self, known: Known) -> None:
         """A key was let in or banned; or is a stranger again, of whom nothing is kept."""
-        row = (known.key, known.name, known.standing, known.reason)
+        row = (known.key, known.name, known.standing, known.reason, known.strikes)
         if known.standing == "stranger":
             self._db.execute("DELETE FROM peers WHERE key=?", row[:1])
         else:
-            self._db.execute("INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?)", row)
+            self._db.execute("INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?)", row)
 
     def gone(self, session: str) -> None:
         """The session is over: what it had leased and not delivered belongs to nobody."""

@@ -15,7 +15,6 @@ from .status import Traffic
 from .wire import key_of
 
 AWAKE_S = 1.0  # ticks come as they are asked for, or this much later
-STRIKES = 3  # unusable packets before a peer is dropped
 SILENT_PINGS = 3  # so many unanswered are worth telling
 SUSPECT = 1 / 3  # of peer_timeout; a peer that was silent for so long holds no round up
 KEPT = 16  # peers that are gone, remembered for those who ask where they are
@@ -119,16 +118,6 @@ class Members:
         self.kick(
             session, "state", f"its x' of round {round} is not the one of the run (other base weights?)"
         )
-
-    def strike(self, rejected: dict[str, str], *, at_once: bool) -> None:
-        """Packets that could not be used. `at_once`: there was no other, so their senders go."""
-        by_name = {s.name: s for s in self.sessions.values()}
-        for name, reason in sorted(rejected.items()):
-            self._out.warn(f"its packet cannot be used: {reason}", name)
-            if (session := by_name.get(name)) is not None:
-                session.strikes += 1
-                if at_once or session.strikes >= STRIKES:
-                    self.kick(session, "kicked", f"{session.strikes} unusable packets, the last: {reason}")
 
     # ---- who ---------------------------------------------------------------------------------------------
 

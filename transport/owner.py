@@ -32,7 +32,7 @@ def ordered(hub: HubState, conn: bytes, m: AskOwner, now: float) -> None:
         hub.out.send(conn, Refused("token", "only the owner of the run can ask this"))
         return
     if m.run != hub.settings.run:
-        hub.out.send(conn, wrong_run(m.run, hub.settings))
+        hub.out.send(conn, wrong_run(m.run))
         return
     try:
         if m.order == "list":
@@ -147,15 +147,19 @@ def listed(hub: HubState, now: float) -> list[dict[str, Any]]:
     present = {session.key for session in sessions}
     for known in sorted(hub.admission.known.values(), key=lambda k: (k.name, k.key)):
         if known.standing == Standing.BANNED.value:
-            rows.append(row(known.name, known.key, "banned") | {"reason": known.reason})
+            rows.append(
+                row(known.name, known.key, "banned") | {"strikes": known.strikes, "reason": known.reason}
+            )
         elif known.name and known.key not in present:
-            rows.append(row(known.name, known.key, "gone") | {"reason": hub.members.gone.get(known.name, "")})
+            why = {"strikes": known.strikes, "reason": hub.members.gone.get(known.name, "")}
+            rows.append(row(known.name, known.key, "gone") | why)
     return rows
 
 
 def row_of(hub: HubState, s: Session, now: float) -> dict[str, Any]:
     traffic = hub.members.traffic.get(s.id, Traffic())
-    moved = {"strikes": s.strikes, "up_bytes": traffic.up, "down_bytes": traffic.down}
+    known = hub.admission.known.get(s.key)
+    moved = {"strikes": known.strikes if known else 0, "up_bytes": traffic.up, "down_bytes": traffic.down}
     state = WORDS[s.state.value] if s.conn else "lost"
     return row(s.name, s.key, state, s.hardware, now - s.since) | moved
 

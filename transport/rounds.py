@@ -48,6 +48,7 @@ class Exchange:
         default_factory=dict
     )  # session -> rounds its arrived update delivers
     arrived: dict[str, float] = field(default_factory=dict)  # session -> seconds after the opening
+    keys: dict[str, str] = field(default_factory=dict)  # name -> key
     warned: bool = False  # that the deadline has passed
 
     @property

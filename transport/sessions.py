@@ -56,7 +56,7 @@ class Session:
     hardware: str
     conn: bytes | None  # control connection; None: lost
     state: State
-    since: float  # when it joined
+    since: float  # when it joined, or was restored
     seen: float  # when something last came from it
     lost_at: float = 0.0  # when the connection was lost
     grace: float = 0.0  # how long it may stay lost
@@ -65,7 +65,6 @@ class Session:
     owes: float | None = None  # since when it owes something; None: nothing
     claims: tuple[int, int] | None = None  # (round, fingerprint) of its Ready, until it is compared
     rtt: float | None = None  # seconds
-    strikes: int = 0  # packets that could not be used
     accepted: int = 0  # packets that were
     tokens: int = 0  # trained tokens counted
     share: float | None = None  # of the mean of the last round its packet was in; None: of none yet
@@ -77,7 +76,7 @@ def refusal(m: Hello, settings: RunSettings, token: str | None, *, over: bool, p
     if m.protocol not in VERSIONS:
         return wrong_version(m.protocol)
     if m.run != settings.run:
-        return wrong_run(m.run, settings)
+        return wrong_run(m.run)
     if token is not None and not same(m.token, token):
         return wrong_token()
     if over:
@@ -104,8 +103,9 @@ def wrong_version(protocol: int) -> Refused:
     return Refused("protocol", f"you speak protocol {protocol}, this run needs {versions()}: {update}")
 
 
-def wrong_run(run: str, settings: RunSettings) -> Refused:
-    return Refused("run", f"no run {run!r} here, this hub runs {settings.run!r}")
+def wrong_run(run: str) -> Refused:
+    """Not which run there is: whoever knows no more than the hub's key can ask."""
+    return Refused("run", f"no run {run!r} here")
 
 
 def wrong_token() -> Refused:

@@ -56,6 +56,18 @@ def inherit(hub: HubState, session_id: str, size: int) -> None:
         hub.out.add(do.Inherit(session.id, session.name, session.share))
 
 
+def strike(hub: HubState, rejected: dict[str, str], keys: dict[str, str], *, at_once: bool) -> None:
+    """Packets that could not be used, by their senders' names. `at_once`: there was no other in the round, so
+    the senders go."""
+    for name, reason in sorted(rejected.items()):
+        hub.out.warn(f"its packet cannot be used: {reason}", name)
+        out = hub.admission.strike(keys[name], name, reason)
+        why = hub.admission.known[keys[name]].reason if out else f"its packet cannot be used: {reason}"
+        for session in list(hub.members.sessions.values()):
+            if session.key == keys[name] and (out or (at_once and session.name == name)):
+                hub.members.kick(session, "kicked", why)
+
+
 def round_of(prefix: str, name: str) -> int | None:
     """The number in "update/17"; None where the name is another."""
     digits = name.removeprefix(prefix)

@@ -136,7 +136,7 @@ def test_a_hub_with_another_key_is_told(start: Callable[..., Running]) -> None:
     ("change", "code", "told"),
     [
         ({"token": "A" * 22}, "token", "token in the run URL"),
-        ({"run": "other-run"}, "run", "hub runs 'toy-run'"),
+        ({"run": "other-run"}, "run", "no run 'other-run' here"),
     ],
 )
 def test_a_wrong_token_or_run_is_told(

@@ -12,10 +12,11 @@ from test_peer_state import joined
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
 from transport import Ledger, PeerLink, carrier, peer
+from transport.actions import Send
 from transport.errors import LinkLost
 from transport.events import PeerJoined, RoundCommitted, Warned
 from transport.hub_state import HubState
-from transport.ledger import Recovered
+from transport.ledger import Known, Recovered
 from transport.memory import MemoryPeerWire, MemorySwarm
 from transport.messages import Hello, Refused, Resume, Welcome
 from transport.peer_state import Link
@@ -60,12 +61,10 @@ def test_a_welcome_of_a_lower_term_is_ignored_and_the_peer_dials_again() -> None
 
 
 def test_a_hub_that_is_told_of_a_higher_term_warns_once_and_gives_no_session() -> None:
-    hub = HubState(toy_settings(), "token", "secret", 0.0, Recovered(term=2))
-    actions = [
-        action
-        for _ in range(2)
-        for action in hub.receive(b"c", Resume(1, "toy-run", "ann", "s", -1, True, [], 3), 1.0)
-    ]
+    ann = Known("key-of-ann", "ann", "member")
+    hub = HubState(toy_settings(), "token", "secret", 0.0, Recovered(term=2, peers=(ann,)))
+    said = Resume(1, "toy-run", "ann", "s", -1, True, [], 3)
+    actions = [action for _ in range(2) for action in hub.receive(b"key-of-ann.1", said, 1.0)]
     warned = [a.event for a in actions if isinstance(getattr(a, "event", None), Warned)]
     sent = [a.message for a in actions if hasattr(a, "message")]
 
@@ -74,6 +73,17 @@ def test_a_hub_that_is_told_of_a_higher_term_warns_once_and_gives_no_session() -
     assert {m.code for m in sent if isinstance(m, Refused)} == {"term"}
     assert not hub.members.sessions
     assert hub.receive(b"d", Hello(1, "token", "toy-run", "bob"), 2.0), "who has met no other is taken"
+
+
+def test_a_stranger_who_tells_of_a_higher_term_makes_no_hub_warn() -> None:
+    hub = HubState(toy_settings(), "token", "secret", 0.0, Recovered(term=2))
+    said = hub.receive(b"eve.1", Resume(1, "toy-run", "ann", "s", -1, True, [], 3), 1.0)
+
+    assert [a.message.code for a in said if isinstance(a, Send) and isinstance(a.message, Refused)] == [
+        "term"
+    ]
+    assert not any(isinstance(getattr(a, "event", None), Warned) for a in said)
+    assert not hub.replaced
 
 
 @pytest.fixture
@@ -93,7 +103,8 @@ def test_of_two_hubs_on_copies_of_one_ledger_the_older_is_ignored_and_told_so(
     tmp_path: Path, quick: None
 ) -> None:
     settings = toy_settings(samples=4000, grace_s=10.0, linger_s=0.1)
-    Ledger(tmp_path / "old", run=settings.run, samples=settings.samples).close()
+    with Ledger(tmp_path / "old", run=settings.run, samples=settings.samples) as ledger:
+        ledger.stand(Known("a-key", "ann", "member"))
     shutil.copytree(tmp_path / "old", tmp_path / "new")
     Ledger(tmp_path / "new", run=settings.run, samples=settings.samples).close()  # one term more
     with (

@@ -26,7 +26,8 @@ from transport.bulk import AT_ONCE, CHUNK
 from transport.carrier import AHEAD, Carrier, in_memory
 from transport.catch_up import CatchUp, Own, State
 from transport.errors import LedgerError, ProtocolError
-from transport.hub import FLOWS, Hub
+from transport.flows import FLOWS
+from transport.hub import Hub
 from transport.keys import RunKeys
 from transport.ledger import Counted, Ledger, OpenSession, Recovered, RoundRow
 from transport.packet_log import CRC, HEADER, MAGIC, pack_header, read_packets
@@ -121,6 +122,12 @@ class HubEnd:
     def send(self, conn: bytes, frames: Frames) -> bool:
         self.said.append(m.decode_to_peer(frames[0]))
         return conn != name_of(7)  # a connection that is always closed already
+
+    def held(self, conn: bytes) -> int:
+        return 0
+
+    def hang_up(self, conn: bytes) -> None:
+        raise AssertionError("so few messages are no flood")
 
     def wake(self) -> None:
         """Nobody sleeps here."""
@@ -236,10 +243,10 @@ def check_hub(case: bytes) -> bool:
     assert sum(state.leases.places()) == SETTINGS.samples
     assert len(state.members.sessions) <= len(conns)
     assert set(state.members.traffic) <= set(state.members.sessions)
-    assert set(hub._owners.values()) <= set(state.members.sessions)
-    assert len(hub._owners) <= (FLOWS + 1) * len(state.members.sessions)
+    assert set(hub._flows.owners.values()) <= set(state.members.sessions)
+    assert len(hub._flows.owners) <= (FLOWS + 1) * len(state.members.sessions)
     assert len(hub._inbox._parts) <= AT_ONCE * len(state.members.sessions)
-    assert not hub._reading
+    assert not hub._flows.reading
     assert len(state.history.commits) <= 64
     assert state.deadline() > 0
     json.loads(hub_status(hub), parse_constant=no_number)

@@ -13,16 +13,19 @@ from enum import Enum
 
 from . import actions as do
 from . import events
+from .bandwidth import Buckets
 from .keys import short
 from .ledger import Known
 from .members import Outbox
 from .messages import Hello, Leave, Message, Over, Ping, Refused, Wait
 from .sessions import clean_name
 from .settings import RunSettings
-from .wire import key_of
+from .wire import key_of, origin_of
 
 MOST = 16  # connections that wait at once
 PATIENCE_S = 3600.0  # that one of them waits
+# A session costs the ledger three writes. 256 peers of one house may come back at once; after them, a second:
+GREETINGS, GREETINGS_S = 256.0, 4.0  # of one origin
 STRIKES = 3  # unusable packets of a key before it is out
 
 
@@ -90,6 +93,7 @@ class Admission:
         self.settings, self._out = settings, out
         self.known = {k.key: k for k in known}  # members and the banned
         self.asking: dict[bytes, Asking] = {}  # by connection
+        self._greetings = Buckets(GREETINGS_S, GREETINGS)
         if settings.own_key and settings.own_key not in self.known:
             self.known[settings.own_key] = Known(settings.own_key, "", Standing.MEMBER.value)
 
@@ -127,6 +131,11 @@ class Admission:
             return self.move(key, Act.STRUCK_OUT, name, why)
         self._out.add(do.Stand(known))
         return False
+
+    def in_turn(self, conn: bytes, now: float) -> bool:
+        """May this greeting begin a session now? If not it is not answered: a peer that hears nothing dials
+        again after 5 s."""
+        return self._greetings.take(origin_of(conn), now)
 
     # ---- those who wait ------------------------------------------------------------------------------------
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from . import events
 from .admission import Act, Standing
 from .finale import announce_part
+from .members import CATCHING_UP
 from .messages import PROTOCOL, AskStatus, AskStop, Hello, Over, Ready, Refused, Resume, Status, Welcome
 from .rounds import Phase
 from .sessions import Kind, Session, State, differences, refusal, same, wrong_run, wrong_token
 from .status import status_text
-from .wire import key_of
+from .wire import key_of, origin_of
 
 if TYPE_CHECKING:
     from .hub_state import HubState
@@ -41,15 +42,19 @@ def greet(hub: HubState, conn: bytes, message: Greeting, now: float) -> None:
         hub.end_by("stopped by its owner", now, at_once=message.now)
 
 
-def hello(hub: HubState, conn: bytes, m: Hello, now: float) -> None:
+def hello(hub: HubState, conn: bytes, m: Hello, now: float, *, approved: bool = False) -> None:
     key = key_of(conn)
     standing, others = hub.admission.standing(key), hub.members.others(m.name, key)
     token = None if standing is Standing.MEMBER else hub.token
     refused = refusal(m, hub.settings, token, over=hub.ending, peers=others)
     if refused is not None:
         hub.out.send(conn, refused)
+    elif not approved and not hub.admission.in_turn(conn, now):
+        hub.members.refused += 1
     elif standing is not Standing.MEMBER and hub.settings.join == "approve":
         hub.admission.ask(conn, m, now)
+    elif not hub.members.make_room(origin_of(conn)):
+        hub.out.send(conn, Refused("full", f"{CATCHING_UP} others are catching up: try again later"))
     else:
         begin(hub, conn, m, now)
 

@@ -23,20 +23,20 @@ from .bulk import Arrived, Inbox
 from .chunks import Parts
 from .errors import ProtocolError, UpdateRejected
 from .events import Event, Warned
+from .flows import Flows
 from .hub_state import HubState
 from .ids import expand
 from .keys import CurveKeys, RunKeys
 from .ledger import Counted, EvaluationRow, Ledger, RoundRow
+from .members import AWAKE_S
 from .messages import (
     MAX_CONTROL,
     Attach,
     Attached,
     Chunk,
-    Data,
     Get,
     Hello,
     Message,
-    NoObject,
     OtherVersion,
     Ping,
     Put,
@@ -52,9 +52,8 @@ from .settings import RunSettings, Work
 from .sockets import RouterWire
 from .status import Traffic
 from .uploads import UPDATE, refuses, round_of
-from .wire import HANDSHAKE_DOWN, HANDSHAKE_UP, HubWire, key_of, wire_size
+from .wire import GUARD_S, HANDSHAKE_DOWN, HANDSHAKE_UP, HubWire, key_of, wire_size
 
-FLOWS = 32  # bulk connections of one session that are known; a peer has four, a bad line leaves more behind
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LONGEST_LINGER_S = 120.0  # for peers that fetch slowly after the end
 
@@ -84,12 +83,12 @@ class Hub:
         self._state = HubState(settings, keys.token, keys.stop, time.monotonic(), ledger.recover())
         self._inbox = Inbox(self._refuses)
         self._objects = Objects(ledger, work, self._lease)
-        self._owners: dict[bytes, str] = {}  # connection -> session, control and bulk
+        self._flows = Flows()
+        self._guard_at = 0.0
         self._packets: dict[tuple[str, int], Parts] = {}  # (session, round) -> its update, until the commit
         self._legacies: dict[str, Parts] = {}  # session -> what it hands over, until the owner has it
         self._greeting = 0  # bytes of the message of a stranger that is being looked at
         self._opened: dict[int, float] = {}  # round -> wall clock
-        self._reading: dict[bytes, int] = {}  # connection -> chunks being read for it
         self._calls: deque[Callable[[], list[do.Action]]] = (
             deque()
         )  # from other threads, run by the I/O thread
@@ -157,10 +156,24 @@ class Hub:
 
     def _turn(self) -> None:
         until = min(self._state.deadline(), self._end_at or float("inf"))
-        for conn, frames in self._wire.poll(min(1.0, max(0.0, until - time.monotonic()))):
+        for conn, frames in self._wire.poll(min(GUARD_S, max(0.0, until - time.monotonic()))):
             self._receive(conn, frames)
         self._run_calls()
         self._act(self._state.tick(time.monotonic()))
+        self._guard(time.monotonic())
+
+    def _guard(self, now: float) -> None:
+        """See that no connection holds more than it may. What came while this process slept is read first."""
+        if now >= self._guard_at:
+            if now < self._guard_at + AWAKE_S:
+                self._state.members.refused += self._wire.guard(now, self._owner)
+            took = time.monotonic() - now  # of thousands of connections: at most a twentieth of this thread
+            self._guard_at = now + max(GUARD_S, 20 * took)
+
+    def _owner(self, conn: bytes) -> str | None:
+        """Whose a connection is: a session's; of those who wait for the owner's yes, each is its own."""
+        waits = conn in self._state.admission.asking
+        return conn.hex() if waits else self._flows.owners.get(conn)
 
     def _call(self, call: Callable[[], list[do.Action]]) -> None:
         """Have the I/O thread do this; from any thread."""
@@ -169,11 +182,15 @@ class Hub:
 
     def _receive(self, conn: bytes, frames: list[bytes]) -> None:
         now = time.monotonic()
-        owner = self._owners.get(conn)
+        owner = self._flows.owners.get(conn)
         if owner is not None:
             self._traffic(owner).up += wire_size(frames)
         else:
             self._greeting = wire_size(frames)
+        if not self._flows.may_say(conn, sum(map(len, frames[:1])), now):
+            self._state.members.refused += 1
+            self._wire.hang_up(conn)
+            return
         try:
             if not 1 <= len(frames) <= 2 or len(frames[0]) > MAX_CONTROL:
                 raise ProtocolError(f"{len(frames)} frames")
@@ -184,6 +201,7 @@ class Hub:
         except ProtocolError:
             self._state.members.refused += 1
             return
+        self._flows.costs(conn, message, now)
         payload = frames[1] if len(frames) == 2 else b""
         if isinstance(message, Attach):
             self._attach(conn, message)
@@ -208,8 +226,9 @@ class Hub:
 
     def _own(self, conn: bytes, session: str) -> None:
         """This connection is a session's from now on, its handshake and greeting included."""
-        if self._owners.get(conn) != session:
-            self._owners[conn] = session
+        if self._flows.owners.get(conn) != session:
+            whose = self._state.members.get(session)
+            self._flows.own(conn, session, whose.conn if whose else None)
             self._traffic(session).up += HANDSHAKE_UP + self._greeting
             self._traffic(session).down += HANDSHAKE_DOWN
 
@@ -219,14 +238,10 @@ class Hub:
             self._send(conn, Refused("session", "the hub does not know this session"))
             return
         self._own(conn, message.session)
-        control = self._state.members.sessions[message.session].conn
-        mine = [c for c, s in self._owners.items() if s == message.session and c != control]
-        for old in mine[:-FLOWS]:  # if one of them lives it is told, and attaches again
-            del self._owners[old]
         self._send(conn, Attached(self.settings.credit))
 
     def _put(self, conn: bytes, message: Put | Chunk, payload: bytes, now: float) -> None:
-        session = self._owners.get(conn)
+        session = self._flows.owners.get(conn)
         if session is None:
             self._send(conn, Refused("session", "this connection belongs to no session"))
             return
@@ -249,26 +264,29 @@ class Hub:
         return refuses(self._state, session, name, size)
 
     def _get(self, conn: bytes, message: Get) -> None:
-        session = self._owners.get(conn)
+        session = self._flows.owners.get(conn)
         if session is None:
             self._send(conn, Refused("session", "this connection belongs to no session"))
             return
         if self._end_at is not None:  # somebody still fetches: the run is over, but not for them
             self._end_at = min(self._end_by, time.monotonic() + self.settings.linger_s)
-        if self._reading.get(conn, 0) < 4 * self.settings.credit:  # a peer that asks for more is not ours
-            self._reading[conn] = self._reading.get(conn, 0) + 1
-            self._reader.submit(self._read, conn, session, message)
+        held = sum(map(self._wire.held, self._flows.of(session)))
+        if size := self._flows.begin_read(session, message.chunk, held):
+            self._reader.submit(self._read, conn, session, message, size)
+        else:
+            self._state.members.refused += 1
 
     def _send(self, conn: bytes, message: Message, payload: bytes | None = None) -> None:
         frames = [encode(message)] if payload is None else [encode(message), payload]
         if isinstance(message, Welcome):
             self._own(conn, message.session)
         self._state.members.refused += isinstance(message, Refused)
-        owner = self._owners.get(conn)
+        self._flows.costs(conn, message, time.monotonic())
+        owner = self._flows.owners.get(conn)
         if owner is not None:
             self._traffic(owner).down += wire_size(frames)
         if not self._wire.send(conn, frames):
-            self._owners.pop(conn, None)
+            self._flows.drop(conn)
             # not at once: what is being said to the others comes first, in its order
             self._calls.append(lambda: self._state.lost(conn, time.monotonic()))
 
@@ -312,7 +330,7 @@ class Hub:
                 self._inbox.drop(action.session)
                 self._state.members.traffic.pop(action.session, None)
                 self._legacies.pop(action.session, None)
-                self._owners = {c: s for c, s in self._owners.items() if s != action.session}
+                self._flows.forget(action.session)
                 self._later(lambda a=action: self.ledger.gone(a.session))  # type: ignore[misc]
             elif isinstance(action, do.GiveBack):
                 self._later(lambda a=action: self.ledger.given_back(a.session, a.round))  # type: ignore[misc]
@@ -418,22 +436,12 @@ class Hub:
 
     # ---- the reader thread ---------------------------------------------------------------------------------
 
-    def _read(self, conn: bytes, session: str, message: Get) -> None:
-        answer: Message
-        payload: bytes | None = None
-        try:
-            source = self._objects.find(session, message.name)
-            payload = source.read(message.index, message.chunk)
-            answer = Data(message.name, message.index, source.size, source.sha256)
-        except KeyError as error:
-            answer = NoObject(message.name, str(error.args[0]))
-        except Exception as error:
-            answer = NoObject(message.name, f"the hub cannot read it: {type(error).__name__}: {error}")
-        self._call(lambda: self._answer(conn, answer, payload))
+    def _read(self, conn: bytes, session: str, message: Get, size: int) -> None:
+        answer, payload = self._objects.answer(session, message)
 
-    def _answer(self, conn: bytes, answer: Message, payload: bytes | None) -> list[do.Action]:
-        self._reading[conn] -= 1
-        if not self._reading[conn]:
-            del self._reading[conn]
-        self._send(conn, answer, payload)
-        return []
+        def send() -> list[do.Action]:
+            self._flows.end_read(session, size)
+            self._send(conn, answer, payload)
+            return []
+
+        self._call(send)

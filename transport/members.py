@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from . import actions as do
@@ -12,9 +13,10 @@ from .messages import Hello, Message, Ping, Refused
 from .sessions import NEXT, Kind, Session, State, clean_name, unique_name
 from .settings import RunSettings
 from .status import Traffic
-from .wire import key_of
+from .wire import key_of, origin_of
 
 AWAKE_S = 1.0  # ticks come as they are asked for, or this much later
+CATCHING_UP = 512  # sessions that have not said Ready yet: twice the largest swarm, which may begin at once
 SILENT_PINGS = 3  # so many unanswered are worth telling
 SUSPECT = 1 / 3  # of peer_timeout; a peer that was silent for so long holds no round up
 KEPT = 16  # peers that are gone, remembered for those who ask where they are
@@ -71,13 +73,25 @@ class Members:
             if old.conn == conn or back:
                 self.end(old, "it came back in a new session")
         name = unique_name(name, {s.name for s in self.sessions.values()})
-        session = Session(
-            secrets.token_urlsafe(16), key, name, m.hardware, conn, State.JOINING, now, now, pinged=now
-        )
+        id, origin = secrets.token_urlsafe(16), origin_of(conn)
+        session = Session(id, key, name, m.hardware, conn, State.JOINING, now, now, pinged=now, origin=origin)
         self.sessions[session.id] = session
         self.gone.pop(name, None)
         self._out.add(do.Enrol(session.id, name, m.hardware, key))
         return session
+
+    def make_room(self, origin: str) -> bool:
+        """Is there room for another that catches up? It is taken from where most of them come from."""
+        joining = [s for s in self.sessions.values() if s.state is State.JOINING and not s.awaited]
+        if len(joining) < CATCHING_UP:
+            return True
+        crowds = Counter(s.origin for s in joining)
+        crowd, many = crowds.most_common(1)[0]
+        if many <= crowds[origin] + 1:
+            return False
+        first = next(s for s in joining if s.origin == crowd)
+        self.kick(first, "full", f"{many} peers of one address are catching up, and others want to")
+        return True
 
     def restore(self, old: OpenSession, now: float, *, awaited: bool) -> None:
         """A session of before the hub was restarted: it has `recover_s` to come back."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,6 +62,17 @@ class MemoryHubWire:
             return False
         end[0].inbox.put((end[1], conn, [bytes(f) for f in frames]))
         return True
+
+    def held(self, conn: bytes) -> int:
+        return 0
+
+    def hang_up(self, conn: bytes) -> None:
+        end = self.conns.get(conn)
+        if end is not None:
+            end[0].cut(end[1])
+
+    def guard(self, now: float, owner: Callable[[bytes], str | None]) -> int:
+        return 0
 
     def wake(self) -> None:
         self.inbox.put(WAKE)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .ledger import Ledger
+from .messages import Data, Get, Message, NoObject
 from .settings import Work
 
 KEPT = 256  # leases and ranges at hand
@@ -71,6 +72,16 @@ class Objects:
         if name not in self._given:
             self._given[name] = self._ask(name)
         return self._given[name]
+
+    def answer(self, session: str, m: Get) -> tuple[Message, bytes | None]:
+        """What is sent to a peer that asks for a chunk, and the chunk."""
+        try:
+            source = self.find(session, m.name)
+            return Data(m.name, m.index, source.size, source.sha256), source.read(m.index, m.chunk)
+        except KeyError as error:
+            return NoObject(m.name, str(error.args[0])), None
+        except Exception as error:
+            return NoObject(m.name, f"the hub cannot read it: {type(error).__name__}: {error}"), None
 
     def keep_snapshots(self, offered: set[str]) -> None:
         """Serve these ("snapshot/<round>/") and no others; files of others are closed, and may go."""

@@ -87,7 +87,7 @@ def approve(hub: HubState, word: str, now: float) -> dict[str, Any]:
     hub.admission.move(key, Act.YES, names[0])
     for conn, asking in conns.items():
         del hub.admission.asking[conn]
-        hello(hub, conn, asking.hello, now)
+        hello(hub, conn, asking.hello, now, approved=True)
     return told("approved", key, names)
 
 

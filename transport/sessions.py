@@ -65,6 +65,7 @@ class Session:
     owes: float | None = None  # since when it owes something; None: nothing
     claims: tuple[int, int] | None = None  # (round, fingerprint) of its Ready, until it is compared
     rtt: float | None = None  # seconds
+    origin: str = ""  # where it comes from (wire.origin_of)
     accepted: int = 0  # packets that were
     tokens: int = 0  # trained tokens counted
     share: float | None = None  # of the mean of the last round its packet was in; None: of none yet

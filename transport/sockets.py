@@ -17,18 +17,21 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from .connections import Connections, origin
 from .errors import AddressInUse, Unreachable
 from .keys import CurveKeys, as_z85
 from .messages import MAX_CHUNK, MAX_CONTROL
 from .url import to_base64
-from .wire import Came, Down, Frames, Up
+from .wire import Came, Down, Frames, Up, wire_size
 
 MAX_FRAME = MAX_CHUNK + 1024  # what CURVE adds is 33
 LAST_WORDS_MS = 300  # for what was said last, where a hub ends without waiting for its peers
+MANY_FILES = 1 << 20  # where a system names no limit
 HANDSHAKE_S = 10.0  # from TCP connected to the key proven
 
 
@@ -70,10 +73,10 @@ PEER = {
 
 
 class RouterWire:
-    """The hub's ROUTER. Raises AddressInUse. `poll` and `send` belong to one thread; `wake` to all."""
+    """The hub's ROUTER. Raises AddressInUse. `wake` may be called from any thread, the rest from one."""
 
     def __init__(self, host: str, port: int, keys: CurveKeys, io_threads: int = 2) -> None:
-        raise_file_limit()
+        files = raise_file_limit()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
         self._router = self._context.socket(zmq.ROUTER)
         set_options(self._router, COMMON | HUB)
@@ -82,6 +85,7 @@ class RouterWire:
         self._doorkeeper = Doorkeeper(self._context)
         self._router.zap_domain = b"cocktail"
         self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer nobody gets in
+        self._connections = Connections(self._context, self._router, files)
         try:
             where = f"[{host}]" if ":" in host else host
             self._router.bind(f"tcp://{where}:{port or '*'}")
@@ -89,6 +93,7 @@ class RouterWire:
             assert isinstance(endpoint, bytes)
             self.port = int(endpoint.rpartition(b":")[2].strip(b"\0"))
         except zmq.ZMQError as error:
+            self._connections.close()
             self._router.close(0)
             self._doorkeeper.close()
             self._context.term()
@@ -96,6 +101,7 @@ class RouterWire:
                 "another program uses it" if error.errno in (errno.EADDRINUSE, zmq.EADDRINUSE) else str(error)
             )
             raise AddressInUse(host, port, reason) from None
+        self._connections.port = self.port
         self._waker = Waker(self._context)
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
@@ -108,6 +114,7 @@ class RouterWire:
             self._waker.clear()
         if self._doorkeeper.sock in ready:
             self._doorkeeper.answer()
+        self._connections.look(time.monotonic())  # in no poller: a flood of dials would end every poll
         came: list[tuple[bytes, list[bytes]]] = []
         while len(came) < 64:  # then look after the others: time, workers, what is to be sent
             try:
@@ -119,27 +126,43 @@ class RouterWire:
     def _read(self) -> tuple[bytes, list[bytes]]:
         """One message. The key is known of the first frame only where that is not copied; it is small."""
         id = self._router.recv(zmq.DONTWAIT)
-        first = self._router.recv(zmq.DONTWAIT, copy=False)
+        first = frame = self._router.recv(zmq.DONTWAIT, copy=False)
         frames = [first.bytes]
-        if first.more:
-            frames += self._router.recv_multipart(zmq.DONTWAIT)
-        return str(first.get("User-Id")).encode() + b"." + id, frames
+        while frame.more:
+            frame = self._router.recv(zmq.DONTWAIT, copy=False)
+            if len(frames) < 3:  # more than two are no message; there may be a million
+                frames.append(frame.bytes)
+        where = origin(str(first.get("Peer-Address")))
+        conn = b".".join((str(first.get("User-Id")).encode(), where.encode(), id))
+        self._connections.came(int(first.get(zmq.SRCFD)), conn, wire_size(frames), time.monotonic())
+        return conn, frames
 
     def send(self, conn: bytes, frames: Frames) -> bool:
         try:
             # copying 256 KiB is cheaper than the reference counting that spares it, and safe against a
             # changed buffer
-            self._router.send_multipart([conn.partition(b".")[2], *frames], zmq.DONTWAIT)
+            self._router.send_multipart([conn.split(b".", 2)[2], *frames], zmq.DONTWAIT)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 return False
             raise
+        self._connections.sent(conn, wire_size(frames))
         return True
+
+    def held(self, conn: bytes) -> int:
+        return self._connections.held(conn)
+
+    def hang_up(self, conn: bytes) -> None:
+        self._connections.hang_up(conn, time.monotonic())
+
+    def guard(self, now: float, owner: Callable[[bytes], str | None]) -> int:
+        return self._connections.guard(now, owner)
 
     def wake(self) -> None:
         self._waker.wake()
 
     def close(self) -> None:
+        self._connections.close()
         self._router.close(LAST_WORDS_MS)
         self._doorkeeper.close()
         self._waker.close()
@@ -362,16 +385,19 @@ def reach(host: str, port: int, timeout: float = 5.0) -> str:
     raise Unreachable(host, port, "tcp", f"no connection to {host}:{port}: {'; '.join(reasons)}")
 
 
-def raise_file_limit() -> None:
-    """Allow as many connections as this system lets us: out of descriptors, a hub's I/O thread would spin."""
+def raise_file_limit() -> int:
+    """Allow as many connections as this system lets us: out of descriptors, a hub's I/O thread would spin.
+    Returns how many that are."""
     try:
         import resource
     except ImportError:  # not on Windows, which has no such limit
-        return
+        return MANY_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         with contextlib.suppress(ValueError, OSError):  # macOS says "unlimited" and means 10240
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limit if limit > 0 else MANY_FILES
 
 
 assert MAX_CONTROL < MAX_FRAME

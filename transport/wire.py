@@ -5,7 +5,7 @@ Two things really exist: ZeroMQ (sockets.py) and queues in one process (memory.p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,8 @@ Frames = Sequence[bytes | memoryview]
 
 
 class HubWire(Protocol):
-    """The hub's end: many connections, each known by a name that the wire gives it, `<key>.<number>`."""
+    """The hub's end: many connections, each known by a name that the wire gives it, `<key>.<number>` or
+    `<key>.<origin>.<number>`."""
 
     port: int
 
@@ -25,10 +26,32 @@ class HubWire(Protocol):
     def send(self, conn: bytes, frames: Frames) -> bool:
         """False: the connection is closed, or its peer has not read for so long that nothing more fits."""
 
+    def held(self, conn: bytes) -> int:
+        """Bytes of this connection in our memory: come and not read, or sent and not taken. 0: not known."""
+
+    def hang_up(self, conn: bytes) -> None:
+        """End a connection whose other end does what no peer does; it pays for it when it dials again."""
+
+    def guard(self, now: float, owner: Callable[[bytes], str | None]) -> int:
+        """Hang up on those that are nobody's and hold a place or memory, or hold more than is theirs; to be
+        called every GUARD_S. `owner` says whose a connection is. How many were refused since the last time.
+        """
+
     def wake(self) -> None:
         """End a `poll`, from any thread."""
 
     def close(self) -> None: ...
+
+
+GUARD_S = 0.1  # in which 12 MB come at 1 Gbit/s
+MOST_HELD = 32 << 20  # bytes of one session: four times its credit, as dead connections keep theirs for 8 s
+
+
+def origin_of(conn: bytes) -> str:
+    """Where a connection comes from, as far as one can tell: what is limited is limited for each origin, so
+    a crowd from one does not take the place of who comes from another. Empty: not known."""
+    parts = conn.split(b".", 2)
+    return parts[1].decode() if len(parts) == 3 else ""
 
 
 def key_of(conn: bytes) -> str:

@@ -67,9 +67,9 @@ def inside(script: str, arguments: Sequence[str], lab: Sequence[str]) -> list[Li
 class Member:
     """One process, in the namespace of one member of the lab."""
 
-    def __init__(self, member: str, role: str, asked: Line) -> None:
+    def __init__(self, member: str, role: str, asked: Line, script: Path = SWARM) -> None:
         self.member, self.said = member, list[Line]()
-        command = ["ip", "netns", "exec", f"lab-{member}", sys.executable, str(SWARM), role]
+        command = ["ip", "netns", "exec", f"lab-{member}", sys.executable, str(script), role]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [*command, json.dumps(asked)], stdout=subprocess.PIPE, text=True, env=environment
@@ -89,6 +89,10 @@ class Member:
         """The `count`-th line of this kind, waited for."""
         wait_for(lambda: len(self.heard(kind)) >= count, f"{self.member}: {kind}", timeout)
         return self.heard(kind)[count - 1]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)

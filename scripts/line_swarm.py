@@ -2,7 +2,7 @@
 lines. One program for both, started by line_lab.py in the namespaces of a network lab.
 
     python line_swarm.py hub  '{"folder": ..., "keys": ..., "settings": ..., ...}'
-    python line_swarm.py peer '{"url": ..., "name": ..., "does": "up" | "down" | "rounds", ...}'
+    python line_swarm.py peer '{"url": ..., "name": ..., "does": "up" | "down" | "rounds" | "visit", ...}'
 
 A packet is a vector of FP32, the owner averages it with numpy, x' is the sum of what was committed. Each
 process says what happens to it in lines of JSON, with `t`: monotonic seconds, the same clock for all. Both
@@ -205,6 +205,10 @@ class LinePeer:
         say("begins")
         say("ends", size=len(self.link.fetch(BLOB)))
         time.sleep(self.asked["quiet_s"])
+        self.link.leave("done")
+
+    def visit(self) -> None:
+        """Be welcomed, and go."""
         self.link.leave("done")
 
 

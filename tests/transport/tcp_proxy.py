@@ -9,10 +9,11 @@ import time
 
 
 class TcpProxy:
-    """Listens on `port`, connects to the hub's."""
+    """Listens on `port`, connects to the hub's. `rate`: bytes a second up of a connection; 0: any. `source`:
+    the address that the hub sees."""
 
-    def __init__(self, to_port: int) -> None:
-        self.to_port = to_port
+    def __init__(self, to_port: int, rate: float = 0.0, source: str = "127.0.0.1") -> None:
+        self.to_port, self.rate, self.source = to_port, rate, source
         self.up = self.down = 0  # bytes, client to hub and back
         self.dark = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -24,7 +25,7 @@ class TcpProxy:
         while True:
             try:
                 client, _ = self._listener.accept()
-                hub = socket.create_connection(("127.0.0.1", self.to_port))
+                hub = socket.create_connection(("127.0.0.1", self.to_port), source_address=(self.source, 0))
             except OSError:
                 return
             for end in (client, hub):
@@ -41,6 +42,7 @@ class TcpProxy:
                 sink.sendall(data)
                 if up:
                     self.up += len(data)
+                    time.sleep(len(data) / self.rate if self.rate else 0.0)
                 else:
                     self.down += len(data)
         for end in (source, sink):

@@ -235,6 +235,17 @@ def gaps(positions: np.ndarray, out: np.ndarray) -> int:
 
 
 @loop
+def places(gaps: np.ndarray, out: np.ndarray) -> bool:
+    """Positions of gap bytes, both (k,). False where one of them is an escape, and `out` means nothing."""
+    at, escapes = np.int64(-1), False
+    for i in range(len(gaps)):
+        escapes |= gaps[i] == 255
+        at += np.int64(gaps[i]) + 1
+        out[i] = at
+    return not escapes
+
+
+@loop
 def add(
     x: np.ndarray,  # (n,) float32
     units: np.ndarray,  # (u,) int64: the blocks of the sample

@@ -11,7 +11,7 @@ import torch
 
 from compress import positions as places
 from compress.errors import PacketError
-from compress.kernels import usable
+from compress.kernels import compiled, usable
 from compress.quantize import BITS, Codes, dequantize, packed_size, planes, table_size, widen
 from compress.sections import LZ4, LZ4_MOST, Section, expand, shrink
 from compress.streams import Bytes
@@ -52,7 +52,7 @@ def decode(
     packet: bytes | bytearray | memoryview,
     m: int,  # length of the sampled vector, which the receiver knows
     device: torch.device | str = "cpu",  # where the update is wanted
-    kernels: bool | None = None,  # True: Triton; False: the host; None: by device
+    kernels: bool | None = None,  # True: Triton; False: NumPy, the reference; None: what is fastest there
 ) -> Update:
     """The update in a packet, the same bits on every device.
 
@@ -69,11 +69,12 @@ def decode(
 
         where = select.load(head.kind, head.shift, main, low, m, head.k, device)
         return Update(m, where, there.dequantize(codes, device))
-    where = torch.from_numpy(places.load(head.kind, head.shift, main, low, m, head.k)).to(device)
+    fast = None if kernels is False else compiled(m)
+    positions = places.load(head.kind, head.shift, main, low, m, head.k, fast)
     values = dequantize(codes)
     if head.bits == 32 and not np.isfinite(values).all():
         raise PacketError("a value that is not finite")
-    return Update(m, where, torch.from_numpy(values).to(device))
+    return Update(m, torch.from_numpy(positions).to(device), torch.from_numpy(values).to(device))
 
 
 def codes_of(packet: bytes, m: int) -> Codes:

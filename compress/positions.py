@@ -62,15 +62,23 @@ def small_steps(step: np.ndarray) -> Places:
     return Places(GAPS, 0, shrink(step.data), shrink(b""))
 
 
-def load(kind: int, shift: int, main: np.ndarray, low: np.ndarray, m: int, k: int) -> np.ndarray:
+def load(
+    kind: int,
+    shift: int,
+    main: np.ndarray,
+    low: np.ndarray,
+    m: int,
+    k: int,
+    fast: ModuleType | None = None,
+) -> np.ndarray:
     """The inverse: (k,) int64, ascending, each once, below m; PacketError where the bytes do not say that.
 
-    main, low: (bytes,) uint8, of the lengths that `sizes` allows.
+    main, low: (bytes,) uint8, of the lengths that `sizes` allows. `fast`: `compress.compiled`, same numbers.
     """
     if kind == ALL:
         return np.arange(m, dtype=np.int64)
     if kind == GAPS:
-        positions = _load_gaps(shift, main, low, m, k)
+        positions = _load_gaps(shift, main, low, m, k, fast)
     elif kind == MASK:
         positions = np.flatnonzero(np.unpackbits(main, bitorder="little"))
     elif kind == ELIAS_FANO:
@@ -137,7 +145,13 @@ def _gaps(positions: np.ndarray, m: int, fast: ModuleType | None = None) -> Plac
     return Places(GAPS, shift, shrink(coded.data), shrink(low.data))
 
 
-def _load_gaps(shift: int, main: np.ndarray, low: np.ndarray, m: int, k: int) -> np.ndarray:
+def _load_gaps(
+    shift: int, main: np.ndarray, low: np.ndarray, m: int, k: int, fast: ModuleType | None = None
+) -> np.ndarray:
+    if fast and shift == 0 and len(main) == k:
+        positions = np.empty(k, np.int64)
+        if fast.places(main, positions):
+            return positions
     last = main != 255  # the byte that ends each gap
     if int(np.count_nonzero(last)) != k:
         raise PacketError(f"gaps of {np.count_nonzero(last):,} survivors, the header says {k:,}")

@@ -97,6 +97,18 @@ def test_the_same_bytes_for_any_mix(
     assert fast == slow
 
 
+@pytest.mark.parametrize("keep", [0.001, 0.05, 0.2])
+@pytest.mark.parametrize("kind", ["gaussian", "sparse", "layers"])
+def test_a_packet_decodes_to_the_same_bits_as_with_numpy(kind: str, keep: float) -> None:
+    v = vector(kind, 70_000)
+    packet = Cocktail(keep=keep).encode(v)
+
+    fast, slow = decode(packet, len(v)), decode(packet, len(v), kernels=False)
+
+    assert torch.equal(fast.positions, slow.positions)
+    assert torch.equal(fast.values, slow.values)
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_is_found_at_the_same_place(wrong: float) -> None:
     v = vector("gaussian", 5000)
@@ -153,6 +165,14 @@ def test_long_gaps_are_told_from_short_ones() -> None:
     assert compiled.gaps(np.array([0, 255, 256], np.int32), out) == 254
     assert out.tolist() == [0, 254, 0]
     assert compiled.gaps(np.array([300, 301, 302], np.int32), out) == 300
+
+
+def test_an_escape_among_gaps_is_not_taken_for_a_gap() -> None:
+    out = np.empty(3, np.int64)
+
+    assert compiled.places(np.array([0, 254, 3], np.uint8), out)
+    assert out.tolist() == [0, 255, 259]
+    assert not compiled.places(np.array([0, 255, 3], np.uint8), out)
 
 
 def test_where_no_folder_can_be_written_it_is_compiled_without_keeping(

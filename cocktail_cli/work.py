@@ -61,6 +61,9 @@ class RunWork:
     def tokens(self, ids: Sequence[int]) -> int:
         return self.corpus.tokens(ids)
 
+    def arrived(self, round: int, peer: str, packet: bytes) -> None:
+        self.owner.owner.arrived(round, peer, packet)
+
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         packet = self.owner.aggregate(round, updates)
         for taken in self.owner.owner.held:

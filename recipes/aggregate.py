@@ -13,28 +13,21 @@ not in e: kept, a lie would only come later.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from compress import PacketError, Update, decode, pieces
+from compress import Update, pieces
+from recipes.opened import CORES, Packets, RejectedUpdate, decoded, length, on_all_cores, rounded
 
 FEWEST = 3  # packets that have a median which one liar cannot move
 HELD = 2.0  # x the median norm: what is longer is shortened to it
 REFUSED = 20.0  # x the median norm: no honest residual grows to it (LOG.md)
 ROUNDS = 3  # of centred clipping
 AT_ONCE = 1 << 20  # values of all peers together that a rule over coordinates looks at
-
-
-class RejectedUpdate(Exception):
-    """The packet of one peer cannot be used."""
-
-    def __init__(self, peer: str, reason: str) -> None:
-        super().__init__(f"the update of {peer} is refused: {reason}")
-        self.peer, self.reason = peer, reason
 
 
 @dataclass(frozen=True)
@@ -62,6 +55,10 @@ class Taken:
     norm: float  # n_i
     median: float = 0.0  # M, where it is held
     scale: float = 1.0  # s_i
+    update: Update | None = field(default=None, compare=False, repr=False)  # None: not kept decoded
+
+    def decoded(self, m: int) -> Update:
+        return decoded(self.peer, self.packet, m) if self.update is None else self.update
 
     @property
     def why(self) -> str:
@@ -75,52 +72,71 @@ class Collected:
     held: tuple[Taken, ...]  # whose packets were shortened
 
 
-def collect(error: Tensor, updates: Sequence[tuple[str, bytes, float]], rule: Rule) -> Collected:
+def collect(
+    error: Tensor,
+    updates: Sequence[tuple[str, bytes, float]],
+    rule: Rule,
+    packets: Packets | None = None,
+) -> Collected:
     """Algorithm 2, line 3: D on the round's sample.
 
     Args:
         error: (m,) e on the sample; it is not changed.
         updates: (peer, packet, weight); weights are normalised to 1, all zero counts as all equal.
+        packets: those that were opened when they arrived.
 
     Raises:
         RejectedUpdate: a packet does not decode, is not finite, or is far too long. One at a time: call again
             without that peer.
     """
-    m, total, taken = len(error), sum(weight for _, _, weight in updates), list[Taken]()
-    D = error.clone()
+    m, total = len(error), sum(weight for _, _, weight in updates)
+    packets = packets or Packets(m)
+
+    def take(update: tuple[str, bytes, float]) -> Taken:
+        peer, packet, weight = update
+        share, opened = weight / total if total > 0 else 1 / len(updates), packets.open(peer, packet)
+        return Taken(peer, packet, share, opened.norm, update=opened.update)
+
     # by peer, never by arrival: float sums depend on order
-    for peer, packet, weight in sorted(updates):
-        share = weight / total if total > 0 else 1 / len(updates)
-        update = decoded(peer, packet, m)
-        taken.append(Taken(peer, packet, share, norm_of(peer, update)))
-        D.index_add_(0, update.positions.long(), update.values, alpha=share)  # as if nobody lied
-    taken = bounded(taken, rule)
-    held = tuple(t for t in taken if t.scale < 1)
+    taken = bounded(on_all_cores(take, sorted(updates), m), rule)
+    held = tuple(replace(t, update=None) for t in taken if t.scale < 1)
     if held or rule.kind != "mean":
-        D = error + RULES[rule.kind](taken, m, rule)
-    return Collected(D, held)
+        return Collected(error + RULES[rule.kind](taken, m, rule), held)
+    return Collected(add(error.clone(), taken), held)
 
 
-def decoded(peer: str, packet: bytes, m: int) -> Update:
-    """Raises RejectedUpdate."""
-    try:
-        update = decode(packet, m)
-    except PacketError as error:
-        raise RejectedUpdate(peer, str(error)) from error
-    if not bool(torch.isfinite(update.values).all()):
-        raise RejectedUpdate(peer, "it holds values that are not finite")
-    return update
+def add(out: Tensor, taken: Sequence[Taken]) -> Tensor:
+    """out += sum_i w_i s_i u_i, each coordinate in the order of the peers; each core has coordinates of its
+    own, so the bits do not depend on how many there are.
+    """
+    for batch in batches(taken):
+        updates = on_all_cores(lambda t: t.decoded(len(out)), batch, len(out))
+        parts = [(u, t.share * t.scale) for t, u in zip(batch, updates, strict=True)]
+        on_all_cores(lambda start, p=parts: add_to(out, start, p), range(0, len(out), AT_ONCE), len(out))  # type: ignore[misc]
+    return out
+
+
+def add_to(out: Tensor, start: int, parts: list[tuple[Update, float]]) -> None:
+    """What these updates, times their factors, hold for AT_ONCE coordinates from `start` on."""
+    for update, factor in parts:
+        first, last = np.searchsorted(update.positions.numpy(), (start, start + AT_ONCE))
+        here = slice(int(first), int(last))
+        out.index_add_(0, update.positions[here], update.values[here], alpha=factor)
+
+
+def batches(taken: Sequence[Taken]) -> Iterator[list[Taken]]:
+    """In their order, with no more in one that must be decoded again than there are cores."""
+    batch, again = list[Taken](), 0
+    for t in taken:
+        if t.update is None and again == CORES:
+            yield batch
+            batch, again = [], 0
+        batch.append(t)
+        again += t.update is None
+    yield batch
 
 
 # ---- norms -------------------------------------------------------------------------------------------------
-
-
-def norm_of(peer: str, update: Update) -> float:
-    """The Euclidean norm. Raises RejectedUpdate where float32, in which sums are made, cannot hold it."""
-    norm = rounded(length(update.values.numpy()))
-    if not np.isfinite(norm):
-        raise RejectedUpdate(peer, "its values are finite and their norm is not: it overflows")
-    return norm
 
 
 def median_of(norms: Sequence[float]) -> float:
@@ -144,27 +160,12 @@ def bounded(taken: list[Taken], rule: Rule) -> list[Taken]:
     return [replace(t, median=median, scale=rounded(limit / t.norm)) if t.norm > limit else t for t in taken]
 
 
-def length(values: np.ndarray) -> float:
-    """In float64, where the squares of float32 cannot overflow."""
-    return float(np.sqrt(np.square(values, dtype=np.float64).sum()))
-
-
-def rounded(value: float) -> float:
-    """As float32: float64 sums that differ in their last bits, as between machines, are then equal."""
-    with np.errstate(over="ignore"):
-        return float(np.float32(value))
-
-
 # ---- rules -------------------------------------------------------------------------------------------------
 
 
 def mean(taken: list[Taken], m: int, rule: Rule) -> Tensor:
     """sum_i w_i s_i u_i."""
-    out = torch.zeros(m)
-    for t in taken:
-        update = decoded(t.peer, t.packet, m)
-        out.index_add_(0, update.positions.long(), update.values, alpha=t.share * t.scale)
-    return out
+    return add(torch.zeros(m), taken)
 
 
 def centered_clip(taken: list[Taken], m: int, rule: Rule) -> Tensor:
@@ -179,15 +180,14 @@ def centered_clip(taken: list[Taken], m: int, rule: Rule) -> Tensor:
         reach = rule.radius * median_of(distances)
         clips = [rounded(min(1.0, reach / d)) if d > 0 else 1.0 for d in distances]
         v = v * (1 - sum(t.share * clip for t, clip in zip(taken, clips, strict=True)))
-        for t, clip in zip(taken, clips, strict=True):
-            update = decoded(t.peer, t.packet, m)
-            v.index_add_(0, update.positions.long(), update.values, alpha=t.share * t.scale * clip)
+        clipped = zip(taken, clips, strict=True)
+        add(v, [replace(t, share=t.share * t.scale * clip, scale=1.0) for t, clip in clipped])
     return v
 
 
 def distance(t: Taken, v: Tensor) -> float:
     """|s_i u_i - v|, without the dense vector of it."""
-    update = decoded(t.peer, t.packet, len(v))
+    update = t.decoded(len(v))
     there = v[update.positions.long()].numpy()
     square = (
         length(v.numpy()) ** 2 - length(there) ** 2 + length(t.scale * update.values.numpy() - there) ** 2
@@ -238,7 +238,8 @@ class Windows:
 
     def __init__(self, t: Taken, m: int, wide: int) -> None:
         self.scale, self.wide = t.scale, wide
-        self.pieces: Iterator[Update] = pieces(memoryview(t.packet), m, wide)
+        whole = None if t.update is None else iter([t.update])
+        self.pieces: Iterator[Update] = whole or pieces(memoryview(t.packet), m, wide)
         self.left: Update | None = next(self.pieces, None)
 
     def fill(self, column: np.ndarray, start: int) -> None:

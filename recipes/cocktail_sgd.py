@@ -20,6 +20,8 @@ owner is the owner of one. A shard that the aggregate leaves out has not moved: 
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -38,7 +40,8 @@ from compress import (
     split,
 )
 from compress.kernels import WORTH
-from recipes.aggregate import MEAN, Collected, Rule, Taken, collect, decoded
+from recipes.aggregate import MEAN, Collected, Rule, Taken, collect
+from recipes.opened import ROOM, Packets, RejectedUpdate, decoded
 from recipes.schema import Compression
 
 
@@ -241,12 +244,37 @@ class Owner:
         mix: how D is compressed.
         seed: of its samples.
         rule: what takes the place of the mean where peers may lie.
+        room: bytes of a round's packets that are kept decoded until it is aggregated.
     """
 
-    def __init__(self, parameters: int, mix: Cocktail, seed: int, rule: Rule = MEAN) -> None:
-        self.mix, self.seed, self.rule = mix, seed, rule
+    def __init__(
+        self, parameters: int, mix: Cocktail, seed: int, rule: Rule = MEAN, room: int = ROOM
+    ) -> None:
+        self.mix, self.seed, self.rule, self.room = mix, seed, rule, room
         self.error = torch.zeros(parameters)  # e   (P,)
         self.held: tuple[Taken, ...] = ()  # whose packets the newest aggregate has only in part
+        self._newest = -1  # round of which packets have arrived
+        self._packets: Packets | None = None  # of that round, until it is aggregated
+        self._lock = threading.Lock()
+
+    def sample(self, round: int) -> Sample:
+        return self.mix.draw(self.error.numel(), self.seed, round)
+
+    def arrived(self, round: int, peer: str, packet: bytes) -> None:
+        """Open a packet that `aggregate` may be given, while others are still on their way. From any thread;
+        too late, or with one that cannot be used, it does nothing.
+        """
+        packets = self._packets_of(round)
+        if packets is not None:
+            with contextlib.suppress(RejectedUpdate):
+                packets.open(peer, packet)
+
+    def _packets_of(self, round: int) -> Packets | None:
+        """None: a later round has begun, or this one is aggregated."""
+        with self._lock:
+            if round > self._newest:
+                self._newest, self._packets = round, Packets(self.sample(round).m, self.room)
+            return self._packets if round == self._newest else None
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         """Lines 3 and 4: the packet C[D] of `round`.
@@ -262,13 +290,14 @@ class Owner:
 
     def collect(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> Collected:
         """Line 3, as `aggregate`; e is unchanged."""
-        return collect(self.sample(round).take(self.error), updates, self.rule)
+        return collect(self.sample(round).take(self.error), updates, self.rule, self._packets_of(round))
 
     def send(self, round: int, found: Collected) -> bytes:
         """Line 4."""
         packet = self.mix.encode(found.D, seed=round)  # C[D]
         self._sent(round, found.D, packet)
         self.held = found.held
+        self._packets = None
         return packet
 
     def replay(self, round: int, updates: Sequence[tuple[str, bytes, float]], packet: bytes) -> None:
@@ -277,7 +306,8 @@ class Owner:
         The packet is taken as it is. To make it again would need the same encoder to the bit (this machine,
         this many threads), and what was sent is what the packet says in any case.
         """
-        self._sent(round, self.collect(round, updates).D, packet)
+        D = collect(self.sample(round).take(self.error), updates, self.rule).D
+        self._sent(round, D, packet)
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         """e <- e + share * what a leaver's legacy holds: the swarm's mean has not lost this peer's residual.
@@ -291,9 +321,6 @@ class Owner:
         """
         update = decoded(peer, packet, self.error.numel())
         self.error.index_add_(0, update.positions.long(), update.values, alpha=share)
-
-    def sample(self, round: int) -> Sample:
-        return self.mix.draw(self.error.numel(), self.seed, round)
 
     def _sent(self, round: int, D: Tensor, packet: bytes) -> None:
         sample = self.sample(round)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from compress import Cocktail, PacketError, join, split
-from recipes.aggregate import MEAN, RejectedUpdate, Rule, Taken, decoded
+from recipes.aggregate import MEAN, Rule, Taken
 from recipes.cocktail_sgd import Owner
+from recipes.opened import ROOM, RejectedUpdate, decoded
 from recipes.whole import write_whole
 
 Updates = Sequence[tuple[str, bytes, float]]  # (peer, packet, weight)
@@ -26,7 +28,8 @@ class Owners:
     """
 
     def __init__(self, parameters: int, mix: Cocktail, seed: int, rule: Rule = MEAN) -> None:
-        self.owners = [Owner(shard.size, mix, shard.seed, rule) for shard in mix.cut(parameters, seed)]
+        room = ROOM // mix.shards
+        self.owners = [Owner(shard.size, mix, shard.seed, rule, room) for shard in mix.cut(parameters, seed)]
 
     @property
     def held(self) -> tuple[Taken, ...]:
@@ -41,6 +44,12 @@ class Owners:
     def nbytes(self) -> int:
         """Of all e."""
         return sum(owner.error.nbytes for owner in self.owners)
+
+    def arrived(self, round: int, peer: str, packet: bytes) -> None:
+        """As `Owner.arrived`."""
+        with contextlib.suppress(RejectedUpdate):
+            for owner, [(_, part, _)] in zip(self.owners, self._cut([(peer, packet, 0.0)]), strict=True):
+                owner.arrived(round, peer, part)
 
     def aggregate(self, round: int, updates: Updates) -> bytes:
         """As `Owner.aggregate`. All lines 3 come first: where a packet is refused, no e has moved."""

@@ -168,6 +168,9 @@ class HubWork:
     def tokens(self, ids: Sequence[int]) -> int:
         return len(ids)
 
+    def arrived(self, round: int, peer: str, packet: bytes) -> None:
+        """Nothing to do."""
+
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         return b"aggregate"
 

@@ -73,6 +73,9 @@ class MeanWork:
     def tokens(self, ids: Sequence[int]) -> int:
         return TOKENS * len(ids)
 
+    def arrived(self, round: int, peer: str, packet: bytes) -> None:
+        """The mean is made at the close."""
+
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         total, self.owed = self.owed, np.zeros_like(self.x)
         whole = sum(weight for _, _, weight in updates)

@@ -399,7 +399,9 @@ class Inbox:
         self._refuses = refuses
         self._parts: dict[tuple[str, str], Parts] = {}
 
-    def receive(self, session: str, message: Put | Chunk, payload: bytes) -> list[Message | Arrived]:
+    def receive(
+        self, session: str, message: Put | Chunk, payload: bytes | memoryview
+    ) -> list[Message | Arrived]:
         """The answers to one message, and the upload if it is whole now."""
         key = (session, message.name)
         if isinstance(message, Put):

@@ -28,7 +28,7 @@ class ChunkMap:
     def length(self, index: int) -> int:
         return min(self.chunk, self.size - index * self.chunk)
 
-    def add(self, index: int, payload: bytes) -> bool:
+    def add(self, index: int, payload: bytes | memoryview) -> bool:
         """Note a chunk; False where it was here already. Raises ProtocolError where it does not belong."""
         if not 0 <= index < self.count:
             raise ProtocolError(f"chunk {index} of an object with {self.count}")
@@ -75,10 +75,10 @@ class Parts:
         if size > LONGEST:
             raise ProtocolError(f"an object of {size} bytes, too long for any memory")
         self.map, self.sha256 = ChunkMap(size, chunk), sha256
-        self._parts: dict[int, bytes] = {}
+        self._parts: dict[int, bytes | memoryview] = {}
         self._digest, self._hashed = hashlib.sha256(), 0
 
-    def add(self, index: int, payload: bytes) -> list[int]:
+    def add(self, index: int, payload: bytes | memoryview) -> list[int]:
         """Take a chunk. Returns those to ask for again: none here. Raises ProtocolError."""
         if not self.map.add(index, payload):
             return []

@@ -1,6 +1,7 @@
-"""The hub's shell: one thread that carries frames between wire and machines, and two that do slow things.
+"""The hub's shell: one thread that carries frames between wire and machines, and others that do slow things.
 
 I/O thread      polls the wire, runs HubState and the bulk inbox; nothing in it waits for a disk or for torch
+openers         as many as there are cores: Work.arrived for each update, as it comes
 commit thread   Work.aggregate, ledger, Work.committed, in this order, one round at a time
 reader thread   Work.samples, Work.object, reading chunks of files
 """
@@ -10,12 +11,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import os
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from . import actions as do
@@ -27,7 +29,7 @@ from .flows import Flows
 from .hub_state import HubState
 from .ids import expand
 from .keys import CurveKeys, RunKeys
-from .ledger import Counted, EvaluationRow, Ledger, RoundRow
+from .ledger import Counted, EvaluationRow, Ledger
 from .members import AWAKE_S
 from .messages import (
     MAX_CONTROL,
@@ -47,15 +49,17 @@ from .messages import (
     encode,
 )
 from .objects import Objects
+from .rounds import row_of
 from .sessions import wrong_version
 from .settings import RunSettings, Work
 from .sockets import RouterWire
 from .status import Traffic
 from .uploads import UPDATE, refuses, round_of
-from .wire import GUARD_S, HANDSHAKE_DOWN, HANDSHAKE_UP, HubWire, key_of, wire_size
+from .wire import GUARD_S, HANDSHAKE_DOWN, HANDSHAKE_UP, Frames, HubWire, key_of, wire_size
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LONGEST_LINGER_S = 120.0  # for peers that fetch slowly after the end
+TICK_S = 0.02  # while things come in, time passes in steps of this: a tick looks at every peer
 
 log = logging.getLogger(__name__)
 
@@ -85,14 +89,17 @@ class Hub:
         self._objects = Objects(ledger, work, self._lease)
         self._flows = Flows()
         self._guard_at = 0.0
-        self._packets: dict[tuple[str, int], Parts] = {}  # (session, round) -> its update, until the commit
+        self._packets: dict[tuple[str, int], Future[bytes]] = {}  # (session, round) -> its update, opened
         self._legacies: dict[str, Parts] = {}  # session -> what it hands over, until the owner has it
         self._greeting = 0  # bytes of the message of a stranger that is being looked at
         self._opened: dict[int, float] = {}  # round -> wall clock
         self._calls: deque[Callable[[], list[do.Action]]] = (
             deque()
         )  # from other threads, run by the I/O thread
+        self._woken = False  # it will look at them
+        self._tick_at = 0.0
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._openers = ThreadPoolExecutor(os.cpu_count() or 1, "cocktail-opener")
         self._commits = ThreadPoolExecutor(1, "cocktail-commit")
         self._reader = ThreadPoolExecutor(1, "cocktail-reader")
         self._thread = threading.Thread(target=self._run, name="cocktail-hub", daemon=True)
@@ -149,18 +156,23 @@ class Hub:
             self._act(self._state.failed(f"{type(error).__name__} in the hub: {error}", 1, time.monotonic()))
         finally:
             self._commits.shutdown()
+            self._openers.shutdown(cancel_futures=True)
             self._reader.shutdown(cancel_futures=True)
             self._objects.close()
             self._wire.close()
             self._events.put(None)
 
     def _turn(self) -> None:
-        until = min(self._state.deadline(), self._end_at or float("inf"))
-        for conn, frames in self._wire.poll(min(GUARD_S, max(0.0, until - time.monotonic()))):
+        for conn, frames in self._wire.poll(min(GUARD_S, max(0.0, self._tick_at - time.monotonic()))):
             self._receive(conn, frames)
         self._run_calls()
-        self._act(self._state.tick(time.monotonic()))
-        self._guard(time.monotonic())
+        now = time.monotonic()
+        if now >= self._tick_at:
+            self._act(self._state.tick(now))
+            self._tick_at = min(now + 1.0, self._state.deadline(), self._end_at or float("inf"))
+        else:  # what came may have brought the deadline nearer
+            self._tick_at = min(self._tick_at, now + TICK_S)
+        self._guard(now)
 
     def _guard(self, now: float) -> None:
         """See that no connection holds more than it may. What came while this process slept is read first."""
@@ -178,9 +190,11 @@ class Hub:
     def _call(self, call: Callable[[], list[do.Action]]) -> None:
         """Have the I/O thread do this; from any thread."""
         self._calls.append(call)
-        self._wire.wake()
+        if not self._woken:
+            self._woken = True
+            self._wire.wake()
 
-    def _receive(self, conn: bytes, frames: list[bytes]) -> None:
+    def _receive(self, conn: bytes, frames: Frames) -> None:
         now = time.monotonic()
         owner = self._flows.owners.get(conn)
         if owner is not None:
@@ -221,6 +235,7 @@ class Hub:
         self._run_calls()
 
     def _run_calls(self) -> None:
+        self._woken = False  # first: who adds a call from here on wakes this thread again
         while self._calls:
             self._act(self._calls.popleft()())
 
@@ -240,7 +255,7 @@ class Hub:
         self._own(conn, message.session)
         self._send(conn, Attached(self.settings.credit))
 
-    def _put(self, conn: bytes, message: Put | Chunk, payload: bytes, now: float) -> None:
+    def _put(self, conn: bytes, message: Put | Chunk, payload: bytes | memoryview, now: float) -> None:
         session = self._flows.owners.get(conn)
         if session is None:
             self._send(conn, Refused("session", "this connection belongs to no session"))
@@ -253,8 +268,10 @@ class Hub:
 
     def _arrived(self, upload: Arrived, now: float) -> None:
         session, round = upload.session, round_of(UPDATE, upload.name)
+        if (sender := self._state.members.get(session)) is None:
+            return  # it was sent away a moment ago
         if round is not None:
-            self._packets[session, round] = upload.parts
+            self._packets[session, round] = self._openers.submit(self._open, round, sender.name, upload.parts)
             self._act(self._state.uploaded(session, round, now))
         else:  # a legacy: `refuses` let no other in
             self._legacies[session] = upload.parts
@@ -341,6 +358,13 @@ class Hub:
                 self._end_at = time.monotonic() + self.settings.linger_s
                 self._end_by = self._end_at + LONGEST_LINGER_S
 
+    # ---- the openers ---------------------------------------------------------------------------------------
+
+    def _open(self, round: int, peer: str, parts: Parts) -> bytes:
+        packet = parts.data()
+        self.work.arrived(round, peer, packet)
+        return packet
+
     # ---- the commit thread ---------------------------------------------------------------------------------
 
     def _later(self, job: Callable[[], object]) -> None:
@@ -374,9 +398,9 @@ class Hub:
         except UpdateRejected as error:
             self.warn(error.peer, f"its legacy cannot be used: {error.reason}")
 
-    def _commit(self, action: do.Commit, parts: dict[str, Parts]) -> None:
+    def _commit(self, action: do.Commit, opened: dict[str, Future[bytes]]) -> None:
         """Aggregate, make durable, tell the I/O thread, in this order."""
-        packets = {session: p.data() for session, p in parts.items()}
+        packets = {session: p.result() for session, p in opened.items()}
         tokens = {
             c.peer: self.work.tokens([i for ids in c.leases.values() for i in expand(ids)])
             for c in action.claims
@@ -404,7 +428,8 @@ class Hub:
             self._call(lambda: self._state.committed(done, time.monotonic()))
             return
         accepted = tuple(claims.values())
-        row = self._row(action, accepted, sum(tokens[peer] for peer in claims))
+        opened_at = self._opened.pop(action.round, time.time())
+        row = row_of(action, accepted, sum(tokens[peer] for peer in claims), opened_at, time.time())
         counted = tuple(Counted(r, c.peer, c.session, ids) for c in accepted for r, ids in c.leases.items())
         self.ledger.commit(row, packet, counted)
         sizes = {peer: len(packets[c.session]) for peer, c in claims.items()}
@@ -418,21 +443,6 @@ class Hub:
         )
         self._call(lambda: self._state.committed(done, time.monotonic()))
         self.work.committed(action.round, packet)
-
-    def _row(self, action: do.Commit, accepted: tuple[do.Claim, ...], tokens: int) -> RoundRow:
-        """What the ledger is to keep of a round that is about to be committed."""
-        said = sum(c.tokens for c in accepted)
-        return RoundRow(
-            round=action.round,
-            step=action.step,
-            opened=self._opened.pop(action.round, time.time()),
-            committed=time.time(),
-            fingerprint=action.fingerprint,
-            members=action.members,
-            accepted=tuple(c.peer for c in accepted),
-            loss=sum(c.loss_sum for c in accepted) / said if said else None,
-            tokens=tokens,
-        )
 
     # ---- the reader thread ---------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ from .settings import RunSettings
 from .uploads import inherit, strike
 
 SHOWN = 8  # rounds named in a warning
+LOOK_S = 0.02  # seconds; whom a round waits for is a matter of every member
 STALE = 4  # rounds after which a lease that a peer's accepted updates did not deliver is given to others
 
 
@@ -330,6 +331,9 @@ class HubState:
         assert ex is not None
         sessions = self.members.sessions
         missing = [s for s in ex.members if s in sessions and sessions[s].state is State.TRAINING]
+        if ex.looked == (len(ex.claims), len(missing)) and now < min(ex.look_at, ex.deadline):
+            return
+        ex.looked, ex.look_at = (len(ex.claims), len(missing)), now + LOOK_S
         waited = [s for s in missing if not self.members.suspect(sessions[s], now)]
         if ex.claims and waited:
             ex.deadline = ex.opened + self.pace.deadline(waited, ex.arrived)

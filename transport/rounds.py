@@ -9,6 +9,7 @@ from . import actions as do
 from . import events
 from .evaluation import Evaluation
 from .leases import Leases
+from .ledger import RoundRow
 from .messages import Report, Round
 
 
@@ -50,6 +51,8 @@ class Exchange:
     arrived: dict[str, float] = field(default_factory=dict)  # session -> seconds after the opening
     keys: dict[str, str] = field(default_factory=dict)  # name -> key
     warned: bool = False  # that the deadline has passed
+    looked: tuple[int, int] = (0, 0)  # updates here and missing, when it was last seen whom to wait for
+    look_at: float = 0.0  # when to see again, if that stays as it is
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,3 +107,21 @@ class Exchange:
     def by_name(self) -> list[str]:
         """Sessions with an update, by name, never by arrival: float sums depend on order."""
         return sorted(self.claims, key=lambda session: self.members[session])
+
+
+def row_of(
+    action: do.Commit, accepted: tuple[do.Claim, ...], tokens: int, opened: float, now: float
+) -> RoundRow:
+    """What the ledger is to keep of a round that is about to be committed. Times by the wall clock."""
+    said = sum(c.tokens for c in accepted)
+    return RoundRow(
+        round=action.round,
+        step=action.step,
+        opened=opened,
+        committed=now,
+        fingerprint=action.fingerprint,
+        members=action.members,
+        accepted=tuple(c.peer for c in accepted),
+        loss=sum(c.loss_sum for c in accepted) / said if said else None,
+        tokens=tokens,
+    )

@@ -60,13 +60,18 @@ class RunSettings:
 
 class Work(Protocol):
     """What a hub cannot know, implemented by its caller. `samples` and `object` are called from one thread,
-    the others from another; none from the thread that does the I/O."""
+    `arrived` from several, the others from another; none from the thread that does the I/O."""
 
     def samples(self, ids: Sequence[int]) -> bytes:
         """The payload of a lease: opaque here."""
 
     def tokens(self, ids: Sequence[int]) -> int:
         """Trained tokens in these samples: the weight of the update that delivers them."""
+
+    def arrived(self, round: int, peer: str, packet: bytes) -> None:
+        """A packet is here, whole: what can be done with it before the round closes may be done now. As a
+        rule `aggregate` gets this very object; where it came too late, nobody says anything more about it.
+        Whether it is a packet at all is for `aggregate` to tell."""
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         """The owner's half: one packet out of (peer, packet, weight), sorted by peer. Raises UpdateRejected;

@@ -33,6 +33,8 @@ MAX_FRAME = MAX_CHUNK + 1024  # what CURVE adds is 33
 LAST_WORDS_MS = 300  # for what was said last, where a hub ends without waiting for its peers
 MANY_FILES = 1 << 20  # where a system names no limit
 HANDSHAKE_S = 10.0  # from TCP connected to the key proven
+# Plain numbers: joining zmq's own flags takes Python longer than sending a frame.
+NOW, MORE_NOW = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
 def set_options(sock: zmq.Socket[bytes], options: dict[str, int]) -> None:
@@ -108,14 +110,14 @@ class RouterWire:
         self._poller.register(self._waker.inner, zmq.POLLIN)
         self._poller.register(self._doorkeeper.sock, zmq.POLLIN)
 
-    def poll(self, timeout: float) -> list[tuple[bytes, list[bytes]]]:
+    def poll(self, timeout: float) -> list[tuple[bytes, Frames]]:
         ready = dict(self._poller.poll(max(0, round(timeout * 1000))))
         if self._waker.inner in ready:
             self._waker.clear()
         if self._doorkeeper.sock in ready:
             self._doorkeeper.answer()
         self._connections.look(time.monotonic())  # in no poller: a flood of dials would end every poll
-        came: list[tuple[bytes, list[bytes]]] = []
+        came: list[tuple[bytes, Frames]] = []
         while len(came) < 64:  # then look after the others: time, workers, what is to be sent
             try:
                 came.append(self._read())
@@ -123,15 +125,17 @@ class RouterWire:
                 break
         return came
 
-    def _read(self) -> tuple[bytes, list[bytes]]:
-        """One message. The key is known of the first frame only where that is not copied; it is small."""
-        id = self._router.recv(zmq.DONTWAIT)
-        first = frame = self._router.recv(zmq.DONTWAIT, copy=False)
-        frames = [first.bytes]
-        while frame.more:
-            frame = self._router.recv(zmq.DONTWAIT, copy=False)
+    def _read(self) -> tuple[bytes, Frames]:
+        """One message. The key is known of the first frame only where that is not copied; the others are
+        large, and stay where ZeroMQ has them.
+        """
+        id = self._router.recv(NOW)
+        last = first = self._router.recv(NOW, copy=False)
+        frames: list[bytes | memoryview] = [first.bytes]
+        while last.more:
+            last = self._router.recv(NOW, copy=False)
             if len(frames) < 3:  # more than two are no message; there may be a million
-                frames.append(frame.bytes)
+                frames.append(last.buffer)
         where = origin(str(first.get("Peer-Address")))
         conn = b".".join((str(first.get("User-Id")).encode(), where.encode(), id))
         self._connections.came(int(first.get(zmq.SRCFD)), conn, wire_size(frames), time.monotonic())
@@ -141,7 +145,10 @@ class RouterWire:
         try:
             # copying 256 KiB is cheaper than the reference counting that spares it, and safe against a
             # changed buffer
-            self._router.send_multipart([conn.split(b".", 2)[2], *frames], zmq.DONTWAIT)
+            self._router.send(conn.split(b".", 2)[2], MORE_NOW)
+            for frame in frames[:-1]:
+                self._router.send(frame, MORE_NOW)
+            self._router.send(frames[-1], NOW)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 return False

@@ -20,7 +20,7 @@ class HubWire(Protocol):
 
     port: int
 
-    def poll(self, timeout: float) -> list[tuple[bytes, list[bytes]]]:
+    def poll(self, timeout: float) -> Sequence[tuple[bytes, Frames]]:
         """(connection, frames) of what has come; waits `timeout` seconds for the first, or for `wake`."""
 
     def send(self, conn: bytes, frames: Frames) -> bool:

@@ -215,6 +215,7 @@ def test_what_a_rule_holds_in_memory_does_not_grow_with_the_peers(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recipes.aggregate.AT_ONCE", 1 << 13)
+    monkeypatch.setattr("recipes.opened.ROOM", 0)
     packets = said([normal(i, m=1 << 14) for i in range(4)], SPARSE)
 
     def peak(peers: int) -> int:

@@ -49,12 +49,16 @@ class ToyWork:
     objects: dict[str, bytes | Path] = field(default_factory=dict)
     reject: str = ""  # packets of this peer cannot be used
     inherited: list[tuple[str, bytes, float]] = field(default_factory=list)
+    came: list[tuple[int, str, bytes]] = field(default_factory=list)  # packets, before their round closed
 
     def samples(self, ids: Sequence[int]) -> bytes:
         return json.dumps(list(ids)).encode()
 
     def tokens(self, ids: Sequence[int]) -> int:
         return TOKENS * len(ids)
+
+    def arrived(self, round: int, peer: str, packet: bytes) -> None:
+        self.came.append((round, peer, packet))
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         assert [u[0] for u in updates] == sorted(u[0] for u in updates)

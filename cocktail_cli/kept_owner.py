@@ -60,15 +60,16 @@ class KeptOwner:
                 self.owner.inherit(*legacy)
             self.owner.replay(round, taken.updates, packet)
 
-    def inherit(self, peer: str, packet: bytes, share: float) -> None:
-        """e takes over a leaver's legacy. Raises UpdateRejected, with nothing changed."""
+    def inherit(self, peer: str, packet: bytes, share: float) -> float:
+        """e takes over a leaver's legacy: this share of it. Raises UpdateRejected, with nothing changed."""
         from recipes.aggregate import RejectedUpdate
 
         try:
-            self.owner.inherit(peer, packet, share)
+            scale = self.owner.inherit(peer, packet, share)
         except RejectedUpdate as error:
             raise UpdateRejected(error.peer, error.reason) from error
         self.inherited.append((peer, packet, share))
+        return scale
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         """The packet C[D] of `round`; what went into it is on the disk. Raises UpdateRejected, with nothing

@@ -53,6 +53,7 @@ class Taken:
     packet: bytes
     share: float  # w_i; those of a round add up to 1
     norm: float  # n_i
+    count: int  # of its values
     median: float = 0.0  # M, where it is held
     scale: float = 1.0  # s_i
     update: Update | None = field(default=None, compare=False, repr=False)  # None: not kept decoded
@@ -70,6 +71,7 @@ class Taken:
 class Collected:
     D: Tensor  # (m,)
     held: tuple[Taken, ...]  # whose packets were shortened
+    usual: float  # how large a value is that a usual packet holds; inf: nobody can say
 
 
 def collect(
@@ -95,14 +97,14 @@ def collect(
     def take(update: tuple[str, bytes, float]) -> Taken:
         peer, packet, weight = update
         share, opened = weight / total if total > 0 else 1 / len(updates), packets.open(peer, packet)
-        return Taken(peer, packet, share, opened.norm, update=opened.update)
+        return Taken(peer, packet, share, opened.norm, opened.count, update=opened.update)
 
     # by peer, never by arrival: float sums depend on order
     taken = bounded(on_all_cores(take, sorted(updates), m), rule)
-    held = tuple(replace(t, update=None) for t in taken if t.scale < 1)
+    held, usual = tuple(replace(t, update=None) for t in taken if t.scale < 1), usual_of(taken)
     if held or rule.kind != "mean":
-        return Collected(error + RULES[rule.kind](taken, m, rule), held)
-    return Collected(add(error.clone(), taken), held)
+        return Collected(error + RULES[rule.kind](taken, m, rule), held, usual)
+    return Collected(add(error.clone(), taken), held, usual)
 
 
 def add(out: Tensor, taken: Sequence[Taken]) -> Tensor:
@@ -158,6 +160,23 @@ def bounded(taken: list[Taken], rule: Rule) -> list[Taken]:
         raise RejectedUpdate(longest.peer, f"{what}, the median of the round's {len(taken)} packets")
     limit = rule.held * median
     return [replace(t, median=median, scale=rounded(limit / t.norm)) if t.norm > limit else t for t in taken]
+
+
+def usual_of(taken: list[Taken]) -> float:
+    """The median of n_i / sqrt(k_i), k_i the number of values. A packet holds the largest of those it was
+    chosen from, so over all P coordinates d_i is no longer than this times sqrt(P), about.
+    """
+    if len(taken) < FEWEST:
+        return float("inf")
+    return rounded(median_of([t.norm / max(t.count, 1) ** 0.5 for t in taken]))
+
+
+def shortened(peer: str, norm: float, usual: float, rule: Rule) -> float:
+    """s of something that would usually be `usual` long. Raises RejectedUpdate."""
+    if usual > 0 and norm > rule.refused * usual:
+        what = f"its norm {norm:.3g} is more than {rule.refused:g} times {usual:.3g}"
+        raise RejectedUpdate(peer, f"{what}, what the round's median packet allows a whole residual")
+    return rounded(rule.held * usual / norm) if norm > rule.held * usual else 1.0
 
 
 # ---- rules -------------------------------------------------------------------------------------------------

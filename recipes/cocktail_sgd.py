@@ -40,8 +40,8 @@ from compress import (
     split,
 )
 from compress.kernels import WORTH
-from recipes.aggregate import MEAN, Collected, Rule, Taken, collect
-from recipes.opened import ROOM, Packets, RejectedUpdate, decoded
+from recipes.aggregate import MEAN, Collected, Rule, Taken, collect, shortened
+from recipes.opened import ROOM, Packets, RejectedUpdate, decoded, norm_of
 from recipes.schema import Compression
 
 
@@ -253,6 +253,7 @@ class Owner:
         self.mix, self.seed, self.rule, self.room = mix, seed, rule, room
         self.error = torch.zeros(parameters)  # e   (P,)
         self.held: tuple[Taken, ...] = ()  # whose packets the newest aggregate has only in part
+        self.usual = 0.0  # how large a value of a packet usually is; inf: nobody can say
         self._newest = -1  # round of which packets have arrived
         self._packets: Packets | None = None  # of that round, until it is aggregated
         self._lock = threading.Lock()
@@ -296,7 +297,7 @@ class Owner:
         """Line 4."""
         packet = self.mix.encode(found.D, seed=round)  # C[D]
         self._sent(round, found.D, packet)
-        self.held = found.held
+        self.held, self.usual = found.held, found.usual
         self._packets = None
         return packet
 
@@ -306,20 +307,34 @@ class Owner:
         The packet is taken as it is. To make it again would need the same encoder to the bit (this machine,
         this many threads), and what was sent is what the packet says in any case.
         """
-        D = collect(self.sample(round).take(self.error), updates, self.rule).D
-        self._sent(round, D, packet)
+        found = collect(self.sample(round).take(self.error), updates, self.rule)
+        self._sent(round, found.D, packet)
+        self.usual = found.usual
 
-    def inherit(self, peer: str, packet: bytes, share: float) -> None:
-        """e <- e + share * what a leaver's legacy holds: the swarm's mean has not lost this peer's residual.
+    def inherit(self, peer: str, packet: bytes, share: float) -> float:
+        """e <- e + share * s * what a leaver's legacy holds: the swarm's mean has not lost this residual.
+
+        Returns s: below 1 where it is longer than an honest residual, by what the newest round held.
 
         Args:
             packet: of `Worker.legacy`, over the whole vector.
             share: the weight, of 1, that the peer's packets had in the mean.
 
         Raises:
-            RejectedUpdate: it does not decode, or is not finite. e is unchanged.
+            RejectedUpdate: it does not decode, is not finite, or is far too long. e is unchanged.
         """
+        update, scale = self.legacy(peer, packet)
+        self.add(update, share * scale)
+        return scale
+
+    def legacy(self, peer: str, packet: bytes) -> tuple[Update, float]:
+        """What it holds and s, as `inherit`; e is unchanged."""
         update = decoded(peer, packet, self.error.numel())
+        usual = self.usual * self.error.numel() ** 0.5
+        return update, shortened(peer, norm_of(peer, update), usual, self.rule)
+
+    def add(self, update: Update, share: float) -> None:
+        """e <- e + share * what an update of the whole vector holds."""
         self.error.index_add_(0, update.positions.long(), update.values, alpha=share)
 
     def _sent(self, round: int, D: Tensor, packet: bytes) -> None:

@@ -39,6 +39,7 @@ class Opened:
 
     packet: bytes
     norm: float
+    count: int  # of its values
     update: Update | None  # None: there was no room for it
 
 
@@ -61,7 +62,7 @@ class Packets:
         if known is not None and known.packet == packet:
             return known
         update = decoded(peer, packet, self.m)
-        opened = Opened(packet, norm_of(peer, update), update)
+        opened = Opened(packet, norm_of(peer, update), len(update.values), update)
         with self._lock:
             self._room += held_by(self._opened.pop(peer, None))  # a round that opens again has new packets
             if held_by(opened) > self._room:

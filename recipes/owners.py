@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from compress import Cocktail, PacketError, join, split
 from recipes.aggregate import MEAN, Rule, Taken
 from recipes.cocktail_sgd import Owner
-from recipes.opened import ROOM, RejectedUpdate, decoded
+from recipes.opened import ROOM, RejectedUpdate
 from recipes.whole import write_whole
 
 Updates = Sequence[tuple[str, bytes, float]]  # (peer, packet, weight)
@@ -64,33 +64,35 @@ class Owners:
             if one:
                 owner.replay(round, part, one)
 
-    def inherit(self, peer: str, packet: bytes, share: float) -> None:
-        """As `Owner.inherit`."""
-        legacies = [[legacy] for [legacy] in self._cut([(peer, packet, share)])]
-        for owner, [(_, part, _)] in zip(self.owners, legacies, strict=True):
-            decoded(peer, part, owner.error.numel())
-        for owner, [legacy] in zip(self.owners, legacies, strict=True):
-            owner.inherit(*legacy)
+    def inherit(self, peer: str, packet: bytes, share: float) -> float:
+        """As `Owner.inherit`; returns the smallest s of a shard."""
+        [parts] = zip(*self._cut([(peer, packet, share)]), strict=True)
+        found = [owner.legacy(peer, part) for owner, (_, part, _) in zip(self.owners, parts, strict=True)]
+        for owner, (update, scale) in zip(self.owners, found, strict=True):
+            owner.add(update, share * scale)
+        return min(scale for _, scale in found)
 
     def save(self, path: Path, round: int) -> None:
         """Write every e as it is before `round`: on the disk whole under that name, or not at all."""
         errors = {name: owner.error for name, owner in zip(self._names(), self.owners, strict=True)}
-        write_whole(path, errors, {"round": str(round)})
+        usual = " ".join(str(owner.usual) for owner in self.owners)
+        write_whole(path, errors, {"round": str(round), "usual": usual})
 
     def load(self, path: Path) -> int:
         """Every e as `save` wrote it; returns the round it is before. Errors: ValueError: it is not ours."""
         try:
             with safe_open(path, "pt") as file:
-                errors = [file.get_tensor(name) for name in self._names()]
-                round = int(file.metadata()["round"])
+                errors, said = [file.get_tensor(name) for name in self._names()], file.metadata()
+            round, usual = int(said["round"]), [float(one) for one in said["usual"].split()]
         except (SafetensorError, KeyError, TypeError) as problem:
             raise ValueError(f"{path} does not hold the owner's error: {problem}") from problem
         for owner, error in zip(self.owners, errors, strict=True):
             if error.shape != owner.error.shape or error.dtype != owner.error.dtype:
                 want = tuple(owner.error.shape)
                 raise ValueError(f"{path} has {error.dtype} {tuple(error.shape)}, not {want}")
-        for owner, error in zip(self.owners, errors, strict=True):
+        for owner, error, one in zip(self.owners, errors, usual, strict=True):
             owner.error.copy_(error)
+            owner.usual = one
         return round
 
     def _names(self) -> list[str]:

@@ -157,6 +157,30 @@ def test_a_round_done_again_without_a_rejected_peer_is_replayed_as_it_was_commit
     again.end()
 
 
+def test_a_legacy_that_was_shortened_is_shortened_again_after_a_restart(tmp_path: Path) -> None:
+    """By what the round before it held, whether that round is replayed or older than the saved e."""
+    life = Life(tmp_path, 1 << 30)
+    for round in range(4):
+        life.owner.longest = 0 if round == 1 else 1 << 30  # e is saved after round 1
+        if round:
+            assert life.owner.inherit(*too_long(round)) < 1
+        updates = [*updates_of(round), ("cat", updates_of(round, salt=1)[0][1], 1.0)]
+        commit(life.ledger, round, life.owner.aggregate(round, updates))
+        life.owner.committed(round)
+    error = life.owner.owner.error
+    life.end()
+
+    again = Life(tmp_path, 1 << 30)
+    assert torch.equal(again.owner.owner.error.view(torch.int32), error.view(torch.int32))
+    assert again.owner.inherit(*too_long(4)) == life.owner.inherit(*too_long(4))
+    again.end()
+
+
+def too_long(round: int) -> tuple[str, bytes, float]:
+    generator = torch.Generator().manual_seed(round)
+    return "mallory", over_all(MIX, 1.0).encode(20 * torch.randn(P, generator=generator)), 0.3
+
+
 def test_an_error_that_cannot_be_had_is_not_taken_for_zero(tmp_path: Path) -> None:
     life = Life(tmp_path, 1 << 30)
     for round in range(2):

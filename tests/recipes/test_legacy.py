@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from compress import Cocktail
-from recipes.aggregate import OPEN, RejectedUpdate
-from recipes.cocktail_sgd import Common, Owner, Worker
+from recipes.aggregate import HELD, MEAN, OPEN, REFUSED, RejectedUpdate, Rule
+from recipes.cocktail_sgd import Common, Owner, Worker, over_all
 
 N, SEED, ROOM = 600, 3, 10**9
 EXACT = Cocktail(sample=0.5, keep=0.4, bits=32, block=16)  # sends a part, and that as it is
@@ -53,10 +53,10 @@ class Swarm:
         worker.take_out(part)
 
 
-def swarm_after(rounds: int, mix: Cocktail = EXACT) -> Swarm:
+def swarm_after(rounds: int, mix: Cocktail = EXACT, rule: Rule = OPEN) -> Swarm:
     x0 = torch.randn(N, generator=torch.Generator().manual_seed(1))
     workers = {name: Worker(x0.clone(), Common(x0.clone(), mix, SEED)) for name in WEIGHTS}
-    swarm = Swarm(workers, Owner(N, mix, SEED, OPEN))  # who has drained is not the measure of who has not
+    swarm = Swarm(workers, Owner(N, mix, SEED, rule))  # open: who has drained is no measure of who has not
     generator = torch.Generator().manual_seed(2)
     for _ in range(rounds):
         swarm.round({name: 0.01 * torch.randn(N, generator=generator) for name in WEIGHTS})
@@ -126,3 +126,45 @@ def test_a_legacy_that_is_none_is_refused_by_name_and_changes_nothing(damage: st
         swarm.owner.inherit("mallory", bytes(packet), 10.0)
 
     assert torch.equal(swarm.owner.error, error)
+
+
+# ---- what a liar can hand over -----------------------------------------------------------------------------
+
+COCKTAIL = Cocktail(sample=0.25, keep=0.2, bits=4, block=16)
+
+
+def legacy_of(norm: float) -> bytes:
+    v = torch.randn(N, generator=torch.Generator().manual_seed(9))
+    return over_all(EXACT, 1.0).encode(norm * v / v.norm())
+
+
+@pytest.mark.parametrize("mix", [EXACT, COCKTAIL], ids=["exact", "cocktail"])
+def test_an_honest_legacy_is_taken_whole(mix: Cocktail) -> None:
+    swarm = swarm_after(30, mix, MEAN)
+    for name, worker in swarm.workers.items():
+        part = worker.legacy(ROOM)
+
+        assert part is not None
+        assert swarm.owner.inherit(name, part.packet, 1 / 3) == 1.0
+
+
+def test_a_legacy_longer_than_a_residual_can_be_is_shortened_to_what_the_round_before_held() -> None:
+    swarm = swarm_after(30, COCKTAIL, MEAN)
+    longest = max(worker.residual_norm() for worker in swarm.workers.values())
+    before = swarm.owner.error.clone()
+    scale = swarm.owner.inherit("mallory", legacy_of(20 * longest), 1.0)
+
+    moved = float((swarm.owner.error - before).norm())
+    limit = HELD * swarm.owner.usual * N**0.5
+    assert moved == pytest.approx(scale * 20 * longest, rel=1e-4)
+    assert moved == pytest.approx(limit, rel=1e-4)
+    assert moved < 5 * longest, "what an honest leaver could have moved, five times"
+    with pytest.raises(RejectedUpdate, match=r"mallory is refused: its norm \S+ is more than 20 times"):
+        swarm.owner.inherit("mallory", legacy_of(1.1 * REFUSED / HELD * limit), 1.0)
+
+
+def test_who_leaves_before_anything_was_sent_has_nothing_to_hand_over() -> None:
+    owner = Owner(N, COCKTAIL, SEED)
+
+    assert owner.inherit("mallory", legacy_of(1.0), 1.0) == 0.0
+    assert not owner.error.any()

@@ -102,7 +102,7 @@ class Run:
                 children.stop(self.within(LEAVE_WITHIN))
                 if hub.join(self.within(HUB_ENDS_WITHIN)):
                     hub.ledger.close()
-                    work.owner.close()
+                    work.close()
             full = hub.error is not None and disk_is_full(hub.error)
             self.hand_over(work, record, narrator, ended, full)
 
@@ -151,7 +151,7 @@ class Run:
         keys, name = (RunKeys(**old.keys), old.run) if old else (RunKeys.generate(), new_name())
         settings = settings_of(work, name, peers, own_keys().public)
         ledger = Ledger(self.folder / in_folder.LEDGER, run=name, samples=settings.samples)
-        work.owner.recover(ledger)
+        work.recover(ledger)
         narrator.recall(ledger)
         hub = Hub(listen.bind, listen.port, keys, ledger, settings, work)
         work.tell = hub.warn

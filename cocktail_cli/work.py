@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 from cocktail_cli.folder import SNAPSHOTS
 from cocktail_cli.kept_owner import KeptOwner
+from cocktail_cli.probing import Probing
 from cocktail_cli.snapshots import Place, served
-from transport import RunSettings
+from transport import Ledger, RunSettings
+from transport.errors import UpdateRejected
 from transport.messages import File
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from recipes.cocktail_sgd import Common
     from recipes.data import Corpus
     from recipes.flat import Layout
+    from recipes.probe import Probe
     from recipes.schema import Recipe
 
 
@@ -29,7 +32,7 @@ TOLD = {10**i for i in range(9)}  # how often a peer was held, where that is tol
 
 
 class RunWork:
-    """A run's corpus, its base model and the owner's half of Algorithm 1.
+    """A run's corpus, its base model and the owner's half of Algorithm 1. `recover` first, `close` last.
 
     Args:
         ledger: the folder of the run's ledger; `owner` keeps its error there, else it is only read here.
@@ -54,6 +57,33 @@ class RunWork:
         self.held_out = corpus.pack_held_out()
         self.held = Counter[str]()  # rounds in which a peer's packet was taken only in part
         self.tell: Callable[[str, str], None] = lambda peer, message: None
+        self.probing: Probing | None = None  # where the recipe asks for it, from `recover` on
+        self.taken: Sequence[tuple[str, bytes, float]] = ()  # what the newest aggregate was made of
+
+    def recover(self, ledger: Ledger) -> None:
+        """Bring all that is kept to where the ledger stands, before the hub starts. Raises LedgerError."""
+        self.owner.recover(ledger)
+        if self.recipe.swarm.probe_batch_size:
+            round = len(ledger.rounds())
+            self.probing = Probing(lambda: self.probe(round), lambda peer, what: self.tell(peer, what))
+            self.probing.start()
+
+    def probe(self, round: int) -> Probe:
+        """The probe, at x' of `round`. Slow."""
+        from recipes.model import load_model
+        from recipes.probe import Probe
+
+        model = load_model(self.base.folder, self.recipe.model.attn_implementation)
+        probe = Probe(model, self.recipe, self.corpus)
+        if round:
+            probe.start_from(folded(self.recipe, self.base.folder, self.ledger, round).common)
+        return probe
+
+    def close(self) -> None:
+        """The hub has ended."""
+        if self.probing:
+            self.probing.close()
+        self.owner.close()
 
     def samples(self, ids: Sequence[int]) -> bytes:
         return self.corpus.pack(ids)
@@ -65,7 +95,12 @@ class RunWork:
         self.owner.owner.arrived(round, peer, packet)
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+        if self.probing:
+            for peer, _, _ in updates:
+                if why := self.probing.objection(peer):
+                    raise UpdateRejected(peer, why)
         packet = self.owner.aggregate(round, updates)
+        self.taken = updates
         for taken in self.owner.owner.held:
             self.held[taken.peer] += 1
             if self.held[taken.peer] in TOLD:
@@ -74,13 +109,20 @@ class RunWork:
         return packet
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
-        self.owner.inherit(peer, packet, share)
+        if self.probing and peer in self.probing.found:
+            raise UpdateRejected(peer, self.probing.found[peer])
+        if (scale := self.owner.inherit(peer, packet, share)) < 1:
+            self.tell(peer, f"its legacy was shortened to {scale:.0%}: no honest residual is so long")
 
     def committed(self, round: int, packet: bytes) -> None:
         """The owner's error moved with the aggregate already, and x' is folded from the ledger when asked
         for.
         """
         self.owner.committed(round)
+        if self.probing:
+            held = frozenset(taken.peer for taken in self.owner.owner.held)
+            self.probing.committed(packet, self.taken, held)
+        self.taken = ()
 
     def fingerprint(self, round: int) -> int:
         return folded(self.recipe, self.base.folder, self.ledger, round).common.fingerprint

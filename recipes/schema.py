@@ -153,6 +153,7 @@ class Swarm(Section):
     start_timeout: Seconds = 1800.0  # waiting for min_peers
     step_timeout: Seconds = 600.0  # the longest a step waits; as a rule measured paces end it earlier
     peer_timeout: Seconds = 30.0  # a silent peer is dropped
+    probe_batch_size: Annotated[int, Field(ge=0)] = 0  # samples on which the hub measures packets; 0: none
 
 
 class Checkpoint(Section):

@@ -161,7 +161,7 @@ class Swarm:
         self.work = RunWork(recipe, self.base, self.corpus, folder / "ledger")
         settings = replace(settings_of(self.work, "test-run"), min_peers=min_peers, linger_s=0.5)
         self.memory = MemorySwarm(settings, self.work, folder / "ledger")
-        self.work.owner.recover(self.memory.ledger)
+        self.work.recover(self.memory.ledger)
         self.members: dict[str, Member] = {}
 
     def __enter__(self) -> Swarm:
@@ -170,7 +170,7 @@ class Swarm:
 
     def __exit__(self, *_: object) -> None:
         self.memory.__exit__()
-        self.work.owner.close()
+        self.work.close()
 
     def model(self) -> PreTrainedModel:
         return load_model(self.base.folder)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from compress import Cocktail, PacketError, decode, join, split
-from recipes.aggregate import RejectedUpdate
+from recipes.aggregate import OPEN, RejectedUpdate
 from recipes.cocktail_sgd import Common, Owner, Worker
 from recipes.owners import Owners
 
@@ -135,7 +135,7 @@ def test_the_largest_of_each_shard_are_handed_over_within_the_room() -> None:
 
     assert part is not None
     assert len(part.packet) <= 700
-    owners = Owners(N, MIX, SEED)
+    owners = Owners(N, MIX, SEED, OPEN)
     owners.inherit("bob", part.packet, 0.5)
     for shard, owner, piece in zip(MIX.cut(N, SEED), owners.owners, part.pieces, strict=True):
         d = shard.of(worker.x - worker.common.vector).abs()

@@ -1,0 +1,107 @@
+"""The probe beside the hub (recipes/probe.py): a thread that holds x', judges rounds, and says who hurts.
+
+    commit thread   aggregate: who was found is refused  ->  ledger  ->  committed(packet, updates)
+    this thread     g at x'  ->  a round is committed: what its packets do along g  ->  x' moves on  ->  g ...
+
+The hub waits for none of it: a round that is committed before a gradient is ready is judged by nobody, and
+each gradient judges one round. What goes wrong here is a warning; the run goes on without the probe.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cocktail_cli.errors import explain
+from transport.admission import STRIKES
+
+if TYPE_CHECKING:
+    from recipes.probe import Probe
+
+log = logging.getLogger(__name__)
+
+ENDS_WITHIN = 10.0  # seconds for a forward and backward pass under way
+
+Updates = Sequence[tuple[str, bytes, float]]
+
+
+@dataclass(frozen=True)
+class Committed:
+    """One round: what goes to x', and what is judged of it, if anything."""
+
+    packet: bytes
+    updates: Updates = ()
+    held: frozenset[str] = frozenset()  # whose packets were shortened
+
+
+class Probing:
+    """The thread.
+
+    Args:
+        load: makes the probe, at x' of the round the run goes on with; called in the thread.
+        tell: (peer, message) for the owner.
+    """
+
+    def __init__(self, load: Callable[[], Probe], tell: Callable[[str, str], None]) -> None:
+        self.load, self.tell = load, tell
+        self.found: dict[str, str] = {}  # who hurts, and why
+        self.refused = Counter[str]()  # packets of those
+        self.rounds: queue.SimpleQueue[Committed | None] = queue.SimpleQueue()
+        self.ready = threading.Event()  # there is a gradient that has judged no round
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._guarded, name="probe", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def committed(self, packet: bytes, updates: Updates, held: frozenset[str] = frozenset()) -> None:
+        """The next round is durable."""
+        if self.thread.is_alive():
+            self.rounds.put(Committed(packet, updates if self.ready.is_set() else (), held))
+
+    def objection(self, peer: str) -> str:
+        """Why this peer's packet is refused; empty: it is not. After three it is out, and the next one called
+        so is somebody else.
+        """
+        why = self.found.get(peer, "")
+        self.refused[peer] += bool(why)
+        if self.refused[peer] == STRIKES:
+            del self.found[peer], self.refused[peer]
+        return why
+
+    def close(self) -> None:
+        self.stopped.set()
+        self.rounds.put(None)
+        if self.thread.ident is not None:
+            self.thread.join(ENDS_WITHIN)
+
+    # ---- in the thread -------------------------------------------------------------------------------------
+
+    def _guarded(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            log.warning("the probe ended", exc_info=True)
+            self.tell("", f"the run goes on without its probe: {explain(error).message}")
+
+    def _work(self) -> None:
+        from recipes.probe import Evidence
+
+        probe, evidence = self.load(), Evidence()
+        while not self.stopped.is_set():
+            if self.rounds.empty() and not self.ready.is_set():
+                probe.look(self.stopped.is_set)
+                self.ready.set()
+            round = self.rounds.get()
+            if round is None:
+                return
+            if round.updates and self.ready.is_set():
+                self.ready.clear()
+                for verdict in evidence.add(probe.gains(round.updates), round.held):
+                    self.found[verdict.peer] = verdict.why
+            probe.common.apply(round.packet)

@@ -1,0 +1,77 @@
+"""A peer that lies in the numbers of its packets, in a whole run whose owner probes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from in_process import Member, Swarm, recipe_of, rows, save_tiny
+
+from cocktail_cli.work import RunWork
+from recipes.cocktail_sgd import Part, Worker
+from recipes.finetune import Event, StepDone
+from transport import Ledger
+from transport import events as hub
+
+pytestmark = pytest.mark.slow
+
+
+class Liar(Worker):
+    """Sends ten times the opposite of what it found."""
+
+    def start(self) -> Part:
+        part = super().start()
+        return replace(part, packet=self.common.mix.encode(-10 * part.update.dense()))
+
+
+def error_of(work: RunWork) -> torch.Tensor:
+    return torch.cat([owner.error for owner in work.owner.owner.owners])
+
+
+def test_who_undoes_the_work_of_others_is_put_out_with_the_reason_and_e_is_replayed_to_the_bit(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(66)))
+    recipe = recipe_of(
+        save_tiny("gpt_neox", tmp_path / "neox"),
+        data,
+        training={"max_steps": 16, "global_batch_size": 5},
+        swarm={"probe_batch_size": 4},
+        compression={"random_ratio": 0.5},
+        checkpoint={"eval_steps": None},
+    )
+    with Swarm(recipe, tmp_path / "run", min_peers=4) as swarm:
+
+        def pace(member: Member, event: Event) -> None:
+            """So that each round is judged: they are shorter here than a gradient takes."""
+            assert swarm.work.probing is not None
+            if isinstance(event, StepDone):
+                swarm.work.probing.ready.wait(5)
+
+        names = ("ann", "bob", "cat", "dan", "eve")
+        for member in [swarm.prepare(name) for name in names]:
+            if member.name == "eve":
+                worker = member.peer.worker
+                member.peer.worker = Liar(worker.x, worker.common, worker.name_at, worker.dither)
+            swarm.go(member, pace)
+        events = swarm.wait()
+        error = error_of(swarm.work)
+
+    eve = swarm.members["eve"]
+    refusals = [step.refused for step in eve.steps if step.refused]
+    assert refusals
+    assert all("raise the loss of the owner's probe batch" in why for why in refusals)
+    left = {event.peer: event.reason for event in events if isinstance(event, hub.PeerLeft)}
+    assert "3 unusable packets, the last: its last" in left["eve"]
+    for name in names[:-1]:
+        swarm.members[name].join()
+        assert not any(step.refused for step in swarm.members[name].steps)
+    again = RunWork(recipe, swarm.base, swarm.corpus, tmp_path / "run" / "ledger")
+    with Ledger(tmp_path / "run" / "ledger", run="test-run", samples=len(swarm.corpus)) as ledger:
+        again.owner.recover(ledger)
+    again.owner.close()
+    assert torch.equal(error_of(again).view(torch.int32), error.view(torch.int32))

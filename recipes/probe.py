@@ -60,7 +60,7 @@ class Verdict:
         if self.harm < 0.5:
             return (
                 f"{what} are longer than the others and of no use: they lower the loss of the owner's probe "
-                f"batch by {-self.harm:.1f} times what the usual packet does"
+                f"batch by {max(-self.harm, 0.0):.1f} times what the usual packet does"
             )
         return (
             f"{what} raise the loss of the owner's probe batch, "

@@ -24,7 +24,8 @@ class Liar(Worker):
 
     def start(self) -> Part:
         part = super().start()
-        return replace(part, packet=self.common.mix.encode(-10 * part.update.dense()))
+        [piece] = part.pieces
+        return replace(part, packet=self.common.mix.encode(-10 * piece.update.dense()))
 
 
 def error_of(work: RunWork) -> torch.Tensor:

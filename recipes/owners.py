@@ -66,8 +66,8 @@ class Owners:
 
     def inherit(self, peer: str, packet: bytes, share: float) -> float:
         """As `Owner.inherit`; returns the smallest s of a shard."""
-        [parts] = zip(*self._cut([(peer, packet, share)]), strict=True)
-        found = [owner.legacy(peer, part) for owner, (_, part, _) in zip(self.owners, parts, strict=True)]
+        parts = [part for [(_, part, _)] in self._cut([(peer, packet, share)])]
+        found = [owner.legacy(peer, part) for owner, part in zip(self.owners, parts, strict=True)]
         for owner, (update, scale) in zip(self.owners, found, strict=True):
             owner.add(update, share * scale)
         return min(scale for _, scale in found)

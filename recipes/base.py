@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ TEXT = (
     "chat_template.jinja",
 )
 BESIDE_WEIGHTS = ("config.json", "generation_config.json", *TEXT)
+LOADING = threading.RLock()  # held by whoever is in transformers' loading code (`quiet`)
 BLOCK = 1 << 20  # bytes under one hash (transport.chunks has the same)
 
 
@@ -215,7 +217,7 @@ def _make_builtin(name: str, seed: int, folder: Path) -> Path:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     source = BUILTIN_MODELS[name]
-    with torch.random.fork_rng(devices=[]):
+    with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
     with written_whole(folder) as part, quiet():
@@ -248,19 +250,24 @@ def written_whole(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars and no advice from transformers: the library tells, the command shows."""
+    """No progress bars and no advice from transformers: the library tells, the command shows.
+
+    For one thread at a time: while transformers loads a model it takes `tie_weights` and the initialization
+    out of its classes, for the whole process. Two that do so together leave them out for good.
+    """
     from transformers.utils import logging
 
     tell: Any = logging  # it has no types
-    bars, level = tell.is_progress_bar_enabled(), tell.get_verbosity()
-    tell.disable_progress_bar()
-    tell.set_verbosity_error()
-    try:
-        yield
-    finally:
-        tell.set_verbosity(level)
-        if bars:
-            tell.enable_progress_bar()
+    with LOADING:
+        bars, level = tell.is_progress_bar_enabled(), tell.get_verbosity()
+        tell.disable_progress_bar()
+        tell.set_verbosity_error()
+        try:
+            yield
+        finally:
+            tell.set_verbosity(level)
+            if bars:
+                tell.enable_progress_bar()
 
 
 def _looks_local(name: str) -> bool:

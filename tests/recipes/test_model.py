@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,16 @@ def test_tied_weights_stand_in_the_vector_once(folders, name: str) -> None:
 
     assert not any("lm_head" in parameter for parameter in layout.names)
     assert layout.size == sum(p.numel() for p in model.parameters())
+
+
+def test_models_that_are_loaded_by_several_threads_are_whole_and_so_is_transformers_after_it(folders) -> None:
+    before = transformers.PreTrainedModel.tie_weights
+
+    with ThreadPoolExecutor(4) as threads:
+        loaded = list(threads.map(load_model, [folders["gpt2"]] * 8))
+
+    assert transformers.PreTrainedModel.tie_weights is before
+    assert all(model.lm_head.weight is model.transformer.wte.weight for model in loaded)
 
 
 def test_a_vector_of_another_length_is_refused(neox) -> None:

@@ -38,8 +38,9 @@ from recipes.optim import learning_rate, set_learning_rate
 from recipes.probe import Evidence, Probe
 from recipes.recipe import load_recipe
 from recipes.schema import Recipe
+from transport.admission import STRIKES
 
-PEERS, LIARS, STRIKES = 10, 2, 3
+PEERS, LIARS = 10, 2
 SHORT = ["max_steps=40", "global_batch_size=30", "max_length=64", "val_set_size=0.1", "warmup_steps=3"]
 SHORT += ["probe_batch_size=8"]
 PROBE = "+probe"

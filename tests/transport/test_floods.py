@@ -17,7 +17,7 @@ import pytest
 from tcp_proxy import TcpProxy
 from test_hub_and_peer import FAST, Running
 from test_strangers import MORE, resident
-from toy_swarm import ToyPeer, ToyWork, toy_settings
+from toy_swarm import ToyWork, toy_settings
 
 from transport import PeerLink, RunURL, ask_status
 
@@ -39,13 +39,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     work = ToyWork(objects={BLOB: bytes(8 << 20)})
     settings = toy_settings(**FAST, samples=10**6, peer_timeout=30.0, step_timeout=60.0)
     hub = Running(tmp_path_factory.mktemp("floods"), settings, work=work)
-    peer = ToyPeer(PeerLink(hub.url, "ann"))
-    thread = peer.start()
-    hub.until(lambda _: hub.committed() > 3)
-    yield hub
-    hub.close()
-    thread.join(5.0)
-    assert peer.error is None
+    with hub.training():
+        yield hub
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,17 @@ class Running:
         self._listener.join(timeout)
         assert not self._listener.is_alive(), self.events[-3:]
         return next(e for e in self.events if isinstance(e, RunEnded))
+
+    @contextmanager
+    def training(self) -> Iterator[Running]:
+        """While one honest peer trains; the hub is closed after it, and the peer must have met no error."""
+        peer = ToyPeer(PeerLink(self.url, "ann"))
+        thread = peer.start()
+        self.until(lambda _: self.committed() > 3)
+        yield self
+        self.close()
+        thread.join(5.0)
+        assert peer.error is None
 
 
 @pytest.fixture

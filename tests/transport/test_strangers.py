@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import zmq
 from test_hub_and_peer import FAST, Running, say
-from toy_swarm import ToyPeer, toy_settings
+from toy_swarm import toy_settings
 
-from transport import PeerLink, ask_status
+from transport import ask_status
 from transport.errors import Unreachable
 from transport.keys import CurveKeys, as_z85
 from transport.messages import Hello, encode
@@ -32,13 +32,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A hub whose one honest peer trains for as long as it takes."""
     folder: Path = tmp_path_factory.mktemp("strangers")
     hub = Running(folder, toy_settings(**FAST, samples=10**6))
-    peer = ToyPeer(PeerLink(hub.url, "ann"))
-    thread = peer.start()
-    hub.until(lambda _: hub.committed() > 3)
-    yield hub
-    hub.close()
-    thread.join(5.0)
-    assert peer.error is None
+    with hub.training():
+        yield hub
 
 
 def dialled(running: Running) -> socket.socket:

@@ -144,6 +144,8 @@ class Connections:
             return
         if line is None or line.conn != conn:
             self._silent.pop(number, None)
+            if line is not None:
+                self._numbers.pop(line.conn, None)
             line = self._lines[number] = Line(conn, now)
             self._numbers[conn] = number
         line.read += size

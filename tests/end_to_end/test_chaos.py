@@ -27,6 +27,7 @@ def fault(number: int, kind: str, target: str, lasts: float = 0.0) -> Fault:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.skipif(not possible(), reason="no SIGSTOP and SIGKILL on this system")
 def test_a_run_under_faults_keeps_every_promise(tmp_path: Path) -> None:
     write_data(tmp_path / "rows.jsonl", 2000)

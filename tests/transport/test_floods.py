@@ -27,6 +27,7 @@ from attacks import BLOB  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.alone,
     pytest.mark.skipif(sys.platform != "linux", reason="TCP_INFO, and the addresses 127.0.0.2 and on"),
 ]
 PATIENCE_S = 60.0  # on a busy machine; not what is measured here

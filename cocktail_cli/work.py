@@ -108,6 +108,18 @@ class RunWork:
                 self.tell(taken.peer, f"{count}: {taken.why}")
         return packet
 
+    def own(self, round: int, shards: Sequence[int]) -> bytes:
+        return self.owner.own(round, shards)
+
+    def joined(
+        self,
+        round: int,
+        hubs: Sequence[int],
+        own: bytes,
+        parts: Sequence[tuple[str, Sequence[int], bytes]],
+    ) -> bytes:
+        return self.owner.joined(round, own, parts) if parts else own
+
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         if self.probing and peer in self.probing.found:
             raise UpdateRejected(peer, self.probing.found[peer])
@@ -156,6 +168,8 @@ def settings_of(work: RunWork, run: str, first_peers: int = 1, own_key: str = ""
         versions=versions(),
         holds={**digests_of(work.base.files), "recipe": recipe.recipe_hash},
         parameters=work.parameters,
+        shards=recipe.compression.shards,
+        owners=swarm.owners,
         eval=bool(work.corpus.held_out),
         eval_every=recipe.checkpoint.eval_every(steps),
         join=swarm.join,

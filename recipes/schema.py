@@ -150,6 +150,7 @@ class Swarm(Section):
     join: Literal["token", "approve"] = "token"  # approve: the owner says yes to each newcomer as well
     min_peers: Whole = 1  # no step starts with fewer
     max_peers: Whole | None = None  # more are refused
+    owners: Literal["hub", "peers"] = "hub"  # peers: those that can be reached own the shards
     start_timeout: Seconds = 1800.0  # waiting for min_peers
     step_timeout: Seconds = 600.0  # the longest a step waits; as a rule measured paces end it earlier
     peer_timeout: Seconds = 30.0  # a silent peer is dropped

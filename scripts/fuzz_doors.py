@@ -21,7 +21,7 @@ from fuzz_bytes import INTS, Target, bent, joined, message, mutated, parts_of
 from msgspec import msgpack
 
 from transport import messages as m
-from transport.bandwidth import Bandwidth
+from transport.bandwidth import Bandwidth, BothWays
 from transport.bulk import AT_ONCE, CHUNK
 from transport.carrier import AHEAD, Carrier, in_memory
 from transport.catch_up import CatchUp, Own, State
@@ -289,7 +289,7 @@ class PeerEnd:
 def joined_carrier() -> Carrier:
     """A peer in a run: one bulk flow, downloads and an upload under way."""
     hello = m.Hello(1, "token", "toy-run", "ann")
-    carrier = Carrier(PeerEnd(), PeerState(hello), 4, 60.0, "hub:1", Bandwidth())  # type: ignore[arg-type]
+    carrier = Carrier(PeerEnd(), PeerState(hello), 4, 60.0, "hub:1", BothWays(Bandwidth()))  # type: ignore[arg-type]
     carrier._take(Up(0), 0.0)
     carrier._take(Came(0, [PEER_BYTES[0]]), 0.0)
     carrier._take(Up(1), 0.0)

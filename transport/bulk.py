@@ -397,6 +397,7 @@ class Inbox:
 
     def __init__(self, refuses: Callable[[str, str, int], str | None]) -> None:
         self._refuses = refuses
+        self.at_once = AT_ONCE
         self._parts: dict[tuple[str, str], Parts] = {}
 
     def receive(
@@ -429,7 +430,7 @@ class Inbox:
         old = self._parts.get(key)
         if old is None or (old.map.size, old.map.chunk, old.sha256) != (m.size, m.chunk, m.sha256):
             old = self._parts[key] = Parts(m.size, m.sha256, m.chunk)
-            for other in [k for k in self._parts if k[0] == key[0]][:-AT_ONCE]:
+            for other in [k for k in self._parts if k[0] == key[0]][: -self.at_once]:
                 del self._parts[other]
         return Have(m.name, old.map.bitmap())
 

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from .bandwidth import Bandwidth, Bucket
+from .bandwidth import BothWays
 from .bulk import CHUNK, BulkPeer
 from .chunks import Parts
 from .errors import LinkLost, ProtocolError, TransportError, Unreachable
@@ -53,7 +53,7 @@ class Carrier:
         flows: int,
         patience: float,
         address: str,
-        bandwidth: Bandwidth,
+        buckets: BothWays,
     ) -> None:
         self.state, self.bulk = state, BulkPeer()
         self.changed = threading.Condition()
@@ -61,7 +61,7 @@ class Carrier:
         self.broken: TransportError | None = None  # why nothing more will come of this link
         self.closing = False
         self.bytes_up = self.bytes_down = 0  # on the wire, ZMTP and CURVE framing included
-        self._may_send, self._may_ask = Bucket(bandwidth.up), Bucket(bandwidth.down)
+        self._may_send, self._may_ask = buckets.up, buckets.down
         self._wire, self._address = wire, address
         self._flows = range(1, flows + 1)
         self._up: set[int] = set()
@@ -196,7 +196,7 @@ class Carrier:
             self.bulk.offer_again()
         if isinstance(message, Round) and message.samples:
             self._fetch_ahead(f"lease/{message.round}", 0)
-        elif isinstance(message, Committed) and self.state.takes_part:
+        elif isinstance(message, Committed) and self.state.takes_part and not self.state.assembles:
             self._fetch_ahead(f"packet/{message.round}", message.size)
 
     def _fetch_ahead(self, name: str, size: int) -> None:

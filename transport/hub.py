@@ -21,11 +21,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from . import actions as do
-from .bulk import Arrived, Inbox
+from .bulk import AT_ONCE, Arrived, Inbox
 from .chunks import Parts
 from .errors import ProtocolError, UpdateRejected
 from .events import Event, Warned
 from .flows import Flows
+from .hub_shards import HubShards
 from .hub_state import HubState
 from .ids import expand
 from .keys import CurveKeys, RunKeys
@@ -54,7 +55,7 @@ from .sessions import wrong_version
 from .settings import RunSettings, Work
 from .sockets import RouterWire
 from .status import Traffic
-from .uploads import UPDATE, refuses, round_of
+from .uploads import LEGACY, UPDATE, refuses, round_of
 from .wire import GUARD_S, HANDSHAKE_DOWN, HANDSHAKE_UP, Frames, HubWire, key_of, wire_size
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -86,7 +87,9 @@ class Hub:
         self.port = self._wire.port
         self._state = HubState(settings, keys.token, keys.stop, time.monotonic(), ledger.recover())
         self._inbox = Inbox(self._refuses)
-        self._objects = Objects(ledger, work, self._lease)
+        own = CurveKeys(keys.public, keys.secret)
+        self._shards = HubShards(self._state, work, self._call, self.warn, own)
+        self._objects = Objects(ledger, work, self._lease, self._shards.find)
         self._flows = Flows()
         self._guard_at = 0.0
         self._packets: dict[tuple[str, int], Future[bytes]] = {}  # (session, round) -> its update, opened
@@ -155,6 +158,7 @@ class Hub:
             self.error = error
             self._act(self._state.failed(f"{type(error).__name__} in the hub: {error}", 1, time.monotonic()))
         finally:
+            self._shards.gather.end()
             self._commits.shutdown()
             self._openers.shutdown(cancel_futures=True)
             self._reader.shutdown(cancel_futures=True)
@@ -273,7 +277,9 @@ class Hub:
         if round is not None:
             self._packets[session, round] = self._openers.submit(self._open, round, sender.name, upload.parts)
             self._act(self._state.uploaded(session, round, now))
-        else:  # a legacy: `refuses` let no other in
+        elif round_of(LEGACY, upload.name) is None:
+            self._act(self._shards.arrived(upload, now))
+        else:
             self._legacies[session] = upload.parts
             self._act(self._state.handed_over(session, upload.parts.map.size, now))
 
@@ -324,16 +330,30 @@ class Hub:
             elif isinstance(action, do.Tell):
                 self._events.put(replace(action.event, at=time.time()))
             elif isinstance(action, do.Commit):
-                packets = {c.session: self._packets[c.session, action.round] for c in action.claims}
+                there = {c.session: self._packets.get((c.session, action.round)) for c in action.claims}
+                packets = {session: parts for session, parts in there.items() if parts is not None}
                 self._later(lambda a=action, p=packets: self._commit(a, p))  # type: ignore[misc]
             elif isinstance(action, do.Lease):
                 self._opened[action.round] = time.time()
                 self._inbox.forget(lambda name, now=action.round: round_of(UPDATE, name) not in (None, now))  # type: ignore[misc]
                 self._packets = {k: v for k, v in self._packets.items() if k[1] >= action.round}
+                self._shards.opened(action.round)
+                self._inbox.at_once = AT_ONCE + action.owners
                 self._later(lambda a=action: self._write_leases(a))  # type: ignore[misc]
             elif isinstance(action, do.Inherit):
                 legacy = self._legacies.pop(action.session)
-                self._later(lambda a=action, p=legacy: self._inherit(a, p))  # type: ignore[misc]
+                if action.estate:
+                    self._shards.estates[action.estate] = legacy.data()
+                else:
+                    self._later(lambda a=action, p=legacy: self._inherit(a, p))  # type: ignore[misc]
+            elif isinstance(action, do.Reach):
+                self._shards.reach(action)
+            elif isinstance(action, do.Keep):
+                self._shards.estates[action.number] = action.packet
+            elif isinstance(action, do.Unusable):
+                self._shards.gather.refuse(action.attempt, action.peer, action.reason)
+            elif isinstance(action, do.LoseOwner):
+                self._shards.gather.lose(action.session, "it is gone or silent")
             elif isinstance(action, do.FindFingerprint):
                 self._later(lambda a=action: self._find_fingerprint(a))  # type: ignore[misc]
             elif isinstance(action, do.Enrol):
@@ -355,6 +375,7 @@ class Hub:
                 row = EvaluationRow(action.round, action.step, action.loss, action.tokens, action.final)
                 self._later(lambda r=row: self.ledger.evaluated(r))  # type: ignore[misc]
             elif isinstance(action, do.End):
+                self._shards.gather.end()
                 self._end_at = time.monotonic() + self.settings.linger_s
                 self._end_by = self._end_at + LONGEST_LINGER_S
 
@@ -385,6 +406,7 @@ class Hub:
             self._call(lambda: self._state.failed(reason, code, time.monotonic()))
 
     def _write_leases(self, action: do.Lease) -> None:
+        self._shards.own(action.round, action.shards)
         self.ledger.leased(action.round, action.leases)
         self._call(lambda: self._state.leased(action.round, time.monotonic()))
 
@@ -411,14 +433,15 @@ class Hub:
             claims = {peer: c for peer, c in claims.items() if tokens[peer]}
         rejected: dict[str, str] = {}
         packet: bytes | None = None
+        self._shards.gather.begin()
         while claims and packet is None:
             equal = not any(tokens[peer] for peer in claims)  # nothing trained yet: everybody counts the same
             updates = [
-                (peer, packets[c.session], 1.0 if equal else float(tokens[peer]))
+                (peer, packets.get(c.session, b""), 1.0 if equal else float(tokens[peer]))
                 for peer, c in claims.items()
             ]
             try:
-                packet = self.work.aggregate(action.round, updates)
+                packet = self._shards.aggregate(action, updates)
             except UpdateRejected as error:
                 rejected[error.peer] = error.reason
                 if claims.pop(error.peer, None) is None:
@@ -432,7 +455,7 @@ class Hub:
         row = row_of(action, accepted, sum(tokens[peer] for peer in claims), opened_at, time.time())
         counted = tuple(Counted(r, c.peer, c.session, ids) for c in accepted for r, ids in c.leases.items())
         self.ledger.commit(row, packet, counted)
-        sizes = {peer: len(packets[c.session]) for peer, c in claims.items()}
+        sizes = {peer: len(packets.get(c.session, b"")) for peer, c in claims.items()}
         done = do.CommitDone(
             action.round,
             len(packet),
@@ -440,9 +463,11 @@ class Hub:
             sizes,
             {peer: tokens[peer] for peer in claims},
             rejected,
+            self._shards.gather.lost,
         )
         self._call(lambda: self._state.committed(done, time.monotonic()))
         self.work.committed(action.round, packet)
+        self._shards.committed(action)
 
     # ---- the reader thread ---------------------------------------------------------------------------------
 

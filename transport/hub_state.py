@@ -14,10 +14,11 @@ the latest. The tables are PHASES (rounds.py) and NEXT (sessions.py); the books 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from . import actions as do
-from . import events
+from . import events, sharding
 from .admission import Admission
 from .evaluation import Evaluations
 from .finale import evaluated, finish_or_wait
@@ -33,6 +34,7 @@ from .messages import (
     AskStop,
     Evaluated,
     Hello,
+    Holds,
     Leave,
     Over,
     Pong,
@@ -41,9 +43,11 @@ from .messages import (
     Report,
     Resume,
     ToHub,
+    Unusable,
 )
 from .opening import TELL_S, open_or_wait
 from .owner import ordered
+from .owners import Estates
 from .pace import Pace
 from .rounds import PHASES, Exchange, Phase
 from .sessions import Kind, Session, State
@@ -82,6 +86,7 @@ class HubState:
         self.members = Members(settings, self.out, self._session_ended, now)
         self.admission = Admission(settings, self.out, recovered.peers)
         self.exchange: Exchange | None = None
+        self.estates = Estates()
         self.pace = Pace(settings.step_timeout)
         self.history = History(recovered)
         self.started = now
@@ -120,6 +125,10 @@ class HubState:
             self._report(session, message, now)
         elif isinstance(message, Evaluated):
             evaluated(self, session, message)
+        elif isinstance(message, Holds):
+            sharding.holds(self, session, message, now)
+        elif isinstance(message, Unusable):
+            sharding.unusable(self, session, message)
         elif isinstance(message, Leave):
             self.out.send(conn, Over(f"left: {message.reason}", self.finished))
             self.members.end(session, f"left: {message.reason}")
@@ -141,7 +150,40 @@ class HubState:
         if session and ex and self.phase is Phase.OPEN and ex.round == round and session_id in ex.members:
             session.seen = now
             ex.uploads.add(session_id)
-            self._maybe_arrived(session, ex, now)
+            self.maybe_arrived(session, ex, now)
+        return self._drain(now)
+
+    def part_uploaded(self, session_id: str, owner: str, round: int, now: float) -> list[do.Action]:
+        """What this session sends to that owner is here, whole."""
+        session = self.members.get(session_id)
+        if session is not None:
+            session.seen = now
+            sharding.part_came(self, owner, session, round, now)
+        return self._drain(now)
+
+    def reached(self, session_id: str, ok: bool, now: float) -> list[do.Action]:
+        """Its door was dialled."""
+        session = self.members.get(session_id)
+        if session is not None:
+            session.owns, session.looked_for = ok, False
+            if not ok:
+                self.out.warn(f"does not answer at {session.address}: it owns nothing", session.name)
+        return self._drain(now)
+
+    def close(self, round: int, attempt: int, weights: Mapping[str, float]) -> list[do.Action]:
+        """These updates are to be aggregated: tell the owners that are peers."""
+        sharding.close(self, round, attempt, weights)
+        return self.out.drain()
+
+    def gave(self, packet: bytes, shards: Sequence[int]) -> list[do.Action]:
+        """The hub does not own these shards any more; their errors are in the packet."""
+        return [do.Keep(self.estates.add(sharding.HUB, 1.0, shards), packet)]
+
+    def error_handed_over(self, session_id: str, packet: bytes, now: float) -> list[do.Action]:
+        """The errors of shards that this session does not own any more."""
+        session = self.members.get(session_id)
+        if session is not None:
+            self.out.add(do.Keep(self.estates.add(session.name, 1.0, range(self.settings.shards)), packet))
         return self._drain(now)
 
     def handed_over(self, session_id: str, size: int, now: float) -> list[do.Action]:
@@ -227,6 +269,7 @@ class HubState:
         if ex is not None:
             ex.opened += asleep
             ex.deadline += asleep
+            sharding.lose_the_silent(self, now)
             if self.phase is Phase.OPEN and now >= ex.deadline and not ex.claims:
                 self._overdue(ex, "closes with the first update of", now)
         return self._drain(now)
@@ -268,7 +311,7 @@ class HubState:
         ex = self.exchange
         if self.phase is Phase.OPEN and ex is not None and ex.round == m.round and session.id in ex.members:
             ex.reports.setdefault(session.id, m)
-            self._maybe_arrived(session, ex, now)
+            self.maybe_arrived(session, ex, now)
         elif m.round <= self.round:
             self.members.move(session, Kind.LATE)
             if not self.leases.held(session.id):
@@ -278,10 +321,10 @@ class HubState:
         else:
             self.members.ignored += 1
 
-    def _maybe_arrived(self, session: Session, ex: Exchange, now: float) -> None:
-        """An update is a report and a packet, in either order."""
+    def maybe_arrived(self, session: Session, ex: Exchange, now: float) -> None:
+        """An update is a report and a packet, in any order; the packet in a part for each owner."""
         report = ex.reports.get(session.id)
-        if report is None or session.id not in ex.uploads or session.id in ex.claims:
+        if report is None or session.id in ex.claims or not ex.whole(session.id):
             return
         ex.claims[session.id] = self.leases.claim(session.id, report.delivers)
         ex.arrived[session.id] = now - ex.opened
@@ -311,19 +354,21 @@ class HubState:
         granted = self.leases.grant(self.round, [p.id for p in ready], s.global_batch)
         leased = sum(size(ids) for ids in granted.values())
         members = {p.id: p.name for p in ready}
-        self.exchange = Exchange(self.round, step, members, leased, now, now + s.step_timeout)
-        self.exchange.keys = {p.name: p.key for p in ready}
+        ex = self.exchange = Exchange(self.round, step, members, leased, now, now + s.step_timeout)
+        ex.keys = {p.name: p.key for p in ready}
+        sharding.name_owners(self, ex, ready)
         for p in ready:
             self.members.move(p, Kind.OPENED)
             p.owes = now if p.owes is None else p.owes
         if self.evaluations.due(step):
             self.evaluations.begin(self.round, step, [p.id for p in ready])
         self.enter(Phase.OPENING)
-        self.out.add(do.Lease(self.round, granted))
+        self.out.add(do.Lease(self.round, granted, ex.hubs, len(ex.owners)))
 
     def announce(self, session: Session, ex: Exchange) -> None:
         samples = size(self.leases.ids(session.id, ex.round) or ())
         message = ex.message(session.id, self.settings.steps, samples, self.evaluations.now)
+        message = sharding.with_owners(self, ex, session, message)
         self.out.send(session.conn, message)
 
     def _close_or_wait(self, now: float) -> None:
@@ -344,6 +389,7 @@ class HubState:
 
     def _close(self, ex: Exchange, missing: list[str], now: float) -> None:
         self.enter(Phase.CLOSED)
+        ex.estates = sharding.estates_of(self, ex.hubs)
         if missing:
             self._overdue(ex, "goes on without", now)
         for s in [s for s in ex.members if s in self.members.sessions]:
@@ -363,6 +409,7 @@ class HubState:
         ex.warned = True
 
     def _committed(self, ex: Exchange, accepted: list[str], done: do.CommitDone, now: float) -> None:
+        sharding.settle(self, ex, done.lost)
         message = self.history.add(ex, accepted, done)
         for s in accepted:
             if (session := self.members.get(s)) is not None:

@@ -75,6 +75,8 @@ class Members:
         name = unique_name(name, {s.name for s in self.sessions.values()})
         id, origin = secrets.token_urlsafe(16), origin_of(conn)
         session = Session(id, key, name, m.hardware, conn, State.JOINING, now, now, pinged=now, origin=origin)
+        session.address = m.address
+        session.owns = m.owns and not m.address  # else once the hub has been there
         self.sessions[session.id] = session
         self.gone.pop(name, None)
         self._out.add(do.Enrol(session.id, name, m.hardware, key))

@@ -50,6 +50,8 @@ class Hello(Message, frozen=True):
     hardware: Word = ""  # "RTX 3090, 24 GB" or "CPU, 8 cores": shown to people, never acted upon
     versions: Annotated[dict[Word, Word], Meta(max_length=32)] = {}
     alone: bool = True  # no other process of this peer goes by that name: a lost session of it is over
+    owns: bool = False  # it can own shards
+    address: Word = ""  # "host:port", where other members reach it; empty: through the hub alone
 
 
 class Resume(Message, frozen=True):
@@ -71,6 +73,8 @@ class Resume(Message, frozen=True):
         list[Count], Meta(max_length=4096)
     ] = []  # rounds whose leases it knows of and has not delivered
     term: Count = 0  # the highest this peer has met
+    owns: bool = False  # as in Hello
+    address: Word = ""
 
 
 class Ready(Message, frozen=True):
@@ -107,6 +111,22 @@ class Evaluated(Message, frozen=True):
 class Leave(Message, frozen=True):
     """The peer says goodbye; its outstanding leases go back into the pool. The hub answers Over."""
 
+    reason: Line
+
+
+class Holds(Message, frozen=True):
+    """An owner has the parts of these peers, whole: all of them, each time it says so."""
+
+    round: Count
+    names: Annotated[list[Word], Meta(max_length=4096)]
+
+
+class Unusable(Message, frozen=True):
+    """To `Close`: the part of this peer cannot be used. The hub closes the round again without it."""
+
+    round: Count
+    attempt: Count
+    peer: Word
     reason: Line
 
 
@@ -203,6 +223,15 @@ class Wait(Message, frozen=True):
     reason: str  # for the user
 
 
+class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A peer that owns shards of the vector in one round."""
+
+    name: str
+    shards: list[int]
+    key: str = ""
+    address: str = ""  # empty: what it is to have goes through the hub
+
+
 class Round(Message, frozen=True):
     """A round opens. Sent to its members; the lease (token ids) is the object "lease/<round>"."""
 
@@ -214,6 +243,28 @@ class Round(Message, frozen=True):
     exchange: bool  # False: nothing is exchanged (the last evaluation)
     eval_part: Count = 0  # evaluate part `eval_part` of `eval_parts` of the evaluation set, x' of this round
     eval_parts: Count = 0  # 0: no evaluation in this round
+    owners: list[Owner] = []  # peers that own shards, by name; what they do not own is the hub's
+    keys: dict[str, str] = {}  # told to owners alone: name -> key of each member
+
+
+class Estate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an owner is to add to its error once the round is committed: the object "estate/<number>"."""
+
+    number: Count
+    peer: str  # who left it
+    share: float  # of the mean
+
+
+class Close(Message, frozen=True):
+    """To an owner: aggregate the parts of these peers, each with its weight, and upload the packet of your
+    shards as "shard/<round>/<attempt>"; or say who is `Unusable`. A later attempt takes the place of the one
+    before."""
+
+    round: Count
+    attempt: Count
+    shards: list[int]
+    weights: dict[str, float]
+    estates: list[Estate] = []
 
 
 class Committed(Message, frozen=True):
@@ -224,6 +275,7 @@ class Committed(Message, frozen=True):
     sha256: str
     accepted: list[str]  # whose packets are in it; a peer not named here takes its packet back (LATE)
     refused: dict[str, str] = {}  # whose packets could not be used, and why: each is a strike
+    lost: list[str] = []  # owners whose shards have not moved: what was sent for these is taken back
 
 
 class Over(Message, frozen=True):
@@ -337,6 +389,8 @@ ToHub = (
     | Report
     | Evaluated
     | Leave
+    | Holds
+    | Unusable
     | Ping
     | Pong
     | AskStatus
@@ -352,6 +406,7 @@ ToPeer = (
     | Refused
     | Wait
     | Round
+    | Close
     | Committed
     | Over
     | Ping

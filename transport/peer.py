@@ -9,17 +9,31 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 
-from .bandwidth import Bandwidth
+from .bandwidth import Bandwidth, BothWays
 from .bulk import CHUNK, Download, Upload
 from .carrier import Carrier
 from .chunks import PartFile, Parts
 from .errors import Leaving, LinkLost, RefusedByHub, RunOver, SessionRenewed, TransportError
 from .keys import CurveKeys
-from .messages import PROTOCOL, Committed, Evaluated, Hello, Leave, Over, Ready, Report, Round, Welcome
+from .messages import (
+    PROTOCOL,
+    Close,
+    Committed,
+    Evaluated,
+    Hello,
+    Holds,
+    Leave,
+    Over,
+    Ready,
+    Report,
+    Round,
+    Unusable,
+    Welcome,
+)
 from .peer_state import Link, PeerState
 from .sockets import DealerWire
 from .url import RunURL
@@ -65,16 +79,24 @@ class PeerLink:
         bandwidth: Bandwidth = Bandwidth(),  # noqa: B008 - frozen; what this peer may use, all connections
         keys: CurveKeys | None = None,
         alone: bool = True,  # no other process with these keys goes by this name
+        owns: bool = False,  # this peer can own shards (owning.py)
+        reachable: str = "",  # where others reach it: the "host:port" of its door
         wire: PeerWire | None = None,
+        buckets: BothWays | None = None,  # in the place of bandwidth: another link's
         told: Callable[[str], None] = lambda _: None,  # hears of a connection that is lost, and back
     ) -> None:
         self.url = url
         self.leave_requested = Asked()  # set it, from a signal handler too: waiting calls end
-        state = PeerState(Hello(PROTOCOL, url.token, url.run, name, hardware, versions or {}, alone))
+        state = PeerState(
+            Hello(PROTOCOL, url.token, url.run, name, hardware, versions or {}, alone, owns, reachable)
+        )
         wire = wire or DealerWire(url.host, url.port, url.key, keys)
-        self._carrier = Carrier(wire, state, flows, patience, url.address, bandwidth)
+        self.buckets = buckets or BothWays(bandwidth)
+        self._carrier = Carrier(wire, state, flows, patience, url.address, self.buckets)
         self._changed, self._state, self._bulk = self._carrier.changed, state, self._carrier.bulk
         self._session = 1  # how many sessions the caller knows of
+        self._heard_enough = False
+        self._owner = 0  # the thread that calls `next_order`: of a new session the others are to hear
         self._told, self._patience = told, patience
         self._lost_at: float | None = None  # since when there is no connection
         self._lost_told = ""  # what was said of that
@@ -110,7 +132,7 @@ class PeerLink:
 
     # ---- calls that wait -----------------------------------------------------------------------------------
 
-    def connect(self, timeout: float = 0.0) -> Welcome:
+    def connect(self, timeout: float = 0.0, greeting_s: float = GREETING_S) -> Welcome:
         """Dial, greet, be welcomed. While the hub is unreachable go on dialling for `timeout` seconds; where
         the run's owner is asked first, wait for the answer.
 
@@ -118,7 +140,7 @@ class PeerLink:
         """
         self._carrier.start(time.monotonic() + timeout)
         try:
-            greeted = timeout + GREETING_S
+            greeted = timeout + greeting_s
             self._wait("the hub's welcome", lambda: bool(self._state.waits or self._state.welcome), greeted)
             if self._state.welcome is None:
                 self._told(self._state.waits)
@@ -250,36 +272,45 @@ class PeerLink:
         assert self._state.over is not None
         return self._state.over
 
-    def exchange(self, round: int, packet: bytes, report: Report) -> Committed:
+    def exchange(
+        self, round: int, packet: bytes, report: Report, parts: Mapping[str, bytes] | None = None
+    ) -> Committed:
         """Upload this peer's packet of `round`, wait until the round is durable. Look for your name in
         `accepted`: where it is not, the packet came too late and is to be taken back.
+
+        `parts`: what owners other than the hub are to have of it, by their names; `packet` is then the rest,
+        empty where the hub owns nothing.
 
         With `leave_requested` set it still waits LEAVE_S for the exchange in flight. Raises RunOver,
         SessionRenewed, RefusedByHub, LinkLost, Leaving, which says whether the packet is at the hub.
         """
-        name, sha256, started = f"update/{round}", hashlib.sha256(packet).digest(), time.monotonic()
-        upload: Upload | None = None
+        named = {f"part/{round}/{owner}": part for owner, part in (parts or {}).items()}
+        if packet:
+            named[f"update/{round}"] = packet
+        size, started = sum(map(len, named.values())), time.monotonic()
+        uploads: list[Upload] = []
         with self._changed:
             self._check()
             if round not in self._state.commits:
-                upload = self._bulk.upload(name, packet, sha256)
+                uploads = [self._upload(name, data) for name, data in named.items()]
             self._carrier.say(self._state.report(report))
         measured = False
 
         def there() -> bool:
             nonlocal measured
-            if not measured and upload is not None and upload.arrived:
-                self._uplink, measured = len(packet) / max(1e-3, time.monotonic() - started), True
+            if not measured and uploads and all(upload.arrived for upload in uploads):
+                self._uplink, measured = size / max(1e-3, time.monotonic() - started), True
             return round in self._state.commits or self._state.over is not None
 
         try:
             self._wait(f"the commit of round {round}", there, None, leave_s=LEAVE_S)
         except Leaving as leaving:
-            leaving.arrived = upload.arrived if upload is not None else None
+            leaving.arrived = all_of(uploads) if uploads else None
             raise
         finally:
             with self._changed:
-                self._bulk.forget(name)
+                for name in named:
+                    self._bulk.forget(name)
         with self._changed:
             if round not in self._state.commits:
                 assert self._state.over is not None
@@ -296,19 +327,60 @@ class PeerLink:
         """Upload what this peer, x' at `round`, leaves to the others. False: the hub does not have it, for
         sure; None: who knows. Until LEGACY_S after the wish to leave; raises as `exchange`, but Leaving.
         """
-        name, sha256 = f"legacy/{round}", hashlib.sha256(packet).digest()
+        return self.put(f"legacy/{round}", packet)
+
+    def put(self, name: str, data: bytes) -> bool | None:
+        """Upload the object `name`, and wait until the hub has it, or says that it is not wanted. As
+        `hand_over`."""
         with self._changed:
             self._check()
-            upload = self._bulk.upload(name, packet, sha256)
+            upload = self._upload(name, data)
             self._carrier.say()
         try:
-            self._wait("the hub to take its legacy", lambda: upload.done is not None, None, leave_s=LEGACY_S)
+            self._wait(f"the hub to take {name}", lambda: upload.done is not None, None, leave_s=LEGACY_S)
         except Leaving:
             return upload.arrived
         finally:
             with self._changed:
                 self._bulk.forget(name)
         return upload.arrived
+
+    def _upload(self, name: str, data: bytes) -> Upload:
+        return self._bulk.upload(name, data, hashlib.sha256(data).digest())
+
+    def next_order(self) -> Round | Close | Committed | None:
+        """For the thread of an owner: what the hub said next. None: nothing will come any more, or it has all
+        been heard and `no_more_orders`."""
+
+        def there() -> bool:
+            return bool(self._state.orders) or self._heard_enough or self._state.over is not None
+
+        self._owner = threading.get_ident()
+        while True:
+            try:
+                self._wait("the hub's word to an owner", there, None)
+            except SessionRenewed:
+                continue
+            except TransportError:
+                return None
+            with self._changed:
+                return self._state.orders.popleft() if self._state.orders else None
+
+    def no_more_orders(self) -> None:
+        """Have `next_order` end, once all that has come is heard."""
+        with self._changed:
+            self._heard_enough = True
+            self._changed.notify_all()
+
+    def unusable(self, message: Unusable) -> None:
+        """Say that a peer's part cannot be used."""
+        with self._changed:
+            self._carrier.say([message])
+
+    def holding(self, round: int, names: Sequence[str]) -> None:
+        """Say whose parts of `round` have come to this owner, all of them."""
+        with self._changed:
+            self._carrier.say(self._state.holding(Holds(round, list(names))))
 
     # ---- calls that do not ---------------------------------------------------------------------------------
 
@@ -353,6 +425,8 @@ class PeerLink:
     ) -> None:
         """Wait until `there()`. Raises what makes that impossible; after `timeout` LinkLost, if `give_up`."""
         started = time.monotonic()
+        if threading.get_ident() == self._owner:  # the exchange in flight needs it to the end
+            leave_s = LEGACY_S
         with self._changed:
             sessions = self._state.sessions
             while not there():
@@ -401,9 +475,15 @@ class PeerLink:
             raise RefusedByHub(state.refused.code, state.refused.reason)
         if state.over is not None and not carrier.connected:
             raise run_over(state.over)
-        if state.sessions > self._session:
+        if state.sessions > self._session and threading.get_ident() != self._owner:
             self._session = state.sessions
             raise SessionRenewed(RENEWED)
+
+
+def all_of(uploads: list[Upload]) -> bool | None:
+    """Have all of them arrived? None: not known."""
+    arrived = [upload.arrived for upload in uploads]
+    return False if False in arrived else None if None in arrived else True
 
 
 def run_over(over: Over) -> RunOver:

@@ -17,9 +17,11 @@ from enum import Enum
 
 from .messages import (
     PROTOCOL,
+    Close,
     Committed,
     Evaluated,
     Hello,
+    Holds,
     Leave,
     Message,
     Over,
@@ -48,7 +50,7 @@ class Link(Enum):
 HEARD: dict[Link, tuple[type[Message], ...]] = {
     Link.OFFLINE: (),
     Link.GREETING: (Welcome, Wait, Refused, Over, Ping),
-    Link.JOINED: (Welcome, Round, Committed, Over, Refused, Ping),
+    Link.JOINED: (Welcome, Round, Close, Committed, Over, Refused, Ping),
     Link.OVER: (Ping, Over),
     Link.REFUSED: (),
 }
@@ -69,6 +71,7 @@ class PeerState:
         self.commits: dict[int, Committed] = {}
         self.rounds: deque[Round] = deque(maxlen=OPENED)  # opened, not yet taken by `next_round`
         self.taken = -1  # newest round taken
+        self.orders: deque[Round | Close | Committed] = deque(maxlen=OPENED)  # of a peer that owns shards
         self.over: Over | None = None
         self.refused: Refused | None = None
         self.waits = ""  # what the hub says it waits for, before it welcomes this peer
@@ -84,6 +87,8 @@ class PeerState:
         self._report: Report | None = None
         self._evaluated: deque[Evaluated] = deque(maxlen=4)
         self._leave: Leave | None = None
+        self._holding: Holds | None = None  # of an owner: until its round is committed
+        self.assembles = False  # the packet of the newest round is put together from its owners'
         self._said_hello = False
 
     # ---- in: from the wire ---------------------------------------------------------------------------------
@@ -95,7 +100,8 @@ class PeerState:
             return [self.hello]
         w, waiting = self.welcome, -1 if self._report is None else self._report.round
         holds = sorted(self._holds)
-        return [Resume(PROTOCOL, w.run, w.name, w.session, waiting, self._was_ready, holds, self.term)]
+        said = waiting, self._was_ready, holds, self.term, self.hello.owns, self.hello.address
+        return [Resume(PROTOCOL, w.run, w.name, w.session, *said)]
 
     def ask_anew(self, now: float) -> list[Message]:
         """Be welcomed again on the connection that is up: what the hub offers may have changed."""
@@ -114,6 +120,8 @@ class PeerState:
             return [Pong(message.sent)]
         if isinstance(message, Welcome):
             return self._welcomed(message)
+        if self.hello.owns and isinstance(message, Round | Close | Committed):
+            self.orders.append(message)
         if isinstance(message, Wait):
             self.waits = message.reason
         if isinstance(message, Refused):
@@ -142,7 +150,13 @@ class PeerState:
             self._holds.clear()
         self.welcome = message
         self.newest = max(self.newest, message.round - 1)
-        again: list[Message | None] = [self._ready, self._report, *self._evaluated, self._leave]
+        again: list[Message | None] = [
+            self._ready,
+            self._report,
+            *self._evaluated,
+            self._holding,
+            self._leave,
+        ]
         return [m for m in again if m is not None]
 
     def _refuse(self, message: Refused) -> list[Message]:
@@ -164,6 +178,7 @@ class PeerState:
 
     def _opened(self, message: Round) -> list[Message]:
         self._ready = None
+        self.assembles = any(owner.address for owner in message.owners)
         while self._evaluated and self._evaluated[0].round < message.round:
             self._evaluated.popleft()
         if message.exchange and message.round <= self.taken:  # said again after a reconnect
@@ -182,6 +197,8 @@ class PeerState:
         while len(self.commits) > KEPT_COMMITS:
             del self.commits[min(self.commits)]
         self.newest = max(self.newest, message.round)
+        if self._holding is not None and self._holding.round <= message.round:
+            self._holding = None
         report, again = self._report, list[Message]()
         if report is not None and report.round <= message.round:
             if report.round == message.round and self.welcome and self.welcome.name in message.accepted:
@@ -206,6 +223,10 @@ class PeerState:
 
     def evaluated(self, message: Evaluated) -> list[Message]:
         self._evaluated.append(message)
+        return self._if_joined(message)
+
+    def holding(self, message: Holds) -> list[Message]:
+        self._holding = message
         return self._if_joined(message)
 
     def leave(self, message: Leave) -> list[Message]:

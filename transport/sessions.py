@@ -70,6 +70,11 @@ class Session:
     tokens: int = 0  # trained tokens counted
     share: float | None = None  # of the mean of the last round its packet was in; None: of none yet
     legacy: int = 0  # bytes of its residual that it has handed over
+    owns: bool = False  # it can own shards
+    address: str = ""  # where other members reach it
+    looked_for: bool = False  # its door is being dialled
+    rests: int = 0  # the round from which it may own again: nothing came of it before
+    owned: bool = False  # it has owned some
 
 
 def refusal(m: Hello, settings: RunSettings, token: str | None, *, over: bool, peers: int) -> Refused | None:

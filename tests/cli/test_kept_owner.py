@@ -46,7 +46,7 @@ def legacies_before(round: int) -> list[tuple[str, bytes, float]]:
 
 
 def error_of(kept: KeptOwner) -> torch.Tensor:
-    return torch.cat([owner.error for owner in kept.owner.owners])
+    return torch.cat([owner.error for owner in kept.owner.owners.values()])
 
 
 def undisturbed() -> list[bytes]:

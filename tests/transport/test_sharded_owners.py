@@ -1,0 +1,167 @@
+"""Peers that own shards, over a whole hub without sockets: what they aggregate is in the run, once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from toy_owners import SHARDS, OwnersWork, OwningPeer, ToyHalf, links, owners_settings
+from toy_swarm import trained
+
+from transport.memory import MemorySwarm
+from transport.owners import Estates, assign
+
+# ---- who owns what -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_every_shard_has_one_owner_and_none_has_more_than_its_share(count: int) -> None:
+    owned = assign(64, [f"peer-{i}" for i in range(count)])
+
+    assert sorted(shard for mine in owned.values() for shard in mine) == list(range(64))
+    assert max(map(len, owned.values())) <= -(-64 // count)
+
+
+def test_the_order_of_arrival_says_nothing() -> None:
+    assert assign(16, ["ann", "bob", "cat"]) == assign(16, ["cat", "ann", "bob"])
+
+
+def test_few_shards_change_hands_when_an_owner_comes_or_goes() -> None:
+    names = [f"peer-{i}" for i in range(8)]
+    before, after = assign(64, names), assign(64, names[:-1])
+    kept = sum(len(set(before[name]) & set(after.get(name, []))) for name in names[:-1])
+
+    assert kept >= 0.75 * (64 - len(before[names[-1]]))
+
+
+def test_without_peers_that_can_own_the_hub_owns_all() -> None:
+    assert assign(16, []) == {}
+
+
+def test_an_estate_is_gone_once_the_owners_of_all_its_shards_have_it() -> None:
+    estates = Estates()
+    number = estates.add("ann", 0.5, range(4))
+    assert list(estates.of([1])) == [number]
+
+    estates.given([number], [0, 1])
+    assert estates.of([1]) == {}
+    assert list(estates.of([2, 3])) == [number]
+    estates.given([number, 99], [2, 3])
+    assert estates.left == {}
+
+
+# ---- runs --------------------------------------------------------------------------------------------------
+
+
+def ended(work: OwnersWork, peers: list[OwningPeer], swarm: MemorySwarm) -> None:
+    """Every sample is in the run once; every round of every shard in one error, or on the way to one."""
+    assert trained(work) == list(range(swarm.settings.samples))
+    where: dict[int, Counter[int]] = {shard: Counter() for shard in range(SHARDS)}
+    for half in [work.half, *(peer.half for peer in peers)]:
+        for shard, rounds in half.errors.items():
+            where[shard].update(rounds)
+    shards = swarm.hub._shards
+    for number, left in swarm.hub._state.estates.left.items():
+        for shard, rounds in json.loads(shards.estates[number]).items():
+            if int(shard) in left.shards:
+                where[int(shard)].update(rounds)
+    for shard in range(SHARDS):
+        moved = [round for round, those in enumerate(work.moved) if shard in those]
+        assert where[shard] == Counter(moved), f"shard {shard}"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_all_that_is_trained_goes_through_the_owners_once(count: int, tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=count), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob", "cat")[:count]]
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert [peer.error for peer in peers] == [None] * count
+        assert all(len(moved) == SHARDS for moved in work.moved)
+        assert {len(peer.owned[-1]) for peer in peers} == {SHARDS // count}
+        assert peers[0].packets == work.packets
+        ended(work, peers, swarm)
+
+
+def test_a_peer_that_cannot_own_sends_its_parts_and_the_hub_owns_where_nobody_can(tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=2), work, tmp_path) as swarm:
+        owner, other = OwningPeer(swarm.link("ann", owns=True)), OwningPeer(swarm.link("bob"))
+        threads = [peer.start() for peer in (owner, other)]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert owner.error is other.error is None
+        assert owner.owned[-1] == list(range(SHARDS))
+        assert not other.half.errors
+        ended(work, [owner, other], swarm)
+
+
+def test_an_owner_that_leaves_hands_its_errors_to_the_next(tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob", "cat")]
+
+        def leave(opened: object) -> None:
+            if len(peers[1].rounds) == 4:
+                peers[1].link.leave_requested.set()
+
+        peers[1].before_exchange = leave
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert [peer.error for peer in peers] == [None] * 3
+        assert peers[1].handed_over
+        assert peers[1].half.errors == {}
+        assert {len(peer.owned[-1]) for peer in (peers[0], peers[2])} == {SHARDS // 2}
+        assert sum(len(moved) < SHARDS for moved in work.moved) <= 1
+        ended(work, peers, swarm)
+
+
+def test_an_owner_that_is_killed_costs_one_round_of_its_shards_and_their_errors(tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob", "cat")]
+
+        def die(opened: object) -> None:
+            if len(peers[1].rounds) == 4:
+                peers[1].link.close()
+
+        peers[1].before_exchange = die
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert peers[0].error is peers[2].error is None
+        short = [round for round, moved in enumerate(work.moved) if len(moved) < SHARDS]
+        assert len(short) <= 1
+        assert {len(peer.owned[-1]) for peer in (peers[0], peers[2])} == {SHARDS // 2}
+        assert trained(work) == list(range(120))
+
+
+def test_a_part_that_an_owner_refuses_is_in_no_shard(tmp_path: Path) -> None:
+    """All owners aggregate the same peers: the round is closed again without this one, which has a strike."""
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=3), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob", "cat")]
+        peers[0].half = ToyHalf(refuses={2: "cat"})
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert [peer.error for peer in peers] == [None] * 3
+        assert peers[2].refused == ["not a part"]
+        assert [peer for peer, _, _ in json.loads(work.packets[2])[1]] == ["ann", "bob"]
+        assert all(len(moved) == SHARDS for moved in work.moved)
+        ended(work, peers, swarm)

@@ -1,0 +1,130 @@
+"""What the hub does about owners that are peers: who owns in a round, whose parts are here, who is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from . import actions as do
+from .messages import Close, Estate, Holds, Owner, Round, Unusable
+from .owners import assign
+from .rounds import Exchange, Phase
+from .sessions import Session
+
+if TYPE_CHECKING:
+    from .hub_state import HubState
+
+RESTS = 16  # rounds in which an owner of which nothing came owns nothing
+LEFT = 4  # estates of one peer that wait for their owners
+HUB = "the hub"  # who leaves the errors of shards that become a peer's
+
+
+def name_owners(hub: HubState, ex: Exchange, ready: list[Session]) -> None:
+    """Who owns what in a round that opens."""
+    s = hub.settings
+    peers = [p for p in ready if p.owns and p.rests <= ex.round and s.owners == "peers"]
+    able = {f"{p.key} {p.name}": p.id for p in peers}
+    ex.owners = {able[who]: shards for who, shards in assign(s.shards, able).items()}
+    for p in ready:
+        p.owned = p.owned or p.id in ex.owners
+    taken = {shard for shards in ex.owners.values() for shard in shards}
+    ex.hubs = tuple(shard for shard in range(s.shards) if shard not in taken)
+
+
+def with_owners(hub: HubState, ex: Exchange, session: Session, message: Round) -> Round:
+    """The announcement with who owns what; to owners, with the keys of those who may knock."""
+    here = hub.members.sessions
+    owners = sorted(ex.owners, key=lambda s: ex.members[s])
+    told = [Owner(ex.members[s], ex.owners[s], here[s].key, here[s].address) for s in owners if s in here]
+    keys = {name: here[s].key for s, name in ex.members.items() if s in here and session.id in ex.owners}
+    return replace(message, owners=told, keys=keys)
+
+
+def holds(hub: HubState, session: Session, m: Holds, now: float) -> None:
+    """An owner tells whose parts it has."""
+    ex = hub.exchange
+    if ex is None or ex.round != m.round or session.id not in ex.owners:
+        hub.members.ignored += 1
+        return
+    for member, name in ex.members.items():
+        if name in m.names and (sender := hub.members.get(member)) is not None:
+            part_came(hub, session.id, sender, m.round, now)
+
+
+def part_came(hub: HubState, owner: str, session: Session, round: int, now: float) -> None:
+    """What this session sends that owner is where the owner can have it."""
+    ex = hub.exchange
+    if ex is not None and hub.phase is Phase.OPEN and ex.round == round and session.id in ex.members:
+        ex.parts.add((owner, session.id))
+        hub.maybe_arrived(session, ex, now)
+
+
+def lose_owner(hub: HubState, owner: str, now: float) -> None:
+    """Its shards will not move in this round; what was sent for them stays with who sent it."""
+    ex = hub.exchange
+    if ex is None or owner not in ex.owners or owner in ex.lost:
+        return
+    ex.lost.add(owner)
+    if hub.phase is Phase.CLOSED:
+        hub.out.add(do.LoseOwner(owner))
+    elif hub.phase is Phase.OPEN:
+        for session in [hub.members.sessions[s] for s in ex.members if s in hub.members.sessions]:
+            hub.maybe_arrived(session, ex, now)
+
+
+def lose_the_silent(hub: HubState, now: float) -> None:
+    """Owners that are gone, or have been silent for as long as no round waits for anybody."""
+    ex = hub.exchange
+    for owner in sorted(ex.owners.keys() - ex.lost) if ex is not None else ():
+        session = hub.members.get(owner)
+        if session is None or session.conn is None or hub.members.suspect(session, now):
+            lose_owner(hub, owner, now)
+
+
+def close(hub: HubState, round: int, attempt: int, weights: Mapping[str, float]) -> None:
+    """Ask each owner for the packet of its shards."""
+    ex = hub.exchange
+    if ex is None or ex.round != round or hub.phase is not Phase.CLOSED:
+        return
+    for owner, shards in ex.owners.items():
+        session = hub.members.get(owner)
+        if owner not in ex.lost and session is not None:
+            left = estates_of(hub, shards)
+            ex.closes[owner] = Close(round, attempt, shards, dict(weights), left)
+            hub.out.send(session.conn, ex.closes[owner])
+
+
+def estates_of(hub: HubState, shards: Iterable[int]) -> list[Estate]:
+    found = sorted(hub.estates.of(shards).items())
+    return [Estate(number, one.peer, one.share) for number, one in found]
+
+
+def unusable(hub: HubState, session: Session, m: Unusable) -> None:
+    ex = hub.exchange
+    told = ex.closes.get(session.id) if ex is not None and ex.round == m.round else None
+    if told is None or told.attempt != m.attempt or m.peer not in told.weights:
+        hub.members.ignored += 1
+    else:
+        hub.out.add(do.Unusable(session.id, m.attempt, m.peer, m.reason))
+
+
+def settle(hub: HubState, ex: Exchange, lost: Mapping[str, str]) -> None:
+    """The round is durable: what owners were to add is in their errors; who sent nothing owns no more."""
+    for owner, shards in ex.owners.items():
+        session = hub.members.get(owner)
+        why = lost.get(owner, "it is gone or silent" if owner in ex.lost else "")
+        if why:
+            hub.out.warn(f"its shards have not moved in round {ex.round}: {why}", ex.members[owner])
+            if session is not None:
+                session.rests = ex.round + RESTS
+        elif owner in ex.closes:
+            hub.estates.given([estate.number for estate in ex.closes[owner].estates], shards)
+    hub.estates.given([estate.number for estate in ex.estates], ex.hubs)
+
+
+def left_to_owners(hub: HubState, peer: str, share: float) -> int:
+    """Somebody leaves something to all shards: the number of its estate, where peers own; else 0."""
+    s = hub.settings
+    return hub.estates.add(peer, share, range(s.shards)) if s.owners == "peers" else 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,6 +119,16 @@ class RunWork:
         parts: Sequence[tuple[str, Sequence[int], bytes]],
     ) -> bytes:
         return self.owner.joined(round, own, parts) if parts else own
+
+    def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
+        from compress import PacketError
+        from recipes.owners import part_of, spoken_of
+
+        try:
+            part = part_of(packet, shards, self.recipe.compression.shards)
+            return part, spoken_of(part, self.recipe.compression.shards)
+        except PacketError as error:
+            raise UpdateRejected(peer, str(error)) from error
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         if self.probing and peer in self.probing.found:

@@ -198,6 +198,11 @@ def name_of(number: int) -> str:
     return f"error.{number}" if number else "error"
 
 
+def spoken_of(packet: bytes, shards: int) -> list[int]:
+    """The shards of which a packet says something. Raises PacketError."""
+    return [number for number, part in enumerate(split(packet, shards)) if part]
+
+
 def part_of(packet: bytes, numbers: Collection[int], shards: int) -> bytes:
     """What a packet of all shards says of these. Raises PacketError."""
     parts = split(packet, shards)

@@ -197,6 +197,7 @@ class CommitDone:
     tokens: dict[str, int]  # trained tokens each delivered, by Work's word
     rejected: dict[str, str]  # peer -> why its packet could not be used
     lost: dict[str, str] = field(default_factory=dict)  # owner's session -> why its shards have not moved
+    denied: dict[str, str] = field(default_factory=dict)  # peer -> session of the owner that has refused it
 
     def share(self, peer: str) -> float:
         """The weight of an accepted packet, of 1: as `Work.aggregate` was told the weights."""

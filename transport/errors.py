@@ -96,8 +96,9 @@ class LedgerBusy(LedgerError):
 
 
 class UpdateRejected(Exception):
-    """One peer's packet cannot be used; the round goes on without it."""
+    """One peer's packet cannot be used; the round goes on without it. `by`: the session of the owner that
+    says so, where that is a peer."""
 
-    def __init__(self, peer: str, reason: str) -> None:
+    def __init__(self, peer: str, reason: str, by: str = "") -> None:
         super().__init__(f"{peer}: {reason}")
-        self.peer, self.reason = peer, reason
+        self.peer, self.reason, self.by = peer, reason, by

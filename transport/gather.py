@@ -19,7 +19,7 @@ class Gather:
         self.lost: dict[str, str] = {}  # owner -> why, since `begin`
         self._waited: set[str] = set()
         self._came: dict[str, bytes] = {}
-        self._refused: tuple[str, str] | None = None  # peer, why
+        self._refused: UpdateRejected | None = None
         self._ended = False
         self._changed = threading.Condition()
 
@@ -47,7 +47,7 @@ class Gather:
                         self.lost[owner] = f"nothing came of it for {self.patience:.0f} s"
                     self._waited = set()
             if self._refused is not None:
-                raise UpdateRejected(*self._refused)
+                raise self._refused
             return dict(self._came)
 
     def lose(self, owner: str, why: str) -> None:
@@ -67,10 +67,10 @@ class Gather:
                 self._waited.discard(owner)
                 self._changed.notify_all()
 
-    def refuse(self, attempt: int, peer: str, why: str) -> None:
+    def refuse(self, owner: str, attempt: int, peer: str, why: str) -> None:
         with self._changed:
-            if attempt == self.attempt:
-                self._refused = peer, why
+            if attempt == self.attempt and self._refused is None:
+                self._refused = UpdateRejected(peer, why, owner)
                 self._changed.notify_all()
 
     def end(self) -> None:

@@ -88,7 +88,7 @@ class Hub:
         self._state = HubState(settings, keys.token, keys.stop, time.monotonic(), ledger.recover())
         self._inbox = Inbox(self._refuses)
         own = CurveKeys(keys.public, keys.secret)
-        self._shards = HubShards(self._state, work, self._call, self.warn, own)
+        self._shards = HubShards(self._state, work, self._call, self._later, self.warn, own)
         self._objects = Objects(ledger, work, self._lease, self._shards.find)
         self._flows = Flows()
         self._guard_at = 0.0
@@ -351,7 +351,7 @@ class Hub:
             elif isinstance(action, do.Keep):
                 self._shards.estates[action.number] = action.packet
             elif isinstance(action, do.Unusable):
-                self._shards.gather.refuse(action.attempt, action.peer, action.reason)
+                self._shards.gather.refuse(action.owner, action.attempt, action.peer, action.reason)
             elif isinstance(action, do.LoseOwner):
                 self._shards.gather.lose(action.session, "it is gone or silent")
             elif isinstance(action, do.FindFingerprint):
@@ -431,7 +431,7 @@ class Hub:
         if any(tokens.values()):
             # Who delivers no work would get weight 0, and what is in the packet be lost: it stays a residual.
             claims = {peer: c for peer, c in claims.items() if tokens[peer]}
-        rejected: dict[str, str] = {}
+        rejected, denied = dict[str, str](), dict[str, str]()
         packet: bytes | None = None
         self._shards.gather.begin()
         while claims and packet is None:
@@ -444,10 +444,12 @@ class Hub:
                 packet = self._shards.aggregate(action, updates)
             except UpdateRejected as error:
                 rejected[error.peer] = error.reason
+                if error.by:
+                    denied[error.peer] = error.by
                 if claims.pop(error.peer, None) is None:
                     raise
         if packet is None:
-            done = do.CommitDone(action.round, 0, b"", {}, {}, rejected)
+            done = do.CommitDone(action.round, 0, b"", {}, {}, rejected, denied=denied)
             self._call(lambda: self._state.committed(done, time.monotonic()))
             return
         accepted = tuple(claims.values())
@@ -464,6 +466,7 @@ class Hub:
             {peer: tokens[peer] for peer in claims},
             rejected,
             self._shards.gather.lost,
+            denied,
         )
         self._call(lambda: self._state.committed(done, time.monotonic()))
         self.work.committed(action.round, packet)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from . import actions as do
@@ -28,17 +28,20 @@ Update = tuple[str, bytes, float]  # peer, packet, weight
 
 
 class HubShards:
-    """Of one hub. `tell` has the I/O thread do something; `warn` tells the owner of the run."""
+    """Of one hub. `tell` and `later` have the I/O thread and the commit thread do something; `warn` tells the
+    owner of the run."""
 
     def __init__(
         self,
         state: HubState,
         work: Work,
         tell: Callable[[Callable[[], list[do.Action]]], None],
+        later: Callable[[Callable[[], object]], None],
         warn: Callable[[str, str], None],
         keys: CurveKeys,  # of the hub: doors know them
     ) -> None:
-        self.state, self.work, self.tell, self.warn, self.keys = state, work, tell, warn, keys
+        self.state, self.work, self.keys = state, work, keys
+        self.tell, self.later, self.warn = tell, later, warn
         self.kept: dict[tuple[int, str], bytes] = {}  # (round, owner, "": we) -> its packet
         self.gather = Gather(state.settings.peer_timeout)
         self.parts: dict[tuple[int, str, str], Parts] = {}  # (round, owner, member) -> for an owner to fetch
@@ -57,8 +60,14 @@ class HubShards:
         elif (shard := named(SHARD, upload.name)) is not None:
             self.gather.came(session, int(shard[1]), upload.parts)
         elif round_of(ERROR, upload.name) is not None:
-            return self.state.error_handed_over(session, upload.parts.data(), now)
+            self._hand_over(session, upload.parts)
         return []
+
+    def _hand_over(self, session_id: str, parts: Parts) -> None:
+        session = self.state.members.get(session_id)
+        if session is not None:
+            session.handing, name, shards = True, session.name, frozenset(session.owned)
+            self.later(lambda: self._take_over(session_id, name, shards, parts.data()))
 
     def opened(self, round: int) -> None:
         """What was for rounds before is not fetched any more."""
@@ -99,6 +108,15 @@ class HubShards:
         if given:
             others = [shard for shard in range(self.state.settings.shards) if shard not in shards]
             self.tell(lambda: self.state.gave(given, others))
+
+    def _take_over(self, session: str, peer: str, owned: Collection[int], packet: bytes) -> None:
+        """The errors of shards that this peer owned, and nothing else that it may have put into it."""
+        try:
+            packet, shards = self.work.restricted(peer, packet, owned)
+        except UpdateRejected as error:
+            self.warn(peer, f"the errors of its shards cannot be used: {error.reason}")
+            packet, shards = b"", []
+        self.tell(lambda: self.state.error_taken(session, peer, packet, shards))
 
     def aggregate(self, action: do.Commit, updates: Sequence[Update]) -> bytes:
         """The packet of all shards. Raises UpdateRejected where a peer's packet cannot be used."""

@@ -179,12 +179,12 @@ class HubState:
         """The hub does not own these shards any more; their errors are in the packet."""
         return [do.Keep(self.estates.add(sharding.HUB, 1.0, shards), packet)]
 
-    def error_handed_over(self, session_id: str, packet: bytes, now: float) -> list[do.Action]:
-        """The errors of shards that this session does not own any more."""
-        session = self.members.get(session_id)
-        if session is not None:
-            self.out.add(do.Keep(self.estates.add(session.name, 1.0, range(self.settings.shards)), packet))
-        return self._drain(now)
+    def error_taken(
+        self, session_id: str, peer: str, packet: bytes, shards: Sequence[int]
+    ) -> list[do.Action]:
+        """What a peer has handed over, without what it had no right to: the errors of these shards."""
+        sharding.error_taken(self, session_id, peer, packet, shards)
+        return self.out.drain()
 
     def handed_over(self, session_id: str, size: int, now: float) -> list[do.Action]:
         """The legacy of this session is here, whole, its checksum right."""
@@ -211,7 +211,9 @@ class HubState:
         if self.phase is Phase.CLOSED and ex is not None and ex.round == done.round:
             accepted = [s for s in ex.by_name if ex.members[s] in done.packets]
             self.leases.settle(ex.claims, accepted, self.members.sessions)
-            strike(self, done.rejected, ex.keys, at_once=not accepted)
+            proven = {name: why for name, why in done.rejected.items() if name not in done.denied}
+            strike(self, proven, ex.keys, at_once=not accepted)
+            sharding.judge_ourselves(self, ex, done)
             if accepted:
                 self._committed(ex, accepted, done, now)
             else:

@@ -101,6 +101,8 @@ class Members:
         self.sessions[id] = Session(
             id, old.key, old.name, old.hardware, None, State.JOINING, now, now, now, grace, awaited
         )
+        if self.settings.owners == "peers":  # nobody wrote down what it owned
+            self.sessions[id].owned = set(range(self.settings.shards))
 
     def back(self, session: Session, conn: bytes, now: float, *, ready: bool) -> None:
         """A session resumes on another connection. `ready`: it was a member before the hub was restarted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from .messages import VERSIONS, Hello, Refused, versions
@@ -74,7 +74,8 @@ class Session:
     address: str = ""  # where other members reach it
     looked_for: bool = False  # its door is being dialled
     rests: int = 0  # the round from which it may own again: nothing came of it before
-    owned: bool = False  # it has owned some
+    owned: set[int] = field(default_factory=set)  # shards that it owned, and has not handed over
+    handing: bool = False  # what it hands over is being looked at
 
 
 def refusal(m: Hello, settings: RunSettings, token: str | None, *, over: bool, peers: int) -> Refused | None:

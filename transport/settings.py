@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -93,6 +93,10 @@ class Work(Protocol):
     ) -> bytes:
         """The packet of all shards: `own` of those of the hub, and (owner, its shards, packet) of peers that
         own. Raises UpdateRejected, which names the owner by what stands for it here."""
+
+    def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
+        """What a peer's packet says of these shards alone, and of which it says something. Raises
+        UpdateRejected."""
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         """What a peer that leaves has handed over; `share` of the mean is what its packets were. It goes out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .hub_state import HubState
 
 RESTS = 16  # rounds in which an owner of which nothing came owns nothing
-LEFT = 4  # estates of one peer that wait for their owners
 HUB = "the hub"  # who leaves the errors of shards that become a peer's
 
 
@@ -28,7 +27,7 @@ def name_owners(hub: HubState, ex: Exchange, ready: list[Session]) -> None:
     able = {f"{p.key} {p.name}": p.id for p in peers}
     ex.owners = {able[who]: shards for who, shards in assign(s.shards, able).items()}
     for p in ready:
-        p.owned = p.owned or p.id in ex.owners
+        p.owned |= set(ex.owners.get(p.id, ()))
     taken = {shard for shards in ex.owners.values() for shard in shards}
     ex.hubs = tuple(shard for shard in range(s.shards) if shard not in taken)
 
@@ -38,8 +37,7 @@ def with_owners(hub: HubState, ex: Exchange, session: Session, message: Round) -
     here = hub.members.sessions
     owners = sorted(ex.owners, key=lambda s: ex.members[s])
     told = [Owner(ex.members[s], ex.owners[s], here[s].key, here[s].address) for s in owners if s in here]
-    keys = {name: here[s].key for s, name in ex.members.items() if s in here and session.id in ex.owners}
-    return replace(message, owners=told, keys=keys)
+    return replace(message, owners=told, keys=dict(ex.keys) if session.id in ex.owners else {})
 
 
 def holds(hub: HubState, session: Session, m: Holds, now: float) -> None:
@@ -108,6 +106,31 @@ def unusable(hub: HubState, session: Session, m: Unusable) -> None:
         hub.members.ignored += 1
     else:
         hub.out.add(do.Unusable(session.id, m.attempt, m.peer, m.reason))
+
+
+def judge_ourselves(hub: HubState, ex: Exchange, done: do.CommitDone) -> None:
+    """An owner has refused a peer's part: its word against the other's, so nobody has a strike. The hub owns
+    its shards for a while, and sees for itself what that peer sends.
+    """
+    for name, owner in sorted(done.denied.items()):
+        said = f"{ex.members[owner]}, which owns shards, cannot use its part: {done.rejected[name]}"
+        hub.out.warn(f"{said}; it owns none for {RESTS} rounds", name)
+        if (session := hub.members.get(owner)) is not None:
+            session.rests = ex.round + RESTS
+
+
+def error_taken(hub: HubState, session_id: str, peer: str, packet: bytes, shards: Sequence[int]) -> None:
+    """The errors of these shards are for their next owners. One that hands over what it owns, owns no more:
+    it would have a second error to hand over, and a third.
+    """
+    session, ex = hub.members.get(session_id), hub.exchange
+    if session is not None:
+        session.handing = False
+        session.owned -= set(shards)
+        if ex is not None and set(shards) & set(ex.owners.get(session_id, ())):
+            session.rests = ex.round + RESTS
+    if shards:
+        hub.out.add(do.Keep(hub.estates.add(peer, 1.0, shards), packet))
 
 
 def settle(hub: HubState, ex: Exchange, lost: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from . import actions as do
 from .rounds import Exchange, Phase
 from .sessions import Kind, Session, State
-from .sharding import LEFT, left_to_owners
+from .sharding import left_to_owners
 
 if TYPE_CHECKING:
     from .hub_state import HubState
@@ -30,7 +30,7 @@ def refuses(hub: HubState, session_id: str, name: str, size: int) -> str | None:
     elif round_of(LEGACY, name) is not None:
         leaves, reason = True, refuses_legacy(hub, session)
     elif round_of(ERROR, name) is not None:
-        reason = refuses_error(hub, session)
+        reason = refuses_error(session)
     else:
         reason = f"nothing of the name {name!r} is wanted"
     if reason is None and size > hub.settings.update_limit:
@@ -75,12 +75,11 @@ def refuses_shard(hub: HubState, session: Session, round: int, attempt: str) -> 
     return None
 
 
-def refuses_error(hub: HubState, session: Session) -> str | None:
+def refuses_error(session: Session) -> str | None:
     """Of shards that a peer has owned; each time they change hands."""
     if not session.owned:
-        return "this session has owned nothing"
-    waiting = sum(left.peer == session.name for left in hub.estates.left.values())
-    return f"{waiting} of it are not taken over yet" if waiting >= LEFT else None
+        return "this session has owned nothing that it has not handed over"
+    return "the one before is being looked at" if session.handing else None
 
 
 def owner_called(ex: Exchange, name: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -150,7 +151,8 @@ def test_an_owner_that_is_killed_costs_one_round_of_its_shards_and_their_errors(
 
 
 def test_a_part_that_an_owner_refuses_is_in_no_shard(tmp_path: Path) -> None:
-    """All owners aggregate the same peers: the round is closed again without this one, which has a strike."""
+    """All owners aggregate the same peers: the round is closed again without this one. It is an owner's word
+    against its own, so it has no strike, and for a while the hub owns what that owner did."""
     work = OwnersWork()
     with MemorySwarm(owners_settings(first_peers=3), work, tmp_path) as swarm:
         peers = [OwningPeer(link) for link in links(swarm, "ann", "bob", "cat")]
@@ -163,5 +165,63 @@ def test_a_part_that_an_owner_refuses_is_in_no_shard(tmp_path: Path) -> None:
         assert [peer.error for peer in peers] == [None] * 3
         assert peers[2].refused == ["not a part"]
         assert [peer for peer, _, _ in json.loads(work.packets[2])[1]] == ["ann", "bob"]
+        assert all(known.strikes == 0 for known in swarm.hub._state.admission.known.values())
+        assert [bool(mine) for mine in peers[0].owned[:4]] == [True, True, True, False]
         assert all(len(moved) == SHARDS for moved in work.moved)
         ended(work, peers, swarm)
+
+
+# ---- what an owner may hand over ---------------------------------------------------------------------------
+
+
+class Greedy(ToyHalf):
+    """Hands over an error of every shard, whatever it owned."""
+
+    def own(self, shards: Sequence[int]) -> bytes:
+        given = super().own(shards)
+        return json.dumps({shard: [99] for shard in range(SHARDS)}).encode() if given else b""
+
+
+def test_an_owner_hands_over_errors_of_shards_that_it_owned_and_no_others(tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob")]
+        peers[1].half = Greedy()
+
+        def leave(opened: object) -> None:
+            if len(peers[1].rounds) == 3:
+                peers[1].link.leave_requested.set()
+
+        peers[1].before_exchange = leave
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert peers[1].handed_over
+        bent = {shard for half in (work.half, peers[0].half) for shard, e in half.errors.items() if 99 in e}
+        bent |= {s for left in swarm.hub._state.estates.left.values() for s in left.shards}
+        assert bent == set(peers[1].owned[-1])
+
+
+def test_who_hands_over_what_it_owns_owns_no_more(tmp_path: Path) -> None:
+    """Else it would have another error to hand over each round."""
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob")]
+        told: list[bool | None] = []
+
+        def hand_over(opened: object) -> None:
+            if len(peers[1].rounds) == 2:
+                errors = json.dumps({shard: [] for shard in peers[1].owned[0]}).encode()
+                told.extend(peers[1].link.put(f"error/{n}", errors) for n in range(2))
+
+        peers[1].before_exchange = hand_over
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert told == [True, False]
+        assert not any(peers[1].owned[3:])
+        assert {len(mine) for mine in peers[0].owned[3:]} == {SHARDS}

@@ -80,6 +80,10 @@ class OwnersWork(ToyWork):
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         return self.half.aggregate(round, updates)
 
+    def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
+        said = {int(shard): rounds for shard, rounds in json.loads(packet).items() if int(shard) in shards}
+        return json.dumps(said).encode(), sorted(said)
+
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         self.half.inherit(peer, packet, share)
 

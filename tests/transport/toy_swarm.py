@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -81,6 +81,9 @@ class ToyWork:
     ) -> bytes:
         assert not parts, "no peer owns anything in this toy: toy_owners.py has one where they do"
         return own
+
+    def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
+        return b"", []
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         if packet == b"bad":

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from fuzz_bytes import INTS, Target, bent, joined, message, mutated, parts_of
 from msgspec import msgpack
 
+from transport import codec
 from transport import messages as m
 from transport.bandwidth import Bandwidth, BothWays
 from transport.bulk import AT_ONCE, CHUNK
@@ -89,7 +90,7 @@ TO_PEER: list[m.Message] = [
     m.Data("lease/3", 0, 9, b""),
     m.NoObject("packets/0-3", "none"),
 ]
-HUB_BYTES, PEER_BYTES = [m.encode(x) for x in TO_HUB], [m.encode(x) for x in TO_PEER]
+HUB_BYTES, PEER_BYTES = [codec.encode(x) for x in TO_HUB], [codec.encode(x) for x in TO_PEER]
 
 
 def decoded(decode: Callable[[bytes], m.Message], data: bytes) -> bool:
@@ -97,8 +98,16 @@ def decoded(decode: Callable[[bytes], m.Message], data: bytes) -> bool:
         taken = decode(data)
     except ProtocolError:
         return False
-    assert decode(m.encode(taken)) == taken, "what was taken is said again as it is"
+    assert decode(codec.encode(taken)) == taken, "what was taken is said again as it is"
     return True
+
+
+def decodes_to_hub(data: bytes) -> bool:
+    return decoded(codec.decode_to_hub, data)
+
+
+def decodes_to_peer(data: bytes) -> bool:
+    return decoded(codec.decode_to_peer, data)
 
 
 # ---- the hub -----------------------------------------------------------------------------------------------
@@ -120,7 +129,7 @@ class HubEnd:
         self.said: list[m.ToPeer] = []
 
     def send(self, conn: bytes, frames: Frames) -> bool:
-        self.said.append(m.decode_to_peer(frames[0]))
+        self.said.append(codec.decode_to_peer(frames[0]))
         return conn != name_of(7)  # a connection that is always closed already
 
     def held(self, conn: bytes) -> int:
@@ -210,11 +219,11 @@ SETTINGS = RunSettings(
 def open_hub() -> Hub:
     """A hub in the middle of a round: ann and bob are members, each has a bulk connection."""
     hub = Hub("", 0, keys(), Books(ledger_folder()), SETTINGS, HubWork(), wire=HubEnd())  # type: ignore[arg-type]
-    hub._commits = hub._reader = AtOnce()  # type: ignore[assignment]
+    hub._commits._thread = hub._reader = AtOnce()  # type: ignore[assignment]
     for number, name in enumerate(("ann", "bob")):
         resume = m.Resume(1, "toy-run", name, f"s-{name}", -1, True)
-        hear(hub, number, m.encode(resume))
-        hear(hub, number + 2, m.encode(m.Attach(f"s-{name}")))
+        hear(hub, number, codec.encode(resume))
+        hear(hub, number + 2, codec.encode(m.Attach(f"s-{name}")))
     assert hub._state.phase is Phase.OPEN
     return hub
 
@@ -293,7 +302,7 @@ def joined_carrier() -> Carrier:
     carrier._take(Up(0), 0.0)
     carrier._take(Came(0, [PEER_BYTES[0]]), 0.0)
     carrier._take(Up(1), 0.0)
-    carrier._take(Came(1, [m.encode(m.Attached(32))]), 0.0)
+    carrier._take(Came(1, [codec.encode(m.Attached(32))]), 0.0)
     carrier.bulk.fetch("packets/0-3", in_memory)
     carrier.bulk.fetch("file", in_memory, 3 << 20)
     carrier.bulk.upload("update/3", bytes(2 * CHUNK), b"")
@@ -336,7 +345,7 @@ def check_catch_up(case: bytes) -> bool:
 
     plain, own, newest = msgpack.decode(case)
     try:
-        welcome = m.decode_to_peer(msgpack.encode(plain))
+        welcome = codec.decode_to_peer(msgpack.encode(plain))
         assert isinstance(welcome, m.Welcome)
         check_names(welcome.base)
     except (ProtocolError, Failure, AssertionError):
@@ -392,9 +401,13 @@ def some_messages(rng: Random, examples: Sequence[bytes], most: int) -> bytes:
 
 
 TARGETS = [
-    Target("to-hub", "messages", 340, lambda r: message(r, HUB_BYTES), lambda d: decoded(m.decode_to_hub, d)),
+    Target("to-hub", "messages", 340, lambda r: message(r, HUB_BYTES), decodes_to_hub),
     Target(
-        "to-peer", "messages", 340, lambda r: message(r, PEER_BYTES), lambda d: decoded(m.decode_to_peer, d)
+        "to-peer",
+        "messages",
+        340,
+        lambda r: message(r, PEER_BYTES),
+        decodes_to_peer,
     ),
     Target("catch-up", "messages", 10, make_catch_up, check_catch_up),
     Target("hub", "bulk", 12, lambda r: some_messages(r, HUB_BYTES, 9), check_hub, 4 << 20),

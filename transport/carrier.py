@@ -16,19 +16,9 @@ from collections.abc import Iterable
 from .bandwidth import BothWays
 from .bulk import CHUNK, BulkPeer
 from .chunks import Parts
+from .codec import decode_to_peer, encode
 from .errors import LinkLost, ProtocolError, TransportError, Unreachable
-from .messages import (
-    Attach,
-    Attached,
-    Committed,
-    Data,
-    Message,
-    Refused,
-    Round,
-    Welcome,
-    decode_to_peer,
-    encode,
-)
+from .messages import Attach, Attached, Committed, Data, Message, Refused, Round, Welcome
 from .peer_state import Link, PeerState
 from .wire import HANDSHAKE_DOWN, HANDSHAKE_UP, Came, Down, PeerWire, Up, wire_size
 

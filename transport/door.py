@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 from .bandwidth import Bandwidth, BothWays
 from .bulk import Arrived, Inbox
+from .codec import decode_to_hub, encode
 from .errors import ProtocolError
 from .messages import (
     MAX_CONTROL,
@@ -34,8 +35,6 @@ from .messages import (
     Resume,
     ToHub,
     Welcome,
-    decode_to_hub,
-    encode,
 )
 from .objects import Source, in_memory
 from .uploads import PART, SHARD, round_of

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from . import actions as do
+from . import sharding
 from .bulk import Arrived
 from .chunks import Parts
 from .errors import UpdateRejected
@@ -41,11 +42,15 @@ class HubShards:
         keys: CurveKeys,  # of the hub: doors know them
     ) -> None:
         self.state, self.work, self.keys = state, work, keys
-        self.tell, self.later, self.warn = tell, later, warn
+        self._tell_hub, self.later, self.warn = tell, later, warn
         self.kept: dict[tuple[int, str], bytes] = {}  # (round, owner, "": we) -> its packet
         self.gather = Gather(state.settings.peer_timeout)
         self.parts: dict[tuple[int, str, str], Parts] = {}  # (round, owner, member) -> for an owner to fetch
         self.estates: dict[int, bytes] = {}
+
+    def _tell(self, fact: Callable[[HubState], None]) -> None:
+        """From any thread."""
+        self._tell_hub(lambda: self.state.about_owners(fact, time.monotonic()))
 
     # ---- the I/O thread ------------------------------------------------------------------------------------
 
@@ -56,7 +61,9 @@ class HubShards:
             round, owner = part[0], owner_called(ex, part[1])
             if owner is not None and round == ex.round:
                 self.parts[round, owner, session] = upload.parts
-                return self.state.part_uploaded(session, owner, round, now)
+                return self.state.about_owners(
+                    lambda hub: sharding.part_uploaded(hub, session, owner, round, now), now
+                )
         elif (shard := named(SHARD, upload.name)) is not None:
             self.gather.came(session, int(shard[1]), upload.parts)
         elif round_of(ERROR, upload.name) is not None:
@@ -75,12 +82,22 @@ class HubShards:
         left = self.state.estates.left
         self.estates = {number: packet for number, packet in self.estates.items() if number in left}
 
-    def reach(self, action: do.Reach) -> None:
+    def act(self, action: do.Reach | do.Keep | do.Unusable | do.LoseOwner) -> None:
+        if isinstance(action, do.Reach):
+            self._reach(action)
+        elif isinstance(action, do.Keep):
+            self.estates[action.number] = action.packet
+        elif isinstance(action, do.Unusable):
+            self.gather.refuse(action.owner, action.attempt, action.peer, action.reason)
+        else:
+            self.gather.lose(action.session, "it is gone or silent")
+
+    def _reach(self, action: do.Reach) -> None:
         """Dial a door, in a thread of its own: seconds pass until it is clear that nobody answers."""
 
         def look() -> None:
             ok = answers(action.address, action.key, self.keys)
-            self.tell(lambda: self.state.reached(action.session, ok, time.monotonic()))
+            self._tell(lambda hub: sharding.reached(hub, action.session, ok))
 
         threading.Thread(target=look, name="cocktail-reach", daemon=True).start()
 
@@ -104,10 +121,10 @@ class HubShards:
 
     def own(self, round: int, shards: Sequence[int]) -> None:
         """The hub owns these from now on; what it had of others is theirs."""
-        given = self.work.own(round, shards)
+        given = self.work.own(round, shards) if self.state.settings.owners == "peers" else b""
         if given:
             others = [shard for shard in range(self.state.settings.shards) if shard not in shards]
-            self.tell(lambda: self.state.gave(given, others))
+            self._tell(lambda hub: sharding.gave(hub, given, others))
 
     def _take_over(self, session: str, peer: str, owned: Collection[int], packet: bytes) -> None:
         """The errors of shards that this peer owned, and nothing else that it may have put into it."""
@@ -116,14 +133,16 @@ class HubShards:
         except UpdateRejected as error:
             self.warn(peer, f"the errors of its shards cannot be used: {error.reason}")
             packet, shards = b"", []
-        self.tell(lambda: self.state.error_taken(session, peer, packet, shards))
+        self._tell(lambda hub: sharding.error_taken(hub, session, peer, packet, shards))
 
     def aggregate(self, action: do.Commit, updates: Sequence[Update]) -> bytes:
         """The packet of all shards. Raises UpdateRejected where a peer's packet cannot be used."""
+        if self.state.settings.owners == "hub":
+            return self.work.aggregate(action.round, updates)
         weights = {peer: weight for peer, _, weight in updates}
         attempt = self.gather.ask(action.owners)
         if action.owners:
-            self.tell(lambda: self.state.close(action.round, attempt, weights))
+            self._tell(lambda hub: sharding.close(hub, action.round, attempt, weights))
         came = self.gather.wait()
         own = self.work.aggregate(action.round, updates)
         while True:

@@ -14,7 +14,7 @@ the latest. The tables are PHASES (rounds.py) and NEXT (sessions.py); the books 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from . import actions as do
@@ -153,38 +153,10 @@ class HubState:
             self.maybe_arrived(session, ex, now)
         return self._drain(now)
 
-    def part_uploaded(self, session_id: str, owner: str, round: int, now: float) -> list[do.Action]:
-        """What this session sends to that owner is here, whole."""
-        session = self.members.get(session_id)
-        if session is not None:
-            session.seen = now
-            sharding.part_came(self, owner, session, round, now)
+    def about_owners(self, fact: Callable[[HubState], None], now: float) -> list[do.Action]:
+        """Something has happened that sharding.py has to do with."""
+        fact(self)
         return self._drain(now)
-
-    def reached(self, session_id: str, ok: bool, now: float) -> list[do.Action]:
-        """Its door was dialled."""
-        session = self.members.get(session_id)
-        if session is not None:
-            session.owns, session.looked_for = ok, False
-            if not ok:
-                self.out.warn(f"does not answer at {session.address}: it owns nothing", session.name)
-        return self._drain(now)
-
-    def close(self, round: int, attempt: int, weights: Mapping[str, float]) -> list[do.Action]:
-        """These updates are to be aggregated: tell the owners that are peers."""
-        sharding.close(self, round, attempt, weights)
-        return self.out.drain()
-
-    def gave(self, packet: bytes, shards: Sequence[int]) -> list[do.Action]:
-        """The hub does not own these shards any more; their errors are in the packet."""
-        return [do.Keep(self.estates.add(sharding.HUB, 1.0, shards), packet)]
-
-    def error_taken(
-        self, session_id: str, peer: str, packet: bytes, shards: Sequence[int]
-    ) -> list[do.Action]:
-        """What a peer has handed over, without what it had no right to: the errors of these shards."""
-        sharding.error_taken(self, session_id, peer, packet, shards)
-        return self.out.drain()
 
     def handed_over(self, session_id: str, size: int, now: float) -> list[do.Action]:
         """The legacy of this session is here, whole, its checksum right."""

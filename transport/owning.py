@@ -71,11 +71,11 @@ class Owning:
         with self._lock:
             self._parts[round, peer] = packet
             names = sorted(name for r, name in self._parts if r == round)
-        self.link.holding(round, names)
+        self.link.orders.holding(round, names)
 
     def leave(self, timeout: float) -> bool:
         """After the last exchange: hand over the errors of all shards. Whether the hub has them."""
-        self.link.no_more_orders()
+        self.link.orders.enough()
         self._thread.join(timeout)
         if self.door is not None:
             self.door.close()
@@ -84,7 +84,7 @@ class Owning:
     # ---- the thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (order := self.link.next_order()) is not None:
+        while (order := self.link.orders.next()) is not None:
             try:
                 self._obey(order)
             except (TransportError, KeyError) as error:  # the hub sees that nothing comes, and goes on
@@ -118,7 +118,7 @@ class Owning:
         try:
             packet = self.half.aggregate(round, updates)
         except UpdateRejected as error:
-            link.unusable(Unusable(round, close.attempt, error.peer, error.reason))
+            link.orders.unusable(Unusable(round, close.attempt, error.peer, error.reason))
             return
         self._pending, self._packet = close, (round, packet)
         if self.door is not None:

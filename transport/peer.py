@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
 
@@ -21,19 +21,17 @@ from .errors import Leaving, LinkLost, RefusedByHub, RunOver, SessionRenewed, Tr
 from .keys import CurveKeys
 from .messages import (
     PROTOCOL,
-    Close,
     Committed,
     Evaluated,
     Hello,
-    Holds,
     Leave,
     Over,
     Ready,
     Report,
     Round,
-    Unusable,
     Welcome,
 )
+from .orders import Orders
 from .peer_state import Link, PeerState
 from .sockets import DealerWire
 from .url import RunURL
@@ -87,16 +85,14 @@ class PeerLink:
     ) -> None:
         self.url = url
         self.leave_requested = Asked()  # set it, from a signal handler too: waiting calls end
-        state = PeerState(
-            Hello(PROTOCOL, url.token, url.run, name, hardware, versions or {}, alone, owns, reachable)
-        )
+        hello = Hello(PROTOCOL, url.token, url.run, name, hardware, versions or {}, alone, owns, reachable)
+        state = PeerState(hello)
         wire = wire or DealerWire(url.host, url.port, url.key, keys)
         self.buckets = buckets or BothWays(bandwidth)
         self._carrier = Carrier(wire, state, flows, patience, url.address, self.buckets)
         self._changed, self._state, self._bulk = self._carrier.changed, state, self._carrier.bulk
         self._session = 1  # how many sessions the caller knows of
-        self._heard_enough = False
-        self._owner = 0  # the thread that calls `next_order`: of a new session the others are to hear
+        self.orders = Orders(self._carrier, lambda what, there: self._wait(what, there, None))
         self._told, self._patience = told, patience
         self._lost_at: float | None = None  # since when there is no connection
         self._lost_told = ""  # what was said of that
@@ -348,40 +344,6 @@ class PeerLink:
     def _upload(self, name: str, data: bytes) -> Upload:
         return self._bulk.upload(name, data, hashlib.sha256(data).digest())
 
-    def next_order(self) -> Round | Close | Committed | None:
-        """For the thread of an owner: what the hub said next. None: nothing will come any more, or it has all
-        been heard and `no_more_orders`."""
-
-        def there() -> bool:
-            return bool(self._state.orders) or self._heard_enough or self._state.over is not None
-
-        self._owner = threading.get_ident()
-        while True:
-            try:
-                self._wait("the hub's word to an owner", there, None)
-            except SessionRenewed:
-                continue
-            except TransportError:
-                return None
-            with self._changed:
-                return self._state.orders.popleft() if self._state.orders else None
-
-    def no_more_orders(self) -> None:
-        """Have `next_order` end, once all that has come is heard."""
-        with self._changed:
-            self._heard_enough = True
-            self._changed.notify_all()
-
-    def unusable(self, message: Unusable) -> None:
-        """Say that a peer's part cannot be used."""
-        with self._changed:
-            self._carrier.say([message])
-
-    def holding(self, round: int, names: Sequence[str]) -> None:
-        """Say whose parts of `round` have come to this owner, all of them."""
-        with self._changed:
-            self._carrier.say(self._state.holding(Holds(round, list(names))))
-
     # ---- calls that do not ---------------------------------------------------------------------------------
 
     def ready(self, round: int, fingerprint: int, holds: dict[str, str] | None = None) -> None:
@@ -425,15 +387,13 @@ class PeerLink:
     ) -> None:
         """Wait until `there()`. Raises what makes that impossible; after `timeout` LinkLost, if `give_up`."""
         started = time.monotonic()
-        if threading.get_ident() == self._owner:  # the exchange in flight needs it to the end
+        if self.orders.waiting:  # the exchange in flight needs it to the end
             leave_s = LEGACY_S
         with self._changed:
             sessions = self._state.sessions
             while not there():
                 self._check()
-                if (
-                    self._state.sessions > sessions
-                ):  # told to another thread already; what we wait for is void too
+                if self._state.sessions > sessions:  # another thread was told; what we wait for is void too
                     raise SessionRenewed(RENEWED)
                 now = time.monotonic()
                 if timeout is not None and now - started >= timeout:
@@ -475,7 +435,7 @@ class PeerLink:
             raise RefusedByHub(state.refused.code, state.refused.reason)
         if state.over is not None and not carrier.connected:
             raise run_over(state.over)
-        if state.sessions > self._session and threading.get_ident() != self._owner:
+        if state.sessions > self._session and not self.orders.waiting:
             self._session = state.sessions
             raise SessionRenewed(RENEWED)
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .messages import VERSIONS, Hello, Refused, versions
+from .codec import versions
+from .messages import VERSIONS, Hello, Refused
 from .settings import RunSettings
 
 CALLED = {"base": "base weights"}  # for people; other things go by their own name

@@ -77,7 +77,8 @@ class Work(Protocol):
 
     def own(self, round: int, shards: Sequence[int]) -> bytes:
         """From this round on the hub owns these shards. Returns what the owner's half has of those that it
-        owned before, for others to inherit with share 1; empty: nothing."""
+        owned before, for others to inherit with share 1; empty: nothing. Called only where peers may own, as
+        `joined` and `restricted` are."""
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         """The owner's half, of the shards the hub owns: one packet out of (peer, packet, weight), sorted by

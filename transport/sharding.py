@@ -59,6 +59,23 @@ def part_came(hub: HubState, owner: str, session: Session, round: int, now: floa
         hub.maybe_arrived(session, ex, now)
 
 
+def part_uploaded(hub: HubState, session_id: str, owner: str, round: int, now: float) -> None:
+    """What this session sends to that owner is here, whole."""
+    session = hub.members.get(session_id)
+    if session is not None:
+        session.seen = now
+        part_came(hub, owner, session, round, now)
+
+
+def reached(hub: HubState, session_id: str, ok: bool) -> None:
+    """Its door was dialled."""
+    session = hub.members.get(session_id)
+    if session is not None:
+        session.owns, session.looked_for = ok, False
+        if not ok:
+            hub.out.warn(f"does not answer at {session.address}: it owns nothing", session.name)
+
+
 def lose_owner(hub: HubState, owner: str, now: float) -> None:
     """Its shards will not move in this round; what was sent for them stays with who sent it."""
     ex = hub.exchange
@@ -82,7 +99,7 @@ def lose_the_silent(hub: HubState, now: float) -> None:
 
 
 def close(hub: HubState, round: int, attempt: int, weights: Mapping[str, float]) -> None:
-    """Ask each owner for the packet of its shards."""
+    """These updates are to be aggregated: ask each owner for the packet of its shards."""
     ex = hub.exchange
     if ex is None or ex.round != round or hub.phase is not Phase.CLOSED:
         return
@@ -117,6 +134,11 @@ def judge_ourselves(hub: HubState, ex: Exchange, done: do.CommitDone) -> None:
         hub.out.warn(f"{said}; it owns none for {RESTS} rounds", name)
         if (session := hub.members.get(owner)) is not None:
             session.rests = ex.round + RESTS
+
+
+def gave(hub: HubState, packet: bytes, shards: Sequence[int]) -> None:
+    """The hub does not own these shards any more; their errors are in the packet."""
+    hub.out.add(do.Keep(hub.estates.add(HUB, 1.0, shards), packet))
 
 
 def error_taken(hub: HubState, session_id: str, peer: str, packet: bytes, shards: Sequence[int]) -> None:

@@ -13,22 +13,12 @@ from dataclasses import dataclass, field
 from toy_swarm import toy_settings
 
 from transport import actions as do
+from transport.codec import decode_to_hub, decode_to_peer, encode
 from transport.events import Event, RunEnded
 from transport.hub_state import HubState
 from transport.ids import Pool, expand
 from transport.ledger import RECENT, EvaluationRow, Known, OpenSession, Recovered, RoundRow
-from transport.messages import (
-    Evaluated,
-    Hello,
-    Leave,
-    Message,
-    Ready,
-    Report,
-    Round,
-    decode_to_hub,
-    decode_to_peer,
-    encode,
-)
+from transport.messages import Evaluated, Hello, Leave, Message, Ready, Report, Round
 from transport.peer_state import Link, PeerState
 from transport.rounds import Phase
 from transport.settings import RunSettings

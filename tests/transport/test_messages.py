@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transport import codec
 from transport import messages as m
 from transport.errors import ProtocolError
 
@@ -64,12 +65,12 @@ EXAMPLES_TO_PEER: list[m.Message] = [
 
 @pytest.mark.parametrize("message", EXAMPLES_TO_HUB, ids=lambda x: type(x).__name__)
 def test_a_message_to_the_hub_survives_the_wire(message: m.Message) -> None:
-    assert m.decode_to_hub(m.encode(message)) == message
+    assert codec.decode_to_hub(codec.encode(message)) == message
 
 
 @pytest.mark.parametrize("message", EXAMPLES_TO_PEER, ids=lambda x: type(x).__name__)
 def test_a_message_to_a_peer_survives_the_wire(message: m.Message) -> None:
-    assert m.decode_to_peer(m.encode(message)) == message
+    assert codec.decode_to_peer(codec.encode(message)) == message
 
 
 def test_every_message_has_an_example() -> None:
@@ -80,7 +81,7 @@ def test_every_message_has_an_example() -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_a_protocol_error(data: bytes) -> None:
-    for decode in (m.decode_to_hub, m.decode_to_peer):
+    for decode in (codec.decode_to_hub, codec.decode_to_peer):
         try:
             decode(data)
         except ProtocolError:
@@ -89,10 +90,10 @@ def test_any_bytes_are_a_message_or_a_protocol_error(data: bytes) -> None:
 
 @given(st.sampled_from(EXAMPLES_TO_HUB), st.data())
 def test_a_damaged_message_is_a_message_or_a_protocol_error(message: m.Message, data: st.DataObject) -> None:
-    wire = bytearray(m.encode(message))
+    wire = bytearray(codec.encode(message))
     wire[data.draw(st.integers(0, len(wire) - 1))] = data.draw(st.integers(0, 255))
     try:
-        m.decode_to_hub(bytes(wire))
+        codec.decode_to_hub(bytes(wire))
     except ProtocolError:
         return
 
@@ -117,33 +118,33 @@ def test_a_damaged_message_is_a_message_or_a_protocol_error(message: m.Message, 
 )
 def test_numbers_and_texts_out_of_bounds_are_refused(message: m.Message) -> None:
     with pytest.raises(ProtocolError):
-        m.decode_to_hub(m.encode(message))
+        codec.decode_to_hub(codec.encode(message))
 
 
 @pytest.mark.parametrize("change", [{"extra": 1}, {"round": "x"}, {"round": None}])
 def test_an_unknown_field_or_type_is_refused(change: dict[str, object]) -> None:
-    raw = msgspec.msgpack.decode(m.encode(m.Ready(1, 2))) | change
+    raw = msgspec.msgpack.decode(codec.encode(m.Ready(1, 2))) | change
 
     with pytest.raises(ProtocolError):
-        m.decode_to_hub(msgspec.msgpack.encode(raw))
+        codec.decode_to_hub(msgspec.msgpack.encode(raw))
 
 
 def test_a_greeting_of_another_version_is_told_apart_whatever_else_it_says() -> None:
     raw = {"type": "Hello", "protocol": 7, "something_new": [1, 2]}
 
-    with pytest.raises(m.OtherVersion, match="version 1 would do"):
-        m.decode_to_hub(msgspec.msgpack.encode(raw))
+    with pytest.raises(codec.OtherVersion, match="version 1 would do"):
+        codec.decode_to_hub(msgspec.msgpack.encode(raw))
 
 
 def test_a_peer_is_not_told_what_is_for_the_hub() -> None:
     with pytest.raises(ProtocolError):
-        m.decode_to_peer(m.encode(m.Ready(1, 2)))
+        codec.decode_to_peer(codec.encode(m.Ready(1, 2)))
 
 
 @pytest.mark.parametrize("value", [b"\x91", b"\x81\xa1a"], ids=["lists", "maps"])
 @pytest.mark.parametrize("before", [b"", b"\x82\xa1a", b"\x82\xa4type\xa5Hello\xa1a"], ids=len)
 def test_values_within_twenty_thousand_others_are_no_message(value: bytes, before: bytes) -> None:
-    for decode in (m.decode_to_hub, m.decode_to_peer):
+    for decode in (codec.decode_to_hub, codec.decode_to_peer):
         with pytest.raises(ProtocolError):
             decode(before + 20_000 * value)
 
@@ -165,4 +166,4 @@ def test_values_within_twenty_thousand_others_are_no_message(value: bytes, befor
 )
 def test_a_peer_refuses_numbers_that_no_hub_says(message: m.Message) -> None:
     with pytest.raises(ProtocolError):
-        m.decode_to_peer(m.encode(message))
+        codec.decode_to_peer(codec.encode(message))

@@ -34,6 +34,7 @@ from cocktail_cli.options import (
     Verbose,
 )
 from cocktail_cli.prepare import Preparation
+from cocktail_cli.reach import door_at
 from cocktail_cli.show import Display, View, view_of
 from cocktail_cli.signals import LEAVE_WITHIN, Asked, Wish, leave_in_time, leave_on_signal
 
@@ -195,18 +196,12 @@ class Membership:
     def open_door(self, keys: CurveKeys) -> str:
         """Listen, where that is wanted; the address as others dial it. Raises AddressInUse, Failure."""
         from cocktail_cli.owning import open_door
-        from transport.errors import UrlError
-        from transport.url import parse_address
 
         if self.lent.listen is None:
             return ""
-        try:
-            host, port = parse_address(self.lent.listen)
-            parse_address(self.lent.advertise or self.lent.listen)
-        except UrlError as error:
-            raise Failure("usage", f"--listen and --advertise take host:port: {error}") from error
-        self.door, _ = open_door(host, port, keys, self.url)
-        return self.lent.advertise or self.lent.listen
+        place = door_at(self.lent.listen, self.lent.advertise)
+        self.door, _ = open_door(place.bind, place.port, keys, self.url)
+        return place.dialled
 
     def own(self, run: RunLink, peer: Peer, recipe: Recipe) -> None:
         """Shards have owners: reach those that are peers, and be one where this machine can be reached."""

@@ -38,12 +38,12 @@ Listen = Annotated[
     typer.Option(
         "--listen",
         metavar="HOST:PORT",
-        help="Own shards of the model: other members reach this machine there (0.0.0.0:29401).",
+        help="Own shards of the model: other members reach this machine there.",
     ),
 ]
 PeerAdvertise = Annotated[
     str | None,
-    typer.Option("--advertise", metavar="HOST:PORT", help="With --listen: the address as others dial it."),
+    typer.Option("--advertise", metavar="HOST[:PORT]", help="With --listen: as others dial it."),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, mps, cuda, cuda:1, or a list cuda:0,1.")]
 MicroBatch = Annotated[

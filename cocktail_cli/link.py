@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from transport.errors import Reopened
 from transport.messages import Committed, Over, Report, Round
+from transport.owners import digest_of
 from transport.packet_log import read_packets
 from transport.peer import LEAVE_S
 
@@ -90,6 +92,16 @@ class RunLink:
         return message
 
     def exchange(self, packet: bytes, delivery: Delivery) -> Committed:
+        while True:
+            try:
+                self.committed = self._exchange(packet, delivery)
+                return self.committed
+            except Reopened as reopened:
+                self.round = reopened.again
+
+    def _exchange(self, packet: bytes, delivery: Delivery) -> Committed:
+        """Cut the packet for whoever owns shards, bring each its part, wait for the commit."""
+        rest, parts = self.cut(packet)
         report = Report(
             round=delivery.round,
             fingerprint=delivery.fingerprint,
@@ -98,13 +110,15 @@ class RunLink:
             tokens=delivery.tokens,
             compute_s=delivery.compute_s,
             wait_s=delivery.wait_s,
+            parts={name: digest_of(part) for name, part in parts.items()},
         )
-        rest, parts = self.cut(packet)
+        mine = parts.pop(self.name, None)
+        if mine is not None and self.owning is not None:
+            self.owning.part(delivery.round, mine)
         if parts and self.direct is not None and self.round is not None:
             parts = self.direct.send(delivery.round, self.round.owners, parts, self.enough)
         with self.waiting():
-            self.committed = self.link.exchange(delivery.round, rest, report, parts)
-        return self.committed
+            return self.link.exchange(delivery.round, rest, report, parts)
 
     def enough(self) -> bool:
         """Is the round over, or this peer to be gone soon: nothing is brought to owners any more."""
@@ -144,9 +158,7 @@ class RunLink:
         return self.name in (after, owner)
 
     def cut(self, packet: bytes) -> tuple[bytes, dict[str, bytes]]:
-        """What of a packet the hub is to have, empty where it owns nothing, and what each other owner; what
-        this peer owns itself is where it aggregates then.
-        """
+        """What of a packet the hub is to have, empty where it owns nothing, and what each owner."""
         owners = self.round.owners if self.round is not None else []
         if not owners:
             return packet, {}
@@ -154,9 +166,6 @@ class RunLink:
 
         parts = {owner.name: part_of(packet, owner.shards, self.shards) for owner in owners}
         hubs = set(range(self.shards)).difference(*(owner.shards for owner in owners))
-        mine = parts.pop(self.name, None)
-        if mine is not None and self.round is not None and self.owning is not None:
-            self.owning.part(self.round.round, mine)
         return part_of(packet, hubs, self.shards) if hubs else b"", parts
 
     def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:

@@ -41,6 +41,9 @@ class Half:
         except RejectedUpdate as error:
             raise UpdateRejected(error.peer, error.reason) from error
 
+    def took(self, packet: bytes, ours: bytes) -> bool:
+        return self.owners.part(packet) == ours
+
     def undo(self) -> None:
         self.owners.undo()
 

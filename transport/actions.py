@@ -196,8 +196,9 @@ class CommitDone:
     packets: dict[str, int]  # bytes of each accepted packet, by peer: who is in the commit
     tokens: dict[str, int]  # trained tokens each delivered, by Work's word
     rejected: dict[str, str]  # peer -> why its packet could not be used
-    lost: dict[str, str] = field(default_factory=dict)  # owner's session -> why its shards have not moved
+    lost: dict[str, str] = field(default_factory=dict)  # owner's session -> why nothing came of it
     denied: dict[str, str] = field(default_factory=dict)  # peer -> session of the owner that has refused it
+    moved: frozenset[str] = frozenset()  # sessions of the owners whose packets are in it
 
     def share(self, peer: str) -> float:
         """The weight of an accepted packet, of 1: as `Work.aggregate` was told the weights."""

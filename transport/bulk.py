@@ -233,13 +233,16 @@ class BulkPeer:
             self._ask_again(upload)
 
     def forget(self, name: str) -> None:
-        """Whatever became of it, it is not wanted any more."""
+        """Whatever became of this download, it is not wanted any more. An upload may have the same name."""
         download = self.downloads.pop(name, None)
+        if download is not None and any(p.name == name and not p.up for p in self._under):
+            self._orphans[name] = download.piece
+        self._lose_all(up=False, name=name)
+
+    def withdraw(self, name: str) -> None:
+        """The same, of an upload."""
         self.uploads.pop(name, None)
-        for piece in [p for p in self._under if p.name == name]:
-            self._lose(piece)
-            if download is not None:
-                self._orphans[name] = download.piece
+        self._lose_all(up=True, name=name)
 
     def receive(self, message: Message, payload: bytes, now: float) -> None:
         """What came on any flow. Answers to transfers that are forgotten mean nothing."""

@@ -184,6 +184,9 @@ class Carrier:
         if self.state.offer_again:
             self.state.offer_again = False
             self.bulk.offer_again()
+        if self.state.reopened is message:  # what was cut for other owners is void
+            for name in [n for n in self.bulk.uploads if n.startswith(("update/", "part/"))]:
+                self.bulk.withdraw(name)
         if isinstance(message, Round) and message.samples:
             self._fetch_ahead(f"lease/{message.round}", 0)
         elif isinstance(message, Committed) and self.state.takes_part and not self.state.assembles:
@@ -213,8 +216,9 @@ class Carrier:
         """Bulk flows and uploads belong to a session. Downloads go on: objects are the run's."""
         for flow in self._flows:
             self._hang_up(flow, now)
-        ahead = [d.name for d in self.bulk.downloads.values() if d.ahead]
-        for name in [*self.bulk.uploads, *ahead]:
+        for name in list(self.bulk.uploads):
+            self.bulk.withdraw(name)
+        for name in [d.name for d in self.bulk.downloads.values() if d.ahead]:
             self.bulk.forget(name)
 
     def _hang_up(self, flow: int, dial_at: float) -> None:

@@ -93,7 +93,6 @@ class Commits:
             claims = {peer: c for peer, c in claims.items() if tokens[peer]}
         rejected, denied = dict[str, str](), dict[str, str]()
         packet: bytes | None = None
-        self._shards.gather.begin()
         while claims and packet is None:
             equal = not any(tokens[peer] for peer in claims)  # nothing trained yet: everybody counts the same
             updates = [
@@ -125,8 +124,9 @@ class Commits:
             sizes,
             {peer: tokens[peer] for peer in claims},
             rejected,
-            self._shards.gather.lost,
+            dict(self._shards.gather.lost),
             denied,
+            self._shards.moved,
         )
         self._call(lambda: self._state.committed(done, time.monotonic()))
         self.work.committed(action.round, packet)

@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
-from .bulk import Download
+from .bulk import Download, Upload
 from .errors import LinkLost, ProtocolError, TransportError
 from .messages import Owner
 from .peer import LOOK_S, PeerLink
@@ -20,7 +21,7 @@ from .peer import LOOK_S, PeerLink
 log = logging.getLogger(__name__)
 
 DIAL_S = 2.0  # to be welcome at an owner's door
-FETCH_S = 10.0  # without anything new
+STILL_S = 10.0  # without anything new, either way
 RESTS = 16  # rounds in which an owner that could not be reached is not tried again
 
 
@@ -67,7 +68,7 @@ class Direct:
 
     def _put(self, owner: Owner, round: int, part: bytes) -> bool:
         try:
-            return self._link(owner).put(f"part/{round}", part) is True
+            return self._link(owner).put(f"part/{round}", part, Patience().upload) is True
         except (TransportError, KeyError) as error:
             log.debug("to %s", owner.name, exc_info=error)
             self._rest(owner.name, round)
@@ -87,7 +88,7 @@ class Direct:
         found = {}
         for name, (link, download) in begun.items():
             try:
-                found[name] = link.finish(download, Patience(download).look)
+                found[name] = link.finish(download, partial(Patience().download, download))
             except (TransportError, KeyError, ProtocolError) as error:
                 log.debug("from %s", name, exc_info=error)
                 self._rest(name, round)
@@ -126,13 +127,20 @@ class Direct:
 
 
 class Patience:
-    """Ends a wait for a download of which nothing came for FETCH_S."""
+    """Ends a wait for a transfer of which nothing was heard for STILL_S: an owner that is frozen, or behind a
+    line that swallows everything."""
 
-    def __init__(self, download: Download) -> None:
-        self.download, self.came, self.since = download, -1, 0.0
+    def __init__(self) -> None:
+        self.done, self.since = -1, 0.0
 
-    def look(self) -> None:
-        if self.download.came != self.came:
-            self.came, self.since = self.download.came, time.monotonic()
-        elif time.monotonic() - self.since > FETCH_S:
-            raise LinkLost(f"nothing of {self.download.name} came for {FETCH_S:.0f} s")
+    def download(self, one: Download) -> None:
+        self._look(one.name, one.came)
+
+    def upload(self, one: Upload) -> None:
+        self._look(one.name, len(one.todo))  # which the window lets go as answers come
+
+    def _look(self, name: str, done: int) -> None:
+        if done != self.done:
+            self.done, self.since = done, time.monotonic()
+        elif time.monotonic() - self.since > STILL_S:
+            raise LinkLost(f"nothing was heard of {name} for {STILL_S:.0f} s")

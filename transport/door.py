@@ -17,6 +17,7 @@ from .bandwidth import Bandwidth, BothWays
 from .bulk import Arrived, Inbox
 from .codec import decode_to_hub, encode
 from .errors import ProtocolError
+from .flows import FLOWS
 from .messages import (
     MAX_CONTROL,
     PROTOCOL,
@@ -100,14 +101,7 @@ class Door:
             while not self._closing:
                 waiting.extend(self._wire.poll(self._pause(time.monotonic()) if waiting else GUARD_S))
                 while waiting and not self._pause(time.monotonic()):
-                    conn, frames = waiting.popleft()
-                    self._count(0, wire_size(frames))
-                    try:
-                        if not 1 <= len(frames) <= 2 or len(frames[0]) > MAX_CONTROL:
-                            raise ProtocolError(f"{len(frames)} frames")
-                        self._take(conn, decode_to_hub(frames[0]), frames[1] if len(frames) > 1 else b"")
-                    except ProtocolError as error:
-                        log.debug("at the door", exc_info=error)
+                    self._hear(*waiting.popleft())
                 if time.monotonic() >= guard_at:
                     guard_at = time.monotonic() + GUARD_S
                     self._wire.guard(time.monotonic(), self._flows.get)
@@ -123,6 +117,15 @@ class Door:
         self.buckets.up.take(up, now)
         self.buckets.down.take(down, now)
 
+    def _hear(self, conn: bytes, frames: Frames) -> None:
+        self._count(0, wire_size(frames))
+        try:
+            if not 1 <= len(frames) <= 2 or len(frames[0]) > MAX_CONTROL:
+                raise ProtocolError(f"{len(frames)} frames")
+            self._take(conn, decode_to_hub(frames[0]), frames[1] if len(frames) > 1 else b"")
+        except ProtocolError as error:
+            log.debug("at the door", exc_info=error)
+
     def _take(self, conn: bytes, message: ToHub, payload: bytes | memoryview) -> None:
         session = self._flows.get(conn)
         if isinstance(message, Hello):
@@ -135,6 +138,8 @@ class Door:
                 self._say(conn, Refused("session", "no such visitor"))
             else:
                 self._flows[conn] = message.session
+                for old in [c for c, s in self._flows.items() if s == message.session][:-FLOWS]:
+                    del self._flows[old]
                 self._say(conn, Attached(CREDIT))
         elif isinstance(message, Leave):
             self._say(conn, Over("left", False))
@@ -164,7 +169,7 @@ class Door:
 
     def _refuses(self, session: str, name: str, size: int) -> str | None:
         round, who = round_of(PART, name), self._visitors[session]
-        if round is None or round < self._round:
+        if round is None or not self._round <= round <= self._round + 1:  # the owner may hear of it late
             return f"{name!r} is not wanted here, or not any more"
         if self._members.get(who[0]) != who[1]:
             return f"{who[0]} is not in the round"

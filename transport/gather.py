@@ -25,11 +25,6 @@ class Gather:
 
     # ---- the commit thread ---------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """A round is closed: nobody is lost yet."""
-        with self._changed:
-            self.lost = {}
-
     def ask(self, owners: Iterable[str]) -> int:
         """An attempt begins; its number, to be told to these owners. What others sent before is void."""
         with self._changed:
@@ -59,6 +54,12 @@ class Gather:
             self._changed.notify_all()
 
     # ---- the I/O thread ------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A round is closed: nobody is lost yet. Here, since who gets lost from now on is told by this
+        thread, and the other may still be busy."""
+        with self._changed:
+            self.lost = {}
 
     def came(self, owner: str, attempt: int, packet: Parts) -> None:
         with self._changed:

@@ -326,6 +326,7 @@ class Hub:
             elif isinstance(action, do.Tell):
                 self._events.put(replace(action.event, at=time.time()))
             elif isinstance(action, do.Commit):
+                self._shards.gather.begin()
                 there = {c.session: self._packets.get((c.session, action.round)) for c in action.claims}
                 packets = {session: parts for session, parts in there.items() if parts is not None}
                 self._later(lambda a=action, p=packets: self._commits.commit(a, p))  # type: ignore[misc]
@@ -334,6 +335,7 @@ class Hub:
                 self._inbox.forget(lambda name, now=action.round: round_of(UPDATE, name) not in (None, now))  # type: ignore[misc]
                 self._packets = {k: v for k, v in self._packets.items() if k[1] >= action.round}
                 self._shards.opened(action.round)
+                self._reader.submit(self._objects.opened)
                 self._inbox.at_once = AT_ONCE + action.owners
                 self._later(lambda a=action: self._commits.write_leases(a))  # type: ignore[misc]
             elif isinstance(action, do.Inherit):

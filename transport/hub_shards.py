@@ -18,6 +18,7 @@ from .chunks import Parts
 from .errors import UpdateRejected
 from .gather import Gather
 from .keys import CurveKeys
+from .owners import short
 from .settings import Work
 from .sockets import answers
 from .uploads import ERROR, PART, SHARD, named, owner_called, round_of
@@ -45,6 +46,7 @@ class HubShards:
         self._tell_hub, self.later, self.warn = tell, later, warn
         self.kept: dict[tuple[int, str], bytes] = {}  # (round, owner, "": we) -> its packet
         self.gather = Gather(state.settings.peer_timeout)
+        self.moved: frozenset[str] = frozenset()  # whose packets are in the newest aggregate: by session
         self.parts: dict[tuple[int, str, str], Parts] = {}  # (round, owner, member) -> for an owner to fetch
         self.estates: dict[int, bytes] = {}
 
@@ -61,8 +63,9 @@ class HubShards:
             round, owner = part[0], owner_called(ex, part[1])
             if owner is not None and round == ex.round:
                 self.parts[round, owner, session] = upload.parts
+                digest = short(upload.parts.sha256)
                 return self.state.about_owners(
-                    lambda hub: sharding.part_uploaded(hub, session, owner, round, now), now
+                    lambda hub: sharding.part_uploaded(hub, session, owner, round, digest, now), now
                 )
         elif (shard := named(SHARD, upload.name)) is not None:
             self.gather.came(session, int(shard[1]), upload.parts)
@@ -150,6 +153,7 @@ class HubShards:
             try:
                 packet = self.work.joined(action.round, action.hubs, own, parts)
                 self._keep(action, own, came)
+                self.moved = frozenset(came)  # an owner that is lost from now on has done its part
                 return packet
             except UpdateRejected as error:
                 if came.pop(error.peer, None) is None:

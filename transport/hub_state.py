@@ -41,6 +41,7 @@ from .messages import (
     Ready,
     Refused,
     Report,
+    Resigns,
     Resume,
     ToHub,
     Unusable,
@@ -125,10 +126,8 @@ class HubState:
             self._report(session, message, now)
         elif isinstance(message, Evaluated):
             evaluated(self, session, message)
-        elif isinstance(message, Holds):
-            sharding.holds(self, session, message, now)
-        elif isinstance(message, Unusable):
-            sharding.unusable(self, session, message)
+        elif isinstance(message, Holds | Unusable | Resigns):
+            sharding.heard(self, session, message, now)
         elif isinstance(message, Leave):
             self.out.send(conn, Over(f"left: {message.reason}", self.finished))
             self.members.end(session, f"left: {message.reason}")
@@ -284,7 +283,8 @@ class HubState:
     def _report(self, session: Session, m: Report, now: float) -> None:
         ex = self.exchange
         if self.phase is Phase.OPEN and ex is not None and ex.round == m.round and session.id in ex.members:
-            ex.reports.setdefault(session.id, m)
+            if session.id not in ex.claims:  # cut again, where the round was opened again: the newest counts
+                ex.reports[session.id] = m
             self.maybe_arrived(session, ex, now)
         elif m.round <= self.round:
             self.members.move(session, Kind.LATE)
@@ -383,7 +383,7 @@ class HubState:
         ex.warned = True
 
     def _committed(self, ex: Exchange, accepted: list[str], done: do.CommitDone, now: float) -> None:
-        sharding.settle(self, ex, done.lost)
+        sharding.settle(self, ex, done)
         message = self.history.add(ex, accepted, done)
         for s in accepted:
             if (session := self.members.get(s)) is not None:

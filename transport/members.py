@@ -58,6 +58,7 @@ class Members:
         self.traffic: dict[str, Traffic] = {}  # by session id; the shell counts into it
         self.quiet = False  # the run is over and everybody leaves: nobody need hear of it
         self.gone: dict[str, str] = {}  # name -> why
+        self._owned: dict[str, set[int]] = {}  # key of one that is gone -> as Session.owned
         self.ignored = 0  # messages that made no sense where they came
         self.refused = 0  # bytes that were no message, and connections that were told no
         self._out, self._on_end = out, on_end
@@ -75,7 +76,7 @@ class Members:
         name = unique_name(name, {s.name for s in self.sessions.values()})
         id, origin = secrets.token_urlsafe(16), origin_of(conn)
         session = Session(id, key, name, m.hardware, conn, State.JOINING, now, now, pinged=now, origin=origin)
-        session.address = m.address
+        session.address, session.owned = m.address, self._owned.pop(key, set())
         session.owns = m.owns and not m.address  # else once the hub has been there
         self.sessions[session.id] = session
         self.gone.pop(name, None)
@@ -124,6 +125,8 @@ class Members:
         returned = self._on_end(session)
         self._out.add(do.Forget(session.id))
         self.gone = dict([*self.gone.items(), (session.name, reason)][-KEPT:])
+        if session.owned:
+            self._owned = dict([*self._owned.items(), (session.key, session.owned)][-KEPT:])
         if not self.quiet:
             self._out.tell(events.PeerLeft(0.0, session.name, reason, returned, session.legacy))
 

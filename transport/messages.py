@@ -95,6 +95,8 @@ class Report(Message, frozen=True):
     tokens: Size = 0  # trained tokens of these leases
     compute_s: Finite = 0.0  # of the last step
     wait_s: Finite = 0.0  # time its device waited for the exchange in the last step
+    # Where peers own shards: owner -> the digest (owners.py) of the part that is for it, this peer too.
+    parts: Annotated[dict[Word, Word], Meta(max_length=4096)] = {}
 
 
 class Evaluated(Message, frozen=True):
@@ -113,10 +115,16 @@ class Leave(Message, frozen=True):
 
 
 class Holds(Message, frozen=True):
-    """An owner has the parts of these peers, whole: all of them, each time it says so."""
+    """An owner has parts of these peers, whole: name -> digest, all of them each time it says so."""
 
     round: Count
-    names: Annotated[list[Word], Meta(max_length=4096)]
+    parts: Annotated[dict[Word, Word], Meta(max_length=4096)]
+
+
+class Resigns(Message, frozen=True):
+    """An owner is to leave: from the next round on it wants to own nothing."""
+
+    last: bool = False  # nor will an update of it come: no round waits for it
 
 
 class Unusable(Message, frozen=True):
@@ -262,6 +270,7 @@ class Close(Message, frozen=True):
     attempt: Count
     shards: list[int]
     weights: dict[str, float]
+    parts: dict[str, str] = {}  # peer -> the digest of its part: another is of before, or of another round
     estates: list[Estate] = []
 
 
@@ -274,6 +283,7 @@ class Committed(Message, frozen=True):
     accepted: list[str]  # whose packets are in it; a peer not named here takes its packet back (LATE)
     refused: dict[str, str] = {}  # whose packets could not be used, and why: each is a strike
     lost: list[str] = []  # owners whose shards have not moved: what was sent for these is taken back
+    recalled: bool = False  # said by a hub that was restarted: who was lost is to be seen in the packet
 
 
 class Over(Message, frozen=True):
@@ -388,6 +398,7 @@ ToHub = (
     | Evaluated
     | Leave
     | Holds
+    | Resigns
     | Unusable
     | Ping
     | Pong

@@ -121,6 +121,10 @@ class Objects:
                 self._owned.popitem(last=False)
         return self._owned[session, name]
 
+    def opened(self) -> None:
+        """A round opens, or opens again: there are other parts by the same names."""
+        self._owned.clear()
+
     def _range(self, start: int, stop: int, *, payload: bool = False) -> Source:
         """Where the packets of these rounds lie. The system caches the end of the log."""
         key = (start, stop, payload)

@@ -40,7 +40,7 @@ def others_expected(hub: HubState, ready: int, now: float) -> bool:
     looked_for = any(session.looked_for for session in hub.members.sessions.values())
     first = ready < s.first_peers or looked_for
     starting = hub.round == 0 and first and now < hub.started + s.first_s
-    return starting or (hub.members.awaited() and now < hub.hold_until)
+    return starting or ((looked_for or hub.members.awaited()) and now < hub.hold_until)
 
 
 def tell_whom(hub: HubState, ready: int, now: float) -> None:

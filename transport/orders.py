@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from .carrier import Carrier
 from .errors import SessionRenewed, TransportError
 from .messages import Close, Committed, Holds, Round, Unusable
+from .wish import Asked
 
 
 class Orders:
     """Of one link. `wait(what, there)` is the link's, and raises what makes `there()` impossible."""
 
-    def __init__(self, carrier: Carrier, wait: Callable[[str, Callable[[], bool]], None]) -> None:
-        self._carrier, self._state, self._wait = carrier, carrier.state, wait
+    def __init__(
+        self, carrier: Carrier, wait: Callable[[str, Callable[[], bool]], None], leaves: Asked
+    ) -> None:
+        self._carrier, self._state, self._wait, self._leaves = carrier, carrier.state, wait, leaves
+        self._resigned = False
         self._thread = 0  # that asks for them
         self._heard_enough = False
 
@@ -25,9 +29,11 @@ class Orders:
 
     def next(self) -> Round | Close | Committed | None:
         """What the hub said next. None: nothing will come any more, or all has been heard and that was
-        `enough`."""
+        `enough`. Meanwhile the hub hears of a wish to leave: it gives this owner no other round."""
 
         def there() -> bool:
+            if self._leaves.is_set() and not self._resigned:
+                self.resign(last=False)
             return bool(self._state.orders) or self._heard_enough or self._state.over is not None
 
         self._thread = threading.get_ident()
@@ -41,6 +47,12 @@ class Orders:
             with self._carrier.changed:
                 return self._state.orders.popleft() if self._state.orders else None
 
+    def resign(self, *, last: bool) -> None:
+        """Say that this peer is to leave, and (`last`) that no update of it will come any more."""
+        with self._carrier.changed:
+            self._resigned = True
+            self._carrier.say(self._state.resigns(last))
+
     def enough(self) -> None:
         """Have `next` end, once all that has come is heard."""
         with self._carrier.changed:
@@ -52,7 +64,7 @@ class Orders:
         with self._carrier.changed:
             self._carrier.say([message])
 
-    def holding(self, round: int, names: Sequence[str]) -> None:
-        """Say whose parts of `round` have come to this owner, all of them."""
+    def holding(self, round: int, parts: Mapping[str, str]) -> None:
+        """Say whose parts of `round` have come to this owner, all of them: name -> digest."""
         with self._carrier.changed:
-            self._carrier.say(self._state.holding(Holds(round, list(names))))
+            self._carrier.say(self._state.holding(Holds(round, dict(parts))))

@@ -25,6 +25,16 @@ def assign(shards: int, peers: Iterable[str]) -> dict[str, list[int]]:
     return {peer: mine for peer, mine in owned.items() if mine}
 
 
+def digest_of(part: bytes) -> str:
+    """By which a part is told from another of the same member: of a round that was opened before with other
+    owners, of a session before."""
+    return short(hashlib.sha256(part).digest())
+
+
+def short(sha256: bytes) -> str:
+    return sha256.hex()[:16]
+
+
 def rank(shard: int, peer: str) -> bytes:
     return hashlib.sha256(f"{shard} {peer}".encode()).digest()
 

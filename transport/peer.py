@@ -7,9 +7,9 @@ Training holds no socket and cannot stall the link; carrier.py has the thread th
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from .bandwidth import Bandwidth, BothWays
 from .bulk import CHUNK, Download, Upload
 from .carrier import Carrier
 from .chunks import PartFile, Parts
-from .errors import Leaving, LinkLost, RefusedByHub, RunOver, SessionRenewed, TransportError
+from .errors import Leaving, LinkLost, RefusedByHub, Reopened, RunOver, SessionRenewed, TransportError
 from .keys import CurveKeys
 from .messages import (
     PROTOCOL,
@@ -36,6 +36,7 @@ from .peer_state import Link, PeerState
 from .sockets import DealerWire
 from .url import RunURL
 from .wire import PeerWire
+from .wish import Asked
 
 GREETING_S = 20.0  # a hub that takes connections may take this long to say Welcome
 # seconds after the wish to leave, 25 s in all with the goodbye:
@@ -45,16 +46,6 @@ HASTE_S = 5.0  # that a legacy is meant to take; more only where the uplink has 
 RENEWED = "the hub gave this peer a new session; work not delivered before is void"
 LOST_S = 2.0  # without a connection, before anybody is told
 LOOK_S = 0.05  # how often a waiting call looks at `leave_requested`
-
-
-class Asked(threading.Event):
-    """A wish, and since when: a signal handler may set it."""
-
-    at = inf  # monotonic seconds
-
-    def set(self) -> None:
-        self.at = min(self.at, time.monotonic())
-        super().set()
 
 
 class PeerLink:
@@ -92,7 +83,7 @@ class PeerLink:
         self._carrier = Carrier(wire, state, flows, patience, url.address, self.buckets)
         self._changed, self._state, self._bulk = self._carrier.changed, state, self._carrier.bulk
         self._session = 1  # how many sessions the caller knows of
-        self.orders = Orders(self._carrier, lambda what, there: self._wait(what, there, None))
+        self.orders = Orders(self._carrier, partial(self._wait, timeout=None), self.leave_requested)
         self._told, self._patience = told, patience
         self._lost_at: float | None = None  # since when there is no connection
         self._lost_told = ""  # what was said of that
@@ -277,8 +268,8 @@ class PeerLink:
         `parts`: what owners other than the hub are to have of it, by their names; `packet` is then the rest,
         empty where the hub owns nothing.
 
-        With `leave_requested` set it still waits LEAVE_S for the exchange in flight. Raises RunOver,
-        SessionRenewed, RefusedByHub, LinkLost, Leaving, which says whether the packet is at the hub.
+        With `leave_requested` set it still waits LEAVE_S for the exchange in flight. Raises Reopened,
+        RunOver, SessionRenewed, RefusedByHub, LinkLost, Leaving: is the packet at the hub?
         """
         named = {f"part/{round}/{owner}": part for owner, part in (parts or {}).items()}
         if packet:
@@ -287,7 +278,7 @@ class PeerLink:
         uploads: list[Upload] = []
         with self._changed:
             self._check()
-            if round not in self._state.commits:
+            if round not in self._state.commits and self._state.reopened is None:
                 uploads = [self._upload(name, data) for name, data in named.items()]
             self._carrier.say(self._state.report(report))
         measured = False
@@ -296,7 +287,7 @@ class PeerLink:
             nonlocal measured
             if not measured and uploads and all(upload.arrived for upload in uploads):
                 self._uplink, measured = size / max(1e-3, time.monotonic() - started), True
-            return round in self._state.commits or self._state.over is not None
+            return self._state.settled(round)
 
         try:
             self._wait(f"the commit of round {round}", there, None, leave_s=LEAVE_S)
@@ -306,12 +297,15 @@ class PeerLink:
         finally:
             with self._changed:
                 for name in named:
-                    self._bulk.forget(name)
+                    self._bulk.withdraw(name)
         with self._changed:
-            if round not in self._state.commits:
-                assert self._state.over is not None
-                raise run_over(self._state.over)
-            return self._state.commits[round]
+            if round in self._state.commits:
+                return self._state.commits[round]
+            if self._state.over is not None:
+                raise RunOver.of(self._state.over)
+            again = self._state.take_reopened()
+            assert again is not None
+            raise Reopened(again)
 
     @property
     def room(self) -> int:
@@ -325,20 +319,27 @@ class PeerLink:
         """
         return self.put(f"legacy/{round}", packet)
 
-    def put(self, name: str, data: bytes) -> bool | None:
-        """Upload the object `name`, and wait until the hub has it, or says that it is not wanted. As
-        `hand_over`."""
+    def put(
+        self, name: str, data: bytes, look: Callable[[Upload], None] = lambda upload: None
+    ) -> bool | None:
+        """Upload the object `name`, and wait until the hub has it, or says that it is not wanted; `look` may
+        end that by raising. As `hand_over`."""
         with self._changed:
             self._check()
             upload = self._upload(name, data)
             self._carrier.say()
+
+        def there() -> bool:
+            look(upload)
+            return upload.done is not None
+
         try:
-            self._wait(f"the hub to take {name}", lambda: upload.done is not None, None, leave_s=LEGACY_S)
+            self._wait(f"the hub to take {name}", there, None, leave_s=LEGACY_S)
         except Leaving:
             return upload.arrived
         finally:
             with self._changed:
-                self._bulk.forget(name)
+                self._bulk.withdraw(name)
         return upload.arrived
 
     def _upload(self, name: str, data: bytes) -> Upload:
@@ -434,7 +435,7 @@ class PeerLink:
         if state.refused is not None:
             raise RefusedByHub(state.refused.code, state.refused.reason)
         if state.over is not None and not carrier.connected:
-            raise run_over(state.over)
+            raise RunOver.of(state.over)
         if state.sessions > self._session and not self.orders.waiting:
             self._session = state.sessions
             raise SessionRenewed(RENEWED)
@@ -444,7 +445,3 @@ def all_of(uploads: list[Upload]) -> bool | None:
     """Have all of them arrived? None: not known."""
     arrived = [upload.arrived for upload in uploads]
     return False if False in arrived else None if None in arrived else True
-
-
-def run_over(over: Over) -> RunOver:
-    return RunOver(over.reason, over.finished, over.resumable)

@@ -25,11 +25,13 @@ from .messages import (
     Leave,
     Message,
     Over,
+    Owner,
     Ping,
     Pong,
     Ready,
     Refused,
     Report,
+    Resigns,
     Resume,
     Round,
     ToPeer,
@@ -88,6 +90,9 @@ class PeerState:
         self._evaluated: deque[Evaluated] = deque(maxlen=4)
         self._leave: Leave | None = None
         self._holding: Holds | None = None  # of an owner: until its round is committed
+        self._resigns: Resigns | None = None  # of an owner that is to leave
+        self.owners: list[Owner] = []  # of the newest round taken
+        self.reopened: Round | None = None  # that round again, with other owners
         self.assembles = False  # the packet of the newest round is put together from its owners'
         self._said_hello = False
 
@@ -145,7 +150,7 @@ class PeerState:
             self.sessions += 1
             self.rounds.clear()
             self._ready = self._report = None
-            self._was_ready, self.taken = False, -1
+            self._was_ready, self.taken, self.reopened = False, -1, None
             self._evaluated.clear()
             self._holds.clear()
         self.welcome = message
@@ -155,6 +160,7 @@ class PeerState:
             self._report,
             *self._evaluated,
             self._holding,
+            self._resigns,
             self._leave,
         ]
         return [m for m in again if m is not None]
@@ -181,7 +187,10 @@ class PeerState:
         self.assembles = any(owner.address for owner in message.owners)
         while self._evaluated and self._evaluated[0].round < message.round:
             self._evaluated.popleft()
-        if message.exchange and message.round <= self.taken:  # said again after a reconnect
+        if message.exchange and message.round <= self.taken:  # said again after a reconnect, or opened again
+            if message.round == self.taken and message.owners != self.owners:  # it was cut for others
+                self.reopened = message
+                return []
             self.offer_again = True
             return [] if self._report is None else [self._report]
         if message.samples and len(self._holds) < OPENED:
@@ -229,6 +238,10 @@ class PeerState:
         self._holding = message
         return self._if_joined(message)
 
+    def resigns(self, last: bool) -> list[Message]:
+        self._resigns = Resigns(last)
+        return self._if_joined(self._resigns)
+
     def leave(self, message: Leave) -> list[Message]:
         self._leave = message
         return [message] if self.link in (Link.JOINED, Link.OVER) else []
@@ -242,8 +255,20 @@ class PeerState:
         """The next round to work on, if one is open."""
         if not self.rounds:
             return None
-        self.taken = self.rounds[0].round
-        return self.rounds.popleft()
+        round = self.rounds.popleft()
+        self.taken, self.owners, self.reopened = round.round, round.owners, None
+        return round
+
+    def settled(self, round: int) -> bool:
+        """Is there nothing more to wait for in this round: it is committed, or open again, or all is over?"""
+        return round in self.commits or self.reopened is not None or self.over is not None
+
+    def take_reopened(self) -> Round | None:
+        """The round that was taken, where it is open again with other owners: its parts are void."""
+        round, self.reopened = self.reopened, None
+        if round is not None:
+            self.owners = round.owners
+        return round
 
     def _if_joined(self, message: Message) -> list[Message]:
         return [message] if self.link is Link.JOINED else []

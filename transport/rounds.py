@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -56,7 +57,9 @@ class Exchange:
     owners: dict[str, list[int]] = field(default_factory=dict)  # session -> its shards
     hubs: tuple[int, ...] = (0,)  # the shards of the hub
     estates: list[Estate] = field(default_factory=list)  # what the hub is to add to its errors
-    parts: set[tuple[str, str]] = field(default_factory=set)  # (owner, member): what this one sends that one
+    # (owner, member) -> digest of what this one sends that one
+    held: dict[tuple[str, str], str] = field(default_factory=dict)  # at the owner, by its word
+    passed: dict[tuple[str, str], str] = field(default_factory=dict)  # here, to be fetched
     lost: set[str] = field(
         default_factory=set
     )  # owners that are gone, or silent: nothing is expected of them
@@ -75,7 +78,17 @@ class Exchange:
     def whole(self, session: str) -> bool:
         """Is all here that this member sends? What an owner sends itself it has."""
         others = self.owners.keys() - self.lost - {session}
-        return (not self.hubs or session in self.uploads) and all((o, session) in self.parts for o in others)
+        return (not self.hubs or session in self.uploads) and all(self.there(o, session) for o in others)
+
+    def there(self, owner: str, member: str) -> bool:
+        """Can the owner have the part that this member has reported?"""
+        said, pair = self.reports[member].parts.get(self.members[owner], ""), (owner, member)
+        return said in (self.held.get(pair), self.passed.get(pair))
+
+    def parts_for(self, owner: str, peers: Iterable[str]) -> dict[str, str]:
+        """Peer -> the digest of what it has for this owner."""
+        said = {self.members[s]: self.reports[s].parts for s in self.claims}
+        return {peer: said[peer].get(self.members[owner], "") for peer in peers}
 
     def commit(self, leases: Leases) -> do.Commit:
         """What has arrived, to be aggregated and made durable."""

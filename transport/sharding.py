@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from . import actions as do
-from .messages import Close, Estate, Holds, Owner, Round, Unusable
+from .messages import Close, Estate, Holds, Owner, Resigns, Round, Unusable
 from .owners import assign
 from .rounds import Exchange, Phase
-from .sessions import Session
+from .sessions import Kind, Session, State
 
 if TYPE_CHECKING:
     from .hub_state import HubState
@@ -40,6 +40,18 @@ def with_owners(hub: HubState, ex: Exchange, session: Session, message: Round) -
     return replace(message, owners=told, keys=dict(ex.keys) if session.id in ex.owners else {})
 
 
+def heard(hub: HubState, session: Session, m: Holds | Unusable | Resigns, now: float) -> None:
+    """What an owner says."""
+    if isinstance(m, Holds):
+        holds(hub, session, m, now)
+    elif isinstance(m, Unusable):
+        unusable(hub, session, m)
+    else:  # it is to leave: what it owns in the open round is the last
+        session.owns = False
+        if m.last and session.state in (State.TRAINING, State.READY):
+            hub.members.move(session, Kind.LEAVING)
+
+
 def holds(hub: HubState, session: Session, m: Holds, now: float) -> None:
     """An owner tells whose parts it has."""
     ex = hub.exchange
@@ -47,24 +59,26 @@ def holds(hub: HubState, session: Session, m: Holds, now: float) -> None:
         hub.members.ignored += 1
         return
     for member, name in ex.members.items():
-        if name in m.names and (sender := hub.members.get(member)) is not None:
-            part_came(hub, session.id, sender, m.round, now)
+        if name in m.parts:
+            ex.held[session.id, member] = m.parts[name]
+            part_came(hub, ex, member, now)
 
 
-def part_came(hub: HubState, owner: str, session: Session, round: int, now: float) -> None:
-    """What this session sends that owner is where the owner can have it."""
-    ex = hub.exchange
-    if ex is not None and hub.phase is Phase.OPEN and ex.round == round and session.id in ex.members:
-        ex.parts.add((owner, session.id))
-        hub.maybe_arrived(session, ex, now)
-
-
-def part_uploaded(hub: HubState, session_id: str, owner: str, round: int, now: float) -> None:
+def part_uploaded(hub: HubState, member: str, owner: str, round: int, digest: str, now: float) -> None:
     """What this session sends to that owner is here, whole."""
-    session = hub.members.get(session_id)
+    session, ex = hub.members.get(member), hub.exchange
     if session is not None:
         session.seen = now
-        part_came(hub, owner, session, round, now)
+    if ex is not None and ex.round == round:
+        ex.passed[owner, member] = digest
+        part_came(hub, ex, member, now)
+
+
+def part_came(hub: HubState, ex: Exchange, member: str, now: float) -> None:
+    """What this session sends an owner is where the owner can have it."""
+    session = hub.members.get(member)
+    if hub.phase is Phase.OPEN and session is not None:
+        hub.maybe_arrived(session, ex, now)
 
 
 def reached(hub: HubState, session_id: str, ok: bool) -> None:
@@ -90,11 +104,12 @@ def lose_owner(hub: HubState, owner: str, now: float) -> None:
 
 
 def lose_the_silent(hub: HubState, now: float) -> None:
-    """Owners that are gone, or have been silent for as long as no round waits for anybody."""
+    """Owners that are gone, or have been silent for as long as no round waits for anybody. One whose
+    connection is lost may be back in a moment."""
     ex = hub.exchange
     for owner in sorted(ex.owners.keys() - ex.lost) if ex is not None else ():
         session = hub.members.get(owner)
-        if session is None or session.conn is None or hub.members.suspect(session, now):
+        if session is None or hub.members.suspect(session, now):
             lose_owner(hub, owner, now)
 
 
@@ -107,7 +122,9 @@ def close(hub: HubState, round: int, attempt: int, weights: Mapping[str, float])
         session = hub.members.get(owner)
         if owner not in ex.lost and session is not None:
             left = estates_of(hub, shards)
-            ex.closes[owner] = Close(round, attempt, shards, dict(weights), left)
+            ex.closes[owner] = Close(
+                round, attempt, shards, dict(weights), ex.parts_for(owner, weights), left
+            )
             hub.out.send(session.conn, ex.closes[owner])
 
 
@@ -155,12 +172,12 @@ def error_taken(hub: HubState, session_id: str, peer: str, packet: bytes, shards
         hub.out.add(do.Keep(hub.estates.add(peer, 1.0, shards), packet))
 
 
-def settle(hub: HubState, ex: Exchange, lost: Mapping[str, str]) -> None:
+def settle(hub: HubState, ex: Exchange, done: do.CommitDone) -> None:
     """The round is durable: what owners were to add is in their errors; who sent nothing owns no more."""
     for owner, shards in ex.owners.items():
         session = hub.members.get(owner)
-        why = lost.get(owner, "it is gone or silent" if owner in ex.lost else "")
-        if why:
+        if owner not in done.moved:
+            why = done.lost.get(owner, "it is gone or silent")
             hub.out.warn(f"its shards have not moved in round {ex.round}: {why}", ex.members[owner])
             if session is not None:
                 session.rests = ex.round + RESTS

@@ -64,7 +64,7 @@ def refuses_part(hub: HubState, session: Session, round: int, name: str) -> str 
     owner = owner_called(ex, name)
     if owner is None:
         return f"{name!r} owns nothing in round {round}, or is lost"
-    return "it is here already" if (owner, session.id) in ex.parts else None
+    return "it is here already" if (owner, session.id) in ex.passed else None
 
 
 def refuses_shard(hub: HubState, session: Session, round: int, attempt: str) -> str | None:

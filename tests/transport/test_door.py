@@ -75,7 +75,9 @@ def test_nobody_else_comes_in(house: House) -> None:
     assert not answers("nonsense", KEYS["owner"].public, KEYS["hub"])
 
 
-@pytest.mark.parametrize(("name", "size"), [("part/2", 5), ("part/3", 1001), ("update/3", 5), ("part/x", 5)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("part/2", 5), ("part/5", 5), ("part/3", 1001), ("update/3", 5), ("part/x", 5)]
+)
 def test_what_is_not_a_part_of_the_round_is_not_taken(house: House, name: str, size: int) -> None:
     link = house.link("ann", "ann")
     link.connect(2.0, 2.0)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_hub_and_peer import Running
 from toy_owners import SHARDS, OwnersWork, OwningPeer, ToyHalf, links, owners_settings
 from toy_swarm import trained
 
+from transport.actions import CommitDone
+from transport.gather import Gather
+from transport.history import History
+from transport.ledger import Recovered
 from transport.memory import MemorySwarm
-from transport.owners import Estates, assign
+from transport.messages import Close, Committed, Report, Round
+from transport.owners import Estates, assign, digest_of
+from transport.rounds import Exchange
 
 # ---- who owns what -----------------------------------------------------------------------------------------
 
@@ -53,10 +62,58 @@ def test_an_estate_is_gone_once_the_owners_of_all_its_shards_have_it() -> None:
     assert estates.left == {}
 
 
+# ---- the hub's books ---------------------------------------------------------------------------------------
+
+
+def an_exchange() -> Exchange:
+    """Round 3, in which ann owns everything and bob is a member."""
+    ex = Exchange(3, 3, {"s-ann": "ann", "s-bob": "bob"}, 8, 0.0, 9.0)
+    ex.owners, ex.hubs = {"s-ann": [0, 1]}, ()
+    ex.reports["s-bob"] = Report(3, 7, [], parts={"ann": digest_of(b"new")})
+    return ex
+
+
+def test_a_part_of_before_is_not_the_one_that_was_reported() -> None:
+    """The owner has what bob brought when the round was open before, or in another session."""
+    ex = an_exchange()
+    ex.held["s-ann", "s-bob"] = digest_of(b"old")
+    assert not ex.whole("s-bob")
+
+    ex.passed["s-ann", "s-bob"] = digest_of(b"new")
+    assert ex.whole("s-bob")
+    ex.reports["s-bob"] = Report(3, 7, [])
+    assert not ex.whole("s-bob"), "it has reported no part"
+
+
+def test_an_owner_that_is_lost_after_its_packet_came_has_done_its_part() -> None:
+    ex, tokens = an_exchange(), {"bob": 10}
+    ex.lost.add("s-ann")
+    done = CommitDone(3, 9, b"", tokens, tokens, {}, {"s-ann": "gone"}, moved=frozenset({"s-ann"}))
+
+    assert History(Recovered()).add(ex, ["s-bob"], done).lost == []
+    assert History(Recovered()).add(ex, ["s-bob"], replace(done, moved=frozenset())).lost == ["ann"]
+
+
+def test_an_owner_that_is_lost_before_it_is_asked_is_not_waited_for() -> None:
+    gather = Gather(patience=60.0)
+    gather.begin()
+    gather.lose("s-ann", "gone")
+    gather.ask(["s-ann"])
+
+    assert gather.wait() == {}
+
+
 # ---- runs --------------------------------------------------------------------------------------------------
 
 
-def ended(work: OwnersWork, peers: list[OwningPeer], swarm: MemorySwarm) -> None:
+def until(there: Callable[[], object]) -> None:
+    end = time.monotonic() + 5
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def ended(work: OwnersWork, peers: list[OwningPeer], swarm: MemorySwarm | Running) -> None:
     """Every sample is in the run once; every round of every shard in one error, or on the way to one."""
     assert trained(work) == list(range(swarm.settings.samples))
     where: dict[int, Counter[int]] = {shard: Counter() for shard in range(SHARDS)}
@@ -105,7 +162,7 @@ def test_a_peer_that_cannot_own_sends_its_parts_and_the_hub_owns_where_nobody_ca
         ended(work, [owner, other], swarm)
 
 
-def test_an_owner_that_leaves_hands_its_errors_to_the_next(tmp_path: Path) -> None:
+def test_an_owner_that_leaves_hands_its_errors_to_the_next_and_costs_no_round(tmp_path: Path) -> None:
     work = OwnersWork()
     with MemorySwarm(owners_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
         peers = [OwningPeer(link) for link in links(swarm, "ann", "bob", "cat")]
@@ -113,7 +170,9 @@ def test_an_owner_that_leaves_hands_its_errors_to_the_next(tmp_path: Path) -> No
         def leave(opened: object) -> None:
             if len(peers[1].rounds) == 4:
                 peers[1].link.leave_requested.set()
+                until(lambda: not next(s for s in members() if s.name == "bob").owns)
 
+        members = swarm.hub._state.members.sessions.values
         peers[1].before_exchange = leave
         threads = [peer.start() for peer in peers]
         swarm.wait(30)
@@ -124,7 +183,7 @@ def test_an_owner_that_leaves_hands_its_errors_to_the_next(tmp_path: Path) -> No
         assert peers[1].handed_over
         assert peers[1].half.errors == {}
         assert {len(peer.owned[-1]) for peer in (peers[0], peers[2])} == {SHARDS // 2}
-        assert sum(len(moved) < SHARDS for moved in work.moved) <= 1
+        assert all(len(moved) == SHARDS for moved in work.moved), "the hub knew in time"
         ended(work, peers, swarm)
 
 
@@ -168,6 +227,51 @@ def test_a_part_that_an_owner_refuses_is_in_no_shard(tmp_path: Path) -> None:
         assert all(known.strikes == 0 for known in swarm.hub._state.admission.known.values())
         assert [bool(mine) for mine in peers[0].owned[:4]] == [True, True, True, False]
         assert all(len(moved) == SHARDS for moved in work.moved)
+        ended(work, peers, swarm)
+
+
+def test_a_round_that_all_owners_refuse_is_cut_anew_for_others(tmp_path: Path) -> None:
+    """Its only update is denied by its only owner: the hub owns the round that is opened again."""
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(), work, tmp_path) as swarm:
+        peer = OwningPeer(swarm.link("ann", owns=True), half=ToyHalf(refuses={2: "ann"}))
+        thread = peer.start()
+        swarm.wait(30)
+        thread.join(10)
+
+        assert peer.error is None
+        assert [bool(mine) for mine in peer.owned[:5]] == [True, True, True, False, False]
+        assert all(len(moved) == SHARDS for moved in work.moved)
+        ended(work, [peer], swarm)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_owner_that_has_not_heard_how_a_round_ended_looks(lost: bool, tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=2), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob")]
+        orders = peers[0].link.orders
+        hear, put = orders.next, peers[0].link.put
+        swarm.hub._shards.gather.patience = 0.3
+
+        def deaf() -> Round | Close | Committed | None:
+            while isinstance(order := hear(), Committed) and order.round == 2:
+                pass
+            return order
+
+        def drop(name: str, data: bytes) -> bool | None:
+            return None if name.startswith("shard/2/") else put(name, data)
+
+        orders.next = deaf  # type: ignore[method-assign]
+        if lost:
+            peers[0].link.put = drop  # type: ignore[method-assign, assignment]
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert [peer.error for peer in peers] == [None] * 2
+        assert (len(work.moved[2]) < SHARDS) == lost
         ended(work, peers, swarm)
 
 

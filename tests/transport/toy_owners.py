@@ -9,11 +9,17 @@ import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
-from transport import PeerLink, RunSettings
-from transport.errors import UpdateRejected
+from cocktail_cli.owning import open_door, to_owners
+from transport import PeerLink, RunSettings, RunURL
+from transport.direct import Direct
+from transport.door import Door
+from transport.errors import Reopened, UpdateRejected
+from transport.keys import CurveKeys
 from transport.messages import Committed, Report, Round
+from transport.owners import digest_of
 from transport.owning import Owning
 
 SHARDS = 6
@@ -55,6 +61,10 @@ class ToyHalf:
             self.before = self.errors
             self.errors = {shard: [*rounds, round] for shard, rounds in self.errors.items()}
         return json.dumps({"entries": entries, "shards": sorted(self.errors)}).encode()
+
+    def took(self, packet: bytes, ours: bytes) -> bool:
+        moved = json.loads(packet)[2]
+        return set(json.loads(ours)["shards"]) <= set(moved)
 
     def undo(self) -> None:
         with self.lock:
@@ -117,18 +127,28 @@ class OwningPeer(ToyPeer):
     owning: Owning | None = None
     handed_over: bool | None = None
     owned: list[list[int]] = field(default_factory=list)  # its shards, each round it took part in
+    door: Door | None = None
+    direct: Direct | None = None
 
     def join(self) -> None:
         if self.owning is None:
-            self.owning = Owning(self.link, self.half)
+            self.owning = Owning(self.link, self.half, self.door, 1 << 20)
             self.owning.start()
         super().join()
 
     def exchange(self, opened: Round, packet: bytes, report: Report) -> Committed:
+        while True:
+            try:
+                return self.cut_and_exchange(opened, packet, report)
+            except Reopened as reopened:
+                opened = reopened.again
+
+    def cut_and_exchange(self, opened: Round, packet: bytes, report: Report) -> Committed:
         ids, parts, left = json.loads(packet), {}, set(range(SHARDS))
         for owner in opened.owners:
             parts[owner.name] = part_of(ids, owner.shards)
             left -= set(owner.shards)
+        report = replace(report, parts={name: digest_of(part) for name, part in parts.items()})
         mine = parts.pop(self.link.name, None)
         self.owned.append(
             [s for owner in opened.owners if owner.name == self.link.name for s in owner.shards]
@@ -136,11 +156,29 @@ class OwningPeer(ToyPeer):
         if mine is not None:
             assert self.owning is not None
             self.owning.part(opened.round, mine)
+        if self.direct is not None:
+            over = lambda: self.link.newest_round >= opened.round  # noqa: E731
+            parts = self.direct.send(opened.round, opened.owners, parts, over)
         return self.link.exchange(opened.round, part_of(ids, left) if left else b"", report, parts)
 
     def part(self) -> None:
         if self.link.leave_requested.is_set() and self.owning is not None:
             self.handed_over = self.owning.leave(5.0)
+
+    def shut(self) -> None:
+        """Its door, and its ways to those of others."""
+        if self.direct is not None:
+            self.direct.close()
+        if self.door is not None:
+            self.door.close()
+
+
+def reachable(url: RunURL, name: str) -> OwningPeer:
+    """With a door on the loopback."""
+    keys = CurveKeys.generate()
+    door, port = open_door("127.0.0.1", 0, keys, url)
+    link = PeerLink(url, name, keys=keys, owns=True, reachable=f"127.0.0.1:{port}")
+    return OwningPeer(link, door=door, direct=to_owners(link, keys))
 
 
 def links(swarm: object, *names: str) -> list[PeerLink]:

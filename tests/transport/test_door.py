@@ -116,3 +116,14 @@ def test_what_goes_through_a_door_is_within_what_is_lent(house: House) -> None:
     assert direct.fetch(3, [house.owner]) == {"owner": bytes(300_000)}
     assert time.monotonic() - started > 0.45
     direct.close()
+
+
+def test_an_owner_that_takes_nothing_is_given_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is frozen: its connections are up, and nobody reads what comes."""
+    monkeypatch.setattr("transport.direct.STILL_S", 0.3)
+    direct = Direct(lambda owner: house.link("ann", "ann"))
+    assert direct.send(3, [house.owner], {"owner": b"a part"}, lambda: False) == {}
+    monkeypatch.setattr(house.door, "_hear", lambda conn, frames: None)
+
+    assert direct.send(4, [house.owner], {"owner": b"a part"}, lambda: False) == {"owner": b"a part"}
+    direct.close()

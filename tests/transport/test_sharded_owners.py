@@ -18,8 +18,9 @@ from transport.actions import CommitDone
 from transport.gather import Gather
 from transport.history import History
 from transport.ledger import Recovered
+from transport.members import Members, Outbox
 from transport.memory import MemorySwarm
-from transport.messages import Close, Committed, Report, Round
+from transport.messages import Close, Committed, Hello, Report, Round
 from transport.owners import Estates, assign, digest_of
 from transport.rounds import Exchange
 
@@ -92,6 +93,20 @@ def test_an_owner_that_is_lost_after_its_packet_came_has_done_its_part() -> None
 
     assert History(Recovered()).add(ex, ["s-bob"], done).lost == []
     assert History(Recovered()).add(ex, ["s-bob"], replace(done, moved=frozenset())).lost == ["ann"]
+
+
+def test_who_comes_back_in_a_new_session_may_hand_over_what_it_owned_in_the_old_one() -> None:
+    members, hello = (
+        Members(owners_settings(), Outbox(), lambda session: 0, 0.0),
+        Hello(1, "", "toy-run", "ann"),
+    )
+    old = members.begin(b"a-key.1", hello, 0.0)
+    old.owned = {1, 2}
+    members.end(old, "connection lost")
+
+    assert members.begin(b"other-key.2", hello, 1.0).owned == set()
+    assert members.begin(b"a-key.3", hello, 1.0).owned == {1, 2}
+    assert members.begin(b"a-key.4", hello, 1.0).owned == set(), "once"
 
 
 def test_an_owner_that_is_lost_before_it_is_asked_is_not_waited_for() -> None:

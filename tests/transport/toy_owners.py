@@ -157,8 +157,8 @@ class OwningPeer(ToyPeer):
             assert self.owning is not None
             self.owning.part(opened.round, mine)
         if self.direct is not None:
-            over = lambda: self.link.newest_round >= opened.round  # noqa: E731
-            parts = self.direct.send(opened.round, opened.owners, parts, over)
+            r = opened.round
+            parts = self.direct.send(r, opened.owners, parts, lambda: self.link.newest_round >= r)
         return self.link.exchange(opened.round, part_of(ids, left) if left else b"", report, parts)
 
     def part(self) -> None:

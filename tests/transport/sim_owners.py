@@ -47,8 +47,14 @@ class SimOwner(SimPeer):
         return digest_of(json.dumps([ids, owner.shards]).encode())
 
     def report(self, opened: Round) -> Report:
+        assert self.state.welcome is not None
+        ids = [i for lease in self.sent for i in self.pending[lease]]
+        self.swarm.packets[self.state.welcome.session, opened.round] = ids
         self.brought = set()
-        return replace(super().report(opened), parts={o.name: self.part_for(o) for o in opened.owners})
+        parts = {owner.name: self.part_for(owner) for owner in opened.owners}
+        if self.name in parts:
+            self.parts[opened.round, self.name] = parts[self.name]
+        return replace(super().report(opened), parts=parts)
 
     def work(self) -> None:
         state = self.state
@@ -67,9 +73,6 @@ class SimOwner(SimPeer):
     def upload(self) -> None:
         assert self.round is not None
         r = self.round.round
-        assert self.state.welcome is not None
-        ids = [i for lease in self.sent for i in self.pending[lease]]
-        self.swarm.packets[self.state.welcome.session, r] = ids
         for owner in self.round.owners:
             if owner.name not in self.brought and self.bring(owner, r):
                 self.brought.add(owner.name)
@@ -82,7 +85,6 @@ class SimOwner(SimPeer):
         swarm, digest = self.swarm, self.part_for(owner)
         assert self.state.welcome is not None
         if owner.name == self.name:
-            self.parts[r, self.name] = digest
             return True
         there = [p for p in swarm.peers if isinstance(p, SimOwner) and not p.dead and p.owns_as(owner)]
         if owner.address and there:

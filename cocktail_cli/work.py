@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,6 +108,28 @@ class RunWork:
                 self.tell(taken.peer, f"{count}: {taken.why}")
         return packet
 
+    def own(self, round: int, shards: Sequence[int]) -> bytes:
+        return self.owner.own(round, shards)
+
+    def joined(
+        self,
+        round: int,
+        hubs: Sequence[int],
+        own: bytes,
+        parts: Sequence[tuple[str, Sequence[int], bytes]],
+    ) -> bytes:
+        return self.owner.joined(round, own, parts) if parts else own
+
+    def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
+        from compress import PacketError
+        from recipes.owners import part_of, spoken_of
+
+        try:
+            part = part_of(packet, shards, self.recipe.compression.shards)
+            return part, spoken_of(part, self.recipe.compression.shards)
+        except PacketError as error:
+            raise UpdateRejected(peer, str(error)) from error
+
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         if self.probing and peer in self.probing.found:
             raise UpdateRejected(peer, self.probing.found[peer])
@@ -156,6 +178,8 @@ def settings_of(work: RunWork, run: str, first_peers: int = 1, own_key: str = ""
         versions=versions(),
         holds={**digests_of(work.base.files), "recipe": recipe.recipe_hash},
         parameters=work.parameters,
+        shards=recipe.compression.shards,
+        owners=swarm.owners,
         eval=bool(work.corpus.held_out),
         eval_every=recipe.checkpoint.eval_every(steps),
         join=swarm.join,

@@ -236,6 +236,15 @@ class Worker:
         return lambda position: name_at(shard.start + int(sample.coordinates(torch.tensor([position]))[0]))
 
 
+@dataclass(frozen=True)
+class Before:
+    """What an aggregate is about to change."""
+
+    sample: Sample
+    error: Tensor  # (m,) e on it
+    usual: float
+
+
 class Owner:
     """Algorithm 2: the owner of one vector, which is a shard or the whole, with its error e.
 
@@ -254,6 +263,7 @@ class Owner:
         self.error = torch.zeros(parameters)  # e   (P,)
         self.held: tuple[Taken, ...] = ()  # whose packets the newest aggregate has only in part
         self.usual = 0.0  # how large a value of a packet usually is; inf: nobody can say
+        self._before: Before | None = None  # the newest aggregate
         self._newest = -1  # round of which packets have arrived
         self._packets: Packets | None = None  # of that round, until it is aggregated
         self._lock = threading.Lock()
@@ -340,8 +350,15 @@ class Owner:
     def _sent(self, round: int, D: Tensor, packet: bytes) -> None:
         sample = self.sample(round)
         sent = decode(packet, sample.m)
+        self._before = Before(sample, sample.take(self.error), self.usual)
         D.index_add_(0, sent.positions.long(), sent.values, alpha=-1)
         sample.put_(self.error, D)  # 4   e <- D - C[D]
+
+    def undo(self) -> None:
+        """The newest aggregate was not committed: e is what it was before. To be called before `inherit`."""
+        if self._before is not None:
+            self._before.sample.put_(self.error, self._before.error)
+            self.usual, self._before = self._before.usual, None
 
 
 def fold(common: Common, packets: Iterable[bytes]) -> Common:

@@ -15,7 +15,7 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
@@ -150,10 +150,17 @@ class Swarm(Section):
     join: Literal["token", "approve"] = "token"  # approve: the owner says yes to each newcomer as well
     min_peers: Whole = 1  # no step starts with fewer
     max_peers: Whole | None = None  # more are refused
+    owners: Literal["hub", "peers"] = "hub"  # peers: those that can be reached own the shards
     start_timeout: Seconds = 1800.0  # waiting for min_peers
     step_timeout: Seconds = 600.0  # the longest a step waits; as a rule measured paces end it earlier
     peer_timeout: Seconds = 30.0  # a silent peer is dropped
     probe_batch_size: Annotated[int, Field(ge=0)] = 0  # samples on which the hub measures packets; 0: none
+
+    @model_validator(mode="after")
+    def _probe_sees_the_packets(self) -> Swarm:
+        if self.probe_batch_size and self.owners == "peers":
+            raise ValueError("a probe (probe_batch_size) needs the packets at the hub: owners: hub")
+        return self
 
 
 class Checkpoint(Section):

@@ -194,6 +194,13 @@ def test_a_planned_key_is_refused_with_its_line(write, text: str, key: str) -> N
     assert problem.message == "not supported in this version"
 
 
+def test_a_probe_wants_the_packets_at_the_hub(write) -> None:
+    [problem] = problems(write(SMALL + "swarm: {owners: peers, probe_batch_size: 8}\n"))
+
+    assert problem.key == "swarm"
+    assert "a probe (probe_batch_size) needs the packets at the hub: owners: hub" in problem.message
+
+
 def test_a_planned_value_is_refused_by_name(write) -> None:
     [problem] = problems(write(SMALL + "training: {optim: adamw_8bit}\n"))
 

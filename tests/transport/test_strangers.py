@@ -16,9 +16,10 @@ from test_hub_and_peer import FAST, Running, say
 from toy_swarm import toy_settings
 
 from transport import ask_status
+from transport.codec import encode
 from transport.errors import Unreachable
 from transport.keys import CurveKeys, as_z85
-from transport.messages import Hello, encode
+from transport.messages import Hello
 from transport.sockets import MAX_FRAME, DealerWire
 from transport.wire import Down
 

@@ -99,7 +99,7 @@ class RunWork:
             for peer, _, _ in updates:
                 if why := self.probing.objection(peer):
                     raise UpdateRejected(peer, why)
-        packet = self.owner.aggregate(round, updates)
+        packet = self.owner.aggregate(round, self.probing.weighed(updates) if self.probing else updates)
         self.taken = updates
         for taken in self.owner.owner.held:
             self.held[taken.peer] += 1
@@ -131,8 +131,10 @@ class RunWork:
             raise UpdateRejected(peer, str(error)) from error
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
-        if self.probing and peer in self.probing.found:
-            raise UpdateRejected(peer, self.probing.found[peer])
+        if self.probing:
+            if peer in self.probing.found:
+                raise UpdateRejected(peer, self.probing.found[peer])
+            share *= self.probing.weights.get(peer, 1.0)
         if (scale := self.owner.inherit(peer, packet, share)) < 1:
             self.tell(peer, f"its legacy was shortened to {scale:.0%}: no honest residual is so long")
 

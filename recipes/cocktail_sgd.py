@@ -30,10 +30,12 @@ from torch import Tensor
 
 from compress import (
     Cocktail,
+    Expanded,
     Sample,
     Shard,
     Update,
     decode,
+    expanded,
     fingerprint,
     fingerprint_after,
     join,
@@ -41,7 +43,7 @@ from compress import (
 )
 from compress.kernels import WORTH
 from recipes.aggregate import MEAN, Collected, Rule, Taken, collect, shortened
-from recipes.opened import ROOM, Packets, RejectedUpdate, decoded, norm_of
+from recipes.opened import ROOM, Packets, RejectedUpdate, norm_of, usable
 from recipes.schema import Compression
 
 
@@ -253,7 +255,7 @@ class Owner:
         mix: how D is compressed.
         seed: of its samples.
         rule: what takes the place of the mean where peers may lie.
-        room: bytes of a round's packets that are kept decoded until it is aggregated.
+        room: bytes of a round's packets that are kept open until it is aggregated.
     """
 
     def __init__(
@@ -337,21 +339,20 @@ class Owner:
         self.add(update, share * scale)
         return scale
 
-    def legacy(self, peer: str, packet: bytes) -> tuple[Update, float]:
+    def legacy(self, peer: str, packet: bytes) -> tuple[Expanded | Update, float]:
         """What it holds and s, as `inherit`; e is unchanged."""
-        update = decoded(peer, packet, self.error.numel())
+        update = usable(peer, packet, self.error.numel())
         usual = self.usual * self.error.numel() ** 0.5
         return update, shortened(peer, norm_of(peer, update), usual, self.rule)
 
-    def add(self, update: Update, share: float) -> None:
+    def add(self, update: Expanded | Update, share: float) -> None:
         """e <- e + share * what an update of the whole vector holds."""
-        self.error.index_add_(0, update.positions.long(), update.values, alpha=share)
+        update.add_to(self.error, 0, self.error.numel(), share)
 
     def _sent(self, round: int, D: Tensor, packet: bytes) -> None:
         sample = self.sample(round)
-        sent = decode(packet, sample.m)
         self._before = Before(sample, sample.take(self.error), self.usual)
-        D.index_add_(0, sent.positions.long(), sent.values, alpha=-1)
+        expanded(packet, sample.m).add_to(D, 0, sample.m, -1.0)
         sample.put_(self.error, D)  # 4   e <- D - C[D]
 
     def undo(self) -> None:

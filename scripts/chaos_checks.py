@@ -211,7 +211,7 @@ def exits(swarm: Swarm) -> Check:
 
 
 def sentences(swarm: Swarm) -> Check:
-    """Where a C library was to be expected to abort the process, faulthandler's words are no error of ours."""
+    """Where a C library could be expected to abort the process, faulthandler's words are no error of ours."""
     signs = ("Traceback", "Fatal Python error", "Assertion failed")
     aborted = -signal.SIGABRT
     bad = [

@@ -38,8 +38,8 @@ def peer(moved: bool = True) -> Peer:
     )
     made = build_peer(model, recipe, micro_batch=1)
     if moved:
-        made.flat.grad.fill_(0.5)
-        made.optimizer.step()
+        made.local.flat.grad.fill_(0.5)
+        made.local.optimizer.step()
     return made
 
 

@@ -305,13 +305,16 @@ class Membership:
                 self.view.show(Warning(str(renewed)))
 
     def follow(self, run: RunLink, peer: Peer) -> None:
-        from recipes.finetune import CaughtUp, HandedOver, StepDone, finetune
+        from recipes.finetune import CaughtUp, HandedOver, Lowered, StepDone, finetune
 
         up, down = run.link.bytes_up, run.link.bytes_down
         # The cast: messages are frozen, and a Protocol's plain attributes promise that they can be set.
         for event in finetune(cast("Link", run), peer, run.link.welcome.round):
             if isinstance(event, CaughtUp) and event.packets:
                 self.view.show(Progressed(f"caught up to round {event.round} with {event.packets} packets"))
+            elif isinstance(event, Lowered):
+                said = f"memory is full: micro-batches of {event.micro_batch} from now on ({event.why})"
+                self.view.show(Warning(said))
             elif isinstance(event, HandedOver):
                 did = {True: "handed over", False: "could not hand over", None: "may have handed over"}
                 share = f"{event.smaller:.0%} of its residual's length"

@@ -45,6 +45,8 @@ from recipes.aggregate import MEAN, Collected, Rule, Taken, collect, shortened
 from recipes.opened import ROOM, Packets, RejectedUpdate, decoded, norm_of
 from recipes.schema import Compression
 
+WINDOW = 1 << 26  # elements brought from one device to another at a time
+
 
 def mix_of(compression: Compression) -> Cocktail:
     """C as a recipe's `compression` section asks for it; `method: none` is plain averaging in FP16."""
@@ -160,20 +162,31 @@ class Vector(Protocol):
         """The length of x_i - other."""
 
 
+def fetched_difference(sample: Sample, x: Tensor, y: Tensor) -> Tensor:
+    """(m,) on the device of x: x - y on the sample. Of y nothing else is brought there; the same bits."""
+    return sample.take(x).sub_(sample.take(y).to(x.device))
+
+
 @dataclass(frozen=True)
 class Here:
-    """A vector that is a tensor, on the device where x' is."""
+    """A vector that is a tensor. x' is on its device, or in the host's memory."""
 
     x: Tensor  # (P,)
 
     def difference(self, shard: Shard, sample: Sample, other: Tensor) -> Tensor:
-        return sample.difference(shard.of(self.x), shard.of(other))
+        x, y = shard.of(self.x), shard.of(other)
+        if x.device == y.device:
+            return sample.difference(x, y)
+        return fetched_difference(sample, x, y)
 
     def add_(self, piece: Piece, alpha: int = 1) -> None:
         piece.add_(self.x, alpha)
 
     def distance(self, other: Tensor) -> float:
-        return float(torch.dist(self.x, other))
+        if self.x.device == other.device:
+            return float(torch.dist(self.x, other))
+        parts = zip(self.x.split(WINDOW), other.split(WINDOW), strict=True)
+        return float(sum(torch.dist(x, y.to(x.device)) ** 2 for x, y in parts)) ** 0.5
 
 
 class Worker:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 from zlib import crc32
 
@@ -25,8 +26,10 @@ from torch import nn
 
 from recipes.cocktail_sgd import Common, Part, Worker, mix_of
 from recipes.data import Sample, batches, unpack
-from recipes.local import Alone, Local
+from recipes.fit import fitted
+from recipes.local import Alone, Local, placed
 from recipes.optim import learning_rate
+from recipes.rounded import Rounded
 from recipes.schema import Recipe
 
 # ---- what the loop needs of a network ----------------------------------------------------------------------
@@ -116,6 +119,14 @@ class EvaluatedPart:
 
 
 @dataclass(frozen=True)
+class Lowered:
+    """Memory ran out: this peer goes on with smaller parts of its leases."""
+
+    micro_batch: int
+    why: str
+
+
+@dataclass(frozen=True)
 class StepDone:
     """A round is joined. Times are of this machine's monotonic clock, in seconds."""
 
@@ -154,7 +165,7 @@ class Left:
     finished: bool  # True: the run is over; False: this peer was asked to leave
 
 
-Event = CaughtUp | EvaluatedPart | StepDone | HandedOver | Left
+Event = CaughtUp | EvaluatedPart | Lowered | StepDone | HandedOver | Left
 
 
 # ---- the loop ----------------------------------------------------------------------------------------------
@@ -209,7 +220,7 @@ class Peer:
     worker: Worker
     recipe: Recipe
     vocabulary: int | None  # token ids from the hub are below this
-    micro_batch: int  # sequences per forward pass
+    micro_batch: int  # sequences per forward pass; halved when memory runs out
     undelivered: list[Lease] = field(default_factory=list)  # done, but in no committed round yet
     rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the run's length is known
     rate: float = 0.0  # of the last step
@@ -220,10 +231,16 @@ class Peer:
 
 def build_peer(model: nn.Module, recipe: Recipe, micro_batch: int, name: str = "", round: int = 0) -> Peer:
     """A peer called `name` whose model is x' of `round`: the base weights, or a snapshot's."""
-    local = Alone(model, recipe.training)
-    flat = local.flat
-    common = Common(flat.vector.clone(), mix_of(recipe.compression), recipe.training.seed, round)
-    worker = Worker(flat.vector, common, flat.layout.name_at, dither=crc32(name.encode()))
+    own = crc32(name.encode())
+    local = Alone(model, recipe, own)
+    flat, where = local.flat, recipe.compression.state_device
+    if isinstance(flat, Rounded):
+        vector = flat.common = placed(flat.common, where)
+    else:
+        vector = placed(flat.vector, where, copy=True)
+    common = Common(vector, mix_of(recipe.compression), recipe.training.seed, round)
+    x = flat if isinstance(flat, Rounded) else flat.vector
+    worker = Worker(x, common, flat.layout.name_at, dither=own)
     config = getattr(model, "config", None)
     return Peer(local, worker, recipe, getattr(config, "vocab_size", None), micro_batch)
 
@@ -269,9 +286,9 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                 exchange = thread.submit(exchanged, link, peer, time.monotonic())
             if round.eval_parts and not link.leaving.is_set():
                 held_out = held_out or unpack(link.fetch("eval"), peer.vocabulary)
-                yield evaluate_part(link, peer, round, held_out)
+                yield (yield from fitted(peer, partial(evaluate_part, link, peer, round, held_out)))
             wanted = round.samples and not link.leaving.is_set()
-            gradient = compute(link, peer, round) if wanted else None
+            gradient = (yield from computed(link, peer, round)) if wanted else None
             if link.leaving.is_set():
                 gradient = None  # its lease goes back with the goodbye: it would be in x_i twice
                 if not stale:
@@ -322,22 +339,28 @@ def exchanged(link: Link, peer: Peer, started: float) -> Exchanged:
     return Exchanged(sent, delivered, accepted, refused, aggregate, started, time.monotonic())
 
 
-def compute(link: Link, peer: Peer, round: Round) -> Gradient | None:
-    """The gradient of the mean loss over the trained tokens of this peer's lease, micro-batch by micro-batch.
-
-    None when the peer is asked to leave meanwhile: the lease then goes back to the hub with the goodbye.
+def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gradient | None]:
+    """The gradient of this peer's lease. None when the peer is asked to leave meanwhile: the lease then goes
+    back to the hub with the goodbye.
     """
     lease = unpack(link.fetch(f"lease/{round.round}"), peer.vocabulary)
-    started, total_loss = time.monotonic(), 0.0
+    return (yield from fitted(peer, partial(compute, link, peer, round.round, lease)))
+
+
+def compute(link: Link, peer: Peer, round: int, lease: Sequence[Sample]) -> Gradient | None:
+    """The gradient of the mean loss over the trained tokens of a lease, micro-batch by micro-batch."""
+    started, norm = time.monotonic(), None
     tokens = sum(sample.count for sample in lease)
     parts = list(batches(lease, peer.micro_batch))
-    peer.local.zero()
-    for start in range(0, len(parts), peer.local.at_once):
-        if link.leaving.is_set():
-            return None
-        total_loss += peer.local.backward(parts[start : start + peer.local.at_once], tokens)
-    norm = peer.local.clip(peer.recipe.training.max_grad_norm)
-    return Gradient(Lease(round.round, total_loss, tokens), norm, started, time.monotonic())
+    while norm is None:
+        total_loss = 0.0
+        peer.local.zero()
+        for start in range(0, len(parts), peer.local.at_once):
+            if link.leaving.is_set():
+                return None
+            total_loss += peer.local.backward(parts[start : start + peer.local.at_once], tokens)
+        norm = peer.local.clip(peer.recipe.training.max_grad_norm)
+    return Gradient(Lease(round, total_loss, tokens), norm, started, time.monotonic())
 
 
 def apply(peer: Peer, round: Round, gradient: Gradient | None) -> None:

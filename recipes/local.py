@@ -7,6 +7,9 @@ are spread over several (spread.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import isfinite, prod
 from typing import Protocol
 
 import torch
@@ -17,9 +20,12 @@ from recipes.data import Sample, collate
 from recipes.flat import Flat, Layout
 from recipes.model import evaluate, loss_sum
 from recipes.optim import build_optimizer, set_learning_rate
-from recipes.schema import Training
+from recipes.rounded import Rounded
+from recipes.schema import Recipe
+from recipes.trained import computed_in, kind_of
 
 LOCAL, OPTIMIZER = "x", "optimizer"  # names of what is kept: x, and optimizer.<parameter's number>.<what>
+GROWS = 2000  # steps after which a larger loss scale is tried, as in torch.amp.GradScaler
 
 
 class Local(Protocol):
@@ -39,8 +45,10 @@ class Local(Protocol):
     def backward(self, parts: Sequence[Sequence[Sample]], tokens: int) -> float:
         """g_i += the gradient of the summed losses of up to `at_once` micro-batches by `tokens`; that sum."""
 
-    def clip(self, limit: float) -> float:
-        """The norm of g_i, which is `limit` at most afterwards; 0: no limit."""
+    def clip(self, limit: float) -> float | None:
+        """The norm of g_i, which is `limit` at most afterwards; 0: no limit. None: float16 did not hold g_i;
+        the loss scale is lower now, and it is to be computed again.
+        """
 
     def step(self, rate: float) -> None:
         """x_i <- x_i - optimizer(g_i)."""
@@ -74,15 +82,47 @@ class Lazy(Mapping[str, Tensor]):
         return len(self.made)
 
 
+@dataclass
+class LossScale:
+    """What a loss is multiplied by, so that small gradients are numbers in float16 too. 1: nothing."""
+
+    value: float = 1.0
+    steps: int = 0  # since it last changed
+
+    def held(self, norm: float) -> bool:
+        """Whether a gradient of this norm can be used. Where it cannot, half the scale is tried."""
+        if self.value > 1 and not isfinite(norm):
+            self.value, self.steps = self.value / 2, 0
+            return False
+        self.steps += 1
+        if self.value > 1 and self.steps == GROWS:
+            self.value, self.steps = 2 * self.value, 0
+        return True
+
+
 class Alone:
     """All of it on the device of the model."""
 
     at_once = 1
 
-    def __init__(self, model: nn.Module, training: Training) -> None:
+    def __init__(self, model: nn.Module, recipe: Recipe, seed: int = 0) -> None:
         self.model = model
-        self.flat = Flat(model)  # the model's parameters as one vector x_i
-        self.optimizer = build_optimizer(model, training)
+        masters = recipe.training.fp32_master_weights
+        self.flat: Flat | Rounded  # the vector x_i
+        self.flat = Flat(model, kind_of(recipe)) if masters else Rounded(model, seed)
+        self.optimizer = build_optimizer(self.flat.masters, recipe.training)
+        self.half = computed_in(recipe.training, model, self.device)  # None: as the weights are
+        self.scale = LossScale(2.0**16) if self.half == torch.float16 else LossScale()
+        if recipe.training.torch_compile:
+            model.compile()
+
+    @property
+    def device(self) -> torch.device:
+        return self.flat.grad.device
+
+    def precision(self) -> AbstractContextManager[object]:
+        """Of forward passes."""
+        return torch.autocast(self.device.type, self.half, enabled=self.half is not None)
 
     @property
     def layout(self) -> Layout:
@@ -94,47 +134,75 @@ class Alone:
 
     def zero(self) -> None:
         self.model.train()
+        self.flat.refresh()
         self.flat.grad.zero_()
 
     def backward(self, parts: Sequence[Sequence[Sample]], tokens: int) -> float:
-        return sum(backward(self.model, part, tokens, self.flat.vector.device) for part in parts)
+        return sum(self._backward(part, tokens) for part in parts)
 
-    def clip(self, limit: float) -> float:
-        whole = limit if limit > 0 else float("inf")
-        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), whole))
+    def _backward(self, part: Sequence[Sample], tokens: int) -> float:
+        batch = {key: value.to(self.device) for key, value in collate(part).items()}
+        with self.precision():
+            loss, _ = loss_sum(self.model, batch)
+        (loss / max(tokens, 1) * self.scale.value).backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+    def clip(self, limit: float) -> float | None:
+        if self.scale.value != 1:
+            self.flat.grad.div_(self.scale.value)
+        norm = self.flat.clip(limit)
+        return norm if self.scale.held(norm) else None
 
     def step(self, rate: float) -> None:
         set_learning_rate(self.optimizer, rate)
-        self.optimizer.step()
+        self.flat.step(self.optimizer)
 
     def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> tuple[float, int]:
-        with self.flat.use(vector):
+        with self.flat.use(vector), self.precision():
             return evaluate(self.model, samples, size)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        state = self.optimizer.state_dict()["state"]
-        named = {f"{OPTIMIZER}.{n}.{what}": value for n, of in state.items() for what, value in of.items()}
-        whole = {name: torch.as_tensor(value, dtype=torch.float32) for name, value in named.items()}
-        return {LOCAL: self.flat.vector, **whole}
+        found = {LOCAL: self.flat.vector}
+        for number, state in self.optimizer.state_dict()["state"].items():
+            for what, value in state.items():
+                if type(value) not in (
+                    Tensor,
+                    nn.Parameter,
+                    int,
+                    float,
+                ):  # torchao: it begins anew, as a joiner's
+                    return {LOCAL: self.flat.vector}
+                name, tensor = packed(what, value)
+                found[f"{OPTIMIZER}.{number}.{name}"] = tensor
+        return found
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         parameters = enumerate(parameters_of(self.optimizer))
         return {LOCAL: (self.layout.size,)} | {f"{OPTIMIZER}.{n}": tuple(p.shape) for n, p in parameters}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        self.flat.vector.copy_(tensors[LOCAL])
-        state: dict[int, dict[str, Tensor]] = {}
+        self.flat.take(tensors[LOCAL])
+        state: dict[int, dict[str, Tensor | int]] = {}
         for number, what, name in states(tensors):
-            state.setdefault(number, {})[what] = tensors[name]
+            key, value = unpacked(what, tensors[name])
+            state.setdefault(number, {})[key] = value
         load_state(self.optimizer, state)
 
 
-def backward(model: nn.Module, part: Sequence[Sample], tokens: int, device: torch.device) -> float:
-    """One micro-batch: its losses by `tokens`, into the gradients; the sum of its losses."""
-    batch = {key: value.to(device) for key, value in collate(part).items()}
-    loss, _ = loss_sum(model, batch)
-    (loss / max(tokens, 1)).backward()  # type: ignore[no-untyped-call]
-    return float(loss)
+def placed(x: Tensor, where: str, copy: bool = False) -> Tensor:
+    """x' beside x_i, or in the host's memory, of which a round then takes what it samples."""
+    if x.device.type == "cpu" or where == "accelerator" or (where == "auto" and roomy(x)):
+        return x.clone() if copy else x
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type == "cuda")
+    return host.copy_(x)
+
+
+def roomy(x: Tensor) -> bool:
+    """Whether this accelerator has memory for x', Adam's moments and as much again for activations."""
+    if x.device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(x.device)
+    return free > 6 * x.nbytes
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -150,6 +218,29 @@ def states(names: Mapping[str, object]) -> Iterator[tuple[int, str, str]]:
             yield int(number), what, name
 
 
-def load_state(optimizer: Optimizer, state: Mapping[int, Mapping[str, Tensor]]) -> None:
+def packed(what: str, value: Tensor | int | float) -> tuple[str, Tensor]:
+    """What an optimizer keeps, as float32 under a name that says what it was: a number, or bytes."""
+    if isinstance(value, int):
+        return f"{what}|int", torch.tensor(float(value))
+    tensor = torch.as_tensor(value)
+    if tensor.dtype != torch.uint8:
+        return what, tensor.float()
+    flat = tensor.detach().cpu().reshape(-1)
+    whole = torch.nn.functional.pad(flat, (0, -flat.numel() % 4))
+    return f"{what}|uint8|{'x'.join(map(str, tensor.shape))}", whole.view(torch.float32)
+
+
+def unpacked(name: str, tensor: Tensor) -> tuple[str, Tensor | int]:
+    """The way back."""
+    what, _, kind = name.partition("|")
+    if kind == "int":
+        return what, int(tensor)
+    if not kind:
+        return what, tensor
+    shape = [int(size) for size in kind.removeprefix("uint8|").split("x") if size]
+    return what, tensor.view(torch.uint8)[: prod(shape)].reshape(shape)
+
+
+def load_state(optimizer: Optimizer, state: Mapping[int, Mapping[str, Tensor | int]]) -> None:
     """The state alone: groups and rates are the recipe's and the schedule's."""
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -55,7 +55,7 @@ class Local(Protocol):
         """Of x, and of each parameter by `optimizer.<number>`: what `load` takes."""
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what `tensors` gave. Each is asked for once, and let go before the next."""
+        """Take up what `tensors` gave, one after the other."""
 
 
 class Lazy(Mapping[str, Tensor]):
@@ -112,9 +112,8 @@ class Alone:
             return evaluate(self.model, samples, size)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        state = self.optimizer.state_dict()["state"]
-        named = {f"{OPTIMIZER}.{n}.{what}": value for n, of in state.items() for what, value in of.items()}
-        whole = {name: torch.as_tensor(value, dtype=torch.float32) for name, value in named.items()}
+        state = named(self.optimizer.state_dict()["state"])
+        whole = {name: torch.as_tensor(value, dtype=torch.float32) for name, value in state.items()}
         return {LOCAL: self.flat.vector, **whole}
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -124,17 +123,22 @@ class Alone:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self.flat.vector.copy_(tensors[LOCAL])
         state: dict[int, dict[str, Tensor]] = {}
-        for number, what, name in states(tensors):
-            state.setdefault(number, {})[what] = tensors[name]
+        for name in tensors:
+            if name != LOCAL:
+                number, what = parsed(name)
+                state.setdefault(number, {})[what] = tensors[name]
         load_state(self.optimizer, state)
 
 
 def backward(model: nn.Module, part: Sequence[Sample], tokens: int, device: torch.device) -> float:
     """One micro-batch: its losses by `tokens`, into the gradients; the sum of its losses."""
-    batch = {key: value.to(device) for key, value in collate(part).items()}
-    loss, _ = loss_sum(model, batch)
+    loss, _ = loss_sum(model, batch_of(part, device))
     (loss / max(tokens, 1)).backward()  # type: ignore[no-untyped-call]
-    return float(loss)
+    return float(loss.detach())
+
+
+def batch_of(part: Sequence[Sample], device: torch.device) -> dict[str, Tensor]:
+    return {key: value.to(device) for key, value in collate(part).items()}
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -142,12 +146,15 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def states(names: Mapping[str, object]) -> Iterator[tuple[int, str, str]]:
-    """Of what is kept, the optimizer's part: parameter's number, what, name."""
-    for name in names:
-        if name.startswith(OPTIMIZER + "."):
-            _, number, what = name.split(".", 2)
-            yield int(number), what, name
+def named(state: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """An optimizer's state, as it is kept."""
+    return {f"{OPTIMIZER}.{n}.{what}": value for n, of in state.items() for what, value in of.items()}
+
+
+def parsed(name: str) -> tuple[int, str]:
+    """The number of the parameter, and what is kept of it."""
+    _, number, what = name.split(".", 2)
+    return int(number), what
 
 
 def load_state(optimizer: Optimizer, state: Mapping[int, Mapping[str, Tensor]]) -> None:

@@ -32,6 +32,7 @@ from cocktail_cli.events import Event, Progressed
 
 if TYPE_CHECKING:
     from cocktail_cli.kept_peer import Kept
+    from cocktail_cli.ranks import Ranks
     from recipes.finetune import Peer
     from recipes.schema import Recipe
     from transport import PeerLink, Supply
@@ -79,6 +80,7 @@ class Preparation:
         self.recipe = recipe_from_json(welcome.recipe)
         self.micro_batch = micro_batch_of(self.recipe, micro_batch)
         self.imports = Imports(self.recipe)
+        self.ranks: Ranks | None = None  # which the peer is to be spread over
         weights = [file for file in self.files if is_weights(file)]
         lacking = to_fetch(weights, self.folder)
         # What is kept goes into a model made from the base: without its weights it is no way by itself.
@@ -155,11 +157,16 @@ class Preparation:
         from recipes.base import digests_of
         from recipes.finetune import build_peer
         from recipes.model import load_model
+        from recipes.spread import spread_peer
 
         self.tell(Progressed("loading the model"))
+        as_peer = self.recipe, self.micro_batch, self.link.name, round
         with self.interruptible():
-            model = load_model(folder, self.recipe.model.attn_implementation, self.device)
-            peer = build_peer(model, self.recipe, self.micro_batch, self.link.name, round)
+            if self.ranks is not None:
+                peer = spread_peer(self.ranks, folder, *as_peer)
+            else:
+                model = load_model(folder, self.recipe.model.attn_implementation, self.device)
+                peer = build_peer(model, *as_peer)
         self.take_up(peer)
         recipe = hashlib.sha256(self.link.welcome.recipe.encode()).hexdigest()
         return Prepared(peer, {**digests_of(read), "recipe": recipe})

@@ -32,6 +32,7 @@ EXIT = {  # code -> exit status
     "out_of_memory": 8,
     "out_of_disk": 8,
     "lost": 75,  # EX_TEMPFAIL: restart me
+    "rank_lost": 75,
     "interrupted": 130,
     "terminated": 143,
 }

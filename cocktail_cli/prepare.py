@@ -32,6 +32,7 @@ from cocktail_cli.events import Event, Progressed
 
 if TYPE_CHECKING:
     from cocktail_cli.kept_peer import Kept
+    from cocktail_cli.ranks import Ranks
     from recipes.finetune import Peer
     from recipes.schema import Recipe
     from transport import PeerLink, Supply
@@ -79,6 +80,7 @@ class Preparation:
         self.micro_batch = micro_batch_of(self.recipe, micro_batch)
         self.imports = Imports(self.recipe)
         self.frozen = self.recipe.lora is not None  # the base is needed whatever way x' comes
+        self.ranks: Ranks | None = None  # which the peer is to be spread over
         weights = [file for file in self.files if is_weights(file)]
         lacking = to_fetch(weights, self.folder)
         # What is kept goes into a model made from the base: without its weights it is no way by itself.
@@ -157,12 +159,16 @@ class Preparation:
         from recipes.finetune import build_peer
         from recipes.fit import found
         from recipes.local import Alone
+        from recipes.spread import spread_peer
         from recipes.trained import load_trained
 
         self.tell(Progressed("loading the model"))
+        as_peer = self.recipe, self.micro_batch or 1, self.link.name, round
         with self.interruptible():
-            model = load_trained(self.recipe, self.folder, self.device, snapshot)
-            peer = build_peer(model, self.recipe, self.micro_batch or 1, self.link.name, round)
+            if self.ranks is not None:
+                peer = spread_peer(self.ranks, snapshot or self.folder, *as_peer)
+            else:
+                peer = build_peer(load_trained(self.recipe, self.folder, self.device, snapshot), *as_peer)
             if self.micro_batch is None and isinstance(peer.local, Alone):
                 peer.micro_batch = found(peer.local, self.recipe, self.link.leave_or_go_on)
         self.take_up(peer)

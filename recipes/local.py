@@ -7,7 +7,7 @@ are spread over several (spread.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import isfinite, prod
 from typing import Protocol
@@ -26,6 +26,7 @@ from recipes.trained import computed_in, kind_of
 
 LOCAL, OPTIMIZER = "x", "optimizer"  # names of what is kept: x, and optimizer.<parameter's number>.<what>
 GROWS = 2000  # steps after which a larger loss scale is tried, as in torch.amp.GradScaler
+PLAIN = (Tensor, nn.Parameter, int, float)  # what of an optimizer's state can be kept
 
 
 class Local(Protocol):
@@ -63,7 +64,7 @@ class Local(Protocol):
         """Of x, and of each parameter by `optimizer.<number>`: what `load` takes."""
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what `tensors` gave. Each is asked for once, and let go before the next."""
+        """Take up what `tensors` gave, one after the other."""
 
 
 class Lazy(Mapping[str, Tensor]):
@@ -138,14 +139,10 @@ class Alone:
         self.flat.grad.zero_()
 
     def backward(self, parts: Sequence[Sequence[Sample]], tokens: int) -> float:
-        return sum(self._backward(part, tokens) for part in parts)
-
-    def _backward(self, part: Sequence[Sample], tokens: int) -> float:
-        batch = {key: value.to(self.device) for key, value in collate(part).items()}
-        with self.precision():
-            loss, _ = loss_sum(self.model, batch)
-        (loss / max(tokens, 1) * self.scale.value).backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach())
+        return sum(
+            backward(self.model, part, tokens, self.device, self.precision(), self.scale.value)
+            for part in parts
+        )
 
     def clip(self, limit: float) -> float | None:
         if self.scale.value != 1:
@@ -165,12 +162,7 @@ class Alone:
         found = {LOCAL: self.flat.vector}
         for number, state in self.optimizer.state_dict()["state"].items():
             for what, value in state.items():
-                if type(value) not in (
-                    Tensor,
-                    nn.Parameter,
-                    int,
-                    float,
-                ):  # torchao: it begins anew, as a joiner's
+                if type(value) not in PLAIN:  # torchao's: it begins anew, as a joiner's does
                     return {LOCAL: self.flat.vector}
                 name, tensor = packed(what, value)
                 found[f"{OPTIMIZER}.{number}.{name}"] = tensor
@@ -183,9 +175,11 @@ class Alone:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self.flat.take(tensors[LOCAL])
         state: dict[int, dict[str, Tensor | int]] = {}
-        for number, what, name in states(tensors):
-            key, value = unpacked(what, tensors[name])
-            state.setdefault(number, {})[key] = value
+        for name in tensors:
+            if name != LOCAL:
+                number, what = parsed(name)
+                key, value = unpacked(what, tensors[name])
+                state.setdefault(number, {})[key] = value
         load_state(self.optimizer, state)
 
 
@@ -205,17 +199,39 @@ def roomy(x: Tensor) -> bool:
     return free > 6 * x.nbytes
 
 
+def backward(
+    model: nn.Module,
+    part: Sequence[Sample],
+    tokens: int,
+    device: torch.device,
+    precision: AbstractContextManager[object] | None = None,  # of the forward pass
+    scale: float = 1.0,
+) -> float:
+    """One micro-batch: its losses by `tokens`, into the gradients; the sum of its losses."""
+    with precision or nullcontext():
+        loss, _ = loss_sum(model, batch_of(part, device))
+    (loss / max(tokens, 1) * scale).backward()  # type: ignore[no-untyped-call]
+    return float(loss.detach())
+
+
+def batch_of(part: Sequence[Sample], device: torch.device) -> dict[str, Tensor]:
+    return {key: value.to(device) for key, value in collate(part).items()}
+
+
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """By the numbers that its state has them under."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def states(names: Mapping[str, object]) -> Iterator[tuple[int, str, str]]:
-    """Of what is kept, the optimizer's part: parameter's number, what, name."""
-    for name in names:
-        if name.startswith(OPTIMIZER + "."):
-            _, number, what = name.split(".", 2)
-            yield int(number), what, name
+def named(state: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """An optimizer's state, as it is kept."""
+    return {f"{OPTIMIZER}.{n}.{what}": value for n, of in state.items() for what, value in of.items()}
+
+
+def parsed(name: str) -> tuple[int, str]:
+    """The number of the parameter, and what is kept of it."""
+    _, number, what = name.split(".", 2)
+    return int(number), what
 
 
 def packed(what: str, value: Tensor | int | float) -> tuple[str, Tensor]:

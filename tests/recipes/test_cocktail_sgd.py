@@ -189,7 +189,7 @@ def test_a_packet_that_came_too_late_stays_in_the_residual() -> None:
     d = late.x - late.common.vector
     sent = punctual.start()
     late.start()
-    late.x += step
+    late.x.add_(step)
     packet = group.owner.aggregate(1, [("punctual", sent.packet, 1.0)])
 
     punctual.finish(packet, sent)

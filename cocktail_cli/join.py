@@ -186,10 +186,7 @@ class Membership:
         """Take part, and tell the hub in the end why this peer leaves."""
         from transport.errors import Leaving
 
-        def leave(why: str) -> None:
-            self.leave_asked = why
-            link.leave_requested.set()
-
+        leave = partial(self.leave, link)
         with closing(link), leave_on_signal(leave, link.abandon) as wish:
             if life_line:
                 hold_life_line(leave, lambda: self.keeping)
@@ -206,6 +203,11 @@ class Membership:
                 raise
             self.view.show(self.goodbye(link))
 
+    def leave(self, link: PeerLink, why: str) -> None:
+        """Ask the work that is going on to end."""
+        self.leave_asked = why
+        link.leave_requested.set()
+
     def take_part(self, link: PeerLink, patience: float, wish: Wish) -> bool:
         """From the first word to the end of the run, or of this stay; False where it is not wanted."""
         from cocktail_cli.link import RunLink
@@ -216,14 +218,20 @@ class Membership:
             kept = kept_peer.find(*self.which(welcome), self.warn)
             lent, show = self.lent, self.view.show
             preparation = Preparation(link, lent.devices[0], lent.micro_batch_size, show, wish.ending, kept)
+            if len(lent.devices) > 1:
+                from recipes.spread import check_spreadable
+
+                check_spreadable(preparation.recipe)
             if not self.agreed(welcome, preparation):
                 return False
         self.run = RunLink(link)
         with ExitStack() as stack:
             if len(lent.devices) > 1:
-                ranks = Ranks(lent.devices, link.leave_requested.set)
+                ranks = Ranks(lent.devices, lambda: self.leave(link, "rank lost"))
                 preparation.ranks = stack.enter_context(closing(ranks))
             self.stay(self.run, welcome, preparation)
+            if preparation.ranks is not None and self.run.ended is None:
+                preparation.ranks.check()
         return True
 
     def stay(self, run: RunLink, welcome: Welcome, preparation: Preparation) -> None:

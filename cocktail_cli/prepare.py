@@ -166,7 +166,7 @@ class Preparation:
         as_peer = self.recipe, self.micro_batch or 1, self.link.name, round
         with self.interruptible():
             if self.ranks is not None:
-                peer = spread_peer(self.ranks, snapshot or self.folder, *as_peer)
+                peer = spread_peer(self.ranks, self.folder, snapshot, *as_peer)
             else:
                 peer = build_peer(load_trained(self.recipe, self.folder, self.device, snapshot), *as_peer)
             if self.micro_batch is None and isinstance(peer.local, Alone):

@@ -258,6 +258,7 @@ def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
     with suppress(Interrupted):  # nothing is lost: what was not committed stays here, its leases go back
         yield from take_part(link, peer, now)
     if link.ended is None:
+        peer.local.check()
         with suppress(Interrupted):
             if (handed_over := hand_over(link, peer)) is not None:
                 yield handed_over

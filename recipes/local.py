@@ -166,8 +166,10 @@ class Alone:
 
     def tensors(self) -> Mapping[str, Tensor]:
         found = {LOCAL: self.flat.vector}
-        for number, state in self.optimizer.state_dict()["state"].items():
-            for what, value in state.items():
+        for number, parameter in enumerate(
+            parameters_of(self.optimizer)
+        ):  # state_dict wraps what bitsandbytes has
+            for what, value in self.optimizer.state.get(parameter, {}).items():
                 if type(value) not in PLAIN:  # torchao's: it begins anew, as a joiner's does
                     return {LOCAL: self.flat.vector}
                 name, tensor = packed(what, value)

@@ -7,6 +7,7 @@ transformers does.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -180,7 +181,10 @@ def load_adapted(folder: Path) -> nn.Module:
 
     name, revision = base_of(folder)
     base = Path(name) if Path(name).is_dir() else fetch_model(name, revision)
-    model: nn.Module = PeftModel.from_pretrained(load_model(base), folder).eval()
+    plain = load_model(base)
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what peft calls in transformers
+        model: nn.Module = PeftModel.from_pretrained(plain, folder).eval()
     return model
 
 

@@ -290,10 +290,46 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
         ),
         ("training: {lr_scheduler_type: cosine_with_min_lr}", "training.lr_scheduler_kwargs"),
         ("compression: {method: none, quant_bits: 4}", "compression.quant_bits"),
+        ("lora: {}\ntraining: {fp32_master_weights: false}", "training.fp32_master_weights"),
+        ("training: {fp32_master_weights: false}", "training.fp32_master_weights"),
+        ("training: {bf16: true, fp16: true}", "training.fp16"),
+        ("checkpoint: {push_to_hub: true}", "checkpoint.push_to_hub"),
     ],
 )
 def test_keys_that_contradict_each_other_are_told(write, text: str, key: str) -> None:
     assert [p.key for p in problems(write(SMALL + text + "\n"))] == [key]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["load_in_4bit=true"], "model.load_in_4bit"),
+        (["load_in_8bit=true", "load_in_4bit=true", "lora_r=8"], "model.load_in_8bit"),
+        (["dtype=float16"], "model.dtype"),
+        (["dtype=bfloat16", "fp16=true"], "training.fp16"),
+        (
+            ["push_to_hub=true", "hub_model_id=a/b", "hub_strategy=every_save", "save_steps=0.0"],
+            "checkpoint.save_steps",
+        ),
+        (["lora_dropout=1"], "lora.lora_dropout"),
+        (["activation_checkpointing_kwargs={every_n_layers: 0}"], "training.activation_checkpointing_kwargs"),
+        (["activation_checkpointing_kwargs={layers: 1}"], "training.activation_checkpointing_kwargs"),
+    ],
+)
+def test_a_way_of_training_that_cannot_be_is_told(write, overrides: list[str], key: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(write(SMALL), overrides)
+
+    assert [problem.key for problem in caught.value.problems] == [key]
+
+
+def test_a_lora_section_may_be_empty_and_names_may_be_listed(write) -> None:
+    lora = load_recipe(write(SMALL + "lora: {}\n")).lora
+    named = load_recipe(write(SMALL), ["lora_target_modules=[q_proj, v_proj]"]).lora
+
+    assert (lora.lora_r, lora.lora_target_modules) == (16, "all-linear")
+    assert named.lora_target_modules == ("q_proj", "v_proj")
+    assert load_recipe(write(SMALL)).lora is None
 
 
 def test_plain_averaging_is_resolved_to_everything_kept_at_16_bits(write) -> None:

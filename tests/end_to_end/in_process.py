@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -35,6 +35,7 @@ from recipes.data import build_corpus
 from recipes.finetune import Event, Peer, StepDone, build_peer, finetune
 from recipes.model import export, load_model
 from recipes.schema import Model, Recipe
+from recipes.trained import load_trained
 from transport import Ledger
 from transport import events as hub
 from transport.memory import MemorySwarm
@@ -105,6 +106,7 @@ def recipe_of(model: Path, data: Path, **sections: dict[str, Any]) -> Recipe:
             "lr_scheduler_type": "constant",
             "warmup_steps": 0,
             "optim": "adamw_torch",
+            "activation_checkpointing": False,
         },
         "swarm": {"step_timeout": 20.0, "peer_timeout": 10.0, "start_timeout": 30.0},
         "checkpoint": {"eval_steps": 4},
@@ -177,6 +179,9 @@ class Swarm:
     def model(self) -> PreTrainedModel:
         return load_model(self.base.folder)
 
+    def trained(self) -> nn.Module:
+        return load_trained(self.recipe, self.base.folder)
+
     def start(self, *names: str, watch: Callable[[Member, Event], None] | None = None) -> list[Member]:
         """Peers by these names begin, each in a thread. `watch` is called there, after each event."""
         return [self._start(name, watch) for name in names]
@@ -194,7 +199,7 @@ class Swarm:
         if owns:
             run.owning = Owning(link, Half(self.recipe, self.work.parameters))
             run.owning.start()
-        member = Member(name, run, build_peer(self.model(), self.recipe, micro_batch=2, name=name))
+        member = Member(name, run, build_peer(self.trained(), self.recipe, micro_batch=2, name=name))
         self.members[name] = member
         return member
 

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from recipes.apart import check_apart
 from recipes.cocktail_sgd import Common, Part, Worker, mix_of
 from recipes.data import Sample, batches, collate, unpack
 from recipes.flat import Flat
@@ -224,6 +225,8 @@ class Peer:
 
 def build_peer(model: nn.Module, recipe: Recipe, micro_batch: int, name: str = "", round: int = 0) -> Peer:
     """A peer called `name` whose model is x' of `round`: the base weights, or a snapshot's."""
+    if recipe.data.apart:
+        check_apart(model)
     flat = Flat(model)
     common = Common(flat.vector.clone(), mix_of(recipe.compression), recipe.training.seed, round)
     worker = Worker(flat.vector, common, flat.layout.name_at, dither=crc32(name.encode()))

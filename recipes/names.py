@@ -16,10 +16,6 @@ LATER: dict[str, tuple[Any, ...]] = {
     "model.load_in_8bit": (False,),
     "model.load_in_4bit": (False,),
     "model.bnb_4bit_quant_type": (None,),
-    "datasets.weight": (1, 1.0, None),
-    "eval_datasets.weight": (1, 1.0, None),
-    "data.streaming": (False,),
-    "data.dataset_num_proc": (None,),
     "training.bf16": (False,),
     "training.fp16": (False,),
     "training.fp32_master_weights": (True,),
@@ -50,8 +46,6 @@ LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_mod
 LATER_VALUES: dict[str, tuple[str, ...]] = {
     "model.dtype": ("auto", "bfloat16", "float16"),
     "model.attn_implementation": ("flash_attention_2", "flash_attention_3", "flex_attention"),
-    "datasets.type": ("tokenized",),
-    "eval_datasets.type": ("tokenized",),
     "training.optim": ("adamw_8bit", "paged_adamw_8bit", "adamw_torch_8bit", "adafactor"),
 }
 

@@ -181,7 +181,6 @@ def test_a_wrong_name_leads_to_the_right_one(write, text: str, key: str, message
     [
         ("lora: {lora_r: 16}", "lora"),
         ("training: {bf16: true}", "training.bf16"),
-        ("data: {streaming: true}", "data.streaming"),
         ("swarm: {requires: {vram: 24GB}}", "swarm.requires"),
         ("checkpoint: {push_to_hub: true}", "checkpoint.push_to_hub"),
         ("logging: {report_to: [wandb]}", "logging.report_to"),
@@ -284,7 +283,14 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
     [
         ("training: {global_batch_size: 2}\nswarm: {min_peers: 4}", "training.global_batch_size"),
         ("swarm: {min_peers: 4, max_peers: 2}", "swarm.max_peers"),
-        ("data: {packing: true}", "data.packing"),
+        ("data: {streaming: true}", "training.max_steps"),
+        ("data: {streaming: true, val_set_size: 0.1}\ntraining: {max_steps: 9}", "data.val_set_size"),
+        ("data: {streaming: true, dataset_num_proc: 2}\ntraining: {max_steps: 9}", "data.dataset_num_proc"),
+        (
+            "data: {streaming: true}\ntraining: {max_steps: 9}\nswarm: {probe_batch_size: 4}",
+            "swarm.probe_batch_size",
+        ),
+        ("eval_datasets: [{path: x.jsonl, weight: 2}]", "eval_datasets.0.weight"),
         ("data: {val_set_size: 1}\neval_datasets: [{path: x.jsonl}]", "data.val_set_size"),
         ("checkpoint: {eval_steps: 10}", "checkpoint.eval_steps"),
         (
@@ -297,6 +303,18 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
 )
 def test_keys_that_contradict_each_other_are_told(write, text: str, key: str) -> None:
     assert [p.key for p in problems(write(SMALL + text + "\n"))] == [key]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["datasets.0.weight=1", "datasets.1.path=x"], "datasets.1.weight"),
+        (["streaming=true", "max_steps=9", "datasets.1.path=x"], "datasets.0.weight"),
+        (["streaming=true", "max_steps=9", "datasets.0.split='train[:9]'"], "datasets.0.split"),
+    ],
+)
+def test_what_data_sets_ask_of_each_other_is_told(write, overrides: list[str], key: str) -> None:
+    assert [p.key for p in problems(write(SMALL), overrides)] == [key]
 
 
 def test_plain_averaging_is_resolved_to_everything_kept_at_16_bits(write) -> None:

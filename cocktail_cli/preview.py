@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from itertools import groupby
@@ -59,7 +60,8 @@ def preview(
     for one in seen:
         for line in lines(one, tokenizer, longest, count, color):
             typer.echo(line)
-    typer.echo(f"Next: cocktail launch {recipe}", err=True)
+    given = [*(overrides or []), *(["--data", data] if data else []), *(["--model", model] if model else [])]
+    typer.echo(f"Next: cocktail launch {shlex.join([recipe, *given])}", err=True)
 
 
 def described(one: Glimpse, tokenizer: PreTrainedTokenizerBase, longest: int, count: int) -> dict[str, Any]:

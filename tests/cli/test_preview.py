@@ -43,6 +43,8 @@ def test_what_is_masked_stands_in_brackets_and_what_is_trained_outside(previewed
     assert "rows.jsonl: prompt_completion, the first 3 rows are 2 samples" in done.output
     assert "[Two and two is] four.<|endoftext|>" in done.output
     assert "sample 2" not in done.output
+    assert done.stderr.startswith("Next: cocktail launch ")
+    assert done.stderr.endswith("rows.jsonl\n")
 
 
 def test_what_is_dropped_and_how_long_samples_are_is_counted(previewed) -> None:

@@ -5,6 +5,7 @@ ledger has it.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from recipes.data import Corpus
     from recipes.probe import Probe
     from recipes.schema import Recipe
+    from recipes.stream import Stream
 
 
 TOLD = {10**i for i in range(9)}  # how often a peer was held, where that is told
@@ -35,7 +37,7 @@ class RunWork:
         ledger: the folder of the run's ledger; `owner` keeps its error there, else it is only read here.
     """
 
-    def __init__(self, recipe: Recipe, base: Base, corpus: Corpus, ledger: Path) -> None:
+    def __init__(self, recipe: Recipe, base: Base, corpus: Corpus | Stream, ledger: Path) -> None:
         from recipes.cocktail_sgd import mix_of, rule_of
         from recipes.owners import Owners
         from recipes.problems import ModelError
@@ -68,9 +70,11 @@ class RunWork:
 
     def probe(self, round: int) -> Probe:
         """The probe, at x' of `round`. Slow."""
+        from recipes.data import Corpus
         from recipes.probe import Probe
         from recipes.trained import load_trained
 
+        assert isinstance(self.corpus, Corpus)  # a recipe with both a probe and a stream is refused
         model = load_trained(self.recipe, self.base.folder, quantized=False)
         probe = Probe(model, self.recipe, self.corpus)
         if round:
@@ -79,6 +83,10 @@ class RunWork:
 
     def close(self) -> None:
         """The hub has ended."""
+        from recipes.stream import Stream
+
+        if isinstance(self.corpus, Stream):
+            self.corpus.close()
         if self.probing:
             self.probing.close()
         self.owner.close()
@@ -167,13 +175,14 @@ def settings_of(work: RunWork, run: str, first_peers: int = 1, own_key: str = ""
     from recipes.base import digests_of
 
     recipe = work.recipe
-    swarm, steps = recipe.swarm, recipe.training.total_steps(len(work.corpus.samples))
+    swarm, batch = recipe.swarm, recipe.training.global_batch_size
+    steps = math.ceil(len(work.corpus) / batch)
     return RunSettings(
         run=run,
         recipe=recipe.to_json(),
         recipe_hash=recipe.recipe_hash,
         samples=len(work.corpus),
-        global_batch=recipe.training.global_batch_size,
+        global_batch=batch,
         base=tuple(announced(file) for file in work.base.files),
         versions=versions(),
         holds={**digests_of(work.base.files), "recipe": recipe.recipe_hash},

@@ -24,6 +24,7 @@ from zlib import crc32
 
 from torch import nn
 
+from recipes.apart import check_apart
 from recipes.cocktail_sgd import Common, Part, Worker, mix_of
 from recipes.data import Sample, batches, unpack
 from recipes.fit import fitted
@@ -231,6 +232,8 @@ class Peer:
 
 def build_peer(model: nn.Module, recipe: Recipe, micro_batch: int, name: str = "", round: int = 0) -> Peer:
     """A peer called `name` whose model is x' of `round`: the base weights, or a snapshot's."""
+    if recipe.data.apart:
+        check_apart(model)
     own = crc32(name.encode())
     local = Alone(model, recipe, own)
     flat, where = local.flat, recipe.compression.state_device

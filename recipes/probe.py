@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 from recipes.aggregate import FEWEST, HELD, median_of
+from recipes.apart import check_apart
 from recipes.cocktail_sgd import Common, mix_of, read
 from recipes.data import Corpus, collate, shuffled
 from recipes.flat import Flat
@@ -199,6 +200,8 @@ class Probe:
     """
 
     def __init__(self, model: torch.nn.Module, recipe: Recipe, corpus: Corpus) -> None:
+        if recipe.data.apart:
+            check_apart(model)
         self.flat, self.corpus, self.batch = Flat(model), corpus, recipe.swarm.probe_batch_size
         self.common = Common(self.flat.vector, mix_of(recipe.compression), recipe.training.seed)
         self.order = shuffled(len(corpus.samples), recipe.training.seed, ORDER)

@@ -107,12 +107,13 @@ class Lora(Section):
 
 
 class Dataset(Section):
-    path: Annotated[str, Field(min_length=1)]  # file, folder, glob, hub id, or builtin:python-docs
+    path: Annotated[str, Field(min_length=1)]  # file, folder, glob, https, hub id, or builtin:python-docs
     name: str | None = None  # configuration of a hub data set
     data_files: Annotated[tuple[str, ...], Strict(False)] | str | None = None
     split: str = "train"
     revision: str | None = None  # of a hub data set
-    type: Literal["auto", "text", "prompt_completion", "alpaca", "chat"] = "auto"
+    type: Literal["auto", "text", "prompt_completion", "alpaca", "chat", "tokenized"] = "auto"
+    weight: Annotated[Real, Field(gt=0)] | None = None  # of the run, in proportion; null: rows of all, mixed
     column_map: dict[str, str] = {}  # our name -> theirs: {messages: conversations}
     dataset_text_field: str = "text"  # the column of type text
     max_samples: Whole | None = None  # the first so many rows
@@ -122,11 +123,23 @@ class Data(Section):
     chat_template: str = "auto"  # auto: the tokenizer's, else plain; a bundled name; a .jinja file
     max_length: Annotated[int, Field(ge=8)] = 1024  # tokens of a sample
     packing: bool = False
-    packing_strategy: Literal["bfd", "bfd_split", "wrapped"] = "bfd"
+    packing_strategy: Literal["bfd", "bfd_split", "wrapped"] = "bfd"  # wrapped: documents see each other
     completion_only_loss: bool | None = None  # null: on for prompt_completion and alpaca
     assistant_only_loss: bool | None = None  # null: on for chat
     shuffle_dataset: bool = True
     val_set_size: StepsOrRatio = 0.0  # held out: below 1 a share of the rows, from 1 on rows
+    streaming: bool = False  # rows are read as they are needed
+    dataset_num_proc: Whole | None = None  # processes that tokenize; null: one
+
+    @property
+    def apart(self) -> bool:
+        """Whether a sample may hold several documents, which do not see each other."""
+        return self.packing and self.packing_strategy != "wrapped"
+
+    @property
+    def cuts(self) -> bool:
+        """Whether what is longer than max_length is cut off."""
+        return not self.packing or self.packing_strategy == "bfd"
 
 
 class Training(Section):

@@ -120,7 +120,7 @@ def test_a_late_joiner_holds_x_to_the_bit_and_trains_to_the_end(tmp_path: Path, 
 @pytest.mark.parametrize("way", [Way.BASE, Way.SNAPSHOT])
 def test_a_joiner_of_a_run_of_adapters_needs_the_base_whatever_the_way(tmp_path: Path, way: Way) -> None:
     lora, told = {"lora_r": 4, "lora_dropout": 0.0}, list[Event]()
-    all_of_it = {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 16}  # packets longer than adapters
+    all_of_it = {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 32}  # packets as long as adapters
     with in_the_middle(tmp_path, "gpt_neox", lora=lora, compression=all_of_it) as (swarm, _):
         if way is Way.SNAPSHOT:
             offer(swarm, adapters_of(swarm, tmp_path))

@@ -9,7 +9,6 @@ reader thread   Work.samples, Work.object, reading chunks of files
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import os
 import queue
@@ -53,7 +52,6 @@ from .rounds import row_of
 from .sessions import wrong_version
 from .settings import RunSettings, Work
 from .sockets import RouterWire
-from .status import Traffic
 from .uploads import UPDATE, refuses, round_of
 from .wire import GUARD_S, HANDSHAKE_DOWN, HANDSHAKE_UP, Frames, HubWire, key_of, wire_size
 
@@ -198,7 +196,7 @@ class Hub:
         now = time.monotonic()
         owner = self._flows.owners.get(conn)
         if owner is not None:
-            self._traffic(owner).up += wire_size(frames)
+            self._state.members.traffic[owner].up += wire_size(frames)
         else:
             self._greeting = wire_size(frames)
         if not self._flows.may_say(conn, sum(map(len, frames[:1])), now):
@@ -244,8 +242,8 @@ class Hub:
         if self._flows.owners.get(conn) != session:
             whose = self._state.members.get(session)
             self._flows.own(conn, session, whose.conn if whose else None)
-            self._traffic(session).up += HANDSHAKE_UP + self._greeting
-            self._traffic(session).down += HANDSHAKE_DOWN
+            self._state.members.traffic[session].up += HANDSHAKE_UP + self._greeting
+            self._state.members.traffic[session].down += HANDSHAKE_DOWN
 
     def _attach(self, conn: bytes, message: Attach) -> None:
         session = self._state.members.get(message.session)
@@ -288,10 +286,14 @@ class Hub:
         if self._end_at is not None:  # somebody still fetches: the run is over, but not for them
             self._end_at = min(self._end_by, time.monotonic() + self.settings.linger_s)
         held = sum(map(self._wire.held, self._flows.of(session)))
-        if size := self._flows.begin_read(session, message.chunk, held):
-            self._reader.submit(self._read, conn, session, message, size)
-        else:
+        size = self._flows.begin_read(session, message.chunk, held)
+        if not size:
             self._state.members.refused += 1
+        elif (answer := self._objects.at_hand(message)) is not None:
+            self._flows.end_read(session, size)
+            self._send(conn, *answer)
+        else:
+            self._reader.submit(self._read, conn, session, message, size)
 
     def _send(self, conn: bytes, message: Message, payload: bytes | None = None) -> None:
         frames = [encode(message)] if payload is None else [encode(message), payload]
@@ -301,14 +303,11 @@ class Hub:
         self._flows.costs(conn, message, time.monotonic())
         owner = self._flows.owners.get(conn)
         if owner is not None:
-            self._traffic(owner).down += wire_size(frames)
+            self._state.members.traffic[owner].down += wire_size(frames)
         if not self._wire.send(conn, frames):
             self._flows.drop(conn)
             # not at once: what is being said to the others comes first, in its order
             self._calls.append(lambda: self._state.lost(conn, time.monotonic()))
-
-    def _traffic(self, session: str) -> Traffic:
-        return self._state.members.traffic.setdefault(session, Traffic())
 
     def _lease(self, session: str, round: int) -> list[int] | None:
         """Called by the reader thread; reads one dict entry."""
@@ -431,12 +430,13 @@ class Hub:
         opened_at = self._opened.pop(action.round, time.time())
         row = row_of(action, accepted, sum(tokens[peer] for peer in claims), opened_at, time.time())
         counted = tuple(Counted(r, c.peer, c.session, ids) for c in accepted for r, ids in c.leases.items())
-        self.ledger.commit(row, packet, counted)
+        row = self.ledger.commit(row, packet, counted)
+        self._objects.committed(action.round, packet, row.sha256)
         sizes = {peer: len(packets[c.session]) for peer, c in claims.items()}
         done = do.CommitDone(
             action.round,
             len(packet),
-            hashlib.sha256(packet).digest(),
+            row.sha256,
             sizes,
             {peer: tokens[peer] for peer in claims},
             rejected,

@@ -149,6 +149,7 @@ class Run:
         """The hub, listening, and the record by which other commands find it."""
         from cocktail_cli.work import settings_of
         from transport import Hub, Ledger, RunKeys
+        from transport.allocator import keep_freed_memory
 
         old = self.resumed
         keys, name = (RunKeys(**old.keys), old.run) if old else (RunKeys.generate(), new_name())
@@ -156,6 +157,7 @@ class Run:
         ledger = Ledger(self.folder / in_folder.LEDGER, run=name, samples=settings.samples)
         work.recover(ledger)
         narrator.recall(ledger)
+        keep_freed_memory()
         hub = Hub(listen.bind, listen.port, keys, ledger, settings, work)
         work.tell = hub.warn
         hub.start()

@@ -68,6 +68,7 @@ class Process:
             with self.changed:
                 self.said.append(json.loads(line))
                 self.changed.notify_all()
+        self._process.wait()  # so that whoever is told now finds it ended
         with self.changed:
             self.changed.notify_all()
 

@@ -29,6 +29,7 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from transport import Hub, Ledger, RunKeys, RunSettings
+from transport.allocator import keep_freed_memory
 from transport.bulk import CHUNK
 from transport.codec import decode_to_peer, encode
 from transport.events import RoundCommitted, RunEnded, Warned
@@ -113,10 +114,11 @@ class OwnerWork(Relay):
 
     def __init__(self, size: int, ledger: Ledger) -> None:
         from cocktail_cli.kept_owner import KeptOwner
-        from recipes.cocktail_sgd import Owner, rehearse
+        from recipes.cocktail_sgd import rehearse
+        from recipes.owners import Owners
 
-        owner = Owner(parameters(size), mix(), SEED)
-        rehearse(owner.mix, parameters(size))
+        owner = Owners(parameters(size), mix(), SEED)
+        rehearse(mix(), parameters(size))
         self.owner = KeptOwner(owner, ledger.folder)
         self.owner.recover(ledger)
 
@@ -330,5 +332,6 @@ def run_raws(asked: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     roles = {"hub": run_hub, "peers": run_peers, "raw": run_raw, "raws": run_raws}
+    keep_freed_memory()  # as `cocktail launch` does; the others alike, for the comparison
     with contextlib.suppress(KeyboardInterrupt):
         roles[sys.argv[1]](json.loads(sys.argv[2]))

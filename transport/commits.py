@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +14,7 @@ from .errors import UpdateRejected
 from .hub_shards import HubShards
 from .ids import expand
 from .ledger import Counted, Ledger
+from .objects import Objects
 from .rounds import row_of
 from .settings import Work
 
@@ -31,12 +31,14 @@ class Commits:
         self,
         ledger: Ledger,
         work: Work,
+        objects: Objects,
         shards: HubShards,
         state: HubState,
         call: Callable[[Callable[[], list[do.Action]]], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        self.ledger, self.work, self._shards, self._state = ledger, work, shards, state
+        self.ledger, self.work, self._objects = ledger, work, objects
+        self._shards, self._state = shards, state
         self._call, self._failed = call, failed
         self.opened: dict[int, float] = {}  # round -> wall clock
         self._thread = ThreadPoolExecutor(1, "cocktail-commit")
@@ -115,12 +117,13 @@ class Commits:
         opened_at = self.opened.pop(action.round, time.time())
         row = row_of(action, accepted, sum(tokens[peer] for peer in claims), opened_at, time.time())
         counted = tuple(Counted(r, c.peer, c.session, ids) for c in accepted for r, ids in c.leases.items())
-        self.ledger.commit(row, packet, counted)
+        row = self.ledger.commit(row, packet, counted)
+        self._objects.committed(action.round, packet, row.sha256)
         sizes = {peer: len(packets.get(c.session, b"")) for peer, c in claims.items()}
         done = do.CommitDone(
             action.round,
             len(packet),
-            hashlib.sha256(packet).digest(),
+            row.sha256,
             sizes,
             {peer: tokens[peer] for peer in claims},
             rejected,

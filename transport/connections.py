@@ -34,6 +34,7 @@ SILENT_S = 15.0  # 5 for the handshake (HANDSHAKE_IVL), the rest for a bad line
 STRANGER_S = 30.0  # a peer that lost its session says Hello at once; one that was refused hangs up itself
 STRANGER = 256 * 1024  # bytes; a greeting has 64 KiB at most
 ALL_HELD = 1 << 30  # bytes of all connections; honest ones hold rate x round trip together, some 100 MB
+LITTLE = 1 << 20  # bytes: less is held for sure, so the kernel need not be asked at every `Get`
 # 256 peers in one house come back with two connections each at first, and one before each to see who answers
 DIALS, DIALS_S = 2048.0, 64.0  # at once, and a second, of one origin
 FINE = 512.0  # dials that one costs who was hung up on for what he did
@@ -53,6 +54,8 @@ class Line:
     since: float  # when it last was somebody's, or began
     read: int = HANDSHAKE_UP  # bytes that were read of it
     sent: int = HANDSHAKE_DOWN
+    held: int = 0  # as the kernel said when it was last asked for a `Get`
+    held_at: int = HANDSHAKE_DOWN  # `sent` then
 
 
 @dataclass(frozen=True)
@@ -159,8 +162,12 @@ class Connections:
 
     def held(self, conn: bytes) -> int:
         number = self._numbers.get(conn)
-        counts = None if number is None else counts_of(number)
-        return 0 if number is None or counts is None else counts.held(self._lines[number])
+        if number is None:
+            return 0
+        line = self._lines[number]
+        if max(line.held, line.sent - line.held_at) >= LITTLE:
+            line.held, line.held_at = (counts_of(number) or Counts()).held(line), line.sent
+        return line.held + line.sent - line.held_at  # and what was taken since: that is no more
 
     def hang_up(self, conn: bytes, now: float) -> None:
         number = self._numbers.get(conn)

@@ -51,7 +51,6 @@ from .objects import Objects
 from .sessions import wrong_version
 from .settings import RunSettings, Work
 from .sockets import RouterWire
-from .status import Traffic
 from .uploads import LEGACY, UPDATE, refuses, round_of
 from .wire import GUARD_S, HANDSHAKE_DOWN, HANDSHAKE_UP, Frames, HubWire, key_of, wire_size
 
@@ -99,7 +98,9 @@ class Hub:
         self._tick_at = 0.0
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._openers = ThreadPoolExecutor(os.cpu_count() or 1, "cocktail-opener")
-        self._commits = Commits(ledger, work, self._shards, self._state, self._call, self._failed)
+        self._commits = Commits(
+            ledger, work, self._objects, self._shards, self._state, self._call, self._failed
+        )
         self._reader = ThreadPoolExecutor(1, "cocktail-reader")
         self._thread = threading.Thread(target=self._run, name="cocktail-hub", daemon=True)
         self._end_at: float | None = None  # when to stop serving, once the run is over
@@ -198,7 +199,7 @@ class Hub:
         now = time.monotonic()
         owner = self._flows.owners.get(conn)
         if owner is not None:
-            self._traffic(owner).up += wire_size(frames)
+            self._state.members.traffic[owner].up += wire_size(frames)
         else:
             self._greeting = wire_size(frames)
         if not self._flows.may_say(conn, sum(map(len, frames[:1])), now):
@@ -244,8 +245,8 @@ class Hub:
         if self._flows.owners.get(conn) != session:
             whose = self._state.members.get(session)
             self._flows.own(conn, session, whose.conn if whose else None)
-            self._traffic(session).up += HANDSHAKE_UP + self._greeting
-            self._traffic(session).down += HANDSHAKE_DOWN
+            self._state.members.traffic[session].up += HANDSHAKE_UP + self._greeting
+            self._state.members.traffic[session].down += HANDSHAKE_DOWN
 
     def _attach(self, conn: bytes, message: Attach) -> None:
         session = self._state.members.get(message.session)
@@ -290,10 +291,14 @@ class Hub:
         if self._end_at is not None:  # somebody still fetches: the run is over, but not for them
             self._end_at = min(self._end_by, time.monotonic() + self.settings.linger_s)
         held = sum(map(self._wire.held, self._flows.of(session)))
-        if size := self._flows.begin_read(session, message.chunk, held):
-            self._reader.submit(self._read, conn, session, message, size)
-        else:
+        size = self._flows.begin_read(session, message.chunk, held)
+        if not size:
             self._state.members.refused += 1
+        elif (answer := self._objects.at_hand(message)) is not None:
+            self._flows.end_read(session, size)
+            self._send(conn, *answer)
+        else:
+            self._reader.submit(self._read, conn, session, message, size)
 
     def _send(self, conn: bytes, message: Message, payload: bytes | None = None) -> None:
         frames = [encode(message)] if payload is None else [encode(message), payload]
@@ -303,14 +308,11 @@ class Hub:
         self._flows.costs(conn, message, time.monotonic())
         owner = self._flows.owners.get(conn)
         if owner is not None:
-            self._traffic(owner).down += wire_size(frames)
+            self._state.members.traffic[owner].down += wire_size(frames)
         if not self._wire.send(conn, frames):
             self._flows.drop(conn)
             # not at once: what is being said to the others comes first, in its order
             self._calls.append(lambda: self._state.lost(conn, time.monotonic()))
-
-    def _traffic(self, session: str) -> Traffic:
-        return self._state.members.traffic.setdefault(session, Traffic())
 
     def _lease(self, session: str, round: int) -> list[int] | None:
         """Called by the reader thread; reads one dict entry."""

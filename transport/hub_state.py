@@ -254,7 +254,7 @@ class HubState:
             times.append(self._stop_at)
         ex = self.exchange
         if self.phase is Phase.OPEN and ex is not None and (ex.claims or not ex.warned):
-            times.append(ex.deadline)
+            times.append(min(ex.deadline, ex.look_at) if ex.news else ex.deadline)
         if self.phase in (Phase.WAITING, Phase.FINAL):
             times.append(self.waiting_since + self.settings.start_timeout)
             if self.round == 0 and self._ticked < self.started + self.settings.first_s:
@@ -350,9 +350,11 @@ class HubState:
         assert ex is not None
         sessions = self.members.sessions
         missing = [s for s in ex.members if s in sessions and sessions[s].state is State.TRAINING]
-        if ex.looked == (len(ex.claims), len(missing)) and now < min(ex.look_at, ex.deadline):
+        found = len(ex.claims), len(missing)
+        ex.news = found != ex.looked
+        if missing and now < min(ex.look_at, ex.deadline):
             return
-        ex.looked, ex.look_at = (len(ex.claims), len(missing)), now + LOOK_S
+        ex.looked, ex.look_at, ex.news = found, now + LOOK_S, False
         waited = [s for s in missing if not self.members.suspect(sessions[s], now)]
         if ex.claims and waited:
             ex.deadline = ex.opened + self.pace.deadline(waited, ex.arrived)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
 from . import actions as do
@@ -55,7 +55,7 @@ class Members:
     ) -> None:
         self.settings = settings
         self.sessions: dict[str, Session] = {}  # by session id
-        self.traffic: dict[str, Traffic] = {}  # by session id; the shell counts into it
+        self.traffic = defaultdict[str, Traffic](Traffic)  # by session id; the shell counts into it
         self.quiet = False  # the run is over and everybody leaves: nobody need hear of it
         self.gone: dict[str, str] = {}  # name -> why
         self._owned: dict[str, set[int]] = {}  # key of one that is gone -> as Session.owned

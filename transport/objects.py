@@ -23,8 +23,10 @@ from typing import BinaryIO
 from .ledger import Ledger
 from .messages import Data, Get, Message, NoObject
 from .settings import Work
+from .wire import ForMany
 
 KEPT = 256  # leases and ranges at hand
+PIECES = 64  # of the newest packet, at hand for the next who asks
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Source:
 
 
 class Objects:
-    """Belongs to the reader thread."""
+    """Belongs to the reader thread, but for what is said of the newest packet."""
 
     def __init__(
         self,
@@ -66,6 +68,8 @@ class Objects:
         self._ranges: OrderedDict[tuple[int, int, bool], Source] = OrderedDict()  # of the log
         self._leases: OrderedDict[tuple[str, int], Source] = OrderedDict()
         self._owned: OrderedDict[tuple[str, str], Source] = OrderedDict()  # parts, estates
+        self._newest = "", in_memory(b"")  # the name of the newest packet, and the packet
+        self._pieces: OrderedDict[Get, ForMany] = OrderedDict()
 
     def find(self, session: str, name: str) -> Source:
         """Raises KeyError, whose text is for the peer, where there is no such object for this session."""
@@ -93,6 +97,21 @@ class Objects:
             return NoObject(m.name, str(error.args[0])), None
         except Exception as error:
             return NoObject(m.name, f"the hub cannot read it: {type(error).__name__}: {error}"), None
+
+    def committed(self, round: int, packet: bytes, sha256: bytes) -> None:
+        """Everybody will ask for this packet. By the commit thread, before anybody is told."""
+        self._newest = f"packet/{round}", Source(packet, 0, len(packet), sha256)
+
+    def at_hand(self, m: Get) -> tuple[Data, bytes] | None:
+        """A chunk of the newest packet, the same bytes for all who ask. By the I/O thread."""
+        name, source = self._newest
+        if m.name != name or m.index * m.chunk >= source.size:
+            return None
+        if m not in self._pieces:
+            self._pieces[m] = ForMany(source.read(m.index, m.chunk))
+            if len(self._pieces) > PIECES:
+                self._pieces.popitem(last=False)
+        return Data(name, m.index, source.size, source.sha256), self._pieces[m]
 
     def keep_snapshots(self, offered: set[str]) -> None:
         """Serve these ("snapshot/<round>/") and no others; files of others are closed, and may go."""

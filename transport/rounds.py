@@ -53,7 +53,8 @@ class Exchange:
     keys: dict[str, str] = field(default_factory=dict)  # name -> key
     warned: bool = False  # that the deadline has passed
     looked: tuple[int, int] = (0, 0)  # updates here and missing, when it was last seen whom to wait for
-    look_at: float = 0.0  # when to see again, if that stays as it is
+    look_at: float = 0.0  # when to see again, if any are missing: it takes a time of each member
+    news: bool = False  # that has changed since
     owners: dict[str, list[int]] = field(default_factory=dict)  # session -> its shards
     hubs: tuple[int, ...] = (0,)  # the shards of the hub
     estates: list[Estate] = field(default_factory=list)  # what the hub is to add to its errors

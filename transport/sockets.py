@@ -27,7 +27,7 @@ from .errors import AddressInUse, Unreachable, UrlError
 from .keys import CurveKeys, as_z85
 from .messages import MAX_CHUNK, MAX_CONTROL
 from .url import parse_address, to_base64
-from .wire import Came, Down, Frames, Up, wire_size
+from .wire import Came, Down, ForMany, Frames, Up, wire_size
 
 MAX_FRAME = MAX_CHUNK + 1024  # what CURVE adds is 33
 LAST_WORDS_MS = 300  # for what was said last, where a hub ends without waiting for its peers
@@ -151,11 +151,16 @@ class RouterWire:
     def send(self, conn: bytes, frames: Frames) -> bool:
         try:
             # copying 256 KiB is cheaper than the reference counting that spares it, and safe against a
-            # changed buffer
+            # changed buffer; but what goes to all is copied once, and libzmq counts who still needs it
             self._router.send(conn.split(b".", 2)[2], MORE_NOW)
             for frame in frames[:-1]:
                 self._router.send(frame, MORE_NOW)
-            self._router.send(frames[-1], NOW)
+            last = frames[-1]
+            if isinstance(last, ForMany):
+                last.made = last.made or zmq.Frame(last, copy=True)
+                self._router.send(last.made, NOW, copy=False)
+            else:
+                self._router.send(last, NOW)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 return False

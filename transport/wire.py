@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from .errors import Unreachable
 
 Frames = Sequence[bytes | memoryview]
+
+
+class ForMany(bytes):
+    """A payload that goes to many: what a wire makes of it is made once."""
+
+    made: Any = None
 
 
 class HubWire(Protocol):

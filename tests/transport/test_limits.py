@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import zmq
 from sim_swarm import STOP, TOKEN
 from toy_swarm import toy_settings
 
 from transport import actions as do
-from transport import members
+from transport import connections, members
 from transport.admission import GREETINGS, GREETINGS_S
 from transport.bandwidth import MOST, Buckets
 from transport.bulk import CHUNK
-from transport.connections import origin
+from transport.connections import LITTLE, Connections, Counts, origin
 from transport.flows import DEAR, FLOWS, KIB, MESSAGES, Flows
 from transport.hub_state import HubState
 from transport.ledger import Known, OpenSession, Recovered
@@ -175,6 +176,20 @@ def test_a_connection_may_say_so_much_and_long_messages_and_questions_are_dear()
     assert said(30, ask=True) == -(-MESSAGES // (1 + DEAR))
 
 
+def test_a_connection_that_greets_several_times_a_second_is_hung_up_on_within_seconds() -> None:
+    def lasts(each_s: float) -> float:
+        """Seconds until a connection that greets so often may say no more."""
+        flows, now = Flows(), 0.0
+        while flows.may_say(b"c", 100, now) and now < 60.0:
+            flows.costs(b"c", AskStatus(1, TOKEN, "toy-run"), now)
+            now += each_s
+        return now
+
+    assert lasts(1 / 16) < 0.5, "1000 a second on 64 connections"
+    assert lasts(1 / 4) < 3.0
+    assert lasts(1.0) >= 60.0, "a peer that says Resume again and again on a bad line"
+
+
 def test_what_is_read_for_a_session_and_what_it_does_not_take_are_bounded_together() -> None:
     flows, credit = Flows(), RunSettings("", "", "", 1, 1).credit
     assert 4 * credit * CHUNK == MOST_HELD, "a peer never has more than a quarter under way"
@@ -200,3 +215,28 @@ def test_who_names_another_run_is_not_told_which_this_is(greeting: Message) -> N
 
     assert isinstance(answer, Refused)
     assert (answer.code, answer.reason) == ("run", "no run 'x' here")
+
+
+def test_the_kernel_is_asked_what_a_connection_holds_only_where_that_may_be_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, taken, conn = list[int](), 0, b"key.origin.1"
+
+    def counts(number: int) -> Counts:
+        asked.append(number)
+        return Counts(taken)
+
+    monkeypatch.setattr(connections, "counts_of", counts)
+    monkeypatch.setattr(connections, "LINUX", True)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        lines = Connections(context, router, 1000)
+        lines.came(7, conn, 100, 0.0)
+        lines.sent(conn, LITTLE - 1)
+        assert (lines.held(conn), asked) == (LITTLE - 1, []), "it cannot be more"
+
+        lines.sent(conn, 32 << 20)
+        assert lines.held(conn) > 32 << 20
+        taken = 64 << 20
+        assert lines.held(conn) == 0, "what was taken is found at once: else no `Get` would ever be answered"
+        assert asked == [7, 7]
+        lines.close()

@@ -200,7 +200,9 @@ class OwnersSim(SimSwarm):
     def restart_hub(self) -> None:
         self.asked, self.lost = None, set()
         self.passed.clear()
+        reported = dict(self.packets)  # what is at an owner's door is there still
         super().restart_hub()
+        self.packets = reported
 
     def fingerprint(self) -> object:
         brought = [len(peer.brought) for peer in self.peers if isinstance(peer, SimOwner)]

@@ -14,13 +14,16 @@ from cocktail_cli.events import Warning
 from cocktail_cli.local_peers import LocalSettings
 from cocktail_cli.machine import pick_device, split_devices
 from cocktail_cli.options import (
+    DataPath,
     Device,
     Json,
     MaxDown,
     MaxUp,
     MicroBatch,
+    ModelName,
     NoColor,
     Output,
+    Overrides,
     ProgressOption,
     Quiet,
     Recipe,
@@ -33,23 +36,13 @@ from cocktail_cli.show import Display, view_of
 
 def launch(
     recipe: Recipe,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE", help="Recipe fields: max_steps=20 training.seed=1", show_default=False
-        ),
-    ] = None,
+    overrides: Overrides = None,
     peers: Annotated[int, typer.Option("--peers", min=0, help="Peers to start on this machine.")] = 1,
     no_train: Annotated[
         bool, typer.Option("--no-train", help="Only coordinate: start no peer here.")
     ] = False,
-    data: Annotated[
-        str | None, typer.Option("--data", metavar="FILE", help="Train on this instead of the recipe's data.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="MODEL", help="Folder or hub id, instead of the recipe's."),
-    ] = None,
+    data: DataPath = None,
+    model: ModelName = None,
     output_dir: Output = None,
     resume: Annotated[
         bool,

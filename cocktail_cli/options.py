@@ -15,7 +15,7 @@ from cocktail_cli.rates import parse_rate
 
 Progress = Literal["auto", "rich", "plain", "none"]
 
-RUN, RECIPES, AFTER, TOOLS = "Run", "Recipes", "After", "Tools"  # panels of `cocktail --help`
+RUN, CHECK, RECIPES, AFTER, TOOLS = "Run", "Check", "Recipes", "After", "Tools"  # panels of `cocktail --help`
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout: one object, or one event a line.")]
 Quiet = Annotated[
@@ -30,6 +30,18 @@ ProgressOption = Annotated[
 
 Recipe = Annotated[
     str, typer.Argument(metavar="RECIPE", help="Name of a shipped recipe, or path of a YAML file.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE", help="Recipe fields: max_steps=20 training.seed=1", show_default=False
+    ),
+]
+DataPath = Annotated[
+    str | None, typer.Option("--data", metavar="FILE", help="Train on this instead of the recipe's data.")
+]
+ModelName = Annotated[
+    str | None, typer.Option("--model", metavar="MODEL", help="Folder or hub id, instead of the recipe's.")
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or its output folder.")]
 Output = Annotated[Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Where to write.")]

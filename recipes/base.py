@@ -99,6 +99,26 @@ def prepare_base(recipe: Recipe, folder: Path) -> Base:
     return Base(fetched, manifest(fetched))
 
 
+def outline(model: Model) -> Path:
+    """A folder with the config and the tokenizer of `model`: what is known of it without its weights.
+
+    Errors: ModelError where there is none, HubUnreachable.
+    """
+    name = model.model_name_or_path
+    if name in BUILTIN_MODELS:
+        return BUILTIN_MODELS[name]
+    if name.startswith("builtin:"):
+        raise ModelError(f"no builtin model `{name}`; there is {', '.join(sorted(BUILTIN_MODELS))}")
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        if _looks_local(name):
+            raise ModelError(f"no such model folder: {name}")
+        folder = fetch(name, model.model_revision, BESIDE_WEIGHTS)
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{name}: no config.json, so this is no model saved by save_pretrained")
+    return folder
+
+
 def manifest(folder: Path) -> tuple[BaseFile, ...]:
     """The files a peer needs to hold this base, with their hashes. Safetensors win over .bin."""
     names = {path.name for pattern in BESIDE_WEIGHTS for path in folder.glob(pattern)}

@@ -32,12 +32,23 @@ class Row:
     place: str  # "my.jsonl:17", for messages
 
 
-def rows(dataset: Dataset) -> Iterator[Row]:
-    """The rows of `dataset`, at most `max_samples`. Errors: DataError, HubUnreachable."""
-    return islice(_rows(dataset), dataset.max_samples)
+def rows(dataset: Dataset, streaming: bool = False) -> Iterator[Row]:
+    """The rows of `dataset`, at most `max_samples`. Errors: DataError, HubUnreachable.
+
+    Args:
+        streaming: of data on the hub only what is read is fetched.
+    """
+    return islice(_rows(dataset, streaming), dataset.max_samples)
 
 
-def _rows(dataset: Dataset) -> Iterator[Row]:
+def on_hub(path: str) -> bool:
+    """Whether this names data on the hub: nothing that is here, or that looks as if it should be."""
+    if path.startswith(("builtin:", "http://", "https://")) or _looks_local(path):
+        return False
+    return not Path(path).exists() and not any(c in path for c in "*?[")
+
+
+def _rows(dataset: Dataset, streaming: bool) -> Iterator[Row]:
     path = dataset.path
     if path.startswith("builtin:"):
         return _builtin(path)
@@ -53,7 +64,7 @@ def _rows(dataset: Dataset) -> Iterator[Row]:
         return (row for match in matches for row in _file(Path(match), dataset))
     if _looks_local(path):
         raise DataError(f"{path}: no such file or folder")
-    return _loaded(path, dataset)
+    return _loaded(path, dataset, streaming=streaming)
 
 
 def _builtin(path: str) -> Iterator[Row]:
@@ -154,7 +165,9 @@ def _saved(path: Path, dataset: Dataset) -> Iterator[Row]:
         yield Row(dict(fields), f"{path} row {number}")
 
 
-def _loaded(name: str, dataset: Dataset, data_files: str | None = None, called: str = "") -> Iterator[Row]:
+def _loaded(
+    name: str, dataset: Dataset, data_files: str | None = None, called: str = "", streaming: bool = False
+) -> Iterator[Row]:
     """Through `datasets.load_dataset`: hub ids, local folders, and files that are not .jsonl."""
     from datasets import load_dataset
 
@@ -164,14 +177,26 @@ def _loaded(name: str, dataset: Dataset, data_files: str | None = None, called: 
     split = "train" if data_files else dataset.split
     try:
         with _no_bars():
-            found = load_dataset(name, dataset.name, data_files=files, split=split, revision=dataset.revision)
-    except Exception as error:  # `datasets` raises anything; what helps is its text and the name of the data
-        if is_no_answer(error):
-            raise HubUnreachable(f"the hub did not answer for the data set {called}: {error}") from error
-        cause = f": {error.__cause__}" if error.__cause__ else ""
-        raise DataError(f"{called}: cannot be loaded: {error}{cause}") from error
-    for number, fields in enumerate(found):
-        yield Row(dict(fields), f"{called} row {number}")
+            found = load_dataset(
+                name,
+                dataset.name,
+                data_files=files,
+                split=split,
+                revision=dataset.revision,
+                streaming=streaming,
+            )
+        for number, fields in enumerate(found):
+            yield Row(dict(fields), f"{called} row {number}")
+    except Exception as error:
+        raise _unreadable(called, error) from error
+
+
+def _unreadable(called: str, error: Exception) -> DataError | HubUnreachable:
+    """`datasets` raises anything; what helps is its text and the name of the data."""
+    if is_no_answer(error):
+        return HubUnreachable(f"the hub did not answer for the data set {called}: {error}")
+    cause = f": {error.__cause__}" if error.__cause__ else ""
+    return DataError(f"{called}: cannot be loaded: {error}{cause}")
 
 
 @contextmanager

@@ -115,14 +115,15 @@ def count_parameters(folder: Path) -> int:
     return vector.layout.size
 
 
-def blueprint(folder: Path) -> PreTrainedModel:
+def blueprint(folder: Path, attn_implementation: str = "auto") -> PreTrainedModel:
     """The model of the config in `folder`, names and shapes only, on the meta device. Errors: ModelError."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    chosen = {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
     try:
         with quiet(), torch.device("meta"):
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **chosen)
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
         message = f"{folder}: transformers cannot load this as a causal language model: {error}"
         raise ModelError(message) from error

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from recipes.document import Document, Key, leaves, sections
 from recipes.names import LATER, LATER_VALUES, LORA, OTHER_NAMES
 from recipes.problems import Problem, RecipeError
-from recipes.schema import Dataset, Recipe
+from recipes.schema import Dataset, Recipe, Requires
 
 NOT_YET = "not supported in this version"
 
@@ -144,6 +144,8 @@ def _unknown(document: Document, key: Key) -> Problem:
     where = inside.get(str(key[0])) if len(key) > 1 else Recipe
     if key[0] in ("datasets", "eval_datasets") and len(key) > 1:
         where = Dataset
+    if key[:2] == ("swarm", "requires") and len(key) > 2:
+        where = Requires
     known = list(where.model_fields) if where else []
     if name in LORA:
         return document.problem(key, f"lora is {NOT_YET}")

@@ -30,7 +30,6 @@ LATER: dict[str, tuple[Any, ...]] = {
     "compression.uncompressed_steps": (0,),
     "compression.state_device": ("auto",),
     "compression.lossless": (),
-    "swarm.requires": (None, {}),
     "checkpoint.push_to_hub": (False,),
     "checkpoint.hub_model_id": (None,),
     "checkpoint.hub_private_repo": (None,),

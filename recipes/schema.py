@@ -20,6 +20,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B)")
+_BYTES = {f"{unit}{i}B": (1024 if i else 1000) ** n for n, unit in enumerate("KMGT", 1) for i in ("", "i")}
 
 
 def number(value: Any) -> Any:
@@ -39,6 +41,16 @@ def duration(value: Any) -> Any:
     return value
 
 
+def size(value: Any) -> Any:
+    """`24GiB`, `80GB`, or a number of bytes -> bytes."""
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value.strip())
+        if not match:
+            raise ValueError(f"{value!r} is not a size; write 24GiB or 80GB")
+        return int(float(match[1]) * _BYTES[match[2]])
+    return value
+
+
 def steps_or_ratio(value: float) -> float:
     """Below 1 a share, from 1 on a whole number (transformers 5)."""
     if value >= 1 and value != int(value):
@@ -55,6 +67,7 @@ def power_of_two(value: int) -> int:
 Real = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False)]
 Ratio = Annotated[Real, Field(gt=0, le=1)]
 Seconds = Annotated[float, BeforeValidator(duration), Field(gt=0, allow_inf_nan=False)]
+Size = Annotated[int, BeforeValidator(size), Field(gt=0)]
 StepsOrRatio = Annotated[Real, Field(ge=0), AfterValidator(steps_or_ratio)]
 Whole = Annotated[int, Field(ge=1)]
 
@@ -146,6 +159,14 @@ class Compression(Section):
     clip_radius: Annotated[Real, Field(gt=0)] = 1.0  # centered_clip: x the median distance from the centre
 
 
+class Requires(Section):
+    """What a machine must have to take part; looked at before it fetches anything."""
+
+    vram: Size | None = None  # memory of the device that trains
+    disk: Size | None = None  # free where models are fetched to
+    bandwidth_mbps: Annotated[Real, Field(gt=0)] | None = None  # the lower of up and down, as far as known
+
+
 class Swarm(Section):
     join: Literal["token", "approve"] = "token"  # approve: the owner says yes to each newcomer as well
     min_peers: Whole = 1  # no step starts with fewer
@@ -154,6 +175,7 @@ class Swarm(Section):
     step_timeout: Seconds = 600.0  # the longest a step waits; as a rule measured paces end it earlier
     peer_timeout: Seconds = 30.0  # a silent peer is dropped
     probe_batch_size: Annotated[int, Field(ge=0)] = 0  # samples on which the hub measures packets; 0: none
+    requires: Requires | None = None  # null: nothing
 
 
 class Checkpoint(Section):

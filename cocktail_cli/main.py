@@ -25,6 +25,7 @@ from cocktail_cli import (
     join,
     launch,
     peers,
+    plan,
     recipes,
     status,
     stop,
@@ -47,6 +48,7 @@ app.command("status", rich_help_panel=RUN)(status.status)
 app.command("stop", rich_help_panel=RUN)(stop.stop)
 app.command("peers", rich_help_panel=RUN)(peers.peers)
 app.command("kick", rich_help_panel=RUN)(peers.kick)
+app.command("plan", rich_help_panel=CHECK)(plan.plan)
 app.command("validate", rich_help_panel=CHECK)(validate.validate)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=RECIPES)
 app.command("export", rich_help_panel=AFTER)(export.export)

@@ -47,7 +47,7 @@ def list_(
     widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in columns[:-1]}
     for row in [{key: key.upper() for key in columns}, *rows]:
         typer.echo("  ".join(row[key].ljust(widths.get(key, 0)) for key in columns))
-    typer.echo("Next: cocktail recipes show NAME · cocktail launch NAME", err=True)
+    typer.echo("Next: cocktail recipes show NAME · cocktail plan NAME · cocktail launch NAME", err=True)
 
 
 @app.command("show")

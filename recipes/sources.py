@@ -48,6 +48,25 @@ def on_hub(path: str) -> bool:
     return not Path(path).exists() and not any(c in path for c in "*?[")
 
 
+def count(dataset: Dataset) -> int | None:
+    """How many rows: counted where they are here, as its page says where they are on the hub, else None.
+
+    Errors: DataError, HubUnreachable.
+    """
+    if not on_hub(dataset.path):
+        return sum(1 for _ in rows(dataset))
+    from datasets import load_dataset_builder
+
+    try:
+        with _no_bars():
+            found = load_dataset_builder(dataset.path, dataset.name, revision=dataset.revision)
+    except Exception as error:
+        raise _unreadable(dataset.path, error) from error
+    split = (found.info.splits or {}).get(dataset.split)
+    most = dataset.max_samples
+    return None if split is None else min(split.num_examples, most or split.num_examples)
+
+
 def _rows(dataset: Dataset, streaming: bool) -> Iterator[Row]:
     path = dataset.path
     if path.startswith("builtin:"):

@@ -20,6 +20,7 @@ import typer
 import cocktail_cli
 from cocktail_cli import (
     bench,
+    doctor,
     export,
     generate,
     join,
@@ -49,6 +50,7 @@ app.command("stop", rich_help_panel=RUN)(stop.stop)
 app.command("peers", rich_help_panel=RUN)(peers.peers)
 app.command("kick", rich_help_panel=RUN)(peers.kick)
 app.command("plan", rich_help_panel=CHECK)(plan.plan)
+app.command("doctor", rich_help_panel=CHECK)(doctor.doctor)
 app.command("validate", rich_help_panel=CHECK)(validate.validate)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=RECIPES)
 app.command("export", rich_help_panel=AFTER)(export.export)

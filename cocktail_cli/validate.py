@@ -82,10 +82,11 @@ def findings(resolved: Resolved, offline: bool = False) -> Iterator[Finding]:
 def values(resolved: Resolved) -> Iterator[tuple[tuple[str | int, ...], Any, str | None]]:
     """(key, value, origin) of every key, in the order of the schema. A mapping in a section is one value."""
     for name, held in resolved.recipe.model_dump(mode="json").items():
-        section = isinstance(held, dict)
-        inner = [(name,)] if not section else [(name, leaf) for leaf in held]
-        if isinstance(held, list):
-            inner = [(name, place, leaf) for place, item in enumerate(held) for leaf in item] or [(name,)]
+        inner: list[tuple[str | int, ...]] = [(name,)]
+        if isinstance(held, dict):
+            inner = [(name, leaf) for leaf in held]
+        elif isinstance(held, list) and held:
+            inner = [(name, place, leaf) for place, item in enumerate(held) for leaf in item]
         for key in inner:
             value = held
             for part in key[1:]:

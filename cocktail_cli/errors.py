@@ -32,6 +32,7 @@ EXIT = {  # code -> exit status
     "out_of_memory": 8,
     "out_of_disk": 8,
     "lost": 75,  # EX_TEMPFAIL: restart me
+    "rank_lost": 75,
     "interrupted": 130,
     "terminated": 143,
 }
@@ -116,6 +117,7 @@ CODES = {
     "transport.LinkLost": "lost",
     "transport.LedgerBusy": "output_in_use",
     "transport.LedgerError": "preflight",
+    "recipes.MemoryFull": "out_of_memory",
     "torch.OutOfMemoryError": "out_of_memory",
     "torch.cuda.OutOfMemoryError": "out_of_memory",
     "builtins.MemoryError": "out_of_memory",
@@ -151,7 +153,9 @@ def explain(error: BaseException) -> Failure:
     if disk_is_full(error):
         return out_of_disk(getattr(error, "filename", None) or "the output folder")
     if memory_is_full(error):
-        return Failure("out_of_memory", "this machine's memory is full", hints=(MEMORY_HINT,))
+        hints = hints_of(error)  # of whoever knows more
+        said = str(error) if hints else "this machine's memory is full"
+        return Failure("out_of_memory", said, hints=hints or (MEMORY_HINT,))
     if isinstance(error, OSError) and error.errno in NO_ENTRY and error.filename:
         return Failure("preflight", f"cannot write {error.filename}: {error.strerror}")
     code = code_of(error)
@@ -162,7 +166,7 @@ def explain(error: BaseException) -> Failure:
         return Failure(code, f"{type(error).__name__}: {said}", hints=("-v shows the traceback",))
     hints = hints_of(error)
     if code == "out_of_memory":
-        hints = (MEMORY_HINT,)
+        hints = hints or (MEMORY_HINT,)
     elif code == "unreachable" and not hints and getattr(error, "layer", "dns") != "dns":
         hints = (HUB_HINT,)
     return Failure(code, SAID.get(code, "") + (said or code.replace("_", " ")), problems, hints)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,13 +17,29 @@ from cocktail_cli.runs import load
 def export(
     run: RunArgument,
     output_dir: Annotated[Path, typer.Option("--output-dir", "-o", metavar="DIR", help="A new folder.")],
+    merge_lora: Annotated[
+        bool, typer.Option("--merge-lora", help="Put the adapters into the base: a model that needs no peft.")
+    ] = False,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option("--dtype", help="Of the weights.")
+    ] = "float32",
+    push: Annotated[
+        str | None,
+        typer.Option("--push", metavar="ORG/NAME", help="And upload it to the Hugging Face hub."),
+    ] = None,
+    private: Annotated[
+        bool | None, typer.Option("--private/--public", help="Of a new repository (default: your account's).")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a run's model: all that is committed, while it runs or after. Example: cocktail export RUN -o
-    model
+    """Write a run's model: all that is committed, while it runs or after.
+
+    Examples: cocktail export RUN -o model
+    cocktail export RUN -o model --merge-lora --dtype bfloat16 --push me/my-model
     """
     from cocktail_cli.snapshots import Place
+    from recipes.hub import Repository
     from recipes.recipe import recipe_from_json
 
     record = load(run)
@@ -33,10 +49,21 @@ def export(
         )
     source = Path(record.output_dir)
     recipe = recipe_from_json((source / in_folder.RESOLVED).read_text(encoding="utf-8"))
-    rounds = Place(recipe, Path(record.base), source).write_model(output_dir)
+    if merge_lora and recipe.lora is None:
+        raise Failure("usage", f"--merge-lora: {record.run} trains the whole model, there are no adapters")
+    repository = Repository(push, private) if push else None
+    if repository is not None:
+        repository.open()  # before anything is written: it is the token that is missing most often
+    place = Place(recipe, Path(record.base), source)
+    rounds = place.write_merged(output_dir, dtype) if merge_lora else place.write_model(output_dir, dtype)
+    told: dict[str, object] = {"v": 1, "run": record.run, "model": str(output_dir), "rounds": rounds}
+    if repository is not None:
+        told["pushed"] = repository.push(output_dir, f"{record.run}, {rounds} rounds")
     if as_json:
-        typer.echo(json.dumps({"v": 1, "run": record.run, "model": str(output_dir), "rounds": rounds}))
+        typer.echo(json.dumps(told))
         return
     typer.echo(str(output_dir))
     if not quiet:
+        if repository is not None:
+            typer.echo(f"pushed: {told['pushed']}", err=True)
         typer.echo(f'Next: cocktail generate {output_dir} "Once upon a time"', err=True)

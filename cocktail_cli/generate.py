@@ -37,7 +37,7 @@ def generate(
     from recipes.model import generate as write
 
     folder = Path(model) if Path(model).is_dir() else Path(load(model).output_dir)
-    if not (folder / "config.json").is_file():
+    if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         hint = "of a run that was cut short: cocktail export RUN -o DIR"
         raise Failure("model_invalid", f"{folder} holds no model (no config.json)", hints=(hint,))
     if prompt is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,10 @@ from cocktail_cli.events import Joined, Left, Progressed, Step, Warning
 from cocktail_cli.folder import log_to
 from cocktail_cli.identity import own_keys, under
 from cocktail_cli.local_peers import hold_life_line
-from cocktail_cli.machine import hardware, own_name, pick_device
+from cocktail_cli.machine import hardware, own_name, pick_devices
 from cocktail_cli.options import (
     Device,
+    Gpus,
     Json,
     MaxDown,
     MaxUp,
@@ -32,6 +33,7 @@ from cocktail_cli.options import (
     Verbose,
 )
 from cocktail_cli.prepare import Preparation
+from cocktail_cli.ranks import Ranks
 from cocktail_cli.requires import Has, check
 from cocktail_cli.show import Display, View, view_of
 from cocktail_cli.signals import LEAVE_WITHIN, Asked, Wish, leave_in_time, leave_on_signal
@@ -50,11 +52,15 @@ class Lent:
     """What this machine's owner lends, and how."""
 
     name: str
-    device: str
+    devices: list[str]  # several: one peer is spread over them
     micro_batch_size: int | None
     ask: bool  # before anything is fetched
     max_up: float | None = None  # bytes a second
     max_down: float | None = None
+
+    @property
+    def hardware(self) -> str:
+        return hardware(self.devices[0], len(self.devices))
 
 
 def join(
@@ -75,6 +81,7 @@ def join(
         ),
     ] = None,
     device: Device = "auto",
+    gpus: Gpus = 1,
     micro_batch_size: MicroBatch = None,
     max_up: MaxUp = None,
     max_down: MaxDown = None,
@@ -115,7 +122,8 @@ def join(
     if not yes and not sys.stdin.isatty():
         raise Failure("usage", "there is no terminal to ask on", hints=("-y joins without being asked",))
     log_to(None, verbose)
-    lent = Lent(name or own_name(), pick_device(device), micro_batch_size, not yes, max_up, max_down)
+    devices = pick_devices(device, gpus)
+    lent = Lent(name or own_name(), devices, micro_batch_size, not yes, max_up, max_down)
     with view_of(Display(as_json, quiet, verbose, not no_color, progress)) as view:
         member = Membership(url, lent, view)
         member.last(patience, life_line)
@@ -166,7 +174,7 @@ class Membership:
             link = PeerLink(
                 self.url,
                 lent.name,
-                hardware(lent.device),
+                lent.hardware,
                 versions(),
                 keys=own_keys(),
                 alone=alone,
@@ -208,15 +216,18 @@ class Membership:
         with wish.ending():
             kept = kept_peer.find(*self.which(welcome), self.warn)
             lent, show = self.lent, self.view.show
-            preparation = Preparation(link, lent.device, lent.micro_batch_size, show, wish.ending, kept)
-            held = sum(file.size for file in preparation.files) - to_fetch(
-                preparation.files, preparation.folder
-            )
-            check(preparation.recipe, Has.here(lent.device, held, lent.max_up, lent.max_down))
+            preparation = Preparation(link, lent.devices[0], lent.micro_batch_size, show, wish.ending, kept)
+            files, folder = preparation.files, preparation.folder
+            held = sum(file.size for file in files) - to_fetch(files, folder)
+            check(preparation.recipe, Has.here(lent.devices, held, lent.max_up, lent.max_down))
             if not self.agreed(welcome, preparation):
                 return False
         self.run = RunLink(link)
-        self.stay(self.run, welcome, preparation)
+        with ExitStack() as stack:
+            if len(lent.devices) > 1:
+                ranks = Ranks(lent.devices, link.leave_requested.set)
+                preparation.ranks = stack.enter_context(closing(ranks))
+            self.stay(self.run, welcome, preparation)
         return True
 
     def stay(self, run: RunLink, welcome: Welcome, preparation: Preparation) -> None:
@@ -275,7 +286,7 @@ class Membership:
             )
             way = preparation.machine.plan.way.value
             fetch = f"download {megabytes(wanted)} ({way} and packets)"
-            typer.echo(f"this run will  {fetch} · train on {hardware(self.lent.device)}", err=True)
+            typer.echo(f"this run will  {fetch} · train on {self.lent.hardware}", err=True)
             typer.echo(
                 "it will not    run code of its owner: a recipe is data, weights load as tensors", err=True
             )
@@ -310,13 +321,16 @@ class Membership:
                 self.view.show(Warning(str(renewed)))
 
     def follow(self, run: RunLink, peer: Peer) -> None:
-        from recipes.finetune import CaughtUp, HandedOver, StepDone, finetune
+        from recipes.finetune import CaughtUp, HandedOver, Lowered, StepDone, finetune
 
         up, down = run.link.bytes_up, run.link.bytes_down
         # The cast: messages are frozen, and a Protocol's plain attributes promise that they can be set.
         for event in finetune(cast("Link", run), peer, run.link.welcome.round):
             if isinstance(event, CaughtUp) and event.packets:
                 self.view.show(Progressed(f"caught up to round {event.round} with {event.packets} packets"))
+            elif isinstance(event, Lowered):
+                said = f"memory is full: micro-batches of {event.micro_batch} from now on ({event.why})"
+                self.view.show(Warning(said))
             elif isinstance(event, HandedOver):
                 did = {True: "handed over", False: "could not hand over", None: "may have handed over"}
                 share = f"{event.smaller:.0%} of its residual's length"
@@ -333,7 +347,7 @@ class Membership:
     def step_of(self, done: StepDone, run: RunLink, peer: Peer, up: int, down: int) -> Step:
         """What this machine did in a round: its own loss, its own bytes."""
         name, announced = run.name, run.round
-        full = 2 * peer.flat.layout.size  # bytes of the parameters in FP16
+        full = 2 * peer.local.layout.size  # bytes of the parameters in FP16
         return Step(
             step=done.step,
             steps=announced.steps if announced else 0,

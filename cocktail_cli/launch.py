@@ -12,10 +12,11 @@ from cocktail_cli import folder as in_folder
 from cocktail_cli.errors import writing_to
 from cocktail_cli.events import Warning
 from cocktail_cli.local_peers import LocalSettings
-from cocktail_cli.machine import pick_device, split_devices
+from cocktail_cli.machine import pick_devices, split_devices
 from cocktail_cli.options import (
     DataPath,
     Device,
+    Gpus,
     Json,
     MaxDown,
     MaxUp,
@@ -67,6 +68,7 @@ def launch(
         ),
     ] = None,
     device: Device = "auto",
+    gpus: Gpus = 1,
     micro_batch_size: MicroBatch = None,
     max_up: MaxUp = None,
     max_down: MaxDown = None,
@@ -96,20 +98,21 @@ def launch(
             data=data,
             model=model,
             device=split_devices(device)[0],
+            gpus=gpus,
             micro_batch_size=micro_batch_size,
             as_json=as_json,
             quiet=quiet,
         )
         return
     display = Display(as_json, quiet, verbose, not no_color, progress)
-    local = LocalSettings(device, micro_batch_size, max_up, max_down)
+    local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus)
     listen = Listen(bind, port, advertise)
     with view_of(display) as view:
         from recipes.recipe import load_recipe
 
         resolved = load_recipe(recipe, overrides or [], data, model)
-        for wanted in split_devices(device) if peers and not no_train else ():
-            pick_device(wanted)  # a device that is not there is found out before anything is made
+        for wanted in [] if no_train else local.devices_of(peers):  # what is not there is found out early
+            pick_devices(wanted, gpus)
         folder = (output_dir or Path(resolved.output_dir)).resolve()
         resumed = unfinished(folder, resolved) if resume else None
         if resumed is None:

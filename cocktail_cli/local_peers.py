@@ -45,6 +45,14 @@ class LocalSettings:
     micro_batch_size: int | None = None
     max_up: float | None = None  # bytes a second, each peer
     max_down: float | None = None
+    gpus: int = 1  # that each is spread over
+
+    def devices_of(self, peers: int) -> list[str]:
+        """For each of them its --device."""
+        devices = split_devices(self.device)
+        if self.gpus > 1 and devices != ["cpu"]:
+            devices = [",".join(devices[i : i + self.gpus]) for i in range(0, len(devices), self.gpus)]
+        return [devices[i % len(devices)] for i in range(peers)]
 
 
 @dataclass
@@ -63,15 +71,14 @@ class LocalPeers:
 
     def start(self, url: str, count: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        devices = split_devices(self.settings.device)
-        for number in range(1, count + 1):
-            self.children.append(
-                self.spawn(url, f"local-{number}", devices[(number - 1) % len(devices)], count)
-            )
+        for number, device in enumerate(self.settings.devices_of(count), 1):
+            self.children.append(self.spawn(url, f"local-{number}", device, count))
 
     def spawn(self, url: str, name: str, device: str, count: int) -> Child:
         command = [sys.executable, "-m", "cocktail_cli", "join", "-", "--life-line", "--yes", "--json"]
         command += ["--name", name, "--device", device]
+        if self.settings.gpus > 1:
+            command += ["--gpus", str(self.settings.gpus)]
         if self.settings.micro_batch_size:
             command += ["--micro-batch-size", str(self.settings.micro_batch_size)]
         for option, rate in (("--max-up", self.settings.max_up), ("--max-down", self.settings.max_down)):
@@ -91,7 +98,7 @@ class LocalPeers:
                 start_new_session=True,
                 creationflags=OWN_GROUP,
                 # Peers on one machine share its cores; more threads than cores make each slower than one.
-                env={"OMP_NUM_THREADS": str(max(1, cores // count)), **os.environ},
+                env={"OMP_NUM_THREADS": str(max(1, cores // (count * self.settings.gpus))), **os.environ},
             )
         assert process.stdin is not None
         process.stdin.write(url + "\n")

@@ -9,6 +9,12 @@ import re
 from cocktail_cli.errors import Failure
 
 
+def cuda_devices() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def pick_device(wanted: str) -> str:
     """`auto` -> cuda, mps or cpu; anything else is checked to be there.
 
@@ -27,8 +33,7 @@ def pick_device(wanted: str) -> str:
         raise Failure("preflight", "--device mps: this machine has none")
     if wanted.startswith("cuda"):
         number = int(wanted.partition(":")[2] or 0)
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if number >= count:
+        if number >= (count := cuda_devices()):
             raise Failure("preflight", f"--device {wanted}: this machine has {count} CUDA devices")
         return f"cuda:{number}"
     return wanted
@@ -37,22 +42,42 @@ def pick_device(wanted: str) -> str:
 def split_devices(wanted: str) -> list[str]:
     """`cuda:0,1` -> ["cuda:0", "cuda:1"]; `auto` -> every CUDA device there is, else ["auto"]."""
     if wanted == "auto":
-        import torch
-
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        return [f"cuda:{number}" for number in range(count)] or ["auto"]
+        return [f"cuda:{number}" for number in range(cuda_devices())] or ["auto"]
     devices = [device for device in wanted.split(",") if device]
     kind = devices[0].partition(":")[0] if devices else wanted
     return [f"{kind}:{device}" if device.isdigit() else device for device in devices] or ["auto"]
 
 
-def hardware(device: str) -> str:
-    """`NVIDIA H200, 139 GiB` or `CPU, 8 cores`: shown to the other peers."""
+def pick_devices(wanted: str, count: int) -> list[str]:
+    """For each of the `count` processes that share a peer: cuda:0, cuda:1, ...; or cpu, as often.
+
+    Raises:
+        Failure: preflight, usage; as `pick_device`.
+    """
+    if count == 1:
+        return [pick_device(wanted)]
+    if os.name == "nt":
+        raise Failure("preflight", "--gpus: not on Windows, where NCCL is not")
+    if wanted in ("auto", "cuda"):
+        if (have := cuda_devices()) < count:
+            hints = ("--device cpu tries it out on the processor",)
+            raise Failure("preflight", f"--gpus {count}: this machine has {have} CUDA devices", hints=hints)
+        wanted = "cuda:" + ",".join(map(str, range(count)))
+    devices = [wanted] * count if wanted == "cpu" else split_devices(wanted)
+    gpus = {device for device in map(pick_device, devices) if device.startswith("cuda")}
+    if len(devices) != count or (len(gpus) < count and set(devices) != {"cpu"}):
+        raise Failure("usage", f"--device {wanted}: expected {count} GPUs, for --gpus {count}")
+    return [pick_device(device) for device in devices]
+
+
+def hardware(device: str, count: int = 1) -> str:
+    """`NVIDIA H200, 139 GiB`, `4 x ...` or `CPU, 8 cores`: shown to the other peers."""
     if device.startswith("cuda"):
         import torch
 
         properties = torch.cuda.get_device_properties(device)
-        return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        times = f"{count} x " if count > 1 else ""
+        return f"{times}{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     if device == "mps":
         return f"Apple GPU, {platform.machine()}"
     return f"CPU, {os.cpu_count()} cores"

@@ -55,6 +55,15 @@ MicroBatch = Annotated[
         help="Sequences in memory at once on this machine (default: the recipe's).",
     ),
 ]
+Gpus = Annotated[
+    int,
+    typer.Option(
+        "--gpus",
+        min=1,
+        metavar="N",
+        help="Spread a peer over N GPUs of this machine: each holds 1/N of model, gradient and optimizer.",
+    ),
+]
 MaxUp = Annotated[
     float | None,
     typer.Option(

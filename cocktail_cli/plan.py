@@ -15,11 +15,11 @@ from cocktail_cli.board import megabytes
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.gpus import GIB, Gpu, gpu_of, this_machine
 from cocktail_cli.machine import pick_device
-from cocktail_cli.options import DataPath, Device, Json, MicroBatch, ModelName, Overrides, Quiet, Recipe
+from cocktail_cli.options import DataPath, Device, Gpus, Json, MicroBatch, ModelName, Overrides, Quiet, Recipe
 from cocktail_cli.rates import parse_rate
 
 if TYPE_CHECKING:
-    from recipes.memory import Memory
+    from recipes.memory import Machine, Memory
     from recipes.plan import Line, Step
     from recipes.schema import Recipe as Resolved
 
@@ -32,7 +32,6 @@ SMALLER = (
     "compression.state_device=cpu",
     "model.dtype=bfloat16",
 )
-SMALLEST = ("lora.lora_r=16", "model.load_in_4bit=true")
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,18 @@ class Asked:
     data: str | None
     model: str | None
     gpu: Gpu
+    gpus: int  # over which a peer is spread
     peers: int | None
     line: Line
     micro_batch: int | None
     step_time: float | None  # seconds, measured
     price: float | None  # of a GPU hour
+
+    @property
+    def machine(self) -> Machine:
+        from recipes.memory import Machine
+
+        return Machine(self.gpu.bytes, self.gpu.name != "cpu", self.gpus)
 
     def load(self, *more: str) -> Resolved:
         from recipes.recipe import load_recipe
@@ -109,6 +115,7 @@ def plan(
     data: DataPath = None,
     model: ModelName = None,
     device: Device = "auto",
+    gpus: Gpus = 1,
     micro_batch_size: MicroBatch = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -137,6 +144,7 @@ def plan(
         data,
         model,
         wanted,
+        gpus,
         peers,
         Line(rate, rate),
         micro_batch_size,
@@ -169,7 +177,9 @@ def make(asked: Asked) -> Plan:
     known = survey(recipe, tokenizer)
     share = share_of(recipe, peers)
     done = memory.flops / (micro_batch * recipe.data.max_length) * known.length(recipe) * share
-    compute = asked.step_time or compute_seconds(done, asked.gpu.peak(recipe.model.dtype))
+    compute = asked.step_time or compute_seconds(
+        done, asked.gpus * asked.gpu.peak(computes_in(recipe, asked))
+    )
     step = step_of(recipe, packet_of(recipe, memory.parameters), compute, asked.line)
     samples = known.samples(recipe)
     most = recipe.training.max_steps
@@ -180,18 +190,33 @@ def make(asked: Asked) -> Plan:
 
 
 def fitted(asked: Asked, recipe: Resolved) -> tuple[int, Memory]:
-    """The micro-batch that was asked for, or else the largest that fits; and what it takes."""
+    """The micro-batch that was asked for, or else the largest power of two that fits; and what it takes."""
     from cocktail_cli.prepare import micro_batch_of
+    from recipes.fit import LEAVE, MOST, ON_CPU
     from recipes.memory import memory_of
 
-    folder = outlined(recipe)
+    def needed(size: int) -> Memory:
+        return memory_of(recipe, outlined(recipe), size, asked.machine)
+
     size = micro_batch_of(recipe, asked.micro_batch)
-    free = asked.micro_batch is None and recipe.training.per_device_train_batch_size == "auto"
-    memory = memory_of(recipe, folder, size)
-    while free and size > 1 and memory.bytes + RUNTIME > asked.gpu.bytes:
-        size //= 2
-        memory = memory_of(recipe, folder, size)
-    return size, memory
+    if size is not None:
+        return size, needed(size)
+    one, two = needed(1), needed(2)
+    gpu = asked.machine.gpu
+    room = asked.gpu.bytes * (LEAVE if gpu else 1) - RUNTIME - one.bytes
+    share = math.ceil(recipe.training.global_batch_size / (asked.peers or recipe.swarm.min_peers))
+    most = min(MOST if gpu else ON_CPU, share)
+    enough = max(1, min(most, 1 + int(room // max(1, two.bytes - one.bytes))))
+    size = 1 << (enough.bit_length() - 1)
+    return size, {1: one, 2: two}.get(size) or needed(size)
+
+
+def computes_in(recipe: Resolved, asked: Asked) -> str:
+    """The kind of number that takes the time."""
+    training, dtype = recipe.training, recipe.model.dtype
+    if training.bf16 is True or training.fp16 or dtype in ("bfloat16", "float16"):
+        return "half"
+    return "half" if training.bf16 == "auto" and asked.machine.gpu else "float32"
 
 
 def outlined(recipe: Resolved) -> Path:
@@ -211,10 +236,11 @@ def smaller(asked: Asked, plan: Plan) -> str:
 
     size, least, best = plan.micro_batch, plan.memory.bytes, ""
     while (size := size // 2) >= 1:
-        memory = memory_of(plan.recipe, outlined(plan.recipe), size)
+        memory = memory_of(plan.recipe, outlined(plan.recipe), size, asked.machine)
         if memory.bytes + RUNTIME <= asked.gpu.bytes:
             return f"--micro-batch-size {size} needs {gib(memory.bytes + RUNTIME)}"
-    for change in (*SMALLER, f"data.max_length={plan.recipe.data.max_length // 2}", *SMALLEST):
+    last = "model.load_in_4bit=true" if plan.recipe.lora else "lora.lora_r=16"
+    for change in (*SMALLER, f"data.max_length={plan.recipe.data.max_length // 2}", last):
         try:
             recipe = asked.load(change)
         except RecipeError:
@@ -255,10 +281,13 @@ def lines(plan: Plan, line: Line) -> Iterator[str]:
     count = memory.parameters
     size = f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
     yield f"model    {recipe.model.model_name_or_path}: trains {size} parameters"
-    parts = " + ".join(f"{part.name} {in_gib(part.bytes)}" for part in memory.parts)
+    parts = " + ".join(f"{part.name} {in_gib(part.bytes)}" for part in memory.parts if not part.host)
     total = f"{gib(memory.bytes + RUNTIME)} of {gib(plan.gpu.bytes)} of {plan.gpu.name}"
     yield f"memory   {parts} + runtime {in_gib(RUNTIME)} GiB, micro-batch {plan.micro_batch}"
     yield f"         = {total}: {'fits' if plan.fits else 'does not fit'}"
+    for part in memory.parts:
+        if part.host:
+            yield f"         in the host's memory: {part.name} {gib(part.bytes)}"
     full = 2 * count
     rate = f"{8 * line.up / 1e6:g} Mbit/s"
     ratio = f"{megabytes(full)} as FP16: {full / step.packet:.0f}x"

@@ -10,7 +10,7 @@ import hashlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,13 +32,13 @@ from cocktail_cli.events import Event, Progressed
 
 if TYPE_CHECKING:
     from cocktail_cli.kept_peer import Kept
+    from cocktail_cli.ranks import Ranks
     from recipes.finetune import Peer
     from recipes.schema import Recipe
     from transport import PeerLink, Supply
     from transport.catch_up import Progress
 
 LEAVE_WITHIN = 5.0  # seconds
-MICRO_BATCH = 8  # sequences in memory at once, where neither the recipe nor the user says
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,13 @@ class Preparation:
         self.recipe = recipe_from_json(welcome.recipe)
         self.micro_batch = micro_batch_of(self.recipe, micro_batch)
         self.imports = Imports(self.recipe)
+        self.frozen = self.recipe.lora is not None  # the base is needed whatever way x' comes
+        self.ranks: Ranks | None = None  # which the peer is to be spread over
         weights = [file for file in self.files if is_weights(file)]
         lacking = to_fetch(weights, self.folder)
         # What is kept goes into a model made from the base: without its weights it is no way by itself.
-        own = Own(kept.round) if kept is not None and not lacking else None
-        self.kept, self.machine = kept, CatchUp(welcome, lacking, own, room())
+        own = Own(kept.round) if kept is not None and (self.frozen or not lacking) else None
+        self.kept, self.machine = kept, CatchUp(welcome, lacking, own, room(), self.frozen)
 
     @property
     def bytes(self) -> int:
@@ -126,15 +128,16 @@ class Preparation:
         small, new = snapshot_files(self.files), lacking(self.files, self.folder)
         fetch_base(small, self.folder, supply.files, go_on)
         self.imports.read(self.folder)
-        if plan.offer is not None:
-            with fetched_snapshot(plan.offer, self.files, supply.files, go_on) as folder:
-                self.weights_here(supply)
-                return self.loaded(folder, plan.start, small)
-        fetch_base(self.files, self.folder, supply.files, go_on)
-        self.weights_here(supply)
-        old = [file for file in self.files if file not in new]
-        bring(old, self.folder, supply.files, go_on)
-        return self.loaded(self.folder, 0, self.files)
+        needed = self.files if self.frozen or plan.offer is None else small
+        fetch_base(needed, self.folder, supply.files, go_on)
+        with ExitStack() as guest:
+            snapshot = None
+            if plan.offer is not None:
+                fetched = fetched_snapshot(plan.offer, self.files, supply.files, go_on)
+                snapshot = guest.enter_context(fetched)
+            self.weights_here(supply)
+            bring([file for file in needed if file not in new], self.folder, supply.files, go_on)
+            return self.loaded(snapshot, plan.start, needed)
 
     def take_up(self, peer: Peer) -> None:
         """What this peer kept when it left: all of it, or what is its own where x' came another way."""
@@ -149,17 +152,25 @@ class Preparation:
         self.machine.weights_here()
         supply.ask_ahead()
 
-    def loaded(self, folder: Path, round: int, read: Sequence[File]) -> Prepared:
-        """A peer with the model in `folder`, x' of `round`. `read`: what of the base it was made from."""
+    def loaded(self, snapshot: Path | None, round: int, read: Sequence[File]) -> Prepared:
+        """A peer with x' of `round`. `read`: what of the base it was made from."""
         self.imports.wait(self.link.leave_or_go_on)
         from recipes.base import digests_of
         from recipes.finetune import build_peer
-        from recipes.model import load_model
+        from recipes.fit import found
+        from recipes.local import Alone
+        from recipes.spread import spread_peer
+        from recipes.trained import load_trained
 
         self.tell(Progressed("loading the model"))
+        as_peer = self.recipe, self.micro_batch or 1, self.link.name, round
         with self.interruptible():
-            model = load_model(folder, self.recipe.model.attn_implementation, self.device)
-            peer = build_peer(model, self.recipe, self.micro_batch, self.link.name, round)
+            if self.ranks is not None:
+                peer = spread_peer(self.ranks, snapshot or self.folder, *as_peer)
+            else:
+                peer = build_peer(load_trained(self.recipe, self.folder, self.device, snapshot), *as_peer)
+            if self.micro_batch is None and isinstance(peer.local, Alone):
+                peer.micro_batch = found(peer.local, self.recipe, self.link.leave_or_go_on)
         self.take_up(peer)
         recipe = hashlib.sha256(self.link.welcome.recipe.encode()).hexdigest()
         return Prepared(peer, {**digests_of(read), "recipe": recipe})
@@ -192,10 +203,10 @@ class Imports:
             import recipes.finetune  # noqa: F401
             from recipes.cocktail_sgd import mix_of, rehearse
             from recipes.flat import layout_of
-            from recipes.weights import blueprint
+            from recipes.trained import blueprint_of
 
             if (folder := self.folders.get()) is not None:
-                model = blueprint(folder)
+                model = blueprint_of(self.recipe, folder)
                 rehearse(mix_of(self.recipe.compression), layout_of(model).size)
         except Exception as error:
             self.error = error
@@ -224,7 +235,7 @@ class Imports:
         self.thread.join(LEAVE_WITHIN)  # Python does not like to end in the middle of an import
 
 
-def micro_batch_of(recipe: Recipe, wanted: int | None) -> int:
-    """Sequences in memory at once: this machine's word, else the recipe's, else MICRO_BATCH."""
+def micro_batch_of(recipe: Recipe, wanted: int | None) -> int | None:
+    """Sequences in memory at once: this machine's word, else the recipe's; None: what there is memory for."""
     asked = recipe.training.per_device_train_batch_size
-    return wanted or (MICRO_BATCH if asked == "auto" else asked)
+    return wanted or (None if asked == "auto" else asked)

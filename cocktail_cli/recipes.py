@@ -28,7 +28,7 @@ def list_(
     """List the recipes that come with cocktail. Example: cocktail recipes list --fits"""
     from recipes.recipe import list_recipes
 
-    here = Has.here(pick_device(device)) if fits else None
+    here = Has.here([pick_device(device)]) if fits else None
     rows = []
     for recipe in list_recipes():
         row = {

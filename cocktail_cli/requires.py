@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,15 @@ class Has:
     rate: float  # bytes a second, the lower of up and down
 
     @classmethod
-    def here(cls, device: str, held: int = 0, *rates: float | None) -> Has:
+    def here(cls, devices: Sequence[str], held: int = 0, *rates: float | None) -> Has:
         """
         Args:
+            devices: that train together.
             held: bytes of what is to be fetched that are on the disk already.
             rates: what this machine's owner allows, as far as he says.
         """
-        return cls(memory_of(device), room() + held, min((rate for rate in rates if rate), default=0.0))
+        memory = sum(map(memory_of, set(devices)))
+        return cls(memory, room() + held, min((rate for rate in rates if rate), default=0.0))
 
 
 def lacking(recipe: Recipe, has: Has) -> list[str]:

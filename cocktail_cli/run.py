@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cocktail_cli.narrator import Narrator
     from cocktail_cli.snapshots import Snapshots
     from cocktail_cli.work import RunWork
+    from recipes.hub import Repository
     from recipes.schema import Recipe as Resolved
     from transport import Hub, RunKeys
     from transport.events import Event as HubEvent
@@ -117,6 +118,8 @@ class Run:
         from recipes.sources import rows
 
         old, kept = self.resumed, self.folder / in_folder.TOKENIZER
+        if (repository := self.repository) is not None:
+            repository.open()  # before hours of training: a token that may not write is found out now
         for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
             rows(dataset)  # a file that is not there is found out before a model is fetched
         self.tell(Progressed("preparing the base model"))
@@ -204,6 +207,29 @@ class Run:
         steps = hub.settings.steps
         return Snapshots(work.place, self.recipe.checkpoint.save_every(steps), steps, hub.offer)
 
+    @property
+    def repository(self) -> Repository | None:
+        """Where the model is pushed, if the recipe says so."""
+        from recipes.hub import Repository
+
+        checkpoint = self.recipe.checkpoint
+        if not checkpoint.push_to_hub:
+            return None
+        return Repository(checkpoint.hub_model_id or "", checkpoint.hub_private_repo)
+
+    def push(self, record: RunRecord, rounds: int) -> None:
+        """The model, which is on the disk whatever becomes of this."""
+        if (repository := self.repository) is None:
+            return
+        self.tell(Progressed(f"pushing the model to {repository.name}"))
+        try:
+            address = repository.push(self.folder, f"{record.run}, {rounds} rounds")
+        except Exception as error:
+            again = f"cocktail export {record.run} -o DIR --push {repository.name}"
+            self.tell(Warning(f"the model is not pushed: {explain(error).message}; again: {again}"))
+        else:
+            self.tell(Progressed(f"pushed: {address}"))
+
     # ---- meanwhile -----------------------------------------------------------------------------------------
 
     def follow(self, hub: Hub, narrator: Narrator, children: LocalPeers, snapshots: Snapshots) -> RunEnded:
@@ -252,7 +278,8 @@ class Run:
         try:
             if narrator.rounds and not full:
                 self.tell(Progressed("writing the model"))
-                work.place.write_model(self.folder)
+                rounds = work.place.write_model(self.folder)
+                self.push(record, rounds)
             save(newest(record).ended(state, narrator.step, narrator.eval_loss))
         except Exception as error:
             if not full and not disk_is_full(error):

@@ -17,28 +17,43 @@ import re
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from cocktail_cli import folder as in_folder
 from cocktail_cli.errors import explain
 from cocktail_cli.events import Checkpoint, Event, Warning
 from transport import Ledger
+from transport.ids import size
 from transport.messages import SnapshotOffer
 
 if TYPE_CHECKING:
+    from recipes.cocktail_sgd import Common
+    from recipes.flat import Layout
     from recipes.schema import Recipe
     from recipes.state import Fold, Snapshot
 
 log = logging.getLogger(__name__)
 
-WEIGHTS, HASHES = "model.safetensors", "model.safetensors.sha256"
+Dtype = Literal["float32", "bfloat16", "float16"]  # of exported weights
+
+WEIGHTS = ("adapter_model.safetensors", "model.safetensors")  # of an adapter, of a whole model
+CARD = "README.md"
 OBJECT = re.compile(r"(hashes/)?snapshot/([0-9]{1,18})/model\.safetensors")
 OFFERED = 2  # the newest so many
 ENDS_WITHIN = 10.0  # seconds for a fold that was told to stop
+
+
+@dataclass(frozen=True)
+class Folded:
+    """x' in memory, with the names of its parts."""
+
+    common: Common
+    layout: Layout
 
 
 @dataclass(frozen=True)
@@ -70,16 +85,17 @@ class Place:
         from compress.streams import InFile
         from recipes.cocktail_sgd import mix_of
         from recipes.state import Fold, Known
-        from recipes.weights import open_vector
+        from recipes.trained import open_trained
 
         with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
             rows = ledger.rounds()
             round = len(rows) if round is None else round
             known = [Known(row.round, row.fingerprint) for row in rows[: round + 1]][-1:]
             earlier = [one for one in self.whole(ledger) if one.round <= round]
-            start, source = (earlier[-1].round, earlier[-1].folder) if earlier else (0, self.base)
+            start = earlier[-1].round if earlier else 0
             records = [row.record for row in rows[start:round]]
-            with closing(open_vector(source)) as vector, open(ledger.log_path, "rb", buffering=0) as packets:
+            source = open_trained(self.recipe, self.base, earlier[-1].folder if earlier else None)
+            with closing(source) as vector, open(ledger.log_path, "rb", buffering=0) as packets:
                 yield Fold(
                     run=ledger.run,
                     mix=mix_of(self.recipe.compression),
@@ -91,15 +107,60 @@ class Place:
                     stop=stop,
                 )
 
-    def write_model(self, folder: Path) -> int:
+    def folded(self, round: int | None = None) -> Folded:
+        """x' before `round` (None: after all that are committed), in memory."""
+        import torch
+
+        from recipes.cocktail_sgd import Common, fold
+
+        with self.fold(round) as found:
+            layout = found.source.layout
+            vector = torch.from_numpy(found.source.read(0, layout.size))
+            common = Common(vector, found.mix, found.seed, found.start)
+            return Folded(fold(common, (bytes(packet[:]) for packet in found.packets)), layout)
+
+    def write_model(self, folder: Path, dtype: Dtype = "float32") -> int:
         """All that is committed, as a model in `folder`; how many rounds are in it: an export is a fold."""
         from recipes.base import written_whole
-        from recipes.state import write_beside
+        from recipes.merge import recast_model
 
         with self.fold() as fold, written_whole(folder) as part:
-            write_beside(part, self.base, self.folder / in_folder.TOKENIZER)
+            self.write_beside(part, fold)
             fold.write(part)
+            if dtype != "float32":
+                recast_model(part, dtype)
         return fold.round
+
+    def write_merged(self, folder: Path, dtype: Dtype = "float32") -> int:
+        """The same, with the adapters in the weights of their base."""
+        from recipes.base import written_whole
+        from recipes.merge import write_merged
+
+        x, tokenizer = self.folded(), self.folder / in_folder.TOKENIZER
+        with written_whole(folder) as part:
+            write_merged(part, self.recipe, self.base, x.layout, x.common.vector, tokenizer, dtype)
+            (part / CARD).write_text(self.card(x.common.round), encoding="utf-8")
+        return x.common.round
+
+    def write_beside(self, folder: Path, fold: Fold) -> None:
+        """What makes a folder of x' a model: config, tokenizer, model card."""
+        from recipes.state import write_beside
+
+        texts = {**fold.source.texts, CARD: self.card(fold.round)}
+        write_beside(folder, texts, self.folder / in_folder.TOKENIZER)
+
+    def card(self, rounds: int) -> str:
+        """Who made this model, of what."""
+        from recipes.base import commit_of
+        from recipes.card import Made, card
+
+        samples, loss = Counter[str](), None
+        with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
+            for counted in ledger.counted():
+                samples[counted.peer] += size(counted.ids)
+            for row in ledger.evaluations():
+                loss = row.loss if row.round <= rounds else loss
+            return card(self.recipe, Made(ledger.run, rounds, commit_of(self.base), samples, loss))
 
 
 class Snapshots:
@@ -175,7 +236,7 @@ class Snapshots:
 
     def _make(self, round: int, step: int) -> None:
         from recipes.base import written_whole
-        from recipes.state import Abandoned, write_beside, write_hashes
+        from recipes.state import Abandoned, weights_in, write_hashes
 
         began, folder = time.monotonic(), self.place.snapshots / str(round)
         try:
@@ -186,7 +247,7 @@ class Snapshots:
                         f"{self.place.base} has its weights under other names or not as safetensors: for the "
                         f"first snapshot the model is loaded, {4 * fold.source.layout.size / 1e9:.1f} GB",
                     )
-                write_beside(part, self.place.base, self.place.folder / in_folder.TOKENIZER)
+                self.place.write_beside(part, fold)
                 number = fold.write(part)
                 write_hashes(part, self.stopped.is_set)
         except Abandoned:
@@ -194,10 +255,24 @@ class Snapshots:
         with Ledger(self.place.folder / in_folder.LEDGER, write=False) as ledger:
             whole = self.place.whole(ledger)
             self._offer(ledger, whole)
+        self._push(folder, step)
         for old in whole[: -self.limit]:
             shutil.rmtree(old.folder, ignore_errors=True)  # in use, on Windows: with the next one
-        size, seconds = (folder / WEIGHTS).stat().st_size, time.monotonic() - began
+        size, seconds = weights_in(folder).stat().st_size, time.monotonic() - began
         self.told.put(Checkpoint(round, step, str(folder), size, seconds, f"{number:016x}"))
+
+    def _push(self, folder: Path, step: int) -> None:
+        """The snapshot to the hub, where the recipe wants each there."""
+        from recipes.hub import Repository
+
+        checkpoint = self.place.recipe.checkpoint
+        if not checkpoint.push_to_hub or checkpoint.hub_strategy == "end":
+            return
+        inside = "last-checkpoint" if checkpoint.hub_strategy == "checkpoint" else None
+        try:
+            Repository(checkpoint.hub_model_id or "").push(folder, f"step {step}", inside)
+        except Exception as error:  # the next one may go through
+            self._warn_once("push", f"snapshots are not pushed: {explain(error).message}")
 
     def _offer(self, ledger: Ledger, whole: list[Snapshot]) -> None:
         offers = []
@@ -224,7 +299,8 @@ class Snapshots:
 def served(snapshots: Path, name: str) -> bytes | Path:
     """The object of a snapshot by its name: weights, or the hashes of their chunks. Errors: KeyError."""
     match = OBJECT.fullmatch(name)
-    path = snapshots / match[2] / WEIGHTS if match else None
-    if match is None or path is None or not path.is_file():
-        raise KeyError(f"there is no {name}")
-    return (path.parent / HASHES).read_bytes() if match[1] else path
+    if match is not None:
+        for path in (snapshots / match[2] / weights for weights in WEIGHTS):
+            if path.is_file():
+                return path.with_name(path.name + ".sha256").read_bytes() if match[1] else path
+    raise KeyError(f"there is no {name}")

@@ -7,23 +7,20 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cocktail_cli.folder import SNAPSHOTS
 from cocktail_cli.kept_owner import KeptOwner
 from cocktail_cli.probing import Probing
-from cocktail_cli.snapshots import Place, served
+from cocktail_cli.snapshots import Folded, Place, served
 from transport import Ledger, RunSettings
 from transport.errors import UpdateRejected
 from transport.messages import File
 
 if TYPE_CHECKING:
     from recipes.base import Base, BaseFile
-    from recipes.cocktail_sgd import Common
     from recipes.data import Corpus
-    from recipes.flat import Layout
     from recipes.probe import Probe
     from recipes.schema import Recipe
 
@@ -42,10 +39,11 @@ class RunWork:
         from recipes.cocktail_sgd import mix_of, rule_of
         from recipes.owners import Owners
         from recipes.problems import ModelError
-        from recipes.weights import count_parameters
+        from recipes.trained import check_trainable, count_trained
 
         self.recipe, self.base, self.corpus, self.ledger = recipe, base, corpus, ledger
-        self.parameters = count_parameters(base.folder)  # P
+        check_trainable(recipe, base.folder)
+        self.parameters = count_trained(recipe, base.folder)  # P
         mix, rule = mix_of(recipe.compression), rule_of(recipe.compression)
         if mix.shards > self.parameters:
             few = f"the model's {self.parameters:,} parameters"
@@ -70,10 +68,10 @@ class RunWork:
 
     def probe(self, round: int) -> Probe:
         """The probe, at x' of `round`. Slow."""
-        from recipes.model import load_model
         from recipes.probe import Probe
+        from recipes.trained import load_trained
 
-        model = load_model(self.base.folder, self.recipe.model.attn_implementation)
+        model = load_trained(self.recipe, self.base.folder, quantized=False)
         probe = Probe(model, self.recipe, self.corpus)
         if round:
             probe.start_from(folded(self.recipe, self.base.folder, self.ledger, round).common)
@@ -180,24 +178,8 @@ def versions() -> dict[str, str]:
     return {"codec": str(PACKET_VERSION)}
 
 
-@dataclass(frozen=True)
-class Folded:
-    """x' with the names of its parts."""
-
-    common: Common
-    layout: Layout
-
-
 def folded(recipe: Recipe, base: Path, ledger: Path, stop: int | None = None) -> Folded:
     """x' before round `stop` (None: after all that are committed), in memory: the newest snapshot before it,
     or the base weights, plus packets, in order.
     """
-    import torch
-
-    from recipes.cocktail_sgd import Common, fold
-
-    with Place(recipe, base, ledger.parent).fold(stop) as found:
-        layout = found.source.layout
-        vector = torch.from_numpy(found.source.read(0, layout.size))
-        common = Common(vector, found.mix, found.seed, found.start)
-        return Folded(fold(common, (bytes(packet[:]) for packet in found.packets)), layout)
+    return Place(recipe, base, ledger.parent).folded(stop)

@@ -38,8 +38,8 @@ class Sample:
 
     def take(self, x: torch.Tensor) -> torch.Tensor:
         """x: (n,) -> (m,), a copy. Reads only what is sampled."""
-        self._check(x, self.n, "the full vector")
-        out = torch.empty(self.m, device=x.device)
+        self._check(x, self.n, "the full vector", (torch.float32, torch.bfloat16))
+        out = torch.empty(self.m, dtype=x.dtype, device=x.device)
         torch.index_select(self._rows(x), 0, self._whole(x.device), out=self._rows(out))
         self._rest(out).copy_(self._rest(x))
         return out
@@ -145,8 +145,10 @@ class Sample:
         """The short last block of a full or a sampled vector, empty where the sample lacks it."""
         return x[len(x) - self.m % self.block :]
 
-    def _check(self, x: torch.Tensor, length: int, what: str) -> None:
-        if x.dtype != torch.float32 or x.shape != (length,) or not x.is_contiguous():
+    def _check(
+        self, x: torch.Tensor, length: int, what: str, kinds: tuple[torch.dtype, ...] = (torch.float32,)
+    ) -> None:
+        if x.dtype not in kinds or x.shape != (length,) or not x.is_contiguous():
             raise ValueError(
                 f"{what} is a contiguous float32 vector of {length:,}, this is {x.dtype} of {tuple(x.shape)}"
             )

@@ -98,9 +98,9 @@ def move(model: nn.Module) -> None:
             setattr(module, name, torch.empty_like(buffer, device="cpu"))
 
 
-def trace(model: nn.Module, batch: int, length: int) -> MicroBatch:
+def trace(model: nn.Module, batch: int, length: int, half: torch.dtype | None = None) -> MicroBatch:
     """One micro-batch of `batch` x `length` tokens, of unequal lengths, through a model on the meta device.
-    It is moved to fake tensors by that.
+    It is moved to fake tensors by that. `half`: what is computed in, where weights are of another kind.
 
     Gradients are there before, as the loop has them: what the pass adds to them comes and goes.
     """
@@ -123,7 +123,8 @@ def trace(model: nn.Module, batch: int, length: int) -> MicroBatch:
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         alive = Alive(*model.parameters(), *model.buffers(), *gradients, *inputs.values())
         with alive:
-            loss, _ = loss_sum(model, inputs)
+            with torch.autocast("cpu", half, enabled=half is not None):
+                loss, _ = loss_sum(model, inputs)
             loss.backward()  # type: ignore[no-untyped-call]
     hook.remove()
     return MicroBatch(kept, alive.most, alive.flops)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -92,11 +93,23 @@ def prepare_base(recipe: Recipe, folder: Path) -> Base:
     if local.is_dir():
         check_folder(local)
         return Base(local, manifest(local))
+    fetched = fetch_model(name, recipe.model.model_revision)
+    return Base(fetched, manifest(fetched))
+
+
+def fetch_model(name: str, revision: str | None) -> Path:
+    """Hub model `name` as a folder of the hub's cache. Errors: as prepare_base."""
     if _looks_local(name):
         raise ModelError(f"no such model folder: {name}")
-    fetched = fetch(name, recipe.model.model_revision, [*WEIGHTS[:2], *BESIDE_WEIGHTS], WEIGHTS[2:])
+    fetched = fetch(name, revision, [*WEIGHTS[:2], *BESIDE_WEIGHTS], WEIGHTS[2:])
     check_folder(fetched, name)
-    return Base(fetched, manifest(fetched))
+    return fetched
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit that a folder of the hub's cache is a copy of; None: it is no such folder."""
+    inside = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
+    return folder.name if inside and re.fullmatch("[0-9a-f]{40}", folder.name) else None
 
 
 def outline(model: Model) -> Path:
@@ -262,7 +275,7 @@ def written_whole(folder: Path) -> Iterator[Path]:
         raise
     folder.mkdir(parents=True, exist_ok=True)
     for file in part.glob("*.safetensors"):  # written with the rights of a temporary file
-        shutil.copymode(part / "config.json", file)
+        shutil.copymode(next(part.glob("*config.json")), file)
     for file in sorted(part.iterdir(), key=lambda file: (file.suffix == ".safetensors", file.name)):
         os.replace(file, folder / file.name)
     part.rmdir()

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from recipes.document import Document, Key, leaves, sections
-from recipes.names import LATER, LATER_VALUES, LORA, OTHER_NAMES
+from recipes.names import LATER, LATER_VALUES, OTHER_NAMES
 from recipes.problems import Problem, RecipeError
 from recipes.schema import Dataset, Recipe, Requires
 
@@ -147,8 +147,6 @@ def _unknown(document: Document, key: Key) -> Problem:
     if key[:2] == ("swarm", "requires") and len(key) > 2:
         where = Requires
     known = list(where.model_fields) if where else []
-    if name in LORA:
-        return document.problem(key, f"lora is {NOT_YET}")
     if name in OTHER_NAMES and OTHER_NAMES[name] not in LATER:
         hint = "it means the opposite" if name.startswith("train_on_input") else ""
         return document.problem(key, f"cocktail calls this {OTHER_NAMES[name]}", hint)
@@ -200,10 +198,43 @@ def cross_check(document: Document, recipe: Recipe) -> list[Problem]:
     if training.max_steps == 0 or training.max_steps < -1:
         wrong("training.max_steps", f"must be at least 1, or -1 for whole epochs, not {training.max_steps}")
     found += _check_schedule(document, recipe)
+    found += _check_model(document, recipe)
     if compression.method == "none":
         for key, value in PLAIN.items():
             if getattr(compression, key) != value:
                 wrong(f"compression.{key}", f"must be {value:g} where method is `none`, or be left out")
+    return found
+
+
+def _check_model(document: Document, recipe: Recipe) -> list[Problem]:
+    """What is trained, in which numbers, and where it goes."""
+    found: list[Problem] = []
+    model, training, checkpoint = recipe.model, recipe.training, recipe.checkpoint
+
+    def wrong(name: str, message: str, hint: str = "") -> None:
+        found.append(document.problem(tuple(name.split(".")), message, hint))
+
+    if model.load_in_8bit and model.load_in_4bit:
+        wrong("model.load_in_8bit", "8 bit and 4 bit exclude each other")
+    if model.quantized and recipe.lora is None:
+        bits = "model.load_in_4bit" if model.load_in_4bit else "model.load_in_8bit"
+        wrong(bits, "only a frozen base can be quantized", "add a section `lora:`")
+    if training.bf16 is True and training.fp16:
+        wrong("training.fp16", "excluded by bf16")
+    if not training.fp32_master_weights and recipe.lora is not None:
+        wrong("training.fp32_master_weights", "adapters are always trained in float32")
+    elif not training.fp32_master_weights and model.dtype != "bfloat16":
+        message = "only bfloat16 weights are trained without"
+        wrong("training.fp32_master_weights", message, "model.dtype=bfloat16")
+    if recipe.lora is None and model.dtype == "float16":
+        message = "float16 holds no gradients of weights that are trained"
+        wrong("model.dtype", message, "model.dtype=bfloat16, or float32 with training.fp16=true")
+    if recipe.lora is None and model.dtype == "bfloat16" and training.fp16:
+        wrong("training.fp16", "excluded by model.dtype `bfloat16`")
+    if checkpoint.push_to_hub and not checkpoint.hub_model_id:
+        wrong("checkpoint.push_to_hub", "where to?", "hub_model_id: me/my-model")
+    if checkpoint.push_to_hub and checkpoint.hub_strategy != "end" and not checkpoint.save_steps:
+        wrong("checkpoint.hub_strategy", f"`{checkpoint.hub_strategy}` needs save_steps")
     return found
 
 

@@ -24,6 +24,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -43,6 +44,8 @@ from compress.kernels import WORTH
 from recipes.aggregate import MEAN, Collected, Rule, Taken, collect, shortened
 from recipes.opened import ROOM, Packets, RejectedUpdate, decoded, norm_of
 from recipes.schema import Compression
+
+WINDOW = 1 << 26  # elements brought from one device to another at a time
 
 
 def mix_of(compression: Compression) -> Cocktail:
@@ -146,20 +149,72 @@ def read(packet: bytes, samples: Iterable[tuple[Shard, Sample]], shards: int) ->
     return Part(packet, tuple(Piece(shard, s, decode(one, s.m)) for (shard, s), one in found if one))
 
 
+class Vector(Protocol):
+    """x_i where it lies: in this process (`Here`), or spread over several (recipes/spread.py)."""
+
+    def difference(self, shard: Shard, sample: Sample, other: Tensor) -> Tensor:
+        """(m,): x_i - other, where the shard's sample is."""
+
+    def add_(self, piece: Piece, alpha: int = 1) -> None:
+        """x_i += alpha * what the piece says."""
+
+    def distance(self, other: Tensor) -> float:
+        """The length of x_i - other."""
+
+
+def fetched_difference(sample: Sample, x: Tensor, y: Tensor) -> Tensor:
+    """(m,) on the device of x: x - y on the sample. Of y nothing else is brought there; the same bits."""
+    return sample.take(x).sub_(sample.take(y).to(x.device))
+
+
+@dataclass(frozen=True)
+class Here:
+    """A vector that is a tensor. x' is on its device, or in the host's memory."""
+
+    x: Tensor  # (P,)
+
+    def difference(self, shard: Shard, sample: Sample, other: Tensor) -> Tensor:
+        x, y = shard.of(self.x), shard.of(other)
+        if x.device == y.device:
+            return sample.difference(x, y)
+        return fetched_difference(sample, x, y)
+
+    def add_(self, piece: Piece, alpha: int = 1) -> None:
+        piece.add_(self.x, alpha)
+
+    def distance(self, other: Tensor) -> float:
+        if self.x.device == other.device:
+            return float(torch.dist(self.x, other))
+        parts = zip(self.x.split(WINDOW), other.split(WINDOW), strict=True)
+        return float(sum(torch.dist(x, y.to(x.device)) ** 2 for x, y in parts)) ** 0.5
+
+
 class Worker:
     """One peer's half of Algorithm 1 around its local model x_i.
 
     Args:
         x: (P,) float32, the local model; the optimizer changes it in place between `start` and `finish`.
+            A `Vector` where no tensor of this process is all of it.
         common: x'.
         name_at: coordinate -> parameter name, for the error that a non-finite model raises.
         dither: where rounding is stochastic, what tells this peer's noise from the others'.
     """
 
     def __init__(
-        self, x: Tensor, common: Common, name_at: Callable[[int], str] | None = None, dither: int = 0
+        self,
+        x: Tensor | Vector,
+        common: Common,
+        name_at: Callable[[int], str] | None = None,
+        dither: int = 0,
     ) -> None:
-        self.x, self.common, self.name_at, self.dither = x, common, name_at, dither
+        self.local: Vector = Here(x) if isinstance(x, Tensor) else x
+        self.common, self.name_at, self.dither = common, name_at, dither
+
+    @property
+    def x(self) -> Tensor:
+        """(P,), where it is a tensor of this process."""
+        assert isinstance(self.local, Here)
+        return self.local.x
 
     def start(self) -> Part:
         """Lines 1 and 2 of the round that x' is at. Reads x and x', changes neither.
@@ -169,7 +224,7 @@ class Worker:
         """
         common, packets, pieces = self.common, list[bytes](), list[Piece]()
         for shard, sample in common.samples():
-            d = sample.difference(shard.of(self.x), shard.of(common.vector))  # 1   (m,)
+            d = self.local.difference(shard, sample, common.vector)  # 1   (m,)
             packets.append(self._encode(common.mix, d, shard, sample))  # 2
             pieces.append(Piece(shard, sample, decode(packets[-1], sample.m)))
         return Part(join(packets), tuple(pieces))
@@ -182,7 +237,7 @@ class Worker:
         """
         part = self.common.apply(aggregate)  # 5, 7
         for piece in part.pieces:
-            piece.add_(self.x)  # 6   + C[D]
+            self.local.add_(piece)  # 6   + C[D]
         if sent is not None:
             self.take_out(sent, {piece.shard.number for piece in part.pieces})  # 6   - C[d_i]
 
@@ -194,7 +249,7 @@ class Worker:
         """What `sent` says of these shards, or (None) of all, is somebody else's now: no part of d_i."""
         for piece in sent.pieces:
             if shards is None or piece.shard.number in shards:
-                piece.add_(self.x, alpha=-1)
+                self.local.add_(piece, alpha=-1)
 
     def legacy(self, room: int, keep: float = 1.0) -> Part | None:
         """C over the whole of d_i, for the owner to inherit: the largest coordinates of each shard.
@@ -210,7 +265,7 @@ class Worker:
         n = common.vector.numel()
         keep = min(keep, max(room, 1) * 8 / (mix.bits * n))  # a first guess: positions cost nothing
         everything = [(s, over_all(mix, 1.0).draw(s.size, s.seed, common.round)) for s in common.shards]
-        d = [sample.difference(shard.of(self.x), shard.of(common.vector)) for shard, sample in everything]
+        d = [self.local.difference(shard, sample, common.vector) for shard, sample in everything]
         if not any(bool(part.any()) for part in d):  # (P,) together
             return None
         while keep * n >= 1:
@@ -223,7 +278,7 @@ class Worker:
 
     def residual_norm(self) -> float:
         """The length of d_i = x_i - x'."""
-        return float(torch.dist(self.x, self.common.vector))
+        return self.local.distance(self.common.vector)
 
     def _encode(self, mix: Cocktail, d: Tensor, shard: Shard, sample: Sample) -> bytes:
         """C[d] of one shard; the noise of stochastic rounding is told apart by peer and round."""

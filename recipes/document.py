@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 import yaml
 
-from recipes.names import LATER, LORA
+from recipes.names import LATER
 from recipes.problems import Problem, RecipeError
 from recipes.schema import Dataset, Recipe, Section
 
@@ -129,8 +130,10 @@ def sections() -> dict[str, type[Section]]:
     """The schema's sections by name, `datasets` and `eval_datasets` (lists) not among them."""
     found: dict[str, type[Section]] = {}
     for name, info in Recipe.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
-            found[name] = info.annotation
+        union = isinstance(info.annotation, UnionType)
+        for kind in get_args(info.annotation) if union else (info.annotation,):
+            if isinstance(kind, type) and issubclass(kind, Section):
+                found[name] = kind
     return found
 
 
@@ -145,7 +148,6 @@ def leaves() -> dict[str, Key]:
         section, _, leaf = name.partition(".")
         if leaf and section in inside:
             found.setdefault(leaf, (section, leaf))
-    found.update({leaf: ("lora", leaf) for leaf in LORA})
     return found
 
 

@@ -14,22 +14,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 from zlib import crc32
 
-import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from recipes.cocktail_sgd import Common, Part, Worker, mix_of
-from recipes.data import Sample, batches, collate, unpack
-from recipes.flat import Flat
-from recipes.model import evaluate, loss_sum
-from recipes.optim import build_optimizer, learning_rate, set_learning_rate
+from recipes.data import Sample, batches, unpack
+from recipes.fit import fitted
+from recipes.local import Alone, Local, placed
+from recipes.optim import learning_rate
+from recipes.rounded import Rounded
 from recipes.schema import Recipe
 
 # ---- what the loop needs of a network ----------------------------------------------------------------------
@@ -119,6 +119,14 @@ class EvaluatedPart:
 
 
 @dataclass(frozen=True)
+class Lowered:
+    """Memory ran out: this peer goes on with smaller parts of its leases."""
+
+    micro_batch: int
+    why: str
+
+
+@dataclass(frozen=True)
 class StepDone:
     """A round is joined. Times are of this machine's monotonic clock, in seconds."""
 
@@ -157,7 +165,7 @@ class Left:
     finished: bool  # True: the run is over; False: this peer was asked to leave
 
 
-Event = CaughtUp | EvaluatedPart | StepDone | HandedOver | Left
+Event = CaughtUp | EvaluatedPart | Lowered | StepDone | HandedOver | Left
 
 
 # ---- the loop ----------------------------------------------------------------------------------------------
@@ -208,15 +216,14 @@ class Exchanged:
 class Peer:
     """All that one peer computes with."""
 
-    model: nn.Module
-    flat: Flat  # the model's parameters as one vector x_i
+    local: Local  # x_i, its gradient, its optimizer
     worker: Worker
-    optimizer: Optimizer
     recipe: Recipe
     vocabulary: int | None  # token ids from the hub are below this
-    micro_batch: int  # sequences per forward pass
+    micro_batch: int  # sequences per forward pass; halved when memory runs out
     undelivered: list[Lease] = field(default_factory=list)  # done, but in no committed round yet
     rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the run's length is known
+    rate: float = 0.0  # of the last step
     flight: Flight | None = None  # None: nothing is under way
     compute_s: float = 0.0  # of the last step
     wait_s: float = 0.0  # how long the last step waited for its exchange
@@ -224,12 +231,18 @@ class Peer:
 
 def build_peer(model: nn.Module, recipe: Recipe, micro_batch: int, name: str = "", round: int = 0) -> Peer:
     """A peer called `name` whose model is x' of `round`: the base weights, or a snapshot's."""
-    flat = Flat(model)
-    common = Common(flat.vector.clone(), mix_of(recipe.compression), recipe.training.seed, round)
-    worker = Worker(flat.vector, common, flat.layout.name_at, dither=crc32(name.encode()))
-    optimizer = build_optimizer(model, recipe.training)
+    own = crc32(name.encode())
+    local = Alone(model, recipe, own)
+    flat, where = local.flat, recipe.compression.state_device
+    if isinstance(flat, Rounded):
+        vector = flat.common = placed(flat.common, where)
+    else:
+        vector = placed(flat.vector, where, copy=True)
+    common = Common(vector, mix_of(recipe.compression), recipe.training.seed, round)
+    x = flat if isinstance(flat, Rounded) else flat.vector
+    worker = Worker(x, common, flat.layout.name_at, dither=own)
     config = getattr(model, "config", None)
-    return Peer(model, flat, worker, optimizer, recipe, getattr(config, "vocab_size", None), micro_batch)
+    return Peer(local, worker, recipe, getattr(config, "vocab_size", None), micro_batch)
 
 
 def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
@@ -273,9 +286,9 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                 exchange = thread.submit(exchanged, link, peer, time.monotonic())
             if round.eval_parts and not link.leaving.is_set():
                 held_out = held_out or unpack(link.fetch("eval"), peer.vocabulary)
-                yield evaluate_part(link, peer, round, held_out)
+                yield (yield from fitted(peer, partial(evaluate_part, link, peer, round, held_out)))
             wanted = round.samples and not link.leaving.is_set()
-            gradient = compute(link, peer, round) if wanted else None
+            gradient = (yield from computed(link, peer, round)) if wanted else None
             if link.leaving.is_set():
                 gradient = None  # its lease goes back with the goodbye: it would be in x_i twice
                 if not stale:
@@ -326,26 +339,28 @@ def exchanged(link: Link, peer: Peer, started: float) -> Exchanged:
     return Exchanged(sent, delivered, accepted, refused, aggregate, started, time.monotonic())
 
 
-def compute(link: Link, peer: Peer, round: Round) -> Gradient | None:
-    """The gradient of the mean loss over the trained tokens of this peer's lease, micro-batch by micro-batch.
-
-    None when the peer is asked to leave meanwhile: the lease then goes back to the hub with the goodbye.
+def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gradient | None]:
+    """The gradient of this peer's lease. None when the peer is asked to leave meanwhile: the lease then goes
+    back to the hub with the goodbye.
     """
     lease = unpack(link.fetch(f"lease/{round.round}"), peer.vocabulary)
-    started, total_loss = time.monotonic(), 0.0
+    return (yield from fitted(peer, partial(compute, link, peer, round.round, lease)))
+
+
+def compute(link: Link, peer: Peer, round: int, lease: Sequence[Sample]) -> Gradient | None:
+    """The gradient of the mean loss over the trained tokens of a lease, micro-batch by micro-batch."""
+    started, norm = time.monotonic(), None
     tokens = sum(sample.count for sample in lease)
-    peer.model.train()
-    peer.flat.grad.zero_()
-    for part in batches(lease, peer.micro_batch):
-        if link.leaving.is_set():
-            return None
-        batch = {key: value.to(peer.flat.vector.device) for key, value in collate(part).items()}
-        loss, _ = loss_sum(peer.model, batch)
-        (loss / max(tokens, 1)).backward()
-        total_loss += loss.item()
-    limit = peer.recipe.training.max_grad_norm
-    norm = torch.nn.utils.clip_grad_norm_(peer.model.parameters(), limit if limit > 0 else float("inf"))
-    return Gradient(Lease(round.round, total_loss, tokens), float(norm), started, time.monotonic())
+    parts = list(batches(lease, peer.micro_batch))
+    while norm is None:
+        total_loss = 0.0
+        peer.local.zero()
+        for start in range(0, len(parts), peer.local.at_once):
+            if link.leaving.is_set():
+                return None
+            total_loss += peer.local.backward(parts[start : start + peer.local.at_once], tokens)
+        norm = peer.local.clip(peer.recipe.training.max_grad_norm)
+    return Gradient(Lease(round, total_loss, tokens), norm, started, time.monotonic())
 
 
 def apply(peer: Peer, round: Round, gradient: Gradient | None) -> None:
@@ -354,8 +369,8 @@ def apply(peer: Peer, round: Round, gradient: Gradient | None) -> None:
         return
     if peer.rate_at is None:
         peer.rate_at = learning_rate(peer.recipe.training, round.steps)
-    set_learning_rate(peer.optimizer, peer.rate_at(round.step))
-    peer.optimizer.step()
+    peer.rate = peer.rate_at(round.step)
+    peer.local.step(peer.rate)
     peer.undelivered.append(gradient.lease)
 
 
@@ -378,7 +393,7 @@ def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: 
         tokens=gradient.lease.tokens if gradient else 0,
         loss=gradient.lease.loss_sum / max(gradient.lease.tokens, 1) if gradient else None,
         grad_norm=gradient.norm if gradient else None,
-        lr=peer.optimizer.param_groups[0]["lr"],
+        lr=peer.rate,
         fingerprint=worker.common.fingerprint,
         accepted=done.accepted,
         refused=done.refused,
@@ -426,7 +441,6 @@ def hand_over(link: Link, peer: Peer) -> HandedOver | None:
 def evaluate_part(link: Link, peer: Peer, round: Round, held_out: list[Sample]) -> EvaluatedPart:
     """The held-out loss of x' (not of x_i) over every `eval_parts`-th sample."""
     part = held_out[round.eval_part :: round.eval_parts]
-    with peer.flat.use(peer.worker.common.vector):
-        total, tokens = evaluate(peer.model, part, peer.micro_batch)
+    total, tokens = peer.local.evaluate(peer.worker.common.vector, part, peer.micro_batch)
     link.evaluated(round.round, round.eval_part, total, tokens)
     return EvaluatedPart(round.round, total, tokens)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -21,6 +23,26 @@ NO_ANSWER = {
     "TimeoutException",
     "TransportError",
 }
+
+# what of a folder is pushed; a run's folder has its ledger and its base below it
+PUSHED = (
+    "README.md",
+    "model.safetensors",
+    "adapter_model.safetensors",
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+)
+TOKEN_HINT = "(hint: `hf auth login`, or HF_TOKEN with a token that may write)"
 
 
 def fetch(name: str, revision: str | None, files: Sequence[str], otherwise: Sequence[str] = ()) -> Path:
@@ -94,3 +116,57 @@ def is_no_answer(error: BaseException) -> bool:
     """Whether `error`, or what it was raised from, says that the network or the hub did not answer."""
     chain = (error, error.__cause__, error.__context__)
     return any(cls.__name__ in NO_ANSWER for e in chain if e is not None for cls in type(e).__mro__)
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A model on the hub, to which this machine's token may write."""
+
+    name: str  # owner/name
+    private: bool | None = None  # of a new one; None: as the account has it
+
+    def open(self) -> str:
+        """Make it, if it is not there; its id as the hub has it. Called before a run, which ends with a push.
+
+        Errors: ModelError where the token may not, HubUnreachable.
+        """
+        from huggingface_hub import HfApi
+
+        with _pushing(self.name):
+            made = HfApi().create_repo(self.name, private=self.private, exist_ok=True)
+            return str(made.repo_id)
+
+    def push(self, folder: Path, said: str, inside: str | None = None) -> str:
+        """The model files of `folder` as one commit, into the folder `inside` there; its address."""
+        from huggingface_hub import HfApi
+
+        with _pushing(self.name):
+            done = HfApi().upload_folder(
+                repo_id=self.name,
+                folder_path=folder,
+                path_in_repo=inside,
+                commit_message=said,
+                allow_patterns=list(PUSHED),
+            )
+            return str(getattr(done, "commit_url", done))
+
+
+@contextmanager
+def _pushing(name: str) -> Iterator[None]:
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+
+    try:
+        yield
+    except HFValidationError as error:
+        raise ModelError(f"checkpoint.hub_model_id `{name}` is no id of a model: {error}") from error
+    except LocalTokenNotFoundError as error:
+        raise ModelError(f"{name}: no token to write with {TOKEN_HINT}") from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else None
+        if status in (401, 403):
+            raise ModelError(f"{name}: this machine's token may not write there {TOKEN_HINT}") from error
+        raise HubUnreachable(f"{name} could not be written: {error}") from error
+    except Exception as error:
+        if not is_no_answer(error):
+            raise
+        raise HubUnreachable(f"the hub did not answer for {name}: {error}") from error

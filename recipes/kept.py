@@ -11,20 +11,23 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.optim import Optimizer
 
 from compress import fingerprint
 from recipes.finetune import Peer, settle
+from recipes.local import LOCAL, OPTIMIZER, Lazy
 from recipes.whole import write_whole
 
 FORMAT = "1"
-LOCAL, COMMON, OPTIMIZER = "x", "common", "optimizer"  # names of the tensors; optimizer.<parameter>.<what>
+COMMON = "common"  # the name of x', beside those of local.py
+TABLE = 256  # elements that an optimizer of 8 bits keeps beside each parameter
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ def size_of(peer: Peer) -> int:
 
 def anything_of(peer: Peer) -> bool:
     """Has this peer something of its own: a residual, or an optimizer that has moved?"""
-    return bool(peer.optimizer.state) or not torch.equal(peer.worker.x, peer.worker.common.vector)
+    return peer.local.stepped or peer.worker.residual_norm() != 0
 
 
 def keep(peer: Peer, path: Path, about: Mapping[str, str]) -> None:
@@ -55,7 +58,7 @@ def keep(peer: Peer, path: Path, about: Mapping[str, str]) -> None:
     """
     settle(peer)
     tensors, common = tensors_of(peer), peer.worker.common
-    if not bool(torch.isfinite(peer.worker.x).all()):
+    if not isfinite(peer.worker.residual_norm()):
         raise ValueError("this peer's model holds values that are not finite")
     sums = {name: f"{fingerprint(tensor.reshape(-1)):016x}" for name, tensor in tensors.items()}
     stay = {"format": FORMAT, "round": str(common.round), "fingerprint": f"{common.fingerprint:016x}"}
@@ -90,11 +93,10 @@ def restore(peer: Peer, path: Path) -> None:
     with opened(path) as file:
         stay, _ = header_of(file)
         check(peer, file)
-        worker, common = peer.worker, peer.worker.common
-        worker.x.copy_(file.get_tensor(LOCAL))
-        common.vector.copy_(file.get_tensor(COMMON))
+        common = peer.worker.common
+        common.vector.copy_(file.get_tensor(COMMON))  # first: x_i may be kept as what it is more than that
+        peer.local.load(own(file))
         common.round, common.fingerprint = stay.round, stay.fingerprint
-        load_optimizer(peer.optimizer, file)
 
 
 def restore_residual(peer: Peer, path: Path) -> None:
@@ -105,9 +107,8 @@ def restore_residual(peer: Peer, path: Path) -> None:
     """
     with opened(path) as file:
         check(peer, file)
-        residual = file.get_tensor(LOCAL).sub_(file.get_tensor(COMMON))
-        torch.add(peer.worker.common.vector, residual.to(peer.worker.x.device), out=peer.worker.x)
-        load_optimizer(peer.optimizer, file)
+        x = partial(moved, file, peer.worker.common.vector)
+        peer.local.load(Lazy({**own(file).made, LOCAL: x}))
 
 
 # ---- small -------------------------------------------------------------------------------------------------
@@ -117,13 +118,22 @@ def digest(words: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
 
 
-def tensors_of(peer: Peer) -> dict[str, Tensor]:
-    """x_i, x', and of the optimizer what it keeps for each parameter, by number."""
-    tensors = {LOCAL: peer.worker.x, COMMON: peer.worker.common.vector}
-    for number, state in peer.optimizer.state_dict()["state"].items():
-        for what, value in state.items():
-            tensors[f"{OPTIMIZER}.{number}.{what}"] = torch.as_tensor(value, dtype=torch.float32)
-    return tensors
+def tensors_of(peer: Peer) -> Mapping[str, Tensor]:
+    """x', and what the local model keeps: x_i, and of the optimizer what it has for each parameter."""
+    local, common = peer.local.tensors(), peer.worker.common.vector
+    return Lazy({COMMON: lambda: common} | {name: partial(local.__getitem__, name) for name in local})
+
+
+def own(file: Any) -> Lazy:
+    """What the local model kept."""
+    names = [name for name in file.keys() if name != COMMON]  # noqa: SIM118 - not a dict
+    return Lazy({name: partial(file.get_tensor, name) for name in names})
+
+
+def moved(file: Any, common: Tensor) -> Tensor:
+    """x' of a later round, and what x_i - x' was."""
+    residual: Tensor = file.get_tensor(LOCAL).sub_(file.get_tensor(COMMON))
+    return residual.to(common.device).add_(common)
 
 
 @contextmanager
@@ -149,26 +159,12 @@ def header_of(file: Any) -> tuple[Stay, dict[str, str]]:
 
 def check(peer: Peer, file: Any) -> None:
     """Raises ValueError where the file is not of this peer's model and optimizer."""
-    n, parameters = peer.flat.layout.size, parameters_of(peer.optimizer)
+    shapes = {COMMON: (peer.local.layout.size,), **peer.local.shapes()}
     for name in file.keys():  # noqa: SIM118 - not a dict
-        shape, want = tuple(file.get_slice(name).get_shape()), list[tuple[int, ...]]([(n,)])
-        if name.startswith(OPTIMIZER + "."):
-            number = int(name.split(".")[1])
-            want = [(), tuple(parameters[number].shape)] if number < len(parameters) else []
-        if shape not in want:
-            raise ValueError(f"{name} has the shape {shape}, not one of {want}")
-
-
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """By the numbers that its state has them under."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def load_optimizer(optimizer: Optimizer, file: Any) -> None:
-    """The state alone: groups and rates are the recipe's and the schedule's."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for name in file.keys():  # noqa: SIM118 - not a dict
-        if name.startswith(OPTIMIZER + "."):
-            _, number, what = name.split(".", 2)
-            state.setdefault(int(number), {})[what] = file.get_tensor(name)
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        parameter = name.rpartition(".")[0] or name  # of which an optimizer may keep a number, too
+        shape, want = tuple(file.get_slice(name).get_shape()), shapes.get(parameter)
+        fits = shape == want
+        if name.startswith(OPTIMIZER) and want is not None:
+            fits = prod(shape) <= max(prod(want), TABLE)  # of 8 bits: packed, with scales and a table
+        if not fits:
+            raise ValueError(f"{name} has the shape {shape}, not {want}")

@@ -8,17 +8,21 @@ transformers does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from recipes.adapters import base_of, is_adapter
 from recipes.base import (
     Base,
     BaseFile,
     check_fit,
     check_folder,
+    fetch_model,
     load_tokenizer,
     manifest,
     open_tokenizer,
@@ -52,21 +56,50 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True)
+class Quantized:
+    """How bitsandbytes holds a frozen base."""
+
+    four: bool  # bits; else 8
+    kind: str = "nf4"  # of 4 bits
+
+    def config(self, computed: torch.dtype) -> Any:
+        """Errors: ModelError where bitsandbytes is not installed."""
+        if find_spec("bitsandbytes") is None:
+            hint = "(hint: pip install 'cocktail-sgd[bnb]')"
+            raise ModelError(f"a base in 8 or 4 bits needs bitsandbytes, which is not here {hint}")
+        from transformers import BitsAndBytesConfig
+
+        return BitsAndBytesConfig(
+            load_in_4bit=self.four,
+            load_in_8bit=not self.four,
+            bnb_4bit_quant_type=self.kind,
+            bnb_4bit_compute_dtype=computed,
+        )
+
+
 def load_model(
-    folder: Path, attn_implementation: str = "auto", device: str | torch.device = "cpu"
+    folder: Path,
+    attn_implementation: str = "auto",
+    device: str | torch.device = "cpu",
+    kind: torch.dtype | Literal["auto"] = torch.float32,  # of the weights; auto: as they are stored
+    quantized: Quantized | None = None,
 ) -> PreTrainedModel:
-    """The causal LM in `folder`, float32, in evaluation mode. Errors: ModelError."""
+    """The causal LM in `folder`, in evaluation mode. Errors: ModelError."""
     from transformers import AutoModelForCausalLM
 
     check_folder(Path(folder))
     chosen: dict[str, Any] = {}
     if attn_implementation != "auto":
         chosen["attn_implementation"] = attn_implementation
+    if quantized is not None:
+        computed = torch.bfloat16 if kind == "auto" else kind
+        chosen |= {"quantization_config": quantized.config(computed), "device_map": {"": device}}
     try:
         with quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
-                dtype=torch.float32,
+                dtype=kind,
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
@@ -80,7 +113,7 @@ def load_model(
         # transformers would draw them at random, and each peer would have another model
         missing = sorted(str(key) for key in [*told["missing_keys"], *told["mismatched_keys"]])
         raise ModelError(f"{folder}: the weights lack {', '.join(missing[:3])} ({len(missing)} in all)")
-    return model.to(device).eval()
+    return (model if quantized else model.to(device)).eval()
 
 
 def loss_sum(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
@@ -141,13 +174,24 @@ def export(
     return folder
 
 
+def load_adapted(folder: Path) -> nn.Module:
+    """The model of an adapter's folder: the base that it names, and the adapter. Errors: ModelError."""
+    from peft import PeftModel
+
+    name, revision = base_of(folder)
+    base = Path(name) if Path(name).is_dir() else fetch_model(name, revision)
+    model: nn.Module = PeftModel.from_pretrained(load_model(base), folder).eval()
+    return model
+
+
 @torch.no_grad()
 def generate(
     folder: Path, prompt: str, max_new_tokens: int = 128, temperature: float = 0.0, seed: int | None = None
 ) -> str:
     """What the model in `folder` writes after `prompt`; temperature 0 takes the likeliest token each time."""
-    tokenizer = open_tokenizer(Path(folder))
-    model = load_model(folder)
+    folder = Path(folder)
+    tokenizer = open_tokenizer(folder)
+    model: Any = load_adapted(folder) if is_adapter(folder) else load_model(folder)
     if seed is not None:
         torch.manual_seed(seed)
     inputs = tokenizer(prompt or tokenizer.eos_token, return_tensors="pt", return_token_type_ids=False)

@@ -11,29 +11,13 @@ from typing import Any
 
 # dotted key -> values that ask for nothing
 LATER: dict[str, tuple[Any, ...]] = {
-    "lora": (None, {}),
     "model.trust_remote_code": (False,),
-    "model.load_in_8bit": (False,),
-    "model.load_in_4bit": (False,),
-    "model.bnb_4bit_quant_type": (None,),
     "datasets.weight": (1, 1.0, None),
     "eval_datasets.weight": (1, 1.0, None),
     "data.streaming": (False,),
     "data.dataset_num_proc": (None,),
-    "training.bf16": (False,),
-    "training.fp16": (False,),
-    "training.fp32_master_weights": (True,),
-    "training.activation_checkpointing": (False,),
-    "training.activation_checkpointing_kwargs": (None, {}),
-    "training.torch_compile": (False,),
-    "training.use_liger_kernel": (False,),
     "compression.uncompressed_steps": (0,),
-    "compression.state_device": ("auto",),
     "compression.lossless": (),
-    "checkpoint.push_to_hub": (False,),
-    "checkpoint.hub_model_id": (None,),
-    "checkpoint.hub_private_repo": (None,),
-    "checkpoint.hub_strategy": (None,),
     "logging.report_to": (None, "none", []),
     "logging.project": (None,),
     "logging.run_name": (None,),
@@ -42,16 +26,10 @@ LATER: dict[str, tuple[Any, ...]] = {
     "logging.loss_watchdog_patience": (None,),
 }
 
-# leaf names of the planned section `lora:`
-LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "use_rslora")
-
 # dotted key -> planned values of a key that exists
 LATER_VALUES: dict[str, tuple[str, ...]] = {
-    "model.dtype": ("auto", "bfloat16", "float16"),
-    "model.attn_implementation": ("flash_attention_2", "flash_attention_3", "flex_attention"),
     "datasets.type": ("tokenized",),
     "eval_datasets.type": ("tokenized",),
-    "training.optim": ("adamw_8bit", "paged_adamw_8bit", "adamw_torch_8bit", "adafactor"),
 }
 
 # what axolotl, LLaMA-Factory, torchtune, older transformers and the reference code say -> what we say

@@ -2,37 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 from torch.optim import Optimizer
 from transformers import get_scheduler
 
+from recipes.problems import ModelError
 from recipes.schema import Training
 
+# bytes of state for each parameter; of 8 bits with a scale for each 256
+STATE = {
+    "adamw_torch_fused": 8.0,
+    "adamw_torch": 8.0,
+    "adamw_8bit": 2.04,
+    "paged_adamw_8bit": 0.0,  # in the host's memory, when there is no room
+    "adamw_torch_8bit": 2.04,
+    "adafactor": 0.01,  # a row and a column of each matrix
+    "sgd": 0.0,
+}
+# name -> (module, class, extra of this package that brings it)
+EXTRA = {
+    "adamw_8bit": ("bitsandbytes.optim", "AdamW8bit", "bnb"),
+    "paged_adamw_8bit": ("bitsandbytes.optim", "PagedAdamW8bit", "bnb"),
+    "adamw_torch_8bit": ("torchao.optim", "AdamW8bit", "torchao"),
+}
 
-def build_optimizer(model: nn.Module, training: Training) -> Optimizer:
-    """The optimizer over the trainable parameters; weight decay on matrices only, as transformers has it.
 
-    The parameters must already be views of the flat vector: `step()` then changes that vector in place.
+def build_optimizer(trained: Sequence[Tensor], training: Training) -> Optimizer:
+    """The optimizer over what is trained; weight decay on matrices only, as transformers has it.
+
+    Args:
+        trained: views of the flat vector: `step()` then changes that vector in place.
+
+    Errors: ModelError where a library that it needs is not here.
     """
-    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
-    plain = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]  # biases and norms
     groups = [
-        {"params": decayed, "weight_decay": training.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": training.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},  # biases and norms
     ]
     groups = [group for group in groups if group["params"]]
+    rate, betas = training.learning_rate, (training.adam_beta1, training.adam_beta2)
     if training.optim == "sgd":
-        return torch.optim.SGD(groups, lr=training.learning_rate)
-    return torch.optim.AdamW(
-        groups,
-        lr=training.learning_rate,
-        betas=(training.adam_beta1, training.adam_beta2),
-        eps=training.adam_epsilon,
-        fused=training.optim == "adamw_torch_fused",
-    )
+        return torch.optim.SGD(groups, lr=rate)
+    if training.optim == "adafactor":
+        from transformers import Adafactor
+
+        fixed = {"scale_parameter": False, "relative_step": False, "warmup_init": False}
+        adafactor: Optimizer = Adafactor(groups, lr=rate, **fixed)  # type: ignore[arg-type]
+        return adafactor
+    if training.optim in EXTRA:
+        return eight_bit(training.optim)(groups, lr=rate, betas=betas, eps=training.adam_epsilon)
+    fused = training.optim == "adamw_torch_fused"
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=training.adam_epsilon, fused=fused)
+
+
+def eight_bit(name: str) -> Callable[..., Optimizer]:
+    """Errors: ModelError."""
+    module, kind, extra = EXTRA[name]
+    try:
+        found: Any = getattr(import_module(module), kind)
+    except (ImportError, AttributeError, RuntimeError, OSError) as error:  # a library built for another torch
+        package = module.partition(".")[0]
+        hint = f"(hint: pip install 'cocktail-sgd[{extra}]', or training.optim=adamw_torch_fused)"
+        raise ModelError(
+            f"training.optim `{name}` needs {package}, which is not here: {error} {hint}"
+        ) from error
+    optimizer: Callable[..., Optimizer] = found
+    return optimizer
 
 
 def learning_rate(training: Training, steps: int) -> Callable[[int], float]:

@@ -58,6 +58,15 @@ def steps_or_ratio(value: float) -> float:
     return value
 
 
+def checkpointing(value: dict[str, int | bool]) -> dict[str, int | bool]:
+    every, offload = value.get("every_n_layers", 1), value.get("offload", False)
+    if isinstance(every, bool) or every < 1:
+        raise ValueError(f"every_n_layers must be a whole number from 1 on, not {every}")
+    if not isinstance(offload, bool):
+        raise ValueError(f"offload must be true or false, not {offload}")
+    return value
+
+
 def power_of_two(value: int) -> int:
     if value & (value - 1):
         raise ValueError(f"must be a power of two, not {value}")
@@ -70,6 +79,7 @@ Seconds = Annotated[float, BeforeValidator(duration), Field(gt=0, allow_inf_nan=
 Size = Annotated[int, BeforeValidator(size), Field(gt=0)]
 StepsOrRatio = Annotated[Real, Field(ge=0), AfterValidator(steps_or_ratio)]
 Whole = Annotated[int, Field(ge=1)]
+Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Strict(False)]
 
 
 class Section(BaseModel):
@@ -82,9 +92,31 @@ class Model(Section):
     model_name_or_path: Annotated[str, Field(min_length=1)]  # hub id, local folder, or builtin:tiny-gpt-neox
     model_revision: str | None = None  # of a hub id; null: its default branch
     tokenizer_name_or_path: str | None = None  # null: the model's own
-    dtype: Literal["float32"] = "float32"  # of the weights while they are trained
-    attn_implementation: Literal["auto", "eager", "sdpa"] = "auto"  # auto: transformers chooses
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = (
+        "auto"  # auto: float32; under `lora:` as stored
+    )
+    attn_implementation: Literal[
+        "auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"
+    ] = "auto"  # auto: transformers chooses
     pad_token: str | None = None  # null: the tokenizer's, else its eos token
+    load_in_8bit: bool = False  # the frozen base; needs `lora:` and bitsandbytes
+    load_in_4bit: bool = False
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
+
+    @property
+    def quantized(self) -> bool:
+        return self.load_in_8bit or self.load_in_4bit
+
+
+class Lora(Section):
+    """Adapters beside a frozen base (Hu et al., 2021): they alone are trained and exchanged."""
+
+    lora_r: Whole = 16  # rank
+    lora_alpha: Whole = 32  # an adapter is weighted by alpha / r, or alpha / sqrt(r)
+    lora_dropout: Annotated[Real, Field(ge=0, lt=1)] = 0.05
+    lora_target_modules: Names | Literal["all-linear"] = "all-linear"  # all-linear: all but the output
+    lora_modules_to_save: Names = ()  # trained as a whole, beside the adapters
+    use_rslora: bool = False
 
 
 class Dataset(Section):
@@ -121,12 +153,29 @@ class Training(Section):
     ] = "cosine"
     lr_scheduler_kwargs: dict[str, Real] = {}
     warmup_steps: StepsOrRatio = 0.03  # steps, or a share of them below 1
-    optim: Literal["adamw_torch_fused", "adamw_torch", "sgd"] = "adamw_torch_fused"
+    optim: Literal[
+        "adamw_torch_fused",
+        "adamw_torch",
+        "adamw_8bit",  # bitsandbytes, as the next
+        "paged_adamw_8bit",
+        "adamw_torch_8bit",  # torchao
+        "adafactor",
+        "sgd",
+    ] = "adamw_torch_fused"
     weight_decay: Annotated[Real, Field(ge=0)] = 0.0
     adam_beta1: Annotated[Real, Field(ge=0, lt=1)] = 0.9
     adam_beta2: Annotated[Real, Field(ge=0, lt=1)] = 0.999
     adam_epsilon: Annotated[Real, Field(gt=0)] = 1e-8
     max_grad_norm: Annotated[Real, Field(ge=0)] = 1.0  # 0: no clipping
+    bf16: Literal["auto"] | bool = "auto"  # compute in bfloat16; auto: where weights or a GPU are made for it
+    fp16: bool = False  # compute in float16, with a loss scale
+    fp32_master_weights: bool = True  # of a model in half precision; false: stochastic rounding
+    activation_checkpointing: bool = True  # compute activations twice instead of keeping them
+    activation_checkpointing_kwargs: Annotated[
+        dict[Literal["every_n_layers", "offload"], int | bool], AfterValidator(checkpointing)
+    ] = {}
+    torch_compile: bool = False
+    use_liger_kernel: bool = False  # on CUDA; elsewhere the model computes as it is
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
 
     def total_samples(self, rows: int) -> int:
@@ -157,6 +206,7 @@ class Compression(Section):
     aggregation: Literal["mean", "trimmed_mean", "median", "centered_clip"] = "mean"  # of a round's packets
     trim_ratio: Annotated[Real, Field(gt=0, lt=0.5)] = 0.2  # trimmed_mean: cut off at either end
     clip_radius: Annotated[Real, Field(gt=0)] = 1.0  # centered_clip: x the median distance from the centre
+    state_device: Literal["auto", "accelerator", "cpu"] = "auto"  # where x' lies; auto: cpu where it is short
 
 
 class Requires(Section):
@@ -183,6 +233,10 @@ class Checkpoint(Section):
     save_steps: Annotated[StepsOrRatio, Field(gt=0)] | None = 100  # between two snapshots; null: none
     save_total_limit: Whole = 2  # older ones are removed
     eval_steps: StepsOrRatio | None = None  # steps, or a share of them below 1; null: no evaluation
+    push_to_hub: bool = False  # with the token of this machine: HF_TOKEN or `hf auth login`
+    hub_model_id: str | None = None  # me/my-model
+    hub_private_repo: bool | None = None  # null: as the account has it
+    hub_strategy: Literal["end", "every_save", "checkpoint"] = "end"  # checkpoint: each into last-checkpoint/
 
     def save_every(self, steps: int) -> int:
         """Steps between two snapshots in a run of `steps` steps; 0: none."""
@@ -202,6 +256,7 @@ class Recipe(Section):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$")]
     description: str = ""
     model: Model
+    lora: Lora | None = None  # null: full fine-tuning
     datasets: Annotated[tuple[Dataset, ...], Strict(False), Field(min_length=1)]
     eval_datasets: Annotated[tuple[Dataset, ...], Strict(False)] = ()
     data: Data = Data()

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +28,8 @@ from compress.pieces import memory
 from compress.streams import Bytes, InFile
 from compress.walk import Walk, places
 from recipes.problems import ModelError
-from recipes.weights import WEIGHTS, Kind, StoredVector, read_header, write_header
+from recipes.weights import ADAPTER, WEIGHTS, Kind, StoredVector, read_header, write_header
 
-HASHES = WEIGHTS + ".sha256"  # of its chunks
 CHUNK = 1 << 20  # bytes of such a chunk
 WINDOW = 1 << 20  # elements; a multiple of every block of a sample, and of a row of the fingerprint
 WINDOW_TAKES = 48 * WINDOW  # bytes of memory, about, while one is worked on
@@ -92,8 +90,8 @@ class Fold:
             return write_header(told | {"cocktail_fingerprint": f"{number:016x}"}, tensors)
 
         start = len(header(0))
-        _check_room(folder, start + sum(tensor.size for tensor in tensors.values()))
-        with open(folder / WEIGHTS, "w+b", buffering=0) as file:
+        check_room(folder, start + sum(tensor.size for tensor in tensors.values()))
+        with open(folder / self.source.file, "w+b", buffering=0) as file:
             number = self._sweep(file, start)
             file.seek(start + 4 * layout.size)
             for tensor in self.source.others.values():
@@ -236,21 +234,32 @@ class Snapshot:
 
     @property
     def weights(self) -> Path:
-        return self.folder / WEIGHTS
+        return weights_in(self.folder)
 
     @property
     def hashes(self) -> Path:
         """SHA-256 of each chunk of the weights, one after the other."""
-        return self.folder / HASHES
+        return hashes_of(self.weights)
+
+
+def weights_in(folder: Path) -> Path:
+    """The file of the vector: of a model, or of an adapter."""
+    return folder / (ADAPTER if (folder / ADAPTER).is_file() else WEIGHTS)
+
+
+def hashes_of(weights: Path) -> Path:
+    """Of its chunks, beside it."""
+    return weights.with_name(weights.name + ".sha256")
 
 
 def snapshots(folder: Path, run: str) -> list[Snapshot]:
     """The whole snapshots of a run, by round; what a killed hub left behind does not count."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
-        if not path.name.isdecimal() or not (path / WEIGHTS).is_file() or not (path / HASHES).is_file():
+        weights = weights_in(path)
+        if not path.name.isdecimal() or not weights.is_file() or not hashes_of(weights).is_file():
             continue
-        with open(path / WEIGHTS, "rb", buffering=0) as file:
+        with open(weights, "rb", buffering=0) as file:
             try:
                 header = read_header(file, str(path))
                 told = header.metadata
@@ -259,7 +268,7 @@ def snapshots(folder: Path, run: str) -> list[Snapshot]:
             except (ModelError, KeyError, ValueError):
                 continue
         right = told.get("cocktail_round") == path.name and one.run == run
-        if right and (path / WEIGHTS).stat().st_size == header.size:
+        if right and weights.stat().st_size == header.size:
             found.append(one)
     return sorted(found, key=lambda one: one.round)
 
@@ -267,38 +276,34 @@ def snapshots(folder: Path, run: str) -> list[Snapshot]:
 def clear_leftovers(folder: Path) -> None:
     """Remove what a killed hub had begun to write."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        begun = path.name.isdecimal() and not (path / WEIGHTS).exists()
+        begun = path.name.isdecimal() and not weights_in(path).exists()
         if path.is_dir() and (begun or path.name.endswith(".part")):
             shutil.rmtree(path, ignore_errors=True)  # in use, on Windows: at the next start
 
 
 def write_hashes(folder: Path, stop: Callable[[], bool]) -> None:
     """The hashes of the chunks of the weights in `folder`, beside them. Errors: Abandoned."""
-    digests = []
-    with open(folder / WEIGHTS, "rb", buffering=0) as file:
+    digests, weights = [], weights_in(folder)
+    with open(weights, "rb", buffering=0) as file:
         while chunk := file.read(CHUNK):
             if stop():
                 raise Abandoned
             digests.append(hashlib.sha256(chunk).digest())
-    with open(folder / HASHES, "wb") as file:
+    with open(hashes_of(weights), "wb") as file:
         file.write(b"".join(digests))
         file.flush()
         os.fsync(file.fileno())
 
 
-def write_beside(folder: Path, base: Path, tokenizer: Path) -> None:
-    """What makes a folder of weights a model: the base's config, for FP32, and the files of a tokenizer."""
+def write_beside(folder: Path, texts: Mapping[str, str], tokenizer: Path) -> None:
+    """What makes a folder of weights a model: its config, and the files of a tokenizer."""
     for file in sorted(path for path in tokenizer.iterdir() if path.is_file()):
         shutil.copyfile(file, folder / file.name)
-    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    config.pop("torch_dtype", None)  # its older name
-    config["dtype"] = "float32"
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    if (base / "generation_config.json").is_file():
-        shutil.copyfile(base / "generation_config.json", folder / "generation_config.json")
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
-def _check_room(folder: Path, needed: int) -> None:
+def check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed + SPARE:
         said = f"a model of {needed / 1e9:.2f} GB does not fit, {free / 1e9:.2f} GB are free"

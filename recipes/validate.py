@@ -17,6 +17,7 @@ from recipes.flat import layout_of
 from recipes.problems import DataError, Finding, HubUnreachable, InputError
 from recipes.schema import Dataset, Recipe
 from recipes.sources import on_hub, rows
+from recipes.trained import blueprint_of, check_trainable
 from recipes.weights import blueprint
 
 if TYPE_CHECKING:
@@ -57,12 +58,14 @@ def model_of(recipe: Recipe, folder: Path) -> Finding:
     """Does transformers know this kind of model, and how large is it? Errors: ModelError."""
     if Path(recipe.model.model_name_or_path).expanduser().is_dir():
         check_folder(folder)
-    drawn = blueprint(folder, recipe.model.attn_implementation)
-    size = layout_of(drawn).size
+    check_trainable(recipe, folder)
+    drawn, trained = blueprint(folder), layout_of(blueprint_of(recipe, folder)).size
+    size = sum(parameter.numel() for parameter in drawn.parameters())
     said = f"{size / 1e9:.2f} B" if size >= 1e9 else f"{size / 1e6:.1f} M"
     name, revision = recipe.model.model_name_or_path, recipe.model.model_revision
     called = f"{name} @ {revision}" if revision else name
-    return Finding("ok", "model", f"{called}: {type(drawn).__name__}, {said} parameters")
+    adapters = f", trains {trained / 1e6:.1f} M beside them" if recipe.lora else ""
+    return Finding("ok", "model", f"{called}: {type(drawn).__name__}, {said} parameters{adapters}")
 
 
 @dataclass

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
+from torch import nn
 
 from compress.streams import Bytes, InFile
 from recipes.base import check_folder, quiet
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_model.safetensors"
 WIDTH = {"F32": 4, "F16": 2, "BF16": 2}  # what becomes FP32 without a rounding -> bytes
 LONGEST = 100 << 20  # bytes of a header, at most
 
@@ -67,6 +69,18 @@ class StoredVector:
     others: Mapping[str, Stored]  # buffers
     files: ExitStack = field(default_factory=ExitStack)
     on_disk: bool = True  # False: the model was loaded, and lies in memory
+    texts: Mapping[str, str] = field(default_factory=dict)  # what stands beside it in a model folder
+    file: str = WEIGHTS  # what it is called there
+    tied: Mapping[str, str] = field(
+        default_factory=dict
+    )  # further names of parameters -> theirs in the layout
+
+    def part(self, name: str) -> Stored:
+        """The parameter of this name in the model, in any of its names. Errors: ModelError."""
+        name = self.tied.get(name, name)
+        if name not in self.layout.names:
+            raise ModelError(f"the model has no parameter {name}")
+        return self.parts[self.layout.names.index(name)]
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Elements start .. stop - 1, (stop - start,) float32, a copy."""
@@ -92,37 +106,51 @@ def open_vector(folder: Path) -> StoredVector:
     model = blueprint(folder)
     layout = layout_of(model)
     with ExitStack() as files:
-        tensors = _stored(folder, files)
+        tensors = stored_in(folder, files)
         opened = files.pop_all()
     called = _called(model, list(tensors))
-    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - set(layout.names)
+    tied = tied_names(model)
     fits = all(
         name in called and tensors[called[name]].shape == shape and tensors[called[name]].dtype in WIDTH
         for name, shape in zip(layout.names, layout.shapes, strict=True)
     )
-    if not fits or tied & called.keys():  # a tied weight that is stored twice may be no tied one
+    if not fits or tied.keys() & called.keys():  # a tied weight that is stored twice may be no tied one
         opened.close()
         return _loaded(folder)
     names = tuple(called[name] for name in layout.names)
     others = {name: tensor for name, tensor in tensors.items() if name not in set(names)}
-    return StoredVector(layout, names, tuple(tensors[name] for name in names), others, opened)
+    parts = tuple(tensors[name] for name in names)
+    return StoredVector(layout, names, parts, others, opened, texts=texts_of(folder), tied=tied)
 
 
-def count_parameters(folder: Path) -> int:
-    """P. Reads the headers of the weights only, where that is enough. Errors: ModelError."""
-    vector = open_vector(folder)
-    vector.close()
-    return vector.layout.size
+def texts_of(folder: Path) -> dict[str, str]:
+    """What makes weights in FP32 a model: the config of the model in `folder`, by name of the file."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config.pop("torch_dtype", None)  # its older name
+    config["dtype"] = "float32"
+    texts = {"config.json": json.dumps(config, indent=2) + "\n"}
+    if (folder / "generation_config.json").is_file():
+        texts["generation_config.json"] = (folder / "generation_config.json").read_text(encoding="utf-8")
+    return texts
 
 
-def blueprint(folder: Path, attn_implementation: str = "auto") -> PreTrainedModel:
-    """The model of the config in `folder`, names and shapes only, on the meta device. Errors: ModelError."""
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Further names of tied parameters -> the name that the layout has."""
+    first = {id(p): name for name, p in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: first[id(p)] for name, p in every if first[id(p)] != name}
+
+
+def blueprint(folder: Path, kind: torch.dtype | None = None) -> PreTrainedModel:
+    """The model of the config in `folder`, names and shapes only, on the meta device; its weights of `kind`,
+    or as the config has it. Errors: ModelError.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    chosen = {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
     try:
         with quiet(), torch.device("meta"):
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            chosen: dict[str, Any] = {} if kind is None else {"dtype": kind}
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **chosen)
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
         message = f"{folder}: transformers cannot load this as a causal language model: {error}"
@@ -198,7 +226,7 @@ def write_header(metadata: Mapping[str, str], tensors: Mapping[str, Kind]) -> by
     return len(text).to_bytes(8, "little") + text
 
 
-def _stored(folder: Path, files: ExitStack) -> dict[str, Stored]:
+def stored_in(folder: Path, files: ExitStack) -> dict[str, Stored]:
     """Every tensor of the folder's safetensors files, as transformers would look for them; none for .bin.
 
     The files stay open, in `files`. Errors: ModelError.
@@ -206,8 +234,8 @@ def _stored(folder: Path, files: ExitStack) -> dict[str, Stored]:
     names: list[str] = []
     tensors: dict[str, Stored] = {}
     try:
-        if (folder / WEIGHTS).is_file():
-            names = [WEIGHTS]
+        if one := [name for name in (WEIGHTS, ADAPTER) if (folder / name).is_file()]:
+            names = one[:1]
         elif (folder / INDEX).is_file():
             index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
             names = sorted(set(index["weight_map"].values()))
@@ -231,14 +259,14 @@ def _loaded(folder: Path) -> StoredVector:
 
     model = load_model(folder)
     layout = layout_of(model)
-    tensors = {name: _in_memory(tensor) for name, tensor in model.state_dict().items()}
-    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    others = {name: tensor for name, tensor in tensors.items() if name not in tied}
+    tensors = {name: in_memory(tensor) for name, tensor in model.state_dict().items()}
+    tied = tied_names(model)
+    others = {name: tensor for name, tensor in tensors.items() if name not in {*layout.names, *tied}}
     parts = tuple(tensors[name] for name in layout.names)
-    return StoredVector(layout, layout.names, parts, others, on_disk=False)
+    return StoredVector(layout, layout.names, parts, others, on_disk=False, texts=texts_of(folder), tied=tied)
 
 
-def _in_memory(tensor: torch.Tensor) -> Stored:
+def in_memory(tensor: torch.Tensor) -> Stored:
     kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL"}
     kinds |= {torch.uint8: "U8", torch.int32: "I32", torch.int64: "I64", torch.float64: "F64"}
     flat = tensor.detach().cpu().contiguous().reshape(-1)

@@ -131,18 +131,18 @@ def train(folder: Path, micro_batch: int, length: int, rounds: int, device: str,
 
     from recipes.data import Sample, pack
     from recipes.finetune import build_peer, finetune
-    from recipes.model import load_model
+    from recipes.trained import load_trained
 
     lengths = [length] + [length // 2] * (micro_batch - 1)  # unequal, so that a mask is made
     tokens = [np.arange(n, dtype=np.int32) for n in lengths]
     lease = pack([Sample(t, t > 0) for t in tokens])
     recipe = recipe_for(folder, length, overrides)
-    model = load_model(folder, recipe.model.attn_implementation, device)
+    model = load_trained(recipe, folder, device)
     peer = build_peer(model, recipe, micro_batch)
     del model
     for _ in finetune(Mirror(lease, micro_batch, rounds), peer, 0):
         pass
-    return peer.flat.layout.size
+    return peer.local.layout.size
 
 
 def kib(what: str) -> int:
@@ -158,7 +158,7 @@ def one(given: argparse.Namespace) -> None:
     import torch
 
     from recipes.cocktail_sgd import mix_of, rehearse
-    from recipes.memory import memory_of
+    from recipes.memory import Machine, memory_of
 
     with tempfile.TemporaryDirectory() as place:
         folder, tiny = Path(place) / "model", Path(place) / "tiny"
@@ -177,7 +177,7 @@ def one(given: argparse.Namespace) -> None:
         train(folder, given.micro_batch, given.length, given.rounds, given.device, given.override)
         most = kib("VmHWM") if given.device == "cpu" else torch.cuda.max_memory_allocated()
         recipe = recipe_for(folder, given.length, given.override)
-        planned = memory_of(recipe, folder, given.micro_batch)
+        planned = memory_of(recipe, folder, given.micro_batch, Machine(1 << 40, given.device != "cpu"))
         parts = {part.name: part.bytes for part in planned.parts}
         print(json.dumps({"measured": most - before, "planned": planned.bytes, "parts": parts}))
 

@@ -96,7 +96,7 @@ class Churn:
 def build_peer(recipe: Recipe, folder: Path) -> Peer:
     flat = Flat(load_model(folder))
     common = Common(flat.vector.clone(), mix_of(recipe.compression), recipe.training.seed)
-    return Peer(flat, Worker(flat.vector, common), build_optimizer(flat.model, recipe.training))
+    return Peer(flat, Worker(flat.vector, common), build_optimizer(flat.masters, recipe.training))
 
 
 def simulate(recipe: Recipe, corpus: Corpus, folder: Path, count: int, churn: Churn) -> torch.Tensor:

@@ -112,16 +112,19 @@ class Progress:
     eta: float | None  # seconds; None: not known, or the run is faster than this line
 
 
-def ways(welcome: Welcome, base: int, own: Own | None) -> list[Plan]:
-    """All there are. `base`: bytes of its weights that are not here."""
+def ways(welcome: Welcome, base: int, own: Own | None, frozen: bool = False) -> list[Plan]:
+    """All there are. `base`: bytes of its weights that are not here; `frozen`: each way needs them."""
     log, now = welcome.log_bytes, welcome.round
+    beside = base if frozen else 0
     found = [Plan(Way.BASE, 0, base, log)]
     for offer in welcome.snapshots:
         if offer.round <= now:
-            found.append(Plan(Way.SNAPSHOT, offer.round, offer.size, max(0, log - offer.log_bytes), offer))
+            found.append(
+                Plan(Way.SNAPSHOT, offer.round, beside + offer.size, max(0, log - offer.log_bytes), offer)
+            )
     if own is not None and own.round <= now:
         before = log * own.round // now if own.log_bytes is None and now else own.log_bytes or 0
-        found.append(Plan(Way.OWN, own.round, 0, max(0, log - before)))
+        found.append(Plan(Way.OWN, own.round, beside, max(0, log - before)))
     return found
 
 
@@ -132,11 +135,19 @@ class CatchUp:
         base: bytes of the base's weights that are not on this disk.
         own: what this machine kept of an earlier stay.
         room: bytes that fit on the disk; a way that needs more is taken only where there is no other.
+        frozen: the base's weights are not what is trained, and needed beside x' of whatever round.
     """
 
-    def __init__(self, welcome: Welcome, base: int, own: Own | None = None, room: float = inf) -> None:
+    def __init__(
+        self,
+        welcome: Welcome,
+        base: int,
+        own: Own | None = None,
+        room: float = inf,
+        frozen: bool = False,
+    ) -> None:
         self.state, self.plans = State.PLANNING, 0
-        self._base, self._own, self._room = base, own, room
+        self._base, self._own, self._room, self._frozen = base, own, room, frozen
         self._gone: set[int] = set()  # rounds of snapshots that cannot be had
         self._choose(welcome)
 
@@ -146,7 +157,7 @@ class CatchUp:
         self.plans += 1
         possible = [
             plan
-            for plan in ways(welcome, self._base, self._own)
+            for plan in ways(welcome, self._base, self._own, self._frozen)
             if plan.offer is None or (self.plans <= PLANS and plan.start not in self._gone)
         ]
         fitting = [plan for plan in possible if plan.weights <= self._room] or possible

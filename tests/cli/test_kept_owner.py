@@ -220,7 +220,8 @@ def test_a_run_that_is_over_leaves_no_error_behind(tmp_path: Path) -> None:
 def test_more_shards_than_the_model_has_parameters_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recipes.weights.count_parameters", lambda folder: 2)
+    monkeypatch.setattr("recipes.trained.check_trainable", lambda recipe, base: None)
+    monkeypatch.setattr("recipes.trained.count_trained", lambda recipe, base: 2)
     recipe: Any = load_recipe("smoke", ["compression.shards=3"])
     nothing: Any = None
     with pytest.raises(ModelError, match=r"compression.shards is 3, more than the model's 2 parameters"):

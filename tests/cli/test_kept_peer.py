@@ -38,8 +38,8 @@ def peer(moved: bool = True) -> Peer:
     )
     made = build_peer(model, recipe, micro_batch=1)
     if moved:
-        made.flat.grad.fill_(0.5)
-        made.optimizer.step()
+        made.local.flat.grad.fill_(0.5)
+        made.local.optimizer.step()
     return made
 
 
@@ -171,7 +171,7 @@ def test_a_stay_keeps_what_is_its_own_unless_the_run_is_over(
 ) -> None:
     """An earlier state of a run that is over goes as well."""
     view, link = Shown(), FakeLink(end)
-    lent = Lent("ann", "cpu", None, ask=False)
+    lent = Lent("ann", ["cpu"], None, ask=False)
     membership = Membership(SimpleNamespace(run="amber-otter-42"), lent, view)  # type: ignore[arg-type]
     welcome = SimpleNamespace(run="amber-otter-42", name="ann", recipe_hash="r", base=[], round=0)
     old = kept_peer.path_of("amber-otter-42", "ann")

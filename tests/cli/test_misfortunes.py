@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.slow, needs_fork]
 
 # In its third micro-batch torch is asked for more than any machine has.
 NO_MEMORY = """
-import recipes.finetune, torch, itertools
-fine, calls = recipes.finetune.loss_sum, itertools.count()
-recipes.finetune.loss_sum = lambda *a: torch.empty(10**15) if next(calls) == 3 else fine(*a)
+import recipes.local, torch, itertools
+fine, calls = recipes.local.loss_sum, itertools.count()
+recipes.local.loss_sum = lambda *a: torch.empty(10**15) if next(calls) == 3 else fine(*a)
 """
 # What is fetched goes to a device that is always full.
 NO_DISK = """

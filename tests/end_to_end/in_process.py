@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -34,6 +34,7 @@ from recipes.data import build_corpus
 from recipes.finetune import Event, Peer, StepDone, build_peer, finetune
 from recipes.model import export, load_model
 from recipes.schema import Model, Recipe
+from recipes.trained import load_trained
 from transport import Ledger
 from transport import events as hub
 from transport.memory import MemorySwarm
@@ -103,6 +104,7 @@ def recipe_of(model: Path, data: Path, **sections: dict[str, Any]) -> Recipe:
             "lr_scheduler_type": "constant",
             "warmup_steps": 0,
             "optim": "adamw_torch",
+            "activation_checkpointing": False,
         },
         "swarm": {"step_timeout": 20.0, "peer_timeout": 10.0, "start_timeout": 30.0},
         "checkpoint": {"eval_steps": 4},
@@ -175,6 +177,9 @@ class Swarm:
     def model(self) -> PreTrainedModel:
         return load_model(self.base.folder)
 
+    def trained(self) -> nn.Module:
+        return load_trained(self.recipe, self.base.folder)
+
     def start(self, *names: str, watch: Callable[[Member, Event], None] | None = None) -> list[Member]:
         """Peers by these names begin, each in a thread. `watch` is called there, after each event."""
         return [self._start(name, watch) for name in names]
@@ -186,7 +191,9 @@ class Swarm:
         """A peer at the base weights, that is welcome and does nothing yet."""
         link = self.memory.link(name)
         link.connect(10)
-        member = Member(name, RunLink(link), build_peer(self.model(), self.recipe, micro_batch=2, name=name))
+        member = Member(
+            name, RunLink(link), build_peer(self.trained(), self.recipe, micro_batch=2, name=name)
+        )
         self.members[name] = member
         return member
 

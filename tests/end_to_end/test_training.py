@@ -42,7 +42,7 @@ def plain_pytorch(swarm: Swarm, steps: int) -> torch.Tensor:
     """The same run as anybody would write it: one process, the whole batch. Returns the weights, (P,)."""
     model = swarm.model().train()
     flat = Flat(model)
-    optimizer = build_optimizer(model, swarm.recipe.training)
+    optimizer = build_optimizer(flat.masters, swarm.recipe.training)
     batch = swarm.recipe.training.global_batch_size
     for step in range(steps):
         places = range(step * batch, min((step + 1) * batch, len(swarm.corpus)))

@@ -246,7 +246,7 @@ def trained(rule: Rule, liars: int) -> float:
         packets = lies + [part.packet for part in parts[liars:]]
         packet = owner.aggregate(t, [(f"p{i}", p, 1.0) for i, p in enumerate(packets)])
         for worker, part in zip(workers, parts, strict=True):
-            worker.x -= 0.1 * (worker.x - target + torch.randn(n, generator=generator))
+            worker.x.sub_(0.1 * (worker.x - target + torch.randn(n, generator=generator)))
             worker.finish(packet, part)
     return float((workers[-1].common.vector - target).square().mean())
 

@@ -42,7 +42,7 @@ class Swarm:
         """One round in which worker i's optimizer adds steps[i]."""
         sent = [worker.start() for worker in self.workers]
         for worker, step in zip(self.workers, steps, strict=True):
-            worker.x += step
+            worker.x.add_(step)
         updates = [(f"peer-{i}", part.packet, weights[i] if weights else 1.0) for i, part in enumerate(sent)]
         packet = self.owner.aggregate(self.workers[0].common.round, updates)
         for worker, part in zip(self.workers, sent, strict=True):
@@ -109,7 +109,7 @@ def test_lossless_and_fresh_it_is_synchronous_sgd_on_the_whole_batch() -> None:
         plain -= lr * A.T @ (A @ plain - b) / 60
         for worker, share in zip(trio.workers, shares, strict=True):
             rows = A[share]
-            worker.x -= lr * rows.T @ (rows @ worker.x - b[share]) / len(rows)
+            worker.x.sub_(lr * rows.T @ (rows @ worker.x - b[share]) / len(rows))
         sent = [worker.start() for worker in trio.workers]
         updates = [(str(i), s.packet, float(len(b[shares[i]]))) for i, s in enumerate(sent)]
         packet = trio.owner.aggregate(t, updates)
@@ -189,7 +189,7 @@ def test_a_packet_that_came_too_late_stays_in_the_residual() -> None:
     d = late.x - late.common.vector
     sent = punctual.start()
     late.start()
-    late.x += step
+    late.x.add_(step)
     packet = group.owner.aggregate(1, [("punctual", sent.packet, 1.0)])
 
     punctual.finish(packet, sent)
@@ -226,7 +226,7 @@ def test_an_owner_that_replays_what_was_committed_goes_on_to_the_bit(mix: Cockta
         sent = [worker.start() for worker in group.workers]
         updates = [(f"peer-{i}", part.packet, 0.1 + i) for i, part in enumerate(sent)]
         for worker, step in zip(group.workers, steps_of(4, n, t), strict=True):
-            worker.x += step
+            worker.x.add_(step)
         packet = group.owner.aggregate(t, updates)
         for worker, part in zip(group.workers, sent, strict=True):
             worker.finish(packet, part)

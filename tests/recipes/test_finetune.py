@@ -144,7 +144,7 @@ def test_the_exchange_is_under_way_while_every_micro_batch_is_computed() -> None
     hub = FakeHub(recipe(), [OneRound(t, t) for t in range(3)], hold=threading.Event())
     peer = peer_for(hub)
     assert hub.hold is not None
-    hold, model = hub.hold, peer.model
+    hold, model = hub.hold, peer.local.model
     model.register_forward_hook(lambda *_: hold.set() if model.micro_batches % SAMPLES == 0 else hold.clear())
 
     done = steps(hub, peer)
@@ -185,7 +185,7 @@ def test_asked_to_leave_it_finishes_the_exchange_in_flight_and_says_goodbye() ->
     hub = FakeHub(recipe(), [OneRound(t, t) for t in range(9)])
     peer = peer_for(hub)
     leave_at = 6  # micro-batches: in the middle of the second lease
-    peer.model.register_forward_hook(
+    peer.local.model.register_forward_hook(
         lambda model, *_: hub.leaving.set() if model.micro_batches == leave_at else None
     )
 
@@ -205,7 +205,7 @@ LOSSY: dict[str, object] = {"random_ratio": 0.5, "topk_ratio": 0.2}
 def leaver(hub: FakeHub, after: int) -> Peer:
     """A peer that is asked to leave in its micro-batch `after`."""
     peer = peer_for(hub)
-    peer.model.register_forward_hook(
+    peer.local.model.register_forward_hook(
         lambda model, *_: hub.leaving.set() if model.micro_batches == after else None
     )
     return peer
@@ -239,7 +239,7 @@ def alone(hub: FakeHub, count: int) -> Tensor:
     again = FakeHub(hub.recipe, [OneRound(t, t) for t in range(count)])
     peer = peer_for(again)
     steps(again, peer)
-    return peer.flat.vector
+    return peer.local.flat.vector
 
 
 def test_work_that_others_will_do_again_is_not_handed_over() -> None:
@@ -338,7 +338,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batch(micro_batch: int) -> No
     steps(hub, peer)
     steps(other, whole)
 
-    torch.testing.assert_close(peer.flat.vector, whole.flat.vector)
+    torch.testing.assert_close(peer.local.flat.vector, whole.local.flat.vector)
 
 
 def test_x_prime_and_not_the_local_model_is_evaluated() -> None:

@@ -66,7 +66,7 @@ def test_a_peer_that_comes_back_is_what_it_was_to_the_bit_and_goes_on_alike(
 
 
 def same_state(a: Peer, b: Peer) -> bool:
-    mine, theirs = (peer.optimizer.state_dict()["state"] for peer in (a, b))
+    mine, theirs = (peer.local.optimizer.state_dict()["state"] for peer in (a, b))
     return mine.keys() == theirs.keys() and all(
         torch.equal(torch.as_tensor(mine[n][what]), torch.as_tensor(theirs[n][what]))
         for n in mine

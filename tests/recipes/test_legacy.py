@@ -27,7 +27,7 @@ class Swarm:
     def round(self, steps: dict[str, Tensor]) -> None:
         sent = {name: worker.start() for name, worker in self.workers.items()}
         for name, step in steps.items():
-            self.workers[name].x += step
+            self.workers[name].x.add_(step)
         updates = [(name, part.packet, WEIGHTS[name]) for name, part in sent.items()]
         packet = self.owner.aggregate(self.round_number, updates)
         for name, worker in self.workers.items():

@@ -41,7 +41,7 @@ from recipes.state import (
     write_beside,
     write_hashes,
 )
-from recipes.weights import Stored, StoredVector, count_parameters, open_vector, read_header
+from recipes.weights import Stored, StoredVector, open_vector, read_header, texts_of
 
 MIX = Cocktail(sample=0.3, keep=0.2, bits=4, block=64)
 
@@ -73,7 +73,7 @@ def fold_of(
 
 def write(fold: Fold, base: Path, folder: Path) -> int:
     with written_whole(folder) as part:
-        write_beside(part, base, BUILTIN)
+        write_beside(part, texts_of(base), BUILTIN)
         number = fold.write(part)
         write_hashes(part, lambda: False)
     return number
@@ -207,7 +207,7 @@ def test_weights_that_cannot_be_read_are_named(bases, tmp_path, content: bytes |
     path.write_bytes(path.read_bytes()[:-1] if isinstance(content, str) else content)
 
     with pytest.raises(ModelError, match=r"model\.safetensors"):
-        count_parameters(tmp_path / "bad")
+        open_vector(tmp_path / "bad")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -217,7 +217,8 @@ def test_parameters_are_counted_without_loading_a_weight(bases, tmp_path, name: 
     model.save_pretrained(folder)
     monkeypatch.setattr("recipes.weights._loaded", lambda folder: pytest.fail("it was loaded"))
 
-    assert count_parameters(folder) == layout_of(model).size
+    with closing(open_vector(folder)) as vector:
+        assert vector.layout.size == layout_of(model).size
 
 
 @settings(max_examples=25)

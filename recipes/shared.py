@@ -1,0 +1,52 @@
+"""Memory that a peer and its ranks see alike: x', and a window through which the rest goes to and fro.
+
+    x' (P,) float32 | coordinates (WINDOW,) int64 | values (WINDOW,) float32
+
+A file without a name: it is gone when the last of them is, however that ended.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+
+import torch
+
+WINDOW = 1 << 22  # coordinates
+PAGE = 1 << 12
+
+
+class Shared:
+    """One process's view of it.
+
+    Args:
+        file: its descriptor, of `nameless`.
+        parameters: P; the file grows to what that takes.
+    """
+
+    def __init__(self, file: int, parameters: int) -> None:
+        ends = [0]
+        for size in (4 * parameters, 8 * WINDOW, 4 * WINDOW):
+            ends.append(ends[-1] + size + -size % PAGE)
+        if os.fstat(file).st_size < ends[-1]:
+            os.ftruncate(file, ends[-1])
+        memory = mmap.mmap(file, ends[-1])
+        self.common = torch.frombuffer(memory, dtype=torch.float32, count=parameters)  # x'   (P,)
+        self.where = torch.frombuffer(memory, dtype=torch.int64, count=WINDOW, offset=ends[1])
+        self.values = torch.frombuffer(memory, dtype=torch.float32, count=WINDOW, offset=ends[2])
+
+
+def nameless() -> int:
+    """The descriptor of an empty file in memory, or where the system has none such, on the disk."""
+    if hasattr(os, "memfd_create"):  # not in /dev/shm, which containers make small
+        return os.memfd_create("cocktail")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def windows(start: int, stop: int, size: int = WINDOW) -> Iterator[tuple[int, int]]:
+    """start .. stop - 1 in pieces of `size`."""
+    for begin in range(start, stop, size):
+        yield begin, min(begin + size, stop)

@@ -1,0 +1,205 @@
+"""A peer whose x_i, gradient and optimizer are spread over the ranks of its machine: the peer's own side.
+
+The peer's process has x', in memory that all of them see, the packets and the loop; the ranks (rank.py) have
+the rest, a shard each. They are asked one thing after another, all for the same. Of x_i only what a round
+samples comes here, as x_i - x', and only what a packet changes goes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from compress import Sample as Sampled
+from compress import Shard
+from recipes.cocktail_sgd import Common, Piece, Worker, mix_of
+from recipes.data import Sample, batches, pack
+from recipes.finetune import Peer
+from recipes.flat import Layout
+from recipes.local import LOCAL, OPTIMIZER, Lazy, parsed
+from recipes.optim import EXTRA
+from recipes.problems import ModelError
+from recipes.schema import Recipe
+from recipes.shared import WINDOW, Shared, windows
+from recipes.trained import kind_of
+from recipes.weights import open_vector
+
+
+class Ranks(Protocol):
+    """The processes, however they were started."""
+
+    count: int
+    file: int  # the descriptor of what they share with this process
+
+    def all(self, do: str, parts: Sequence[bytes] = (), **fields: Any) -> list[dict[str, Any]]:
+        """Ask each rank to `do`; with its part, where there are parts. Their answers, by rank.
+
+        Raises where one of them cannot, or is no more; then none is.
+        """
+
+
+def spread_peer(
+    ranks: Ranks, folder: Path, recipe: Recipe, micro_batch: int, name: str = "", round: int = 0
+) -> Peer:
+    """As `build_peer`, of the model in `folder`. Its weights are read here once, into x'.
+
+    Raises:
+        ModelError: the folder has no model, or one that cannot be spread.
+    """
+    check_spreadable(recipe)
+    with closing(open_vector(folder)) as weights:
+        layout = weights.layout
+        shared = Shared(ranks.file, layout.size)
+        for start, stop in windows(0, layout.size):
+            shared.common[start:stop] = torch.from_numpy(weights.read(start, stop))
+    answers = ranks.all("load", folder=str(folder), recipe=recipe.to_json())
+    assert all(answer["parameters"] == layout.size for answer in answers)
+    local = Spread(ranks, shared, layout, answers[0]["numbers"])
+    common = Common(shared.common, mix_of(recipe.compression), recipe.training.seed, round)
+    worker = Worker(local, common, layout.name_at, dither=crc32(name.encode()))
+    return Peer(local, worker, recipe, answers[0]["vocabulary"], micro_batch)
+
+
+def check_spreadable(recipe: Recipe) -> None:
+    """Raises ModelError where the recipe asks for what only a peer on one device can do."""
+    training = recipe.training
+    asks = {
+        "lora": recipe.lora is not None,
+        "model.dtype": kind_of(recipe) != torch.float32,
+        "training.optim": training.optim in (*EXTRA, "adafactor"),
+        "training.bf16": training.bf16 is True,
+        "training.fp16": training.fp16,
+        "training.torch_compile": training.torch_compile,
+    }
+    if found := [key for key, asked in asks.items() if asked]:
+        raise ModelError(f"a peer on several devices does not know the recipe's {', '.join(found)}")
+
+
+class Spread:
+    """The loop's `Local` and the worker's `Vector`. A vector it is given is x'.
+
+    Args:
+        numbers: of the layout's parameters, in the order in which the optimizer has them.
+    """
+
+    def __init__(self, ranks: Ranks, shared: Shared, layout: Layout, numbers: Sequence[int]) -> None:
+        self.ranks, self.shared, self._layout, self.numbers = ranks, shared, layout, numbers
+        self.at_once = ranks.count
+        self._stepped = False
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    @property
+    def stepped(self) -> bool:
+        return self._stepped
+
+    # ---- training ------------------------------------------------------------------------------------------
+
+    def zero(self) -> None:
+        self.ranks.all("zero")
+
+    def backward(self, parts: Sequence[Sequence[Sample]], tokens: int) -> float:
+        return float(sum(answer["loss"] for answer in self._deal("backward", parts, tokens=tokens)))
+
+    def clip(self, limit: float) -> float:
+        return float(self.ranks.all("clip", limit=limit)[0]["norm"])
+
+    def step(self, rate: float) -> None:
+        self.ranks.all("step", rate=rate)
+        self._stepped = True
+
+    def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> tuple[float, int]:
+        assert vector.data_ptr() == self.shared.common.data_ptr()
+        self.ranks.all("common")
+        answers: list[dict[str, Any]] = []
+        for group in batches(samples, size * self.at_once):
+            answers += self._deal("score", list(batches(group, size)))
+        self.ranks.all("own")
+        return sum(answer["loss"] for answer in answers), sum(answer["tokens"] for answer in answers)
+
+    def _deal(self, do: str, parts: Sequence[Sequence[Sample]], **fields: Any) -> list[dict[str, Any]]:
+        """A micro-batch to each rank. One without gets two tokens of which none counts: all must compute."""
+        nothing = Sample(parts[0][0].tokens[:2], np.zeros(2, bool))
+        idle = [[nothing]] * (self.at_once - len(parts))
+        return self.ranks.all(do, [pack(part) for part in [*parts, *idle]], **fields)
+
+    # ---- x_i -----------------------------------------------------------------------------------------------
+
+    def difference(self, shard: Shard, sample: Sampled, other: Tensor) -> Tensor:
+        assert other.data_ptr() == self.shared.common.data_ptr()
+        out, block = torch.empty(sample.m), sample.block
+        units = sample.units * block + shard.start
+        for start, stop in windows(0, len(units), WINDOW // block):
+            self.shared.where[: stop - start] = units[start:stop]
+            self.ranks.all("difference", units=stop - start, block=block)
+            place = out[start * block : stop * block]  # the last block may be a short one
+            place.copy_(self.shared.values[: len(place)])
+        return out
+
+    def add_(self, piece: Piece, alpha: int = 1) -> None:
+        where = piece.sample.coordinates(piece.update.positions) + piece.shard.start
+        for start, stop in windows(0, len(where)):
+            self.shared.where[: stop - start] = where[start:stop]
+            self.shared.values[: stop - start] = piece.update.values[start:stop]
+            self.ranks.all("add", count=stop - start, alpha=alpha)
+
+    def distance(self, other: Tensor) -> float:
+        assert other.data_ptr() == self.shared.common.data_ptr()
+        return float(sum(answer["square"] for answer in self.ranks.all("distance")) ** 0.5)
+
+    # ---- what is kept --------------------------------------------------------------------------------------
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        states: dict[str, float | None] = self.ranks.all("states")[0]["states"]
+        made: dict[str, Callable[[], Tensor]] = {LOCAL: partial(self._read, LOCAL)}
+        for name, value in states.items():
+            number = partial(torch.tensor, value, dtype=torch.float32)
+            made[name] = partial(self._read, name) if value is None else number
+        return Lazy(made)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        shapes = {f"{OPTIMIZER}.{n}": self._layout.shapes[i] for n, i in enumerate(self.numbers)}
+        return {LOCAL: (self._layout.size,), **shapes}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self._write(LOCAL, tensors[LOCAL])
+        names = [name for name in tensors if name != LOCAL]
+        numbers = {name: float(t) if (t := tensors[name]).ndim == 0 else None for name in names}
+        self.ranks.all("expect", states=numbers)
+        for name in names:
+            if numbers[name] is None:
+                self._write(name, tensors[name])
+        self._stepped = bool(names)
+
+    def _read(self, name: str) -> Tensor:
+        """x_i, or what the optimizer keeps for one parameter, from all ranks."""
+        first, last = self._range(name)
+        out = torch.empty(last - first)
+        for start, stop in windows(first, last):
+            self.ranks.all("read", name=name, start=start, stop=stop)
+            out[start - first : stop - first] = self.shared.values[: stop - start]
+        return out.view(self.shapes()[name.rpartition(".")[0] or name])
+
+    def _write(self, name: str, tensor: Tensor) -> None:
+        first, last = self._range(name)
+        flat = tensor.reshape(-1)
+        for start, stop in windows(first, last):
+            self.shared.values[: stop - start] = flat[start - first : stop - first]
+            self.ranks.all("write", name=name, start=start, stop=stop)
+
+    def _range(self, name: str) -> tuple[int, int]:
+        """Its coordinates in the vector."""
+        if name == LOCAL:
+            return 0, self._layout.size
+        i = self.numbers[parsed(name)[0]]
+        return self._layout.offsets[i], self._layout.offsets[i + 1]

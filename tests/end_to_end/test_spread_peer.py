@@ -1,0 +1,207 @@
+"""A peer that is spread over two processes: to itself what one process would be, to the run one peer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from in_process import Member, Swarm, recipe_of, rows, save_tiny
+from torch import Tensor
+
+from cocktail_cli.link import RunLink
+from cocktail_cli.ranks import Ranks
+from recipes.data import Sample
+from recipes.finetune import HandedOver, Peer, StepDone, build_peer
+from recipes.kept import keep, restore
+from recipes.model import load_model
+from recipes.spread import Spread, spread_peer
+
+pytestmark = pytest.mark.slow
+LEASE = 5  # samples; in micro-batches of 2 that leaves one of two ranks without any at the end
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with closing(Ranks(["cpu", "cpu"], lambda: None)) as started:
+        yield started
+    assert [process.returncode for process in started.processes] == [-9, -9]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(54)))
+    return path
+
+
+def lease() -> list[list[Sample]]:
+    """In micro-batches, of different lengths."""
+    random = np.random.default_rng(0)
+    tokens = [random.integers(0, 300, 6 + i).astype(np.int32) for i in range(LEASE)]
+    samples = [Sample(t, np.arange(len(t)) > i % 2) for i, t in enumerate(tokens)]
+    return [samples[i : i + 2] for i in range(0, LEASE, 2)]
+
+
+def step(peer: Peer, limit: float) -> tuple[float, float]:
+    """One step on the lease: the sum of its losses, the norm of its gradient."""
+    local, parts = peer.local, lease()
+    tokens = sum(sample.count for part in parts for sample in part)
+    local.zero()
+    loss = sum(
+        local.backward(parts[i : i + local.at_once], tokens) for i in range(0, len(parts), local.at_once)
+    )
+    norm = local.clip(limit)
+    local.step(1e-2)
+    return loss, norm
+
+
+def x_of(peer: Peer) -> Tensor:
+    return peer.local.tensors()["x"]
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "gpt2_tied", "qwen3"])
+def test_two_ranks_compute_what_one_computes(ranks: Ranks, tmp_path: Path, data: Path, family: str) -> None:
+    """Gradient, clipping, step, evaluation, and what is sent of x_i; also where weights are tied."""
+    recipe = recipe_of(
+        save_tiny(family, tmp_path / "model"), data, compression={"random_ratio": 0.3, "shards": 2}
+    )
+    alone = build_peer(load_model(tmp_path / "model"), recipe, 2)
+    two = spread_peer(ranks, tmp_path / "model", recipe, 2)
+    held_out = [sample for part in lease() for sample in part]
+    common = alone.worker.common.vector.clone()
+    assert torch.equal(two.worker.common.vector, common)
+    assert two.worker.common.fingerprint == alone.worker.common.fingerprint
+
+    for limit in (0.0, 0.1):  # the second step is clipped
+        torch.testing.assert_close(step(two, limit), step(alone, limit), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(x_of(two), x_of(alone), rtol=1e-4, atol=1e-5)
+    for shard, sample in two.worker.common.samples():
+        mine = two.worker.local.difference(shard, sample, two.worker.common.vector)
+        assert torch.equal(mine, sample.difference(shard.of(x_of(two)), shard.of(common)))
+    before = x_of(two)
+    (loss, tokens), (want, count) = (
+        p.local.evaluate(p.worker.common.vector, held_out, 2) for p in (two, alone)
+    )
+    assert tokens == count
+    assert loss == pytest.approx(want, rel=1e-5)
+    assert torch.equal(x_of(two), before)
+    sent = two.worker.start()
+    two.worker.take_out(sent)
+    for piece in sent.pieces:
+        piece.add_(before, alpha=-1)
+    assert torch.equal(x_of(two), before)
+    assert two.worker.residual_norm() == pytest.approx(float(torch.dist(before, common)), rel=1e-5)
+
+
+def test_each_rank_holds_half_of_model_gradient_and_optimizer(
+    ranks: Ranks, tmp_path: Path, data: Path
+) -> None:
+    peer = spread_peer(ranks, save_tiny("llama", tmp_path / "model"), recipe_of(tmp_path / "model", data), 2)
+    step(peer, 0.0)
+    held = ranks.all("bytes")
+
+    whole = 4 * peer.local.layout.size
+    for what, times in (("parameters", 1), ("gradients", 1), ("optimizer", 2)):
+        each = [rank[what] for rank in held]
+        assert sum(each) == pytest.approx(times * whole, rel=0.001)
+        assert max(each) == pytest.approx(times * whole / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
+def test_what_it_kept_is_taken_up_by_one_process_or_two(
+    ranks: Ranks, tmp_path: Path, data: Path, optim: str
+) -> None:
+    recipe = recipe_of(save_tiny("gpt_neox", tmp_path / "model"), data, training={"optim": optim})
+    two = spread_peer(ranks, tmp_path / "model", recipe, 2)
+    step(two, 0.0)
+    keep(two, tmp_path / "kept", {})
+    states = {name: tensor.clone() for name, tensor in two.local.tensors().items()}
+    alone = build_peer(load_model(tmp_path / "model"), recipe, 2)
+    restore(alone, tmp_path / "kept")
+    again = spread_peer(ranks, tmp_path / "model", recipe, 2)
+    assert not again.local.stepped
+    restore(again, tmp_path / "kept")
+
+    assert len(states) > 3
+    for peer in (alone, again):
+        found = peer.local.tensors()
+        assert found.keys() == states.keys()
+        assert all(torch.equal(found[name], states[name]) for name in states)
+    torch.testing.assert_close(step(again, 0.0), step(alone, 0.0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(x_of(again), x_of(alone), rtol=1e-4, atol=1e-5)
+
+
+def spread_member(swarm: Swarm, ranks: Ranks, name: str) -> Member:
+    """A peer of the run that is spread over the ranks."""
+    link = swarm.memory.link(name)
+    link.connect(10)
+    member = Member(name, RunLink(link), spread_peer(ranks, swarm.base.folder, swarm.recipe, 2, name))
+    swarm.members[name] = member
+    return member
+
+
+def test_beside_a_peer_of_one_process_it_holds_the_same_model_and_the_loss_falls(
+    ranks: Ranks, tmp_path: Path, data: Path
+) -> None:
+    recipe = recipe_of(save_tiny("gpt_neox", tmp_path / "model"), data, training={"num_train_epochs": 2})
+    with Swarm(recipe, tmp_path / "run", min_peers=2) as swarm:
+        two, bob = spread_member(swarm, ranks, "ann"), swarm.prepare("bob")
+        swarm.go(two)
+        swarm.go(bob)
+        swarm.finish()
+
+        assert torch.equal(two.common, bob.common)
+        assert torch.equal(two.common, swarm.folded())
+        assert {s.round: s.fingerprint for s in two.steps} == {s.round: s.fingerprint for s in bob.steps}
+        assert all(step.accepted for step in two.steps)
+        losses = [step.loss for step in two.steps if step.loss is not None]
+        assert losses[-1] < 0.8 * losses[0]
+        swarm.audit()
+
+
+def test_alone_it_learns_as_one_process_does(ranks: Ranks, tmp_path: Path, data: Path) -> None:
+    """The same loss in every step, where nothing is rounded on the way."""
+    plain = {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 32}
+    recipe = recipe_of(save_tiny("qwen3", tmp_path / "model"), data, compression=plain)
+    curves: list[list[StepDone]] = []
+    for spread in (True, False):
+        with Swarm(recipe, tmp_path / f"run-{spread}") as swarm:
+            member = spread_member(swarm, ranks, "ann") if spread else swarm.prepare("ann")
+            swarm.go(member)
+            swarm.finish()
+            assert isinstance(member.peer.local, Spread) == spread
+            curves.append(member.steps)
+
+    two, one = ([step.loss for step in steps if step.loss is not None] for steps in curves)
+    assert len(two) == len(one) > 5
+    assert two == pytest.approx(one, rel=1e-4)
+
+
+def test_asked_to_leave_it_hands_over_and_comes_back_with_what_it_kept(
+    ranks: Ranks, tmp_path: Path, data: Path
+) -> None:
+    lossy = {"random_ratio": 0.5, "topk_ratio": 0.2}
+    recipe = recipe_of(save_tiny("llama", tmp_path / "model"), data, compression=lossy)
+    with Swarm(recipe, tmp_path / "run") as swarm:
+        two = spread_member(swarm, ranks, "ann")
+        swarm.go(two, lambda member, _: member.leave() if len(member.steps) == 3 else None)
+        two.join()
+        keep(two.peer, tmp_path / "kept", {})
+        left = two.peer.worker.residual_norm()
+        back = spread_member(swarm, ranks, "ann")
+        restore(back.peer, tmp_path / "kept")
+        assert back.peer.worker.residual_norm() == left > 0
+        swarm.go(back)
+        swarm.finish()
+
+        (handed_over,) = [event for event in two.events if isinstance(event, HandedOver)]
+        assert handed_over.taken
+        assert handed_over.smaller > 0.3
+        assert len(back.steps) > 3
+        assert torch.equal(back.common, swarm.folded())
+        swarm.audit()

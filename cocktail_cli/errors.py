@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -141,6 +142,7 @@ FULL_MEMORY = (
     "failed to map segment from shared object",  # a library that does not fit
     "could not create a primitive",  # oneDNN, which says no more
 )
+ROOM = 64 << 20  # bytes: with less than this to be had, what fails fails for want of memory
 NO_ENTRY = (errno.EACCES, errno.EPERM, errno.EROFS)
 MEMORY_HINT = "lower --micro-batch-size on this machine, or data.max_length in the recipe"
 HUB_HINT = "the run may be over, or its port closed to you: ask its owner for `cocktail status`"
@@ -184,6 +186,16 @@ def memory_is_full(error: BaseException | None) -> bool:
         if isinstance(error, MemoryError) or any(words in str(error) for words in FULL_MEMORY):
             return True
         error = error.__cause__
+    return cramped()
+
+
+def cramped() -> bool:
+    """Whether this process gets no more memory. Libraries may say anything then: an import that broke in its
+    middle, and whose error they swallowed, next time lacks a name."""
+    try:
+        mmap.mmap(-1, ROOM).close()
+    except OSError:
+        return True
     return False
 
 

@@ -25,8 +25,9 @@ RESOLVED = "recipe.json"  # the text whose sha256 is the recipe's hash
 BASE = "base"
 TOKENIZER = "tokenizer"  # with the chat template that the data was put through
 LEDGER = "ledger"
+STREAM = "stream.jsonl"  # how far data that are read as they are needed have been read
 SNAPSHOTS = "snapshots"
-OURS = {LOG, EVENTS, METRICS, RECIPE, RESOLVED, BASE, TOKENIZER, LEDGER, SNAPSHOTS, "peers"}
+OURS = {LOG, EVENTS, METRICS, RECIPE, RESOLVED, BASE, TOKENIZER, LEDGER, STREAM, SNAPSHOTS, "peers"}
 ROOMS = ("cocktail_cli", "transport", "recipes", "compress")
 
 
@@ -56,8 +57,8 @@ def claim(folder: Path, recipe_hash: str) -> None:
     if strangers:
         raise Failure("output_in_use", f"{folder} is not empty ({', '.join(strangers[:3])})", hints=other)
     folder.mkdir(parents=True, exist_ok=True)
-    for old in (folder / LEDGER).glob("*"):  # of a launch that ended before its run began
-        old.unlink()
+    for old in (folder / STREAM, *(folder / LEDGER).glob("*")):  # of a launch that ended before its run began
+        old.unlink(missing_ok=True)
 
 
 def check_left(folder: Path, record: RunRecord | None) -> None:

@@ -24,16 +24,19 @@ from cocktail_cli.options import (
     Device,
     Gpus,
     Json,
+    Listen,
     MaxDown,
     MaxUp,
     MicroBatch,
     NoColor,
+    PeerAdvertise,
     ProgressOption,
     Quiet,
     Verbose,
 )
 from cocktail_cli.prepare import Preparation
 from cocktail_cli.ranks import Ranks
+from cocktail_cli.reach import door_at
 from cocktail_cli.requires import Has, check
 from cocktail_cli.show import Display, View, view_of
 from cocktail_cli.signals import LEAVE_WITHIN, Asked, Wish, leave_in_time, leave_on_signal
@@ -41,7 +44,10 @@ from cocktail_cli.signals import LEAVE_WITHIN, Asked, Wish, leave_in_time, leave
 if TYPE_CHECKING:
     from cocktail_cli.link import RunLink
     from recipes.finetune import Link, Peer, StepDone
+    from recipes.schema import Recipe
     from transport import PeerLink, RunURL
+    from transport.door import Door
+    from transport.keys import CurveKeys
     from transport.messages import Welcome
 
 CONNECT_TIMEOUT = 5.0  # seconds for the hub to answer, where --wait says nothing
@@ -57,6 +63,8 @@ class Lent:
     ask: bool  # before anything is fetched
     max_up: float | None = None  # bytes a second
     max_down: float | None = None
+    listen: str | None = None  # "host:port" where other members reach this machine, which then owns shards
+    advertise: str | None = None  # the same, as others dial it
 
     @property
     def hardware(self) -> str:
@@ -85,6 +93,8 @@ def join(
     micro_batch_size: MicroBatch = None,
     max_up: MaxUp = None,
     max_down: MaxDown = None,
+    listen: Listen = None,
+    advertise: PeerAdvertise = None,
     wait: Annotated[
         str,
         typer.Option(
@@ -122,8 +132,8 @@ def join(
     if not yes and not sys.stdin.isatty():
         raise Failure("usage", "there is no terminal to ask on", hints=("-y joins without being asked",))
     log_to(None, verbose)
-    devices = pick_devices(device, gpus)
-    lent = Lent(name or own_name(), devices, micro_batch_size, not yes, max_up, max_down)
+    lends = max_up, max_down, listen, advertise
+    lent = Lent(name or own_name(), pick_devices(device, gpus), micro_batch_size, not yes, *lends)
     with view_of(Display(as_json, quiet, verbose, not no_color, progress)) as view:
         member = Membership(url, lent, view)
         member.last(patience, life_line)
@@ -155,6 +165,7 @@ class Membership:
         self.run: RunLink | None = None  # once the hub has welcomed this peer and its owner has said yes
         self.peer: Peer | None = None  # once it is built
         self.keeping = False  # its state is being written
+        self.door: Door | None = None  # where others can reach it
 
     @property
     def status(self) -> int:
@@ -169,28 +180,58 @@ class Membership:
         """Join, train and leave. `patience`: seconds to keep trying while the hub cannot be reached."""
         from transport import Bandwidth, PeerLink
 
-        lent = self.lent
+        lent, keys = self.lent, own_keys()
         with under(self.url.run, lent.name) as alone:
+            reachable = self.open_door(keys)
             link = PeerLink(
                 self.url,
                 lent.name,
                 lent.hardware,
                 versions(),
-                keys=own_keys(),
+                keys=keys,
                 alone=alone,
+                owns=bool(reachable),
+                reachable=reachable,
                 bandwidth=Bandwidth(lent.max_up, lent.max_down),
                 told=self.warn,
             )
-            self.come_and_go(link, patience, life_line)
+            try:
+                self.come_and_go(link, patience, life_line)
+            finally:
+                if self.door is not None:
+                    self.door.close()
+
+    def open_door(self, keys: CurveKeys) -> str:
+        """Listen, where that is wanted; the address as others dial it. Raises AddressInUse, Failure."""
+        from cocktail_cli.owning import open_door
+
+        if self.lent.listen is None:
+            return ""
+        place = door_at(self.lent.listen, self.lent.advertise)
+        self.door, _ = open_door(place.bind, place.port, keys, self.url)
+        return place.dialled
+
+    def own(self, run: RunLink, peer: Peer, recipe: Recipe) -> None:
+        """Shards have owners: reach those that are peers, and be one where this machine can be reached."""
+        from cocktail_cli.owning import Half, to_owners
+        from transport.owning import Owning
+
+        run.shards = recipe.compression.shards
+        if recipe.swarm.owners == "hub":
+            if self.door is not None:
+                self.warn("in this run the hub owns all shards: nobody dials this machine")
+            return
+        run.direct = to_owners(run.link, own_keys())
+        if self.door is not None:
+            size = peer.flat.layout.size
+            run.owning = Owning(run.link, Half(recipe, size), self.door, 8 * size + 2**20)
+            run.owning.start()
 
     def come_and_go(self, link: PeerLink, patience: float, life_line: bool) -> None:
         """Take part, and tell the hub in the end why this peer leaves."""
         from transport.errors import Leaving
 
-        def leave(why: str) -> None:
-            self.leave_asked = why
-            link.leave_requested.set()
-
+        leave = partial(self.leave, link)
         with closing(link), leave_on_signal(leave, link.abandon) as wish:
             if life_line:
                 hold_life_line(leave, lambda: self.keeping)
@@ -207,6 +248,11 @@ class Membership:
                 raise
             self.view.show(self.goodbye(link))
 
+    def leave(self, link: PeerLink, why: str) -> None:
+        """Ask the work that is going on to end."""
+        self.leave_asked = why
+        link.leave_requested.set()
+
     def take_part(self, link: PeerLink, patience: float, wish: Wish) -> bool:
         """From the first word to the end of the run, or of this stay; False where it is not wanted."""
         from cocktail_cli.link import RunLink
@@ -220,14 +266,20 @@ class Membership:
             files, folder = preparation.files, preparation.folder
             held = sum(file.size for file in files) - to_fetch(files, folder)
             check(preparation.recipe, Has.here(lent.devices, held, lent.max_up, lent.max_down))
+            if len(lent.devices) > 1:
+                from recipes.spread import check_spreadable
+
+                check_spreadable(preparation.recipe)
             if not self.agreed(welcome, preparation):
                 return False
         self.run = RunLink(link)
         with ExitStack() as stack:
             if len(lent.devices) > 1:
-                ranks = Ranks(lent.devices, link.leave_requested.set)
+                ranks = Ranks(lent.devices, lambda: self.leave(link, "rank lost"))
                 preparation.ranks = stack.enter_context(closing(ranks))
             self.stay(self.run, welcome, preparation)
+            if preparation.ranks is not None and self.run.ended is None:
+                preparation.ranks.check()
         return True
 
     def stay(self, run: RunLink, welcome: Welcome, preparation: Preparation) -> None:
@@ -237,6 +289,7 @@ class Membership:
         try:
             prepared = preparation.carry_out()
             run.holds, run.name, self.peer = prepared.holds, run.link.name, prepared.peer
+            self.own(run, prepared.peer, preparation.recipe)
             self.train(run, prepared.peer)
         except RunOver as over:
             run.ended, run.finished, run.resumable = str(over), over.finished, over.resumable
@@ -267,14 +320,15 @@ class Membership:
 
     def goodbye(self, link: PeerLink) -> Left:
         ended = self.run.ended if self.run else None
+        up, down = self.run.traffic if self.run else (link.bytes_up, link.bytes_down)
         return Left(
             run=self.url.run,
             peer=self.run.name if self.run else self.lent.name,
             reason=ended or f"left ({self.leave_asked})",
             finished=bool(self.run and self.run.finished),
             steps=self.steps,
-            up_bytes=link.bytes_up,
-            down_bytes=link.bytes_down,
+            up_bytes=up,
+            down_bytes=down,
         )
 
     def agreed(self, welcome: Welcome, preparation: Preparation) -> bool:
@@ -323,7 +377,7 @@ class Membership:
     def follow(self, run: RunLink, peer: Peer) -> None:
         from recipes.finetune import CaughtUp, HandedOver, Lowered, StepDone, finetune
 
-        up, down = run.link.bytes_up, run.link.bytes_down
+        up, down = run.traffic
         # The cast: messages are frozen, and a Protocol's plain attributes promise that they can be set.
         for event in finetune(cast("Link", run), peer, run.link.welcome.round):
             if isinstance(event, CaughtUp) and event.packets:
@@ -341,7 +395,7 @@ class Membership:
                 if event.refused:
                     said = f"the owner refused this peer's packet of round {event.round}: {event.refused}"
                     self.view.show(Warning(printable(said, 1000)))
-                before, (up, down) = (up, down), (run.link.bytes_up, run.link.bytes_down)
+                before, (up, down) = (up, down), run.traffic
                 self.view.show(self.step_of(event, run, peer, up - before[0], down - before[1]))
 
     def step_of(self, done: StepDone, run: RunLink, peer: Peer, up: int, down: int) -> Step:

@@ -12,7 +12,7 @@ the leaver is gone and cannot say it again. Both files lie in the ledger's folde
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,11 +54,33 @@ class KeptOwner:
         self.log = UpdateLog(self.folder / UPDATES, stop)
         logged, committed = self.log.rounds(start, stop), ledger.packets(start, stop)
         for taken, (round, packet) in zip(logged, committed, strict=True):
-            if taken.sha256 != hashlib.sha256(packet).digest():
+            if taken.sha256 != hashlib.sha256(self.owner.part(packet)).digest():
                 raise LedgerError(f"the logged updates of round {round} are not those it was committed with")
             for legacy in taken.inherited:
                 self.owner.inherit(*legacy)
             self.owner.replay(round, taken.updates, packet)
+
+    def own(self, round: int, shards: Collection[int]) -> bytes:
+        """From `round` on these shards are owned here. Returns the errors of those that were; what is left is
+        on the disk. A hub that is killed before others have them loses those.
+        """
+        assert self.log is not None, "recover first"
+        if set(shards) == set(self.owner.owners):
+            return b""
+        given = self.owner.own(shards)
+        self.owner.save(self.folder / ERROR, round)
+        self.log.clear()
+        self.inherited.clear()
+        return given
+
+    def joined(self, round: int, own: bytes, parts: Sequence[tuple[str, Collection[int], bytes]]) -> bytes:
+        """The packet of all shards: `own`, and what other owners have sent. Raises UpdateRejected."""
+        from recipes.aggregate import RejectedUpdate
+
+        try:
+            return self.owner.joined(round, own, parts)
+        except RejectedUpdate as error:
+            raise UpdateRejected(error.peer, error.reason) from error
 
     def inherit(self, peer: str, packet: bytes, share: float) -> float:
         """e takes over a leaver's legacy: this share of it. Raises UpdateRejected, with nothing changed."""

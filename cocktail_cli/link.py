@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from transport.errors import Reopened
 from transport.messages import Committed, Over, Report, Round
+from transport.owners import digest_of
 from transport.packet_log import read_packets
+from transport.peer import LEAVE_S
 
 if TYPE_CHECKING:
     from recipes.finetune import Delivery
     from transport import PeerLink
+    from transport.direct import Direct
+    from transport.owning import Owning
 
+HAND_OVER_S = 5.0  # seconds for an owner to hear the last of the hub, before it hands over
 AT_ONCE = 64  # packets of the ledger fetched as one object: what a joiner holds in memory
 
 
@@ -30,6 +38,19 @@ class RunLink:
         self.ended: str | None = None  # why the run is over, once it is
         self.finished = False  # whether it reached its end
         self.resumable = False  # whether it failed and may be started again
+        self.shards = 1  # of the run's vector
+        self.owning: Owning | None = None  # where this peer can own some
+        self.direct: Direct | None = None  # to owners that can be reached
+        self.committed: Committed | None = None  # the newest
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes up and down so far: to the hub, to owners, at this owner's door."""
+        up, down = self.direct.traffic if self.direct is not None else (0, 0)
+        door = self.owning.door if self.owning is not None else None
+        if door is not None:
+            up, down = up + door.bytes_up, down + door.bytes_down
+        return self.link.bytes_up + up, self.link.bytes_down + down
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -47,7 +68,8 @@ class RunLink:
 
     def fetch(self, name: str) -> bytes:
         with self.waiting():
-            return self.link.fetch(name)
+            packet = self.assembled(name)
+            return self.link.fetch(name) if packet is None else packet
 
     def packets(self, start: int, stop: int) -> Iterator[bytes]:
         """The committed packets of rounds start .. stop-1, in order, their checksums verified."""
@@ -70,6 +92,16 @@ class RunLink:
         return message
 
     def exchange(self, packet: bytes, delivery: Delivery) -> Committed:
+        while True:
+            try:
+                self.committed = self._exchange(packet, delivery)
+                return self.committed
+            except Reopened as reopened:
+                self.round = reopened.again
+
+    def _exchange(self, packet: bytes, delivery: Delivery) -> Committed:
+        """Cut the packet for whoever owns shards, bring each its part, wait for the commit."""
+        rest, parts = self.cut(packet)
         report = Report(
             round=delivery.round,
             fingerprint=delivery.fingerprint,
@@ -78,9 +110,63 @@ class RunLink:
             tokens=delivery.tokens,
             compute_s=delivery.compute_s,
             wait_s=delivery.wait_s,
+            parts={name: digest_of(part) for name, part in parts.items()},
         )
+        mine = parts.pop(self.name, None)
+        if mine is not None and self.owning is not None:
+            self.owning.part(delivery.round, mine)
+        if parts and self.direct is not None and self.round is not None:
+            parts = self.direct.send(delivery.round, self.round.owners, parts, self.enough)
         with self.waiting():
-            return self.link.exchange(delivery.round, packet, report)
+            return self.link.exchange(delivery.round, rest, report, parts)
+
+    def enough(self) -> bool:
+        """Is the round over, or this peer to be gone soon: nothing is brought to owners any more."""
+        late = time.monotonic() - self.link.leave_requested.at > LEAVE_S
+        return late or (self.round is not None and self.link.newest_round >= self.round.round)
+
+    def assembled(self, name: str) -> bytes | None:
+        """The packet of the round just committed, from its owners; None: it is to be had from the hub."""
+        round, committed, direct = self.round, self.committed, self.direct
+        if round is None or committed is None or direct is None or name != f"packet/{committed.round}":
+            return None
+        if committed.round != round.round or not any(owner.address for owner in round.owners):
+            return None
+        from compress import PacketError
+        from recipes.owners import merged
+
+        owners = [owner for owner in round.owners if owner.name not in committed.lost]
+        found = direct.fetch(round.round, [owner for owner in owners if not self.by_hub(owner.name)])
+        mine = self.owning.packet(round.round) if self.owning is not None else None
+        if mine is not None:
+            found[self.name] = mine
+        try:
+            parts = [found.get(o.name) or self.link.fetch(f"shard/{round.round}/{o.name}") for o in owners]
+            if sum(len(owner.shards) for owner in round.owners) < self.shards:
+                parts.append(self.link.fetch(f"shard/{round.round}"))
+            packet = merged(parts, self.shards)
+        except (KeyError, PacketError):
+            return None
+        return packet if hashlib.sha256(packet).hexdigest() == committed.sha256 else None
+
+    def by_hub(self, owner: str) -> bool:
+        """Is an owner's packet to come from the hub, which has it for somebody: the member that follows the
+        owner. Then nobody sends more than any other.
+        """
+        members = self.round.members if self.round is not None else []
+        after = members[(members.index(owner) + 1) % len(members)] if owner in members else ""
+        return self.name in (after, owner)
+
+    def cut(self, packet: bytes) -> tuple[bytes, dict[str, bytes]]:
+        """What of a packet the hub is to have, empty where it owns nothing, and what each owner."""
+        owners = self.round.owners if self.round is not None else []
+        if not owners:
+            return packet, {}
+        from recipes.owners import part_of
+
+        parts = {owner.name: part_of(packet, owner.shards, self.shards) for owner in owners}
+        hubs = set(range(self.shards)).difference(*(owner.shards for owner in owners))
+        return part_of(packet, hubs, self.shards) if hubs else b"", parts
 
     def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:
         self.link.evaluated(round, part, loss_sum, tokens)
@@ -94,4 +180,8 @@ class RunLink:
             return self.link.hand_over(round, packet)
 
     def leave(self, reason: str) -> None:
+        if self.owning is not None and self.ended is None:
+            self.owning.leave(HAND_OVER_S)
+        if self.direct is not None:
+            self.direct.close()
         self.link.leave(reason)

@@ -45,6 +45,18 @@ ModelName = Annotated[
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or its output folder.")]
 Output = Annotated[Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Where to write.")]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        "--listen",
+        metavar="HOST:PORT",
+        help="Own shards of the model: other members reach this machine there.",
+    ),
+]
+PeerAdvertise = Annotated[
+    str | None,
+    typer.Option("--advertise", metavar="HOST[:PORT]", help="With --listen: as others dial it."),
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, mps, cuda, cuda:1, or a list cuda:0,1.")]
 MicroBatch = Annotated[
     int | None,

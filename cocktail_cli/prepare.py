@@ -28,7 +28,7 @@ from cocktail_cli.base import (
     snapshot_files,
     to_fetch,
 )
-from cocktail_cli.events import Event, Progressed
+from cocktail_cli.events import Event, Progressed, Warning
 
 if TYPE_CHECKING:
     from cocktail_cli.kept_peer import Kept
@@ -157,20 +157,23 @@ class Preparation:
         self.imports.wait(self.link.leave_or_go_on)
         from recipes.base import digests_of
         from recipes.finetune import build_peer
-        from recipes.fit import found
+        from recipes.fit import micro_batch_for
         from recipes.local import Alone
         from recipes.spread import spread_peer
-        from recipes.trained import load_trained
+        from recipes.trained import attention_here, load_trained
 
         self.tell(Progressed("loading the model"))
+        wanted = self.recipe.model.attn_implementation
+        if attention_here(wanted, self.device) != wanted:
+            self.tell(Warning(f"{wanted} is not on this machine: transformers chooses, which may be slower"))
         as_peer = self.recipe, self.micro_batch or 1, self.link.name, round
         with self.interruptible():
             if self.ranks is not None:
-                peer = spread_peer(self.ranks, snapshot or self.folder, *as_peer)
+                peer = spread_peer(self.ranks, self.folder, snapshot, *as_peer)
             else:
                 peer = build_peer(load_trained(self.recipe, self.folder, self.device, snapshot), *as_peer)
             if self.micro_batch is None and isinstance(peer.local, Alone):
-                peer.micro_batch = found(peer.local, self.recipe, self.link.leave_or_go_on)
+                peer.micro_batch = micro_batch_for(peer.local, self.recipe, self.link.leave_or_go_on)
         self.take_up(peer)
         recipe = hashlib.sha256(self.link.welcome.recipe.encode()).hexdigest()
         return Prepared(peer, {**digests_of(read), "recipe": recipe})

@@ -1,6 +1,7 @@
-"""The probe beside the hub (recipes/probe.py): a thread that holds x', judges rounds, and says who hurts.
+"""The probe beside the hub (recipes/probe.py): a thread that holds x', judges rounds, and says whose packets
+are refused or count for less.
 
-    commit thread   aggregate: who was found is refused  ->  ledger  ->  committed(packet, updates)
+    commit thread   aggregate: found? refused; doubted? weighed  ->  ledger  ->  committed(packet, updates)
     this thread     g at x'  ->  a round is committed: what its packets do along g  ->  x' moves on  ->  g ...
 
 The hub waits for none of it: a round that is committed before a gradient is ready is judged by nobody, and
@@ -13,7 +14,7 @@ import logging
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from cocktail_cli.errors import explain
 from transport.admission import STRIKES
 
 if TYPE_CHECKING:
-    from recipes.probe import Probe
+    from recipes.probe import Doubt, Probe
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ class Probing:
         self.load, self.tell = load, tell
         self.found: dict[str, str] = {}  # who hurts, and why
         self.refused = Counter[str]()  # packets of those
+        self.weights: Mapping[str, float] = {}  # of those whose packets count for less
+        self.doubted = set[str]()  # whom the owner was told of
         self.rounds: queue.SimpleQueue[Committed | None] = queue.SimpleQueue()
         self.ready = threading.Event()  # there is a gradient that has judged no round
         self.stopped = threading.Event()
@@ -74,6 +77,10 @@ class Probing:
             del self.found[peer], self.refused[peer]
         return why
 
+    def weighed(self, updates: Updates) -> Updates:
+        """As they are to be averaged."""
+        return [(peer, packet, weight * self.weights.get(peer, 1.0)) for peer, packet, weight in updates]
+
     def close(self) -> None:
         self.stopped.set()
         self.rounds.put(None)
@@ -92,7 +99,8 @@ class Probing:
     def _work(self) -> None:
         from recipes.probe import Evidence
 
-        probe, evidence = self.load(), Evidence()
+        probe = self.load()
+        evidence = Evidence(probe.fills)
         while not self.stopped.is_set():
             if self.rounds.empty() and not self.ready.is_set():
                 probe.look(self.stopped.is_set)
@@ -104,4 +112,12 @@ class Probing:
                 self.ready.clear()
                 for verdict in evidence.add(probe.gains(round.updates), round.held):
                     self.found[verdict.peer] = verdict.why
+                self._doubt(evidence.doubts)
             probe.common.apply(round.packet)
+
+    def _doubt(self, doubts: Mapping[str, Doubt]) -> None:
+        """Who counts for less from now on. The owner is told when it is less than half, once."""
+        self.weights = {peer: doubt.weight for peer, doubt in doubts.items() if doubt.weight < 1}
+        for peer in [p for p, weight in self.weights.items() if weight < 0.5 and p not in self.doubted]:
+            self.doubted.add(peer)
+            self.tell(peer, doubts[peer].why)

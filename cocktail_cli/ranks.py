@@ -83,6 +83,11 @@ class Ranks:
         """
         return self.turns.submit(self.ask, do, parts, fields).result()
 
+    def check(self) -> None:
+        """Raises Failure where one has ended."""
+        if self.failure is not None or any(process.poll() is not None for process in self.processes):
+            self.all("bytes")  # any question
+
     def ask(self, do: str, parts: Sequence[bytes], fields: dict[str, Any]) -> list[Answer]:
         """In the one thread that does."""
         if self.failure is not None:

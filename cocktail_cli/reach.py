@@ -43,6 +43,26 @@ def reach_of(bind: str, port: int, advertise: str | None) -> Reach:
     return Reach(host, port, f"{host}:{port}, {kind_of(host)}")
 
 
+@dataclass(frozen=True)
+class Doorstep:
+    """Where a peer that owns shards listens, and the "host:port" at which others dial it."""
+
+    bind: str
+    port: int
+    dialled: str
+
+
+def door_at(listen: str, advertise: str | None) -> Doorstep:
+    """Raises Failure (usage)."""
+    bind, colon, port = listen.rpartition(":")
+    if not colon or not port.isdigit() or not 0 < int(port) < 65536:
+        raise Failure("usage", f"--listen {listen}: expected HOST:PORT, as 0.0.0.0:29401")
+    bind = bind.strip("[]")
+    reach = reach_of(bind, int(port), advertise)
+    host = f"[{reach.host}]" if ":" in reach.host else reach.host
+    return Doorstep(bind, int(port), f"{host}:{reach.port}")
+
+
 def kind_of(host: str) -> str:
     try:
         address = ipaddress.ip_address(host)

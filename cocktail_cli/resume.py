@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from recipes.base import Base
     from recipes.data import Corpus
     from recipes.schema import Recipe
+    from recipes.stream import Stream
 
 
 def unfinished(folder: Path, recipe: Recipe) -> RunRecord:
@@ -69,7 +70,7 @@ def same_base(record: RunRecord) -> Base:
     return base
 
 
-def check_corpus(record: RunRecord, recipe: Recipe, corpus: Corpus) -> None:
+def check_corpus(record: RunRecord, recipe: Recipe, corpus: Corpus | Stream) -> None:
     """Raises Failure (dataset_invalid) where the data are not those the run began with."""
     if corpus.digest() != record.data_sha256:
         names = ", ".join(dataset.path for dataset in (*recipe.datasets, *recipe.eval_datasets))

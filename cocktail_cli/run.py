@@ -134,7 +134,7 @@ class Run:
             tokenizer = open_tokenizer(kept, self.recipe.model.pad_token)
         check_fit(self.recipe, base.folder, tokenizer)
         self.tell(Progressed("reading the data"))
-        corpus = build_corpus(self.recipe, tokenizer)
+        corpus = build_corpus(self.recipe, tokenizer, self.folder / in_folder.STREAM)
         if old is None:
             tokenizer.save_pretrained(kept)
         else:

@@ -255,11 +255,11 @@ class Snapshots:
         with Ledger(self.place.folder / in_folder.LEDGER, write=False) as ledger:
             whole = self.place.whole(ledger)
             self._offer(ledger, whole)
-        self._push(folder, step)
         for old in whole[: -self.limit]:
             shutil.rmtree(old.folder, ignore_errors=True)  # in use, on Windows: with the next one
         size, seconds = weights_in(folder).stat().st_size, time.monotonic() - began
         self.told.put(Checkpoint(round, step, str(folder), size, seconds, f"{number:016x}"))
+        self._push(folder, step)
 
     def _push(self, folder: Path, step: int) -> None:
         """The snapshot to the hub, where the recipe wants each there."""

@@ -5,8 +5,9 @@ ledger has it.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from recipes.data import Corpus
     from recipes.probe import Probe
     from recipes.schema import Recipe
+    from recipes.stream import Stream
 
 
 TOLD = {10**i for i in range(9)}  # how often a peer was held, where that is told
@@ -35,7 +37,7 @@ class RunWork:
         ledger: the folder of the run's ledger; `owner` keeps its error there, else it is only read here.
     """
 
-    def __init__(self, recipe: Recipe, base: Base, corpus: Corpus, ledger: Path) -> None:
+    def __init__(self, recipe: Recipe, base: Base, corpus: Corpus | Stream, ledger: Path) -> None:
         from recipes.cocktail_sgd import mix_of, rule_of
         from recipes.owners import Owners
         from recipes.problems import ModelError
@@ -68,9 +70,11 @@ class RunWork:
 
     def probe(self, round: int) -> Probe:
         """The probe, at x' of `round`. Slow."""
+        from recipes.data import Corpus
         from recipes.probe import Probe
         from recipes.trained import load_trained
 
+        assert isinstance(self.corpus, Corpus)  # a recipe with both a probe and a stream is refused
         model = load_trained(self.recipe, self.base.folder, quantized=False)
         probe = Probe(model, self.recipe, self.corpus)
         if round:
@@ -79,6 +83,10 @@ class RunWork:
 
     def close(self) -> None:
         """The hub has ended."""
+        from recipes.stream import Stream
+
+        if isinstance(self.corpus, Stream):
+            self.corpus.close()
         if self.probing:
             self.probing.close()
         self.owner.close()
@@ -97,7 +105,7 @@ class RunWork:
             for peer, _, _ in updates:
                 if why := self.probing.objection(peer):
                     raise UpdateRejected(peer, why)
-        packet = self.owner.aggregate(round, updates)
+        packet = self.owner.aggregate(round, self.probing.weighed(updates) if self.probing else updates)
         self.taken = updates
         for taken in self.owner.owner.held:
             self.held[taken.peer] += 1
@@ -106,9 +114,33 @@ class RunWork:
                 self.tell(taken.peer, f"{count}: {taken.why}")
         return packet
 
+    def own(self, round: int, shards: Sequence[int]) -> bytes:
+        return self.owner.own(round, shards)
+
+    def joined(
+        self,
+        round: int,
+        hubs: Sequence[int],
+        own: bytes,
+        parts: Sequence[tuple[str, Sequence[int], bytes]],
+    ) -> bytes:
+        return self.owner.joined(round, own, parts) if parts else own
+
+    def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
+        from compress import PacketError
+        from recipes.owners import part_of, spoken_of
+
+        try:
+            part = part_of(packet, shards, self.recipe.compression.shards)
+            return part, spoken_of(part, self.recipe.compression.shards)
+        except PacketError as error:
+            raise UpdateRejected(peer, str(error)) from error
+
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
-        if self.probing and peer in self.probing.found:
-            raise UpdateRejected(peer, self.probing.found[peer])
+        if self.probing:
+            if peer in self.probing.found:
+                raise UpdateRejected(peer, self.probing.found[peer])
+            share *= self.probing.weights.get(peer, 1.0)
         if (scale := self.owner.inherit(peer, packet, share)) < 1:
             self.tell(peer, f"its legacy was shortened to {scale:.0%}: no honest residual is so long")
 
@@ -143,17 +175,20 @@ def settings_of(work: RunWork, run: str, first_peers: int = 1, own_key: str = ""
     from recipes.base import digests_of
 
     recipe = work.recipe
-    swarm, steps = recipe.swarm, recipe.training.total_steps(len(work.corpus.samples))
+    swarm, batch = recipe.swarm, recipe.training.global_batch_size
+    steps = math.ceil(len(work.corpus) / batch)
     return RunSettings(
         run=run,
         recipe=recipe.to_json(),
         recipe_hash=recipe.recipe_hash,
         samples=len(work.corpus),
-        global_batch=recipe.training.global_batch_size,
+        global_batch=batch,
         base=tuple(announced(file) for file in work.base.files),
         versions=versions(),
         holds={**digests_of(work.base.files), "recipe": recipe.recipe_hash},
         parameters=work.parameters,
+        shards=recipe.compression.shards,
+        owners=swarm.owners,
         eval=bool(work.corpus.held_out),
         eval_every=recipe.checkpoint.eval_every(steps),
         join=swarm.join,

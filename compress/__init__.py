@@ -4,6 +4,7 @@ folder.
 
 from compress.cocktail import Cocktail
 from compress.errors import NonFiniteError, PacketError
+from compress.expanded import Expanded, expanded
 from compress.fingerprint import fingerprint, fingerprint_after
 from compress.packet import VERSION as PACKET_VERSION
 from compress.packet import decode
@@ -15,12 +16,14 @@ from compress.update import Update
 __all__ = [
     "PACKET_VERSION",
     "Cocktail",
+    "Expanded",
     "NonFiniteError",
     "PacketError",
     "Sample",
     "Shard",
     "Update",
     "decode",
+    "expanded",
     "fingerprint",
     "fingerprint_after",
     "join",

@@ -246,6 +246,80 @@ def places(gaps: np.ndarray, out: np.ndarray) -> bool:
 
 
 @loop
+def strides(gaps: np.ndarray, stride: int, before: np.ndarray) -> bool:
+    """The position before every `stride`-th value, and the last one, of gap bytes (k,). False where one of
+    them is an escape, and `before`, (ceil(k / stride) + 1,), means nothing.
+    """
+    at, most = np.int64(-1), np.uint8(0)
+    for row in range(len(before) - 1):
+        here, passed = gaps[row * stride : (row + 1) * stride], np.uint32(0)
+        for gap in here:  # vectorized
+            passed += np.uint32(gap)
+            most = max(most, gap)
+        before[row] = at
+        at += np.int64(passed) + len(here)
+    before[-1] = at
+    return most < 255
+
+
+@loop
+def squares(
+    packed: np.ndarray,  # codes, as in `quantize.Codes`: `count` of `width` bits, a bucket begins with a byte
+    count: int,
+    width: int,
+    bucket: int,
+    squared: np.ndarray,  # (2**width,) int64: of the level of each code
+    by_byte: np.ndarray,  # (256,) int64: of all codes in a byte
+    scales: np.ndarray,  # (rows,) float32
+) -> float:
+    """The sum of the squares of all values."""
+    total, each = 0.0, 8 // width
+    for row in range(len(scales)):
+        first, last = row * bucket, min((row + 1) * bucket, count)
+        whole = np.int64(0)
+        for byte in packed[first // each : last // each]:
+            whole += by_byte[np.uint32(byte)]
+        for i in range(last // each * each, last):
+            whole += squared[(packed[i // each] >> (i % each * width)) & ((1 << width) - 1)]
+        total += np.float64(whole) * np.float64(scales[row]) * np.float64(scales[row])
+    return total
+
+
+@loop
+def add_codes(
+    out: np.ndarray,  # (m,) float32
+    start: int,
+    stop: int,
+    gaps: np.ndarray,  # (k,) uint8, no escapes
+    first: int,  # the walk begins with this value
+    before: int,  # the position before it
+    packed: np.ndarray,  # codes, as above
+    width: int,
+    bucket: int,
+    levels: np.ndarray,  # (2**width,) float32
+    scales: np.ndarray,  # (rows,) float32
+    factor: np.float32,
+) -> None:
+    """out[start:stop] += factor * the values that stand there. No product but the last is rounded, nor is it
+    fused with the sum: what torch's `index_add_` does.
+    """
+    begin, end, at = np.uint64(start), np.uint64(stop), np.uint64(before + 1)  # at: the next free position
+    bits, mask = np.uint64(width), np.uint64((1 << width) - 1)
+    size, count = np.uint64(bucket), np.uint64(len(gaps))
+    for row in range(np.uint64(first) // size, np.uint64(len(scales))):
+        scale = scales[row]
+        for i in range(max(np.uint64(first), row * size), min((row + ONE) * size, count)):
+            at += np.uint64(gaps[i])
+            if at >= end:
+                return
+            if at >= begin:
+                bit = i * bits
+                code = (np.uint64(packed[bit >> np.uint64(3)]) >> (bit & np.uint64(7))) & mask
+                out[at] += levels[code] * scale * factor
+            at += ONE
+
+
+@loop
 def add(
     x: np.ndarray,  # (n,) float32
     units: np.ndarray,  # (u,) int64: the blocks of the sample

@@ -61,7 +61,7 @@ def decode(
     """
     head = read_head(memoryview(packet), m)
     main, low = (np.frombuffer(expand(section), np.uint8) for section in head.sections[:2])
-    codes = _codes(head)
+    codes = read_codes(head)
     device = torch.device(device)
     if head.bits < 32 and (usable(torch.empty(0, device=device)) if kernels is None else kernels):
         from compress.kernels import codes as there  # imports triton
@@ -79,7 +79,7 @@ def decode(
 
 def codes_of(packet: bytes, m: int) -> Codes:
     """The codes of a packet as they are, for those who count bits."""
-    return _codes(read_head(memoryview(packet), m))
+    return read_codes(read_head(memoryview(packet), m))
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,8 @@ def _checksum(packet: Bytes) -> int:
     return crc
 
 
-def _codes(head: Head) -> Codes:
+def read_codes(head: Head) -> Codes:
+    """Its codes, expanded, and its scales, found plausible. PacketError."""
     packed, *halves = (np.frombuffer(expand(section), np.uint8) for section in head.sections[2:])
     scales = planes(np.concatenate(halves), -2).view("<u2")
     check_scales(scales, head.levels, head.bits)

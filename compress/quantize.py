@@ -76,12 +76,17 @@ def signed_levels(packed: np.ndarray, levels: np.ndarray, bits: int, count: int)
         words = planes(packed, -2).view("<u2")
         signed = (words & np.uint16(0x7FFF)).astype(np.float32)
         return np.negative(signed, out=signed, where=words >= 0x8000)
-    positive = levels.astype(np.float32)
     if bits == 3:
         signs = -(-count // 8)
         signed = lookup(np.array([1, -1], np.float32), packed[:signs], 1)[:count]
-        return signed * lookup(positive, packed[signs:], 2)[:count]
-    return lookup(np.concatenate([positive, -positive]), packed, bits)[:count]
+        return signed * lookup(levels.astype(np.float32), packed[signs:], 2)[:count]
+    return lookup(signed_table(levels), packed, bits)[:count]
+
+
+def signed_table(levels: np.ndarray) -> np.ndarray:
+    """What each code says: its sign is the top bit. (2**(bits-1),) uint16 -> (2**bits,) float32."""
+    positive = levels.astype(np.float32)
+    return np.concatenate([positive, -positive])
 
 
 def packed_size(bits: int, count: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -24,3 +25,26 @@ class Update:
         out = torch.zeros(self.size, device=self.values.device)
         out[self.positions] = self.values
         return out
+
+    # ---- on the host, where an `Expanded` may stand for it -------------------------------------------------
+
+    @property
+    def count(self) -> int:
+        return len(self.values)
+
+    @property
+    def nbytes(self) -> int:
+        return self.positions.nbytes + self.values.nbytes
+
+    def norm(self) -> float:
+        """The Euclidean norm, in float64, where the squares of float32 cannot overflow."""
+        return float(np.sqrt(np.square(self.values.numpy(), dtype=np.float64).sum()))
+
+    def add_to(self, out: torch.Tensor, start: int, stop: int, factor: float) -> None:
+        """out[start:stop] += factor * what stands there; out: (m,)."""
+        first, last = np.searchsorted(self.positions.numpy(), (start, stop))
+        here = slice(int(first), int(last))
+        out.index_add_(0, self.positions[here], self.values[here], alpha=factor)
+
+    def decoded(self) -> Update:
+        return self

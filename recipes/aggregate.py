@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compress import Update, pieces
-from recipes.opened import CORES, Packets, RejectedUpdate, decoded, length, on_all_cores, rounded
+from compress import Expanded, Update, pieces
+from recipes.opened import CORES, Packets, RejectedUpdate, length, on_all_cores, rounded, usable
 
 FEWEST = 3  # packets that have a median which one liar cannot move
 HELD = 2.0  # x the median norm: what is longer is shortened to it
@@ -56,10 +56,10 @@ class Taken:
     count: int  # of its values
     median: float = 0.0  # M, where it is held
     scale: float = 1.0  # s_i
-    update: Update | None = field(default=None, compare=False, repr=False)  # None: not kept decoded
+    update: Expanded | Update | None = field(default=None, compare=False, repr=False)  # None: not kept open
 
-    def decoded(self, m: int) -> Update:
-        return decoded(self.peer, self.packet, m) if self.update is None else self.update
+    def opened(self, m: int) -> Expanded | Update:
+        return usable(self.peer, self.packet, m) if self.update is None else self.update
 
     @property
     def why(self) -> str:
@@ -112,22 +112,20 @@ def add(out: Tensor, taken: Sequence[Taken]) -> Tensor:
     own, so the bits do not depend on how many there are.
     """
     for batch in batches(taken):
-        updates = on_all_cores(lambda t: t.decoded(len(out)), batch, len(out))
+        updates = on_all_cores(lambda t: t.opened(len(out)), batch, len(out))
         parts = [(u, t.share * t.scale) for t, u in zip(batch, updates, strict=True)]
         on_all_cores(lambda start, p=parts: add_to(out, start, p), range(0, len(out), AT_ONCE), len(out))  # type: ignore[misc]
     return out
 
 
-def add_to(out: Tensor, start: int, parts: list[tuple[Update, float]]) -> None:
+def add_to(out: Tensor, start: int, parts: list[tuple[Expanded | Update, float]]) -> None:
     """What these updates, times their factors, hold for AT_ONCE coordinates from `start` on."""
     for update, factor in parts:
-        first, last = np.searchsorted(update.positions.numpy(), (start, start + AT_ONCE))
-        here = slice(int(first), int(last))
-        out.index_add_(0, update.positions[here], update.values[here], alpha=factor)
+        update.add_to(out, start, min(start + AT_ONCE, len(out)), factor)
 
 
 def batches(taken: Sequence[Taken]) -> Iterator[list[Taken]]:
-    """In their order, with no more in one that must be decoded again than there are cores."""
+    """In their order, with no more in one that must be opened again than there are cores."""
     batch, again = list[Taken](), 0
     for t in taken:
         if t.update is None and again == CORES:
@@ -206,7 +204,7 @@ def centered_clip(taken: list[Taken], m: int, rule: Rule) -> Tensor:
 
 def distance(t: Taken, v: Tensor) -> float:
     """|s_i u_i - v|, without the dense vector of it."""
-    update = t.decoded(len(v))
+    update = t.opened(len(v)).decoded()
     there = v[update.positions.long()].numpy()
     square = (
         length(v.numpy()) ** 2 - length(there) ** 2 + length(t.scale * update.values.numpy() - there) ** 2
@@ -257,7 +255,7 @@ class Windows:
 
     def __init__(self, t: Taken, m: int, wide: int) -> None:
         self.scale, self.wide = t.scale, wide
-        whole = None if t.update is None else iter([t.update])
+        whole = iter([t.update]) if isinstance(t.update, Update) else None
         self.pieces: Iterator[Update] = whole or pieces(memoryview(t.packet), m, wide)
         self.left: Update | None = next(self.pieces, None)
 

@@ -49,6 +49,8 @@ TEXT = (
 )
 BESIDE_WEIGHTS = ("config.json", "generation_config.json", *TEXT)
 LOADING = threading.RLock()  # held by whoever is in transformers' loading code (`quiet`)
+# model types whose attention does not ask where documents begin (transformers 5.23); recipes.apart tries any
+SEE_ALL = frozenset({"bloom", "falcon", "mpt", "opt"})
 BLOCK = 1 << 20  # bytes under one hash (transport.chunks has the same)
 
 
@@ -224,7 +226,8 @@ def open_tokenizer(folder: Path, pad_token: str | None = None) -> PreTrainedToke
 
 
 def check_fit(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """The tokenizer's ids must lie in the embedding, and a sample in the context. Reads the config only.
+    """The tokenizer's ids must lie in the embedding, a sample in the context, and packed documents be kept
+    apart where they are to be. Reads the config only.
 
     Errors: ModelError with both numbers.
     """
@@ -234,6 +237,11 @@ def check_fit(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) 
         context = context or config.get(key)
     if rows is not None and len(tokenizer) > rows:
         raise ModelError(f"the tokenizer has {len(tokenizer)} tokens, the model's embedding only {rows}")
+    if recipe.data.apart and config.get("model_type") in SEE_ALL:
+        raise ModelError(
+            f"models of type {config['model_type']} let packed documents see each other "
+            "(hint: data.packing_strategy=wrapped, where they are meant to, or data.packing=false)"
+        )
     if context is not None and recipe.data.max_length > context:
         raise ModelError(
             f"data.max_length is {recipe.data.max_length}, the model's context only {context} "

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from recipes.document import Document, Key, leaves, sections
-from recipes.names import LATER, LATER_VALUES, OTHER_NAMES
+from recipes.names import LATER, OTHER_NAMES
 from recipes.problems import Problem, RecipeError
 from recipes.schema import Dataset, Recipe, Requires
 
@@ -58,12 +58,6 @@ def drop_planned(document: Document, values: dict[str, Any]) -> list[Problem]:
             value = holder.pop(leaf)
             if not any(value == n and type(value) is type(n) for n in neutral):
                 problems.append(document.problem(key, NOT_YET))
-    for name, planned in LATER_VALUES.items():
-        for key, holder in _holders(values, name):
-            value = holder.get(str(key[-1]))
-            if isinstance(value, str) and value in planned:
-                del holder[str(key[-1])]
-                problems.append(document.problem(key, f"`{value}` is {NOT_YET}"))
     return problems
 
 
@@ -185,12 +179,9 @@ def cross_check(document: Document, recipe: Recipe) -> list[Problem]:
         )
     if swarm.max_peers is not None and swarm.max_peers < swarm.min_peers:
         wrong("swarm.max_peers", f"{swarm.max_peers} is below swarm.min_peers={swarm.min_peers}")
-    if data.packing and data.packing_strategy != "wrapped":
-        wrong(
-            "data.packing",
-            f"packing_strategy `{data.packing_strategy}` is {NOT_YET}",
-            "packing_strategy: wrapped",
-        )
+    found += _check_datasets(document, recipe)
+    if data.streaming:
+        found += _check_stream(document, recipe)
     if data.val_set_size and recipe.eval_datasets:
         wrong("data.val_set_size", "excluded by eval_datasets: the held-out rows come from one or the other")
     if recipe.checkpoint.eval_steps and not recipe.has_eval:
@@ -203,6 +194,45 @@ def cross_check(document: Document, recipe: Recipe) -> list[Problem]:
         for key, value in PLAIN.items():
             if getattr(compression, key) != value:
                 wrong(f"compression.{key}", f"must be {value:g} where method is `none`, or be left out")
+    return found
+
+
+def _check_datasets(document: Document, recipe: Recipe) -> list[Problem]:
+    found = []
+    weighted = [dataset.weight is not None for dataset in recipe.datasets]
+    for number, has_weight in enumerate(weighted):
+        if any(weighted) and not has_weight:
+            key: Key = ("datasets", number, "weight")
+            found.append(document.problem(key, "is required where another data set has one"))
+    for number, dataset in enumerate(recipe.eval_datasets):
+        if dataset.weight is not None:
+            key = ("eval_datasets", number, "weight")
+            found.append(document.problem(key, "means nothing here: all of what is held out is measured"))
+    return found
+
+
+def _check_stream(document: Document, recipe: Recipe) -> list[Problem]:
+    """What cannot be had without reading all rows first."""
+    data, found = recipe.data, list[Problem]()
+    if recipe.training.max_steps == -1:
+        found.append(document.problem(("training", "max_steps"), "is required where data.streaming is on"))
+    if 0 < data.val_set_size < 1:
+        said = "must be a number of rows where data.streaming is on: how many there are is not known"
+        found.append(document.problem(("data", "val_set_size"), said))
+    if len(recipe.datasets) > 1 and recipe.datasets[0].weight is None:
+        said = "is required where several data sets are streamed"
+        found.append(document.problem(("datasets", 0, "weight"), said))
+    for number, dataset in enumerate(recipe.datasets):
+        if "[" in dataset.split:
+            key: Key = ("datasets", number, "split")
+            found.append(
+                document.problem(key, "cannot be a slice where data.streaming is on", "max_samples: 1000")
+            )
+    if data.dataset_num_proc not in (None, 1):
+        found.append(document.problem(("data", "dataset_num_proc"), "a stream is tokenized by one process"))
+    if recipe.swarm.probe_batch_size:
+        said = "must be 0 where data.streaming is on: the probe draws from all rows"
+        found.append(document.problem(("swarm", "probe_batch_size"), said))
     return found
 
 

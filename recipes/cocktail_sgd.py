@@ -31,10 +31,12 @@ from torch import Tensor
 
 from compress import (
     Cocktail,
+    Expanded,
     Sample,
     Shard,
     Update,
     decode,
+    expanded,
     fingerprint,
     fingerprint_after,
     join,
@@ -42,7 +44,7 @@ from compress import (
 )
 from compress.kernels import WORTH
 from recipes.aggregate import MEAN, Collected, Rule, Taken, collect, shortened
-from recipes.opened import ROOM, Packets, RejectedUpdate, decoded, norm_of
+from recipes.opened import ROOM, Packets, RejectedUpdate, norm_of, usable
 from recipes.schema import Compression
 
 WINDOW = 1 << 26  # elements brought from one device to another at a time
@@ -291,6 +293,15 @@ class Worker:
         return lambda position: name_at(shard.start + int(sample.coordinates(torch.tensor([position]))[0]))
 
 
+@dataclass(frozen=True)
+class Before:
+    """What an aggregate is about to change."""
+
+    sample: Sample
+    error: Tensor  # (m,) e on it
+    usual: float
+
+
 class Owner:
     """Algorithm 2: the owner of one vector, which is a shard or the whole, with its error e.
 
@@ -299,7 +310,7 @@ class Owner:
         mix: how D is compressed.
         seed: of its samples.
         rule: what takes the place of the mean where peers may lie.
-        room: bytes of a round's packets that are kept decoded until it is aggregated.
+        room: bytes of a round's packets that are kept open until it is aggregated.
     """
 
     def __init__(
@@ -309,6 +320,7 @@ class Owner:
         self.error = torch.zeros(parameters)  # e   (P,)
         self.held: tuple[Taken, ...] = ()  # whose packets the newest aggregate has only in part
         self.usual = 0.0  # how large a value of a packet usually is; inf: nobody can say
+        self._before: Before | None = None  # the newest aggregate
         self._newest = -1  # round of which packets have arrived
         self._packets: Packets | None = None  # of that round, until it is aggregated
         self._lock = threading.Lock()
@@ -382,21 +394,27 @@ class Owner:
         self.add(update, share * scale)
         return scale
 
-    def legacy(self, peer: str, packet: bytes) -> tuple[Update, float]:
+    def legacy(self, peer: str, packet: bytes) -> tuple[Expanded | Update, float]:
         """What it holds and s, as `inherit`; e is unchanged."""
-        update = decoded(peer, packet, self.error.numel())
+        update = usable(peer, packet, self.error.numel())
         usual = self.usual * self.error.numel() ** 0.5
         return update, shortened(peer, norm_of(peer, update), usual, self.rule)
 
-    def add(self, update: Update, share: float) -> None:
+    def add(self, update: Expanded | Update, share: float) -> None:
         """e <- e + share * what an update of the whole vector holds."""
-        self.error.index_add_(0, update.positions.long(), update.values, alpha=share)
+        update.add_to(self.error, 0, self.error.numel(), share)
 
     def _sent(self, round: int, D: Tensor, packet: bytes) -> None:
         sample = self.sample(round)
-        sent = decode(packet, sample.m)
-        D.index_add_(0, sent.positions.long(), sent.values, alpha=-1)
+        self._before = Before(sample, sample.take(self.error), self.usual)
+        expanded(packet, sample.m).add_to(D, 0, sample.m, -1.0)
         sample.put_(self.error, D)  # 4   e <- D - C[D]
+
+    def undo(self) -> None:
+        """The newest aggregate was not committed: e is what it was before. To be called before `inherit`."""
+        if self._before is not None:
+            self._before.sample.put_(self.error, self._before.error)
+            self.usual, self._before = self._before.usual, None
 
 
 def fold(common: Common, packets: Iterable[bytes]) -> Common:

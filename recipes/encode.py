@@ -1,15 +1,18 @@
 """From a row to tokens, and to which of them are trained.
 
-Four kinds of rows: text, prompt and completion, alpaca (an instruction, turned into a prompt), chat. Each
-becomes token ids and a mask; what the mask leaves out is read by the model but not learnt.
+Five kinds of rows: text, prompt and completion, alpaca (an instruction, turned into a prompt), chat, and
+those that are tokens already. Each becomes token ids and a mask; what the mask leaves out is read by the
+model but not learnt.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +52,9 @@ class Encoder:
     tokenizer: PreTrainedTokenizerBase
     data: Data
     dataset: Dataset
-    kind: str  # text, prompt_completion, alpaca or chat
+    kind: str  # text, prompt_completion, alpaca, chat or tokenized
     warnings: list[str] = field(default_factory=list)
+    template: str | None = None  # of chats; None: the tokenizer's
 
     def __post_init__(self) -> None:
         if self.kind == "chat":
@@ -63,6 +67,8 @@ class Encoder:
             return self._texts([_text(row, column) for row in rows])
         if self.kind == "chat":
             return [self._chat(self._messages(row), row.place) for row in rows]
+        if self.kind == "tokenized":
+            return [self._ready(row) for row in rows]
         pairs = [self._alpaca(row) if self.kind == "alpaca" else self._pair(row) for row in rows]
         return self._pairs(pairs)
 
@@ -77,7 +83,9 @@ class Encoder:
         return ids if eos is None or (ids and ids[-1] == eos) else [*ids, eos]
 
     def _texts(self, texts: list[str]) -> list[Encoded]:
-        return [_all_trained(self._end(ids)) for ids in self._ids(texts)] if texts else []
+        """An empty text becomes no token: it is no document that could end."""
+        ended = zip(texts, self._ids(texts) if texts else [], strict=True)
+        return [_all_trained(self._end(ids) if text.strip() else []) for text, ids in ended]
 
     def _pairs(self, pairs: list[tuple[str, str]]) -> list[Encoded]:
         """The whole is tokenized at once and the prompt's tokens are masked. Where the last token of the
@@ -135,6 +143,37 @@ class Encoder:
             messages.append({"role": ROLES.get(role, role), "content": content})
         return messages
 
+    def _ready(self, row: Row) -> Encoded:
+        """Tokens as they are, nothing added; what is masked is -100 in `labels`, or 0 in TRL's
+        completion_mask and assistant_masks."""
+        columns = self.dataset.column_map
+        tokens = _numbers(row, columns.get("input_ids", "input_ids"))
+        if not len(tokens) or tokens.min() < 0 or tokens.max() >= len(self.tokenizer):
+            met = f"{tokens.min()} to {tokens.max()}" if len(tokens) else "none"
+            raise DataError(f"{row.place}: token ids must be 0 to {len(self.tokenizer) - 1}, there are {met}")
+        trained = np.ones(len(tokens), dtype=bool)
+        for ours in self._masks():
+            name = columns.get(ours, ours)
+            if row.fields.get(name) is None:
+                continue
+            values = _numbers(row, name)
+            if len(values) != len(tokens):
+                raise DataError(f"{row.place}: {len(tokens)} input_ids and {len(values)} `{name}`")
+            trained &= values == tokens if ours == "labels" else values == 1
+            if ours == "labels" and (trained != (values != -100)).any():
+                raise DataError(
+                    f"{row.place}: `{name}` must be -100 or the token itself: cocktail shifts them"
+                )
+        return Encoded(tokens, trained)
+
+    def _masks(self) -> list[str]:
+        """Columns that say what is trained, as far as the recipe asks for them."""
+        asked = {
+            "completion_mask": self.data.completion_only_loss,
+            "assistant_masks": self.data.assistant_only_loss,
+        }
+        return ["labels", *(name for name, wanted in asked.items() if wanted is not False)]
+
     def _choose_template(self) -> None:
         """Set the tokenizer's chat template to the one used, so that the exported model carries it."""
         wanted = self.data.chat_template
@@ -145,6 +184,8 @@ class Encoder:
                     "the tokenizer has no chat template: `plain` is used (data.chat_template chooses another)"
                 )
                 self.tokenizer.chat_template = shipped["plain"].read_text(encoding="utf-8")
+            elif self.data.assistant_only_loss is not False:
+                self.template = marked(self.tokenizer)
             return
         path = shipped.get(wanted, Path(wanted).expanduser())
         if not path.is_file():
@@ -171,7 +212,9 @@ class Encoder:
 
         try:
             return str(
-                self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+                self.tokenizer.apply_chat_template(
+                    messages, chat_template=self.template, tokenize=False, add_generation_prompt=prompt
+                )
             )
         except TemplateError as error:
             raise DataError(f"{place}: the chat template refuses this conversation: {error}") from error
@@ -181,10 +224,11 @@ class Encoder:
     ) -> list[tuple[int, int]]:
         """Where in `text` the assistant speaks, in characters.
 
-        A template with `{% generation %}` marks says so itself. Of any other the conversation is rendered up
-        to each answer and past it; that needs a template which only ever appends, and it is checked.
+        A template with `{% generation %}` marks says so itself; TRL has such variants of many. Of any other
+        the conversation is rendered up to each answer and past it; that needs a template which only ever
+        appends, and it is checked.
         """
-        template = self.tokenizer.chat_template
+        template = self.template or self.tokenizer.chat_template
         if isinstance(template, str) and MARK.search(template):
             from transformers.utils import chat_template_utils
 
@@ -212,6 +256,44 @@ class Encoder:
         return found
 
 
+def marked(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """TRL's variant of the tokenizer's template, which marks the assistant's words; None where it has
+    marks, or TRL does not know it. It is used here only: the tokenizer that is exported keeps its own.
+    """
+    if not isinstance(tokenizer.chat_template, str) or MARK.search(tokenizer.chat_template):
+        return None
+    from trl.chat_template_utils import get_training_chat_template
+
+    try:
+        return get_training_chat_template(tokenizer)
+    except ValueError:  # an unknown template: what it appends is measured instead
+        return None
+
+
+def encode_all(
+    encoder: Encoder, batches: Iterable[Sequence[Row]], processes: int = 1
+) -> Iterator[list[Encoded]]:
+    """What `encoder` makes of each batch, in their order; in several processes where that was asked for. The
+    tokenizers of Hugging Face use all cores by themselves: processes help where templates are rendered.
+    """
+    if processes == 1:
+        yield from map(encoder.encode, batches)
+        return
+    with ProcessPoolExecutor(processes, get_context("spawn"), _begin, (encoder,)) as pool:
+        yield from pool.map(_encode, batches)
+
+
+_own: list[Encoder] = []  # of a process of `encode_all`: sent once, since a tokenizer is megabytes
+
+
+def _begin(encoder: Encoder) -> None:
+    _own.append(encoder)
+
+
+def _encode(rows: Sequence[Row]) -> list[Encoded]:
+    return _own[0].encode(rows)
+
+
 def detect(dataset: Dataset, first: Row) -> str:
     """The kind of rows, by the columns of the first. Errors: DataError with the columns that are there."""
     if dataset.type != "auto":
@@ -224,11 +306,13 @@ def detect(dataset: Dataset, first: Row) -> str:
         return "alpaca"
     if {"prompt", "completion"} <= columns:
         return "prompt_completion"
+    if "input_ids" in columns:
+        return "tokenized"
     if columns & {"text", dataset.dataset_text_field}:
         return "text"
     raise DataError(
         f"{first.place}: columns {', '.join(sorted(first.fields)) or '(none)'} are no known kind of data: "
-        "expected text, prompt and completion, instruction and output, or messages "
+        "expected text, prompt and completion, instruction and output, messages, or input_ids "
         "(hint: datasets.0.column_map)"
     )
 
@@ -247,6 +331,21 @@ def _text(row: Row, name: str) -> str:
     except UnicodeEncodeError as error:
         raise DataError(f"{row.place}: field `{name}` holds half a character at {error.start}") from None
     return value
+
+
+def _numbers(row: Row, name: str) -> np.ndarray:
+    """A list of whole numbers."""
+    if name not in row.fields:
+        raise DataError(
+            f"{row.place}: no field `{name}`; there is {', '.join(map(str, row.fields)) or 'none'}"
+        )
+    try:
+        numbers = np.asarray(row.fields[name])
+    except ValueError:  # lists in it, of different lengths
+        numbers = np.zeros((0, 0))
+    if numbers.ndim != 1 or (numbers.dtype.kind not in "iub" and len(numbers)):
+        raise DataError(f"{row.place}: `{name}` must be a list of whole numbers")
+    return numbers.astype(np.int64)
 
 
 def _all_trained(ids: list[int]) -> Encoded:

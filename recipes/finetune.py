@@ -24,6 +24,7 @@ from zlib import crc32
 
 from torch import nn
 
+from recipes.apart import check_apart
 from recipes.cocktail_sgd import Common, Part, Worker, mix_of
 from recipes.data import Sample, batches, unpack
 from recipes.fit import fitted
@@ -231,6 +232,8 @@ class Peer:
 
 def build_peer(model: nn.Module, recipe: Recipe, micro_batch: int, name: str = "", round: int = 0) -> Peer:
     """A peer called `name` whose model is x' of `round`: the base weights, or a snapshot's."""
+    if recipe.data.apart:
+        check_apart(model)
     own = crc32(name.encode())
     local = Alone(model, recipe, own)
     flat, where = local.flat, recipe.compression.state_device
@@ -258,6 +261,7 @@ def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
     with suppress(Interrupted):  # nothing is lost: what was not committed stays here, its leases go back
         yield from take_part(link, peer, now)
     if link.ended is None:
+        peer.local.check()
         with suppress(Interrupted):
             if (handed_over := hand_over(link, peer)) is not None:
                 yield handed_over

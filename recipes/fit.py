@@ -94,13 +94,14 @@ def fixes(recipe: Recipe) -> tuple[str, ...]:
         found.append("lora.lora_r=16: only adapters are trained")
     elif not recipe.model.quantized:
         found.append("model.load_in_4bit=true: a quarter of the base's memory")
+    found.append("a device with more memory, or fewer other programs on this one")
     return tuple(found[:3])
 
 
 # ---- at the start ------------------------------------------------------------------------------------------
 
 
-def found(local: Alone, recipe: Recipe, go_on: Callable[[], object] = lambda: None) -> int:
+def micro_batch_for(local: Alone, recipe: Recipe, go_on: Callable[[], object] = lambda: None) -> int:
     """The micro-batch that this machine has memory for, at the recipe's length.
 
     An accelerator tries, with the optimizer's memory set aside. A CPU's system would end the process rather

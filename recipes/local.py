@@ -40,6 +40,9 @@ class Local(Protocol):
     def stepped(self) -> bool:
         """Has the optimizer a state?"""
 
+    def check(self) -> None:
+        """Raises where some of it is lost: then there is nothing to hand over, and no ordinary goodbye."""
+
     def zero(self) -> None:
         """g_i <- 0."""
 
@@ -133,6 +136,9 @@ class Alone:
     def stepped(self) -> bool:
         return bool(self.optimizer.state)
 
+    def check(self) -> None:
+        """What is on one device goes with this process."""
+
     def zero(self) -> None:
         self.model.train()
         self.flat.refresh()
@@ -160,8 +166,10 @@ class Alone:
 
     def tensors(self) -> Mapping[str, Tensor]:
         found = {LOCAL: self.flat.vector}
-        for number, state in self.optimizer.state_dict()["state"].items():
-            for what, value in state.items():
+        for number, parameter in enumerate(
+            parameters_of(self.optimizer)
+        ):  # state_dict wraps what bitsandbytes has
+            for what, value in self.optimizer.state.get(parameter, {}).items():
                 if type(value) not in PLAIN:  # torchao's: it begins anew, as a joiner's does
                     return {LOCAL: self.flat.vector}
                 name, tensor = packed(what, value)
@@ -221,11 +229,6 @@ def batch_of(part: Sequence[Sample], device: torch.device) -> dict[str, Tensor]:
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """By the numbers that its state has them under."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def named(state: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """An optimizer's state, as it is kept."""
-    return {f"{OPTIMIZER}.{n}.{what}": value for n, of in state.items() for what, value in of.items()}
 
 
 def parsed(name: str) -> tuple[int, str]:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ from recipes.flat import Layout
 from recipes.schema import Recipe
 from recipes.state import check_room, weights_in, write_beside
 from recipes.trained import KINDS, in_base
-from recipes.weights import WEIGHTS, Kind, blueprint, open_vector, read_header, stored_in, write_header
+from recipes.weights import WEIGHTS, Kind, blueprint, open_vector, stored_in, write_header
 
 Name = Literal["float32", "bfloat16", "float16"]
 STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -51,39 +53,48 @@ def write_merged(
     scale = scale_of(recipe.lora)
     with closing(open_vector(base)) as stored:
         shapes = dict(zip(stored.layout.names, stored.layout.shapes, strict=True))
+        untied = {name: tuple(tensor.shape) for name, tensor in whole.items() if name not in shapes}
         called = dict(zip(stored.layout.names, stored.names, strict=True))
-        extra = {
-            name: tensor for name, tensor in whole.items() if name not in shapes
-        }  # it was tied, and is no more
-        width = torch.empty(0, dtype=KINDS[dtype]).element_size()
-        every = shapes | {name: tuple(tensor.shape) for name, tensor in extra.items()}
-        kinds = {
-            called.get(name, name): Kind(STORED[dtype], shape, width * torch.Size(shape).numel())
-            for name, shape in every.items()
-        } | {name: tensor.kind for name, tensor in stored.others.items()}
-        texts = dict(stored.texts)
-        config = json.loads(texts["config.json"]) | {"dtype": dtype}
-        texts["config.json"] = (
-            json.dumps(config | ({"tie_word_embeddings": False} if extra else {}), indent=2) + "\n"
-        )
-        write_beside(folder, texts, tokenizer)
-        header = write_header({"format": "pt"}, kinds)
-        check_room(folder, len(header) + sum(kind.size for kind in kinds.values()))
-        with open(folder / WEIGHTS, "wb") as file:
-            file.write(header)
-            for name, shape in every.items():
+        kinds = {called.get(name, name): kind_of(shape, dtype) for name, shape in (shapes | untied).items()}
+        kinds |= {name: tensor.kind for name, tensor in stored.others.items()}
+        write_beside(folder, told(stored.texts, dtype, bool(untied)), tokenizer)
+        with begun(folder / WEIGHTS, {"format": "pt"}, kinds) as file:
+            for name, start, shape in zip(
+                stored.layout.names, stored.layout.offsets, shapes.values(), strict=False
+            ):
                 weight = whole.get(name)
                 if weight is None:
-                    start = stored.layout.offsets[stored.layout.names.index(name)]
-                    read = stored.read(start, start + torch.Size(shape).numel())
-                    weight = torch.from_numpy(read).reshape(shape)
+                    weight = torch.from_numpy(stored.read(start, start + prod(shape))).reshape(shape)
                 if (found := adapters.get(name)) is not None:
                     weight += delta(found.A, found.B, scale, shape, found.transposed)
                 file.write(as_bytes(weight, dtype))
+            for name in untied:
+                file.write(as_bytes(whole[name], dtype))
             for tensor in stored.others.values():
                 file.write(bytes(tensor.data[:]))
-            file.flush()
-            os.fsync(file.fileno())
+
+
+def told(texts: Mapping[str, str], dtype: Name, untied: bool) -> dict[str, str]:
+    """The base's texts; its output layer may have been tied to the embedding, and is so no more."""
+    config = json.loads(texts["config.json"]) | {"dtype": dtype}
+    config |= {"tie_word_embeddings": False} if untied else {}
+    return {**texts, "config.json": json.dumps(config, indent=2) + "\n"}
+
+
+def kind_of(shape: tuple[int, ...], dtype: Name) -> Kind:
+    return Kind(STORED[dtype], shape, prod(shape) * KINDS[dtype].itemsize)
+
+
+@contextmanager
+def begun(path: Path, metadata: Mapping[str, str], kinds: Mapping[str, Kind]) -> Iterator[BinaryIO]:
+    """A safetensors file, to write the tensors into one after the other; on the disk at the end."""
+    header = write_header(metadata, kinds)
+    check_room(path.parent, len(header) + sum(kind.size for kind in kinds.values()))
+    with open(path, "wb") as file:
+        file.write(header)
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def taken_apart(base: Path, layout: Layout, vector: Tensor) -> tuple[dict[str, Adapter], dict[str, Tensor]]:
@@ -109,26 +120,19 @@ def taken_apart(base: Path, layout: Layout, vector: Tensor) -> tuple[dict[str, A
 def recast(path: Path, dtype: Name) -> None:
     """The float32 tensors of a safetensors file as `dtype`, window by window; others stay what they are."""
     part = path.with_name(path.name + ".part")
-    width = torch.empty(0, dtype=KINDS[dtype]).element_size()
     with ExitStack() as files:
         tensors = stored_in(path.parent, files)
-        with open(path, "rb", buffering=0) as old:
-            told = read_header(old, str(path)).metadata
         kinds = {
-            name: Kind(STORED[dtype], t.shape, len(t.data) // 4 * width) if t.dtype == "F32" else t.kind
-            for name, t in tensors.items()
+            name: kind_of(tensor.shape, dtype) if tensor.dtype == "F32" else tensor.kind
+            for name, tensor in tensors.items()
         }
-        check_room(path.parent, sum(kind.size for kind in kinds.values()))
-        with open(part, "wb") as file:
-            file.write(write_header({"format": told.get("format", "pt")}, kinds))
+        with begun(part, {"format": "pt"}, kinds) as file:
             for tensor in tensors.values():
                 for at in range(0, len(tensor.data), 4 * WINDOW):
                     window = bytes(tensor.data[at : at + 4 * WINDOW])
                     if tensor.dtype == "F32":
                         window = as_bytes(torch.frombuffer(bytearray(window), dtype=torch.float32), dtype)
                     file.write(window)
-            file.flush()
-            os.fsync(file.fileno())
     os.replace(part, path)
 
 

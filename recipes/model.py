@@ -7,6 +7,7 @@ transformers does.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -49,6 +50,7 @@ __all__ = [
     "layout_of",
     "load_model",
     "load_tokenizer",
+    "logits_of",
     "loss_sum",
     "manifest",
     "open_tokenizer",
@@ -116,15 +118,27 @@ def load_model(
     return (model if quantized else model.to(device)).eval()
 
 
+def logits_of(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """(B, T, V), of a batch as `collate` makes it, with or without labels.
+
+    Without a cache: where there is one, transformers lets packed documents see each other.
+    """
+    given = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    shape = batch["input_ids"].shape
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None) or ""
+    if "position_ids" in given and attention.startswith("flash"):  # it tells documents apart in one row only
+        given = {name: tensor.reshape(1, -1) for name, tensor in given.items()}
+    logits: Tensor = model(**given, use_cache=False).logits
+    return logits.reshape(*shape, -1)
+
+
 def loss_sum(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
     """Sum of the token losses in nats, and how many there are: labels other than -100 after the shift by one.
 
     A sum and not a mean: parts of a batch that are computed apart (micro-batches, peers) must add up to the
     whole.
     """
-    logits = model(
-        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
-    ).logits  # (B, T, V)
+    logits = logits_of(model, batch)
     targets = batch["labels"][:, 1:].reshape(-1)  # (B (T-1),): position t predicts token t+1
     scores = logits[:, :-1].reshape(-1, logits.shape[-1]).float()
     loss = nn.functional.cross_entropy(scores, targets, ignore_index=-100, reduction="sum")
@@ -180,7 +194,10 @@ def load_adapted(folder: Path) -> nn.Module:
 
     name, revision = base_of(folder)
     base = Path(name) if Path(name).is_dir() else fetch_model(name, revision)
-    model: nn.Module = PeftModel.from_pretrained(load_model(base), folder).eval()
+    plain = load_model(base)
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what peft calls in transformers
+        model: nn.Module = PeftModel.from_pretrained(plain, folder).eval()
     return model
 
 

@@ -12,10 +12,6 @@ from typing import Any
 # dotted key -> values that ask for nothing
 LATER: dict[str, tuple[Any, ...]] = {
     "model.trust_remote_code": (False,),
-    "datasets.weight": (1, 1.0, None),
-    "eval_datasets.weight": (1, 1.0, None),
-    "data.streaming": (False,),
-    "data.dataset_num_proc": (None,),
     "compression.uncompressed_steps": (0,),
     "compression.lossless": (),
     "logging.report_to": (None, "none", []),
@@ -24,12 +20,6 @@ LATER: dict[str, tuple[Any, ...]] = {
     "logging.trackio_space_id": (None,),
     "logging.loss_watchdog_threshold": (None,),
     "logging.loss_watchdog_patience": (None,),
-}
-
-# dotted key -> planned values of a key that exists
-LATER_VALUES: dict[str, tuple[str, ...]] = {
-    "datasets.type": ("tokenized",),
-    "eval_datasets.type": ("tokenized",),
 }
 
 # what axolotl, LLaMA-Factory, torchtune, older transformers and the reference code say -> what we say

@@ -1,7 +1,7 @@
-"""A round's packets opened as they arrive: decoded and measured, so that at its close only their sum is left.
+"""A round's packets opened as they arrive: checked and measured, so that at its close only their sum is left.
 
 What a packet comes to follows from its bytes alone. So it does not matter when it was opened, on which
-thread, or whether it was kept decoded: where there is no room for that it is decoded again.
+thread, or whether it was kept open: where there is no room for that it is opened again.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from compress import PacketError, Update, decode
+from compress import Expanded, PacketError, Update, expanded
 from compress.kernels import WORTH
 
 CORES = os.cpu_count() or 1
-ROOM = 1 << 30  # bytes of a round's packets that are kept decoded: 12 a value, some 14 for a byte of a packet
+ROOM = 1 << 30  # bytes of a round's packets that are kept open: as a rule 1.5 a value, 12 where it is decoded
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,7 +40,7 @@ class Opened:
     packet: bytes
     norm: float
     count: int  # of its values
-    update: Update | None  # None: there was no room for it
+    update: Expanded | Update | None  # None: there was no room for it
 
 
 class Packets:
@@ -48,7 +48,7 @@ class Packets:
 
     Args:
         m: length of the round's sample.
-        room: bytes that may be kept decoded; each call holds one decoded packet beside them. None: ROOM.
+        room: bytes that may be kept open; each call holds one packet beside them. None: ROOM.
     """
 
     def __init__(self, m: int, room: int | None = None) -> None:
@@ -61,8 +61,8 @@ class Packets:
         known = self._opened.get(peer)
         if known is not None and known.packet == packet:
             return known
-        update = decoded(peer, packet, self.m)
-        opened = Opened(packet, norm_of(peer, update), len(update.values), update)
+        update = usable(peer, packet, self.m)
+        opened = Opened(packet, norm_of(peer, update), update.count, update)
         with self._lock:
             self._room += held_by(self._opened.pop(peer, None))  # a round that opens again has new packets
             if held_by(opened) > self._room:
@@ -73,23 +73,21 @@ class Packets:
 
 
 def held_by(opened: Opened | None) -> int:
-    """Bytes of what is kept decoded."""
-    if opened is None or opened.update is None:
-        return 0
-    return opened.update.positions.nbytes + opened.update.values.nbytes
+    """Bytes of what is kept open."""
+    return 0 if opened is None or opened.update is None else opened.update.nbytes
 
 
-def decoded(peer: str, packet: bytes, m: int) -> Update:
-    """Its values are finite: that is for `decode` to see. Raises RejectedUpdate."""
+def usable(peer: str, packet: bytes, m: int) -> Expanded | Update:
+    """Its values are finite: that is for `compress` to see. Raises RejectedUpdate."""
     try:
-        return decode(packet, m)
+        return expanded(packet, m)
     except PacketError as error:
         raise RejectedUpdate(peer, str(error)) from error
 
 
-def norm_of(peer: str, update: Update) -> float:
+def norm_of(peer: str, update: Expanded | Update) -> float:
     """The Euclidean norm. Raises RejectedUpdate where float32, in which sums are made, cannot hold it."""
-    norm = rounded(length(update.values.numpy()))
+    norm = rounded(update.norm())
     if not np.isfinite(norm):
         raise RejectedUpdate(peer, "its values are finite and their norm is not: it overflows")
     return norm

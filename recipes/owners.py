@@ -1,16 +1,22 @@
-"""The owners of all shards of a vector, as one: a round's packets in, the packet of all shards out."""
+"""The owners of some shards of a vector, as one: a round's packets in, the packet of these shards out.
+
+Who owns what may change between two rounds: `own`. What e of a shard was then goes to its next owner, as a
+legacy goes that has all of the mean (`inherit` with share 1). An aggregate that was not committed is taken
+back: `undo`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from compress import Cocktail, PacketError, join, split
+from compress import Cocktail, PacketError, decode, join, split
 from recipes.aggregate import MEAN, Rule, Taken
-from recipes.cocktail_sgd import Owner
+from recipes.cocktail_sgd import Owner, over_all
 from recipes.opened import ROOM, RejectedUpdate
 from recipes.whole import write_whole
 
@@ -18,7 +24,7 @@ Updates = Sequence[tuple[str, bytes, float]]  # (peer, packet, weight)
 
 
 class Owners:
-    """As an `Owner`, of a vector that `mix` cuts into shards. A packet is used in all of them or in none.
+    """As an `Owner`, of those shards that are owned here, until `own` says otherwise.
 
     Args:
         parameters: P, the length of the vector.
@@ -27,15 +33,42 @@ class Owners:
         rule: what takes the place of the mean where peers may lie.
     """
 
-    def __init__(self, parameters: int, mix: Cocktail, seed: int, rule: Rule = MEAN) -> None:
-        room = ROOM // mix.shards
-        self.owners = [Owner(shard.size, mix, shard.seed, rule, room) for shard in mix.cut(parameters, seed)]
+    def __init__(
+        self,
+        parameters: int,
+        mix: Cocktail,
+        seed: int,
+        rule: Rule = MEAN,
+        owned: Collection[int] | None = None,  # None: all
+    ) -> None:
+        self.mix, self.rule = mix, rule
+        self.shards = mix.cut(parameters, seed)
+        self.owners: Mapping[int, Owner] = {}  # by the number of the shard, ascending; replaced, not changed
+        self.own(range(len(self.shards)) if owned is None else owned)
+
+    def own(self, numbers: Collection[int]) -> bytes:
+        """From now on these shards are owned here, and no others. Returns the e of those that were, to be
+        inherited; empty: nothing is in it.
+        """
+        exact = replace(over_all(self.mix, 1.0), bits=32)
+        given = [b""] * len(self.shards)
+        for number, owner in self.owners.items():
+            if number not in numbers and bool(owner.error.any()):
+                given[number] = exact.encode(owner.error)
+        self.owners = {n: self.owners.get(n) or self._new(n) for n in sorted(numbers)}
+        return join(given) if any(given) else b""
+
+    def _new(self, number: int) -> Owner:
+        shard = self.shards[number]
+        owner = Owner(shard.size, self.mix, shard.seed, self.rule, ROOM // len(self.shards))
+        owner.usual = float("inf")  # until it has seen a round, what is handed over is taken as it is
+        return owner
 
     @property
     def held(self) -> tuple[Taken, ...]:
         """Whose packets the newest aggregate has only in part, each once: where it was held first."""
         found: dict[str, Taken] = {}
-        for owner in self.owners:
+        for owner in self.owners.values():
             for taken in owner.held:
                 found.setdefault(taken.peer, taken)
         return tuple(found.values())
@@ -43,70 +76,134 @@ class Owners:
     @property
     def nbytes(self) -> int:
         """Of all e."""
-        return sum(owner.error.nbytes for owner in self.owners)
+        return sum(owner.error.nbytes for owner in self.owners.values())
 
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         """As `Owner.arrived`."""
         with contextlib.suppress(RejectedUpdate):
-            for owner, [(_, part, _)] in zip(self.owners, self._cut([(peer, packet, 0.0)]), strict=True):
-                owner.arrived(round, peer, part)
+            owners = self.owners  # another thread may take shards over meanwhile
+            for number, [(_, part, _)] in self._cut([(peer, packet, 0.0)], owners).items():
+                owners[number].arrived(round, peer, part)
 
     def aggregate(self, round: int, updates: Updates) -> bytes:
         """As `Owner.aggregate`. All lines 3 come first: where a packet is refused, no e has moved."""
         parts = self._cut(updates)
-        found = [owner.collect(round, part) for owner, part in zip(self.owners, parts, strict=True)]
-        return join([owner.send(round, one) for owner, one in zip(self.owners, found, strict=True)])
+        found = {number: owner.collect(round, parts[number]) for number, owner in self.owners.items()}
+        sent = {number: self.owners[number].send(round, one) for number, one in found.items()}
+        return join([sent.get(shard.number, b"") for shard in self.shards])
 
     def replay(self, round: int, updates: Updates, packet: bytes) -> None:
         """As `Owner.replay`; what has not moved stays as it is."""
-        moved = split(packet, len(self.owners))
-        for owner, part, one in zip(self.owners, self._cut(updates), moved, strict=True):
-            if one:
-                owner.replay(round, part, one)
+        moved, parts = split(packet, len(self.shards)), self._cut(updates)
+        for number, owner in self.owners.items():
+            if moved[number]:
+                owner.replay(round, parts[number], moved[number])
+
+    def undo(self) -> None:
+        """The newest aggregate was not committed: every e is what it was before."""
+        for owner in self.owners.values():
+            owner.undo()
 
     def inherit(self, peer: str, packet: bytes, share: float) -> float:
-        """As `Owner.inherit`; returns the smallest s of a shard."""
-        parts = [part for [(_, part, _)] in self._cut([(peer, packet, share)])]
-        found = [owner.legacy(peer, part) for owner, part in zip(self.owners, parts, strict=True)]
-        for owner, (update, scale) in zip(self.owners, found, strict=True):
+        """As `Owner.inherit`, of a packet that may leave shards out; returns the smallest s of a shard."""
+        cut = self._cut([(peer, packet, share)])
+        parts = [(self.owners[n], part) for n, [(_, part, _)] in cut.items() if part]
+        found = [(owner, *owner.legacy(peer, part)) for owner, part in parts]
+        for owner, update, scale in found:
             owner.add(update, share * scale)
-        return min(scale for _, scale in found)
+        return min((scale for _, _, scale in found), default=1.0)
 
     def save(self, path: Path, round: int) -> None:
         """Write every e as it is before `round`: on the disk whole under that name, or not at all."""
-        errors = {name: owner.error for name, owner in zip(self._names(), self.owners, strict=True)}
-        usual = " ".join(str(owner.usual) for owner in self.owners)
+        errors = {name_of(number): owner.error for number, owner in self.owners.items()}
+        usual = " ".join(str(owner.usual) for owner in self.owners.values())
         write_whole(path, errors, {"round": str(round), "usual": usual})
 
     def load(self, path: Path) -> int:
-        """Every e as `save` wrote it; returns the round it is before. Errors: ValueError: it is not ours."""
+        """Own the shards that are in the file, each e as `save` wrote it; returns the round it is before.
+        Errors: ValueError: it is not ours.
+        """
         try:
             with safe_open(path, "pt") as file:
-                errors, said = [file.get_tensor(name) for name in self._names()], file.metadata()
+                names, said = set(file.keys()), file.metadata()
+                there = [n for n in range(len(self.shards)) if name_of(n) in names]
+                errors = {n: file.get_tensor(name_of(n)) for n in there}
             round, usual = int(said["round"]), [float(one) for one in said["usual"].split()]
         except (SafetensorError, KeyError, TypeError) as problem:
             raise ValueError(f"{path} does not hold the owner's error: {problem}") from problem
-        for owner, error in zip(self.owners, errors, strict=True):
-            if error.shape != owner.error.shape or error.dtype != owner.error.dtype:
-                want = tuple(owner.error.shape)
+        if strangers := names - {name_of(number) for number in errors}:
+            raise ValueError(f"{path} has {', '.join(sorted(strangers))}: it is of another number of shards")
+        for number, error in errors.items():
+            want = (self.shards[number].size,)
+            if tuple(error.shape) != want or str(error.dtype) != "torch.float32":
                 raise ValueError(f"{path} has {error.dtype} {tuple(error.shape)}, not {want}")
-        for owner, error, one in zip(self.owners, errors, usual, strict=True):
-            owner.error.copy_(error)
-            owner.usual = one
+        self.own(errors)
+        for (number, error), one in zip(errors.items(), usual, strict=True):
+            self.owners[number].error.copy_(error)
+            self.owners[number].usual = one
         return round
 
-    def _names(self) -> list[str]:
-        """Of the tensors of a file."""
-        return ["error", *(f"error.{number}" for number in range(1, len(self.owners)))]
+    def joined(self, round: int, own: bytes, parts: Sequence[tuple[str, Collection[int], bytes]]) -> bytes:
+        """The packet of the whole vector: `own` is of the shards that are owned here, and others have sent
+        (owner, its shards, packet) for theirs.
 
-    def _cut(self, updates: Updates) -> list[list[tuple[str, bytes, float]]]:
-        """For each shard, its part of every packet. Raises RejectedUpdate."""
-        of_shards: list[list[tuple[str, bytes, float]]] = [[] for _ in self.owners]
-        for peer, packet, weight in updates:
+        Raises:
+            RejectedUpdate: an owner's packet is not of its shards, or does not decode.
+        """
+        all_of_them = split(own, len(self.shards))
+        for name, numbers, packet in parts:
+            for number in numbers:
+                all_of_them[number] = self._checked(round, name, number, packet)
+        return join(all_of_them)
+
+    def part(self, packet: bytes) -> bytes:
+        """What a packet of the whole vector says of the shards that are owned here."""
+        return part_of(packet, self.owners, len(self.shards))
+
+    def _checked(self, round: int, name: str, number: int, packet: bytes) -> bytes:
+        shard = self.shards[number]
+        try:
+            part = split(packet, len(self.shards))[number]
+            decode(part, self.mix.walk(shard.size, shard.seed, round).m)
+        except PacketError as error:
+            raise RejectedUpdate(name, f"as the owner of shard {number}: {error}") from error
+        return part
+
+    def _cut(
+        self, updates: Updates, owned: Collection[int] | None = None
+    ) -> dict[int, list[tuple[str, bytes, float]]]:
+        """For each shard that is owned here, its part of every packet. Raises RejectedUpdate."""
+        owned = self.owners if owned is None else owned
+        of_shards: dict[int, list[tuple[str, bytes, float]]] = {number: [] for number in owned}
+        for peer, packet, weight in updates if owned else ():
             try:
-                parts = split(packet, len(self.owners))
+                parts = split(packet, len(self.shards))
             except PacketError as error:
                 raise RejectedUpdate(peer, str(error)) from error
-            for updates_of_shard, part in zip(of_shards, parts, strict=True):
-                updates_of_shard.append((peer, part, weight))
+            for number, updates_of_shard in of_shards.items():
+                updates_of_shard.append((peer, parts[number], weight))
         return of_shards
+
+
+def merged(packets: Iterable[bytes], shards: int) -> bytes:
+    """The packets of several owners as that of all their shards. Raises PacketError."""
+    parts = [b""] * shards
+    for packet in packets:
+        parts = [new or old for old, new in zip(parts, split(packet, shards), strict=True)]
+    return join(parts)
+
+
+def name_of(number: int) -> str:
+    """Of a shard's e, in a file."""
+    return f"error.{number}" if number else "error"
+
+
+def spoken_of(packet: bytes, shards: int) -> list[int]:
+    """The shards of which a packet says something. Raises PacketError."""
+    return [number for number, part in enumerate(split(packet, shards)) if part]
+
+
+def part_of(packet: bytes, numbers: Collection[int], shards: int) -> bytes:
+    """What a packet of all shards says of these. Raises PacketError."""
+    parts = split(packet, shards)
+    return join([part if number in numbers else b"" for number, part in enumerate(parts)])

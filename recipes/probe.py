@@ -1,4 +1,5 @@
-"""Who hurts: each peer's packets against the gradient of a batch that the owner has himself, over rounds.
+"""Who hurts and who is of no use: each peer's packets against the gradient of a batch that the owner has
+himself, over rounds.
 
     g = gradient of the probe batch's mean loss at x', on the round's sample        (m,)
     b_i = -<g, s_i u_i> / (|g| M)       by what u_i, as it is taken, lowers that loss: a cosine times a length
@@ -6,14 +7,18 @@
     S = 1.4826 x their median distance from the median of their round, more where it lasts; at least R / 2
     h_i = -b_i / R, and 1 more where u_i is held                        harm, in what a usual packet does good
     L_i <- max(0, L_i + (h_i - 1/2) (R / S)^2);   L_i > FOUND: found
+    r_i = x_i min(R, median of b in this round)                         what u_i would do were it a usual one
+    U_i <- max(0, U_i + r_i (r_i / 2 - b_i) / S^2);   weight e^(DOUBTED - U_i), at most 1
 
 L is Page's test (1954) of "it undoes what a usual packet does", b ~ N(-R, S^2), against "it is of no use",
-b ~ N(0, S^2). All is measured in what the others of this run do, so nothing is tuned for a model; while fewer
-than half lie, R and S are the honest ones'. To be of no use (noise, old packets, other data) is no offence,
-unless at more than twice the usual length: there the test is "of no use" against "of the usual use".
+b ~ N(0, S^2); U the same of "it is of no use" against "it does what a usual packet does". All is measured in
+what the others of this run do, so nothing is tuned for a model; while fewer than half lie, R and S are the
+honest ones'. To be of no use (noise, old packets, other data) is no offence, unless at more than twice the
+usual length. Who is in doubt counts for what it was of use, at least. x_i (at most 1) excuses who had few
+samples, and who is short because its residual has yet to fill.
 
-A verdict follows from rounds before and from when a gradient was ready. So it refuses packets and never
-shortens one: e is replayed from those that were accepted.
+A verdict and a weight follow from rounds before and from when a gradient was ready. So packets are refused or
+weighed, never shortened: e is replayed from those that were accepted, with the weights that they had.
 """
 
 from __future__ import annotations
@@ -22,12 +27,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import pi, sin
+from math import exp, pi, sin
 
 import numpy as np
 import torch
 
 from recipes.aggregate import FEWEST, HELD, median_of
+from recipes.apart import check_apart
 from recipes.cocktail_sgd import Common, mix_of, read
 from recipes.data import Corpus, collate, shuffled
 from recipes.flat import Flat
@@ -39,10 +45,20 @@ ROUNDS = 16  # rounds that say what is usual
 ENOUGH = 24  # packets that say it
 FOUND = 16.0  # were harm normal, a useless peer would be found once in e^16 rounds (LOG.md)
 FARTHEST = 2.0  # the most harm that counts in one round: three are needed
+DOUBTED = 4.0  # U up to which a packet counts in full, and the most that one packet adds to it
 LASTS = 0.9  # the most that a deviation is believed to follow from that of the round before
 ORDER = 1 << 33  # the epoch in whose order rows are probed: no run reaches it, none is held out by it
 
 Updates = Sequence[tuple[str, bytes, float]]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What one packet does."""
+
+    b: float
+    length: float = 1.0  # n_i / M
+    share: float = 1.0  # its weight, x the median weight
 
 
 @dataclass(frozen=True)
@@ -82,31 +98,82 @@ class Case:
         return Case(level, self.rounds + 1, self.harm + harm) if level > 0 else Case()
 
 
+@dataclass(frozen=True)
+class Doubt:
+    """What speaks for a peer's being of no use."""
+
+    level: float = 0.0  # U, at most FOUND
+    rounds: int = 0  # since it was 0
+    did: float = 0.0  # the sum of b over them
+    due: float = 0.0  # the sum of r
+
+    def and_then(self, did: float, due: float, spread: float) -> Doubt:
+        """After one more round."""
+        speaks = min(due * (due / 2 - did) / spread**2, DOUBTED)
+        level = min(self.level + speaks, FOUND)
+        return Doubt(level, self.rounds + 1, self.did + did, self.due + due) if level > 0 else Doubt()
+
+    @property
+    def weight(self) -> float:
+        """How much its packets count: in full, or when in doubt for what they were of use, at least."""
+        return max(exp(min(DOUBTED - self.level, 0.0)), self.use)
+
+    @property
+    def use(self) -> float:
+        """What its packets did, of what usual ones would have done, from 0 to 1."""
+        return min(max(self.did / self.due, 0.0), 1.0) if self.due else 1.0
+
+    @property
+    def why(self) -> str:
+        """For the owner."""
+        return (
+            f"its last {self.rounds} packets lower the loss of the owner's probe batch by "
+            f"{self.use:.1f} times what usual ones would, and count for no more than that"
+        )
+
+
 class Evidence:
-    """The test, for every peer of a run. Knows no model."""
+    """The tests, for every peer of a run. Knows no model.
 
-    def __init__(self) -> None:
-        self.recent: deque[Mapping[str, float]] = deque(maxlen=ROUNDS)  # b by peer
+    Args:
+        fills: rounds after which a residual is as long as it gets.
+    """
+
+    def __init__(self, fills: float) -> None:
+        self.fills = fills
+        self.recent: deque[Mapping[str, Gain]] = deque(maxlen=ROUNDS)  # by peer
         self.cases: dict[str, Case] = {}  # of those with L > 0
+        self.doubts: dict[str, Doubt] = {}  # of those with U > 0
+        self.stays: dict[str, int] = {}  # rounds in a row, of those in the newest
 
-    def add(self, gains: Mapping[str, float], held: Collection[str] = ()) -> list[Verdict]:
-        """A round's b, by peer, and whose packets were shortened; who is found by it."""
+    def add(self, gains: Mapping[str, Gain], held: Collection[str] = ()) -> list[Verdict]:
+        """What a round's packets do, by peer, and whose were shortened; who is found by it."""
         if len(gains) < FEWEST:
             return []
         self.recent.append(gains)
-        usual = float(np.median([b for round in self.recent for b in round.values()]))  # R
+        self.stays = {peer: self.stays.get(peer, 0) + 1 for peer in gains}
+        usual = float(np.median([g.b for round in self.recent for g in round.values()]))  # R
         if sum(map(len, self.recent)) < ENOUGH or usual <= 0:  # the probe knows nothing
             return []
-        weight = (usual / max(self._spread(), usual / 2)) ** 2
-        # where most packets seem to hurt it is the batch that is unusual
-        zero = min(0.0, median_of(list(gains.values())))
+        spread = max(self._spread(), usual / 2)  # S
+        here = median_of([g.b for g in gains.values()])
+        zero = min(0.0, here)  # where most packets seem to hurt it is the batch that is unusual
         for peer, gain in gains.items():
             case = self.cases.get(peer, Case())
-            self.cases[peer] = case.and_then((zero - gain) / usual, peer in held, weight)
+            self.cases[peer] = case.and_then((zero - gain.b) / usual, peer in held, (usual / spread) ** 2)
+            due = self._excused(peer, gain) * max(min(usual, here), 0.0)  # r
+            self.doubts[peer] = self.doubts.get(peer, Doubt()).and_then(gain.b, due, spread)
         found = {peer: case for peer, case in sorted(self.cases.items()) if case.level > FOUND}
         # who was found begins anew, should there still be a peer of this name
         self.cases = {p: case for p, case in self.cases.items() if case.level > 0 and p not in found}
+        self.doubts = {p: doubt for p, doubt in self.doubts.items() if doubt.level > 0 and p not in found}
         return [Verdict(peer, case.rounds, case.harm / case.rounds) for peer, case in found.items()]
+
+    def _excused(self, peer: str, gain: Gain) -> float:
+        """x. Gradients of fewer samples are that much noisier, and a residual grows for rounds."""
+        settled = min(median_of([float(stay) for stay in self.stays.values()]), self.fills)
+        grown = min(max(gain.length, self.stays[peer] / settled), 1.0)
+        return grown * min(gain.share, 1.0) ** 0.5
 
     def _spread(self) -> float:
         """S, of which half of the packets know nothing. What lasts for rounds is one event, not many:
@@ -119,11 +186,11 @@ class Evidence:
         return spread * float(((1 + lasts) / (1 - lasts)) ** 0.5)
 
 
-def deviations(gains: Mapping[str, float]) -> dict[str, float]:
+def deviations(gains: Mapping[str, Gain]) -> dict[str, float]:
     """From the round's median, without the peer whose it is."""
-    ranked = sorted(gains, key=lambda peer: gains[peer])
+    ranked = sorted(gains, key=lambda peer: gains[peer].b)
     middle = ranked[(len(ranked) - 1) // 2]
-    return {peer: gains[peer] - gains[middle] for peer in ranked if peer != middle}
+    return {peer: gains[peer].b - gains[middle].b for peer in ranked if peer != middle}
 
 
 class Probe:
@@ -133,6 +200,8 @@ class Probe:
     """
 
     def __init__(self, model: torch.nn.Module, recipe: Recipe, corpus: Corpus) -> None:
+        if recipe.data.apart:
+            check_apart(model)
         self.flat, self.corpus, self.batch = Flat(model), corpus, recipe.swarm.probe_batch_size
         self.common = Common(self.flat.vector, mix_of(recipe.compression), recipe.training.seed)
         self.order = shuffled(len(corpus.samples), recipe.training.seed, ORDER)
@@ -156,8 +225,13 @@ class Probe:
             loss, _ = loss_sum(self.flat.model, collate([sample]))
             (loss / tokens).backward()  # type: ignore[no-untyped-call]
 
-    def gains(self, updates: Updates) -> dict[str, float]:
-        """b of the packets of x's round; none where nothing was sent, or x' has diverged."""
+    @property
+    def fills(self) -> float:
+        """Rounds in which C has taken as much of a residual as there was: 1 / (p K)."""
+        return 1 / (self.common.mix.sample * self.common.mix.keep)
+
+    def gains(self, updates: Updates) -> dict[str, Gain]:
+        """Of the packets of x's round; none where nothing was sent, or x' has diverged."""
         where = list(self.common.samples())
         g = [sample.take(shard.of(self.flat.grad)).numpy() for shard, sample in where]
         steep = length(np.concatenate(g))
@@ -171,7 +245,10 @@ class Probe:
         usual = median_of(list(norms.values()))  # M
         if not (usual > 0 and 0 < steep < float("inf")):
             return {}
-        return {
-            peer: fall * min(1.0, HELD * usual / max(norms[peer], usual)) / (steep * usual)
-            for peer, fall in falls.items()
-        }
+        whole = median_of([weight for _, _, weight in updates]) or 1.0
+        gains = dict[str, Gain]()
+        for peer, _, weight in updates:
+            size = norms[peer] / usual
+            b = falls[peer] * min(1.0, HELD / max(size, 1.0)) / (steep * usual)
+            gains[peer] = Gain(b, size, weight / whole)
+        return gains

@@ -7,8 +7,8 @@ What it is asked for comes from spread.py, in the peer's own process, and all ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from math import prod
@@ -19,17 +19,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from recipes.base import quiet
 from recipes.data import Sample, unpack
-from recipes.flat import Layout, layout_of
-from recipes.local import LOCAL, backward, batch_of, load_state, named, parameters_of, parsed
+from recipes.flat import layout_of
+from recipes.hollow import Filled, hollow
+from recipes.local import LOCAL, OPTIMIZER, LossScale, backward, batch_of, load_state, parameters_of, parsed
 from recipes.model import loss_sum
 from recipes.optim import build_optimizer, set_learning_rate
-from recipes.problems import ModelError
 from recipes.recipe import recipe_from_json
+from recipes.schema import Training
 from recipes.shared import Shared, windows
+from recipes.trained import computed_in, kind_of
+from recipes.weights import open_vector
 
 TIMEOUT = timedelta(minutes=5)  # for the other ranks: one may still be at a long batch
 
@@ -100,39 +102,47 @@ class Rank:
 
     # ---- the model -----------------------------------------------------------------------------------------
 
-    def load(self, folder: str, recipe: str) -> dict[str, Any]:
-        """The model in `folder`, x_i = x'."""
+    def load(self, base: str, recipe: str) -> dict[str, Any]:
+        """The model of the recipe, with x_i = x'; what of it is not trained comes from the folder `base`."""
         settings = recipe_from_json(recipe)
-        self.model = hollow(Path(folder), settings.model.attn_implementation)
+        self.model = hollow(Path(base), settings, self.device)
         self.layout = layout_of(self.model)
         self.shared = Shared(self.file, self.layout.size)
-        self.spread()
-        self.own, self.aside = list(self.ranges()), None
-        self.optimizer = build_optimizer([*self.model.parameters()], settings.training)
-        at = {id(parameter): i for i, parameter in enumerate(self.model.parameters())}
-        self.numbers = [at[id(parameter)] for parameter in parameters_of(self.optimizer)]
+        kind, filled = kind_of(settings), Filled(self.model, self.layout, self.shared.common, self.device)
+        with ExitStack() as files:
+            if settings.lora is not None:
+                filled.stored = files.enter_context(closing(open_vector(Path(base))))
+            self.spread(filled, kind)
+        self.half = half_of(settings.training, kind, self.model, self.device)
+        self.scale = LossScale(2.0**16) if self.half == torch.float16 else LossScale()
+        with torch.no_grad():
+            self.own, self.aside = [self.range_of(i, p) for i, p in enumerate(self.trained())], None
+        # To the optimizer a shard is a tensor like any other
+        self.masters = [local(p).detach().requires_grad_() for p in self.trained()]
+        self.optimizer = build_optimizer(self.masters, settings.training)
+        at = {id(master): i for i, master in enumerate(self.masters)}
+        self.numbers = [at[id(master)] for master in parameters_of(self.optimizer)]
         vocabulary = getattr(self.model.config, "vocab_size", None)
         return {"parameters": self.layout.size, "numbers": self.numbers, "vocabulary": vocabulary}
 
-    def spread(self) -> None:
+    def spread(self, filled: Filled, kind: torch.dtype) -> None:
         """Give each parameter its values and keep this rank's shard of it, a block at a time."""
-        filled = Filled(self.model, self.layout, self.shared.common, self.device)
+        half = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32)
+        policy = MixedPrecisionPolicy() if kind == torch.float32 else half
         blocks = set(getattr(self.model, "_no_split_modules", None) or ())
         for module in [*(m for m in self.model.modules() if type(m).__name__ in blocks), self.model]:
             filled.fill(module)
             # Root too: after an evaluation nothing of x' may be left over
-            shards = fully_shard(module, mesh=self.mesh, reshard_after_forward=True)
+            shards = fully_shard(module, mesh=self.mesh, reshard_after_forward=True, mp_policy=policy)
             shards.set_gradient_divide_factor(1.0)  # the loss is divided by all tokens: gradients add up
             shards.set_force_sum_reduction_for_comms(True)
 
-    def ranges(self) -> Iterator[Range]:
-        with torch.no_grad():
-            for i, parameter in enumerate(self.model.parameters()):
-                yield self.range_of(i, parameter)
+    def trained(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def range_of(self, i: int, tensor: Any) -> Range:
         """This rank's rows of parameter i, or of what an optimizer keeps in its shape."""
-        shape, values = self.layout.shapes[i], tensor.to_local().view(-1)
+        shape, values = self.layout.shapes[i], local(tensor).view(-1)
         rows = -(-shape[0] // self.count)
         start = self.layout.offsets[i] + min(self.number * rows, shape[0]) * prod(shape[1:])
         return Range(start, start + len(values), values)
@@ -141,28 +151,37 @@ class Rank:
 
     def zero(self) -> None:
         self.model.train()
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
+
+    def precision(self) -> AbstractContextManager[object]:
+        """Of forward passes."""
+        return torch.autocast(self.device.type, self.half, enabled=self.half is not None)
 
     def backward(self, part: Sequence[Sample], tokens: int) -> dict[str, Any]:
-        return {"loss": backward(self.model, part, tokens, self.device)}
+        loss = backward(self.model, part, tokens, self.device, self.precision(), self.scale.value)
+        return {"loss": loss}
 
     def clip(self, limit: float) -> dict[str, Any]:
-        grads: list[Any] = [p.grad for p in self.model.parameters() if p.grad is not None]
-        shards = [grad.to_local() for grad in grads]
+        grads = [local(p.grad) for p in self.trained() if p.grad is not None]
         square = torch.zeros((), dtype=torch.float64, device=self.device)
-        for shard in shards:
-            square += torch.linalg.vector_norm(shard, dtype=torch.float64).square()
+        for grad in grads:
+            grad.div_(self.scale.value)
+            square += torch.linalg.vector_norm(grad, dtype=torch.float64).square()
         dist.all_reduce(square)
         norm = float(square.sqrt())
         factor = limit / (norm + 1e-6)  # as torch has it
         if 0 < factor < 1:
-            for shard in shards:
-                shard.mul_(factor)
-        return {"norm": norm}
+            for grad in grads:
+                grad.mul_(factor)
+        return {"norm": norm if self.scale.held(norm) else None}
 
     def step(self, rate: float) -> None:
         set_learning_rate(self.optimizer, rate)
+        for master, parameter in zip(self.masters, self.trained(), strict=True):
+            master.grad = None if parameter.grad is None else local(parameter.grad)
         self.optimizer.step()
+        for master in self.masters:
+            master.grad = None
 
     @torch.no_grad()
     def with_common(self) -> None:
@@ -174,7 +193,8 @@ class Rank:
 
     @torch.no_grad()
     def score(self, part: Sequence[Sample]) -> dict[str, Any]:
-        loss, tokens = loss_sum(self.model, batch_of(part, self.device))
+        with self.precision():
+            loss, tokens = loss_sum(self.model, batch_of(part, self.device))
         return {"loss": float(loss), "tokens": tokens}
 
     @torch.no_grad()
@@ -189,12 +209,12 @@ class Rank:
     def difference(self, units: int, block: int) -> None:
         """x_i - x' of `block` coordinates from each of `units` on, which ascend; the window has both."""
         at, inside = self.shared.where[:units], torch.arange(block)
-        for held in self.aside or self.own:
+        for held in near(self.aside or self.own, int(at[0]), int(at[-1]) + block):
             first, last = torch.searchsorted(at, torch.tensor([held.start - block + 1, held.stop])).tolist()
             where = (at[first:last, None] + inside).view(-1)
             begin, end = torch.searchsorted(where, torch.tensor([held.start, held.stop])).tolist()
             where = where[begin:end]
-            own = held.values.detach()[(where - held.start).to(held.values.device)].cpu()
+            own = held.values[(where - held.start).to(held.values.device)].cpu()
             place = self.shared.values[first * block + begin : first * block + end]
             torch.sub(own, self.shared.common[where], out=place)
 
@@ -202,7 +222,7 @@ class Rank:
     def add(self, count: int, alpha: int) -> None:
         """x_i += alpha * the window's values, at its coordinates, which ascend."""
         at, values = self.shared.where[:count], self.shared.values[:count]
-        for held in self.own:
+        for held in near(self.own, int(at[0]), int(at[-1]) + 1):
             first, last = torch.searchsorted(at, torch.tensor([held.start, held.stop])).tolist()
             device = held.values.device
             where, change = (at[first:last] - held.start).to(device), values[first:last].to(device)
@@ -221,16 +241,26 @@ class Rank:
     # ---- what is kept --------------------------------------------------------------------------------------
 
     def states(self) -> dict[str, Any]:
-        """What the optimizer keeps: names, with the numbers among them."""
-        state = self.optimizer.state_dict()["state"]
-        return {"states": {name: float(v) if v.ndim == 0 else None for name, v in named(state).items()}}
+        """What the optimizer keeps: names, with the numbers among them. Nothing where that is not a value for
+        each parameter, or a number: it then begins anew, as a joiner's.
+        """
+        found: dict[str, float | None] = {}
+        for number, state in self.optimizer.state_dict()["state"].items():
+            for what, value in state.items():
+                same = isinstance(value, Tensor) and value.shape == self.masters[self.numbers[number]].shape
+                if type(value) is Tensor and value.is_floating_point() and (same or value.ndim == 0):
+                    found[f"{OPTIMIZER}.{number}.{what}"] = None if value.ndim else float(value)
+                else:
+                    return {"states": {}}
+        return {"states": found}
 
     def expect(self, states: dict[str, float | None]) -> None:
         """An optimizer that keeps these: numbers as they are, tensors for `write`."""
-        parameters, state = parameters_of(self.optimizer), dict[int, dict[str, Tensor]]()
+        state: dict[int, dict[str, Tensor | int]] = {}
         for name, value in states.items():
             number, what = parsed(name)
-            kept = torch.zeros_like(parameters[number]) if value is None else torch.tensor(value)
+            like = self.masters[self.numbers[number]]
+            kept = torch.zeros_like(like) if value is None else torch.tensor(value)
             state.setdefault(number, {})[what] = kept.detach()
         load_state(self.optimizer, state)
 
@@ -260,83 +290,28 @@ class Rank:
     def bytes(self) -> dict[str, Any]:
         """What this rank holds on its device, but for activations and the block at work."""
         state = [t for of in self.optimizer.state.values() for t in of.values() if isinstance(t, Tensor)]
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        grads = [p.grad for p in self.trained() if p.grad is not None]
         parts = {"parameters": [*self.model.parameters()], "gradients": grads, "optimizer": state}
         return {what: sum(local(tensor).nbytes for tensor in held) for what, held in parts.items()}
 
 
+def half_of(
+    training: Training, kind: torch.dtype, model: nn.Module, device: torch.device
+) -> torch.dtype | None:
+    """What forward passes are computed in; None: as the weights are, which FSDP gathers in `kind`."""
+    if kind == torch.float32:
+        return computed_in(training, model, device)
+    if training.fp16:
+        return torch.float16
+    return torch.bfloat16 if training.bf16 is True else None
+
+
+def near(ranges: Sequence[Range], start: int, stop: int) -> list[Range]:
+    """Those with coordinates among start .. stop - 1."""
+    return [held for held in ranges if held.start < stop and start < held.stop]
+
+
 def local(tensor: Any) -> Tensor:
-    """A rank's shard, of a tensor that is sharded."""
+    """A rank's shard of a sharded tensor; any other tensor as it is."""
     shard: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return shard
-
-
-# ---- a model without its weights --------------------------------------------------------------------------
-
-
-def hollow(folder: Path, attn_implementation: str) -> Any:
-    """The causal LM of the config in `folder`: parameters without memory, buffers as they should be.
-
-    Raises:
-        ModelError: where it has buffers that are learnt: its weights alone do not make it.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    chosen = {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
-    try:
-        with quiet(), parameters_on_meta():
-            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, trust_remote_code=False, **chosen
-            )
-    except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
-        message = f"{folder}: transformers cannot load this as a causal language model: {error}"
-        raise ModelError(message) from error
-    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    if learnt := sorted(model.state_dict().keys() - names):
-        raise ModelError(f"{folder}: the buffer {learnt[0]} cannot be spread over several devices")
-    return model
-
-
-@contextmanager
-def parameters_on_meta() -> Iterator[None]:
-    """Modules that are made inside have parameters of a shape only. Not for two threads at once."""
-    register = nn.Module.register_parameter
-
-    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:  # one that is: tied to another
-            parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-        register(module, name, parameter)
-
-    nn.Module.register_parameter = on_meta  # type: ignore[assignment,method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
-class Filled:
-    """Gives the parameters of a hollow model their values out of the vector."""
-
-    def __init__(self, model: nn.Module, layout: Layout, vector: Tensor, device: torch.device) -> None:
-        self.layout, self.vector, self.device = layout, vector, device
-        self.waiting = {parameter: i for i, parameter in enumerate(model.parameters())}  # by identity
-
-    def fill(self, module: nn.Module) -> None:
-        """Those of `module` that have none yet. Raises ModelError where one is tied to another module's."""
-        here: dict[nn.Parameter, nn.Parameter] = {}
-        for owner in module.modules():
-            for name, hollow in list(owner.named_parameters(recurse=False)):
-                if not hollow.is_meta:
-                    continue
-                if hollow not in here:
-                    if hollow not in self.waiting:
-                        raise ModelError(
-                            f"{name} is tied across blocks: it cannot be spread over several devices"
-                        )
-                    here[hollow] = self.value(self.waiting.pop(hollow))
-                setattr(owner, name, here[hollow])
-
-    def value(self, i: int) -> nn.Parameter:
-        view = self.vector[self.layout.offsets[i] : self.layout.offsets[i + 1]].view(self.layout.shapes[i])
-        return nn.Parameter(view.to(self.device, copy=True))

@@ -15,7 +15,7 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
@@ -120,12 +120,13 @@ class Lora(Section):
 
 
 class Dataset(Section):
-    path: Annotated[str, Field(min_length=1)]  # file, folder, glob, hub id, or builtin:python-docs
+    path: Annotated[str, Field(min_length=1)]  # file, folder, glob, https, hub id, or builtin:python-docs
     name: str | None = None  # configuration of a hub data set
     data_files: Annotated[tuple[str, ...], Strict(False)] | str | None = None
     split: str = "train"
     revision: str | None = None  # of a hub data set
-    type: Literal["auto", "text", "prompt_completion", "alpaca", "chat"] = "auto"
+    type: Literal["auto", "text", "prompt_completion", "alpaca", "chat", "tokenized"] = "auto"
+    weight: Annotated[Real, Field(gt=0)] | None = None  # of the run, in proportion; null: rows of all, mixed
     column_map: dict[str, str] = {}  # our name -> theirs: {messages: conversations}
     dataset_text_field: str = "text"  # the column of type text
     max_samples: Whole | None = None  # the first so many rows
@@ -135,11 +136,23 @@ class Data(Section):
     chat_template: str = "auto"  # auto: the tokenizer's, else plain; a bundled name; a .jinja file
     max_length: Annotated[int, Field(ge=8)] = 1024  # tokens of a sample
     packing: bool = False
-    packing_strategy: Literal["bfd", "bfd_split", "wrapped"] = "bfd"
+    packing_strategy: Literal["bfd", "bfd_split", "wrapped"] = "bfd"  # wrapped: documents see each other
     completion_only_loss: bool | None = None  # null: on for prompt_completion and alpaca
     assistant_only_loss: bool | None = None  # null: on for chat
     shuffle_dataset: bool = True
     val_set_size: StepsOrRatio = 0.0  # held out: below 1 a share of the rows, from 1 on rows
+    streaming: bool = False  # rows are read as they are needed
+    dataset_num_proc: Whole | None = None  # processes that tokenize; null: one
+
+    @property
+    def apart(self) -> bool:
+        """Whether a sample may hold several documents, which do not see each other."""
+        return self.packing and self.packing_strategy != "wrapped"
+
+    @property
+    def cuts(self) -> bool:
+        """Whether what is longer than max_length is cut off."""
+        return not self.packing or self.packing_strategy == "bfd"
 
 
 class Training(Section):
@@ -221,11 +234,18 @@ class Swarm(Section):
     join: Literal["token", "approve"] = "token"  # approve: the owner says yes to each newcomer as well
     min_peers: Whole = 1  # no step starts with fewer
     max_peers: Whole | None = None  # more are refused
+    owners: Literal["hub", "peers"] = "hub"  # peers: those that can be reached own the shards
     start_timeout: Seconds = 1800.0  # waiting for min_peers
     step_timeout: Seconds = 600.0  # the longest a step waits; as a rule measured paces end it earlier
     peer_timeout: Seconds = 30.0  # a silent peer is dropped
     probe_batch_size: Annotated[int, Field(ge=0)] = 0  # samples on which the hub measures packets; 0: none
     requires: Requires | None = None  # null: nothing
+
+    @model_validator(mode="after")
+    def _probe_sees_the_packets(self) -> Swarm:
+        if self.probe_batch_size and self.owners == "peers":
+            raise ValueError("a probe (probe_batch_size) needs the packets at the hub: owners: hub")
+        return self
 
 
 class Checkpoint(Section):

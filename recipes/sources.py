@@ -1,4 +1,4 @@
-"""Where rows come from: builtin text, .jsonl files, folders, globs, saved data sets, hub ids.
+"""Where rows come from: builtin text, .jsonl files, folders, globs, the web, saved data sets, hub ids.
 
 A row is a mapping of column names to values, with the place it was read from, so that whoever finds a fault
 in it can say where. Local .jsonl is scanned here and not by `datasets`, which tells neither the line nor the
@@ -8,10 +8,17 @@ file.
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
+import os
+import shutil
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +29,7 @@ from recipes.schema import Dataset
 
 PYTHON_DOCS = "builtin:python-docs"
 _LOADERS = {".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+PATIENCE = 30.0  # seconds for a server to say something
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ def count(dataset: Dataset) -> int | None:
     from datasets import load_dataset_builder
 
     try:
-        with _no_bars():
+        with no_bars():
             found = load_dataset_builder(dataset.path, dataset.name, revision=dataset.revision)
     except Exception as error:
         raise _unreadable(dataset.path, error) from error
@@ -71,16 +79,18 @@ def _rows(dataset: Dataset, streaming: bool) -> Iterator[Row]:
     path = dataset.path
     if path.startswith("builtin:"):
         return _builtin(path)
-    if path.startswith(("http://", "https://")):
-        raise DataError(f"{path}: data cannot be read from the web in this version (hint: download it first)")
+    if path.startswith("http://"):
+        raise DataError(f"{path}: data are read from https addresses only")
+    if path.startswith("https://"):
+        return _file(fetched(path), dataset, streaming, called=path)
     local = Path(path).expanduser()
     if local.is_file():
-        return _file(local, dataset)
+        return _file(local, dataset, streaming)
     if local.is_dir():
-        return _folder(local, dataset)
+        return _folder(local, dataset, streaming)
     matches = sorted(glob.glob(str(local), recursive=True)) if any(c in path for c in "*?[") else []
     if matches:
-        return (row for match in matches for row in _file(Path(match), dataset))
+        return (row for match in matches for row in _file(Path(match), dataset, streaming))
     if _looks_local(path):
         raise DataError(f"{path}: no such file or folder")
     return _loaded(path, dataset, streaming=streaming)
@@ -121,27 +131,58 @@ def python_docs(length: int = 1000) -> Iterator[str]:
             yield piece
 
 
-def _file(path: Path, dataset: Dataset) -> Iterator[Row]:
+def _file(path: Path, dataset: Dataset, streaming: bool, called: str = "") -> Iterator[Row]:
+    called = called or str(path)
     if path.suffix == ".jsonl":
-        return _jsonl(path)
+        return _jsonl(path, called)
     if path.suffix in _LOADERS:
-        return _loaded(_LOADERS[path.suffix], dataset, data_files=str(path), called=str(path))
+        return _loaded(_LOADERS[path.suffix], dataset, str(path), called, streaming)
     known = ", ".join([".jsonl", *_LOADERS])
-    raise DataError(f"{path}: unknown kind of file (known: {known})")
+    raise DataError(f"{called}: unknown kind of file (known: {known})")
 
 
-def _jsonl(path: Path) -> Iterator[Row]:
+def _jsonl(path: Path, called: str) -> Iterator[Row]:
     """One JSON object a line; empty lines are passed over."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                place = f"{path}:{number}"
+                place = f"{called}:{number}"
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 if line.strip():
                     yield Row(_object(line, place), place)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        raise DataError(f"{called}: cannot be read: {error.strerror}") from error
+
+
+def fetched(url: str) -> Path:
+    """The file at an https address, in the cache of the Hugging Face tools. It is fetched once: what a run
+    began with is what it goes on with. Errors: DataError.
+    """
+    from huggingface_hub.constants import HF_HOME
+
+    name = Path(urllib.parse.urlparse(url).path).name
+    target = Path(HF_HOME) / "cocktail" / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}-{name}"
+    if target.exists():
+        return target
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with urllib.request.urlopen(url, timeout=PATIENCE) as answer, part.open("wb") as file:
+            if not answer.url.startswith("https://"):
+                raise DataError(f"{url}: leads to {answer.url}, which is not https")
+            shutil.copyfileobj(answer, file)
+            size, wanted = file.tell(), answer.headers["Content-Length"]
+        if wanted is not None and size != int(wanted):
+            raise DataError(f"{url}: {size:,} bytes came, {int(wanted):,} were announced")
+        os.replace(part, target)
+    except urllib.error.HTTPError as error:
+        raise DataError(f"{url}: the server answers {error.code} {error.reason}") from error
+    except (urllib.error.URLError, ConnectionError, TimeoutError, HTTPException) as error:
+        raise DataError(f"{url}: cannot be fetched: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return target
 
 
 def _object(line: bytes, place: str) -> dict[str, Any]:
@@ -158,15 +199,15 @@ def _object(line: bytes, place: str) -> dict[str, Any]:
     return value
 
 
-def _folder(path: Path, dataset: Dataset) -> Iterator[Row]:
+def _folder(path: Path, dataset: Dataset, streaming: bool) -> Iterator[Row]:
     """A folder of .jsonl, one written by `save_to_disk`, or whatever else `datasets` understands."""
     if dataset.data_files is None:
         found = sorted(path.glob("*.jsonl"))
         if found:
-            return (row for file in found for row in _jsonl(file))
+            return (row for file in found for row in _jsonl(file, str(file)))
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
         return _saved(path, dataset)
-    return _loaded(str(path), dataset)
+    return _loaded(str(path), dataset, streaming=streaming)
 
 
 def _saved(path: Path, dataset: Dataset) -> Iterator[Row]:
@@ -194,8 +235,9 @@ def _loaded(
     files: Any = data_files or dataset.data_files
     files = list(files) if isinstance(files, tuple) else files
     split = "train" if data_files else dataset.split
+    streaming = streaming and "[" not in split  # a slice is cut from what is here
     try:
-        with _no_bars():
+        with no_bars():
             found = load_dataset(
                 name,
                 dataset.name,
@@ -219,7 +261,7 @@ def _unreadable(called: str, error: Exception) -> DataError | HubUnreachable:
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
+def no_bars() -> Iterator[None]:
     """No progress bars from datasets: the library tells, the command shows."""
     import datasets
 

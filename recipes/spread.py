@@ -25,12 +25,10 @@ from recipes.data import Sample, batches, pack
 from recipes.finetune import Peer
 from recipes.flat import Layout
 from recipes.local import LOCAL, OPTIMIZER, Lazy, parsed
-from recipes.optim import EXTRA
 from recipes.problems import ModelError
 from recipes.schema import Recipe
 from recipes.shared import WINDOW, Shared, windows
-from recipes.trained import kind_of
-from recipes.weights import open_vector
+from recipes.trained import open_trained
 
 
 class Ranks(Protocol):
@@ -47,20 +45,25 @@ class Ranks(Protocol):
 
 
 def spread_peer(
-    ranks: Ranks, folder: Path, recipe: Recipe, micro_batch: int, name: str = "", round: int = 0
+    ranks: Ranks,
+    base: Path,
+    snapshot: Path | None,  # folder of x' of `round`; None: x_0
+    recipe: Recipe,
+    micro_batch: int,
+    name: str = "",
+    round: int = 0,
 ) -> Peer:
-    """As `build_peer`, of the model in `folder`. Its weights are read here once, into x'.
+    """As `build_peer` with `load_trained`. What is trained is read here, once, into x'.
 
     Raises:
-        ModelError: the folder has no model, or one that cannot be spread.
+        ModelError: that is no model, or one that cannot be spread.
     """
-    check_spreadable(recipe)
-    with closing(open_vector(folder)) as weights:
-        layout = weights.layout
+    with closing(open_trained(recipe, base, snapshot)) as x:
+        layout = x.layout
         shared = Shared(ranks.file, layout.size)
         for start, stop in windows(0, layout.size):
-            shared.common[start:stop] = torch.from_numpy(weights.read(start, stop))
-    answers = ranks.all("load", folder=str(folder), recipe=recipe.to_json())
+            shared.common[start:stop] = torch.from_numpy(x.read(start, stop))
+    answers = ranks.all("load", base=str(base), recipe=recipe.to_json())
     assert all(answer["parameters"] == layout.size for answer in answers)
     local = Spread(ranks, shared, layout, answers[0]["numbers"])
     common = Common(shared.common, mix_of(recipe.compression), recipe.training.seed, round)
@@ -69,18 +72,16 @@ def spread_peer(
 
 
 def check_spreadable(recipe: Recipe) -> None:
-    """Raises ModelError where the recipe asks for what only a peer on one device can do."""
-    training = recipe.training
-    asks = {
-        "lora": recipe.lora is not None,
-        "model.dtype": kind_of(recipe) != torch.float32,
-        "training.optim": training.optim in (*EXTRA, "adafactor"),
-        "training.bf16": training.bf16 is True,
-        "training.fp16": training.fp16,
-        "training.torch_compile": training.torch_compile,
+    """Raises ModelError where several devices cannot do together what the recipe asks for."""
+    training, model = recipe.training, recipe.model
+    cannot = {
+        "training.fp32_master_weights=false": not training.fp32_master_weights,
+        "model.load_in_4bit, load_in_8bit": model.quantized,
+        "training.optim=adafactor": training.optim == "adafactor",  # its sums go over rows of other ranks
     }
-    if found := [key for key, asked in asks.items() if asked]:
-        raise ModelError(f"a peer on several devices does not know the recipe's {', '.join(found)}")
+    for what, asked in cannot.items():
+        if asked:
+            raise ModelError(f"{what}: a peer on several GPUs cannot do that")
 
 
 class Spread:
@@ -105,14 +106,18 @@ class Spread:
 
     # ---- training ------------------------------------------------------------------------------------------
 
+    def check(self) -> None:
+        self.ranks.all("bytes")  # any question
+
     def zero(self) -> None:
         self.ranks.all("zero")
 
     def backward(self, parts: Sequence[Sequence[Sample]], tokens: int) -> float:
         return float(sum(answer["loss"] for answer in self._deal("backward", parts, tokens=tokens)))
 
-    def clip(self, limit: float) -> float:
-        return float(self.ranks.all("clip", limit=limit)[0]["norm"])
+    def clip(self, limit: float) -> float | None:
+        norm: float | None = self.ranks.all("clip", limit=limit)[0]["norm"]  # all have the same
+        return norm
 
     def step(self, rate: float) -> None:
         self.ranks.all("step", rate=rate)
@@ -174,6 +179,8 @@ class Spread:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self._write(LOCAL, tensors[LOCAL])
         names = [name for name in tensors if name != LOCAL]
+        if any("|" in name for name in names):  # 8 bits, packed: the optimizer begins anew, as a joiner's
+            names = []
         numbers = {name: float(t) if (t := tensors[name]).ndim == 0 else None for name in names}
         self.ranks.all("expect", states=numbers)
         for name in names:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -39,9 +39,8 @@ ATTENTION = {
 
 def kind_of(recipe: Recipe) -> torch.dtype:
     """Of the parameters that are trained, as the model computes with them."""
-    return (
-        KINDS[recipe.model.dtype] if recipe.lora is None and recipe.model.dtype != "auto" else torch.float32
-    )
+    named = recipe.lora is None and recipe.model.dtype != "auto"
+    return KINDS[recipe.model.dtype] if named else torch.float32
 
 
 def dressed(model: PreTrainedModel, recipe: Recipe) -> nn.Module:
@@ -52,9 +51,12 @@ def dressed(model: PreTrainedModel, recipe: Recipe) -> nn.Module:
     training = recipe.training
     if training.activation_checkpointing:
         enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+        asked = dict(training.activation_checkpointing_kwargs)
+        if model.device.type in ("cpu", "meta"):
+            asked.pop("offload", None)  # they are in the host's memory
         try:
             with quiet():
-                enable(**training.activation_checkpointing_kwargs)
+                enable(**asked)
         except (ValueError, TypeError) as error:
             raise ModelError(f"{error} (hint: training.activation_checkpointing=false)") from error
     return model if recipe.lora is None else adapted(model, recipe.lora)
@@ -114,10 +116,10 @@ def load_trained(
     wanted, attention = recipe.model, attention_here(recipe.model.attn_implementation, device)
     if recipe.lora is None:
         return dressed(faster(load_model(snapshot or base, attention, device), recipe), recipe)
-    bits = (
-        Quantized(wanted.load_in_4bit, wanted.bnb_4bit_quant_type) if wanted.quantized and quantized else None
-    )
-    kind = "auto" if wanted.dtype == "auto" else KINDS[wanted.dtype]
+    bits = None
+    if wanted.quantized and quantized:
+        bits = Quantized(wanted.load_in_4bit, wanted.bnb_4bit_quant_type)
+    kind: torch.dtype | Literal["auto"] = "auto" if wanted.dtype == "auto" else KINDS[wanted.dtype]
     model = dressed(faster(load_model(base, attention, device, kind, bits), recipe), recipe)
     with closing(open_trained(recipe, base, snapshot)) as x, torch.no_grad():
         layout = layout_of(model)

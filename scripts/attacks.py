@@ -25,19 +25,9 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from transport import ask_status, parse_url
+from transport.codec import decode_to_peer, encode
 from transport.keys import CurveKeys, as_z85
-from transport.messages import (
-    AskStatus,
-    Attach,
-    Attached,
-    Get,
-    Hello,
-    Message,
-    Pong,
-    Welcome,
-    decode_to_peer,
-    encode,
-)
+from transport.messages import AskStatus, Attach, Attached, Get, Hello, Message, Pong, Welcome
 from transport.sockets import MAX_FRAME, raise_file_limit
 from transport.url import RunURL
 

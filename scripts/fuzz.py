@@ -27,6 +27,7 @@ from random import Random
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import fuzz_doors
+import fuzz_owners
 import fuzz_packets
 from fuzz_bytes import Target
 
@@ -63,7 +64,7 @@ class TooMuch(Exception):
 
 
 def targets(only: Sequence[str] = GROUPS) -> list[Target]:
-    return [t for t in (*fuzz_doors.TARGETS, *fuzz_packets.TARGETS) if t.group in only]
+    return [t for t in (*fuzz_doors.TARGETS, *fuzz_owners.TARGETS, *fuzz_packets.TARGETS) if t.group in only]
 
 
 def turns(chosen: Sequence[Target], cases: int) -> Iterator[tuple[Target, int]]:

@@ -30,6 +30,7 @@ import zmq
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from transport import Hub, Ledger, RunKeys, RunSettings
 from transport.bulk import CHUNK
+from transport.codec import decode_to_peer, encode
 from transport.events import RoundCommitted, RunEnded, Warned
 from transport.keys import CurveKeys, as_z85
 from transport.messages import (
@@ -51,8 +52,6 @@ from transport.messages import (
     Report,
     Round,
     Welcome,
-    decode_to_peer,
-    encode,
 )
 from transport.sockets import COMMON, HUB, PEER, raise_file_limit, set_options
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .events import Event
 from .ids import Runs
 from .ledger import Known
-from .messages import Message
+from .messages import Estate, Message, Owner
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,8 @@ class Lease:
 
     round: int
     leases: dict[str, Runs]  # by session
+    shards: tuple[int, ...] = (0,)  # that the hub owns in this round
+    owners: int = 0  # peers that own the others
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,9 @@ class Commit:
     members: tuple[str, ...]
     claims: tuple[Claim, ...]  # sorted by peer
     fingerprint: int
+    hubs: tuple[int, ...] = (0,)  # the shards of the hub
+    owners: dict[str, Owner] = field(default_factory=dict)  # by session
+    estates: tuple[Estate, ...] = ()  # what the hub is to add to its errors, once the round is durable
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,41 @@ class Inherit:
     session: str
     peer: str
     share: float  # of the mean
+    estate: int = 0  # where peers own: the number under which owners fetch it
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Serve this as the object "estate/<number>"."""
+
+    number: int
+    packet: bytes
+
+
+@dataclass(frozen=True)
+class Reach:
+    """See whether this session's door can be dialled, then call `reached`."""
+
+    session: str
+    address: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """An owner cannot use what a peer has sent it: the round is closed again, without that peer."""
+
+    owner: str  # session
+    attempt: int
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class LoseOwner:
+    """Nothing more is expected of this owner in the round that is being committed."""
+
+    session: str
 
 
 @dataclass(frozen=True)
@@ -136,6 +176,10 @@ Action = (
     | Lease
     | Commit
     | Inherit
+    | Keep
+    | Reach
+    | Unusable
+    | LoseOwner
     | FindFingerprint
     | Note
     | End
@@ -152,6 +196,9 @@ class CommitDone:
     packets: dict[str, int]  # bytes of each accepted packet, by peer: who is in the commit
     tokens: dict[str, int]  # trained tokens each delivered, by Work's word
     rejected: dict[str, str]  # peer -> why its packet could not be used
+    lost: dict[str, str] = field(default_factory=dict)  # owner's session -> why nothing came of it
+    denied: dict[str, str] = field(default_factory=dict)  # peer -> session of the owner that has refused it
+    moved: frozenset[str] = frozenset()  # sessions of the owners whose packets are in it
 
     def share(self, peer: str) -> float:
         """The weight of an accepted packet, of 1: as `Work.aggregate` was told the weights."""

@@ -6,20 +6,9 @@ import json
 import time
 from typing import Any
 
+from .codec import decode_to_peer, encode
 from .errors import LinkLost, RefusedByHub, Unreachable
-from .messages import (
-    PROTOCOL,
-    AskOwner,
-    AskStatus,
-    AskStop,
-    Message,
-    Order,
-    Over,
-    Refused,
-    Status,
-    decode_to_peer,
-    encode,
-)
+from .messages import PROTOCOL, AskOwner, AskStatus, AskStop, Message, Order, Over, Refused, Status
 from .sockets import DealerWire
 from .url import RunURL
 from .wire import Came, Down, Up

@@ -8,6 +8,7 @@ messages wait for nothing, but count.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -18,17 +19,25 @@ MOST = 4096  # names of which a hub knows what they took
 
 class Bucket:
     """Bytes in one direction, over all connections of a peer; or whatever else has a rate. `rate` is of a
-    second, `slack_s` of them are kept; None: no limit."""
+    second, `slack_s` of them are kept; None: no limit.
+
+    Links to owners and an owner's door have threads of their own and this bucket in common.
+    """
 
     def __init__(self, rate: float | None, slack_s: float = SLACK_S) -> None:
         if rate is not None and rate <= 0:
             raise ValueError(f"a rate of {rate} bytes a second")
         self.rate, self._slack_s = rate, slack_s
+        self._lock = threading.Lock()
         self._level = 0.0  # bytes that may go now; below 0: the debt
         self._at = -INFINITE  # when that was so
 
     def level(self, now: float) -> float:
         """Bytes that may go now; not above 0: none. More than these may go at once, and are owed then."""
+        with self._lock:
+            return self._filled(now)
+
+    def _filled(self, now: float) -> float:
         if self.rate is None:
             return INFINITE
         filled = max(0.0, now - self._at) * self.rate  # infinite the first time: it starts full
@@ -39,7 +48,8 @@ class Bucket:
     def take(self, size: float, now: float) -> None:
         """So many bytes went, or are sure to come. Below 0: fewer came than were expected."""
         if self.rate is not None:
-            self._level = self.level(now) - size
+            with self._lock:
+                self._level = self._filled(now) - size
 
     def open_at(self, now: float) -> float:
         """When something may go again; `now` or before: it may."""
@@ -81,3 +91,10 @@ class Bandwidth:
 
     up: float | None = None
     down: float | None = None
+
+
+class BothWays:
+    """Both directions of one peer."""
+
+    def __init__(self, lent: Bandwidth) -> None:
+        self.up, self.down = Bucket(lent.up), Bucket(lent.down)

@@ -233,13 +233,16 @@ class BulkPeer:
             self._ask_again(upload)
 
     def forget(self, name: str) -> None:
-        """Whatever became of it, it is not wanted any more."""
+        """Whatever became of this download, it is not wanted any more. An upload may have the same name."""
         download = self.downloads.pop(name, None)
+        if download is not None and any(p.name == name and not p.up for p in self._under):
+            self._orphans[name] = download.piece
+        self._lose_all(up=False, name=name)
+
+    def withdraw(self, name: str) -> None:
+        """The same, of an upload."""
         self.uploads.pop(name, None)
-        for piece in [p for p in self._under if p.name == name]:
-            self._lose(piece)
-            if download is not None:
-                self._orphans[name] = download.piece
+        self._lose_all(up=True, name=name)
 
     def receive(self, message: Message, payload: bytes, now: float) -> None:
         """What came on any flow. Answers to transfers that are forgotten mean nothing."""
@@ -397,6 +400,7 @@ class Inbox:
 
     def __init__(self, refuses: Callable[[str, str, int], str | None]) -> None:
         self._refuses = refuses
+        self.at_once = AT_ONCE
         self._parts: dict[tuple[str, str], Parts] = {}
 
     def receive(
@@ -429,7 +433,7 @@ class Inbox:
         old = self._parts.get(key)
         if old is None or (old.map.size, old.map.chunk, old.sha256) != (m.size, m.chunk, m.sha256):
             old = self._parts[key] = Parts(m.size, m.sha256, m.chunk)
-            for other in [k for k in self._parts if k[0] == key[0]][:-AT_ONCE]:
+            for other in [k for k in self._parts if k[0] == key[0]][: -self.at_once]:
                 del self._parts[other]
         return Have(m.name, old.map.bitmap())
 

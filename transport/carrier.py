@@ -13,22 +13,12 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from .bandwidth import Bandwidth, Bucket
+from .bandwidth import BothWays
 from .bulk import CHUNK, BulkPeer
 from .chunks import Parts
+from .codec import decode_to_peer, encode
 from .errors import LinkLost, ProtocolError, TransportError, Unreachable
-from .messages import (
-    Attach,
-    Attached,
-    Committed,
-    Data,
-    Message,
-    Refused,
-    Round,
-    Welcome,
-    decode_to_peer,
-    encode,
-)
+from .messages import Attach, Attached, Committed, Data, Message, Refused, Round, Welcome
 from .peer_state import Link, PeerState
 from .wire import HANDSHAKE_DOWN, HANDSHAKE_UP, Came, Down, PeerWire, Up, wire_size
 
@@ -53,7 +43,7 @@ class Carrier:
         flows: int,
         patience: float,
         address: str,
-        bandwidth: Bandwidth,
+        buckets: BothWays,
     ) -> None:
         self.state, self.bulk = state, BulkPeer()
         self.changed = threading.Condition()
@@ -61,7 +51,7 @@ class Carrier:
         self.broken: TransportError | None = None  # why nothing more will come of this link
         self.closing = False
         self.bytes_up = self.bytes_down = 0  # on the wire, ZMTP and CURVE framing included
-        self._may_send, self._may_ask = Bucket(bandwidth.up), Bucket(bandwidth.down)
+        self._may_send, self._may_ask = buckets.up, buckets.down
         self._wire, self._address = wire, address
         self._flows = range(1, flows + 1)
         self._up: set[int] = set()
@@ -194,9 +184,12 @@ class Carrier:
         if self.state.offer_again:
             self.state.offer_again = False
             self.bulk.offer_again()
+        if self.state.reopened is message:  # what was cut for other owners is void
+            for name in [n for n in self.bulk.uploads if n.startswith(("update/", "part/"))]:
+                self.bulk.withdraw(name)
         if isinstance(message, Round) and message.samples:
             self._fetch_ahead(f"lease/{message.round}", 0)
-        elif isinstance(message, Committed) and self.state.takes_part:
+        elif isinstance(message, Committed) and self.state.takes_part and not self.state.assembles:
             self._fetch_ahead(f"packet/{message.round}", message.size)
 
     def _fetch_ahead(self, name: str, size: int) -> None:
@@ -223,8 +216,9 @@ class Carrier:
         """Bulk flows and uploads belong to a session. Downloads go on: objects are the run's."""
         for flow in self._flows:
             self._hang_up(flow, now)
-        ahead = [d.name for d in self.bulk.downloads.values() if d.ahead]
-        for name in [*self.bulk.uploads, *ahead]:
+        for name in list(self.bulk.uploads):
+            self.bulk.withdraw(name)
+        for name in [d.name for d in self.bulk.downloads.values() if d.ahead]:
             self.bulk.forget(name)
 
     def _hang_up(self, flow: int, dial_at: float) -> None:

@@ -9,6 +9,7 @@ TransportError
     LinkLost            there was a session, and it cannot be had back
     RunOver             the run ended while the caller waited for something in it
     SessionRenewed      the session is a new one: work not delivered in the old one belongs to others now
+    Reopened            the round is open again with other owners: what was cut for those before is void
     Leaving             the caller itself asked to leave, while it waited for something
     ProtocolError       bytes that are not this protocol
     LedgerError         the ledger is damaged, or not what its caller took it for
@@ -17,6 +18,11 @@ UpdateRejected          raised by the caller's `Work.aggregate`: one peer's pack
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .messages import Over, Round
 
 
 class TransportError(Exception):
@@ -68,6 +74,10 @@ class RunOver(TransportError):
         self.finished = finished  # True: it reached its end
         self.resumable = resumable  # it failed, and may be started again
 
+    @classmethod
+    def of(cls, over: Over) -> RunOver:
+        return cls(over.reason, over.finished, over.resumable)
+
 
 class SessionRenewed(TransportError):
     """The hub gave this peer a new session.
@@ -75,6 +85,14 @@ class SessionRenewed(TransportError):
     The leases of the old one are void: others do that work. The peer keeps x and x', catches up to
     `link.welcome.round` if it is behind, says ready and goes on.
     """
+
+
+class Reopened(TransportError):
+    """A round is open again with other owners: cut the packet anew, and exchange it again."""
+
+    def __init__(self, again: Round) -> None:
+        super().__init__(f"round {again.round} is open again with other owners")
+        self.again = again
 
 
 class Leaving(TransportError):
@@ -96,8 +114,9 @@ class LedgerBusy(LedgerError):
 
 
 class UpdateRejected(Exception):
-    """One peer's packet cannot be used; the round goes on without it."""
+    """One peer's packet cannot be used; the round goes on without it. `by`: the session of the owner that
+    says so, where that is a peer."""
 
-    def __init__(self, peer: str, reason: str) -> None:
+    def __init__(self, peer: str, reason: str, by: str = "") -> None:
         super().__init__(f"{peer}: {reason}")
-        self.peer, self.reason = peer, reason
+        self.peer, self.reason, self.by = peer, reason, by

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from . import actions as do
 from . import events
 from .admission import Act, Standing
 from .finale import announce_part
@@ -63,6 +64,7 @@ def begin(hub: HubState, conn: bytes, m: Hello, now: float) -> None:
     session = hub.members.begin(conn, m, now)
     hub.admission.move(session.key, Act.LET_IN, session.name)
     welcome(hub, session, resumed=False)
+    look_for_door(hub, session)
     hub.out.tell(events.PeerJoined(0.0, session.name, session.hardware, hub.round))
 
 
@@ -83,6 +85,9 @@ def resume(hub: HubState, conn: bytes, m: Resume, now: float) -> None:
         session.conn = conn
         hub.members.kick(session, "session", f"away since round {m.waiting}")
     else:
+        if session.awaited:
+            session.address, session.owns = m.address, m.owns and not m.address
+            look_for_door(hub, session)
         hub.members.back(session, conn, now, ready=m.ready)
         give_back_unheard(hub, session, m.holds)
         welcome(hub, session, resumed=True)
@@ -90,8 +95,17 @@ def resume(hub: HubState, conn: bytes, m: Resume, now: float) -> None:
             hub.out.send(conn, commits[m.waiting])
         if hub.phase is Phase.OPEN and hub.exchange is not None and session.id in hub.exchange.members:
             hub.announce(session, hub.exchange)
+        elif hub.phase is Phase.CLOSED and hub.exchange is not None and session.id in hub.exchange.closes:
+            hub.out.send(conn, hub.exchange.closes[session.id])
         elif hub.phase is Phase.FINAL:
             announce_part(hub, session)
+
+
+def look_for_door(hub: HubState, session: Session) -> None:
+    """Whoever says that others can reach it is dialled before it owns anything."""
+    if session.address and hub.settings.owners == "peers":
+        session.looked_for = True
+        hub.out.add(do.Reach(session.id, session.address, session.key))
 
 
 def said_ready(hub: HubState, session: Session, m: Ready, now: float) -> None:

@@ -29,7 +29,7 @@ class History:
         self.snapshots: list[SnapshotOffer] = []  # what a joiner may begin with
         if last is not None:
             self.commits[last.round] = Committed(
-                last.round, last.length, last.sha256.hex(), list(last.accepted)
+                last.round, last.length, last.sha256.hex(), list(last.accepted), recalled=True
             )
             self.fingerprints[last.round] = last.fingerprint
 
@@ -44,7 +44,8 @@ class History:
         self.fingerprints[ex.round] = reports[0].fingerprint
         names = [ex.members[s] for s in accepted]
         refused = {name: why[:REASON] for name, why in sorted(done.rejected.items())[:REASONS]}
-        self.commits[ex.round] = Committed(ex.round, done.size, done.sha256.hex(), names, refused)
+        lost = sorted(ex.members[s] for s in ex.owners if s not in done.moved)
+        self.commits[ex.round] = Committed(ex.round, done.size, done.sha256.hex(), names, refused, lost)
         self.commits.pop(ex.round - KEPT, None)
         self.fingerprints.pop(ex.round - KEPT, None)
         return self.commits[ex.round]

@@ -9,7 +9,6 @@ reader thread   Work.samples, Work.object, reading chunks of files
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import os
 import queue
@@ -21,15 +20,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from . import actions as do
-from .bulk import Arrived, Inbox
+from .bulk import AT_ONCE, Arrived, Inbox
 from .chunks import Parts
-from .errors import ProtocolError, UpdateRejected
+from .codec import OtherVersion, decode_to_hub, encode
+from .commits import Commits
+from .errors import ProtocolError
 from .events import Event, Warned
 from .flows import Flows
+from .hub_shards import HubShards
 from .hub_state import HubState
 from .ids import expand
 from .keys import CurveKeys, RunKeys
-from .ledger import Counted, EvaluationRow, Ledger
+from .ledger import EvaluationRow, Ledger
 from .members import AWAKE_S
 from .messages import (
     MAX_CONTROL,
@@ -39,22 +41,18 @@ from .messages import (
     Get,
     Hello,
     Message,
-    OtherVersion,
     Ping,
     Put,
     Refused,
     SnapshotOffer,
     Welcome,
-    decode_to_hub,
-    encode,
 )
 from .objects import Objects
-from .rounds import row_of
 from .sessions import wrong_version
 from .settings import RunSettings, Work
 from .sockets import RouterWire
 from .status import Traffic
-from .uploads import UPDATE, refuses, round_of
+from .uploads import LEGACY, UPDATE, refuses, round_of
 from .wire import GUARD_S, HANDSHAKE_DOWN, HANDSHAKE_UP, Frames, HubWire, key_of, wire_size
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -86,13 +84,14 @@ class Hub:
         self.port = self._wire.port
         self._state = HubState(settings, keys.token, keys.stop, time.monotonic(), ledger.recover())
         self._inbox = Inbox(self._refuses)
-        self._objects = Objects(ledger, work, self._lease)
+        own = CurveKeys(keys.public, keys.secret)
+        self._shards = HubShards(self._state, work, self._call, self._later, self.warn, own)
+        self._objects = Objects(ledger, work, self._lease, self._shards.find)
         self._flows = Flows()
         self._guard_at = 0.0
         self._packets: dict[tuple[str, int], Future[bytes]] = {}  # (session, round) -> its update, opened
         self._legacies: dict[str, Parts] = {}  # session -> what it hands over, until the owner has it
         self._greeting = 0  # bytes of the message of a stranger that is being looked at
-        self._opened: dict[int, float] = {}  # round -> wall clock
         self._calls: deque[Callable[[], list[do.Action]]] = (
             deque()
         )  # from other threads, run by the I/O thread
@@ -100,7 +99,7 @@ class Hub:
         self._tick_at = 0.0
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._openers = ThreadPoolExecutor(os.cpu_count() or 1, "cocktail-opener")
-        self._commits = ThreadPoolExecutor(1, "cocktail-commit")
+        self._commits = Commits(ledger, work, self._shards, self._state, self._call, self._failed)
         self._reader = ThreadPoolExecutor(1, "cocktail-reader")
         self._thread = threading.Thread(target=self._run, name="cocktail-hub", daemon=True)
         self._end_at: float | None = None  # when to stop serving, once the run is over
@@ -155,6 +154,7 @@ class Hub:
             self.error = error
             self._act(self._state.failed(f"{type(error).__name__} in the hub: {error}", 1, time.monotonic()))
         finally:
+            self._shards.gather.end()
             self._commits.shutdown()
             self._openers.shutdown(cancel_futures=True)
             self._reader.shutdown(cancel_futures=True)
@@ -273,7 +273,9 @@ class Hub:
         if round is not None:
             self._packets[session, round] = self._openers.submit(self._open, round, sender.name, upload.parts)
             self._act(self._state.uploaded(session, round, now))
-        else:  # a legacy: `refuses` let no other in
+        elif round_of(LEGACY, upload.name) is None:
+            self._act(self._shards.arrived(upload, now))
+        else:
             self._legacies[session] = upload.parts
             self._act(self._state.handed_over(session, upload.parts.map.size, now))
 
@@ -324,18 +326,28 @@ class Hub:
             elif isinstance(action, do.Tell):
                 self._events.put(replace(action.event, at=time.time()))
             elif isinstance(action, do.Commit):
-                packets = {c.session: self._packets[c.session, action.round] for c in action.claims}
-                self._later(lambda a=action, p=packets: self._commit(a, p))  # type: ignore[misc]
+                self._shards.gather.begin()
+                there = {c.session: self._packets.get((c.session, action.round)) for c in action.claims}
+                packets = {session: parts for session, parts in there.items() if parts is not None}
+                self._later(lambda a=action, p=packets: self._commits.commit(a, p))  # type: ignore[misc]
             elif isinstance(action, do.Lease):
-                self._opened[action.round] = time.time()
+                self._commits.opened[action.round] = time.time()
                 self._inbox.forget(lambda name, now=action.round: round_of(UPDATE, name) not in (None, now))  # type: ignore[misc]
                 self._packets = {k: v for k, v in self._packets.items() if k[1] >= action.round}
-                self._later(lambda a=action: self._write_leases(a))  # type: ignore[misc]
+                self._shards.opened(action.round)
+                self._reader.submit(self._objects.opened)
+                self._inbox.at_once = AT_ONCE + action.owners
+                self._later(lambda a=action: self._commits.write_leases(a))  # type: ignore[misc]
             elif isinstance(action, do.Inherit):
                 legacy = self._legacies.pop(action.session)
-                self._later(lambda a=action, p=legacy: self._inherit(a, p))  # type: ignore[misc]
+                if action.estate:
+                    self._shards.estates[action.estate] = legacy.data()
+                else:
+                    self._later(lambda a=action, p=legacy: self._commits.inherit(a, p))  # type: ignore[misc]
+            elif isinstance(action, do.Reach | do.Keep | do.Unusable | do.LoseOwner):
+                self._shards.act(action)
             elif isinstance(action, do.FindFingerprint):
-                self._later(lambda a=action: self._find_fingerprint(a))  # type: ignore[misc]
+                self._later(lambda a=action: self._commits.find_fingerprint(a))  # type: ignore[misc]
             elif isinstance(action, do.Enrol):
                 self._later(lambda a=action: self.ledger.session(a.session, a.name, a.hardware, a.key))  # type: ignore[misc]
             elif isinstance(action, do.Stand):
@@ -355,6 +367,7 @@ class Hub:
                 row = EvaluationRow(action.round, action.step, action.loss, action.tokens, action.final)
                 self._later(lambda r=row: self.ledger.evaluated(r))  # type: ignore[misc]
             elif isinstance(action, do.End):
+                self._shards.gather.end()
                 self._end_at = time.monotonic() + self.settings.linger_s
                 self._end_by = self._end_at + LONGEST_LINGER_S
 
@@ -368,81 +381,10 @@ class Hub:
     # ---- the commit thread ---------------------------------------------------------------------------------
 
     def _later(self, job: Callable[[], object]) -> None:
-        """Have the commit thread do this, after what it was given before."""
-        self._commits.submit(self._guarded, job)
+        self._commits.later(job)
 
-    def _guarded(self, job: Callable[[], object]) -> None:
-        """Run a job; what goes wrong in it ends the run, with its reason."""
-        try:
-            job()
-        except Exception as error:
-            reason, code = f"{type(error).__name__}: {error}", 1
-            if getattr(error, "errno", None) in FULL or "disk is full" in str(error):  # SQLite's words
-                reason, code = "the hub's disk is full", 8
-            elif isinstance(error, MemoryError):
-                reason, code = "the hub's memory is full", 8
-            self.error = self.error or error  # the first: the others may follow from it
-            self._call(lambda: self._state.failed(reason, code, time.monotonic()))
-
-    def _write_leases(self, action: do.Lease) -> None:
-        self.ledger.leased(action.round, action.leases)
-        self._call(lambda: self._state.leased(action.round, time.monotonic()))
-
-    def _find_fingerprint(self, action: do.FindFingerprint) -> None:
-        truth = self.work.fingerprint(action.round)
-        self._call(lambda: self._state.fingerprinted(action.round, truth, time.monotonic()))
-
-    def _inherit(self, action: do.Inherit, parts: Parts) -> None:
-        try:
-            self.work.inherit(action.peer, parts.data(), action.share)
-        except UpdateRejected as error:
-            self.warn(error.peer, f"its legacy cannot be used: {error.reason}")
-
-    def _commit(self, action: do.Commit, opened: dict[str, Future[bytes]]) -> None:
-        """Aggregate, make durable, tell the I/O thread, in this order."""
-        packets = {session: p.result() for session, p in opened.items()}
-        tokens = {
-            c.peer: self.work.tokens([i for ids in c.leases.values() for i in expand(ids)])
-            for c in action.claims
-        }
-        claims = {c.peer: c for c in action.claims}
-        if any(tokens.values()):
-            # Who delivers no work would get weight 0, and what is in the packet be lost: it stays a residual.
-            claims = {peer: c for peer, c in claims.items() if tokens[peer]}
-        rejected: dict[str, str] = {}
-        packet: bytes | None = None
-        while claims and packet is None:
-            equal = not any(tokens[peer] for peer in claims)  # nothing trained yet: everybody counts the same
-            updates = [
-                (peer, packets[c.session], 1.0 if equal else float(tokens[peer]))
-                for peer, c in claims.items()
-            ]
-            try:
-                packet = self.work.aggregate(action.round, updates)
-            except UpdateRejected as error:
-                rejected[error.peer] = error.reason
-                if claims.pop(error.peer, None) is None:
-                    raise
-        if packet is None:
-            done = do.CommitDone(action.round, 0, b"", {}, {}, rejected)
-            self._call(lambda: self._state.committed(done, time.monotonic()))
-            return
-        accepted = tuple(claims.values())
-        opened_at = self._opened.pop(action.round, time.time())
-        row = row_of(action, accepted, sum(tokens[peer] for peer in claims), opened_at, time.time())
-        counted = tuple(Counted(r, c.peer, c.session, ids) for c in accepted for r, ids in c.leases.items())
-        self.ledger.commit(row, packet, counted)
-        sizes = {peer: len(packets[c.session]) for peer, c in claims.items()}
-        done = do.CommitDone(
-            action.round,
-            len(packet),
-            hashlib.sha256(packet).digest(),
-            sizes,
-            {peer: tokens[peer] for peer in claims},
-            rejected,
-        )
-        self._call(lambda: self._state.committed(done, time.monotonic()))
-        self.work.committed(action.round, packet)
+    def _failed(self, error: Exception) -> None:
+        self.error = self.error or error  # the first: the others may follow from it
 
     # ---- the reader thread ---------------------------------------------------------------------------------
 

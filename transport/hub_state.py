@@ -14,10 +14,11 @@ the latest. The tables are PHASES (rounds.py) and NEXT (sessions.py); the books 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from . import actions as do
-from . import events
+from . import events, sharding
 from .admission import Admission
 from .evaluation import Evaluations
 from .finale import evaluated, finish_or_wait
@@ -33,17 +34,21 @@ from .messages import (
     AskStop,
     Evaluated,
     Hello,
+    Holds,
     Leave,
     Over,
     Pong,
     Ready,
     Refused,
     Report,
+    Resigns,
     Resume,
     ToHub,
+    Unusable,
 )
 from .opening import TELL_S, open_or_wait
 from .owner import ordered
+from .owners import Estates
 from .pace import Pace
 from .rounds import PHASES, Exchange, Phase
 from .sessions import Kind, Session, State
@@ -82,6 +87,7 @@ class HubState:
         self.members = Members(settings, self.out, self._session_ended, now)
         self.admission = Admission(settings, self.out, recovered.peers)
         self.exchange: Exchange | None = None
+        self.estates = Estates()
         self.pace = Pace(settings.step_timeout)
         self.history = History(recovered)
         self.started = now
@@ -120,6 +126,8 @@ class HubState:
             self._report(session, message, now)
         elif isinstance(message, Evaluated):
             evaluated(self, session, message)
+        elif isinstance(message, Holds | Unusable | Resigns):
+            sharding.heard(self, session, message, now)
         elif isinstance(message, Leave):
             self.out.send(conn, Over(f"left: {message.reason}", self.finished))
             self.members.end(session, f"left: {message.reason}")
@@ -141,7 +149,12 @@ class HubState:
         if session and ex and self.phase is Phase.OPEN and ex.round == round and session_id in ex.members:
             session.seen = now
             ex.uploads.add(session_id)
-            self._maybe_arrived(session, ex, now)
+            self.maybe_arrived(session, ex, now)
+        return self._drain(now)
+
+    def about_owners(self, fact: Callable[[HubState], None], now: float) -> list[do.Action]:
+        """Something has happened that sharding.py has to do with."""
+        fact(self)
         return self._drain(now)
 
     def handed_over(self, session_id: str, size: int, now: float) -> list[do.Action]:
@@ -169,7 +182,9 @@ class HubState:
         if self.phase is Phase.CLOSED and ex is not None and ex.round == done.round:
             accepted = [s for s in ex.by_name if ex.members[s] in done.packets]
             self.leases.settle(ex.claims, accepted, self.members.sessions)
-            strike(self, done.rejected, ex.keys, at_once=not accepted)
+            proven = {name: why for name, why in done.rejected.items() if name not in done.denied}
+            strike(self, proven, ex.keys, at_once=not accepted)
+            sharding.judge_ourselves(self, ex, done)
             if accepted:
                 self._committed(ex, accepted, done, now)
             else:
@@ -227,6 +242,7 @@ class HubState:
         if ex is not None:
             ex.opened += asleep
             ex.deadline += asleep
+            sharding.lose_the_silent(self, now)
             if self.phase is Phase.OPEN and now >= ex.deadline and not ex.claims:
                 self._overdue(ex, "closes with the first update of", now)
         return self._drain(now)
@@ -267,8 +283,9 @@ class HubState:
     def _report(self, session: Session, m: Report, now: float) -> None:
         ex = self.exchange
         if self.phase is Phase.OPEN and ex is not None and ex.round == m.round and session.id in ex.members:
-            ex.reports.setdefault(session.id, m)
-            self._maybe_arrived(session, ex, now)
+            if session.id not in ex.claims:  # cut again, where the round was opened again: the newest counts
+                ex.reports[session.id] = m
+            self.maybe_arrived(session, ex, now)
         elif m.round <= self.round:
             self.members.move(session, Kind.LATE)
             if not self.leases.held(session.id):
@@ -278,10 +295,10 @@ class HubState:
         else:
             self.members.ignored += 1
 
-    def _maybe_arrived(self, session: Session, ex: Exchange, now: float) -> None:
-        """An update is a report and a packet, in either order."""
+    def maybe_arrived(self, session: Session, ex: Exchange, now: float) -> None:
+        """An update is a report and a packet, in any order; the packet in a part for each owner."""
         report = ex.reports.get(session.id)
-        if report is None or session.id not in ex.uploads or session.id in ex.claims:
+        if report is None or session.id in ex.claims or not ex.whole(session.id):
             return
         ex.claims[session.id] = self.leases.claim(session.id, report.delivers)
         ex.arrived[session.id] = now - ex.opened
@@ -311,19 +328,21 @@ class HubState:
         granted = self.leases.grant(self.round, [p.id for p in ready], s.global_batch)
         leased = sum(size(ids) for ids in granted.values())
         members = {p.id: p.name for p in ready}
-        self.exchange = Exchange(self.round, step, members, leased, now, now + s.step_timeout)
-        self.exchange.keys = {p.name: p.key for p in ready}
+        ex = self.exchange = Exchange(self.round, step, members, leased, now, now + s.step_timeout)
+        ex.keys = {p.name: p.key for p in ready}
+        sharding.name_owners(self, ex, ready)
         for p in ready:
             self.members.move(p, Kind.OPENED)
             p.owes = now if p.owes is None else p.owes
         if self.evaluations.due(step):
             self.evaluations.begin(self.round, step, [p.id for p in ready])
         self.enter(Phase.OPENING)
-        self.out.add(do.Lease(self.round, granted))
+        self.out.add(do.Lease(self.round, granted, ex.hubs, len(ex.owners)))
 
     def announce(self, session: Session, ex: Exchange) -> None:
         samples = size(self.leases.ids(session.id, ex.round) or ())
         message = ex.message(session.id, self.settings.steps, samples, self.evaluations.now)
+        message = sharding.with_owners(self, ex, session, message)
         self.out.send(session.conn, message)
 
     def _close_or_wait(self, now: float) -> None:
@@ -344,6 +363,7 @@ class HubState:
 
     def _close(self, ex: Exchange, missing: list[str], now: float) -> None:
         self.enter(Phase.CLOSED)
+        ex.estates = sharding.estates_of(self, ex.hubs)
         if missing:
             self._overdue(ex, "goes on without", now)
         for s in [s for s in ex.members if s in self.members.sessions]:
@@ -363,6 +383,7 @@ class HubState:
         ex.warned = True
 
     def _committed(self, ex: Exchange, accepted: list[str], done: do.CommitDone, now: float) -> None:
+        sharding.settle(self, ex, done)
         message = self.history.add(ex, accepted, done)
         for s in accepted:
             if (session := self.members.get(s)) is not None:

@@ -58,6 +58,7 @@ class Members:
         self.traffic: dict[str, Traffic] = {}  # by session id; the shell counts into it
         self.quiet = False  # the run is over and everybody leaves: nobody need hear of it
         self.gone: dict[str, str] = {}  # name -> why
+        self._owned: dict[str, set[int]] = {}  # key of one that is gone -> as Session.owned
         self.ignored = 0  # messages that made no sense where they came
         self.refused = 0  # bytes that were no message, and connections that were told no
         self._out, self._on_end = out, on_end
@@ -75,6 +76,8 @@ class Members:
         name = unique_name(name, {s.name for s in self.sessions.values()})
         id, origin = secrets.token_urlsafe(16), origin_of(conn)
         session = Session(id, key, name, m.hardware, conn, State.JOINING, now, now, pinged=now, origin=origin)
+        session.address, session.owned = m.address, self._owned.pop(key, set())
+        session.owns = m.owns and not m.address  # else once the hub has been there
         self.sessions[session.id] = session
         self.gone.pop(name, None)
         self._out.add(do.Enrol(session.id, name, m.hardware, key))
@@ -99,6 +102,8 @@ class Members:
         self.sessions[id] = Session(
             id, old.key, old.name, old.hardware, None, State.JOINING, now, now, now, grace, awaited
         )
+        if self.settings.owners == "peers":  # nobody wrote down what it owned
+            self.sessions[id].owned = set(range(self.settings.shards))
 
     def back(self, session: Session, conn: bytes, now: float, *, ready: bool) -> None:
         """A session resumes on another connection. `ready`: it was a member before the hub was restarted."""
@@ -120,6 +125,8 @@ class Members:
         returned = self._on_end(session)
         self._out.add(do.Forget(session.id))
         self.gone = dict([*self.gone.items(), (session.name, reason)][-KEPT:])
+        if session.owned:
+            self._owned = dict([*self._owned.items(), (session.key, session.owned)][-KEPT:])
         if not self.quiet:
             self._out.tell(events.PeerLeft(0.0, session.name, reason, returned, session.legacy))
 

@@ -177,10 +177,10 @@ class MemorySwarm:
         for event in self.hub.events():
             self.events.append(event)
 
-    def link(self, name: str, patience: float = 10.0, flows: int = 1) -> PeerLink:
+    def link(self, name: str, patience: float = 10.0, flows: int = 1, owns: bool = False) -> PeerLink:
         """A new peer's link, not connected yet."""
         wire = MemoryPeerWire(self.wire, f"key-of-{name}")
-        link = PeerLink(self.url, name, "memory", patience=patience, flows=flows, wire=wire)
+        link = PeerLink(self.url, name, "memory", patience=patience, flows=flows, wire=wire, owns=owns)
         self.links.append(link)
         self.wires[link] = wire
         return link

@@ -10,12 +10,10 @@ exchanges without computing (the drain after the last step) and where lost work 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-
-from .errors import ProtocolError
 
 PROTOCOL = 1
 VERSIONS = (PROTOCOL,)  # what this hub can talk to
@@ -50,6 +48,8 @@ class Hello(Message, frozen=True):
     hardware: Word = ""  # "RTX 3090, 24 GB" or "CPU, 8 cores": shown to people, never acted upon
     versions: Annotated[dict[Word, Word], Meta(max_length=32)] = {}
     alone: bool = True  # no other process of this peer goes by that name: a lost session of it is over
+    owns: bool = False  # it can own shards
+    address: Word = ""  # "host:port", where other members reach it; empty: through the hub alone
 
 
 class Resume(Message, frozen=True):
@@ -71,6 +71,8 @@ class Resume(Message, frozen=True):
         list[Count], Meta(max_length=4096)
     ] = []  # rounds whose leases it knows of and has not delivered
     term: Count = 0  # the highest this peer has met
+    owns: bool = False  # as in Hello
+    address: Word = ""
 
 
 class Ready(Message, frozen=True):
@@ -93,6 +95,8 @@ class Report(Message, frozen=True):
     tokens: Size = 0  # trained tokens of these leases
     compute_s: Finite = 0.0  # of the last step
     wait_s: Finite = 0.0  # time its device waited for the exchange in the last step
+    # Where peers own shards: owner -> the digest (owners.py) of the part that is for it, this peer too.
+    parts: Annotated[dict[Word, Word], Meta(max_length=4096)] = {}
 
 
 class Evaluated(Message, frozen=True):
@@ -107,6 +111,28 @@ class Evaluated(Message, frozen=True):
 class Leave(Message, frozen=True):
     """The peer says goodbye; its outstanding leases go back into the pool. The hub answers Over."""
 
+    reason: Line
+
+
+class Holds(Message, frozen=True):
+    """An owner has parts of these peers, whole: name -> digest, all of them each time it says so."""
+
+    round: Count
+    parts: Annotated[dict[Word, Word], Meta(max_length=4096)]
+
+
+class Resigns(Message, frozen=True):
+    """An owner is to leave: from the next round on it wants to own nothing."""
+
+    last: bool = False  # nor will an update of it come: no round waits for it
+
+
+class Unusable(Message, frozen=True):
+    """To `Close`: the part of this peer cannot be used. The hub closes the round again without it."""
+
+    round: Count
+    attempt: Count
+    peer: Word
     reason: Line
 
 
@@ -203,6 +229,15 @@ class Wait(Message, frozen=True):
     reason: str  # for the user
 
 
+class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A peer that owns shards of the vector in one round."""
+
+    name: str
+    shards: list[int]
+    key: str = ""
+    address: str = ""  # empty: what it is to have goes through the hub
+
+
 class Round(Message, frozen=True):
     """A round opens. Sent to its members; the lease (token ids) is the object "lease/<round>"."""
 
@@ -214,6 +249,29 @@ class Round(Message, frozen=True):
     exchange: bool  # False: nothing is exchanged (the last evaluation)
     eval_part: Count = 0  # evaluate part `eval_part` of `eval_parts` of the evaluation set, x' of this round
     eval_parts: Count = 0  # 0: no evaluation in this round
+    owners: list[Owner] = []  # peers that own shards, by name; what they do not own is the hub's
+    keys: dict[str, str] = {}  # told to owners alone: name -> key of each member
+
+
+class Estate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an owner is to add to its error once the round is committed: the object "estate/<number>"."""
+
+    number: Count
+    peer: str  # who left it
+    share: float  # of the mean
+
+
+class Close(Message, frozen=True):
+    """To an owner: aggregate the parts of these peers, each with its weight, and upload the packet of your
+    shards as "shard/<round>/<attempt>"; or say who is `Unusable`. A later attempt takes the place of the one
+    before."""
+
+    round: Count
+    attempt: Count
+    shards: list[int]
+    weights: dict[str, float]
+    parts: dict[str, str] = {}  # peer -> the digest of its part: another is of before, or of another round
+    estates: list[Estate] = []
 
 
 class Committed(Message, frozen=True):
@@ -224,6 +282,8 @@ class Committed(Message, frozen=True):
     sha256: str
     accepted: list[str]  # whose packets are in it; a peer not named here takes its packet back (LATE)
     refused: dict[str, str] = {}  # whose packets could not be used, and why: each is a strike
+    lost: list[str] = []  # owners whose shards have not moved: what was sent for these is taken back
+    recalled: bool = False  # said by a hub that was restarted: who was lost is to be seen in the packet
 
 
 class Over(Message, frozen=True):
@@ -337,6 +397,9 @@ ToHub = (
     | Report
     | Evaluated
     | Leave
+    | Holds
+    | Resigns
+    | Unusable
     | Ping
     | Pong
     | AskStatus
@@ -352,6 +415,7 @@ ToPeer = (
     | Refused
     | Wait
     | Round
+    | Close
     | Committed
     | Over
     | Ping
@@ -364,64 +428,3 @@ ToPeer = (
     | Data
     | NoObject
 )
-
-_TO_HUB: msgspec.msgpack.Decoder[ToHub] = msgspec.msgpack.Decoder(ToHub)
-_TO_PEER: msgspec.msgpack.Decoder[ToPeer] = msgspec.msgpack.Decoder(ToPeer)
-GREETINGS = ("Hello", "Resume", "AskStatus", "AskStop", "AskOwner")  # name their version
-M = TypeVar("M")
-# A value within 20,000 others is nothing of ours; msgspec says so in Python's own words.
-NO_MESSAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-
-
-class OtherVersion(ProtocolError):
-    """A greeting in a version of the protocol that is not ours."""
-
-    def __init__(self, protocol: int) -> None:
-        super().__init__(f"the peer speaks protocol {protocol}; {versions()} would do")
-        self.protocol = protocol
-
-
-def versions() -> str:
-    return "version " + " or ".join(str(v) for v in VERSIONS)
-
-
-def encode(message: Message) -> bytes:
-    return msgspec.msgpack.encode(message)
-
-
-def decode_to_hub(data: bytes | memoryview) -> ToHub:
-    """A message for the hub. Raises OtherVersion for a greeting in another version, else ProtocolError."""
-    try:
-        return checked(_TO_HUB.decode(data))
-    except NO_MESSAGE as error:
-        protocol = protocol_of(data)
-        if protocol is not None and protocol not in VERSIONS:
-            raise OtherVersion(protocol) from None
-        raise ProtocolError(f"{len(data)} bytes that are no message: {error}") from None
-
-
-def decode_to_peer(data: bytes | memoryview) -> ToPeer:
-    """A message for a peer; raises ProtocolError."""
-    try:
-        return checked(_TO_PEER.decode(data))
-    except NO_MESSAGE as error:
-        raise ProtocolError(f"{len(data)} bytes that are no message: {error}") from None
-
-
-def protocol_of(data: bytes | memoryview) -> int | None:
-    """The version a greeting of whatever version names; None where it is no greeting."""
-    try:
-        raw = msgspec.msgpack.decode(data)
-    except NO_MESSAGE:
-        return None
-    if not isinstance(raw, dict) or raw.get("type") not in GREETINGS:
-        return None
-    protocol = raw.get("protocol")
-    return protocol if isinstance(protocol, int) else None
-
-
-def checked(message: M) -> M:
-    """`message`, whose fingerprint is one: what msgspec's types, whose bounds end at 63 bits, cannot say."""
-    if isinstance(message, Ready | Report) and not 0 <= message.fingerprint <= MAX_FINGERPRINT:
-        raise ProtocolError(f"{type(message).__name__} with fingerprint {message.fingerprint}, not 64 bits")
-    return message

@@ -3,6 +3,8 @@
 lease/<round>       what Work.samples gives for the asking session's lease
 packet/<round>      the aggregated packet of a committed round
 packets/<a>-<b>     the log's records of rounds a .. b-1 (packet_log.py): what a joiner lacks
+part/<round>/<peer>, estate/<number>   what an owner that is a peer is to have (hub_shards.py)
+shard/<round>/<owner>, shard/<round>   what an owner, or the hub, has made of its shards (the same)
 base/<file>, eval   whatever Work.object gives
 snapshot/<round>/model.safetensors     the same, while the hub offers that snapshot
 hashes/<name>       SHA-256 of each MiB of a base or snapshot file (chunks.py), from Work.object too
@@ -49,14 +51,21 @@ class Source:
 class Objects:
     """Belongs to the reader thread."""
 
-    def __init__(self, ledger: Ledger, work: Work, lease: Callable[[str, int], list[int] | None]) -> None:
-        self._folder, self._work, self._lease = ledger.folder, work, lease
+    def __init__(
+        self,
+        ledger: Ledger,
+        work: Work,
+        lease: Callable[[str, int], list[int] | None],
+        for_owners: Callable[[str, str], bytes],
+    ) -> None:
+        self._folder, self._work, self._lease, self._for_owners = ledger.folder, work, lease, for_owners
         self._ledger: Ledger | None = None  # a reader of its own: it sees whole transactions only
         self._files: dict[Path, BinaryIO] = {}
         self._given: dict[str, Source] = {}  # base/..., eval, snapshot/..., hashes/...
         self._snapshots: set[str] = set()  # "snapshot/<round>/" of those that are offered
         self._ranges: OrderedDict[tuple[int, int, bool], Source] = OrderedDict()  # of the log
         self._leases: OrderedDict[tuple[str, int], Source] = OrderedDict()
+        self._owned: OrderedDict[tuple[str, str], Source] = OrderedDict()  # parts, estates
 
     def find(self, session: str, name: str) -> Source:
         """Raises KeyError, whose text is for the peer, where there is no such object for this session."""
@@ -67,6 +76,8 @@ class Objects:
             return self._range(int(rest), int(rest) + 1, payload=True)
         if kind == "packets" and (match := re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", rest)):
             return self._range(int(match[1]), int(match[2]))
+        if kind in ("part", "shard", "estate"):
+            return self._find_for_owner(session, name)
         if (snapshot := snapshot_of(name)) and snapshot not in self._snapshots:
             raise KeyError("this snapshot is not offered any more")
         if name not in self._given:
@@ -102,6 +113,17 @@ class Objects:
             if len(self._leases) > KEPT:
                 self._leases.popitem(last=False)
         return source
+
+    def _find_for_owner(self, session: str, name: str) -> Source:
+        if (session, name) not in self._owned:
+            self._owned[session, name] = in_memory(self._for_owners(session, name))
+            if len(self._owned) > KEPT:
+                self._owned.popitem(last=False)
+        return self._owned[session, name]
+
+    def opened(self) -> None:
+        """A round opens, or opens again: there are other parts by the same names."""
+        self._owned.clear()
 
     def _range(self, start: int, stop: int, *, payload: bool = False) -> Source:
         """Where the packets of these rounds lie. The system caches the end of the log."""

@@ -34,10 +34,13 @@ def open_or_wait(hub: HubState, now: float) -> None:
 
 
 def others_expected(hub: HubState, ready: int, now: float) -> bool:
-    """For a while: those who were here before the hub was restarted, or who start with the run."""
+    """For a while: those who were here before the hub was restarted, or who start with the run; and what
+    comes of dialling the doors of owners, so that shards need not change hands at once."""
     s = hub.settings
-    starting = hub.round == 0 and ready < s.first_peers and now < hub.started + s.first_s
-    return starting or (hub.members.awaited() and now < hub.hold_until)
+    looked_for = any(session.looked_for for session in hub.members.sessions.values())
+    first = ready < s.first_peers or looked_for
+    starting = hub.round == 0 and first and now < hub.started + s.first_s
+    return starting or ((looked_for or hub.members.awaited()) and now < hub.hold_until)
 
 
 def tell_whom(hub: HubState, ready: int, now: float) -> None:

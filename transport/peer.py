@@ -7,23 +7,36 @@ Training holds no socket and cannot stall the link; carrier.py has the thread th
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 from pathlib import Path
 
-from .bandwidth import Bandwidth
+from .bandwidth import Bandwidth, BothWays
 from .bulk import CHUNK, Download, Upload
 from .carrier import Carrier
 from .chunks import PartFile, Parts
-from .errors import Leaving, LinkLost, RefusedByHub, RunOver, SessionRenewed, TransportError
+from .errors import Leaving, LinkLost, RefusedByHub, Reopened, RunOver, SessionRenewed, TransportError
 from .keys import CurveKeys
-from .messages import PROTOCOL, Committed, Evaluated, Hello, Leave, Over, Ready, Report, Round, Welcome
+from .messages import (
+    PROTOCOL,
+    Committed,
+    Evaluated,
+    Hello,
+    Leave,
+    Over,
+    Ready,
+    Report,
+    Round,
+    Welcome,
+)
+from .orders import Orders
 from .peer_state import Link, PeerState
 from .sockets import DealerWire
 from .url import RunURL
 from .wire import PeerWire
+from .wish import Asked
 
 GREETING_S = 20.0  # a hub that takes connections may take this long to say Welcome
 # seconds after the wish to leave, 25 s in all with the goodbye:
@@ -33,16 +46,6 @@ HASTE_S = 5.0  # that a legacy is meant to take; more only where the uplink has 
 RENEWED = "the hub gave this peer a new session; work not delivered before is void"
 LOST_S = 2.0  # without a connection, before anybody is told
 LOOK_S = 0.05  # how often a waiting call looks at `leave_requested`
-
-
-class Asked(threading.Event):
-    """A wish, and since when: a signal handler may set it."""
-
-    at = inf  # monotonic seconds
-
-    def set(self) -> None:
-        self.at = min(self.at, time.monotonic())
-        super().set()
 
 
 class PeerLink:
@@ -65,16 +68,22 @@ class PeerLink:
         bandwidth: Bandwidth = Bandwidth(),  # noqa: B008 - frozen; what this peer may use, all connections
         keys: CurveKeys | None = None,
         alone: bool = True,  # no other process with these keys goes by this name
+        owns: bool = False,  # this peer can own shards (owning.py)
+        reachable: str = "",  # where others reach it: the "host:port" of its door
         wire: PeerWire | None = None,
+        buckets: BothWays | None = None,  # in the place of bandwidth: another link's
         told: Callable[[str], None] = lambda _: None,  # hears of a connection that is lost, and back
     ) -> None:
         self.url = url
         self.leave_requested = Asked()  # set it, from a signal handler too: waiting calls end
-        state = PeerState(Hello(PROTOCOL, url.token, url.run, name, hardware, versions or {}, alone))
+        hello = Hello(PROTOCOL, url.token, url.run, name, hardware, versions or {}, alone, owns, reachable)
+        state = PeerState(hello)
         wire = wire or DealerWire(url.host, url.port, url.key, keys)
-        self._carrier = Carrier(wire, state, flows, patience, url.address, bandwidth)
+        self.buckets = buckets or BothWays(bandwidth)
+        self._carrier = Carrier(wire, state, flows, patience, url.address, self.buckets)
         self._changed, self._state, self._bulk = self._carrier.changed, state, self._carrier.bulk
         self._session = 1  # how many sessions the caller knows of
+        self.orders = Orders(self._carrier, partial(self._wait, timeout=None), self.leave_requested)
         self._told, self._patience = told, patience
         self._lost_at: float | None = None  # since when there is no connection
         self._lost_told = ""  # what was said of that
@@ -110,7 +119,7 @@ class PeerLink:
 
     # ---- calls that wait -----------------------------------------------------------------------------------
 
-    def connect(self, timeout: float = 0.0) -> Welcome:
+    def connect(self, timeout: float = 0.0, greeting_s: float = GREETING_S) -> Welcome:
         """Dial, greet, be welcomed. While the hub is unreachable go on dialling for `timeout` seconds; where
         the run's owner is asked first, wait for the answer.
 
@@ -118,7 +127,7 @@ class PeerLink:
         """
         self._carrier.start(time.monotonic() + timeout)
         try:
-            greeted = timeout + GREETING_S
+            greeted = timeout + greeting_s
             self._wait("the hub's welcome", lambda: bool(self._state.waits or self._state.welcome), greeted)
             if self._state.welcome is None:
                 self._told(self._state.waits)
@@ -250,41 +259,53 @@ class PeerLink:
         assert self._state.over is not None
         return self._state.over
 
-    def exchange(self, round: int, packet: bytes, report: Report) -> Committed:
+    def exchange(
+        self, round: int, packet: bytes, report: Report, parts: Mapping[str, bytes] | None = None
+    ) -> Committed:
         """Upload this peer's packet of `round`, wait until the round is durable. Look for your name in
         `accepted`: where it is not, the packet came too late and is to be taken back.
 
-        With `leave_requested` set it still waits LEAVE_S for the exchange in flight. Raises RunOver,
-        SessionRenewed, RefusedByHub, LinkLost, Leaving, which says whether the packet is at the hub.
+        `parts`: what owners other than the hub are to have of it, by their names; `packet` is then the rest,
+        empty where the hub owns nothing.
+
+        With `leave_requested` set it still waits LEAVE_S for the exchange in flight. Raises Reopened,
+        RunOver, SessionRenewed, RefusedByHub, LinkLost, Leaving: is the packet at the hub?
         """
-        name, sha256, started = f"update/{round}", hashlib.sha256(packet).digest(), time.monotonic()
-        upload: Upload | None = None
+        named = {f"part/{round}/{owner}": part for owner, part in (parts or {}).items()}
+        if packet:
+            named[f"update/{round}"] = packet
+        size, started = sum(map(len, named.values())), time.monotonic()
+        uploads: list[Upload] = []
         with self._changed:
             self._check()
-            if round not in self._state.commits:
-                upload = self._bulk.upload(name, packet, sha256)
+            if round not in self._state.commits and self._state.reopened is None:
+                uploads = [self._upload(name, data) for name, data in named.items()]
             self._carrier.say(self._state.report(report))
         measured = False
 
         def there() -> bool:
             nonlocal measured
-            if not measured and upload is not None and upload.arrived:
-                self._uplink, measured = len(packet) / max(1e-3, time.monotonic() - started), True
-            return round in self._state.commits or self._state.over is not None
+            if not measured and uploads and all(upload.arrived for upload in uploads):
+                self._uplink, measured = size / max(1e-3, time.monotonic() - started), True
+            return self._state.settled(round)
 
         try:
             self._wait(f"the commit of round {round}", there, None, leave_s=LEAVE_S)
         except Leaving as leaving:
-            leaving.arrived = upload.arrived if upload is not None else None
+            leaving.arrived = all_of(uploads) if uploads else None
             raise
         finally:
             with self._changed:
-                self._bulk.forget(name)
+                for name in named:
+                    self._bulk.withdraw(name)
         with self._changed:
-            if round not in self._state.commits:
-                assert self._state.over is not None
-                raise run_over(self._state.over)
-            return self._state.commits[round]
+            if round in self._state.commits:
+                return self._state.commits[round]
+            if self._state.over is not None:
+                raise RunOver.of(self._state.over)
+            again = self._state.take_reopened()
+            assert again is not None
+            raise Reopened(again)
 
     @property
     def room(self) -> int:
@@ -296,19 +317,33 @@ class PeerLink:
         """Upload what this peer, x' at `round`, leaves to the others. False: the hub does not have it, for
         sure; None: who knows. Until LEGACY_S after the wish to leave; raises as `exchange`, but Leaving.
         """
-        name, sha256 = f"legacy/{round}", hashlib.sha256(packet).digest()
+        return self.put(f"legacy/{round}", packet)
+
+    def put(
+        self, name: str, data: bytes, look: Callable[[Upload], None] = lambda upload: None
+    ) -> bool | None:
+        """Upload the object `name`, and wait until the hub has it, or says that it is not wanted; `look` may
+        end that by raising. As `hand_over`."""
         with self._changed:
             self._check()
-            upload = self._bulk.upload(name, packet, sha256)
+            upload = self._upload(name, data)
             self._carrier.say()
+
+        def there() -> bool:
+            look(upload)
+            return upload.done is not None
+
         try:
-            self._wait("the hub to take its legacy", lambda: upload.done is not None, None, leave_s=LEGACY_S)
+            self._wait(f"the hub to take {name}", there, None, leave_s=LEGACY_S)
         except Leaving:
             return upload.arrived
         finally:
             with self._changed:
-                self._bulk.forget(name)
+                self._bulk.withdraw(name)
         return upload.arrived
+
+    def _upload(self, name: str, data: bytes) -> Upload:
+        return self._bulk.upload(name, data, hashlib.sha256(data).digest())
 
     # ---- calls that do not ---------------------------------------------------------------------------------
 
@@ -353,13 +388,13 @@ class PeerLink:
     ) -> None:
         """Wait until `there()`. Raises what makes that impossible; after `timeout` LinkLost, if `give_up`."""
         started = time.monotonic()
+        if self.orders.waiting:  # the exchange in flight needs it to the end
+            leave_s = LEGACY_S
         with self._changed:
             sessions = self._state.sessions
             while not there():
                 self._check()
-                if (
-                    self._state.sessions > sessions
-                ):  # told to another thread already; what we wait for is void too
+                if self._state.sessions > sessions:  # another thread was told; what we wait for is void too
                     raise SessionRenewed(RENEWED)
                 now = time.monotonic()
                 if timeout is not None and now - started >= timeout:
@@ -400,11 +435,13 @@ class PeerLink:
         if state.refused is not None:
             raise RefusedByHub(state.refused.code, state.refused.reason)
         if state.over is not None and not carrier.connected:
-            raise run_over(state.over)
-        if state.sessions > self._session:
+            raise RunOver.of(state.over)
+        if state.sessions > self._session and not self.orders.waiting:
             self._session = state.sessions
             raise SessionRenewed(RENEWED)
 
 
-def run_over(over: Over) -> RunOver:
-    return RunOver(over.reason, over.finished, over.resumable)
+def all_of(uploads: list[Upload]) -> bool | None:
+    """Have all of them arrived? None: not known."""
+    arrived = [upload.arrived for upload in uploads]
+    return False if False in arrived else None if None in arrived else True

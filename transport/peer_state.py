@@ -17,17 +17,21 @@ from enum import Enum
 
 from .messages import (
     PROTOCOL,
+    Close,
     Committed,
     Evaluated,
     Hello,
+    Holds,
     Leave,
     Message,
     Over,
+    Owner,
     Ping,
     Pong,
     Ready,
     Refused,
     Report,
+    Resigns,
     Resume,
     Round,
     ToPeer,
@@ -48,7 +52,7 @@ class Link(Enum):
 HEARD: dict[Link, tuple[type[Message], ...]] = {
     Link.OFFLINE: (),
     Link.GREETING: (Welcome, Wait, Refused, Over, Ping),
-    Link.JOINED: (Welcome, Round, Committed, Over, Refused, Ping),
+    Link.JOINED: (Welcome, Round, Close, Committed, Over, Refused, Ping),
     Link.OVER: (Ping, Over),
     Link.REFUSED: (),
 }
@@ -69,6 +73,7 @@ class PeerState:
         self.commits: dict[int, Committed] = {}
         self.rounds: deque[Round] = deque(maxlen=OPENED)  # opened, not yet taken by `next_round`
         self.taken = -1  # newest round taken
+        self.orders: deque[Round | Close | Committed] = deque(maxlen=OPENED)  # of a peer that owns shards
         self.over: Over | None = None
         self.refused: Refused | None = None
         self.waits = ""  # what the hub says it waits for, before it welcomes this peer
@@ -84,6 +89,11 @@ class PeerState:
         self._report: Report | None = None
         self._evaluated: deque[Evaluated] = deque(maxlen=4)
         self._leave: Leave | None = None
+        self._holding: Holds | None = None  # of an owner: until its round is committed
+        self._resigns: Resigns | None = None  # of an owner that is to leave
+        self.owners: list[Owner] = []  # of the newest round taken
+        self.reopened: Round | None = None  # that round again, with other owners
+        self.assembles = False  # the packet of the newest round is put together from its owners'
         self._said_hello = False
 
     # ---- in: from the wire ---------------------------------------------------------------------------------
@@ -95,7 +105,8 @@ class PeerState:
             return [self.hello]
         w, waiting = self.welcome, -1 if self._report is None else self._report.round
         holds = sorted(self._holds)
-        return [Resume(PROTOCOL, w.run, w.name, w.session, waiting, self._was_ready, holds, self.term)]
+        said = waiting, self._was_ready, holds, self.term, self.hello.owns, self.hello.address
+        return [Resume(PROTOCOL, w.run, w.name, w.session, *said)]
 
     def ask_anew(self, now: float) -> list[Message]:
         """Be welcomed again on the connection that is up: what the hub offers may have changed."""
@@ -114,6 +125,8 @@ class PeerState:
             return [Pong(message.sent)]
         if isinstance(message, Welcome):
             return self._welcomed(message)
+        if self.hello.owns and isinstance(message, Round | Close | Committed):
+            self.orders.append(message)
         if isinstance(message, Wait):
             self.waits = message.reason
         if isinstance(message, Refused):
@@ -137,12 +150,19 @@ class PeerState:
             self.sessions += 1
             self.rounds.clear()
             self._ready = self._report = None
-            self._was_ready, self.taken = False, -1
+            self._was_ready, self.taken, self.reopened = False, -1, None
             self._evaluated.clear()
             self._holds.clear()
         self.welcome = message
         self.newest = max(self.newest, message.round - 1)
-        again: list[Message | None] = [self._ready, self._report, *self._evaluated, self._leave]
+        again: list[Message | None] = [
+            self._ready,
+            self._report,
+            *self._evaluated,
+            self._holding,
+            self._resigns,
+            self._leave,
+        ]
         return [m for m in again if m is not None]
 
     def _refuse(self, message: Refused) -> list[Message]:
@@ -164,9 +184,13 @@ class PeerState:
 
     def _opened(self, message: Round) -> list[Message]:
         self._ready = None
+        self.assembles = any(owner.address for owner in message.owners)
         while self._evaluated and self._evaluated[0].round < message.round:
             self._evaluated.popleft()
-        if message.exchange and message.round <= self.taken:  # said again after a reconnect
+        if message.exchange and message.round <= self.taken:  # said again after a reconnect, or opened again
+            if message.round == self.taken and message.owners != self.owners:  # it was cut for others
+                self.reopened = message
+                return []
             self.offer_again = True
             return [] if self._report is None else [self._report]
         if message.samples and len(self._holds) < OPENED:
@@ -182,6 +206,8 @@ class PeerState:
         while len(self.commits) > KEPT_COMMITS:
             del self.commits[min(self.commits)]
         self.newest = max(self.newest, message.round)
+        if self._holding is not None and self._holding.round <= message.round:
+            self._holding = None
         report, again = self._report, list[Message]()
         if report is not None and report.round <= message.round:
             if report.round == message.round and self.welcome and self.welcome.name in message.accepted:
@@ -208,6 +234,14 @@ class PeerState:
         self._evaluated.append(message)
         return self._if_joined(message)
 
+    def holding(self, message: Holds) -> list[Message]:
+        self._holding = message
+        return self._if_joined(message)
+
+    def resigns(self, last: bool) -> list[Message]:
+        self._resigns = Resigns(last)
+        return self._if_joined(self._resigns)
+
     def leave(self, message: Leave) -> list[Message]:
         self._leave = message
         return [message] if self.link in (Link.JOINED, Link.OVER) else []
@@ -221,8 +255,20 @@ class PeerState:
         """The next round to work on, if one is open."""
         if not self.rounds:
             return None
-        self.taken = self.rounds[0].round
-        return self.rounds.popleft()
+        round = self.rounds.popleft()
+        self.taken, self.owners, self.reopened = round.round, round.owners, None
+        return round
+
+    def settled(self, round: int) -> bool:
+        """Is there nothing more to wait for in this round: it is committed, or open again, or all is over?"""
+        return round in self.commits or self.reopened is not None or self.over is not None
+
+    def take_reopened(self) -> Round | None:
+        """The round that was taken, where it is open again with other owners: its parts are void."""
+        round, self.reopened = self.reopened, None
+        if round is not None:
+            self.owners = round.owners
+        return round
 
     def _if_joined(self, message: Message) -> list[Message]:
         return [message] if self.link is Link.JOINED else []

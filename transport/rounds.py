@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -10,7 +11,7 @@ from . import events
 from .evaluation import Evaluation
 from .leases import Leases
 from .ledger import RoundRow
-from .messages import Report, Round
+from .messages import Close, Estate, Owner, Report, Round
 
 
 class Phase(Enum):
@@ -53,6 +54,16 @@ class Exchange:
     warned: bool = False  # that the deadline has passed
     looked: tuple[int, int] = (0, 0)  # updates here and missing, when it was last seen whom to wait for
     look_at: float = 0.0  # when to see again, if that stays as it is
+    owners: dict[str, list[int]] = field(default_factory=dict)  # session -> its shards
+    hubs: tuple[int, ...] = (0,)  # the shards of the hub
+    estates: list[Estate] = field(default_factory=list)  # what the hub is to add to its errors
+    # (owner, member) -> digest of what this one sends that one
+    held: dict[tuple[str, str], str] = field(default_factory=dict)  # at the owner, by its word
+    passed: dict[tuple[str, str], str] = field(default_factory=dict)  # here, to be fetched
+    lost: set[str] = field(
+        default_factory=set
+    )  # owners that are gone, or silent: nothing is expected of them
+    closes: dict[str, Close] = field(default_factory=dict)  # what each owner was told last
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -63,6 +74,21 @@ class Exchange:
         part = ev.part_of(session) if ev is not None and ev.round == self.round else None
         parts = ev.parts if ev is not None and part is not None else 0
         return Round(self.round, self.step, steps, list(self.names), samples, True, part or 0, parts)
+
+    def whole(self, session: str) -> bool:
+        """Is all here that this member sends? What an owner sends itself it has."""
+        others = self.owners.keys() - self.lost - {session}
+        return (not self.hubs or session in self.uploads) and all(self.there(o, session) for o in others)
+
+    def there(self, owner: str, member: str) -> bool:
+        """Can the owner have the part that this member has reported?"""
+        said, pair = self.reports[member].parts.get(self.members[owner], ""), (owner, member)
+        return said in (self.held.get(pair), self.passed.get(pair))
+
+    def parts_for(self, owner: str, peers: Iterable[str]) -> dict[str, str]:
+        """Peer -> the digest of what it has for this owner."""
+        said = {self.members[s]: self.reports[s].parts for s in self.claims}
+        return {peer: said[peer].get(self.members[owner], "") for peer in peers}
 
     def commit(self, leases: Leases) -> do.Commit:
         """What has arrived, to be aggregated and made durable."""
@@ -77,7 +103,10 @@ class Exchange:
             for s in self.by_name
         )
         fingerprint = self.reports[self.by_name[0]].fingerprint
-        return do.Commit(self.round, self.step, self.names, claims, fingerprint)
+        there = self.owners.keys() - self.lost
+        owners = {s: Owner(self.members[s], self.owners[s]) for s in self.owners if s in there}
+        left = tuple(self.estates)
+        return do.Commit(self.round, self.step, self.names, claims, fingerprint, self.hubs, owners, left)
 
     def told(self, accepted: list[str], done: do.CommitDone, now: float) -> events.RoundCommitted:
         """What the hub's owner is told when it is durable; the run's own figures are to be filled in."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
-from .messages import VERSIONS, Hello, Refused, versions
+from .codec import versions
+from .messages import VERSIONS, Hello, Refused
 from .settings import RunSettings
 
 CALLED = {"base": "base weights"}  # for people; other things go by their own name
@@ -70,6 +71,12 @@ class Session:
     tokens: int = 0  # trained tokens counted
     share: float | None = None  # of the mean of the last round its packet was in; None: of none yet
     legacy: int = 0  # bytes of its residual that it has handed over
+    owns: bool = False  # it can own shards
+    address: str = ""  # where other members reach it
+    looked_for: bool = False  # its door is being dialled
+    rests: int = 0  # the round from which it may own again: nothing came of it before
+    owned: set[int] = field(default_factory=set)  # shards that it owned, and has not handed over
+    handing: bool = False  # what it hands over is being looked at
 
 
 def refusal(m: Hello, settings: RunSettings, token: str | None, *, over: bool, peers: int) -> Refused | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +21,8 @@ class RunSettings:
     global_batch: int  # samples leased per round, all members together
     base: tuple[File, ...] = ()  # files of the base model
     parameters: int = 0
+    shards: int = 1  # of the vector; Work knows which is which
+    owners: str = "hub"  # "peers": those that can be reached own the shards
     eval: bool = False  # is there an evaluation set
     eval_every: int = 0  # steps; 0: only at the beginning and the end
     versions: dict[str, str] = field(default_factory=dict)  # a peer that names another one is refused
@@ -73,9 +75,29 @@ class Work(Protocol):
         rule `aggregate` gets this very object; where it came too late, nobody says anything more about it.
         Whether it is a packet at all is for `aggregate` to tell."""
 
+    def own(self, round: int, shards: Sequence[int]) -> bytes:
+        """From this round on the hub owns these shards. Returns what the owner's half has of those that it
+        owned before, for others to inherit with share 1; empty: nothing. Called only where peers may own, as
+        `joined` and `restricted` are."""
+
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
-        """The owner's half: one packet out of (peer, packet, weight), sorted by peer. Raises UpdateRejected;
-        it is called again without that peer, so it must not have changed its state by then."""
+        """The owner's half, of the shards the hub owns: one packet out of (peer, packet, weight), sorted by
+        peer. Raises UpdateRejected; it is called again without that peer, so it must not have changed its
+        state by then."""
+
+    def joined(
+        self,
+        round: int,
+        hubs: Sequence[int],
+        own: bytes,
+        parts: Sequence[tuple[str, Sequence[int], bytes]],
+    ) -> bytes:
+        """The packet of all shards: `own` of those of the hub, and (owner, its shards, packet) of peers that
+        own. Raises UpdateRejected, which names the owner by what stands for it here."""
+
+    def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
+        """What a peer's packet says of these shards alone, and of which it says something. Raises
+        UpdateRejected."""
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         """What a peer that leaves has handed over; `share` of the mean is what its packets were. It goes out

@@ -23,10 +23,10 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from .connections import Connections, origin
-from .errors import AddressInUse, Unreachable
+from .errors import AddressInUse, Unreachable, UrlError
 from .keys import CurveKeys, as_z85
 from .messages import MAX_CHUNK, MAX_CONTROL
-from .url import to_base64
+from .url import parse_address, to_base64
 from .wire import Came, Down, Frames, Up, wire_size
 
 MAX_FRAME = MAX_CHUNK + 1024  # what CURVE adds is 33
@@ -77,14 +77,21 @@ PEER = {
 class RouterWire:
     """The hub's ROUTER. Raises AddressInUse. `wake` may be called from any thread, the rest from one."""
 
-    def __init__(self, host: str, port: int, keys: CurveKeys, io_threads: int = 2) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        keys: CurveKeys,
+        io_threads: int = 2,
+        allowed: Callable[[str], bool] = lambda key: True,
+    ) -> None:
         files = raise_file_limit()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
         self._router = self._context.socket(zmq.ROUTER)
         set_options(self._router, COMMON | HUB)
         self._router.curve_server = True
         self._router.curve_publickey, self._router.curve_secretkey = as_z85(keys.public), as_z85(keys.secret)
-        self._doorkeeper = Doorkeeper(self._context)
+        self._doorkeeper = Doorkeeper(self._context, allowed)
         self._router.zap_domain = b"cocktail"
         self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer nobody gets in
         self._connections = Connections(self._context, self._router, files)
@@ -319,13 +326,33 @@ class DealerWire:
         self._context.term()
 
 
+def answers(address: str, server_key: str, keys: CurveKeys, timeout: float = 5.0) -> bool:
+    """Does whoever holds this key take connections there? Waits up to `timeout` seconds."""
+    until = time.monotonic() + timeout
+    try:
+        host, port = parse_address(address)
+        wire = DealerWire(host, port, server_key, keys)
+    except (UrlError, ValueError):
+        return False
+    try:
+        wire.dial(0)
+        while time.monotonic() < until:
+            for event in wire.poll(until - time.monotonic()):
+                return isinstance(event, Up)
+    finally:
+        wire.close()
+    return False
+
+
 class Doorkeeper:
     """Answers libzmq when it asks who may connect: whoever has proven a key, and by that key we know him.
 
-    Who is let into the run is decided on what he says, where the answer can have a reason.
+    Who is let into the run is decided on what he says, where the answer can have a reason. An owner's door
+    opens to `allowed` keys alone.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: Callable[[str], bool]) -> None:
+        self.allowed = allowed
         self.sock = context.socket(zmq.REP)
         self.sock.linger = 0
         self.sock.bind("inproc://zeromq.zap.01")
@@ -334,7 +361,7 @@ class Doorkeeper:
         with contextlib.suppress(zmq.Again):
             while True:
                 version, id, _, _, _, mechanism, *keys = self.sock.recv_multipart(zmq.DONTWAIT)
-                good = mechanism == b"CURVE" and len(keys) == 1
+                good = mechanism == b"CURVE" and len(keys) == 1 and self.allowed(to_base64(keys[0]))
                 status, user = (b"200", to_base64(keys[0]).encode()) if good else (b"400", b"")
                 self.sock.send_multipart([version, id, status, b"", user, b""])
 

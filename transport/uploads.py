@@ -5,30 +5,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import actions as do
-from .rounds import Phase
+from .rounds import Exchange, Phase
 from .sessions import Kind, Session, State
+from .sharding import left_to_owners
 
 if TYPE_CHECKING:
     from .hub_state import HubState
 
-UPDATE, LEGACY = "update/", "legacy/"  # each followed by a round
+# each followed by a round; PART then by the name of an owner, SHARD by the attempt
+UPDATE, LEGACY, PART, SHARD, ERROR = "update/", "legacy/", "part/", "shard/", "error/"
 
 
 def refuses(hub: HubState, session_id: str, name: str, size: int) -> str | None:
     """Why this upload is not wanted, or None. One beyond the limit ends its session."""
-    session, round = hub.members.get(session_id), round_of(UPDATE, name)
+    session, round, leaves = hub.members.get(session_id), round_of(UPDATE, name), False
     if session is None:
         return "the session is over"
     if round is not None:
         reason = refuses_update(hub, session, round)
+    elif (part := named(PART, name)) is not None:
+        reason = refuses_part(hub, session, *part)
+    elif (shard := named(SHARD, name)) is not None:
+        reason = refuses_shard(hub, session, *shard)
     elif round_of(LEGACY, name) is not None:
-        reason = refuses_legacy(hub, session)
+        leaves, reason = True, refuses_legacy(hub, session)
+    elif round_of(ERROR, name) is not None:
+        reason = refuses_error(session)
     else:
         reason = f"nothing of the name {name!r} is wanted"
     if reason is None and size > hub.settings.update_limit:
         reason = f"its upload has {size} bytes, the limit of this run is {hub.settings.update_limit}"
         hub.members.kick(session, "kicked", reason)
-    elif reason is None and round is None and session.state is not State.BEHIND:
+    elif reason is None and leaves and session.state is not State.BEHIND:
         hub.members.move(session, Kind.LEAVING)
     return reason
 
@@ -48,12 +56,44 @@ def refuses_legacy(hub: HubState, session: Session) -> str | None:
     return "it is here already" if session.legacy else None
 
 
+def refuses_part(hub: HubState, session: Session, round: int, name: str) -> str | None:
+    """For an owner that this peer cannot reach."""
+    ex = hub.exchange
+    if hub.phase is not Phase.OPEN or ex is None or ex.round != round or session.id not in ex.members:
+        return f"round {round} is not open to this peer, or is closed"
+    owner = owner_called(ex, name)
+    if owner is None:
+        return f"{name!r} owns nothing in round {round}, or is lost"
+    return "it is here already" if (owner, session.id) in ex.passed else None
+
+
+def refuses_shard(hub: HubState, session: Session, round: int, attempt: str) -> str | None:
+    ex = hub.exchange
+    told = ex.closes.get(session.id) if ex is not None and ex.round == round else None
+    if told is None or str(told.attempt) != attempt or hub.phase is not Phase.CLOSED:
+        return f"attempt {attempt} of round {round} is not, or no more, what this owner is asked for"
+    return None
+
+
+def refuses_error(session: Session) -> str | None:
+    """Of shards that a peer has owned; each time they change hands."""
+    if not session.owned:
+        return "this session has owned nothing that it has not handed over"
+    return "the one before is being looked at" if session.handing else None
+
+
+def owner_called(ex: Exchange, name: str) -> str | None:
+    """The session of an owner from whom something is expected."""
+    return next((s for s in ex.owners if ex.members[s] == name and s not in ex.lost), None)
+
+
 def inherit(hub: HubState, session_id: str, size: int) -> None:
     """A legacy is here, whole: it counts as the peer's packets did, by the hub's own arithmetic."""
     session = hub.members.get(session_id)
     if session is not None and session.share is not None and refuses_legacy(hub, session) is None:
         session.legacy = size
-        hub.out.add(do.Inherit(session.id, session.name, session.share))
+        estate = left_to_owners(hub, session.name, session.share)
+        hub.out.add(do.Inherit(session.id, session.name, session.share, estate))
 
 
 def strike(hub: HubState, rejected: dict[str, str], keys: dict[str, str], *, at_once: bool) -> None:
@@ -73,3 +113,10 @@ def round_of(prefix: str, name: str) -> int | None:
     digits = name.removeprefix(prefix)
     plain = name.startswith(prefix) and digits.isascii() and digits.isdigit() and len(digits) < 19
     return int(digits) if plain else None
+
+
+def named(prefix: str, name: str) -> tuple[int, str] | None:
+    """Round and name in "part/17/ann"; None where the name is another."""
+    round, _, rest = name.removeprefix(prefix).partition("/")
+    number = round_of(prefix, prefix + round) if name.startswith(prefix) and rest else None
+    return None if number is None else (number, rest)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +60,22 @@ def test_memory_that_ran_out_is_told_however_it_was_passed_on() -> None:
     error.__cause__ = MemoryError()
 
     assert explain(error).code == "out_of_memory"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
+def test_whatever_fails_where_no_memory_is_left_fails_for_want_of_it() -> None:
+    said = """
+import resource
+from pathlib import Path
+from cocktail_cli.errors import explain
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+print(explain(ImportError("cannot import name")).code)
+resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20),) * 2)
+print(explain(ImportError("cannot import name")).code)
+"""
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["unexpected", "out_of_memory"]
 
 
 def test_a_full_disk_is_told_with_its_folder(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from cocktail_cli.work import RunWork
 from compress import Cocktail, join
 from recipes.base import Base
 from recipes.cocktail_sgd import over_all
-from recipes.owners import Owners
+from recipes.owners import Owners, part_of
 from recipes.problems import ModelError
 from recipes.recipe import load_recipe
 from transport import Ledger
@@ -46,7 +46,7 @@ def legacies_before(round: int) -> list[tuple[str, bytes, float]]:
 
 
 def error_of(kept: KeptOwner) -> torch.Tensor:
-    return torch.cat([owner.error for owner in kept.owner.owners])
+    return torch.cat([owner.error for owner in kept.owner.owners.values()])
 
 
 def undisturbed() -> list[bytes]:
@@ -226,3 +226,36 @@ def test_more_shards_than_the_model_has_parameters_are_refused(
     nothing: Any = None
     with pytest.raises(ModelError, match=r"compression.shards is 3, more than the model's 2 parameters"):
         RunWork(recipe, Base(tmp_path, ()), nothing, tmp_path)
+
+
+OWNED = ([0, 1], [0, 1], [0], [0], [], [1], [0, 1], [0, 1])  # in each round
+
+
+@pytest.mark.parametrize("least", [0, 1 << 30], ids=["e is saved often", "e is saved as shards change hands"])
+def test_killed_after_every_step_while_shards_come_and_go_e_is_what_it_would_have_been(
+    tmp_path: Path, least: int
+) -> None:
+    """What others own moves by their packets, and is none of this owner's."""
+    theirs, reference = undisturbed(), Owners(P, MIX, SEED)
+    for round, owned in enumerate(OWNED):
+        given = reference.own(owned)
+        life = Life(tmp_path, least)
+        assert life.owner.own(round, owned) == given
+        life.end()
+        life = Life(tmp_path, least)
+        assert life.owner.own(round, owned) == b"", "it is on the disk, and these are owned"
+        for legacy in legacies_before(round):
+            reference.inherit(*legacy)
+            life.owner.inherit(*legacy)
+        own = life.owner.aggregate(round, updates_of(round))
+        assert own == reference.aggregate(round, updates_of(round))
+        others = [shard for shard in range(2) if shard not in owned]
+        part = part_of(theirs[round], others, 2)
+        commit(life.ledger, round, life.owner.joined(round, own, [("bob", others, part)]))
+        life.owner.committed(round)
+        life.end()
+
+    again = Life(tmp_path, least)
+    assert list(again.owner.owner.owners) == OWNED[-1]
+    assert torch.equal(error_of(again.owner), torch.cat([o.error for o in reference.owners.values()]))
+    again.end()

@@ -11,29 +11,32 @@ import pytest
 
 from cocktail_cli import probing
 from cocktail_cli.probing import Probing
+from recipes.probe import Gain
 from transport.admission import STRIKES
 
 UPDATES = [(f"p{i}", b"packet", 1.0) for i in range(10)]
+DOES = {"p0": -2.0, "p1": 0.0}
 WAIT = 10.0  # seconds, where something is expected
 
 
 @dataclass
 class FakeProbe:
-    """Of ten peers the first hurts."""
+    """Of ten peers the first hurts, and the second is of no use."""
 
     look_ends: threading.Event = field(default_factory=threading.Event)
     applied: list[bytes] = field(default_factory=list)
     looks: int = 0
     judged: int = 0
+    fills: float = 50.0
 
     def look(self, stop: Callable[[], bool]) -> None:
         self.looks += 1
         while not self.look_ends.wait(0.01) and not stop():
             pass
 
-    def gains(self, updates: Any) -> dict[str, float]:
+    def gains(self, updates: Any) -> dict[str, Gain]:
         self.judged += 1
-        return {peer: -2.0 if peer == "p0" else 1.0 for peer, _, _ in updates}
+        return {peer: Gain(DOES.get(peer, 1.0)) for peer, _, _ in updates}
 
     @property
     def common(self) -> FakeProbe:
@@ -54,7 +57,7 @@ def started(load: Callable[[], Any], told: list[str]) -> Probing:
     return one
 
 
-def test_who_hurts_is_found_with_the_reason(told: list[str]) -> None:
+def test_who_hurts_is_found_and_who_is_of_no_use_counts_for_less_with_the_reasons(told: list[str]) -> None:
     fake = FakeProbe()
     fake.look_ends.set()
     one = started(lambda: fake, told)
@@ -68,7 +71,11 @@ def test_who_hurts_is_found_with_the_reason(told: list[str]) -> None:
 
     assert one.found.keys() == {"p0"}
     assert fake.applied == [b"%d" % round for round in range(12)]
-    assert not told
+    assert ["count for no more than that" in said for said in told] == [True, True]
+    weights = {peer: weight for peer, _, weight in one.weighed(UPDATES)}
+    assert weights.pop("p1") < 0.1
+    assert weights.pop("p0") <= 1.0
+    assert set(weights.values()) == {1.0}
     for _ in range(STRIKES):
         assert one.objection("p1") == ""
         assert "raise the loss of the owner's probe batch, by 2.0 times" in one.objection("p0")

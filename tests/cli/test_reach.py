@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.reach import kind_of, own_address, parse_advertised, reach_of
+from cocktail_cli.reach import door_at, kind_of, own_address, parse_advertised, reach_of
+from transport.url import parse_address
 
 
 @pytest.mark.parametrize(
@@ -47,3 +48,32 @@ def test_a_hub_that_listens_everywhere_is_known_by_the_machines_own_address() ->
 def test_an_advertised_address_that_is_none_is_a_usage_error(text: str) -> None:
     with pytest.raises(Failure, match="expected HOST or HOST:PORT"):
         reach_of("0.0.0.0", 29400, text)
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "dialled"),
+    [
+        ("192.168.1.5:29401", None, "192.168.1.5:29401"),
+        ("0.0.0.0:29401", "home.example.org", "home.example.org:29401"),
+        ("[::]:29401", "home.example.org:40000", "home.example.org:40000"),
+        ("[2001:db8::7]:29401", None, "[2001:db8::7]:29401"),
+    ],
+)
+def test_a_peer_that_listens_is_dialled_where_it_says(
+    listen: str, advertise: str | None, dialled: str
+) -> None:
+    place = door_at(listen, advertise)
+
+    assert place.dialled == dialled
+    assert parse_address(dialled)
+    assert place.port == 29401
+
+
+def test_a_peer_that_listens_everywhere_is_dialled_at_the_machines_own_address() -> None:
+    assert door_at("0.0.0.0:29401", None).dialled == f"{own_address()}:29401"
+
+
+@pytest.mark.parametrize("text", ["29401", "host:", "host:0", "host:65536", "host:x"])
+def test_a_place_to_listen_at_that_is_none_is_a_usage_error(text: str) -> None:
+    with pytest.raises(Failure, match="expected HOST:PORT"):
+        door_at(text, None)

@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from cocktail_cli.link import RunLink
+from cocktail_cli.owning import Half
 from cocktail_cli.work import RunWork, folded, settings_of
 from recipes.base import BUILTIN_MODELS, Base, load_tokenizer, prepare_base
 from recipes.data import build_corpus
@@ -38,6 +39,7 @@ from recipes.trained import load_trained
 from transport import Ledger
 from transport import events as hub
 from transport.memory import MemorySwarm
+from transport.owning import Owning
 
 BUILTIN = "builtin:tiny-gpt-neox"
 TOKENIZER = BUILTIN_MODELS[BUILTIN]
@@ -188,12 +190,16 @@ class Swarm:
         return self.go(self.prepare(name), watch)
 
     def prepare(self, name: str) -> Member:
-        """A peer at the base weights, that is welcome and does nothing yet."""
-        link = self.memory.link(name)
+        """A peer at the base weights, that is welcome and does nothing yet; where peers own, it can."""
+        owns = self.recipe.swarm.owners == "peers"
+        link = self.memory.link(name, owns=owns)
         link.connect(10)
-        member = Member(
-            name, RunLink(link), build_peer(self.trained(), self.recipe, micro_batch=2, name=name)
-        )
+        run = RunLink(link)
+        run.shards = self.recipe.compression.shards
+        if owns:
+            run.owning = Owning(link, Half(self.recipe, self.work.parameters))
+            run.owning.start()
+        member = Member(name, run, build_peer(self.trained(), self.recipe, micro_batch=2, name=name))
         self.members[name] = member
         return member
 

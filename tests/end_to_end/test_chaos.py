@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from chaos import PEERS, under_faults
-from chaos_checks import everybody_came_back, exits, growth_of, rounds_in_time
+from chaos_checks import everybody_came_back, exits, growth_of, rounds_in_time, sentences
 from chaos_faults import Record, possible
 from chaos_link import Link
 from chaos_run import Workload, write_data
@@ -27,6 +27,7 @@ def fault(number: int, kind: str, target: str, lasts: float = 0.0) -> Fault:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.skipif(not possible(), reason="no SIGSTOP and SIGKILL on this system")
 def test_a_run_under_faults_keeps_every_promise(tmp_path: Path) -> None:
     write_data(tmp_path / "rows.jsonl", 2000)
@@ -63,7 +64,8 @@ def test_every_kind_of_fault_comes_and_what_is_watched_for_its_memory_is_left_al
 
 
 def ended(tmp_path: Path, status: int) -> Child:
-    process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({status})"], text=True)
+    ends = f"import os; os._exit({status})" if status >= 0 else f"import os; os.kill(os.getpid(), {-status})"
+    process = subprocess.Popen([sys.executable, "-c", ends], text=True)
     process.wait()
     return Child("ann", process, tmp_path / "out", tmp_path / "ann-1.err")
 
@@ -99,6 +101,18 @@ def test_a_fault_that_was_not_survived_is_named() -> None:
 
     assert not check.kept
     assert check.figure == "stop of bob at 0 s: bob had no packet in a committed round for 60 s"
+
+
+@pytest.mark.parametrize(("allowed", "kept"), [({8, -6}, True), ({8}, False)])
+def test_an_abort_without_memory_is_no_traceback_where_it_was_to_be_expected(
+    tmp_path: Path, allowed: set[int], kept: bool
+) -> None:
+    swarm, child = swarm_of(tmp_path), ended(tmp_path, -6)
+    child.expects = allowed
+    child.err.write_text("FATAL ERROR: OUT OF MEMORY\nFatal Python error: Aborted\n")
+    swarm.children = [child]
+
+    assert sentences(swarm).kept is kept
 
 
 @pytest.mark.parametrize(("more", "flat"), [(0.0, True), (0.5e6, False)])

@@ -16,7 +16,8 @@ from fuzz_bytes import Target, message
 from fuzz_doors import HUB_BYTES, PEER_BYTES, hear, joined_carrier, open_hub
 
 from transport.bandwidth import Buckets
-from transport.messages import Evaluated, encode
+from transport.codec import encode
+from transport.messages import Evaluated
 from transport.wire import Came
 
 CASES = {"messages": 86_000, "bulk": 2_000, "packets": 8_000, "legacy": 500, "files": 3_500}  # 100,000

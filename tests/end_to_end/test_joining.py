@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Event as Flag
 from threading import Thread
+from typing import Any
 
 import pytest
 import torch
@@ -38,11 +39,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def in_the_middle(folder: Path, family: str = "gpt2_tied") -> Iterator[tuple[Swarm, Flag]]:
+def in_the_middle(folder: Path, family: str = "gpt2_tied", **sections: Any) -> Iterator[tuple[Swarm, Flag]]:
     """A run whose only peer has paused after six rounds, until the flag is set."""
     data = folder / "data.txt"
     data.write_text("\n".join(rows(60)))
-    recipe = recipe_of(save_tiny(family, folder / "model"), data)
+    recipe = recipe_of(save_tiny(family, folder / "model"), data, **sections)
     paused, go_on = Flag(), Flag()
 
     def watch(member: Member, event: object) -> None:
@@ -65,13 +66,17 @@ def offer_snapshot(swarm: Swarm, folder: Path) -> SnapshotOffer:
     file = folder / "snapshot.safetensors"
     tensors = dict(zip(x.layout.names, x.layout.views(x.common.vector), strict=True))
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, file, {"format": "pt"})
+    return offer(swarm, file)
+
+
+def offer(swarm: Swarm, file: Path) -> SnapshotOffer:
     name, hashes = f"snapshot/{AT}/model.safetensors", hashes_of(file)
     swarm.work.files[name] = file
     swarm.work.hashes[f"hashes/{name}"] = hashes
     before = swarm.memory.ledger.rounds()[AT].offset
-    offer = SnapshotOffer(AT, file.stat().st_size, hashlib.sha256(hashes).hexdigest(), before)
-    swarm.memory.hub.offer([offer])
-    return offer
+    offered = SnapshotOffer(AT, file.stat().st_size, hashlib.sha256(hashes).hexdigest(), before)
+    swarm.memory.hub.offer([offered])
+    return offered
 
 
 def preparation(swarm: Swarm, told: list[Event], name: str = "bob") -> Preparation:
@@ -110,6 +115,33 @@ def test_a_late_joiner_holds_x_to_the_bit_and_trains_to_the_end(tmp_path: Path, 
     states = [event.state for event in told if isinstance(event, Progressed)]
     assert states[-1] == f"caught up to round 6 with {6 if way is Way.BASE else 2} packets"
     assert f"fetching the {way.value}" in states
+
+
+@pytest.mark.parametrize("way", [Way.BASE, Way.SNAPSHOT])
+def test_a_joiner_of_a_run_of_adapters_needs_the_base_whatever_the_way(tmp_path: Path, way: Way) -> None:
+    lora, told = {"lora_r": 4, "lora_dropout": 0.0}, list[Event]()
+    all_of_it = {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 16}  # packets longer than adapters
+    with in_the_middle(tmp_path, "gpt_neox", lora=lora, compression=all_of_it) as (swarm, _):
+        if way is Way.SNAPSHOT:
+            offer(swarm, adapters_of(swarm, tmp_path))
+        joining = preparation(swarm, told)
+        prepared = joining.carry_out()
+        common = prepared.peer.worker.common
+        truth = folded(swarm.recipe, swarm.base.folder, swarm.folder / "ledger", common.round).common
+
+        assert (joining.machine.plan.way, common.round) == (way, 6)
+        assert torch.equal(common.vector, truth.vector)
+        assert torch.equal(prepared.peer.worker.x, truth.vector)
+        assert sorted(prepared.holds) == ["base", "recipe", "tokenizer"]
+        assert joining.bytes >= (swarm.base.folder / "model.safetensors").stat().st_size
+
+
+def adapters_of(swarm: Swarm, folder: Path) -> Path:
+    """x' of round AT as a snapshot has it."""
+    (folder / "snapshot").mkdir()
+    with swarm.work.place.fold(AT) as fold:
+        fold.write(folder / "snapshot")
+    return folder / "snapshot" / "adapter_model.safetensors"
 
 
 def test_a_base_that_is_not_the_runs_is_refused_with_both_hashes(tmp_path: Path) -> None:

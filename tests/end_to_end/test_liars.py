@@ -32,7 +32,7 @@ class Liar(Worker):
 
 
 def error_of(work: RunWork) -> torch.Tensor:
-    return torch.cat([owner.error for owner in work.owner.owner.owners])
+    return torch.cat([owner.error for owner in work.owner.owner.owners.values()])
 
 
 def test_who_undoes_the_work_of_others_is_put_out_with_the_reason_and_e_is_replayed_to_the_bit(

@@ -129,7 +129,14 @@ def test_what_is_drawn_is_the_same_numbers_for_ever_and_uniform() -> None:
     assert np.abs(many).max() < 1
 
 
-RECORDED = [0.0] * 6
+RECORDED = [
+    -0.52424156665802,
+    -0.698508620262146,
+    0.7109049558639526,
+    -0.8320451974868774,
+    0.799054741859436,
+    -0.2918504476547241,
+]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -160,7 +167,7 @@ def make(folder: Path) -> Path:
 @pytest.mark.parametrize("name", ["gpt_neox", "gpt2"])
 def test_modules_to_save_are_trained_from_the_base_and_saved_whole(bases, tmp_path, name: str) -> None:
     """Of gpt2 the output layer is tied to the embedding; trained apart, it is so no more."""
-    base, head = bases[name], {"gpt_neox": "embed_out", "gpt2": "lm_head"}[name]
+    base, head = bases[name], "lm_head"
     recipe = recipe_of(base, {"lora_r": 4, "lora_dropout": 0.0, "lora_modules_to_save": [head]})
     with closing(open_trained(recipe, base)) as start:
         first = torch.from_numpy(start.read(0, start.layout.size))
@@ -203,8 +210,8 @@ def test_modules_that_a_model_has_not_are_named(bases) -> None:
 
     with pytest.raises(ModelError, match=r"lora_target_modules.*q_proj"):
         load_trained(recipe_of(base, {"lora_target_modules": ["q_proj"]}), base)
-    with pytest.raises(ModelError, match="lora_modules_to_save: the model has no module lm_head"):
-        load_trained(recipe_of(base, {"lora_modules_to_save": ["lm_head"]}), base)
+    with pytest.raises(ModelError, match="lora_modules_to_save: the model has no module score"):
+        load_trained(recipe_of(base, {"lora_modules_to_save": ["score"]}), base)
 
 
 def test_a_snapshot_of_other_adapters_is_refused(bases, tmp_path) -> None:

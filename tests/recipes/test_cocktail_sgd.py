@@ -36,7 +36,7 @@ class Swarm:
 
     @property
     def error(self) -> Tensor:
-        return torch.cat([owner.error for owner in self.owner.owners])
+        return torch.cat([owner.error for owner in self.owner.owners.values()])
 
     def round(self, steps: list[Tensor], weights: list[float] | None = None) -> bytes:
         """One round in which worker i's optimizer adds steps[i]."""

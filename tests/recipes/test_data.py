@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +146,40 @@ def test_sharegpt_names_are_known(corpus_of, tokenizer) -> None:
     assert sample.tokens.tolist() == mapped.tokens.tolist() == ours.tokens.tolist()
 
 
+def test_tokens_are_taken_as_they_are_and_trained_where_labels_or_masks_say(corpus_of) -> None:
+    rows = [
+        {"input_ids": [5, 6, 7, 8]},
+        {"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]},
+        {"input_ids": [5, 6, 7, 8], "completion_mask": [0, 0, 0, 1], "assistant_masks": None},
+    ]
+
+    corpus = corpus_of(rows)
+
+    assert [s.tokens.tolist() for s in corpus.samples] == [[5, 6, 7, 8]] * 3
+    assert [s.trained.tolist() for s in corpus.samples] == [
+        [False, True, True, True],
+        [False, False, True, True],
+        [False, False, False, True],
+    ]
+    assert corpus.found[0].endswith("3 rows, detected tokenized")
+    assert corpus_of(rows[2:], "completion_only_loss=false").samples[0].count == 3
+
+
+def test_several_processes_come_to_what_one_comes_to(corpus_of, monkeypatch) -> None:
+    """Threads take the part of the processes here: what those are sent is sent, and they start in no time."""
+
+    def threads(count: int, context: object, begin: Any, sent: Any) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(count, "process", begin, pickle.loads(pickle.dumps(sent)))
+
+    monkeypatch.setattr("recipes.encode.ProcessPoolExecutor", threads)
+    monkeypatch.setattr("recipes.data._BATCH", 2)
+    rows = [{"messages": [CHAT[0], {"role": "assistant", "content": str(i)}]} for i in range(5)]
+
+    one, two = corpus_of(rows), corpus_of(rows, "dataset_num_proc=2")
+
+    assert one.digest() == two.digest()
+
+
 MARKLESS = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -228,6 +265,15 @@ def test_wrapped_packing_loses_no_token_and_fills_every_block_but_the_last(corpu
         ('{"text": "a"}\n{"text": "\\ud800"}\n', "my.jsonl:2: field `text` holds half a character at 0"),
         (b'{"text": "a"}\n{"text": "\xff"}\n', "my.jsonl:2: not UTF-8 text: invalid start byte at byte 10"),
         ('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n', "my.jsonl:2: no field `completion`"),
+        ('{"input_ids": [1, 320]}\n', "my.jsonl:1: token ids must be 0 to 319, there are 1 to 320"),
+        ('{"input_ids": []}\n', "my.jsonl:1: token ids must be 0 to 319, there are none"),
+        ('{"input_ids": ["a"]}\n', "my.jsonl:1: `input_ids` must be a list of whole numbers"),
+        ('{"input_ids": [[1], [2, 3]]}\n', "my.jsonl:1: `input_ids` must be a list of whole numbers"),
+        ('{"input_ids": [1, 2], "labels": [1]}\n', "my.jsonl:1: 2 input_ids and 1 `labels`"),
+        (
+            '{"input_ids": [1, 2], "labels": [2, -100]}\n',
+            "my.jsonl:1: `labels` must be -100 or the token itself",
+        ),
         ('{"messages": []}\n', "my.jsonl:1: `messages` must be a list of messages with at least one"),
         ('{"messages": [3]}\n', "my.jsonl:1: message 0 must be an object with role and content"),
         ('{"messages": [{"role": "user"}]}\n', "my.jsonl:1: message 0: no field `content`; there is role"),
@@ -247,7 +293,7 @@ def test_a_broken_line_is_told_with_file_and_line(corpus_of, text: str | bytes, 
         ("./missing.jsonl", "./missing.jsonl: no such file or folder"),
         ("missing/*.jsonl", "missing/*.jsonl: no such file or folder"),
         ("builtin:poems", "no builtin data `builtin:poems`; there is builtin:python-docs"),
-        ("https://example.org/x.jsonl", "data cannot be read from the web in this version"),
+        ("http://example.org/x.jsonl", "data are read from https addresses only"),
     ],
 )
 def test_data_that_is_not_there_is_told(tokenizer, path: str, message: str) -> None:
@@ -276,6 +322,73 @@ def test_a_folder_and_a_glob_of_jsonl_are_read_in_the_order_of_their_names(
 
         assert [read(tokenizer, s)[0] for s in corpus.samples] == ["one<|endoftext|>", "two<|endoftext|>"]
     assert len(alone.samples) == 1
+
+
+class Web:
+    """What `urlopen` answers, once."""
+
+    def __init__(
+        self, body: bytes, announced: int | None = None, url: str = "https://example.org/my.jsonl"
+    ) -> None:
+        self.body, self.url, self.asked = io.BytesIO(body), url, 0
+        self.headers = {"Content-Length": str(len(body) if announced is None else announced)}
+
+    def __call__(self, url: str, timeout: float) -> Web:
+        self.asked += 1
+        return self
+
+    def __enter__(self) -> Web:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def read(self, size: int) -> bytes:
+        return self.body.read(size)
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def serving(*args: Any, **more: Any) -> Web:
+        web = Web(*args, **more)
+        monkeypatch.setattr("urllib.request.urlopen", web)
+        return web
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    return serving
+
+
+def test_a_file_on_the_web_is_fetched_once_and_its_lines_are_told_by_its_address(web, tokenizer) -> None:
+    served = web(b'{"text": "one"}\n{"text": 2}\n')
+    recipe = load_recipe("smoke", data="https://example.org/my.jsonl?x=1")
+
+    for _ in range(2):
+        with pytest.raises(
+            DataError, match=r"https://example.org/my.jsonl\?x=1:2: field `text` must be text"
+        ):
+            build_corpus(recipe, tokenizer)
+
+    assert served.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"announced": 99}, "4 bytes came, 99 were announced"),
+        ({"url": "http://example.org/my.jsonl"}, "leads to http://example.org/my.jsonl, which is not https"),
+    ],
+)
+def test_what_the_web_gave_only_in_part_or_in_the_open_is_not_kept(web, tokenizer, answer, message) -> None:
+    web(b"text", **answer)
+    recipe = load_recipe("smoke", data="https://example.org/my.jsonl")
+
+    with pytest.raises(DataError, match=message):
+        build_corpus(recipe, tokenizer)
+    served = web(b'{"text": "whole"}\n')
+    with pytest.raises(DataError):
+        build_corpus(recipe, tokenizer)  # there are too few rows to hold any out
+
+    assert served.asked == 1
 
 
 @pytest.mark.slow  # importing `datasets` takes two seconds

@@ -148,6 +148,16 @@ def test_an_honest_legacy_is_taken_whole(mix: Cocktail) -> None:
         assert swarm.owner.inherit(name, part.packet, 1 / 3) == 1.0
 
 
+@pytest.mark.parametrize("rounds", [2, 5, 30])
+def test_an_honest_owners_error_is_taken_whole_by_the_next_owner(rounds: int) -> None:
+    one = swarm_after(rounds, COCKTAIL, MEAN).owner
+    two = Owner(N, COCKTAIL, SEED)
+    two.usual = one.usual  # it has aggregated a round by then
+
+    assert two.inherit("one", over_all(EXACT, 1.0).encode(one.error), 1.0) == 1.0
+    assert torch.equal(two.error, one.error)
+
+
 def test_a_legacy_longer_than_a_residual_can_be_is_shortened_to_what_the_round_before_held() -> None:
     swarm = swarm_after(30, COCKTAIL, MEAN)
     longest = max(worker.residual_norm() for worker in swarm.workers.values())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress import Cocktail, decode
+from compress import Cocktail, Expanded, decode, kernels
 from recipes import aggregate, opened
 from recipes.aggregate import RejectedUpdate, Rule, collect
 from recipes.cocktail_sgd import Owner
@@ -20,11 +20,11 @@ MIX = Cocktail(sample=0.5, keep=0.3, bits=4, block=16)
 Updates = list[tuple[str, bytes, float]]
 
 
-def sent(peers: int, m: int, liars: int = 0) -> Updates:
+def sent(peers: int, m: int, liars: int = 0, mix: Cocktail = MIX) -> Updates:
     """Packets of as many peers, the first of them far longer than the others."""
     generator = torch.Generator().manual_seed(m)
     vectors = [torch.randn(m, generator=generator) * (9.0 if i < liars else 1.0) for i in range(peers)]
-    return [(f"p{i:02}", MIX.encode(v), 0.5 + i) for i, v in enumerate(vectors)]
+    return [(f"p{i:02}", mix.encode(v), 0.5 + i) for i, v in enumerate(vectors)]
 
 
 def bits(x: Tensor) -> list[int]:
@@ -61,6 +61,24 @@ def test_the_bits_do_not_depend_on_cores_on_room_or_on_who_came_first(
     assert [t.peer for t in found.held] == [f"p{i:02}" for i in range(liars)]
     want = one_after_another(error, updates, {t.peer: t.scale for t in found.held})
     assert bits(found.D) == bits(want)
+
+
+@pytest.mark.parametrize("kind", ["mean", "centered_clip", "median"])
+def test_the_bits_do_not_depend_on_the_form_in_which_packets_are_kept(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba", reason="it has no build for this platform")
+    m, rule = 40_000, Rule(kind)  # type: ignore[arg-type]
+    error, updates, packets = torch.randn(m), sent(9, m, 2, Cocktail(keep=0.15)), Packets(m)
+    decoded = collect(error, updates, rule)
+    monkeypatch.setattr(kernels, "WORTH", 0)
+    for peer, packet, _ in updates:
+        assert isinstance(packets.open(peer, packet).update, Expanded)
+
+    found = collect(error, updates, rule, packets)
+
+    assert [(t.peer, t.scale) for t in found.held] == [(t.peer, t.scale) for t in decoded.held]
+    assert bits(found.D) == bits(decoded.D)
 
 
 @pytest.mark.parametrize("kind", ["trimmed_mean", "median", "centered_clip"])

@@ -20,14 +20,14 @@ from recipes import kept
 from recipes.cocktail_sgd import fetched_difference
 from recipes.data import Sample, batches
 from recipes.finetune import Lowered, Peer, StepDone, build_peer, finetune
-from recipes.fit import MemoryFull
+from recipes.fit import MemoryFull, micro_batch_for
 from recipes.flat import Flat
 from recipes.local import Alone, LossScale, packed, unpacked
 from recipes.optim import EXTRA, eight_bit
 from recipes.problems import ModelError
 from recipes.rounded import rounded
 from recipes.schema import Recipe
-from recipes.trained import load_trained
+from recipes.trained import attention_here, check_trainable, load_trained
 
 ROWS = [
     Sample(np.arange(first, first + length, dtype=np.int32), np.arange(length) > 0)
@@ -355,3 +355,40 @@ def test_an_optimizer_whose_library_is_not_here_is_told_with_what_brings_it(monk
 
     with pytest.raises(ModelError, match=rf"{name}.*cocktail-sgd\[{extra}\]"):
         eight_bit(name)
+
+
+# ---- what a machine and a model can do -----------------------------------------------------------
+
+
+def test_a_cpu_takes_fewer_samples_where_memory_is_short(base, monkeypatch) -> None:
+    recipe = recipe_of(base)
+    local = alone(base)
+
+    assert micro_batch_for(local, recipe) == 8
+    monkeypatch.setattr("recipes.fit.free_memory", lambda: 150e6)
+    assert micro_batch_for(local, recipe) == 2
+    monkeypatch.setattr("recipes.fit.free_memory", lambda: 0.0)
+    assert micro_batch_for(local, recipe) == 1
+
+
+def test_an_attention_that_a_class_has_not_is_told_with_what_it_has(tmp_path) -> None:
+    transformers.AutoModelForCausalLM.from_config(CONFIGS["gptj"]()).save_pretrained(tmp_path)
+    recipe = recipe_of(tmp_path, model={"attn_implementation": "sdpa"})
+
+    with pytest.raises(
+        ModelError, match=r"GPTJForCausalLM has no attention `sdpa`.*auto, eager, flash_attention_2"
+    ):
+        check_trainable(recipe, tmp_path)
+    check_trainable(recipe_of(tmp_path), tmp_path)
+
+
+def test_flash_attention_is_left_to_machines_that_have_it() -> None:
+    assert attention_here("flash_attention_2", "cpu") == "auto"
+    assert attention_here("sdpa", "cpu") == "sdpa"
+
+
+def test_a_quantized_base_without_its_library_is_told(base, monkeypatch) -> None:
+    monkeypatch.setattr("recipes.model.find_spec", lambda name: None)
+
+    with pytest.raises(ModelError, match=r"needs bitsandbytes.*cocktail-sgd\[bnb\]"):
+        load_trained(recipe_of(base, model={"load_in_4bit": True}, lora={}), base)

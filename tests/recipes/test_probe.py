@@ -1,4 +1,4 @@
-"""Who is found to hurt, who is not, and that what is measured is what happens to the loss."""
+"""Who is found to hurt, who counts for less, and that what is measured is what happens to the loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compress import Sample as Drawn
 from compress import decode, join
 from recipes.data import Corpus, Sample, collate
 from recipes.model import loss_sum
-from recipes.probe import ENOUGH, FOUND, ROUNDS, Evidence, Probe
+from recipes.probe import ENOUGH, FOUND, ROUNDS, Evidence, Gain, Probe, Updates
 from recipes.schema import Recipe
 
 PEERS = [f"p{i}" for i in range(10)]
@@ -24,7 +24,7 @@ class Rounds:
     """Rounds of a swarm whose honest packets do 1 of good each, with some noise of their own."""
 
     def __init__(self, noise: float = 0.2, seed: int = 0, lasts: float = 0.0) -> None:
-        self.evidence, self.noise, self.lasts = Evidence(), noise, lasts
+        self.evidence, self.noise, self.lasts = Evidence(fills=50), noise, lasts
         self.dice = np.random.default_rng(seed)
         self.off = self.dice.standard_normal(len(PEERS))
         self.why = dict[str, str]()
@@ -36,10 +36,14 @@ class Rounds:
         fresh = self.dice.standard_normal(len(PEERS))
         self.off = self.lasts * self.off + (1 - self.lasts**2) ** 0.5 * fresh
         said = zip(PEERS[:peers], self.off, strict=False)
-        good = {p: gains.get(p, batch) + self.noise * float(off) for p, off in said}
+        good = {p: Gain(gains.get(p, batch) + self.noise * float(off)) for p, off in said}
         found = {verdict.peer: verdict.why for verdict in self.evidence.add(good, held)}
         self.why |= found
         return list(found)
+
+    def counts(self) -> dict[str, float]:
+        """How much the packets of each peer count."""
+        return {p: self.evidence.doubts[p].weight if p in self.evidence.doubts else 1.0 for p in PEERS}
 
     def until_found(self, most: int, **gains: float) -> int:
         """In how many rounds exactly those who are named here are found, all of them."""
@@ -133,12 +137,131 @@ def test_a_verdict_says_how_long_and_by_how_much() -> None:
     for _ in range(ROUNDS):
         swarm.next()
     for _ in range(3):
-        found = swarm.evidence.add({peer: -2.5 if peer == "p0" else 1.0 for peer in PEERS})
+        found = swarm.evidence.add({peer: Gain(-2.5 if peer == "p0" else 1.0) for peer in PEERS})
 
     assert [verdict.why for verdict in found] == [
         "its last 3 packets raise the loss of the owner's probe batch, by 2.5 times what the usual "
         "packet lowers it"
     ]
+
+
+# ---- what counts for less ----------------------------------------------------------------------------------
+
+
+def settled(noise: float = 0.2) -> Rounds:
+    swarm = Rounds(noise)
+    for _ in range(60):
+        swarm.next()
+    return swarm
+
+
+def test_who_is_of_no_use_soon_counts_for_nothing_and_nobody_else_for_less() -> None:
+    swarm = Rounds()
+    for _ in range(20):
+        assert swarm.next(p0=0.0, p7=0.0) == []
+
+    counts = swarm.counts()
+    assert counts.pop("p0") < 0.1
+    assert counts.pop("p7") < 0.1
+    assert set(counts.values()) == {1.0}
+
+
+def test_one_packet_makes_nobody_count_for_less_however_much_it_hurts() -> None:
+    swarm = settled(noise=0.01)
+    swarm.next(p3=-1e9)
+    assert swarm.counts()["p3"] == 1.0
+    swarm.next(p3=-1e9)
+    assert swarm.counts()["p3"] < 0.02
+
+
+def test_who_does_more_than_half_of_what_is_usual_counts_in_full() -> None:
+    swarm = Rounds()
+    for _ in range(200):
+        swarm.next(p0=0.7)
+        assert set(swarm.counts().values()) == {1.0}
+
+
+def test_who_is_of_little_use_counts_for_that() -> None:
+    swarm = settled()
+    for _ in range(200):
+        swarm.next(p0=0.2)
+
+    assert swarm.counts()["p0"] == pytest.approx(0.2, abs=0.1)
+
+
+def test_who_is_of_use_again_counts_in_full_again() -> None:
+    swarm = settled()
+    for _ in range(500):
+        swarm.next(p0=0.0)
+    assert swarm.counts()["p0"] < 0.1
+    for _ in range(12):
+        swarm.next()
+
+    assert swarm.counts()["p0"] == 1.0
+
+
+@pytest.mark.parametrize("rounds", [50, 400])
+def test_a_newcomer_whose_residual_has_yet_to_fill_counts_in_full(rounds: int) -> None:
+    """It does as little good as its packets are short, and nobody holds that against it."""
+    swarm = settled()
+    for round in range(rounds):
+        grown = min((round + 1) / 50, 1.0)
+        swarm.evidence.add({p: Gain(grown, grown) if p == "new" else Gain(1.0) for p in ["new", *PEERS]})
+        assert "new" not in swarm.evidence.doubts or swarm.evidence.doubts["new"].weight == 1.0
+
+
+def test_who_is_short_and_of_no_use_is_excused_no_longer_than_a_newcomer() -> None:
+    swarm = settled()
+    for _ in range(60):
+        swarm.evidence.add({p: Gain(0.0, 0.01) if p == "new" else Gain(1.0) for p in ["new", *PEERS]})
+
+    assert swarm.evidence.doubts["new"].weight < 0.01
+
+
+def test_where_all_began_together_nobody_is_excused_for_being_short() -> None:
+    swarm = Rounds()
+    for _ in range(12):
+        swarm.evidence.add({p: Gain(0.0, 0.01) if p == "p0" else Gain(1.0) for p in PEERS})
+
+    assert swarm.counts()["p0"] < 0.01
+
+
+@pytest.mark.parametrize(("share", "counts"), [(1 / 16, 1.0), (1.0, 0.25)])
+def test_of_who_had_few_samples_less_is_expected(share: float, counts: float) -> None:
+    swarm = settled()
+    for _ in range(100):
+        swarm.evidence.add({p: Gain(0.25, share=share) if p == "p0" else Gain(1.0) for p in PEERS})
+
+    assert swarm.counts()["p0"] == pytest.approx(counts, abs=0.01)
+
+
+@pytest.mark.parametrize("noise", [0.5, 1.0, 3.0])
+def test_chance_alone_takes_next_to_nothing_from_the_weight_of_honest_peers(noise: float) -> None:
+    swarm, counted = Rounds(noise), list[float]()
+    for _ in range(300):
+        swarm.next()
+        counted += swarm.counts().values()
+
+    assert np.mean(counted) > 0.97
+
+
+def test_a_batch_on_which_all_packets_seem_to_hurt_makes_nobody_count_for_less() -> None:
+    swarm = settled()
+    for _ in range(ROUNDS // 2 - 1):
+        swarm.next(batch=-1.0)
+
+    assert set(swarm.counts().values()) == {1.0}
+
+
+def test_a_doubt_says_how_long_and_by_how_much() -> None:
+    swarm = settled(noise=0.0)
+    for _ in range(3):
+        swarm.next(p0=0.1)
+
+    assert swarm.evidence.doubts["p0"].why == (
+        "its last 3 packets lower the loss of the owner's probe batch by 0.1 times what usual ones would, "
+        "and count for no more than that"
+    )
 
 
 # ---- the gradient ------------------------------------------------------------------------------------------
@@ -194,8 +317,12 @@ def loss_of(probe: Probe) -> float:
     return float(total) / tokens
 
 
-def said(probe: Probe, vectors: list[Tensor]) -> list[tuple[str, bytes, float]]:
+def said(probe: Probe, vectors: list[Tensor]) -> Updates:
     return [(f"p{i}", probe.common.mix.encode(v), 1.0) for i, v in enumerate(vectors)]
+
+
+def b_of(probe: Probe, updates: Updates) -> dict[str, float]:
+    return {peer: gain.b for peer, gain in probe.gains(updates).items()}
 
 
 def sample_of(probe: Probe) -> Drawn:
@@ -210,7 +337,7 @@ def test_what_is_measured_is_what_a_packet_does_to_the_loss() -> None:
     vectors = [1e-3 * torch.randn(m, generator=seeded(i)) for i in range(5)]
     updates, before = said(p, vectors), loss_of(p)
     p.look()
-    gains = p.gains(updates)
+    gains = b_of(p, updates)
 
     falls = {}
     for peer, packet, _ in updates:
@@ -227,7 +354,7 @@ def test_a_gain_is_a_cosine_times_a_length_that_is_held() -> None:
     sample = sample_of(p)
     p.look()
     downhill = -sample.take(p.flat.grad)
-    gains = p.gains(said(p, [downhill, 0.5 * downhill, -downhill, 10 * downhill, downhill]))
+    gains = b_of(p, said(p, [downhill, 0.5 * downhill, -downhill, 10 * downhill, downhill]))
 
     assert gains == pytest.approx({"p0": 1, "p1": 0.5, "p2": -1, "p3": 2, "p4": 1}, rel=1e-4)
 
@@ -245,9 +372,9 @@ def test_of_a_vector_in_shards_the_same_is_measured() -> None:
         parts = [sample.take(shard.of(x)) for shard, sample in cut.common.samples()]
         packets.append(join([cut.common.mix.encode(part) for part in parts]))
 
-    told = cut.gains([(f"p{i}", packet, 1.0) for i, packet in enumerate(packets)])
+    told = b_of(cut, [(f"p{i}", packet, 1.0) for i, packet in enumerate(packets)])
 
-    assert told == pytest.approx(whole.gains(said(whole, sent)), rel=1e-4)
+    assert told == pytest.approx(b_of(whole, said(whole, sent)), rel=1e-4)
 
 
 def test_where_nothing_was_sent_or_x_has_diverged_nothing_is_said_of_anybody() -> None:

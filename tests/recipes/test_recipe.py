@@ -180,7 +180,6 @@ def test_a_wrong_name_leads_to_the_right_one(write, text: str, key: str, message
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("data: {streaming: true}", "data.streaming"),
         ("logging: {report_to: [wandb]}", "logging.report_to"),
     ],
 )
@@ -191,10 +190,11 @@ def test_a_planned_key_is_refused_with_its_line(write, text: str, key: str) -> N
     assert problem.message == "not supported in this version"
 
 
-def test_a_planned_value_is_refused_by_name(write) -> None:
-    [problem] = problems(write(SMALL + "    type: tokenized\n"))
+def test_a_probe_wants_the_packets_at_the_hub(write) -> None:
+    [problem] = problems(write(SMALL + "swarm: {owners: peers, probe_batch_size: 8}\n"))
 
-    assert problem.message == "`tokenized` is not supported in this version"
+    assert problem.key == "swarm"
+    assert "a probe (probe_batch_size) needs the packets at the hub: owners: hub" in problem.message
 
 
 def test_a_planned_key_that_asks_for_nothing_changes_nothing(write) -> None:
@@ -282,7 +282,14 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
     [
         ("training: {global_batch_size: 2}\nswarm: {min_peers: 4}", "training.global_batch_size"),
         ("swarm: {min_peers: 4, max_peers: 2}", "swarm.max_peers"),
-        ("data: {packing: true}", "data.packing"),
+        ("data: {streaming: true}", "training.max_steps"),
+        ("data: {streaming: true, val_set_size: 0.1}\ntraining: {max_steps: 9}", "data.val_set_size"),
+        ("data: {streaming: true, dataset_num_proc: 2}\ntraining: {max_steps: 9}", "data.dataset_num_proc"),
+        (
+            "data: {streaming: true}\ntraining: {max_steps: 9}\nswarm: {probe_batch_size: 4}",
+            "swarm.probe_batch_size",
+        ),
+        ("eval_datasets: [{path: x.jsonl, weight: 2}]", "eval_datasets.0.weight"),
         ("data: {val_set_size: 1}\neval_datasets: [{path: x.jsonl}]", "data.val_set_size"),
         ("checkpoint: {eval_steps: 10}", "checkpoint.eval_steps"),
         (
@@ -291,10 +298,58 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
         ),
         ("training: {lr_scheduler_type: cosine_with_min_lr}", "training.lr_scheduler_kwargs"),
         ("compression: {method: none, quant_bits: 4}", "compression.quant_bits"),
+        ("lora: {}\ntraining: {fp32_master_weights: false}", "training.fp32_master_weights"),
+        ("training: {fp32_master_weights: false}", "training.fp32_master_weights"),
+        ("training: {bf16: true, fp16: true}", "training.fp16"),
+        ("checkpoint: {push_to_hub: true}", "checkpoint.push_to_hub"),
     ],
 )
 def test_keys_that_contradict_each_other_are_told(write, text: str, key: str) -> None:
     assert [p.key for p in problems(write(SMALL + text + "\n"))] == [key]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["load_in_4bit=true"], "model.load_in_4bit"),
+        (["load_in_8bit=true", "load_in_4bit=true", "lora_r=8"], "model.load_in_8bit"),
+        (["dtype=float16"], "model.dtype"),
+        (["dtype=bfloat16", "fp16=true"], "training.fp16"),
+        (
+            ["push_to_hub=true", "hub_model_id=a/b", "hub_strategy=every_save", "save_steps=0.0"],
+            "checkpoint.save_steps",
+        ),
+        (["lora_dropout=1"], "lora.lora_dropout"),
+        (["activation_checkpointing_kwargs={every_n_layers: 0}"], "training.activation_checkpointing_kwargs"),
+        (["activation_checkpointing_kwargs={layers: 1}"], "training.activation_checkpointing_kwargs"),
+    ],
+)
+def test_a_way_of_training_that_cannot_be_is_told(write, overrides: list[str], key: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(write(SMALL), overrides)
+
+    assert [problem.key for problem in caught.value.problems] == [key]
+
+
+def test_a_lora_section_may_be_empty_and_names_may_be_listed(write) -> None:
+    lora = load_recipe(write(SMALL + "lora: {}\n")).lora
+    named = load_recipe(write(SMALL), ["lora_target_modules=[q_proj, v_proj]"]).lora
+
+    assert (lora.lora_r, lora.lora_target_modules) == (16, "all-linear")
+    assert named.lora_target_modules == ("q_proj", "v_proj")
+    assert load_recipe(write(SMALL)).lora is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["datasets.0.weight=1", "datasets.1.path=x"], "datasets.1.weight"),
+        (["streaming=true", "max_steps=9", "datasets.1.path=x"], "datasets.0.weight"),
+        (["streaming=true", "max_steps=9", "datasets.0.split='train[:9]'"], "datasets.0.split"),
+    ],
+)
+def test_what_data_sets_ask_of_each_other_is_told(write, overrides: list[str], key: str) -> None:
+    assert [p.key for p in problems(write(SMALL), overrides)] == [key]
 
 
 def test_plain_averaging_is_resolved_to_everything_kept_at_16_bits(write) -> None:

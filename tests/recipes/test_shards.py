@@ -10,7 +10,7 @@ import torch
 from compress import Cocktail, PacketError, decode, join, split
 from recipes.aggregate import OPEN, RejectedUpdate
 from recipes.cocktail_sgd import Common, Owner, Worker
-from recipes.owners import Owners
+from recipes.owners import Owners, part_of
 
 N, SEED = 500, 7
 MIX = Cocktail(sample=0.5, keep=0.4, bits=4, block=16, shards=3)
@@ -76,7 +76,7 @@ def test_a_packet_of_which_one_shard_is_refused_moves_no_error() -> None:
     peers = workers()
     owners, updates = Owners(N, MIX, SEED), updates_of(peers)
     owners.aggregate(0, updates)
-    errors = [owner.error.clone() for owner in owners.owners]
+    errors = [owner.error.clone() for owner in owners.owners.values()]
     assert all(bool(error.any()) for error in errors)
     for worker in peers:
         worker.common.round = 1
@@ -89,7 +89,7 @@ def test_a_packet_of_which_one_shard_is_refused_moves_no_error() -> None:
         with pytest.raises(RejectedUpdate, match="the update of peer-2 is refused"):
             owners.inherit("peer-2", bad, 1.0)
 
-    assert all(torch.equal(o.error, error) for o, error in zip(owners.owners, errors, strict=True))
+    assert all(torch.equal(o.error, error) for o, error in zip(owners.owners.values(), errors, strict=True))
 
 
 def test_a_round_in_which_a_shard_did_not_move_is_replayed_without_it() -> None:
@@ -110,9 +110,9 @@ def test_errors_come_back_from_the_disk_shard_by_shard(tmp_path: Path) -> None:
     owners.save(tmp_path / "errors", 1)
 
     assert again.load(tmp_path / "errors") == 1
-    assert all(torch.equal(a.error, o.error) for a, o in zip(again.owners, owners.owners, strict=True))
-    with pytest.raises(ValueError, match="does not hold the owner's error"):
-        Owners(N, Cocktail(shards=4), SEED).load(tmp_path / "errors")
+    assert all(torch.equal(owner.error, owners.owners[n].error) for n, owner in again.owners.items())
+    with pytest.raises(ValueError, match="another number of shards"):
+        Owners(N, Cocktail(shards=2), SEED).load(tmp_path / "errors")
 
 
 def test_a_packet_of_another_number_of_shards_leaves_x_prime_as_it_was() -> None:
@@ -137,10 +137,65 @@ def test_the_largest_of_each_shard_are_handed_over_within_the_room() -> None:
     assert len(part.packet) <= 700
     owners = Owners(N, MIX, SEED, OPEN)
     owners.inherit("bob", part.packet, 0.5)
-    for shard, owner, piece in zip(MIX.cut(N, SEED), owners.owners, part.pieces, strict=True):
+    for shard, owner, piece in zip(MIX.cut(N, SEED), owners.owners.values(), part.pieces, strict=True):
         d = shard.of(worker.x - worker.common.vector).abs()
         sent = piece.update.positions
         assert d[sent].min() >= d.sort(descending=True).values[len(sent) - 1]
         assert torch.equal(owner.error[sent], 0.5 * piece.update.values)
     worker.take_out(part)
     assert worker.residual_norm() < before
+
+
+# ---- owners of some shards ---------------------------------------------------------------------------------
+
+
+def test_owners_of_some_shards_together_are_the_owner_of_all() -> None:
+    peers, one, two = workers(), Owners(N, MIX, SEED), Owners(N, MIX, SEED)
+    one.own([0, 2])
+    two.own([1])
+    updates = updates_of(peers)
+
+    def of(numbers: list[int]) -> list[tuple[str, bytes, float]]:
+        return [(peer, part_of(packet, numbers, 3), weight) for peer, packet, weight in updates]
+
+    parts = [("two", [1], two.aggregate(0, of([1])))]
+    assert one.joined(0, one.aggregate(0, of([0, 2])), parts) == Owners(N, MIX, SEED).aggregate(0, updates)
+
+
+def test_a_shard_that_changes_hands_takes_its_error_along() -> None:
+    peers, one, two = workers(), Owners(N, MIX, SEED), Owners(N, MIX, SEED)
+    two.own([])
+    one.aggregate(0, updates_of(peers))
+    errors = [owner.error.clone() for owner in one.owners.values()]
+
+    assert two.own([1]) == b"", "there is nothing in it"
+    given = one.own([0, 2])
+    two.inherit("one", given, 1.0)
+    one.inherit("one", given, 1.0)
+
+    assert torch.equal(two.owners[1].error, errors[1])
+    assert torch.equal(one.owners[0].error, errors[0])
+    assert list(one.owners) == [0, 2]
+
+
+def test_an_aggregate_that_was_not_committed_is_taken_back() -> None:
+    peers, owners = workers(), Owners(N, MIX, SEED)
+    owners.aggregate(0, updates_of(peers))
+    errors = [owner.error.clone() for owner in owners.owners.values()]
+    for worker in peers:
+        worker.common.round = 1
+    packet = owners.aggregate(1, updates_of(peers))
+    owners.undo()
+
+    assert all(torch.equal(o.error, e) for o, e in zip(owners.owners.values(), errors, strict=True))
+    assert owners.aggregate(1, updates_of(peers)) == packet
+
+
+def test_what_an_owner_sends_for_its_shards_is_looked_at() -> None:
+    owners = Owners(N, MIX, SEED)
+    good = owners.aggregate(0, updates_of(workers()))
+    for bad in (good[:-1], part_of(good, [0], 3), join([good, good, good])):
+        with pytest.raises(RejectedUpdate, match="the update of eve is refused: as the owner of shard 1"):
+            owners.joined(0, part_of(good, [0], 3), [("ann", [2], good), ("eve", [1], bad)])
+
+    assert split(owners.joined(0, part_of(good, [0, 2], 3), []), 3)[1] == b"", "it has not moved"

@@ -13,22 +13,12 @@ from dataclasses import dataclass, field
 from toy_swarm import toy_settings
 
 from transport import actions as do
+from transport.codec import decode_to_hub, decode_to_peer, encode
 from transport.events import Event, RunEnded
 from transport.hub_state import HubState
 from transport.ids import Pool, expand
 from transport.ledger import RECENT, EvaluationRow, Known, OpenSession, Recovered, RoundRow
-from transport.messages import (
-    Evaluated,
-    Hello,
-    Leave,
-    Message,
-    Ready,
-    Report,
-    Round,
-    decode_to_hub,
-    decode_to_peer,
-    encode,
-)
+from transport.messages import Evaluated, Hello, Leave, Message, Ready, Report, Round
 from transport.peer_state import Link, PeerState
 from transport.rounds import Phase
 from transport.settings import RunSettings
@@ -130,12 +120,11 @@ class SimPeer:
         if self.staleness == 0:
             self.sent = sorted(self.pending)
         self.round, self.uploaded = opened, False
-        fingerprint = self.fingerprint(opened.round)
-        self.say(
-            self.state.report(
-                Report(opened.round, fingerprint, self.sent, 1.0 * len(self.sent), len(self.sent))
-            )
-        )
+        self.say(self.state.report(self.report(opened)))
+
+    def report(self, opened: Round) -> Report:
+        many = len(self.sent)
+        return Report(opened.round, self.fingerprint(opened.round), self.sent, 1.0 * many, many)
 
     def upload(self) -> None:
         assert self.round is not None
@@ -177,6 +166,7 @@ class SimSwarm:
         self.trained: list[int] = []  # every sample in x', as often as it is
         self.said: list[Message] = []  # to the owner
         self.reject: str = ""
+        self.came: set[str] = set()  # owners whose packets are in the round (sim_owners.py)
         self._cables = 0
 
     # ---- decisions -----------------------------------------------------------------------------------------
@@ -293,7 +283,8 @@ class SimSwarm:
                 )
             )
         sizes, tokens = {c.peer: 9 for c in good}, {c.peer: TOKENS for c in good}
-        done = do.CommitDone(job.round, 9 if good else 0, b"\1" * 32, sizes, tokens, rejected)
+        moved = frozenset(self.came)
+        done = do.CommitDone(job.round, 9 if good else 0, b"\1" * 32, sizes, tokens, rejected, moved=moved)
         self.act(self.hub.committed(done, self.now))
 
     def pass_time(self, seconds: float) -> None:

@@ -379,3 +379,19 @@ def test_a_map_knows_what_is_missing(size: int, indices: set[int]) -> None:
     assert set(chunks.missing) == set(range(chunks.count)) - good
     assert ChunkMap(size, CHUNK, int.from_bytes(chunks.bitmap(), "little")).missing == chunks.missing
     assert chunks.whole == (not chunks.missing)
+
+
+def test_an_upload_that_is_not_wanted_any_more_leaves_the_download_of_its_name_alone() -> None:
+    """An owner fetches part/3/bob, bob's part, and sends part/3/bob, its own for bob."""
+    peer = BulkPeer()
+    peer.up(1, 4, 0.05, 0.0)
+    download = peer.fetch("part/3/bob", lambda size, digest: Parts(size, digest, CHUNK))
+    peer.upload("part/3/bob", b"mine", sha(b"mine"))
+    peer.outgoing(now=0.0)
+    peer.withdraw("part/3/bob")
+    peer.receive(Data("part/3/bob", 0, 4, sha(b"bobs")), b"bobs", 0.1)
+
+    assert download.sink is not None
+    assert download.sink.finish() == b"bobs"
+    assert peer.uploads == {}
+    assert [window.under for window in peer.windows.values()] == [0, 0]

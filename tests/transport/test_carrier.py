@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transport.bandwidth import Bandwidth
+from transport.bandwidth import Bandwidth, BothWays
 from transport.carrier import CONTROL, Carrier
 from transport.messages import Hello, Welcome
 from transport.peer_state import PeerState
@@ -34,7 +34,7 @@ class SilentWire:
 
 def test_a_link_that_swallows_everything_is_dialled_anew_whole_not_only_its_control_connection() -> None:
     wire, state = SilentWire(), PeerState(Hello(1, "token", "run", "ann"))
-    carrier = Carrier(wire, state, 4, 600.0, "hub:1", Bandwidth())
+    carrier = Carrier(wire, state, 4, 600.0, "hub:1", BothWays(Bandwidth()))
     carrier._flow_up(CONTROL, 0.0)
     state.receive(Welcome(1, "run", "ann", "s1", "{}", "00", [], 0, 1.0), 1.0)
     carrier._flow_up(1, 1.0)

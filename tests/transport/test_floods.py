@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tcp_proxy import TcpProxy
 from test_hub_and_peer import FAST, Running
-from test_strangers import MORE, resident
+from test_strangers import MORE, PATIENCE_S, goes_on, resident
 from toy_swarm import ToyWork, toy_settings
 
 from transport import PeerLink, RunURL, ask_status
@@ -27,9 +27,9 @@ from attacks import BLOB  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.alone,
     pytest.mark.skipif(sys.platform != "linux", reason="TCP_INFO, and the addresses 127.0.0.2 and on"),
 ]
-PATIENCE_S = 60.0  # on a busy machine; not what is measured here
 RATE = 50e6  # bytes a second of the attacker's line
 
 
@@ -37,7 +37,9 @@ RATE = 50e6  # bytes a second of the attacker's line
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A hub whose one honest peer trains for as long as it takes."""
     work = ToyWork(objects={BLOB: bytes(8 << 20)})
-    settings = toy_settings(**FAST, samples=10**6, peer_timeout=30.0, step_timeout=60.0)
+    settings = toy_settings(
+        **FAST, samples=10**6, peer_timeout=30.0, step_timeout=60.0, start_timeout=PATIENCE_S
+    )
     hub = Running(tmp_path_factory.mktemp("floods"), settings, work=work)
     with hub.training():
         yield hub
@@ -56,11 +58,6 @@ def attacked(url: RunURL, *names: str, seconds: float) -> Iterator[None]:
         yield
 
 
-def goes_on(running: Running, rounds: int) -> None:
-    before = running.committed()
-    running.until(lambda _: running.committed() >= before + rounds, PATIENCE_S)
-
-
 def test_endless_messages_and_answers_that_nobody_reads_do_not_fill_the_hubs_memory(running: Running) -> None:
     line, before = TcpProxy(running.hub.port, RATE, "127.0.0.3"), resident()
     url = running.keys.url("127.0.0.1", line.port, running.settings.run)
@@ -72,7 +69,7 @@ def test_endless_messages_and_answers_that_nobody_reads_do_not_fill_the_hubs_mem
             most = max(most, resident())
     line.close()
 
-    assert most - before < 1.5 * MORE, "32 MiB that nobody reads, and what Python and malloc keep of them"
+    assert most - before < 2 * MORE, "32 MiB that nobody reads, and what malloc keeps"
     assert ask_status(running.url)["refused"] > refused + 2
 
 

@@ -17,10 +17,11 @@ from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, RunURL, ask_status, ask_stop
 from transport.bulk import CHUNK
 from transport.chunks import hashes_of
+from transport.codec import decode_to_peer, encode
 from transport.errors import AddressInUse, Leaving, LinkLost, ProtocolError, RefusedByHub, Unreachable
 from transport.events import Event, PeerJoined, PeerLeft, RoundCommitted, RunEnded
 from transport.keys import CurveKeys
-from transport.messages import Hello, Over, Refused, decode_to_peer, encode
+from transport.messages import Hello, Over, Refused
 from transport.sockets import DealerWire
 from transport.wire import Came, Up
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "scripts"
 import bench_faults
 import bench_links
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 ATTEMPTS = 3  # of a measurement: a busy machine is late with pings itself
 
 

@@ -15,6 +15,7 @@ import pytest
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
 from transport import history, objects
+from transport.codec import decode_to_peer, encode
 from transport.memory import MemoryPeerWire, MemorySwarm
 from transport.messages import (
     PROTOCOL,
@@ -32,8 +33,6 @@ from transport.messages import (
     Report,
     Round,
     Welcome,
-    decode_to_peer,
-    encode,
 )
 from transport.wire import Came
 

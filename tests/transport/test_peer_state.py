@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from transport.messages import (
     Committed,
     Evaluated,
     Hello,
     Leave,
     Over,
+    Owner,
     Ping,
     Pong,
     Ready,
@@ -186,3 +189,21 @@ def test_commits_in_any_order_are_remembered_up_to_a_number() -> None:
         state.receive(Committed(round, 1, "00", []), 0.2)
 
     assert len(state.commits) == 64
+
+
+def test_a_round_that_is_open_again_is_cut_anew_where_others_own_its_shards() -> None:
+    state = joined()
+    owned, others = ([Owner(name, [0])] for name in ("bob", "cat"))
+    state.receive(replace(opened(3), owners=owned), 1.0)
+    state.take_round()
+    state.report(Report(3, 5, []))
+
+    assert state.receive(replace(opened(3), owners=owned), 2.0) == [Report(3, 5, [])]
+    assert state.offer_again
+    assert not state.settled(3)
+    assert state.receive(replace(opened(3), owners=others), 3.0) == []
+    assert state.settled(3)
+    again = state.take_reopened()
+    assert again is not None
+    assert again.owners == others
+    assert not state.settled(3), "it is known now"

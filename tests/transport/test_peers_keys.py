@@ -11,21 +11,10 @@ from sim_swarm import SimSwarm
 from toy_swarm import ToyWork, toy_settings
 
 from transport import Hub, Ledger, PeerLink, RunKeys, RunURL
+from transport.codec import decode_to_peer, encode
 from transport.keys import CurveKeys, short
 from transport.members import Members, Outbox
-from transport.messages import (
-    PROTOCOL,
-    Attach,
-    Hello,
-    Leave,
-    Message,
-    Refused,
-    Resume,
-    ToPeer,
-    Welcome,
-    decode_to_peer,
-    encode,
-)
+from transport.messages import PROTOCOL, Attach, Hello, Leave, Message, Refused, Resume, ToPeer, Welcome
 from transport.sockets import DealerWire
 from transport.wire import Came, Up
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transport import PeerLink, RunSettings
 from transport.errors import Leaving, RunOver, SessionRenewed, TransportError, UpdateRejected
-from transport.messages import Over, Report, Round
+from transport.messages import Committed, Over, Report, Round
 
 TOKENS = 10  # of each sample
 
@@ -69,6 +69,22 @@ class ToyWork:
             [round, [[peer, json.loads(packet), weight] for peer, packet, weight in updates]]
         ).encode()
 
+    def own(self, round: int, shards: Sequence[int]) -> bytes:
+        return b""
+
+    def joined(
+        self,
+        round: int,
+        hubs: Sequence[int],
+        own: bytes,
+        parts: Sequence[tuple[str, Sequence[int], bytes]],
+    ) -> bytes:
+        assert not parts, "no peer owns anything in this toy: toy_owners.py has one where they do"
+        return own
+
+    def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
+        return b"", []
+
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         if packet == b"bad":
             raise UpdateRejected(peer, "not a packet")
@@ -119,6 +135,7 @@ class ToyPeer:
                     self.over = Over("asked to leave", False)
             if self.legacy and self.link.leave_requested.is_set():
                 self.link.hand_over(len(self.packets), self.legacy)
+            self.part()
             self.link.leave("done")
         except (TransportError, KeyError, AssertionError) as error:
             self.error = error
@@ -163,11 +180,17 @@ class ToyPeer:
         self.before_exchange(opened)
         if self.staleness == 1:
             self.train(opened)
-        committed = self.link.exchange(opened.round, self.pack(opened.round, ids), report)
+        committed = self.exchange(opened, self.pack(opened.round, ids), report)
         self.refused += [why for name, why in committed.refused.items() if name == self.link.name]
         if self.link.name in committed.accepted:
             for r in delivers:
                 del self.pending[r]
+
+    def part(self) -> None:
+        """Before the goodbye."""
+
+    def exchange(self, opened: Round, packet: bytes, report: Report) -> Committed:
+        return self.link.exchange(opened.round, packet, report)
 
     def train(self, opened: Round) -> None:
         if opened.samples:

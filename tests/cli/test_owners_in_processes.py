@@ -1,0 +1,76 @@
+"""Peers that own shards, each a process with a door: one is killed, one leaves, and the hub is killed."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import PATIENCE, Command, Forked, needs_fork
+
+from transport import Ledger
+
+LAUNCH = ["launch", "smoke", "--port", "0", "--bind", "127.0.0.1", "--json", "--peers", "0"]
+LAUNCH += ["data.max_length=32", "max_steps=5000", "compression.shards=8", "swarm.owners=peers"]
+
+pytestmark = [pytest.mark.slow, needs_fork]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def steps(command: Command) -> list[dict[str, Any]]:
+    return [event for event in command.told if event.get("event") == "step"]
+
+
+def three_rounds_of(hub: Command, peers: int) -> None:
+    """Wait until the last three rounds had so many members."""
+    end = time.monotonic() + PATIENCE
+    while [step["peers"] for step in steps(hub)[-3:]] != [peers] * 3:
+        assert hub.poll() is None, hub.said
+        assert time.monotonic() < end, f"no three rounds of {peers}: {hub.told[-3:]}"
+        time.sleep(0.05)
+
+
+def still(hub: Command) -> list[str]:
+    """Told of shards that have not moved."""
+    return [event["message"] for event in hub.told if "have not moved" in event.get("message", "")]
+
+
+def test_owners_are_killed_leave_and_outlive_their_hub(tmp_path: Path, forked: Forked) -> None:
+    launch = [*LAUNCH, "-o", str(tmp_path / "out")]
+    hub = forked.start(tmp_path / "hub", *launch)
+    url, peers = hub.until("run_started")["url"], dict[str, Command]()
+    for name in ("ann", "bob", "cat"):
+        join = ["join", url, "-y", "--json", "--name", name, "--listen", f"127.0.0.1:{free_port()}"]
+        peers[name] = forked.start(tmp_path / name, *join, home=tmp_path / name / "home")
+    three_rounds_of(hub, 3)
+    assert not still(hub)
+
+    peers["bob"].send(signal.SIGKILL)
+    three_rounds_of(hub, 2)
+    assert len(still(hub)) <= 1, "the round that it was killed in"
+    peers["cat"].send(signal.SIGINT)
+    assert peers["cat"].wait() == 0
+    three_rounds_of(hub, 1)
+    assert all("cat" not in message for message in still(hub)), "the hub knew before the next round opened"
+
+    hub.send(signal.SIGKILL)
+    hub.wait()
+    again = forked.start(tmp_path / "again", *launch, "--resume")
+    three_rounds_of(again, 1)
+    again.send(signal.SIGINT)
+    assert again.wait() == peers["ann"].wait() == 0
+    assert not still(again)
+
+    with Ledger(tmp_path / "out" / "ledger", write=False) as ledger:
+        rows, audit = ledger.rounds(), ledger.verify()
+    assert audit.rounds == len(rows) > steps(again)[0]["round"] > 6
+    for name, peer in peers.items():
+        told = [(step["round"], step["fingerprint"]) for step in steps(peer) if step["round"] + 1 < len(rows)]
+        assert told == [(round, f"{rows[round + 1].fingerprint:016x}") for round, _ in told], name

@@ -1,0 +1,187 @@
+"""Every shipped recipe on its model's own class, at a tiny size, with rows as its data sets have them."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import tiny_config
+
+from compress.bench import student
+from recipes.base import BUILTIN_MODELS, check_fit, load_tokenizer, open_tokenizer, outline, prepare_base
+from recipes.cocktail_sgd import mix_of
+from recipes.data import build_corpus
+from recipes.finetune import build_peer
+from recipes.recipe import list_recipes, load_recipe, recipe_path
+from recipes.schema import Recipe
+from recipes.trained import load_trained
+
+LIBRARY = {recipe.name: recipe for recipe in list_recipes()}
+TALK = [
+    {"role": "user", "content": "What is a cocktail?"},
+    {"role": "assistant", "content": "A drink of several things."},
+    {"role": "user", "content": "And one more?"},
+    {"role": "assistant", "content": "Better not."},
+]
+SHAREGPT = [
+    {"from": m["role"].replace("user", "human").replace("assistant", "gpt"), "value": m["content"]}
+    for m in TALK
+]
+
+# hub id -> a row of it
+ROWS: dict[str, dict[str, Any]] = {
+    "HuggingFaceH4/ultrachat_200k": {"prompt": "What is", "prompt_id": "a1", "messages": TALK},
+    "Muennighoff/P3": {"inputs": "Is this true?", "targets": "Yes"},
+    "Muennighoff/natural-instructions": {
+        "task_name": "task001",
+        "id": "task001-1",
+        "definition": "Answer the question.",
+        "inputs": "What is two and two?",
+        "targets": "four",
+    },
+    "Salesforce/wikitext": {"text": " Robert Boulter is an English film , television and theatre actor . \n"},
+    "databricks/databricks-dolly-15k": {
+        "instruction": "Name a drink.",
+        "context": "",
+        "response": "Water.",
+        "category": "open_qa",
+    },
+    "mlabonne/FineTome-100k": {"conversations": SHAREGPT, "source": "x", "score": 5.1},
+    "monology/pile-uncopyrighted": {"text": "It was a dark night.", "meta": {"pile_set_name": "Books3"}},
+    "openai/gsm8k": {"question": "What is 2 + 2?", "answer": "It is 2 + 2 = 4. #### 4"},
+}
+
+# model id -> its class, and the tokens and template its tokenizer has
+MODELS: dict[str, tuple[str, dict[str, str], str | None]] = {
+    "EleutherAI/gpt-j-6b": ("gptj", {"eos": "<|endoftext|>", "bos": "<|endoftext|>"}, None),
+    "EleutherAI/gpt-neox-20b": ("gpt_neox", {"eos": "<|endoftext|>", "bos": "<|endoftext|>"}, None),
+    "EleutherAI/pythia-70m": ("gpt_neox", {"eos": "<|endoftext|>", "bos": "<|endoftext|>"}, None),
+    "Qwen/Qwen3-8B": ("qwen3", {"eos": "<|im_end|>", "pad": "<|endoftext|>"}, "qwen3"),
+    "facebook/opt-1.3b": ("opt", {"bos": "</s>", "eos": "</s>", "pad": "<pad>"}, None),
+    "meta-llama/Llama-3.1-8B-Instruct": (
+        "llama",
+        {"bos": "<|begin_of_text|>", "eos": "<|eot_id|>"},
+        "llama3_1",
+    ),
+}
+
+
+def twin(name: str, folder: Path) -> None:
+    """A folder as that of model `name`, without weights: its class, its special tokens, its chat template."""
+    kind, tokens, template = MODELS[name]
+    tokenizer: Any = open_tokenizer(BUILTIN_MODELS["builtin:tiny-gpt-neox"])
+    tokenizer.pad_token = None
+    tokenizer.add_special_tokens({f"{role}_token": token for role, token in tokens.items()})
+    if template is not None:
+        spec = find_spec("trl")
+        assert spec is not None
+        assert spec.submodule_search_locations is not None
+        places = Path(spec.submodule_search_locations[0]) / "chat_templates"
+        tokenizer.chat_template = (places / f"{template}.jinja").read_text(encoding="utf-8")
+    tokenizer.save_pretrained(folder)
+    ends = {f"{role}_token_id": tokenizer.convert_tokens_to_ids(token) for role, token in tokens.items()}
+    tiny_config(kind, 384, **ends).save_pretrained(folder)
+
+
+def twin_of(recipe: Recipe, folder: Path, *more: str) -> Recipe:
+    """The recipe on a tiny twin of its model and on a few rows like those of its data."""
+    overrides = ["max_steps=2", "global_batch_size=4", "val_set_size=1"]
+    if recipe.model.model_name_or_path in MODELS:
+        twin(recipe.model.model_name_or_path, folder)
+        overrides += [f"model_name_or_path={folder}", "max_length=1024"]  # letters are tokens, nearly
+    for number, dataset in enumerate(recipe.datasets):
+        if dataset.path in ROWS:
+            file = folder / f"{number}.jsonl"
+            file.write_text((json.dumps(ROWS[dataset.path]) + "\n") * 30)
+            overrides.append(f"datasets.{number}.path={file}")
+    return load_recipe(recipe.name, [*overrides, *more])
+
+
+# CUDA alone has the kernels of bitsandbytes: here the same is computed without them
+ON_A_CPU = {"load_in_4bit": "false", "optim": "adamw_torch"}
+
+
+def on_a_cpu(recipe: Recipe) -> list[str]:
+    asked = {"load_in_4bit": recipe.model.load_in_4bit, "optim": "8bit" in recipe.training.optim}
+    return [f"{key}={ON_A_CPU[key]}" for key, is_asked in asked.items() if is_asked]
+
+
+@pytest.mark.slow  # importing trl and peft takes seconds
+@pytest.mark.parametrize("name", LIBRARY)
+def test_a_shipped_recipe_trains_a_step_on_a_tiny_twin_of_its_model(name: str, tmp_path: Path) -> None:
+    """Its data are tokenized and packed, its model is built with its adapters, one step moves it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    recipe = twin_of(LIBRARY[name], tmp_path, *on_a_cpu(LIBRARY[name]))
+    if recipe.model.model_name_or_path == str(tmp_path):
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)).save_pretrained(tmp_path)
+    base = prepare_base(recipe, tmp_path / "base")
+    tokenizer = load_tokenizer(recipe.model, base.folder)
+    check_fit(recipe, base.folder, tokenizer)
+
+    corpus = build_corpus(recipe, tokenizer)
+    lease = [corpus.sample(position) for position in range(4)]
+    local = build_peer(load_trained(recipe, base.folder), recipe, 2).local
+    before = local.flat.vector.clone()
+    local.zero()
+    loss = local.backward([lease], sum(sample.count for sample in lease))
+    local.clip(recipe.training.max_grad_norm)
+    local.step(1e-3)
+
+    assert loss > 0
+    assert not torch.equal(local.flat.vector, before)
+    assert any(sample.documents for sample in lease) == recipe.data.apart
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, recipe in LIBRARY.items() if recipe.datasets[0].type == "chat"]
+)
+def test_of_a_shipped_chat_recipe_the_assistants_words_are_trained(name: str, tmp_path: Path) -> None:
+    recipe = twin_of(LIBRARY[name], tmp_path, "packing=false", *on_a_cpu(LIBRARY[name]))
+    tokenizer = load_tokenizer(recipe.model, outline(recipe.model))
+
+    sample = build_corpus(recipe, tokenizer).sample(0)
+
+    runs = np.split(np.arange(len(sample.tokens)), np.flatnonzero(np.diff(sample.trained)) + 1)
+    said = [tokenizer.decode(sample.tokens[run]) for run in runs if sample.trained[run[0]]]
+    assert len(said) == 2
+    assert "A drink of several things." in said[0]
+    assert "Better not." in said[1]
+    assert all("cocktail?" not in text for text in said)
+
+
+# trained parameters: of the model as its config on the hub has it, or of the adapters
+PARAMETERS = {
+    "gpt-neox-20b-full": 20.55e9,
+    "gpt-neox-20b-lora": 138.4e6,
+    "gptj-6b-full": 6.051e9,
+    "gptj-6b-lora": 33.0e6,
+    "llama-3.1-8b-lora": 41.9e6,
+    "opt-1.3b": 1.316e9,
+    "pythia-70m": 70.4e6,
+    "qwen3-8b-qlora": 43.6e6,
+    "smoke": 1.0e6,
+}
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_the_header_says_what_to_run_first_what_a_step_costs_and_where_the_numbers_come_from(
+    name: str,
+) -> None:
+    header = recipe_path(name).read_text(encoding="utf-8").split("\nversion:")[0]
+    mix, pair = mix_of(LIBRARY[name].compression), student(1 << 20)
+    packet = mix.encode(mix.draw(1 << 20, seed=0, round=0).difference(pair.x, pair.common))
+
+    told = re.search(r"# On the wire  about ([\d.]+) (k|M)B a step each way", header)
+
+    assert told is not None
+    assert "# First" in header
+    assert "# From" in header
+    bytes = float(told[1]) * {"k": 1e3, "M": 1e6}[told[2]]
+    assert bytes == pytest.approx(len(packet) / (1 << 20) * PARAMETERS[name], rel=0.05)

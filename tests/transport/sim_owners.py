@@ -1,0 +1,207 @@
+"""The swarm of sim_swarm.py where peers own shards: some have a door, to others parts go through the hub.
+
+Here nobody waits for an owner with a clock: one that is asked and lives must answer.
+"""
+
+from __future__ import annotations
+
+import json
+
+from msgspec.structs import replace
+from sim_swarm import TOKEN, SimPeer, SimSwarm
+from toy_swarm import toy_settings
+
+from transport import actions as do
+from transport import sharding
+from transport.hub_state import HubState
+from transport.messages import Close, Committed, Hello, Holds, Owner, Report, Round
+from transport.owners import digest_of
+from transport.peer_state import Link, PeerState
+from transport.uploads import owner_called, refuses
+
+SHARDS = 4
+KINDS = ("hub", "door", "none")  # how others reach the first peer, the second, the third, and so on
+
+
+class SimOwner(SimPeer):
+    """A peer that may own shards: its training thread, and its owner's thread."""
+
+    swarm: OwnersSim
+
+    def __init__(self, swarm: OwnersSim, name: str, staleness: int, kind: str) -> None:
+        super().__init__(swarm, name, staleness)
+        self.kind, address = kind, "h:1" if kind == "door" else ""
+        hello = Hello(1, TOKEN, swarm.settings.run, name, owns=kind != "none", address=address)
+        self.state = PeerState(hello)
+        self.brought: set[str] = set()  # owners that have their part, "": the hub
+        self.parts: dict[tuple[int, str], str] = {}  # (round, peer) -> digest, at its door and its own
+
+    @property
+    def name(self) -> str:
+        assert self.state.welcome is not None
+        return self.state.welcome.name
+
+    def part_for(self, owner: Owner) -> str:
+        """The digest of it."""
+        ids = [i for lease in self.sent for i in self.pending[lease]]
+        return digest_of(json.dumps([ids, owner.shards]).encode())
+
+    def report(self, opened: Round) -> Report:
+        assert self.state.welcome is not None
+        ids = [i for lease in self.sent for i in self.pending[lease]]
+        self.swarm.packets[self.state.welcome.session, opened.round] = ids
+        self.brought = set()
+        parts = {owner.name: self.part_for(owner) for owner in opened.owners}
+        if self.name in parts:
+            self.parts[opened.round, self.name] = parts[self.name]
+        return replace(super().report(opened), parts=parts)
+
+    def work(self) -> None:
+        state = self.state
+        if self.dead or state.link is not Link.JOINED:
+            return
+        while state.orders:
+            self.obey(state.orders.popleft())
+        if self.round is not None and state.sessions == self.session:
+            if state.offer_again:
+                self.brought = set()
+            if (again := state.take_reopened()) is not None:
+                self.round, self.uploaded = again, False
+                self.say(state.report(self.report(again)))
+        super().work()
+
+    def upload(self) -> None:
+        assert self.round is not None
+        r = self.round.round
+        for owner in self.round.owners:
+            if owner.name not in self.brought and self.bring(owner, r):
+                self.brought.add(owner.name)
+        if sum(len(owner.shards) for owner in self.round.owners) < SHARDS:
+            super().upload()
+        else:
+            self.uploaded = len(self.brought) == len(self.round.owners)
+
+    def bring(self, owner: Owner, r: int) -> bool:
+        swarm, digest = self.swarm, self.part_for(owner)
+        assert self.state.welcome is not None
+        if owner.name == self.name:
+            return True
+        there = [p for p in swarm.peers if isinstance(p, SimOwner) and not p.dead and p.owns_as(owner)]
+        if owner.address and there:
+            there[0].take(r, self.name, digest)
+            return True
+        session, ex = self.state.welcome.session, swarm.hub.exchange
+        if ex is None or refuses(swarm.hub, session, f"part/{r}/{owner.name}", 100) is not None:
+            return False
+        whose = owner_called(ex, owner.name)
+        assert whose is not None, "or it would have been refused"
+        swarm.passed[whose, self.name] = digest
+        swarm.tell(lambda hub: sharding.part_uploaded(hub, session, whose, r, digest, swarm.now))
+        return True
+
+    def owns_as(self, owner: Owner) -> bool:
+        return self.state.welcome is not None and self.name == owner.name
+
+    def take(self, r: int, peer: str, digest: str) -> None:
+        """At the door."""
+        self.parts[r, peer] = digest
+        self.hold(r)
+
+    def hold(self, r: int) -> None:
+        here = {name: digest for (round, name), digest in self.parts.items() if round == r}
+        if here:
+            self.say(self.state.holding(Holds(r, here)))
+
+    def obey(self, order: Round | Close | Committed) -> None:
+        if isinstance(order, Round):
+            self.parts = {key: digest for key, digest in self.parts.items() if key[0] >= order.round}
+            self.hold(order.round)
+        elif isinstance(order, Close):
+            assert self.state.welcome is not None
+            session, ex = self.state.welcome.session, self.swarm.hub.exchange
+            name = f"shard/{order.round}/{order.attempt}"
+            if ex is None or refuses(self.swarm.hub, session, name, 9) is not None:
+                return  # the hub has gone on, or is another one
+            for peer, digest in order.parts.items():
+                has = (self.parts.get((order.round, peer)), self.swarm.passed.get((session, peer)))
+                assert digest in has, f"{self.name} was asked for a part of {peer} that it cannot have"
+            self.swarm.shard_came(session)
+
+
+class OwnersSim(SimSwarm):
+    """Also what the hub's shell does for owners."""
+
+    def __init__(self, staleness: int = 1) -> None:
+        waits = {"step_timeout": 20.0, "start_timeout": 300.0, "peer_timeout": 90.0}
+        owned = {"owners": "peers", "shards": SHARDS}
+        super().__init__(staleness, toy_settings(samples=13, global_batch=4, **waits, **owned))
+        self.passed: dict[
+            tuple[str, str], str
+        ] = {}  # (owner's session, peer) -> digest of what is here for it
+        self.asked: do.Commit | None = None  # the owners are
+        self.lost: set[str] = set()
+        self.attempt = 0
+
+    def join(self, name: str = "", key: str = "") -> SimPeer:
+        number = len(self.peers)
+        peer = SimOwner(self, name or f"p{number}", self.staleness, KINDS[number % len(KINDS)])
+        peer.key = key or peer.key
+        self.peers.append(peer)
+        peer.dial()
+        return peer
+
+    def tell(self, fact: object) -> None:
+        assert callable(fact)
+        self.act(self.hub.about_owners(fact, self.now))
+
+    def act(self, actions: list[do.Action]) -> None:
+        for action in actions:
+            if isinstance(action, do.Commit):
+                self.lost = set()
+            elif isinstance(action, do.LoseOwner):
+                self.lost.add(action.session)
+            elif isinstance(action, do.Lease):
+                self.passed.clear()
+        super().act(actions)
+
+    def job(self) -> None:
+        if self.asked is not None:
+            self.finish()
+        elif self.jobs and isinstance(reach := self.jobs[0], do.Reach):
+            self.jobs.popleft()
+            name = next((s.name for s in self.hub.members.sessions.values() if s.id == reach.session), "")
+            ok = any(not peer.dead and peer.state.hello.name == name for peer in self.peers)
+            self.tell(lambda hub: sharding.reached(hub, reach.session, ok))
+        else:
+            super().job()
+
+    def commit(self, job: do.Commit) -> None:
+        self.came, self.attempt = set(), self.attempt + 1
+        self.asked, weights = job, {claim.peer: 1.0 for claim in job.claims}
+
+        def close(hub: HubState) -> None:
+            sharding.close(hub, job.round, self.attempt, weights)
+
+        self.tell(close)
+        self.finish()
+
+    def shard_came(self, session: str) -> None:
+        if self.asked is not None and session in self.asked.owners and session not in self.lost:
+            self.came.add(session)
+
+    def finish(self) -> None:
+        """If every owner has answered, or is lost."""
+        job = self.asked
+        if job is not None and not job.owners.keys() - self.came - self.lost:
+            self.asked = None
+            self.came -= self.lost
+            super().commit(job)
+
+    def restart_hub(self) -> None:
+        self.asked, self.lost = None, set()
+        self.passed.clear()
+        super().restart_hub()
+
+    def fingerprint(self) -> object:
+        brought = [len(peer.brought) for peer in self.peers if isinstance(peer, SimOwner)]
+        return super().fingerprint(), self.asked is None, len(self.came), brought

@@ -1,0 +1,129 @@
+"""An owner's door and the links to it, on the loopback."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from transport import PeerLink, RunURL
+from transport.bandwidth import Bandwidth, BothWays
+from transport.direct import Direct
+from transport.door import Door
+from transport.errors import RefusedByHub, TransportError
+from transport.keys import CurveKeys
+from transport.messages import Owner
+from transport.sockets import RouterWire, answers
+
+KEYS = {name: CurveKeys.generate() for name in ("owner", "hub", "ann", "eve")}
+
+
+class House:
+    """A door that is open to ann, and what came in."""
+
+    def __init__(self) -> None:
+        def knows(key: str) -> bool:
+            return key == KEYS["hub"].public or self.door.knows(key)
+
+        wire = RouterWire("127.0.0.1", 0, KEYS["owner"], allowed=knows)
+        self.port = wire.port
+        self.door = Door(wire, "toy-run")
+        self.came: list[tuple[int, str, bytes]] = []
+        self.door.came = lambda *what: self.came.append(what)
+        self.door.limit = 1000
+        self.door.opened(3, {"ann": KEYS["ann"].public})
+        self.door.start()
+
+    def link(self, name: str, keys: str, address: str = "") -> PeerLink:
+        url = RunURL(KEYS["owner"].public, "", "127.0.0.1", self.port, "toy-run")
+        return PeerLink(url, name, keys=KEYS[keys], patience=1.0, flows=1)
+
+    @property
+    def owner(self) -> Owner:
+        return Owner("owner", [0], KEYS["owner"].public, f"127.0.0.1:{self.port}")
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    house = House()
+    yield house
+    house.door.close()
+
+
+def test_a_member_brings_its_part_and_fetches_the_packet(house: House) -> None:
+    direct = Direct(lambda owner: house.link("ann", "ann"))
+    house.door.serve(3, b"packet of shards")
+
+    assert direct.send(3, [house.owner], {"owner": b"a part", "hub": b"left"}, lambda: False) == {
+        "hub": b"left"
+    }
+    assert house.came == [(3, "ann", b"a part")]
+    assert direct.fetch(3, [house.owner]) == {"owner": b"packet of shards"}
+    assert direct.fetch(2, [house.owner]) == {}, "it is not served"
+    direct.close()
+
+
+def test_nobody_else_comes_in(house: House) -> None:
+    """Another key is hung up on, another name refused; the hub may look whether somebody is at home."""
+    with pytest.raises(TransportError):
+        house.link("ann", "eve").connect(0.3, 0.3)
+    with pytest.raises(RefusedByHub):
+        house.link("bob", "ann").connect(2.0, 2.0)
+    assert answers(f"127.0.0.1:{house.port}", KEYS["owner"].public, KEYS["hub"])
+    assert not answers(f"127.0.0.1:{house.port}", KEYS["eve"].public, KEYS["hub"], 0.5)
+    assert not answers("nonsense", KEYS["owner"].public, KEYS["hub"])
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("part/2", 5), ("part/5", 5), ("part/3", 1001), ("update/3", 5), ("part/x", 5)]
+)
+def test_what_is_not_a_part_of_the_round_is_not_taken(house: House, name: str, size: int) -> None:
+    link = house.link("ann", "ann")
+    link.connect(2.0, 2.0)
+
+    assert link.put(name, bytes(size)) is False
+    assert house.came == []
+    link.close()
+
+
+def test_an_owner_that_cannot_be_dialled_costs_seconds_once() -> None:
+    nowhere = Owner("owner", [0], KEYS["owner"].public, "127.0.0.1:1")
+    dialled: list[Owner] = []
+
+    def dial(owner: Owner) -> PeerLink:
+        dialled.append(owner)
+        url = RunURL(owner.key, "", "127.0.0.1", 1, "toy-run")
+        return PeerLink(url, "ann", keys=KEYS["ann"], patience=0.5, flows=1)
+
+    direct, started = Direct(dial), time.monotonic()
+    for round in (3, 4, 5):
+        assert direct.send(round, [nowhere], {"owner": b"a part"}, lambda: False) == {"owner": b"a part"}
+        assert direct.fetch(round, [nowhere]) == {}
+    assert len(dialled) == 1
+    assert time.monotonic() - started < 10
+    direct.close()
+
+
+def test_what_goes_through_a_door_is_within_what_is_lent(house: House) -> None:
+    house.door.limit = 1 << 20
+    house.door.buckets = BothWays(Bandwidth(up=1e6, down=1e6))
+    house.door.serve(3, bytes(300_000))
+    direct, started = Direct(lambda owner: house.link("ann", "ann")), time.monotonic()
+
+    assert direct.send(3, [house.owner], {"owner": bytes(300_000)}, lambda: False) == {}
+    assert time.monotonic() - started > 0.2
+    assert direct.fetch(3, [house.owner]) == {"owner": bytes(300_000)}
+    assert time.monotonic() - started > 0.45
+    direct.close()
+
+
+def test_an_owner_that_takes_nothing_is_given_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is frozen: its connections are up, and nobody reads what comes."""
+    monkeypatch.setattr("transport.direct.STILL_S", 0.3)
+    direct = Direct(lambda owner: house.link("ann", "ann"))
+    assert direct.send(3, [house.owner], {"owner": b"a part"}, lambda: False) == {}
+    monkeypatch.setattr(house.door, "_hear", lambda conn, frames: None)
+
+    assert direct.send(4, [house.owner], {"owner": b"a part"}, lambda: False) == {"owner": b"a part"}
+    direct.close()

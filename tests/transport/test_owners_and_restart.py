@@ -1,0 +1,66 @@
+"""A hub that is killed while peers own shards: the owners are found again, with what they hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_hub_and_peer import FAST, Running, kill
+from test_sharded_owners import ended
+from toy_owners import SHARDS, OwnersWork, OwningPeer, owners_settings, reachable
+
+from transport import PeerLink
+from transport.events import RoundCommitted
+
+SETTINGS = owners_settings(samples=160, first_peers=2, min_peers=2, **FAST)
+
+
+def killed_after(folder: Path, *, doors: bool) -> tuple[Running, list[OwningPeer]]:
+    """A hub that was killed after a few rounds, and its peers, which dial it."""
+    first = Running(folder, SETTINGS, work=OwnersWork())
+    names = ("ann", "bob")
+    if doors:
+        peers = [reachable(first.url, name) for name in names]
+    else:
+        peers = [OwningPeer(PeerLink(first.url, name, owns=True)) for name in names]
+    for peer in peers:
+        peer.start()
+    first.until(lambda events: sum(isinstance(e, RoundCommitted) for e in events) >= 4)
+    kill(first)
+    return first, peers
+
+
+def go_on(folder: Path, first: Running, peers: list[OwningPeer]) -> None:
+    """Start it anew, let the run end, and see that all is in it once."""
+    work = OwnersWork()
+    again = Running(folder, SETTINGS, first.keys, first.hub.port, work)
+    work.packets[:] = [packet for _, packet in again.ledger.packets()]
+    work.moved = [json.loads(packet)[2] for packet in work.packets]
+    again.ended(30)
+    for peer in peers:
+        peer.link.close()
+        peer.shut()
+    again.close()
+
+    assert [peer.error for peer in peers] == [None, None]
+    ended(work, peers, again)
+
+
+@pytest.mark.parametrize("doors", [False, True], ids=["through the hub", "at their doors"])
+def test_owners_keep_their_shards_and_errors_when_the_hub_is_killed(tmp_path: Path, doors: bool) -> None:
+    first, peers = killed_after(tmp_path, doors=doors)
+    go_on(tmp_path, first, peers)
+
+    assert {tuple(mine) for mine in peers[0].owned} == {tuple(peers[0].owned[0])}
+
+
+def test_an_owner_whose_door_is_shut_when_the_hub_is_back_owns_nothing(tmp_path: Path) -> None:
+    """The round that was open is open again with other owners: both cut their packets anew."""
+    first, peers = killed_after(tmp_path, doors=True)
+    assert peers[1].door is not None
+    peers[1].door.close()
+    go_on(tmp_path, first, peers)
+
+    assert peers[0].owned[-1] == list(range(SHARDS))
+    assert peers[1].owned[-1] == []

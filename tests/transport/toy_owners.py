@@ -1,0 +1,185 @@
+"""The toy of toy_swarm.py, where peers own shards. The error of a shard is the list of rounds in which it
+moved, so that a test can ask where each of them went.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+from toy_swarm import ToyPeer, ToyWork, toy_settings
+
+from cocktail_cli.owning import open_door, to_owners
+from transport import PeerLink, RunSettings, RunURL
+from transport.direct import Direct
+from transport.door import Door
+from transport.errors import Reopened, UpdateRejected
+from transport.keys import CurveKeys
+from transport.messages import Committed, Report, Round
+from transport.owners import digest_of
+from transport.owning import Owning
+
+SHARDS = 6
+
+
+def owners_settings(**changes: object) -> RunSettings:
+    return toy_settings(shards=SHARDS, owners="peers", **changes)
+
+
+def part_of(ids: list[int], shards: Collection[int]) -> bytes:
+    return json.dumps({"ids": ids, "shards": sorted(shards)}).encode()
+
+
+@dataclass
+class ToyHalf:
+    """An owner's half, at the hub and at peers."""
+
+    errors: dict[int, list[int]] = field(default_factory=dict)  # shard -> rounds
+    before: dict[int, list[int]] | None = None
+    refuses: dict[int, str] = field(default_factory=dict)  # round -> a peer whose part is refused, once
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def own(self, shards: Sequence[int]) -> bytes:
+        with self.lock:
+            given = {s: rounds for s, rounds in self.errors.items() if s not in shards and rounds}
+            self.errors = {s: self.errors.get(s, []) for s in shards}
+        return json.dumps(given).encode() if given else b""
+
+    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+        assert [u[0] for u in updates] == sorted(u[0] for u in updates)
+        if (peer := self.refuses.pop(round, "")) and any(name == peer for name, _, _ in updates):
+            raise UpdateRejected(peer, "not a part")
+        entries = []
+        for peer, packet, weight in updates if self.errors else ():
+            said = json.loads(packet)
+            assert set(self.errors) <= set(said["shards"]), "somebody sent the part of another owner"
+            entries.append([peer, said["ids"], weight])
+        with self.lock:
+            self.before = self.errors
+            self.errors = {shard: [*rounds, round] for shard, rounds in self.errors.items()}
+        return json.dumps({"entries": entries, "shards": sorted(self.errors)}).encode()
+
+    def took(self, packet: bytes, ours: bytes) -> bool:
+        moved = json.loads(packet)[2]
+        return set(json.loads(ours)["shards"]) <= set(moved)
+
+    def undo(self) -> None:
+        with self.lock:
+            self.errors, self.before = self.before or self.errors, None
+
+    def inherit(self, peer: str, packet: bytes, share: float) -> None:
+        with self.lock:
+            for shard, rounds in json.loads(packet).items():
+                if int(shard) in self.errors:
+                    self.errors[int(shard)] = [*self.errors[int(shard)], *rounds]
+
+
+@dataclass
+class OwnersWork(ToyWork):
+    """The hub's side."""
+
+    half: ToyHalf = field(default_factory=lambda: ToyHalf({shard: [] for shard in range(SHARDS)}))
+    moved: list[list[int]] = field(default_factory=list)  # round -> shards
+
+    def own(self, round: int, shards: Sequence[int]) -> bytes:
+        return self.half.own(shards)
+
+    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+        return self.half.aggregate(round, updates)
+
+    def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
+        said = {int(shard): rounds for shard, rounds in json.loads(packet).items() if int(shard) in shards}
+        return json.dumps(said).encode(), sorted(said)
+
+    def inherit(self, peer: str, packet: bytes, share: float) -> None:
+        self.half.inherit(peer, packet, share)
+
+    def joined(
+        self,
+        round: int,
+        hubs: Sequence[int],
+        own: bytes,
+        parts: Sequence[tuple[str, Sequence[int], bytes]],
+    ) -> bytes:
+        moved, entries = list[int](), []
+        for owner, shards, packet in [("", hubs, own), *parts] if hubs else parts:
+            if packet == b"bad":
+                raise UpdateRejected(owner, "not a packet of shards")
+            said = json.loads(packet)
+            assert said["shards"] == sorted(shards)
+            assert not entries or entries == said["entries"], "owners aggregated different updates"
+            entries, moved = said["entries"], [*moved, *shards]
+        return json.dumps([round, entries, sorted(moved)]).encode()
+
+    def committed(self, round: int, packet: bytes) -> None:
+        super().committed(round, packet)
+        self.moved.append(json.loads(packet)[2])
+
+
+@dataclass
+class OwningPeer(ToyPeer):
+    """A volunteer that can be reached."""
+
+    half: ToyHalf = field(default_factory=ToyHalf)
+    owning: Owning | None = None
+    handed_over: bool | None = None
+    owned: list[list[int]] = field(default_factory=list)  # its shards, each round it took part in
+    door: Door | None = None
+    direct: Direct | None = None
+
+    def join(self) -> None:
+        if self.owning is None:
+            self.owning = Owning(self.link, self.half, self.door, 1 << 20)
+            self.owning.start()
+        super().join()
+
+    def exchange(self, opened: Round, packet: bytes, report: Report) -> Committed:
+        while True:
+            try:
+                return self.cut_and_exchange(opened, packet, report)
+            except Reopened as reopened:
+                opened = reopened.again
+
+    def cut_and_exchange(self, opened: Round, packet: bytes, report: Report) -> Committed:
+        ids, parts, left = json.loads(packet), {}, set(range(SHARDS))
+        for owner in opened.owners:
+            parts[owner.name] = part_of(ids, owner.shards)
+            left -= set(owner.shards)
+        report = replace(report, parts={name: digest_of(part) for name, part in parts.items()})
+        mine = parts.pop(self.link.name, None)
+        self.owned.append(
+            [s for owner in opened.owners if owner.name == self.link.name for s in owner.shards]
+        )
+        if mine is not None:
+            assert self.owning is not None
+            self.owning.part(opened.round, mine)
+        if self.direct is not None:
+            r = opened.round
+            parts = self.direct.send(r, opened.owners, parts, lambda: self.link.newest_round >= r)
+        return self.link.exchange(opened.round, part_of(ids, left) if left else b"", report, parts)
+
+    def part(self) -> None:
+        if self.link.leave_requested.is_set() and self.owning is not None:
+            self.handed_over = self.owning.leave(5.0)
+
+    def shut(self) -> None:
+        """Its door, and its ways to those of others."""
+        if self.direct is not None:
+            self.direct.close()
+        if self.door is not None:
+            self.door.close()
+
+
+def reachable(url: RunURL, name: str) -> OwningPeer:
+    """With a door on the loopback."""
+    keys = CurveKeys.generate()
+    door, port = open_door("127.0.0.1", 0, keys, url)
+    link = PeerLink(url, name, keys=keys, owns=True, reachable=f"127.0.0.1:{port}")
+    return OwningPeer(link, door=door, direct=to_owners(link, keys))
+
+
+def links(swarm: object, *names: str) -> list[PeerLink]:
+    return [swarm.link(name, owns=True) for name in names]  # type: ignore[attr-defined]

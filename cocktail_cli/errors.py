@@ -213,7 +213,9 @@ def writing_to(folder: Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, Failure) or not disk_is_full(error):
             raise
-        raise out_of_disk(folder) from error
+        named = Path(getattr(error, "filename", None) or folder)  # a cache elsewhere, which has its own disk
+        elsewhere = named.is_absolute() and folder.resolve() not in (named, *named.parents)
+        raise out_of_disk(named if elsewhere else folder) from error
 
 
 def code_of(error: BaseException) -> str:

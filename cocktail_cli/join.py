@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from cocktail_cli import __version__, kept_peer
-from cocktail_cli.base import digest_of
+from cocktail_cli.base import digest_of, to_fetch
 from cocktail_cli.board import megabytes, printable
 from cocktail_cli.errors import EXIT, Failure, explain
 from cocktail_cli.events import Joined, Left, Progressed, Step, Warning
@@ -37,6 +37,7 @@ from cocktail_cli.options import (
 from cocktail_cli.prepare import Preparation
 from cocktail_cli.ranks import Ranks
 from cocktail_cli.reach import door_at
+from cocktail_cli.requires import Has, check
 from cocktail_cli.show import Display, View, view_of
 from cocktail_cli.signals import LEAVE_WITHIN, Asked, Wish, leave_in_time, leave_on_signal
 
@@ -262,6 +263,9 @@ class Membership:
             kept = kept_peer.find(*self.which(welcome), self.warn)
             lent, show = self.lent, self.view.show
             preparation = Preparation(link, lent.devices[0], lent.micro_batch_size, show, wish.ending, kept)
+            files, folder = preparation.files, preparation.folder
+            held = sum(file.size for file in files) - to_fetch(files, folder)
+            check(preparation.recipe, Has.here(lent.devices, held, lent.max_up, lent.max_down))
             if len(lent.devices) > 1:
                 from recipes.spread import check_spreadable
 

@@ -12,7 +12,7 @@ from cocktail_cli import folder as in_folder
 from cocktail_cli.errors import writing_to
 from cocktail_cli.events import Warning
 from cocktail_cli.local_peers import LocalSettings
-from cocktail_cli.machine import pick_devices
+from cocktail_cli.machine import pick_devices, split_devices
 from cocktail_cli.options import (
     DataPath,
     Device,
@@ -30,9 +30,11 @@ from cocktail_cli.options import (
     Recipe,
     Verbose,
 )
+from cocktail_cli.plan import plan
 from cocktail_cli.resume import place_of, unfinished
 from cocktail_cli.run import BIND, PORT, Listen, Run
 from cocktail_cli.show import Display, view_of
+from cocktail_cli.validate import validate
 
 
 def launch(
@@ -48,6 +50,9 @@ def launch(
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Go on with the unfinished run in the output folder, same URL."),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check and plan only, as `validate` and `plan` do.")
     ] = False,
     bind: Annotated[str, typer.Option("--bind", metavar="ADDRESS", help="Address to listen on.")] = BIND,
     port: Annotated[
@@ -83,6 +88,22 @@ def launch(
     With --json every line of stdout is an event:
     {"v":1,"t":...,"event":"step","step":3,"loss":4.1,"peers":3,...}
     """
+    if dry_run:
+        validate(recipe, overrides, data, model, as_json=as_json, quiet=quiet)
+        plan(
+            recipe,
+            overrides,
+            peers=peers or None,
+            bandwidth=max_up,
+            data=data,
+            model=model,
+            device=split_devices(device)[0],
+            gpus=gpus,
+            micro_batch_size=micro_batch_size,
+            as_json=as_json,
+            quiet=quiet,
+        )
+        return
     display = Display(as_json, quiet, verbose, not no_color, progress)
     local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus)
     listen = Listen(bind, port, advertise)

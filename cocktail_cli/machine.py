@@ -86,3 +86,14 @@ def hardware(device: str, count: int = 1) -> str:
 def own_name() -> str:
     """The name this machine goes by where none is given: its host name, as a slug."""
     return re.sub(r"[^a-z0-9-]+", "-", platform.node().partition(".")[0].lower()).strip("-")[:40] or "peer"
+
+
+def memory_of(device: str) -> int:
+    """Bytes that a program can have on a device; 0 where that is not known."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 0

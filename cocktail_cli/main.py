@@ -18,7 +18,21 @@ from typing import Annotated, NoReturn
 import typer
 
 import cocktail_cli
-from cocktail_cli import bench, export, generate, join, launch, peers, preview, recipes, status, stop
+from cocktail_cli import (
+    bench,
+    doctor,
+    export,
+    generate,
+    join,
+    launch,
+    peers,
+    plan,
+    preview,
+    recipes,
+    status,
+    stop,
+    validate,
+)
 from cocktail_cli.errors import Failure, Interrupted, explain
 from cocktail_cli.folder import log_to
 from cocktail_cli.options import AFTER, CHECK, RECIPES, RUN, TOOLS
@@ -36,7 +50,10 @@ app.command("status", rich_help_panel=RUN)(status.status)
 app.command("stop", rich_help_panel=RUN)(stop.stop)
 app.command("peers", rich_help_panel=RUN)(peers.peers)
 app.command("kick", rich_help_panel=RUN)(peers.kick)
+app.command("validate", rich_help_panel=CHECK)(validate.validate)
 app.command("preview", rich_help_panel=CHECK)(preview.preview)
+app.command("plan", rich_help_panel=CHECK)(plan.plan)
+app.command("doctor", rich_help_panel=CHECK)(doctor.doctor)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=RECIPES)
 app.command("export", rich_help_panel=AFTER)(export.export)
 app.command("generate", rich_help_panel=AFTER)(generate.generate)

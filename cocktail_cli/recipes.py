@@ -10,32 +10,44 @@ from typing import Annotated
 import typer
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.options import Json, Recipe
+from cocktail_cli.machine import pick_device
+from cocktail_cli.options import Device, Json, Recipe
+from cocktail_cli.requires import Has, lacking, needs
 
 app = typer.Typer(no_args_is_help=True, help="List the recipes that come with cocktail, show one, copy one.")
 
 
 @app.command("list")
-def list_(as_json: Json = False) -> None:
-    """List the recipes that come with cocktail."""
+def list_(
+    fits: Annotated[
+        bool, typer.Option("--fits", help="Say of each whether this machine has what it requires.")
+    ] = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """List the recipes that come with cocktail. Example: cocktail recipes list --fits"""
     from recipes.recipe import list_recipes
 
-    rows = [
-        {
+    here = Has.here([pick_device(device)]) if fits else None
+    rows = []
+    for recipe in list_recipes():
+        row = {
             "name": recipe.name,
             "model": recipe.model.model_name_or_path,
             "peers": f"{recipe.swarm.min_peers}+",
-            "description": recipe.description,
+            "needs": needs(recipe),
         }
-        for recipe in list_recipes()
-    ]
+        if here is not None:
+            row["here"] = "; ".join(lacking(recipe, here)) or "fits"
+        rows.append(row | {"description": recipe.description})
     if as_json:
         typer.echo(json.dumps({"v": 1, "recipes": rows}))
         return
-    widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in ("name", "model", "peers")}
-    for row in [{key: key.upper() for key in ("name", "model", "peers", "description")}, *rows]:
-        typer.echo("  ".join(row[key].ljust(widths.get(key, 0)) for key in row))
-    typer.echo("Next: cocktail recipes show NAME · cocktail launch NAME", err=True)
+    columns = list(rows[0])
+    widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in columns[:-1]}
+    for row in [{key: key.upper() for key in columns}, *rows]:
+        typer.echo("  ".join(row[key].ljust(widths.get(key, 0)) for key in columns))
+    typer.echo("Next: cocktail recipes show NAME · cocktail plan NAME · cocktail launch NAME", err=True)
 
 
 @app.command("show")

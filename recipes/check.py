@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from recipes.document import Document, Key, leaves, sections
 from recipes.names import LATER, OTHER_NAMES
 from recipes.problems import Problem, RecipeError
-from recipes.schema import Dataset, Recipe
+from recipes.schema import Dataset, Recipe, Requires
 
 NOT_YET = "not supported in this version"
 
@@ -138,6 +138,8 @@ def _unknown(document: Document, key: Key) -> Problem:
     where = inside.get(str(key[0])) if len(key) > 1 else Recipe
     if key[0] in ("datasets", "eval_datasets") and len(key) > 1:
         where = Dataset
+    if key[:2] == ("swarm", "requires") and len(key) > 2:
+        where = Requires
     known = list(where.model_fields) if where else []
     if name in OTHER_NAMES and OTHER_NAMES[name] not in LATER:
         hint = "it means the opposite" if name.startswith("train_on_input") else ""

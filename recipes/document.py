@@ -34,6 +34,13 @@ class Document:
     lines: dict[Key, int] = field(default_factory=dict)
     overridden: dict[Key, str] = field(default_factory=dict)  # key -> the text of the override
 
+    def origin(self, key: Key) -> str | None:
+        """Where the value of `key` was said: an override, or a line of the file. None: it is the default."""
+        for depth in range(len(key), 0, -1):
+            if key[:depth] in self.overridden:
+                return self.overridden[key[:depth]]
+        return f"{self.file}:{self.lines[key]}" if key in self.lines else None
+
     def problem(self, key: Key, message: str, hint: str = "") -> Problem:
         """A problem at `key`, placed at the line of the key or of what holds it."""
         name = ".".join(str(part) for part in key)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import errno
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from recipes.problems import HubUnreachable, ModelError
+
+SPARE = 256 << 20  # bytes that stay free on the disk
 
 # huggingface_hub, httpx, requests and datasets each have their own names for "no answer"
 NO_ANSWER = {
@@ -56,23 +61,44 @@ def fetch(name: str, revision: str | None, files: Sequence[str], otherwise: Sequ
     )
 
     try:
-        listed = HfApi().model_info(name, revision=revision).siblings or []
+        found = HfApi().model_info(name, revision=revision, files_metadata=True)
+        listed = found.siblings or []
         safe = any(file.rfilename.endswith(".safetensors") for file in listed)
         wanted = [*files, *([] if safe else otherwise)]
+        sizes = {f.rfilename: f.size or 0 for f in listed if any(fnmatch(f.rfilename, w) for w in wanted)}
+        check_room(name, str(found.sha), sizes)
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except HFValidationError as error:
         raise ModelError(f"{name}: neither a folder nor the id of a model on the hub") from error
     except GatedRepoError as error:
-        hint = f"(hint: accept its licence at https://huggingface.co/{name}, then `hf auth login`)"
-        raise ModelError(f"{name}: the hub wants to know who asks {hint}") from error
+        raise ModelError(f"{name}: the hub wants to know who asks {licence(name)}") from error
     except RevisionNotFoundError as error:
-        raise ModelError(f"{name} has no revision {revision}") from error
+        hint = f"(hint: those there are: https://huggingface.co/{name}/tree/main)"
+        raise ModelError(f"{name} has no revision {revision}, or no longer {hint}") from error
     except RepositoryNotFoundError as error:
-        raise ModelError(f"{name}: no such folder, and no such model on the hub") from error
+        hint = "(hint: of a private one `hf auth login` first)"
+        raise ModelError(f"{name}: no such folder, and no such model on the hub {hint}") from error
     except Exception as error:
         if not is_no_answer(error):
             raise
         return _cached(name, revision, error)
+
+
+def licence(name: str) -> str:
+    """What opens a gated model."""
+    return f"(hint: accept the licence at https://huggingface.co/{name}, then `hf auth login`)"
+
+
+def check_room(name: str, commit: str, sizes: Mapping[str, int]) -> None:
+    """Before the first byte: is there room for those of the files that the cache lacks? Raises OSError."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    cached = {file for file in sizes if isinstance(try_to_load_from_cache(name, file, revision=commit), str)}
+    needed = sum(size for file, size in sizes.items() if file not in cached)
+    place = Path(constants.HF_HUB_CACHE)
+    there = next(p for p in (place, *place.parents) if p.exists())
+    if needed > max(0, shutil.disk_usage(there).free - SPARE):
+        raise OSError(errno.ENOSPC, f"{name} has {needed / 1e9:.1f} GB that are not here", str(place))
 
 
 def _cached(name: str, revision: str | None, no_answer: Exception) -> Path:

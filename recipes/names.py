@@ -14,7 +14,6 @@ LATER: dict[str, tuple[Any, ...]] = {
     "model.trust_remote_code": (False,),
     "compression.uncompressed_steps": (0,),
     "compression.lossless": (),
-    "swarm.requires": (None, {}),
     "logging.report_to": (None, "none", []),
     "logging.project": (None,),
     "logging.run_name": (None,),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 
 class InputError(Exception):
@@ -59,3 +60,14 @@ class RecipeError(InputError):
             hint = f"  ({p.hint})" if p.hint else ""
             lines.append(f"  {p.place:<{places}}  {p.key:<{keys}}  {p.message}{hint}")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found: a line for the user. `error` is what a failed check met, if it met one."""
+
+    level: Literal["ok", "warn", "fail"]
+    about: str  # recipe, model, data, gpu, disk, ...
+    text: str
+    hint: str = ""  # what to do about it
+    error: Exception | None = None

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from recipes.check import check
-from recipes.document import override, read
+from recipes.document import Document, override, read
 from recipes.problems import DataError, HubUnreachable, InputError, ModelError, Problem, RecipeError
 from recipes.schema import Compression, Dataset, Recipe
 
@@ -27,13 +28,23 @@ __all__ = [
     "Problem",
     "Recipe",
     "RecipeError",
+    "Resolved",
     "list_recipes",
     "load_recipe",
+    "load_resolved",
     "recipe_from_json",
     "recipe_path",
 ]
 
 LIBRARY = Path(__file__).parent / "library"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A recipe that was checked, and the text it comes from."""
+
+    recipe: Recipe
+    document: Document  # `origin` of a key: where its value was said
 
 
 def load_recipe(
@@ -43,6 +54,16 @@ def load_recipe(
     model: str | None = None,  # replaces model.model_name_or_path, and what belonged to the other model
 ) -> Recipe:
     """Errors: RecipeError with every problem found, each with its line."""
+    return load_resolved(name_or_path, overrides, data, model).recipe
+
+
+def load_resolved(
+    name_or_path: str | Path,
+    overrides: Sequence[str] = (),
+    data: str | None = None,
+    model: str | None = None,
+) -> Resolved:
+    """As `load_recipe`, with the text."""
     document = read(recipe_path(name_or_path))
     if data is not None:
         document.values["datasets"] = [{"path": data}]
@@ -52,9 +73,10 @@ def load_recipe(
         section = dict(kept) if isinstance(kept, dict) else {}
         for key in ("model_revision", "tokenizer_name_or_path", "pad_token"):
             section.pop(key, None)
+            document.lines.pop(("model", key), None)
         document.values["model"] = {**section, "model_name_or_path": model}
         document.overridden[("model", "model_name_or_path")] = f"--model {model}"
-    return check(document, override(document, overrides))
+    return Resolved(check(document, override(document, overrides)), document)
 
 
 def recipe_from_json(text: str) -> Recipe:

@@ -20,6 +20,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B)")
+_BYTES = {f"{unit}{i}B": (1024 if i else 1000) ** n for n, unit in enumerate("KMGT", 1) for i in ("", "i")}
 
 
 def number(value: Any) -> Any:
@@ -36,6 +38,16 @@ def duration(value: Any) -> Any:
         if not match:
             raise ValueError(f"{value!r} is not a duration; write 45s, 10m or 2h")
         return float(match[1]) * _SECONDS[match[2]]
+    return value
+
+
+def size(value: Any) -> Any:
+    """`24GiB`, `80GB`, or a number of bytes -> bytes."""
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value.strip())
+        if not match:
+            raise ValueError(f"{value!r} is not a size; write 24GiB or 80GB")
+        return int(float(match[1]) * _BYTES[match[2]])
     return value
 
 
@@ -64,6 +76,7 @@ def power_of_two(value: int) -> int:
 Real = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False)]
 Ratio = Annotated[Real, Field(gt=0, le=1)]
 Seconds = Annotated[float, BeforeValidator(duration), Field(gt=0, allow_inf_nan=False)]
+Size = Annotated[int, BeforeValidator(size), Field(gt=0)]
 StepsOrRatio = Annotated[Real, Field(ge=0), AfterValidator(steps_or_ratio)]
 Whole = Annotated[int, Field(ge=1)]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Strict(False)]
@@ -209,6 +222,14 @@ class Compression(Section):
     state_device: Literal["auto", "accelerator", "cpu"] = "auto"  # where x' lies; auto: cpu where it is short
 
 
+class Requires(Section):
+    """What a machine must have to take part; looked at before it fetches anything."""
+
+    vram: Size | None = None  # memory of the device that trains
+    disk: Size | None = None  # free where models are fetched to
+    bandwidth_mbps: Annotated[Real, Field(gt=0)] | None = None  # the lower of up and down, as far as known
+
+
 class Swarm(Section):
     join: Literal["token", "approve"] = "token"  # approve: the owner says yes to each newcomer as well
     min_peers: Whole = 1  # no step starts with fewer
@@ -218,6 +239,7 @@ class Swarm(Section):
     step_timeout: Seconds = 600.0  # the longest a step waits; as a rule measured paces end it earlier
     peer_timeout: Seconds = 30.0  # a silent peer is dropped
     probe_batch_size: Annotated[int, Field(ge=0)] = 0  # samples on which the hub measures packets; 0: none
+    requires: Requires | None = None  # null: nothing
 
     @model_validator(mode="after")
     def _probe_sees_the_packets(self) -> Swarm:

@@ -49,6 +49,32 @@ def rows(dataset: Dataset, streaming: bool = False) -> Iterator[Row]:
     return islice(_rows(dataset, streaming), dataset.max_samples)
 
 
+def on_hub(path: str) -> bool:
+    """Whether this names data on the hub: nothing that is here, or that looks as if it should be."""
+    if path.startswith(("builtin:", "http://", "https://")) or _looks_local(path):
+        return False
+    return not Path(path).exists() and not any(c in path for c in "*?[")
+
+
+def count(dataset: Dataset) -> int | None:
+    """How many rows: counted where they are here, as its page says where they are on the hub, else None.
+
+    Errors: DataError, HubUnreachable.
+    """
+    if not on_hub(dataset.path):
+        return sum(1 for _ in rows(dataset))
+    from datasets import load_dataset_builder
+
+    try:
+        with no_bars():
+            found = load_dataset_builder(dataset.path, dataset.name, revision=dataset.revision)
+    except Exception as error:
+        raise _unreadable(dataset.path, error) from error
+    split = (found.info.splits or {}).get(dataset.split)
+    most = dataset.max_samples
+    return None if split is None else min(split.num_examples, most or split.num_examples)
+
+
 def _rows(dataset: Dataset, streaming: bool) -> Iterator[Row]:
     path = dataset.path
     if path.startswith("builtin:"):

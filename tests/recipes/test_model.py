@@ -3,6 +3,7 @@ configs."""
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from recipes.base import BUILTIN_MODELS, check_fit, load_tokenizer, manifest, open_tokenizer, prepare_base
 from recipes.data import Sample, collate
 from recipes.flat import Flat, Layout, layout_of
+from recipes.hub import check_room
 from recipes.model import evaluate, export, generate, load_model, loss_sum
 from recipes.problems import HubUnreachable, ModelError
 from recipes.recipe import load_recipe
@@ -393,9 +395,25 @@ def test_what_the_hub_says_no_to_is_told_with_what_to_do(tmp_path, monkeypatch) 
             prepare_base(load_recipe("smoke", ["model_revision=v9", "model_name_or_path=a/b"]), tmp_path)
         return str(caught.value)
 
-    assert "accept its licence at https://huggingface.co/a/b" in message(errors.GatedRepoError)
-    assert message(errors.RepositoryNotFoundError) == "a/b: no such folder, and no such model on the hub"
-    assert message(errors.RevisionNotFoundError) == "a/b has no revision v9"
+    assert "accept the licence at https://huggingface.co/a/b, then `hf auth login`" in message(
+        errors.GatedRepoError
+    )
+    assert "a/b: no such folder, and no such model on the hub (hint: " in message(
+        errors.RepositoryNotFoundError
+    )
+    assert "a/b has no revision v9, or no longer" in message(errors.RevisionNotFoundError)
+
+
+def test_a_disk_without_room_for_a_hub_model_is_found_out_before_the_first_byte(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    check_room("a/b", "0" * 40, {"config.json": 800})
+    with pytest.raises(OSError, match=r"a/b has 1000.0 GB that are not here") as full:
+        check_room("a/b", "0" * 40, {"config.json": 800, "model.safetensors": 10**12})
+
+    assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(tmp_path / "cache"))
 
 
 def test_a_name_that_is_neither_folder_nor_hub_id_is_told(tmp_path) -> None:

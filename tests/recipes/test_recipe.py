@@ -161,6 +161,7 @@ def test_the_error_reads_as_a_list_of_places(write) -> None:
             "cocktail calls this data.completion_only_loss",
         ),
         ("training: {lora_r: 8}", "training.lora_r", "it belongs under `lora:`"),
+        ("swarm: {requires: {vrm: 1GB}}", "swarm.requires.vrm", "did you mean `vram`?"),
         ("QUANT_BITS: 4", "QUANT_BITS", "cocktail calls this compression.quant_bits"),
         (
             "training: {gradient_checkpointing: true}",
@@ -179,7 +180,6 @@ def test_a_wrong_name_leads_to_the_right_one(write, text: str, key: str, message
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("swarm: {requires: {vram: 24GB}}", "swarm.requires"),
         ("logging: {report_to: [wandb]}", "logging.report_to"),
     ],
 )
@@ -233,6 +233,7 @@ def test_zero_is_not_false_for_a_switch(write) -> None:
         ("compression: {quant_bucket_size: 100}", "must be a multiple of 8, not 100"),
         ("compression: {random_ratio: 0}", "must be above 0, not 0"),
         ("swarm: {step_timeout: soon}", "'soon' is not a duration; write 45s, 10m or 2h"),
+        ("swarm: {requires: {vram: 24 stones}}", "'24 stones' is not a size; write 24GiB or 80GB"),
         ("data: 3", "must be a section, a mapping of keys to values, not 3"),
         ("description: no", "must be text, not False"),
         ("eval_datasets: [{}]", "is required"),

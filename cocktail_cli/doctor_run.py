@@ -1,0 +1,94 @@
+"""The part of `cocktail doctor` that asks a run: is it reached, how far is it, how fast is the line, does it
+take this machine?
+
+It joins as a peer would, under a name of its own, fetches some of the base model, and leaves before it is
+given work.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from cocktail_cli.board import megabytes
+from cocktail_cli.doctor import found
+from cocktail_cli.errors import explain
+from cocktail_cli.identity import own_keys
+from cocktail_cli.join import versions
+
+if TYPE_CHECKING:
+    from recipes.problems import Finding
+    from transport import PeerLink, RunURL
+
+ANSWER = 10.0  # seconds for the hub
+NAME = "doctor"
+FETCH_S, FETCH = 3.0, 32 << 20  # of the base model, at most so long and so much
+TRIES = 3  # TCP connections, of which the fastest counts
+
+
+def run(text: str) -> Iterator[Finding]:
+    """The layers from the outside in; the first that fails ends it."""
+    from transport import PeerLink, ask_status, parse_url
+
+    try:
+        url = parse_url(text)
+        rtt = round_trip(url)
+        status = ask_status(url, ANSWER)
+        yield found("ok", "run", f"{url.run} at {url.address}, {1000 * rtt:.0f} ms: {said(status)}")
+        link = PeerLink(url, NAME, "doctor", versions(), keys=own_keys(), alone=False)
+        try:
+            link.connect(ANSWER)
+            yield found(
+                "ok", "versions", f"those of the run: {', '.join(f'{k} {v}' for k, v in versions().items())}"
+            )
+            yield fetched(link)
+        finally:
+            link.leave("the doctor has seen enough")
+    except Exception as error:
+        failure = explain(error)
+        yield found("fail", "run", failure.message, "; ".join(failure.hints))
+
+
+def round_trip(url: RunURL) -> float:
+    """Seconds of a TCP handshake. Raises what the hub's address is to blame for."""
+    from transport.errors import Unreachable
+
+    best = float("inf")
+    for _ in range(TRIES):
+        started = time.monotonic()
+        try:
+            socket.create_connection((url.host, url.port), timeout=ANSWER).close()
+        except OSError as error:
+            layer = "dns" if isinstance(error, socket.gaierror) else "tcp"
+            raise Unreachable(url.host, url.port, layer, f"{url.address}: {error}") from error
+        best = min(best, time.monotonic() - started)
+    return best
+
+
+def said(status: dict[str, Any]) -> str:
+    return f"{status['state']}, step {status['step']}/{status['max_steps']}, {len(status['peers'])} peers"
+
+
+def fetched(link: PeerLink) -> Finding:
+    """How fast the base model comes, and how much of it is missing here."""
+    from cocktail_cli.base import folder_of, room, to_fetch
+
+    files = link.welcome.base
+    largest = max(files, key=lambda file: file.size)
+    before, started = link.bytes_down, time.monotonic()
+    download = link.begin(f"base/{largest.name}")
+    try:
+        while not download.done and link.bytes_down - before < FETCH and time.monotonic() - started < FETCH_S:
+            time.sleep(0.02)
+    finally:
+        link.forget(download)
+    rate = (link.bytes_down - before) / max(time.monotonic() - started, 1e-3)
+    lacking, free = to_fetch(files, folder_of(files)), room()
+    text = f"{8 * rate / 1e6:.0f} Mbit/s down; the base model is {megabytes(sum(f.size for f in files))}"
+    if lacking > free:
+        return found(
+            "fail", "line", f"{text}, {megabytes(free)} are free here", "COCKTAIL_HOME on a larger disk"
+        )
+    return found("ok", "line", f"{text}, {megabytes(lacking)} of it not here yet")

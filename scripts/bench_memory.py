@@ -1,0 +1,220 @@
+"""The planner's memory beside a real peer's: one process a row, and what the system says it held at most.
+
+    scripts/bench_memory                             # five architectures on the CPU
+    scripts/bench_memory --only llama,gptj --rounds 3
+    scripts/bench_memory --device cuda --only gptj-6b    # random weights
+
+A peer is built and trains for some rounds against a hub that gives its own packets back. What is measured is,
+on the CPU, the high-water mark of resident memory above what the process held before, with its libraries
+loaded and its loops compiled; on a GPU the most that PyTorch had allocated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+WORDS = 16000
+COMMON = {"vocab_size": WORDS, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+SIZE = {"hidden_size": 320, "num_hidden_layers": 4, "num_attention_heads": 5, "intermediate_size": 1280}
+GPTJ = {"n_embd": 320, "n_layer": 4, "n_head": 5, "rotary_dim": 32, "n_positions": 512}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt-neox": ("GPTNeoXConfig", {**COMMON, **SIZE}),
+    "gptj": ("GPTJConfig", {**COMMON, **GPTJ}),
+    "llama": ("LlamaConfig", {**COMMON, **SIZE, "num_key_value_heads": 5}),
+    "opt": ("OPTConfig", {**COMMON, **SIZE, "ffn_dim": 1280, "word_embed_proj_dim": 320}),
+    "qwen3": ("Qwen3Config", {**COMMON, **SIZE, "num_key_value_heads": 1, "head_dim": 64}),
+    "gptj-6b": ("GPTJConfig", {}),
+    "tiny": (
+        "LlamaConfig",
+        {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1},
+    ),
+}
+SMALL = ("gpt-neox", "gptj", "llama", "opt", "qwen3")
+
+
+@dataclass
+class OneRound:
+    round: int
+    step: int
+    samples: int
+    steps: int = 100
+    exchange: bool = True
+    eval_part: int = 0
+    eval_parts: int = 0
+
+
+@dataclass
+class Committed:
+    accepted: list[str]
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Mirror:
+    """A link to nobody: what a peer sends comes back as what all sent."""
+
+    lease: bytes
+    samples: int
+    rounds: int
+    name: str = "ann"
+    leaving: threading.Event = field(default_factory=threading.Event)
+    ended: str | None = None
+    packet: bytes = b""
+    room: int = 0
+    done: int = 0
+
+    def fetch(self, name: str) -> bytes:
+        return self.packet if name.startswith("packet/") else self.lease
+
+    def packets(self, start: int, stop: int) -> Iterator[bytes]:
+        return iter(())
+
+    def ready(self, round: int, fingerprint: int) -> None: ...
+
+    def next_round(self) -> OneRound | None:
+        if self.done == self.rounds:
+            self.ended = "that was enough"
+            return None
+        self.done += 1
+        return OneRound(self.done - 1, self.done - 1, self.samples)
+
+    def exchange(self, packet: bytes, delivery: object) -> Committed:
+        self.packet = packet
+        return Committed([self.name])
+
+    def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None: ...
+
+    def hand_over(self, round: int, packet: bytes) -> bool | None:
+        return None
+
+    def leave(self, reason: str) -> None: ...
+
+
+def recipe_for(folder: Path, length: int, overrides: list[str]) -> Any:
+    from recipes.recipe import load_recipe
+
+    return load_recipe(
+        "smoke", [f"data.max_length={length}", "data.packing=false", *overrides], model=str(folder)
+    )
+
+
+def write_model(name: str, folder: Path, device: str) -> None:
+    """A model folder with random weights."""
+    import torch
+    import transformers
+
+    from recipes.base import quiet
+
+    kind, fields = MODELS[name]
+    with torch.device(device), quiet():
+        model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**fields))
+        model.save_pretrained(folder)
+
+
+def train(folder: Path, micro_batch: int, length: int, rounds: int, device: str, overrides: list[str]) -> int:
+    """Build a peer, let it train; the trained parameters it has."""
+    import numpy as np
+
+    from recipes.data import Sample, pack
+    from recipes.finetune import build_peer, finetune
+    from recipes.trained import load_trained
+
+    lengths = [length] + [length // 2] * (micro_batch - 1)  # unequal, so that a mask is made
+    tokens = [np.arange(n, dtype=np.int32) for n in lengths]
+    lease = pack([Sample(t, t > 0) for t in tokens])
+    recipe = recipe_for(folder, length, overrides)
+    model = load_trained(recipe, folder, device)
+    peer = build_peer(model, recipe, micro_batch)
+    del model
+    for _ in finetune(Mirror(lease, micro_batch, rounds), peer, 0):
+        pass
+    return peer.local.layout.size
+
+
+def kib(what: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(what + ":"):
+            return 1024 * int(line.split()[1])
+    raise SystemExit(f"this system does not tell {what}")
+
+
+def one(given: argparse.Namespace) -> None:
+    """In a process of its own: prints the measured bytes and the plan's."""
+    import torch
+
+    from recipes.cocktail_sgd import mix_of, rehearse
+    from recipes.memory import Machine, memory_of
+
+    with tempfile.TemporaryDirectory() as place:
+        folder, tiny = Path(place) / "model", Path(place) / "tiny"
+        write_model("tiny", tiny, "cpu")
+        train(tiny, 1, 8, 2, given.device, [])
+        rehearse(mix_of(recipe_for(tiny, 8, []).compression), 1 << 30)
+        write_model(given.one, folder, given.device)
+        gc.collect()
+        if given.device == "cpu":
+            ctypes.CDLL(None).malloc_trim(0)
+            Path("/proc/self/clear_refs").write_text("5")
+            before = kib("VmRSS")
+        else:
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        train(folder, given.micro_batch, given.length, given.rounds, given.device, given.override)
+        most = kib("VmHWM") if given.device == "cpu" else torch.cuda.max_memory_allocated()
+        recipe = recipe_for(folder, given.length, given.override)
+        planned = memory_of(recipe, folder, given.micro_batch, Machine(1 << 40, given.device != "cpu"))
+        parts = {part.name: part.bytes for part in planned.parts}
+        print(json.dumps({"measured": most - before, "planned": planned.bytes, "parts": parts}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(SMALL), help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--length", type=int, default=256, help="tokens of the longest sample")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--override", action="append", default=[], metavar="KEY=VALUE", help="of the recipe")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        one(given)
+        return
+    rows = []
+    for name in given.only.split(","):
+        done = subprocess.run(
+            [sys.executable, __file__, *sys.argv[1:], "--one", name],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        rows.append((name, json.loads(done.stdout.splitlines()[-1])))
+    names = list(rows[0][1]["parts"])
+    print(f"| MB | {' | '.join(names)} | planned | measured | planned / measured |")
+    print("|---" * (len(names) + 4) + "|")
+    for name, row in rows:
+        cells = [f"{row['parts'][part] / 1e6:.1f}" for part in names]
+        cells += [f"{row['planned'] / 1e6:.1f}", f"{row['measured'] / 1e6:.1f}"]
+        print(f"| {name} | {' | '.join(cells)} | {row['planned'] / row['measured']:.3f} |")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    main()

@@ -135,7 +135,8 @@ def half_of(recipe: Recipe, model: nn.Module, gpu: bool) -> torch.dtype | None:
 
 def with_attention(model: nn.Module, wanted: str) -> nn.Module:
     """With the attention that is asked for; flash attention keeps what sdpa keeps."""
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    whole: Any = model
+    inner = whole.get_base_model() if hasattr(whole, "get_base_model") else whole
     if wanted == "eager":
         inner.set_attn_implementation("eager")
     elif wanted != "auto" and getattr(inner, "_supports_sdpa", False):

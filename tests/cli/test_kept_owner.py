@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from cocktail_cli.kept_owner import ERROR, UPDATES, KeptOwner
+from cocktail_cli.probing import Probing
 from cocktail_cli.work import RunWork
 from compress import Cocktail, join
 from recipes.base import Base
@@ -215,6 +217,28 @@ def test_a_run_that_is_over_leaves_no_error_behind(tmp_path: Path) -> None:
     life.owner.forget()
 
     assert not (tmp_path / UPDATES).exists()
+
+
+def test_what_counts_for_less_is_logged_with_the_weight_that_it_had_and_judged_with_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recipes.weights.count_parameters", lambda folder: P)
+    nothing: Any = SimpleNamespace(pack_held_out=lambda: b"")
+    work = RunWork(load_recipe("smoke", []), Base(tmp_path, ()), nothing, tmp_path)
+    work.owner = KeptOwner(Owners(P, MIX, SEED), tmp_path)
+    work.probing = Probing(lambda: nothing, work.tell)
+    work.probing.weights = {"bob": 0.25}
+    with Ledger(tmp_path, run="toy", samples=9) as ledger:
+        work.owner.recover(ledger)
+        work.inherit("bob", legacies_before(2)[0][1], 0.4)
+        work.aggregate(0, updates_of(0))
+        assert work.owner.log is not None
+        [logged] = work.owner.log.rounds(0, 1)
+    work.close()
+
+    assert [(peer, weight) for peer, _, weight in logged.updates] == [("ann", 3.0), ("bob", 0.25 * 0.7)]
+    assert [(peer, weight) for peer, _, weight in logged.inherited] == [("bob", 0.25 * 0.4)]
+    assert work.taken == updates_of(0)
 
 
 def test_more_shards_than_the_model_has_parameters_are_refused(

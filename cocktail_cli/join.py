@@ -223,7 +223,7 @@ class Membership:
             return
         run.direct = to_owners(run.link, own_keys())
         if self.door is not None:
-            size = peer.flat.layout.size
+            size = peer.local.layout.size
             run.owning = Owning(run.link, Half(recipe, size), self.door, 8 * size + 2**20)
             run.owning.start()
 

@@ -135,8 +135,9 @@ def half_of(recipe: Recipe, model: nn.Module, gpu: bool) -> torch.dtype | None:
 
 def with_attention(model: nn.Module, wanted: str) -> nn.Module:
     """With the attention that is asked for; flash attention keeps what sdpa keeps."""
-    whole: Any = model
-    inner = whole.get_base_model() if hasattr(whole, "get_base_model") else whole
+    inner: Any = model
+    if hasattr(inner, "get_base_model"):  # peft's
+        inner = inner.get_base_model()
     if wanted == "eager":
         inner.set_attn_implementation("eager")
     elif wanted != "auto" and getattr(inner, "_supports_sdpa", False):

@@ -120,7 +120,7 @@ def survey(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Survey:
             if first:
                 encoder = Encoder(tokenizer, recipe.data, dataset, detect(dataset, first[0]))
                 lengths += [len(document.tokens) for document in encoder.encode(first)]
-            counted = sources.count(dataset)
+            counted = None if recipe.training.max_steps > 0 else sources.count(dataset)
         except HubUnreachable:
             counted = None
         rows = None if rows is None or counted is None else rows + counted

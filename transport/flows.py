@@ -15,7 +15,7 @@ FLOWS = 8  # connections of one session that are known; a peer has five, a bad l
 # brings, or asks for, 1000 chunks a second; the others have a few messages a round.
 MESSAGES, MESSAGES_S = 2000.0, 1000.0
 KIB = 1024  # of a message cost as much as another message
-DEAR = 500.0  # a greeting costs as much as so many more, and its refusal once more: a peer greets once
+DEAR = 50.0  # a greeting costs as much as so many more, and its refusal once more
 GREETINGS = (Hello, Resume, AskStatus, AskStop, AskOwner)
 
 

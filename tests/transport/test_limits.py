@@ -176,20 +176,6 @@ def test_a_connection_may_say_so_much_and_long_messages_and_questions_are_dear()
     assert said(30, ask=True) == -(-MESSAGES // (1 + DEAR))
 
 
-def test_a_connection_that_greets_several_times_a_second_is_hung_up_on_within_seconds() -> None:
-    def lasts(each_s: float) -> float:
-        """Seconds until a connection that greets so often may say no more."""
-        flows, now = Flows(), 0.0
-        while flows.may_say(b"c", 100, now) and now < 60.0:
-            flows.costs(b"c", AskStatus(1, TOKEN, "toy-run"), now)
-            now += each_s
-        return now
-
-    assert lasts(1 / 16) < 0.5, "1000 a second on 64 connections"
-    assert lasts(1 / 4) < 3.0
-    assert lasts(1.0) >= 60.0, "a peer that says Resume again and again on a bad line"
-
-
 def test_what_is_read_for_a_session_and_what_it_does_not_take_are_bounded_together() -> None:
     flows, credit = Flows(), RunSettings("", "", "", 1, 1).credit
     assert 4 * credit * CHUNK == MOST_HELD, "a peer never has more than a quarter under way"

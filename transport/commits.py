@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from . import actions as do
 from .chunks import Parts
 from .errors import UpdateRejected
+from .gather import Ended
 from .hub_shards import HubShards
 from .ids import expand
 from .ledger import Counted, Ledger
@@ -103,6 +104,8 @@ class Commits:
             ]
             try:
                 packet = self._shards.aggregate(action, updates)
+            except Ended:
+                return
             except UpdateRejected as error:
                 rejected[error.peer] = error.reason
                 if error.by:

@@ -10,6 +10,10 @@ from .chunks import Parts
 from .errors import UpdateRejected
 
 
+class Ended(Exception):
+    """The run is over before all owners have answered: the round is not committed."""
+
+
 class Gather:
     """One round's packets of shards. An attempt ends when every owner has answered, or is lost."""
 
@@ -33,7 +37,8 @@ class Gather:
             return self.attempt
 
     def wait(self) -> dict[str, bytes]:
-        """Owner -> the packet of its shards. Raises UpdateRejected where one cannot use a peer's part."""
+        """Owner -> the packet of its shards. Raises UpdateRejected where one cannot use a peer's part,
+        Ended."""
         until = time.monotonic() + self.patience
         with self._changed:
             while self._waited and self._refused is None and not self._ended:
@@ -43,6 +48,8 @@ class Gather:
                     self._waited = set()
             if self._refused is not None:
                 raise self._refused
+            if self._waited:
+                raise Ended
             return dict(self._came)
 
     def lose(self, owner: str, why: str) -> None:

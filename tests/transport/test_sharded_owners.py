@@ -15,7 +15,7 @@ from toy_owners import SHARDS, OwnersWork, OwningPeer, ToyHalf, links, owners_se
 from toy_swarm import trained
 
 from transport.actions import CommitDone
-from transport.gather import Gather
+from transport.gather import Ended, Gather
 from transport.history import History
 from transport.ledger import Recovered
 from transport.members import Members, Outbox
@@ -109,13 +109,17 @@ def test_who_comes_back_in_a_new_session_may_hand_over_what_it_owned_in_the_old_
     assert members.begin(b"a-key.4", hello, 1.0).owned == set(), "once"
 
 
-def test_an_owner_that_is_lost_before_it_is_asked_is_not_waited_for() -> None:
+def test_an_owner_that_is_lost_is_not_waited_for_and_a_run_that_ends_commits_no_round_halfway() -> None:
     gather = Gather(patience=60.0)
     gather.begin()
     gather.lose("s-ann", "gone")
     gather.ask(["s-ann"])
 
     assert gather.wait() == {}
+    gather.ask(["s-bob"])
+    gather.end()
+    with pytest.raises(Ended):
+        gather.wait()
 
 
 # ---- runs --------------------------------------------------------------------------------------------------

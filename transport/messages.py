@@ -258,7 +258,7 @@ class Estate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     number: Count
     peer: str  # who left it
-    share: float  # of the mean
+    share: Finite  # of the mean
 
 
 class Close(Message, frozen=True):
@@ -269,7 +269,7 @@ class Close(Message, frozen=True):
     round: Count
     attempt: Count
     shards: list[int]
-    weights: dict[str, float]
+    weights: dict[str, Finite]
     parts: dict[str, str] = {}  # peer -> the digest of its part: another is of before, or of another round
     estates: list[Estate] = []
 

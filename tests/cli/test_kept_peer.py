@@ -189,8 +189,9 @@ def test_a_stay_keeps_what_is_its_own_unless_the_run_is_over(
         raise end
 
     monkeypatch.setattr(membership, "train", train)
+    preparation = SimpleNamespace(carry_out=carry_out, recipe=mine.recipe)
     try:
-        membership.stay(RunLink(link), welcome, SimpleNamespace(carry_out=carry_out))  # type: ignore[arg-type]
+        membership.stay(RunLink(link), welcome, preparation)  # type: ignore[arg-type]
     except LinkLost:
         assert isinstance(end, LinkLost)
 

@@ -20,7 +20,7 @@ def test_the_newest_packet_is_given_from_memory_and_each_piece_is_made_once(tmp_
     with begin(tmp_path) as ledger:
         for round, data in enumerate((b"old", packet)):
             row = commit(ledger, round, data)
-            served = Objects(ledger, ToyWork(), lambda session, round: None)
+            served = Objects(ledger, ToyWork(), lambda session, round: None, lambda session, name: b"")
             served.committed(round, data, row.sha256)
         asked = [Get("packet/1", i, CHUNK) for i in range(objects.PIECES + 2)]
 

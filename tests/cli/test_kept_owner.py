@@ -222,7 +222,8 @@ def test_a_run_that_is_over_leaves_no_error_behind(tmp_path: Path) -> None:
 def test_what_counts_for_less_is_logged_with_the_weight_that_it_had_and_judged_with_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recipes.weights.count_parameters", lambda folder: P)
+    monkeypatch.setattr("recipes.trained.count_trained", lambda recipe, folder: P)
+    monkeypatch.setattr("recipes.trained.check_trainable", lambda *_: None)
     nothing: Any = SimpleNamespace(pack_held_out=lambda: b"")
     work = RunWork(load_recipe("smoke", []), Base(tmp_path, ()), nothing, tmp_path)
     work.owner = KeptOwner(Owners(P, MIX, SEED), tmp_path)

@@ -110,7 +110,8 @@ class Objects:
         if m not in self._pieces:
             self._pieces[m] = ForMany(source.read(m.index, m.chunk))
             if len(self._pieces) > PIECES:
-                self._pieces.popitem(last=False)
+                _, old = self._pieces.popitem(last=False)
+                old.made = None  # it refers to the piece: a circle, and none of them would be freed for long
         return Data(name, m.index, source.size, source.sha256), self._pieces[m]
 
     def keep_snapshots(self, offered: set[str]) -> None:

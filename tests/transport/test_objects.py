@@ -24,6 +24,9 @@ def test_the_newest_packet_is_given_from_memory_and_each_piece_is_made_once(tmp_
             served.committed(round, data, row.sha256)
         asked = [Get("packet/1", i, CHUNK) for i in range(objects.PIECES + 2)]
 
+        first = served.at_hand(asked[0])
+        assert first is not None
+        first[1].made = first[1]  # as a wire's frame does, which refers to the piece
         given = [answer for m in asked if (answer := served.at_hand(m))]
         again = served.at_hand(asked[-1])
 
@@ -33,6 +36,7 @@ def test_the_newest_packet_is_given_from_memory_and_each_piece_is_made_once(tmp_
         assert again is not None
         assert again[1] is given[-1][1]
         assert len(served._pieces) == objects.PIECES
+        assert first[1].made is None, "the oldest piece is in no circle"
         assert served.at_hand(Get("packet/0", 0, CHUNK)) is None, "older ones are in the file"
         assert served.at_hand(Get("packet/1", len(asked), CHUNK)) is None, "there is no such piece"
         served.close()

@@ -21,7 +21,7 @@ from recipes.encode import Encoded, Encoder, detect, encode_all
 from recipes.order import Mixture, shuffled
 from recipes.packing import NOTHING_LOST, Lost, Packed, samples_of
 from recipes.problems import DataError
-from recipes.samples import Sample, batches, collate, digest_of, pack, unpack
+from recipes.samples import Leased, Sample, batches, collate, digest_of, pack, unpack
 from recipes.schema import Data, Dataset, Recipe
 from recipes.sources import Row, rows
 from recipes.stream import Index, Stream
@@ -36,7 +36,7 @@ Parts = list[list[Encoded]]  # the documents of each data set
 
 
 @dataclass(frozen=True)
-class Corpus:
+class Corpus(Leased):
     """What a run is trained and measured on. Positions 0 .. len(corpus)-1 are the samples of the run in the
     order they are leased; `sample_id` says which row each is.
 
@@ -73,17 +73,6 @@ class Corpus:
 
     def sample(self, position: int) -> Sample:
         return self.samples[self.sample_id(position)]
-
-    def tokens(self, positions: Sequence[int]) -> int:
-        """Trained tokens of these positions."""
-        return sum(self.sample(position).count for position in positions)
-
-    def pack(self, positions: Sequence[int]) -> bytes:
-        """These positions' samples as bytes, for a peer; `unpack` reads them."""
-        return pack([self.sample(position) for position in positions])
-
-    def pack_held_out(self) -> bytes:
-        return pack(self.held_out)
 
     def digest(self) -> str:
         """sha256, hex, of every row, trained and held out: is it still the same data?"""

@@ -43,6 +43,26 @@ class Sample:
         return self.documents or (len(self.tokens),)
 
 
+class Leased:
+    """Samples that are leased by their positions, and those held out: what the hub gives of them."""
+
+    held_out: tuple[Sample, ...]
+
+    def sample(self, position: int) -> Sample:
+        raise NotImplementedError
+
+    def tokens(self, positions: Sequence[int]) -> int:
+        """Trained tokens of these positions."""
+        return sum(self.sample(position).count for position in positions)
+
+    def pack(self, positions: Sequence[int]) -> bytes:
+        """These positions' samples as bytes, for a peer; `unpack` reads them."""
+        return pack([self.sample(position) for position in positions])
+
+    def pack_held_out(self) -> bytes:
+        return pack(self.held_out)
+
+
 def pack(samples: Sequence[Sample]) -> bytes:
     """Samples as bytes, little endian: header; where one has several documents, how many each has, uint32;
     length of each document, uint32; token ids of all, uint16 where the largest fits and uint32 where not; the

@@ -25,7 +25,7 @@ from recipes.encode import Encoder
 from recipes.order import Mixture, shuffled
 from recipes.packing import NOTHING_LOST, Lost, samples_of
 from recipes.problems import DataError
-from recipes.samples import Sample, digest_of, pack
+from recipes.samples import Leased, Sample, digest_of
 from recipes.sources import Row, rows
 
 ROWS = 1024  # of a chunk, at most
@@ -178,7 +178,7 @@ class Index:
                 file.write(json.dumps(asdict(record)) + "\n")
 
 
-class Stream:
+class Stream(Leased):
     """What recipes.data.Corpus is, for a run whose rows are read as they are needed."""
 
     def __init__(
@@ -214,15 +214,6 @@ class Stream:
         draw = self.mixture.draw(position)
         with self.lock:
             return self.parts[draw.part].sample(draw.place)
-
-    def tokens(self, positions: Sequence[int]) -> int:
-        return sum(self.sample(position).count for position in positions)
-
-    def pack(self, positions: Sequence[int]) -> bytes:
-        return pack([self.sample(position) for position in positions])
-
-    def pack_held_out(self) -> bytes:
-        return pack(self.held_out)
 
     def digest(self) -> str:
         """sha256, hex, of what is held out and of the first chunk of each data set; what comes later is

@@ -8,7 +8,6 @@ reader thread   Work.samples, Work.object, reading chunks of files
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import queue
@@ -54,7 +53,6 @@ from .sockets import RouterWire
 from .uploads import LEGACY, UPDATE, refuses, round_of
 from .wire import GUARD_S, HANDSHAKE_DOWN, HANDSHAKE_UP, Frames, HubWire, key_of, wire_size
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
 LONGEST_LINGER_S = 120.0  # for peers that fetch slowly after the end
 TICK_S = 0.02  # while things come in, time passes in steps of this: a tick looks at every peer
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from in_process import Swarm, recipe_of, rows, save_tiny
+from in_process import Swarm, recipe_of
 from peft import AutoPeftModelForCausalLM
 
 from recipes.data import collate
@@ -15,18 +14,6 @@ from recipes.model import load_model
 from transport import events as hub
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def neox(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny("gpt_neox", tmp_path_factory.mktemp("neox"))
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(66)))
-    return path
 
 
 def test_a_run_with_adapters_trains_nothing_else_and_its_export_is_the_model_that_peers_hold(

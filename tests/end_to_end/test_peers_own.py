@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from in_process import Member, Swarm, recipe_of, rows, save_tiny
+from in_process import Member, Swarm, recipe_of
 
 from recipes.finetune import Event, StepDone
 from transport import events as hub
@@ -19,18 +18,6 @@ SECTIONS: dict[str, Any] = {
     "compression": {"shards": 4, "topk_ratio": 0.3},
     "training": {"optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.0, "global_batch_size": 6},
 }
-
-
-@pytest.fixture(scope="module")
-def neox(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny("gpt_neox", tmp_path_factory.mktemp("neox"))
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(66)))
-    return path
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

@@ -26,18 +26,6 @@ pytestmark = pytest.mark.slow
 EXACT = {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 32, "staleness": 0}
 
 
-@pytest.fixture(scope="module")
-def neox(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny("gpt_neox", tmp_path_factory.mktemp("neox"))
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(66)))
-    return path
-
-
 def plain_pytorch(swarm: Swarm, steps: int) -> torch.Tensor:
     """The same run as anybody would write it: one process, the whole batch. Returns the weights, (P,)."""
     model = swarm.model().train()

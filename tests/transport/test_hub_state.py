@@ -67,12 +67,8 @@ def play(swarm: SimSwarm, history: list[tuple[str, int]]) -> None:
             swarm.act(swarm.hub.receive(b"owner.1", order, swarm.now))
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 1), st.integers(1, 4), st.lists(DECISIONS, max_size=60))
-def test_whatever_happens_each_sample_is_counted_once_and_the_run_ends(
-    staleness: int, peers: int, history: list[tuple[str, int]]
-) -> None:
-    swarm = SimSwarm(staleness)
+def lives_through(swarm: SimSwarm, peers: int, history: list[tuple[str, int]], which: str = "") -> None:
+    """Whatever happens, the run ends, and each sample is counted once."""
     for _ in range(peers):
         swarm.join()
     play(swarm, history)
@@ -81,33 +77,34 @@ def test_whatever_happens_each_sample_is_counted_once_and_the_run_ends(
         swarm.join()
     ended = swarm.settle()
 
-    assert (
-        sorted(swarm.trained) == list(range(13))
-        if ended.finished
-        else len(set(swarm.trained)) == len(swarm.trained)
-    )
-    assert ended.finished or ended.exit_code == 7
+    whole = sorted(swarm.trained) == list(range(13))
+    assert whole if ended.finished else len(set(swarm.trained)) == len(swarm.trained), which
+    assert ended.finished or ended.exit_code == 7, which
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 1), st.integers(1, 4), st.lists(DECISIONS, max_size=60))
+def test_whatever_happens_each_sample_is_counted_once_and_the_run_ends(
+    staleness: int, peers: int, history: list[tuple[str, int]]
+) -> None:
+    swarm = SimSwarm(staleness)
+    lives_through(swarm, peers, history)
+
     committed = [e.round for e in swarm.events if isinstance(e, events.RoundCommitted)]
     assert len(set(committed)) == len(committed), "no round is announced twice"
+
+
+def drawn_history(random: Random) -> list[tuple[str, int]]:
+    """A long one, in which some things happen often and others hardly."""
+    weights = [random.random() ** 2 for _ in WORDS]
+    return [(random.choices(WORDS, weights)[0], random.randint(0, 5)) for _ in range(random.randint(0, 150))]
 
 
 def seeded_history(seed: int) -> None:
     """One long history, drawn from its seed without shrinking: cheap, so many. The laws hold after it."""
     random = Random(seed)
-    swarm = SimSwarm(random.randint(0, 1))
-    for _ in range(random.randint(1, 4)):
-        swarm.join()
-    weights = [random.random() ** 2 for _ in WORDS]
-    play(
-        swarm,
-        [(random.choices(WORDS, weights)[0], random.randint(0, 5)) for _ in range(random.randint(0, 150))],
-    )
-    swarm.reject = ""
-    if swarm.ended is None:
-        swarm.join()
-    ended = swarm.settle()
-    whole = sorted(swarm.trained) == list(range(13))
-    assert whole if ended.finished else len(set(swarm.trained)) == len(swarm.trained), f"seed {seed}"
+    swarm, peers = SimSwarm(random.randint(0, 1)), random.randint(1, 4)
+    lives_through(swarm, peers, drawn_history(random), f"seed {seed}")
 
 
 @pytest.mark.slow

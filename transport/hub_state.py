@@ -283,7 +283,7 @@ class HubState:
     def _report(self, session: Session, m: Report, now: float) -> None:
         ex = self.exchange
         if self.phase is Phase.OPEN and ex is not None and ex.round == m.round and session.id in ex.members:
-            if session.id not in ex.claims:  # cut again, where the round was opened again: the newest counts
+            if session.id not in ex.claims and ex.is_cut_for_us(m):  # the newest counts
                 ex.reports[session.id] = m
             self.maybe_arrived(session, ex, now)
         elif m.round <= self.round:

@@ -66,6 +66,10 @@ class Exchange:
     )  # owners that are gone, or silent: nothing is expected of them
     closes: dict[str, Close] = field(default_factory=dict)  # what each owner was told last
 
+    def is_cut_for_us(self, report: Report) -> bool:
+        """Not for owners of the round as a hub that was killed had opened it: its member cuts again."""
+        return report.parts.keys() <= {self.members[owner] for owner in self.owners}
+
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self.members.values()))

@@ -148,6 +148,7 @@ class Run:
     def open(self, work: RunWork, narrator: Narrator, listen: Listen, peers: int) -> tuple[Hub, RunRecord]:
         """The hub, listening, and the record by which other commands find it."""
         from cocktail_cli.work import settings_of
+        from recipes.card import versions
         from transport import Hub, Ledger, RunKeys
         from transport.allocator import keep_freed_memory
 
@@ -179,6 +180,7 @@ class Run:
                 output_dir=shown(self.folder),
                 reach=reach.known,
                 round=narrator.rounds,
+                versions=versions(),
             )
         )
         return hub, record

@@ -33,6 +33,13 @@ class RunStarted:
 
 
 @dataclass(frozen=True)
+class PageOpened:
+    """The run can be looked at in a browser of this machine, at an address that holds the key to the page."""
+
+    url: str
+
+
+@dataclass(frozen=True)
 class Joined:
     """This machine is in the run (told by `cocktail join`)."""
 
@@ -156,6 +163,7 @@ class Left:
 
 Event = (
     RunStarted
+    | PageOpened
     | Joined
     | Progressed
     | PeerJoined

@@ -99,7 +99,7 @@ def source_of(run: str | None) -> tuple[Source, str]:
     if run.startswith("cocktail:"):
         from cocktail_cli.remote import Remote
 
-        return Remote(run), run
+        return Remote(run), f"cocktail join {run}"
     record = load(run)
     reader = Reader(record)
     reader.look()  # what cannot be read is found out now

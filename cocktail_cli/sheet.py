@@ -34,7 +34,7 @@ def sections(c: Chronicle) -> list[Element]:
         made.append(section("bytes", "Bytes", *traffic(c)))
     if c.stays:
         made.append(section("peers", "Peers", timeline(c)))
-    if c.contributions:
+    if any(one.part for one in c.contributions):
         made.append(section("contributions", "Contributions", shares(c)))
         made.append(section("contributors", "Contributors", *contributors(c)))
     if c.about.recipe_text:

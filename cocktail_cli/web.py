@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Protocol
+from xml.etree.ElementTree import Element
 
 from cocktail_cli.chronicle import Chronicle
 from cocktail_cli.errors import Failure
@@ -66,25 +67,50 @@ class Drawn:
 class Screen:
     """The newest look at the run, for everybody who asks."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    def __init__(self, source: Source, again: float) -> None:
+        self.source, self.again = source, again
         self.lock = threading.Lock()
-        self.at = -AGAIN
+        self.at = 0.0
         self.drawn: Drawn | None = None
 
     def look(self) -> Drawn:
         with self.lock:
-            if self.drawn is None or time.monotonic() - self.at >= AGAIN:
+            if self.drawn is None or time.monotonic() - self.at >= self.again:
                 self.drawn = draw(self.source.look())
                 self.at = time.monotonic()
             return self.drawn
 
 
 def draw(c: Chronicle) -> Drawn:
+    """The whole page: it can be read without JavaScript too."""
     shown = sections(c)
     tag = hashlib.sha256("".join(map(html, shown)).encode()).hexdigest()[:32]
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("title", headline(c)),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("link", rel="stylesheet", href="style.css"),
+        el("link", rel="icon", href="icon.svg"),
+        el("script", src="page.js", defer=True),
+    )
+    top = el(
+        "header",
+        el("h1", c.about.run),
+        el("p", f"cocktail · recipe {c.about.recipe}" if c.about.recipe else "cocktail", class_="sub"),
+        el("p", id="notice", role="alert", hidden=True),
+        el("p", id="said", class_="unseen", role="status"),
+        el("noscript", el("p", "Without JavaScript this page does not renew itself: reload it.")),
+        invitation(),
+    )
     main = el("main", *shown, data_tag=f'"{tag}"', data_headline=headline(c))
-    join = el(
+    page = el("html", head, el("body", top, main), lang="en")
+    return Drawn(f'"{tag}"', "<!doctype html>\n" + html(page))
+
+
+def invitation() -> Element:
+    """Where page.js puts the join line, if it is given one."""
+    return el(
         "section",
         el("h2", "Invite peers", id="join-h"),
         el("p", "Anyone with this line can join until the run is over. Treat it like a password."),
@@ -96,36 +122,12 @@ def draw(c: Chronicle) -> Drawn:
         aria_labelledby="join-h",
         hidden=True,
     )
-    top = el(
-        "header",
-        el("h1", c.about.run),
-        el("p", f"cocktail · recipe {c.about.recipe}" if c.about.recipe else "cocktail", class_="sub"),
-        el("p", id="notice", role="alert", hidden=True),
-        el("p", id="said", class_="unseen", role="status"),
-        el("noscript", el("p", "Without JavaScript this page does not renew itself: reload it.")),
-        join,
-    )
-    head = el(
-        "head",
-        el("meta", charset="utf-8"),
-        el("title", headline(c)),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("link", rel="stylesheet", href="style.css"),
-        el("link", rel="icon", href="icon.svg"),
-        el("script", src="page.js", defer=True),
-    )
-    foot = el(
-        "footer",
-        "Read from the run's ledger and diary on this machine. Times of the timeline run from its start.",
-    )
-    page = el("html", head, el("body", top, main, foot), lang="en")
-    return Drawn(f'"{tag}"', "<!doctype html>\n" + html(page))
 
 
 # ---- HTTP --------------------------------------------------------------------------------------------------
 
 
-def application(source: Source, key: str, join_line: str) -> Starlette:
+def application(source: Source, key: str, join_line: str, again: float = AGAIN) -> Starlette:
     """The page of one run. `join_line` goes to whoever shows `key`."""
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
@@ -134,7 +136,7 @@ def application(source: Source, key: str, join_line: str) -> Starlette:
 
     from transport.errors import TransportError
 
-    screen = Screen(source)
+    screen = Screen(source, again)
 
     def page(request: Request) -> Response:
         try:

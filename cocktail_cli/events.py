@@ -29,6 +29,14 @@ class RunStarted:
     reach: str = ""  # what is known of the address in the URL
     logging_steps: int = 1  # steps between two plain lines
     round: int = 0  # the next one; more than 0: the run was resumed
+    versions: dict[str, str] = field(default_factory=dict)  # of the packages on the owner's machine
+
+
+@dataclass(frozen=True)
+class PageOpened:
+    """The run can be looked at in a browser of this machine, at an address that holds the key to the page."""
+
+    url: str
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,8 @@ class Step:
     packet_bytes: int = 0  # of the aggregated packet
     fingerprint: str = ""  # of x' before this round, 16 hex digits
     step_s: float = 0.0
+    compute_s: dict[str, float] = field(default_factory=dict)  # of each peer's last step
+    wait_s: dict[str, float] = field(default_factory=dict)  # that its device then waited for the exchange
 
 
 @dataclass(frozen=True)
@@ -153,6 +163,7 @@ class Left:
 
 Event = (
     RunStarted
+    | PageOpened
     | Joined
     | Progressed
     | PeerJoined

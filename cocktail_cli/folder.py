@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.events import Eval, Event, RunStarted, Step, as_json, timestamp
+from cocktail_cli.events import Eval, Event, PageOpened, RunStarted, Step, as_json, timestamp
 from cocktail_cli.runs import FILE, RunRecord, read
 
 LOG = "cocktail.log"
@@ -107,6 +107,8 @@ class Recorder:
         if isinstance(event, RunStarted):
             head, _, place = event.url.partition("@")
             event = dataclasses.replace(event, url=f"{head.partition('.')[0]}.***@{place}")
+        if isinstance(event, PageOpened):
+            event = PageOpened(event.url.partition("#")[0])
         self.events.write(as_json(event) + "\n")
         self.events.flush()
         if isinstance(event, Step):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cocktail_cli import folder as in_folder
+from cocktail_cli.dashboard import Page
 from cocktail_cli.errors import writing_to
 from cocktail_cli.events import Warning
 from cocktail_cli.local_peers import LocalSettings
@@ -67,6 +68,10 @@ def launch(
             help="Address to put in the run URL.",
         ),
     ] = None,
+    dashboard: Annotated[
+        bool,
+        typer.Option("--dashboard", help="And a page in the browser, on this machine, as long as it runs."),
+    ] = False,
     device: Device = "auto",
     gpus: Gpus = 1,
     micro_batch_size: MicroBatch = None,
@@ -121,6 +126,7 @@ def launch(
             listen = place_of(resumed, listen, Listen())
         in_folder.log_to(folder / in_folder.LOG, verbose)
         recorder = in_folder.Recorder(folder, lambda what: view.show(Warning(what)))
-        with closing(recorder), writing_to(folder):
-            run = Run(resolved, folder, [view, recorder], resumed)
+        page = Page() if dashboard else None
+        with closing(recorder), writing_to(folder), closing(page) if page else nullcontext():
+            run = Run(resolved, folder, [view, recorder], resumed, page)
             run.carry_out(listen, local, 0 if no_train else peers)

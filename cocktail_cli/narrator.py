@@ -77,9 +77,16 @@ class Narrator:
             packet_bytes=event.size,
             fingerprint=f"{event.fingerprint:016x}",
             step_s=round(event.seconds, 3),
+            compute_s=rounded(event.compute_s),
+            wait_s=rounded(event.wait_s),
         )
 
     def ratios(self, moved: Mapping[str, int], members: list[str]) -> dict[str, float]:
         """How many times fewer bytes than FP16 parameters, for each member of the round."""
         full = BYTES_FP16 * self.parameters
         return {peer: round(full / moved[peer], 2) for peer in members if moved.get(peer)}
+
+
+def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    """To the millisecond."""
+    return {peer: round(value, 3) for peer, value in seconds.items()}

@@ -29,6 +29,7 @@ from cocktail_cli.options import (
     Quiet,
     Recipe,
     Verbose,
+    VramLimit,
 )
 from cocktail_cli.plan import plan
 from cocktail_cli.resume import place_of, unfinished
@@ -72,6 +73,7 @@ def launch(
     micro_batch_size: MicroBatch = None,
     max_up: MaxUp = None,
     max_down: MaxDown = None,
+    vram_limit: VramLimit = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -105,7 +107,7 @@ def launch(
         )
         return
     display = Display(as_json, quiet, verbose, not no_color, progress)
-    local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus)
+    local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus, vram_limit)
     listen = Listen(bind, port, advertise)
     with view_of(display) as view:
         from recipes.recipe import load_recipe

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "transport": "zmq msgspec",
     "recipes": "compress torch numpy transformers tokenizers datasets peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2",
-    "cocktail_cli": "compress transport recipes typer rich platformdirs torch transformers yaml",
+    "cocktail_cli": "compress transport recipes typer rich platformdirs torch transformers yaml pynvml",
 }
 
 UNIX_ONLY = {

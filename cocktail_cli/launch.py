@@ -35,6 +35,7 @@ from cocktail_cli.plan import plan
 from cocktail_cli.resume import place_of, unfinished
 from cocktail_cli.run import BIND, PORT, Listen, Run
 from cocktail_cli.show import Display, view_of
+from cocktail_cli.trackers import trackers_of
 from cocktail_cli.validate import validate
 
 
@@ -122,7 +123,12 @@ def launch(
         else:
             listen = place_of(resumed, listen, Listen())
         in_folder.log_to(folder / in_folder.LOG, verbose)
-        recorder = in_folder.Recorder(folder, lambda what: view.show(Warning(what)))
+
+        def told(what: str) -> None:
+            view.show(Warning(what))
+
+        trackers = trackers_of(resolved, folder, told)
+        recorder = in_folder.Recorder(folder, told, resolved.training.global_batch_size, trackers)
         with closing(recorder), writing_to(folder):
             run = Run(resolved, folder, [view, recorder], resumed)
             run.carry_out(listen, local, 0 if no_train else peers)

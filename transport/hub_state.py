@@ -325,7 +325,7 @@ class HubState:
     def open(self, ready: list[Session], now: float) -> None:
         s, free = self.settings, self.leases.free
         step = (s.samples - free) // s.global_batch if free else s.steps
-        granted = self.leases.grant(self.round, [p.id for p in ready], s.global_batch * s.local_steps)
+        granted = self.leases.grant(self.round, [p.id for p in ready], s.round_batch)
         leased = sum(size(ids) for ids in granted.values())
         members = {p.id: p.name for p in ready}
         ex = self.exchange = Exchange(self.round, step, members, leased, now, now + s.step_timeout)

@@ -18,7 +18,8 @@ class RunSettings:
     recipe: str  # resolved recipe, JSON
     recipe_hash: str  # sha256 of that text, hex
     samples: int  # the run counts each of 0 .. samples-1 once, then it is over
-    global_batch: int  # samples leased per round, all members together
+    global_batch: int  # samples of a step, all members together
+    local_steps: int = 1  # steps of a round
     base: tuple[File, ...] = ()  # files of the base model
     parameters: int = 0
     shards: int = 1  # of the vector; Work knows which is which

@@ -110,11 +110,18 @@ class Chronicle:
     started: float | None = None  # seconds since 1970
     seen: float | None = None  # of the newest entry
     rounds: tuple[Round, ...] = ()
+    before: tuple[tuple[int, float], ...] = ()  # (step, loss) of rounds of which no more is known
     evaluations: tuple[Evaluation, ...] = ()
     stays: tuple[Stay, ...] = ()
     contributions: tuple[Contribution, ...] = ()  # the largest part first
     note: str = ""  # what a reader of this one has to know
     reason: str = ""  # why it ended
+
+    @property
+    def losses(self) -> list[tuple[float, float]]:
+        """(step, loss) of all rounds that trained."""
+        trained = ((r.step, r.loss) for r in self.rounds if r.loss is not None)
+        return [(float(step), loss) for step, loss in (*self.before, *trained)]
 
     @property
     def present(self) -> list[str]:

@@ -45,7 +45,8 @@ def test_who_looks_gets_the_run_and_not_the_line_to_join_it(run: ARun) -> None:
 
 def test_the_line_is_for_the_key_and_for_this_machine(run: ARun) -> None:
     def asked(key: str, client: tuple[str, int]) -> tuple[int, bool]:
-        got = open_page(run, client).get("/join", headers={"Authorization": f"Bearer {key}"})
+        shown = {"Authorization": f"Bearer {key}".encode()}
+        got = open_page(run, client).get("/join", headers=shown)
         return got.status_code, got.text == LINE
 
     assert asked(KEY, HERE) == (200, True)

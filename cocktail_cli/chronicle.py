@@ -64,6 +64,7 @@ class Stay:
 
     peer: str
     joined: float  # seconds since 1970
+    ready: float | None = None  # from then on it held the model and took part; None: not yet, or not known
     left: float | None = None  # None: it is there
     reason: str = ""
 
@@ -224,8 +225,10 @@ class Reader:
             self.begin(event, at)
         elif kind == "peer_joined":
             self.come(event["peer"], event["hardware"], at)
+        elif kind == "peer_ready":
+            self.change(event["peer"], ready=at)
         elif kind == "peer_left":
-            self.go(event["peer"], event["reason"], at)
+            self.change(event["peer"], left=at, reason=event["reason"])
         elif kind == "step":
             self.steps = event["steps"]
             if event["round"] < len(self.rounds):
@@ -240,16 +243,17 @@ class Reader:
         self.started, self.steps = self.started or at, event["steps"]
         self.about = replace(self.about, parameters=event["parameters"], versions=event.get("versions", {}))
         for peer in {stay.peer for stay in self.stays if stay.left is None}:
-            self.go(peer, "the hub was started again", at)
+            self.change(peer, left=at, reason="the hub was started again")
 
     def come(self, peer: str, hardware: str, at: float) -> None:
         self.by_peer[peer] = replace(self.add(peer), hardware=hardware)
         self.stays = [*self.stays[-STAYS:], Stay(peer, at)]
 
-    def go(self, peer: str, reason: str, at: float) -> None:
+    def change(self, peer: str, **news: Any) -> None:
+        """Of its newest stay."""
         for i in reversed(range(len(self.stays))):
             if self.stays[i].peer == peer:
-                self.stays[i] = replace(self.stays[i], left=at, reason=reason)
+                self.stays[i] = replace(self.stays[i], **news)
                 return
 
     def measure(self, event: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 
 from cocktail_cli.board import megabytes, spell
 from cocktail_cli.charts import Bar, Plot, Row, Series, lines, rows, thin
-from cocktail_cli.chronicle import Chronicle, Contribution, Round
+from cocktail_cli.chronicle import Chronicle, Contribution, Round, Stay
 from cocktail_cli.events import timestamp
 from cocktail_cli.markup import Child, el
 
@@ -214,25 +214,33 @@ def curves(plot: Plot) -> Element:
 def timeline(c: Chronicle) -> Element:
     """When each peer was there, and the rounds that went on without it."""
     start, end = c.started or 0.0, c.seen or 0.0
-    by_peer: dict[str, list[Bar]] = {}
+    bars: dict[str, list[Bar]] = {}
     for stay in c.stays:
-        gone = f"left {utc(stay.left)}: {stay.reason}" if stay.left else "still there"
-        title = f"{stay.peer}: joined {utc(stay.joined)}, {gone}"
-        bar = Bar(max(0.0, stay.joined - start), max(0.0, (stay.left or end) - start), title)
-        by_peer.setdefault(stay.peer, []).append(bar)
+        bars.setdefault(stay.peer, []).extend(bars_of(stay, start, end))
     missed: dict[str, list[Bar]] = {}
     for r in c.rounds:
         for peer in r.left_out:
             mark = Bar(r.at - start, r.at - start, f"{peer}: round {r.round} without it")
             missed.setdefault(peer, []).append(mark)
-    drawn = [Row(peer, bars, missed.get(peer, [])[-CROSSES:]) for peer, bars in by_peer.items()]
-    said = f"{len(by_peer)} peers came, {len(c.present)} are there. Time runs from the start of the run."
+    drawn = [Row(peer, parts, missed.get(peer, [])[-CROSSES:]) for peer, parts in bars.items()]
+    said = f"{len(bars)} peers came, {len(c.present)} are there. Time runs from the start of the run."
     body = [
         [s.peer, utc(s.joined), utc(s.left) if s.left else "", s.reason] for s in reversed(c.stays[-PEERS:])
     ]
     stays = table("Who came and went, newest first", ["peer", "joined", "left", "why"], body)
     chart = rows("timeline", "Peers over time", said, drawn, timed=True, marks="late or refused")
     return figure(chart, folded("timeline-table", stays))
+
+
+def bars_of(stay: Stay, start: float, end: float) -> Iterator[Bar]:
+    """From its coming to its going; pale while it fetches the model."""
+    gone = f"left {utc(stay.left)}: {stay.reason}" if stay.left else "still there"
+    title = f"{stay.peer}: joined {utc(stay.joined)}, {gone}"
+    joined, ready, left = (max(0.0, (at or end) - start) for at in (stay.joined, stay.ready, stay.left))
+    if stay.ready is not None:
+        yield Bar(joined, ready, f"{stay.peer}: fetched the model until {utc(stay.ready)}", pale=True)
+        joined = ready
+    yield Bar(joined, max(joined, left), title)
 
 
 def shares(c: Chronicle) -> Element:

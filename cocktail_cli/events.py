@@ -70,6 +70,15 @@ class PeerJoined:
 
 
 @dataclass(frozen=True)
+class PeerReady:
+    """It holds the run's model, and takes part from the next round on."""
+
+    peer: str
+    round: int
+    joining_s: float = 0.0  # from its greeting until now
+
+
+@dataclass(frozen=True)
 class PeerAsks:
     """A newcomer waits for the owner's yes: `cocktail peers RUN --approve KEY`."""
 
@@ -108,6 +117,7 @@ class Step:
     step_s: float = 0.0
     compute_s: dict[str, float] = field(default_factory=dict)  # of each peer's last step
     wait_s: dict[str, float] = field(default_factory=dict)  # that its device then waited for the exchange
+    tokens_by_peer: dict[str, int] = field(default_factory=dict)  # trained tokens delivered in this round
 
 
 @dataclass(frozen=True)
@@ -167,6 +177,7 @@ Event = (
     | Joined
     | Progressed
     | PeerJoined
+    | PeerReady
     | PeerAsks
     | PeerLeft
     | Step

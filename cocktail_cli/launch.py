@@ -30,11 +30,13 @@ from cocktail_cli.options import (
     Quiet,
     Recipe,
     Verbose,
+    VramLimit,
 )
 from cocktail_cli.plan import plan
 from cocktail_cli.resume import place_of, unfinished
 from cocktail_cli.run import BIND, PORT, Listen, Run
 from cocktail_cli.show import Display, view_of
+from cocktail_cli.trackers import trackers_of
 from cocktail_cli.validate import validate
 
 
@@ -77,6 +79,7 @@ def launch(
     micro_batch_size: MicroBatch = None,
     max_up: MaxUp = None,
     max_down: MaxDown = None,
+    vram_limit: VramLimit = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -110,7 +113,7 @@ def launch(
         )
         return
     display = Display(as_json, quiet, verbose, not no_color, progress)
-    local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus)
+    local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus, vram_limit)
     listen = Listen(bind, port, advertise)
     with view_of(display) as view:
         from recipes.recipe import load_recipe
@@ -125,7 +128,12 @@ def launch(
         else:
             listen = place_of(resumed, listen, Listen())
         in_folder.log_to(folder / in_folder.LOG, verbose)
-        recorder = in_folder.Recorder(folder, lambda what: view.show(Warning(what)))
+
+        def told(what: str) -> None:
+            view.show(Warning(what))
+
+        trackers = trackers_of(resolved, folder, told)
+        recorder = in_folder.Recorder(folder, told, resolved.training.global_batch_size, trackers)
         page = Page() if dashboard else None
         with closing(recorder), writing_to(folder), closing(page) if page else nullcontext():
             run = Run(resolved, folder, [view, recorder], resumed, page)

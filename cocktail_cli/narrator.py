@@ -39,6 +39,8 @@ class Narrator:
         if isinstance(event, theirs.PeerJoined):
             self.present.add(event.peer)
             yield ours.PeerJoined(printable(event.peer), printable(event.hardware))
+        elif isinstance(event, theirs.PeerReady):
+            yield ours.PeerReady(printable(event.peer), event.round, round(event.joining_s, 1))
         elif isinstance(event, theirs.PeerAsks):
             yield ours.PeerAsks(printable(event.peer), event.key, printable(event.hardware))
         elif isinstance(event, theirs.PeerLeft):
@@ -79,6 +81,7 @@ class Narrator:
             step_s=round(event.seconds, 3),
             compute_s=rounded(event.compute_s),
             wait_s=rounded(event.wait_s),
+            tokens_by_peer=dict(event.tokens_by_peer),
         )
 
     def ratios(self, moved: Mapping[str, int], members: list[str]) -> dict[str, float]:

@@ -27,6 +27,7 @@ from cocktail_cli.events import (
     PeerAsks,
     PeerJoined,
     PeerLeft,
+    PeerReady,
     Progressed,
     RunFinished,
     RunStarted,
@@ -185,6 +186,8 @@ def sentence(event: Event) -> str | None:
         return f"page: {event.url}"
     if isinstance(event, PeerJoined):
         return f"{event.peer} joined" + (f" ({event.hardware})" if event.hardware else "")
+    if isinstance(event, PeerReady):
+        return f"{event.peer} is ready, after {event.joining_s:.1f} s"
     if isinstance(event, PeerAsks):
         what = f" ({event.hardware})" if event.hardware else ""
         return f"{event.peer}{what} asks to join: cocktail peers RUN --approve {event.key}, or --deny"

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "recipes": "compress torch numpy transformers tokenizers datasets peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2",
     "cocktail_cli": "compress transport recipes typer rich platformdirs starlette uvicorn torch "
-    "transformers yaml",
+    "transformers yaml pynvml",
 }
 
 UNIX_ONLY = {

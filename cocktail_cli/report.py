@@ -44,7 +44,7 @@ def report(
 
     With --json one object: report, bytes.
     """
-    from cocktail_cli.chronicle import Reader
+    from cocktail_cli.diary import Reader
     from cocktail_cli.status import answers
 
     record = load(run)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from a_run import BEGAN, PARAMETERS, ARun, a_run
 
-from cocktail_cli.chronicle import Chronicle, Contribution, Reader
+from cocktail_cli.chronicle import Chronicle, Contribution
+from cocktail_cli.diary import Reader
 from cocktail_cli.sheet import bars_of
 from transport.errors import LedgerError
 

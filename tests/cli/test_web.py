@@ -11,7 +11,8 @@ import pytest
 from a_run import ARun, a_run
 from starlette.testclient import TestClient
 
-from cocktail_cli.chronicle import Chronicle, Reader
+from cocktail_cli.chronicle import Chronicle
+from cocktail_cli.diary import Reader
 from cocktail_cli.errors import Failure
 from cocktail_cli.web import HEADERS, PARTS, PORT, application, listen, read_part
 

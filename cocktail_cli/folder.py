@@ -43,7 +43,7 @@ def claim(folder: Path, recipe_hash: str) -> None:
     record = read(folder)
     check_left(folder, record)
     if record is not None:
-        same, over = record.recipe_hash == recipe_hash, record.state == "finished"
+        same, over = record.is_of(recipe_hash), record.state == "finished"
         hints: tuple[str, ...] = (*other, f"its model: cocktail export {record.run} -o DIR")
         if same and not over:
             hints = ("go on with it: the same command with --resume", *hints)

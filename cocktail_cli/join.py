@@ -32,6 +32,7 @@ from cocktail_cli.options import (
     PeerAdvertise,
     ProgressOption,
     Quiet,
+    TrustCode,
     Verbose,
 )
 from cocktail_cli.prepare import Preparation
@@ -40,6 +41,7 @@ from cocktail_cli.reach import door_at
 from cocktail_cli.requires import Has, check
 from cocktail_cli.show import Display, View, view_of
 from cocktail_cli.signals import LEAVE_WITHIN, Asked, Wish, leave_in_time, leave_on_signal
+from cocktail_cli.trust import check_trust, own_modules
 
 if TYPE_CHECKING:
     from cocktail_cli.link import RunLink
@@ -65,6 +67,7 @@ class Lent:
     max_down: float | None = None
     listen: str | None = None  # "host:port" where other members reach this machine, which then owns shards
     advertise: str | None = None  # the same, as others dial it
+    trust_remote_code: bool = False
 
     @property
     def hardware(self) -> str:
@@ -95,6 +98,7 @@ def join(
     max_down: MaxDown = None,
     listen: Listen = None,
     advertise: PeerAdvertise = None,
+    trust_remote_code: TrustCode = False,
     wait: Annotated[
         str,
         typer.Option(
@@ -132,7 +136,8 @@ def join(
     if not yes and not sys.stdin.isatty():
         raise Failure("usage", "there is no terminal to ask on", hints=("-y joins without being asked",))
     log_to(None, verbose)
-    lends = max_up, max_down, listen, advertise
+    own_modules(trust_remote_code)
+    lends = max_up, max_down, listen, advertise, trust_remote_code
     lent = Lent(name or own_name(), pick_devices(device, gpus), micro_batch_size, not yes, *lends)
     with view_of(Display(as_json, quiet, verbose, not no_color, progress)) as view:
         member = Membership(url, lent, view)
@@ -263,6 +268,7 @@ class Membership:
             kept = kept_peer.find(*self.which(welcome), self.warn)
             lent, show = self.lent, self.view.show
             preparation = Preparation(link, lent.devices[0], lent.micro_batch_size, show, wish.ending, kept)
+            check_trust(preparation.recipe, lent.trust_remote_code, "rejected")
             files, folder = preparation.files, preparation.folder
             held = sum(file.size for file in files) - to_fetch(files, folder)
             check(preparation.recipe, Has.here(lent.devices, held, lent.max_up, lent.max_down))
@@ -341,9 +347,7 @@ class Membership:
             way = preparation.machine.plan.way.value
             fetch = f"download {megabytes(wanted)} ({way} and packets)"
             typer.echo(f"this run will  {fetch} · train on {self.lent.hardware}", err=True)
-            typer.echo(
-                "it will not    run code of its owner: a recipe is data, weights load as tensors", err=True
-            )
+            typer.echo(code_of(preparation), err=True)
             if not self.says_yes(f'Join as "{welcome.name}"?'):
                 return False
         every = recipe.logging.logging_steps
@@ -418,6 +422,14 @@ class Membership:
             packet_bytes=done.sent_bytes,
             fingerprint=f"{done.fingerprint:016x}",
         )
+
+
+def code_of(preparation: Preparation) -> str:
+    """Whether anything of the run is executed here."""
+    if not preparation.recipe.model.trust_remote_code:
+        return "it will not    run code of its owner: a recipe is data, weights load as tensors"
+    files = ", ".join(file.name for file in preparation.files if file.name.endswith(".py"))
+    return f"it will       run code of its owner, which you trust: {files}"
 
 
 def versions() -> dict[str, str]:

@@ -11,7 +11,6 @@ from typing import Any
 
 # dotted key -> values that ask for nothing
 LATER: dict[str, tuple[Any, ...]] = {
-    "model.trust_remote_code": (False,),
     "compression.uncompressed_steps": (0,),
     "compression.lossless": (),
     "logging.report_to": (None, "none", []),

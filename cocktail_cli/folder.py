@@ -152,6 +152,8 @@ def log_to(path: Path | None, verbose: int) -> None:
         logger.setLevel(level)
         logger.handlers = targets or [logging.NullHandler()]
         logger.propagate = False
+    # It tells at its import, which is peft's, which of its kernels this machine lacks: nobody asked for them.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def is_run(folder: Path) -> bool:

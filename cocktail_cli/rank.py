@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from cocktail_cli.errors import EXIT, explain
+from cocktail_cli.machine import limit_memory
 
 if TYPE_CHECKING:
     from recipes.rank import Rank
@@ -58,6 +59,7 @@ class Process:
 
         asked, _ = self.questions.get()
         assert asked.pop("do") == "start"
+        limit_memory([asked["device"]], asked.pop("vram_limit"))
         self.rank = Rank(**asked)
         answer: dict[str, Any] = {}
         while True:

@@ -72,9 +72,12 @@ class Ranks:
     Args:
         devices: `cuda:0`, `cuda:1`, ...; `cpu` several times, to try it out.
         lost: is called, in a thread, when one of them has ended that was not told to.
+        vram_limit: bytes that each may take of its GPU.
     """
 
-    def __init__(self, devices: Sequence[str], lost: Callable[[], None]) -> None:
+    def __init__(
+        self, devices: Sequence[str], lost: Callable[[], None], vram_limit: int | None = None
+    ) -> None:
         from recipes.shared import nameless
 
         self.devices, self.count, self.lost = devices, len(devices), lost
@@ -82,6 +85,7 @@ class Ranks:
         self.folder = Path(tempfile.mkdtemp(prefix="cocktail-ranks-"))  # for this user alone
         self.turns = ThreadPoolExecutor(1, "ranks")  # whoever asks first is answered first
         self.failure: Failure | None = None
+        self.vram_limit = vram_limit
         self.loaded: dict[str, Any] = {}  # what they were asked to load
         self.crew = self.fresh()
         # Not waited for: they import for seconds. What goes wrong is told to whoever asks next.
@@ -101,7 +105,8 @@ class Ranks:
     def begin(self) -> None:
         store = self.folder / "store"
         store.unlink(missing_ok=True)  # where those before them met
-        self.ask("start", (), {"file": self.file, "store": str(store)})
+        start = {"file": self.file, "store": str(store), "vram_limit": self.vram_limit}
+        self.ask("start", (), start)
 
     def spawn(self, rank: int) -> subprocess.Popen[bytes]:
         cores = str(max(1, (os.cpu_count() or 1) // self.count))

@@ -18,11 +18,13 @@ class RunSettings:
     recipe: str  # resolved recipe, JSON
     recipe_hash: str  # sha256 of that text, hex
     samples: int  # the run counts each of 0 .. samples-1 once, then it is over
-    global_batch: int  # samples leased per round, all members together
+    global_batch: int  # samples of a step, all members together
+    local_steps: int = 1  # steps of a round
     base: tuple[File, ...] = ()  # files of the base model
     parameters: int = 0
     shards: int = 1  # of the vector; Work knows which is which
     owners: str = "hub"  # "peers": those that can be reached own the shards
+    longest_lease: int = 1  # rounds that the lease of a slow peer may last
     eval: bool = False  # is there an evaluation set
     eval_every: int = 0  # steps; 0: only at the beginning and the end
     versions: dict[str, str] = field(default_factory=dict)  # a peer that names another one is refused

@@ -6,14 +6,24 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from recipes.document import leaves, sections
 from recipes.names import LATER, OTHER_NAMES
 from recipes.problems import Problem
-from recipes.recipe import Recipe, RecipeError, list_recipes, load_recipe, recipe_path
-from recipes.schema import Dataset, duration
+from recipes.recipe import (
+    Recipe,
+    RecipeError,
+    list_recipes,
+    load_recipe,
+    load_resolved,
+    recipe_from_json,
+    recipe_path,
+)
+from recipes.relax import PRESETS
+from recipes.schema import Compression, Dataset, duration
 
 SMALL = """\
 version: 1
@@ -166,7 +176,7 @@ def test_a_wrong_name_leads_to_the_right_one(write, text: str, key: str, message
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("logging: {report_to: [wandb]}", "logging.report_to"),
+        ("logging: {loss_watchdog_patience: 3}", "logging.loss_watchdog_patience"),
     ],
 )
 def test_a_planned_key_is_refused_with_its_line(write, text: str, key: str) -> None:
@@ -283,7 +293,7 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
             "training.lr_scheduler_kwargs",
         ),
         ("training: {lr_scheduler_type: cosine_with_min_lr}", "training.lr_scheduler_kwargs"),
-        ("compression: {method: none, quant_bits: 4}", "compression.quant_bits"),
+        ("compression: {preset: lora-cocktail}", "compression.preset"),
         ("lora: {}\ntraining: {fp32_master_weights: false}", "training.fp32_master_weights"),
         ("training: {fp32_master_weights: false}", "training.fp32_master_weights"),
         ("training: {bf16: true, fp16: true}", "training.fp16"),
@@ -338,10 +348,29 @@ def test_what_data_sets_ask_of_each_other_is_told(write, overrides: list[str], k
     assert [p.key for p in problems(write(SMALL), overrides)] == [key]
 
 
-def test_plain_averaging_is_resolved_to_everything_kept_at_16_bits(write) -> None:
-    compression = load_recipe(write(SMALL + "compression: {method: none}\n")).compression
+def test_a_preset_stands_in_for_the_keys_that_are_not_written_and_for_no_others(write) -> None:
+    resolved = load_resolved(
+        write(SMALL + "compression: {preset: diloco, quant_bits: 4}\n"), ["outer_momentum=0"]
+    )
+    compression, origin = resolved.recipe.compression, resolved.document.origin
 
-    assert (compression.random_ratio, compression.topk_ratio, compression.quant_bits) == (1.0, 1.0, 16)
+    assert (compression.local_steps, compression.outer_learning_rate) == (500, 0.7)
+    assert (compression.quant_bits, compression.outer_momentum) == (4, 0)
+    assert origin(("compression", "local_steps")) == "preset diloco"
+    assert origin(("compression", "quant_bits")).endswith("my.yaml:7")
+    assert origin(("compression", "outer_momentum")) == "outer_momentum=0"
+    assert origin(("compression", "block_size")) is None
+
+
+def test_each_preset_is_a_recipe_that_peers_read_as_it_was_resolved(write) -> None:
+    """The names of the schema are those of the table, and no preset says what a recipe could not."""
+    assert set(get_args(Compression.model_fields["preset"].annotation)) == set(PRESETS)
+    for name, preset in PRESETS.items():
+        recipe = load_recipe(write(SMALL + f"lora: {{}}\ncompression: {{preset: {name}}}\n"))
+        said = recipe.compression.model_dump()
+
+        assert {key: said[key] for key in preset.keys} == preset.keys
+        assert recipe_from_json(recipe.to_json()) == recipe
 
 
 def test_a_recipe_cannot_be_changed_after_it_was_checked() -> None:

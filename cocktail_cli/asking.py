@@ -1,7 +1,8 @@
-"""What `cocktail join` says before it asks: what it will fetch, use and send here, and what it never does."""
+"""Before `cocktail join` joins: which run, what it will fetch, use and send here, and what it never does."""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,6 +34,20 @@ class Estimate:
 
     memory: int  # bytes of the device
     packet: int  # bytes, each way
+
+
+def read_url(given: str | None) -> str:
+    """The URL itself, a file (`@path`) or stdin (`-`). Raises Failure (usage)."""
+    if not given:
+        raise Failure("usage", "which run? the URL is missing", hints=("cocktail join cocktail://...",))
+    if given == "-":
+        return sys.stdin.readline()
+    if given.startswith("@"):
+        path = Path(given[1:]).expanduser()
+        if not path.is_file():
+            raise Failure("usage", f"no such file: {path}")
+        return path.read_text(encoding="utf-8")
+    return given
 
 
 def screen(url: RunURL, preparation: Preparation, lent: Lent, terms: list[str]) -> Iterator[str]:

@@ -10,13 +10,12 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from cocktail_cli import __version__, kept_peer
-from cocktail_cli.asking import says_yes, screen
+from cocktail_cli.asking import read_url, says_yes, screen
 from cocktail_cli.base import digest_of, taken, to_fetch
 from cocktail_cli.board import megabytes, printable
 from cocktail_cli.errors import EXIT, Failure, explain
@@ -164,20 +163,6 @@ def join(
         status = stays(watch, stay, lent.ask, view.show)
     if status:
         raise typer.Exit(status)
-
-
-def read_url(given: str | None) -> str:
-    """The URL itself, a file (`@path`) or stdin (`-`). Raises Failure (usage)."""
-    if not given:
-        raise Failure("usage", "which run? the URL is missing", hints=("cocktail join cocktail://...",))
-    if given == "-":
-        return sys.stdin.readline()
-    if given.startswith("@"):
-        path = Path(given[1:]).expanduser()
-        if not path.is_file():
-            raise Failure("usage", f"no such file: {path}")
-        return path.read_text(encoding="utf-8")
-    return given
 
 
 class Membership:

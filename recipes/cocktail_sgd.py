@@ -321,12 +321,17 @@ class Owner:
         self.held: tuple[Taken, ...] = ()  # whose packets the newest aggregate has only in part
         self.usual = 0.0  # how large a value of a packet usually is; inf: nobody can say
         self._before: Before | None = None  # the newest aggregate
+        self._drawn: tuple[int, Sample] | None = None
         self._newest = -1  # round of which packets have arrived
         self._packets: Packets | None = None  # of that round, until it is aggregated
         self._lock = threading.Lock()
 
     def sample(self, round: int) -> Sample:
-        return self.mix.draw(self.error.numel(), self.seed, round)
+        """Drawn once for a round, which asks for it three times."""
+        drawn = self._drawn  # by any thread
+        if drawn is None or drawn[0] != round:
+            drawn = self._drawn = round, self.mix.draw(self.error.numel(), self.seed, round)
+        return drawn[1]
 
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         """Open a packet that `aggregate` may be given, while others are still on their way. From any thread;
@@ -363,7 +368,7 @@ class Owner:
     def send(self, round: int, found: Collected) -> bytes:
         """Line 4."""
         packet = self.mix.encode(found.D, seed=round)  # C[D]
-        self._sent(round, found.D, packet)
+        self._sent(round, found, packet)
         self.held, self.usual = found.held, found.usual
         self._packets = None
         return packet
@@ -375,7 +380,7 @@ class Owner:
         this many threads), and what was sent is what the packet says in any case.
         """
         found = collect(self.sample(round).take(self.error), updates, self.rule)
-        self._sent(round, found.D, packet)
+        self._sent(round, found, packet)
         self.usual = found.usual
 
     def inherit(self, peer: str, packet: bytes, share: float) -> float:
@@ -404,9 +409,9 @@ class Owner:
         """e <- e + share * what an update of the whole vector holds."""
         update.add_to(self.error, 0, self.error.numel(), share)
 
-    def _sent(self, round: int, D: Tensor, packet: bytes) -> None:
-        sample = self.sample(round)
-        self._before = Before(sample, sample.take(self.error), self.usual)
+    def _sent(self, round: int, found: Collected, packet: bytes) -> None:
+        sample, D = self.sample(round), found.D
+        self._before = Before(sample, found.error, self.usual)
         expanded(packet, sample.m).add_to(D, 0, sample.m, -1.0)
         sample.put_(self.error, D)  # 4   e <- D - C[D]
 

@@ -22,7 +22,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from test_model import BUILTIN, CONFIGS, TIED
+from tiny_models import BUILTIN, CONFIGS, TIED
 
 from compress import Cocktail, fingerprint, join
 from recipes import state

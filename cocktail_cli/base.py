@@ -65,7 +65,7 @@ def check_names(files: Sequence[File], code: bool = False) -> None:
             raise Failure("rejected", f"the run offers a file {name[:80]!r} as part of its model")
     for digest in [digest for file in files for digest in (file.sha256, file.hashes) if digest]:
         if not SHA256.fullmatch(digest):
-            raise Failure("rejected", f"the run announces {digest[:80]!r} as a sha256")
+            raise Failure("rejected", f"the run announces {digest[:80]!r} as a sha256, which is none")
 
 
 def is_weights(file: File) -> bool:
@@ -217,7 +217,7 @@ def fetched_snapshot(
     from transport import Wanted
 
     if not SHA256.fullmatch(offer.sha256):
-        raise Failure("rejected", f"the run announces {offer.sha256[:80]!r} as a sha256")
+        raise Failure("rejected", f"the run announces {offer.sha256[:80]!r} as a sha256, which is none")
     small = snapshot_files(files)
     base = folder_of(files)
     bring(small, base, fetch, go_on)

@@ -53,6 +53,7 @@ class Bar:
     start: float
     stop: float
     title: str
+    pale: bool = False
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,8 @@ def one_row(row: Row, x: Axis, top: float) -> Element:
     group = el("g", el("text", el("title", row.name), short(row.name), x=6.0, y=top + 17))
     for bar in row.bars:
         wide = max(x(bar.stop) - x(bar.start), 2.0)
-        drawn = el("rect", el("title", bar.title), x=x(bar.start), y=top + 5, width=wide, class_="bar")
+        look = "bar pale" if bar.pale else "bar"
+        drawn = el("rect", el("title", bar.title), x=x(bar.start), y=top + 5, width=wide, class_=look)
         drawn.set("height", f"{ROW - 10:.0f}")
         group.append(drawn)
     group.extend(cross(x(bar.start), top + ROW / 2, bar.title) for bar in row.marks)

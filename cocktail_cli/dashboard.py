@@ -88,7 +88,7 @@ def source_of(run: str | None) -> tuple[Source, str]:
     Raises:
         Failure: run_unknown, usage.
     """
-    from cocktail_cli.chronicle import Reader
+    from cocktail_cli.diary import Reader
 
     if run is None:
         going_on = [record.run for record in known_runs() if record.state == "running"]

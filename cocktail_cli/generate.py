@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.options import Json, TrustCode
 from cocktail_cli.runs import load
@@ -16,7 +17,10 @@ from cocktail_cli.runs import load
 
 def generate(
     model: Annotated[
-        str, typer.Argument(metavar="DIR|RUN", help="A model's folder, or a finished run's name.")
+        str,
+        typer.Argument(
+            metavar="DIR|RUN", help="A model's folder, or a finished run's name.", autocompletion=run_names
+        ),
     ],
     prompt: Annotated[
         str | None,

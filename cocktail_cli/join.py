@@ -415,7 +415,8 @@ class Membership:
     def step_of(self, done: StepDone, run: RunLink, peer: Peer, up: int, down: int) -> Step:
         """What this machine did in a round: its own loss, its own bytes."""
         name, announced = run.name, run.round
-        full = 2 * peer.local.layout.size  # bytes of the parameters in FP16
+        # bytes of the parameters in FP16, each step
+        full = 2 * peer.local.layout.size * peer.recipe.compression.local_steps
         return Step(
             step=done.step,
             steps=announced.steps if announced else 0,

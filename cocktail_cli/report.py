@@ -44,7 +44,7 @@ def report(
 
     With --json one object: report, bytes.
     """
-    from cocktail_cli.chronicle import Reader
+    from cocktail_cli.diary import Reader
     from cocktail_cli.status import answers
 
     record = load(run)
@@ -130,7 +130,7 @@ def as_text(c: Chronicle) -> Iterator[str]:
     from cocktail_cli.sheet import words
 
     yield from words(c)
-    losses = thin([(r.step, r.loss) for r in c.rounds if r.loss is not None], 60)
+    losses = thin(c.losses, 60)
     if losses:
         yield f"Loss: {sparkline([loss for _, loss in losses], 60)}"
     if c.contributions:

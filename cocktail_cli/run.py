@@ -90,7 +90,7 @@ class Run:
         from cocktail_cli.narrator import Narrator
 
         work = self.prepare()
-        narrator = Narrator(work.parameters)
+        narrator = Narrator(work.parameters, self.recipe.compression.local_steps)
         # Until here there is nothing to end in good order: a Ctrl-C is the usual KeyboardInterrupt.
         with leave_on_signal(self.ask_stop):
             hub, record = self.open(work, narrator, listen, peers)

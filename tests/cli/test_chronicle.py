@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from a_run import BEGAN, PARAMETERS, ARun, a_run
 
-from cocktail_cli.chronicle import Chronicle, Contribution, Reader
+from cocktail_cli.chronicle import Chronicle, Contribution
+from cocktail_cli.diary import Reader
+from cocktail_cli.sheet import bars_of
 from transport.errors import LedgerError
 
 
@@ -91,6 +93,20 @@ def test_a_peer_that_left_and_came_back_has_two_stays(run: ARun) -> None:
     assert (first.joined, first.left, first.reason) == (BEGAN + 5, BEGAN + 20, "connection lost")
     assert (second.joined, second.left) == (BEGAN + 40, None)
     assert look(run).present == ["ann"]
+
+
+def test_a_peer_takes_part_once_it_is_ready(run: ARun) -> None:
+    run.join("ann", 5.0)
+    with (run.folder / "events.jsonl").open("a") as file:
+        file.write('{"v":1,"t":"2026-11-20T14:00:12Z","event":"peer_ready","peer":"ann","round":0}\n')
+
+    (stay,) = look(run).stays
+
+    assert (stay.joined, stay.ready) == (BEGAN + 5, BEGAN + 12)
+    assert [(bar.start, bar.stop, bar.pale) for bar in bars_of(stay, BEGAN, BEGAN + 30)] == [
+        (5.0, 12.0, True),
+        (12.0, 30.0, False),
+    ]
 
 
 def test_peers_of_a_hub_that_was_killed_left_when_it_was_started_again(run: ARun) -> None:

@@ -12,7 +12,7 @@ from a_run import ARun, a_run
 from browser import ENTER, TAB, Browser, browser, missing
 from uvicorn import Server
 
-from cocktail_cli.chronicle import Reader
+from cocktail_cli.diary import Reader
 from cocktail_cli.report import as_html
 from cocktail_cli.web import application, listen, server
 

@@ -20,6 +20,7 @@ def answer(round: int, *peers: tuple[str, int], **changed: Any) -> dict[str, Any
         "max_steps": 20,
         "round": round,
         "loss": 5.0 - round / 4,
+        "losses": [[1, 4.75], [2, 4.5]],
         "eval_loss": None,
         "peers": [
             {
@@ -70,6 +71,13 @@ def test_who_comes_and_goes_is_seen_from_one_answer_to_the_next(remote: Remote) 
     stays = [(stay.peer, stay.joined, stay.left) for stay in remote.told("running").stays]
 
     assert stays == [("ann", 101.0, 103.0), ("bob", 103.0, None), ("ann", 105.0, None)]
+
+
+def test_the_loss_is_known_from_the_start(remote: Remote) -> None:
+    remote.hear(answer(2, ("ann", 0)), 101.0)
+    remote.hear(answer(3, ("ann", 0)), 103.0)
+
+    assert remote.told("running").losses == [(1, 4.75), (2, 4.5), (3, 4.25)]
 
 
 def test_a_page_of_it_says_what_it_cannot_know(remote: Remote) -> None:

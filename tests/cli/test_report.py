@@ -13,7 +13,8 @@ import pytest
 from a_run import ARun, a_run
 from in_this_process import Run
 
-from cocktail_cli.chronicle import Chronicle, Reader, Round
+from cocktail_cli.chronicle import Chronicle, Round
+from cocktail_cli.diary import Reader
 from cocktail_cli.report import as_html, as_text
 from cocktail_cli.sheet import traffic, words
 

@@ -11,7 +11,8 @@ import pytest
 from a_run import ARun, a_run
 from starlette.testclient import TestClient
 
-from cocktail_cli.chronicle import Chronicle, Reader
+from cocktail_cli.chronicle import Chronicle
+from cocktail_cli.diary import Reader
 from cocktail_cli.errors import Failure
 from cocktail_cli.web import HEADERS, PARTS, PORT, application, listen, read_part
 
@@ -45,13 +46,14 @@ def test_who_looks_gets_the_run_and_not_the_line_to_join_it(run: ARun) -> None:
 
 def test_the_line_is_for_the_key_and_for_this_machine(run: ARun) -> None:
     def asked(key: str, client: tuple[str, int]) -> tuple[int, bool]:
-        got = open_page(run, client).get("/join", headers={"Authorization": f"Bearer {key}"})
+        shown = {"Authorization": f"Bearer {key}".encode()}
+        got = open_page(run, client).get("/join", headers=shown)
         return got.status_code, got.text == LINE
 
     assert asked(KEY, HERE) == (200, True)
     assert asked(KEY, ("::1", 50000)) == (200, True)
     assert asked(KEY, ("203.0.113.9", 50000)) == (403, False)
-    assert asked("", HERE) == asked("another", HERE) == asked("ü", HERE) == (403, False)
+    assert asked("", HERE) == asked("another", HERE) == asked("%C3%BC", HERE) == (403, False)
     assert open_page(run).get("/join").status_code == 403
     assert open_page(run).get(f"/join?key={KEY}").status_code == 403
 

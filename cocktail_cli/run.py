@@ -137,6 +137,9 @@ class Run:
         if old is None:
             base = prepare_base(self.recipe, self.folder / in_folder.BASE)
             self.recipe = pinned(self.recipe, base.folder)
+            if (commit := self.recipe.model.model_revision) is not None:
+                model = self.recipe.model.model_name_or_path
+                self.tell(Progressed(f"{model}: commit {commit}, for this run and all its peers"))
             text = self.recipe.to_json()
             (self.folder / in_folder.RESOLVED).write_text(text, encoding="utf-8")
             (self.folder / in_folder.RECIPE).write_text(as_yaml(text), encoding="utf-8")

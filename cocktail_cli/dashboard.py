@@ -7,7 +7,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.events import Event, PageOpened, Warning
 from cocktail_cli.local_peers import OWN_GROUP, hold_life_line
 from cocktail_cli.options import Json, Quiet
-from cocktail_cli.runs import known_runs, load
+from cocktail_cli.runs import RunRecord, known_runs, load, newest
 
 if TYPE_CHECKING:
     from cocktail_cli.web import Source
@@ -82,8 +82,8 @@ def dashboard(
             server(app).run(sockets=[sock])
 
 
-def source_of(run: str | None) -> tuple[Source, str]:
-    """Where a run is looked at, and the line to join it.
+def source_of(run: str | None) -> tuple[Source, Callable[[], str]]:
+    """Where a run is looked at, and what tells the line to join it.
 
     Raises:
         Failure: run_unknown, usage.
@@ -99,11 +99,16 @@ def source_of(run: str | None) -> tuple[Source, str]:
     if run.startswith("cocktail:"):
         from cocktail_cli.remote import Remote
 
-        return Remote(run), f"cocktail join {run}"
+        return Remote(run), lambda: f"cocktail join {run}"
     record = load(run)
     reader = Reader(record)
     reader.look()  # what cannot be read is found out now
-    return reader, f"cocktail join {record.url}"
+    return reader, lambda: invitation(newest(record))
+
+
+def invitation(record: RunRecord) -> str:
+    """The line as it is now: the owner may have made a new one."""
+    return f"cocktail join {record.url}" if record.state == "running" else ""
 
 
 # ---- beside a launch ---------------------------------------------------------------------------------------

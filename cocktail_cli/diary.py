@@ -17,6 +17,7 @@ from typing import Any
 from cocktail_cli import folder as in_folder
 from cocktail_cli.board import printable
 from cocktail_cli.chronicle import STAYS, About, Chronicle, Contribution, Evaluation, Round, Stay, ranked
+from cocktail_cli.events import VERSION
 from cocktail_cli.runs import RunRecord, newest
 
 
@@ -179,20 +180,21 @@ class Tail:
 
     def new(self) -> Iterator[Mapping[str, Any]]:
         try:
-            with self.path.open("rb") as file:
-                file.seek(self.at)
-                read = file.read()
+            file = self.path.open("rb")
         except FileNotFoundError:  # a launch that has not come so far
             return
-        whole = read[: read.rfind(b"\n") + 1]
-        self.at += len(whole)
-        for line in whole.splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:  # cut short by a kill
-                continue
-            if event.get("v") == 1:
-                yield event
+        with file:
+            file.seek(self.at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self.at += len(line)
+                try:
+                    event = json.loads(line)
+                except ValueError:  # cut short by a kill
+                    continue
+                if event.get("v") == VERSION:
+                    yield event
 
 
 def about(record: RunRecord) -> About:

@@ -42,7 +42,7 @@ def shown(tmp_path: Path) -> Iterator[Shown]:
         run.evaluate(6.0)
         for number in range(5):
             run.commit("ann", "bob", late=("bob",) if number == 3 else (), loss=5.0 - number / 2)
-        web = server(application(Reader(run.record), KEY, LINE, again=0.0))
+        web = server(application(Reader(run.record), KEY, lambda: LINE, again=0.0))
         thread = threading.Thread(target=web.run, kwargs={"sockets": [sock]})
         thread.start()
         yield Shown(run, f"http://127.0.0.1:{sock.getsockname()[1]}/", web)

@@ -259,16 +259,16 @@ def contributors(c: Chronicle) -> Iterator[Element]:
     columns: dict[str, Callable[[Contribution], str]] = {
         "hardware": lambda one: one.hardware,
         "share": lambda one: f"{one.part:.1%}",
+        "samples": lambda one: f"{one.samples:,}",
+        "rounds": lambda one: f"{one.rounds:,}",
+        "left out": lambda one: f"{one.left_out:,}",
+        "idle": lambda one: "-" if (idle := idle_of([one])) is None else f"{idle:.1%}",
         "sent": lambda one: megabytes(one.up),
         "received": lambda one: megabytes(one.down),
     }
-    if any(one.samples for one in c.contributions):
-        columns |= {
-            "samples": lambda one: f"{one.samples:,}",
-            "rounds": lambda one: f"{one.rounds:,}",
-            "left out": lambda one: f"{one.left_out:,}",
-            "idle": lambda one: "-" if (idle := idle_of([one])) is None else f"{idle:.1%}",
-        }
+    if not any(one.rounds for one in c.contributions):
+        for unknown in ("samples", "rounds", "left out", "idle"):
+            del columns[unknown]
     body = [[one.peer, *(of(one) for of in columns.values())] for one in c.contributions[:PEERS]]
     yield scrolled(table("What each gave", ["peer", *columns], body), "what each gave")
     if len(c.contributions) > PEERS:

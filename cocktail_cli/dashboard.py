@@ -17,6 +17,7 @@ import typer
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.events import Event, PageOpened, Warning
+from cocktail_cli.join import read_url
 from cocktail_cli.local_peers import OWN_GROUP, hold_life_line
 from cocktail_cli.options import Json, Quiet
 from cocktail_cli.runs import RunRecord, known_runs, load, newest
@@ -30,7 +31,11 @@ LAST_LOOK = 5.0  # seconds that the page of a launch outlives it: those who watc
 def dashboard(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="RUN_URL|RUN", help="Nothing: the run that goes on here.", show_default=False),
+        typer.Argument(
+            metavar="RUN_URL|RUN",
+            help="Nothing: the run that goes on here. @FILE, -: the URL from a file or stdin.",
+            show_default=False,
+        ),
     ] = None,
     bind: Annotated[
         str,
@@ -96,6 +101,8 @@ def source_of(run: str | None) -> tuple[Source, Callable[[], str]]:
             many = ", ".join(going_on) or "none"
             raise Failure("usage", f"which run? Going on here: {many}", hints=("cocktail status lists all",))
         run = going_on[0]
+    if run == "-" or run.startswith("@"):
+        run = read_url(run).strip()  # not in argv, where every user of the machine can read it
     if run.startswith("cocktail:"):
         from cocktail_cli.remote import Remote
 

@@ -95,12 +95,14 @@ def test_where_none_goes_on_it_asks_which(cocktail: Run, tmp_path: Path) -> None
     assert (said.exit, "which run? Going on here: none" in said.err) == (2, True)
 
 
-def test_a_run_url_is_asked_of_its_hub() -> None:
+def test_a_run_url_is_asked_of_its_hub(tmp_path: Path) -> None:
     url = str(RunKeys.generate().url("203.0.113.7", 29400, "amber-otter-42"))
-    source, line = source_of(url)
+    (tmp_path / "line").write_text(url + "\n")
 
-    assert isinstance(source, Remote)
-    assert line() == f"cocktail join {url}"
+    for given in (url, f"@{tmp_path / 'line'}"):
+        source, line = source_of(given)
+        assert isinstance(source, Remote)
+        assert line() == f"cocktail join {url}"
 
 
 def test_an_unknown_run_is_exit_3_and_a_cut_url_exit_2(cocktail: Run) -> None:

@@ -46,7 +46,7 @@ def claim(folder: Path, recipe_hash: str) -> None:
     record = read(folder)
     check_left(folder, record)
     if record is not None:
-        same, over = record.recipe_hash == recipe_hash, record.state == "finished"
+        same, over = record.is_of(recipe_hash), record.state == "finished"
         hints: tuple[str, ...] = (*other, f"its model: cocktail export {record.run} -o DIR")
         if same and not over:
             hints = ("go on with it: the same command with --resume", *hints)
@@ -175,6 +175,8 @@ def log_to(path: Path | None, verbose: int) -> None:
         logger.setLevel(level)
         logger.handlers = targets or [logging.NullHandler()]
         logger.propagate = False
+    # It tells at its import, which is peft's, which of its kernels this machine lacks: nobody asked for them.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def is_run(folder: Path) -> bool:

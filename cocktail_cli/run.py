@@ -70,6 +70,7 @@ class Run:
         page: Page | None = None,
     ) -> None:
         self.recipe, self.folder, self.views, self.resumed = recipe, folder, views, resumed
+        self.asked_hash = recipe.recipe_hash  # before what is on the hub is named by commit
         self.page = page
         self.stop_asked = ""
         self.stop_by = float("inf")  # on the monotonic clock
@@ -89,7 +90,7 @@ class Run:
         from cocktail_cli.narrator import Narrator
 
         work = self.prepare()
-        narrator = Narrator(work.parameters)
+        narrator = Narrator(work.parameters, self.recipe.compression.local_steps)
         # Until here there is nothing to end in good order: a Ctrl-C is the usual KeyboardInterrupt.
         with leave_on_signal(self.ask_stop):
             hub, record = self.open(work, narrator, listen, peers)
@@ -123,23 +124,26 @@ class Run:
         from cocktail_cli.work import RunWork
         from recipes.base import check_fit, load_tokenizer, open_tokenizer, prepare_base
         from recipes.data import build_corpus
+        from recipes.pinned import pinned
         from recipes.sources import rows
 
         old, kept = self.resumed, self.folder / in_folder.TOKENIZER
+        code = self.recipe.model.trust_remote_code
         if (repository := self.repository) is not None:
             repository.open()  # before hours of training: a token that may not write is found out now
         for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
             rows(dataset)  # a file that is not there is found out before a model is fetched
         self.tell(Progressed("preparing the base model"))
         if old is None:
+            base = prepare_base(self.recipe, self.folder / in_folder.BASE)
+            self.recipe = pinned(self.recipe, base.folder)
             text = self.recipe.to_json()
             (self.folder / in_folder.RESOLVED).write_text(text, encoding="utf-8")
             (self.folder / in_folder.RECIPE).write_text(as_yaml(text), encoding="utf-8")
-            base = prepare_base(self.recipe, self.folder / in_folder.BASE)
             tokenizer = load_tokenizer(self.recipe.model, base.folder)
         else:
-            base = same_base(old)
-            tokenizer = open_tokenizer(kept, self.recipe.model.pad_token)
+            base = same_base(old, self.recipe)
+            tokenizer = open_tokenizer(kept, self.recipe.model.pad_token, code)
         check_fit(self.recipe, base.folder, tokenizer)
         self.tell(Progressed("reading the data"))
         corpus = build_corpus(self.recipe, tokenizer, self.folder / in_folder.STREAM)
@@ -210,6 +214,7 @@ class Run:
             base=str(work.base.folder.absolute()),
             recipe=self.recipe.name,
             recipe_hash=self.recipe.recipe_hash,
+            asked_hash=self.asked_hash,
             started=timestamp(),
             base_sha256=work.base.digest,
             data_sha256=work.corpus.digest(),

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from cocktail_cli.board import megabytes, printable
+from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.options import Json, Quiet
 from cocktail_cli.runs import RunRecord, known_runs, load
@@ -22,7 +23,10 @@ def status(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="RUN_URL|RUN", help="Nothing: the runs this machine knows.", show_default=False
+            metavar="RUN_URL|RUN",
+            help="Nothing: the runs this machine knows.",
+            show_default=False,
+            autocompletion=run_names,
         ),
     ] = None,
     as_json: Json = False,

@@ -126,6 +126,17 @@ def test_a_snapshot_loads_and_is_the_fold_to_the_bit_and_so_is_the_next(bases, t
     assert snapshots(tmp_path, "another-run") == []
 
 
+def test_fragments_and_first_rounds_that_send_everything_fold_like_any_other(bases, tmp_path) -> None:
+    mix = Cocktail(sample=0.3, keep=0.5, kind="fragment", full=2)
+    truth = Common(Flat(load_model(bases["gpt2"])).vector.clone(), mix, 7)
+    packets = packets_of(mix, truth.vector.numel(), range(6))
+    fold(truth, packets)
+
+    with closing(open_vector(bases["gpt2"])) as base:
+        number = write(fold_of(base, packets, mix), bases["gpt2"], tmp_path / "6")
+    assert number == truth.fingerprint
+
+
 def test_the_weights_begin_with_the_vector_itself(bases, tmp_path) -> None:
     with closing(open_vector(bases["llama"])) as base:
         write(fold_of(base, []), bases["llama"], tmp_path / "0")

@@ -32,7 +32,7 @@ class Reader:
         self.told: dict[int, dict[str, Any]] = {}  # Step events whose rounds the ledger is still to show
         self.stays: list[Stay] = []
         self.by_peer: dict[str, Contribution] = {}
-        self.about = About(record.run, record.recipe, record.recipe_hash)
+        self.about = about(record)
         self.steps, self.reason = record.steps, ""
         self.started: float | None = None
         self.seen: float | None = None
@@ -44,8 +44,6 @@ class Reader:
             transport.errors.LedgerError: there is no ledger, or it is none.
         """
         self.record = newest(self.record)
-        if not self.about.recipe_text:
-            self.about = about(self.record)
         for event in self.tail.new():
             self.hear(event)
         self.read_ledger()
@@ -202,19 +200,26 @@ def about(record: RunRecord) -> About:
     import yaml
 
     from recipes.card import nameable, public, told
+    from recipes.problems import InputError
     from recipes.recipe import recipe_from_json
 
-    recipe = recipe_from_json((Path(record.output_dir) / in_folder.RESOLVED).read_text(encoding="utf-8"))
-    return About(
+    known = About(
         run=record.run,
-        recipe=recipe.name,
-        recipe_hash=recipe.recipe_hash,
+        recipe=record.recipe,
+        recipe_hash=record.recipe_hash,
+        base_sha256=record.base_sha256,
+        data_sha256=record.data_sha256,
+    )
+    try:
+        recipe = recipe_from_json((Path(record.output_dir) / in_folder.RESOLVED).read_text(encoding="utf-8"))
+    except InputError:  # of another version of this program: what became of the run can be told without it
+        return known
+    return replace(
+        known,
         recipe_text=yaml.safe_dump(told(recipe), sort_keys=False, allow_unicode=True),
         model=nameable(recipe.model.model_name_or_path),
         data=tuple(public(dataset) for dataset in recipe.datasets),
         method="full fine-tune" if recipe.lora is None else "LoRA adapters",
-        base_sha256=record.base_sha256,
-        data_sha256=record.data_sha256,
     )
 
 

@@ -152,6 +152,15 @@ def test_no_secret_and_no_path_of_the_owner_is_in_a_chronicle(run: ARun, tmp_pat
         assert secret not in said
 
 
+def test_a_run_whose_recipe_is_of_another_version_is_told_without_it(run: ARun) -> None:
+    (run.folder / "recipe.json").write_text('{"version": 1, "name": "smoke", "compression": {"of_old": 1}}')
+    run.commit("ann")
+
+    told = look(run)
+
+    assert (told.about.recipe, told.about.recipe_text, len(told.rounds)) == ("smoke", "", 1)
+
+
 def test_a_folder_without_a_ledger_is_an_error(run: ARun) -> None:
     (run.folder / "ledger" / "ledger.db").rename(run.folder / "elsewhere")
 

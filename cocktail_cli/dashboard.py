@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cocktail_cli.asking import read_url
 from cocktail_cli.errors import Failure
 from cocktail_cli.events import Event, PageOpened, Warning
-from cocktail_cli.join import read_url
 from cocktail_cli.local_peers import OWN_GROUP, hold_life_line
 from cocktail_cli.options import Json, Quiet
 from cocktail_cli.runs import RunRecord, known_runs, load, newest

@@ -23,9 +23,10 @@ from torch import Tensor
 from cocktail_cli.link import RunLink
 from cocktail_cli.ranks import Ranks
 from recipes.data import Sample
-from recipes.finetune import HandedOver, Peer, StepDone, apply, build_peer, compute
+from recipes.finetune import HandedOver, Peer, StepDone, build_peer
 from recipes.fit import fitted
 from recipes.kept import keep, restore
+from recipes.lease import apply, compute
 from recipes.model import load_model
 from recipes.spread import Spread, spread_peer
 from recipes.trained import load_trained
@@ -198,7 +199,7 @@ def test_memory_that_runs_out_in_one_rank_halves_the_micro_batch_and_the_step_is
 
     lowered = []
     for peer in (two, alone):
-        work = fitted(peer, partial(compute, link, peer, 0, samples))
+        work = fitted(peer, partial(compute, link, peer, 0, 0, samples))
         while True:
             try:
                 lowered.append(next(work))

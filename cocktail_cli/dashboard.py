@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cocktail_cli.asking import read_url
+from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.events import Event, PageOpened, Warning
 from cocktail_cli.local_peers import OWN_GROUP, hold_life_line
@@ -35,6 +36,7 @@ def dashboard(
             metavar="RUN_URL|RUN",
             help="Nothing: the run that goes on here. @FILE, -: the URL from a file or stdin.",
             show_default=False,
+            autocompletion=run_names,
         ),
     ] = None,
     bind: Annotated[

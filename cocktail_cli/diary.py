@@ -159,6 +159,7 @@ class Reader:
             down=sum(down.get(peer, 0) for peer in had.members),
             compute_s=sum(compute.values()),
             wait_s=sum(wait.values()),
+            local_steps=event.get("local_steps", 1),
         )
         for peer in sorted({*up, *down, *compute, *wait}):
             self.add(

@@ -134,7 +134,7 @@ def moved(c: Chronicle) -> int:
 def ratio_of(c: Chronicle) -> float | None:
     """How many times fewer bytes than FP16, over all rounds of which bytes are known."""
     known = [r for r in c.rounds if r.up + r.down]
-    full = sum(4 * c.about.parameters * len(r.members) for r in known)
+    full = sum(r.fp16(c.about.parameters) for r in known)
     return full / moved(c) if full and moved(c) else None
 
 
@@ -231,7 +231,7 @@ def timeline(c: Chronicle) -> Element:
         [s.peer, utc(s.joined), utc(s.left) if s.left else "", s.reason] for s in reversed(c.stays[-PEERS:])
     ]
     stays = table("Who came and went, newest first", ["peer", "joined", "left", "why"], body)
-    chart = rows("timeline", "Peers over time", said, drawn, timed=True, marks="late or refused")
+    chart = rows("timeline", "Peers over time", said, drawn, timed=True)
     return figure(chart, folded("timeline-table", stays))
 
 

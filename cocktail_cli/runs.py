@@ -50,6 +50,8 @@ class RunRecord:
     state: State = "running"
     steps: int = 0
     eval_loss: float | None = None
+    reach: str = ""  # what is known of the address in the URL
+    planned: int = 0  # steps of the whole run; 0: a record of before this was noted
 
     def local_url(self) -> str:
         """The URL by which the hub is found on its own machine, whatever address the others use."""

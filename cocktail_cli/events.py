@@ -33,6 +33,13 @@ class RunStarted:
 
 
 @dataclass(frozen=True)
+class PageOpened:
+    """The run can be looked at in a browser of this machine, at an address that holds the key to the page."""
+
+    url: str
+
+
+@dataclass(frozen=True)
 class Joined:
     """This machine is in the run (told by `cocktail join`)."""
 
@@ -110,7 +117,7 @@ class Step:
     accepted: list[str] = field(default_factory=list)  # whose packets are in the round
     up_bytes: dict[str, int] = field(default_factory=dict)  # from each peer to the hub, this round
     down_bytes: dict[str, int] = field(default_factory=dict)  # from the hub to each peer, this round
-    ratio_up: dict[str, float] = field(default_factory=dict)  # 16 bits x parameters / these bytes
+    ratio_up: dict[str, float] = field(default_factory=dict)  # 16 bits x parameters x steps / these bytes
     ratio_down: dict[str, float] = field(default_factory=dict)
     ratio_fp16: float = 0.0  # the same over both directions of all members
     packet_bytes: int = 0  # of the aggregated packet
@@ -177,6 +184,7 @@ class Left:
 
 Event = (
     RunStarted
+    | PageOpened
     | Joined
     | Progressed
     | PeerJoined

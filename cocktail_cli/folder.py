@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.events import Event, RunStarted, Step, as_json
+from cocktail_cli.events import Event, PageOpened, RunStarted, Step, as_json
 from cocktail_cli.metrics import Line, Metrics, known_in, missed
 from cocktail_cli.runs import FILE, RunRecord, read
 from cocktail_cli.show import sentence, step_line
@@ -49,7 +49,7 @@ def claim(folder: Path, recipe_hash: str) -> None:
     record = read(folder)
     check_left(folder, record)
     if record is not None:
-        same, over = record.recipe_hash == recipe_hash, record.state == "finished"
+        same, over = record.is_of(recipe_hash), record.state == "finished"
         hints: tuple[str, ...] = (*other, f"its model: cocktail export {record.run} -o DIR")
         if same and not over:
             hints = ("go on with it: the same command with --resume", *hints)
@@ -126,6 +126,8 @@ class Recorder:
         if isinstance(event, RunStarted):
             head, _, place = event.url.partition("@")
             event = dataclasses.replace(event, url=f"{head.partition('.')[0]}.***@{place}")
+        if isinstance(event, PageOpened):
+            event = PageOpened(event.url.partition("#")[0])
         if said := sentence(event) or (step_line(event, 0) if isinstance(event, Step) else ""):
             logging.getLogger(TOLD).info("%s", said)
         self.events.write(as_json(event) + "\n")
@@ -179,6 +181,8 @@ def log_to(path: Path | None, verbose: int) -> None:
         logger.setLevel(level)
         logger.handlers = targets or [logging.NullHandler()]
         logger.propagate = False
+    # It tells at its import, which is peft's, which of its kernels this machine lacks: nobody asked for them.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def is_run(folder: Path) -> bool:

@@ -10,13 +10,12 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from cocktail_cli import __version__, kept_peer
-from cocktail_cli.asking import says_yes, screen
+from cocktail_cli.asking import read_url, says_yes, screen
 from cocktail_cli.base import digest_of, taken, to_fetch
 from cocktail_cli.board import megabytes, printable
 from cocktail_cli.errors import EXIT, Failure, explain
@@ -42,6 +41,7 @@ from cocktail_cli.options import (
     PeerAdvertise,
     ProgressOption,
     Quiet,
+    TrustCode,
     Until,
     Verbose,
     VramLimit,
@@ -63,6 +63,7 @@ from cocktail_cli.signals import (
 )
 from cocktail_cli.stays import Watch, stays
 from cocktail_cli.terms import Lent, Terms
+from cocktail_cli.trust import check_trust, own_modules
 
 if TYPE_CHECKING:
     from cocktail_cli.link import RunLink
@@ -108,6 +109,7 @@ def join(
     max_temp: MaxTemp = None,
     listen: Listen = None,
     advertise: PeerAdvertise = None,
+    trust_remote_code: TrustCode = False,
     wait: Annotated[
         str,
         typer.Option(
@@ -146,7 +148,8 @@ def join(
     if not yes and not sys.stdin.isatty():
         raise Failure("usage", "there is no terminal to ask on", hints=("-y joins without being asked",))
     log_to(None, verbose)
-    lends = max_up, max_down, listen, advertise, vram_limit, max_disk
+    own_modules(trust_remote_code)
+    lends = max_up, max_down, listen, advertise, vram_limit, max_disk, trust_remote_code
     lent = Lent(name or own_name(), pick_devices(device, gpus), micro_batch_size, not yes, *lends)
     if gpus == 1:
         limit_memory(lent.devices, vram_limit)
@@ -162,20 +165,6 @@ def join(
         status = stays(watch, stay, lent.ask, view.show)
     if status:
         raise typer.Exit(status)
-
-
-def read_url(given: str | None) -> str:
-    """The URL itself, a file (`@path`) or stdin (`-`). Raises Failure (usage)."""
-    if not given:
-        raise Failure("usage", "which run? the URL is missing", hints=("cocktail join cocktail://...",))
-    if given == "-":
-        return sys.stdin.readline()
-    if given.startswith("@"):
-        path = Path(given[1:]).expanduser()
-        if not path.is_file():
-            raise Failure("usage", f"no such file: {path}")
-        return path.read_text(encoding="utf-8")
-    return given
 
 
 class Membership:
@@ -297,6 +286,7 @@ class Membership:
             lent, show = self.lent, self.view.show
             wanted = lent.devices[0], lent.micro_batch_size, show, wish.ending, kept, lent.max_disk
             preparation = Preparation(link, *wanted)
+            check_trust(preparation.recipe, lent.trust_remote_code, "rejected")
             files, folder = preparation.files, preparation.folder
             held = sum(file.size for file in files) - to_fetch(files, folder)
             rates, room = (lent.max_up, lent.max_down), (lent.vram_limit, lent.max_disk)

@@ -1,4 +1,4 @@
-"""The owner's half of Algorithm 1 whose error e survives the hub: law 3, at the owner.
+"""The owner's half of Algorithm 1 whose error e, and outer momentum, survive the hub: law 3, at the owner.
 
     between   inherit: e moves by what a leaver handed over; held in memory until the next aggregate
     round t   aggregate: e moves; what went in is on the disk (updates.log)  ->  the ledger commits round t

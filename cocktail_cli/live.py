@@ -24,6 +24,7 @@ from cocktail_cli.events import (
     Event,
     Joined,
     Left,
+    PageOpened,
     PeerAsks,
     Progressed,
     Reached,
@@ -60,7 +61,7 @@ class LiveView:
             elif isinstance(event, RunFinished):
                 self.close()
                 farewell(event, self.out, self.err)
-            elif isinstance(event, (Warning, PeerAsks, Reached, Left, Joined, Checkpoint)):
+            elif isinstance(event, (Warning, PageOpened, PeerAsks, Reached, Left, Joined, Checkpoint)):
                 self.say(sentence(event))
             elif isinstance(event, Progressed) and self.board.progress is None and not self.board.run:
                 self.say(event.state)

@@ -17,11 +17,13 @@ class Narrator:
     """Keeps the sums that a user wants to see and a single event does not hold.
 
     Args:
-        parameters: P, the trained parameters: what the FP16 baseline would send, in both directions.
+        parameters: P, the trained parameters: what FP16 would send each step, in both directions.
+        local_steps: of a round.
     """
 
-    def __init__(self, parameters: int) -> None:
-        self.parameters = parameters
+    def __init__(self, parameters: int, local_steps: int = 1) -> None:
+        self.full = BYTES_FP16 * parameters * local_steps  # bytes of the baseline, one way, in a round
+        self.local_steps = local_steps
         self.tokens = 0
         self.step = 0
         self.rounds = 0
@@ -68,7 +70,7 @@ class Narrator:
         members = list(event.members)
         up, down = self.ratios(event.up, members), self.ratios(event.down, members)
         moved = sum(event.up.get(peer, 0) + event.down.get(peer, 0) for peer in members)
-        both = 2 * len(members) * BYTES_FP16 * self.parameters
+        both = 2 * len(members) * self.full
         return ours.Step(
             step=event.step,
             steps=event.steps,
@@ -84,7 +86,7 @@ class Narrator:
             ratio_fp16=round(both / moved, 2) if moved else 0.0,
             packet_bytes=event.size,
             fingerprint=f"{event.fingerprint:016x}",
-            step_s=round(event.seconds, 3),
+            step_s=round(event.seconds / self.local_steps, 3),
             compute_s=rounded(event.compute_s),
             wait_s=rounded(event.wait_s),
             tokens_by_peer=dict(event.tokens_by_peer),
@@ -92,8 +94,7 @@ class Narrator:
 
     def ratios(self, moved: Mapping[str, int], members: list[str]) -> dict[str, float]:
         """How many times fewer bytes than FP16 parameters, for each member of the round."""
-        full = BYTES_FP16 * self.parameters
-        return {peer: round(full / moved[peer], 2) for peer in members if moved.get(peer)}
+        return {peer: round(self.full / moved[peer], 2) for peer in members if moved.get(peer)}
 
 
 def rounded(seconds: Mapping[str, float]) -> dict[str, float]:

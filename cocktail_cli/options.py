@@ -54,6 +54,12 @@ DataPath = Annotated[
 ModelName = Annotated[
     str | None, typer.Option("--model", metavar="MODEL", help="Folder or hub id, instead of the recipe's.")
 ]
+TrustCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code", help="Let Python code that comes with the model run on this machine."
+    ),
+]
 RunArgument = Annotated[
     str,
     typer.Argument(metavar="RUN", help="Name of a run, or its output folder.", autocompletion=run_names),

@@ -25,7 +25,8 @@ class OwnSteps:
         sent, received = up - self.before[0], down - self.before[1]
         self.before, self.at = (up, down), now
         name, announced = self.run.name, self.run.round
-        full = 2 * peer.local.layout.size  # bytes of the parameters in FP16
+        # bytes of the parameters in FP16, each step
+        full = 2 * peer.local.layout.size * peer.recipe.compression.local_steps
         return Step(
             step=done.step,
             steps=announced.steps if announced else 0,

@@ -24,20 +24,20 @@ class Half:
     """Owns nothing until the hub says so. Its errors are in memory alone: who is killed costs them."""
 
     def __init__(self, recipe: Recipe, parameters: int) -> None:
-        from recipes.cocktail_sgd import mix_of, rule_of
-        from recipes.owners import Owners
+        from recipes.owners import owners_of
 
-        mix, rule = mix_of(recipe.compression), rule_of(recipe.compression)
-        self.owners = Owners(parameters, mix, recipe.training.seed, rule, owned=())
+        self.owners = owners_of(recipe, parameters, owned=())
+        self.even = recipe.compression.weighting == "uniform"
 
     def own(self, shards: Sequence[int]) -> bytes:
         return self.owners.own(shards)
 
     def aggregate(self, round: int, updates: Updates) -> bytes:
         from recipes.aggregate import RejectedUpdate
+        from recipes.owners import even
 
         try:
-            return self.owners.aggregate(round, updates)
+            return self.owners.aggregate(round, even(updates) if self.even else updates)
         except RejectedUpdate as error:
             raise UpdateRejected(error.peer, error.reason) from error
 

@@ -15,8 +15,20 @@ from cocktail_cli.board import megabytes
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.gpus import GIB, Gpu, gpu_of, this_machine
 from cocktail_cli.machine import pick_device
-from cocktail_cli.options import DataPath, Device, Gpus, Json, MicroBatch, ModelName, Overrides, Quiet, Recipe
+from cocktail_cli.options import (
+    DataPath,
+    Device,
+    Gpus,
+    Json,
+    MicroBatch,
+    ModelName,
+    Overrides,
+    Quiet,
+    Recipe,
+    TrustCode,
+)
 from cocktail_cli.rates import parse_rate
+from cocktail_cli.trust import check_trust
 
 if TYPE_CHECKING:
     from recipes.memory import Machine, Memory
@@ -117,6 +129,7 @@ def plan(
     device: Device = "auto",
     gpus: Gpus = 1,
     micro_batch_size: MicroBatch = None,
+    trust_remote_code: TrustCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -151,6 +164,7 @@ def plan(
         measured,
         price,
     )
+    check_trust(asked.load(), trust_remote_code)
     made = make(asked)
     if as_json:
         typer.echo(json.dumps(as_object(made)))
@@ -260,7 +274,7 @@ def quicker(asked: Asked, plan: Plan) -> str:
 
     step = plan.step
     if step.bottleneck == "network":
-        keep = topk_for(plan.recipe, plan.memory.parameters, asked.line, step.compute)
+        keep = topk_for(plan.recipe, plan.memory.parameters, asked.line, step.compute * step.every)
         if keep is not None:
             return f"compression.topk_ratio={keep:g} hides the exchange behind the compute"
         return "a larger training.global_batch_size gives the line more time"
@@ -290,10 +304,12 @@ def lines(plan: Plan, line: Line) -> Iterator[str]:
             yield f"         in the host's memory: {part.name} {gib(part.bytes)}"
     full = 2 * count
     rate = f"{8 * line.up / 1e6:g} Mbit/s"
-    ratio = f"{megabytes(full)} as FP16: {full / step.packet:.0f}x"
+    ratio = f"{megabytes(full)} a step as FP16: {full * step.every / step.packet:.0f}x"
+    every = f" every {step.every} steps" if step.every > 1 else ""
     ways = f"up {step.up:.1f} s, down {step.down:.1f} s at {rate}"
-    yield f"traffic  packet {megabytes(step.packet)} ({ratio}); {ways}"
-    yield f"         the hub receives and sends {megabytes(plan.peers * step.packet)} a step"
+    yield f"traffic  packet {megabytes(step.packet)}{every} ({ratio}); {ways}"
+    total = megabytes(plan.peers * step.packet / step.every)
+    yield f"         the hub receives and sends {total} a step"
     how = "the longer of" if step.hidden else "both:"
     each = f"{step.seconds:.1f} s, {how} compute ~{step.compute:.1f} s and exchange {step.exchange:.1f} s"
     yield f"step     {each}; {plan.peers} peers, waits for the {step.bottleneck}"
@@ -325,6 +341,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
         },
         "traffic": {
             "packet": step.packet,
+            "every": step.every,
             "fp16": 2 * memory.parameters,
             "up_s": step.up,
             "down_s": step.down,

@@ -23,6 +23,7 @@ from cocktail_cli.events import (
     Event,
     Joined,
     Left,
+    PageOpened,
     PeerAsks,
     PeerJoined,
     PeerLeft,
@@ -193,6 +194,8 @@ def sentence(event: Event) -> str | None:
     if isinstance(event, Joined):
         fetch = f", {megabytes(event.download_bytes)} to download" if event.download_bytes else ""
         return f"joined {event.run} as {event.peer}: recipe {event.recipe}{fetch}"
+    if isinstance(event, PageOpened):
+        return f"page: {event.url}"
     if isinstance(event, PeerJoined):
         return f"{event.peer} joined" + (f" ({event.hardware})" if event.hardware else "")
     if isinstance(event, Reached):

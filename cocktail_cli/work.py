@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from recipes.stream import Stream
 
 
+LONGEST_LEASE = 16  # rounds; a packet that follows its own round's work cannot be late by any
 TOLD = {10**i for i in range(9)}  # how often a peer was held, where that is told
 
 
@@ -38,20 +39,17 @@ class RunWork:
     """
 
     def __init__(self, recipe: Recipe, base: Base, corpus: Corpus | Stream, ledger: Path) -> None:
-        from recipes.cocktail_sgd import mix_of, rule_of
-        from recipes.owners import Owners
+        from recipes.owners import owners_of
         from recipes.problems import ModelError
         from recipes.trained import check_trainable, count_trained
 
         self.recipe, self.base, self.corpus, self.ledger = recipe, base, corpus, ledger
         check_trainable(recipe, base.folder)
         self.parameters = count_trained(recipe, base.folder)  # P
-        mix, rule = mix_of(recipe.compression), rule_of(recipe.compression)
-        if mix.shards > self.parameters:
+        if (shards := recipe.compression.shards) > self.parameters:
             few = f"the model's {self.parameters:,} parameters"
-            raise ModelError(f"compression.shards is {mix.shards:,}, more than {few}")
-        owner = Owners(self.parameters, mix, recipe.training.seed, rule)
-        self.owner = KeptOwner(owner, ledger)
+            raise ModelError(f"compression.shards is {shards:,}, more than {few}")
+        self.owner = KeptOwner(owners_of(recipe, self.parameters), ledger)
         self.files = {f"base/{file.name}": base.folder / file.name for file in base.files}
         self.hashes = {f"hashes/base/{file.name}": file.blocks for file in base.files}
         self.held_out = corpus.pack_held_out()
@@ -101,6 +99,10 @@ class RunWork:
         self.owner.owner.arrived(round, peer, packet)
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+        from recipes.owners import even
+
+        if self.recipe.compression.weighting == "uniform":
+            updates = even(updates)
         if self.probing:
             for peer, _, _ in updates:
                 if why := self.probing.objection(peer):
@@ -175,7 +177,11 @@ def settings_of(work: RunWork, run: str, first_peers: int = 1, own_key: str = ""
     from recipes.base import digests_of
 
     recipe = work.recipe
-    swarm, batch = recipe.swarm, recipe.training.global_batch_size
+    swarm, batch, local_steps = (
+        recipe.swarm,
+        recipe.training.global_batch_size,
+        recipe.compression.local_steps,
+    )
     steps = math.ceil(len(work.corpus) / batch)
     return RunSettings(
         run=run,
@@ -183,12 +189,14 @@ def settings_of(work: RunWork, run: str, first_peers: int = 1, own_key: str = ""
         recipe_hash=recipe.recipe_hash,
         samples=len(work.corpus),
         global_batch=batch,
+        local_steps=local_steps,
         base=tuple(announced(file) for file in work.base.files),
         versions=versions(),
         holds={**digests_of(work.base.files), "recipe": recipe.recipe_hash},
         parameters=work.parameters,
         shards=recipe.compression.shards,
         owners=swarm.owners,
+        longest_lease=LONGEST_LEASE if recipe.compression.staleness else 1,
         eval=bool(work.corpus.held_out),
         eval_every=recipe.checkpoint.eval_every(steps),
         join=swarm.join,
@@ -197,7 +205,7 @@ def settings_of(work: RunWork, run: str, first_peers: int = 1, own_key: str = ""
         first_peers=first_peers,
         max_peers=swarm.max_peers,
         start_timeout=swarm.start_timeout,
-        step_timeout=swarm.step_timeout,
+        step_timeout=swarm.step_timeout * local_steps,
         peer_timeout=swarm.peer_timeout,
     )
 

@@ -10,7 +10,7 @@ s.add_(common, decode(packet, s.m))
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Literal
 
@@ -35,13 +35,15 @@ class Cocktail:
     sample: float = 0.1  # p: share of the coordinates that a round visits, 1e-6 .. 1
     keep: float = 0.2  # K: share of the visited ones that is sent, the largest; 0 < K <= 1
     bits: int = 4  # q: of 1, 2, 3, 4, 8, 16, or 32 (off)
-    kind: Literal["block", "element"] = (
-        "block"  # visit whole blocks (reads only p of the memory), or elements
+    kind: Literal["block", "element", "fragment"] = (
+        "block"  # visit whole blocks (reads only p of the memory), elements, or one range after the other
     )
     block: int = 256  # neighbours visited together; a power of two
     bucket: int = 128  # sent values that share a scale
     stochastic: bool = False  # round at random so that the mean is right, instead of to the nearest level
     shards: int = 1  # ranges of the vector that are each a vector of its own: draw, walk and encode take one
+    full: int = 0  # rounds at the start that visit and send everything, in 16 bits
+    chunk: int = 0  # keep the largest of each so many visited neighbours; 0: of all that are visited
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.sample <= 1:
@@ -50,8 +52,10 @@ class Cocktail:
             raise ValueError(f"keep {self.keep}: a share above 0, up to 1")
         if self.bits not in BITS:
             raise ValueError(f"bits {self.bits}: one of {', '.join(map(str, BITS))}")
-        if self.kind not in ("block", "element"):
-            raise ValueError(f"kind {self.kind!r}: block or element")
+        if self.kind not in ("block", "element", "fragment"):
+            raise ValueError(f"kind {self.kind!r}: block, element or fragment")
+        if not 0 <= self.chunk <= 1 << 20:
+            raise ValueError(f"chunk {self.chunk}: from 1 to {1 << 20}, or 0")
         if not 1 <= self.block <= 1 << 20 or self.block & (self.block - 1):
             raise ValueError(f"block {self.block}: a power of two up to {1 << 20}")
         if not 1 <= self.bucket <= 1 << 20:
@@ -63,13 +67,19 @@ class Cocktail:
         """The shards of a vector of n in a run of this seed."""
         return cut(n, self.shards, seed)
 
+    def at(self, round: int) -> Cocktail:
+        """C of one round: `encode` is to be asked of this one."""
+        if round >= self.full:
+            return self
+        return replace(self, sample=1.0, keep=1.0, bits=max(self.bits, 16), full=0)
+
     def draw(self, n: int, seed: int, round: int, device: torch.device | str = "cpu") -> Sample:
         """Which of the n coordinates this round visits. Depends on nothing else, on any machine."""
-        return draw(n, self.sample, self.block if self.kind == "block" else 1, seed, round, device)
+        return draw(n, self.at(round).sample, self._unit, seed, round, device, self.kind == "fragment")
 
     def walk(self, n: int, seed: int, round: int) -> Walk:
         """The same as `draw`, for those who go through the vector window by window."""
-        return walk(n, self.sample, self.block if self.kind == "block" else 1, seed, round)
+        return walk(n, self.at(round).sample, self._unit, seed, round, self.kind == "fragment")
 
     def encode(
         self,
@@ -85,6 +95,8 @@ class Cocktail:
             )
         v = v.detach().contiguous()
         try:
+            if self.chunk and self.keep < 1:
+                return self._encode_chunks(v, seed)
             if usable(v) if kernels is None else kernels:
                 return self._encode_there(v, seed)
             fast = compiled(len(v)) if kernels is None else None
@@ -104,6 +116,12 @@ class Cocktail:
         codes = quantize(kept.values, self.bits, self.bucket, self._noise(seed), fast)
         return packet.write(source.size, positions.store(kept.positions, source.size, fast), codes)
 
+    def _encode_chunks(self, v: torch.Tensor, seed: int) -> bytes:
+        """What is kept is sought where v is, the rest is the host's."""
+        kept = topk.in_chunks(v, self.chunk, self.keep)
+        codes = quantize(kept.values, self.bits, self.bucket, self._noise(seed))
+        return packet.write(len(v), positions.store(kept.positions, len(v)), codes)
+
     def _encode_there(self, v: torch.Tensor, seed: int) -> bytes:
         from compress.kernels import codes, select  # imports triton: only where a tensor is on a GPU
 
@@ -121,8 +139,12 @@ class Cocktail:
     def _whole(self) -> bool:
         return self.keep == 1 and self.bits == 32
 
+    @property
+    def _unit(self) -> int:
+        return 1 if self.kind == "element" else self.block
+
     def _count(self, m: int) -> int:
-        return max(round(self.keep * m), 1)
+        return topk.share_of(m, self.keep)
 
     def _noise(self, seed: int) -> np.random.Generator | None:
         return np.random.Generator(np.random.Philox(seed)) if self.stochastic else None

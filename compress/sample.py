@@ -7,7 +7,8 @@ seeded order, and the rounds walk along it as along a ring, p * units at a time:
              ------------- one epoch ----------
 With p = a / b in lowest terms, the walk is back at its start after b rounds (a epochs), and a new order is
 drawn. Inside those b rounds every window of 1/p rounds visits every coordinate exactly once. For p = 1/n
-that is: every n rounds, each coordinate once, in a new order each time.
+that is: every n rounds, each coordinate once, in a new order each time. Fragments (`ordered`) are units that
+stand as they lie in the vector: every n rounds each n-th of it once, from its first layers to its last.
 """
 
 from __future__ import annotations
@@ -154,13 +155,24 @@ class Sample:
             )
 
 
-def draw(n: int, p: float, block: int, seed: int, round: int, device: torch.device | str = "cpu") -> Sample:
+def draw(
+    n: int,
+    p: float,
+    block: int,
+    seed: int,
+    round: int,
+    device: torch.device | str = "cpu",
+    ordered: bool = False,
+) -> Sample:
     """The sample of one round: a share p of the n coordinates, in blocks of `block` (a power of two; 1:
-    elements).
+    elements); `ordered`: in one range, as `walk` has it.
     """
-    at = walk(n, p, block, seed, round)
+    at = walk(n, p, block, seed, round, ordered)
     spots = torch.arange(at.first, at.last, device=device) % at.count
-    units = _standing(spots, at.count, list(at.key)) if at.key else spots
+    if at.key:
+        units = _standing(spots, at.count, list(at.key))
+    else:  # a range that goes round the end begins behind where it stops
+        units = spots.sort().values if len(spots) and spots[0] > spots[-1] else spots
     missing = -n % at.block if len(units) and int(units[-1]) == at.count - 1 else 0
     return Sample(n, at.block, units, len(units) * at.block - missing)
 

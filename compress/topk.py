@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from compress.errors import NonFiniteError
 
@@ -87,6 +88,36 @@ def everything(v: np.ndarray) -> Survivors:
     if len(wrong):
         raise NonFiniteError(float(v[wrong[0]]), int(wrong[0]))
     return Survivors(np.arange(len(v), dtype=index_type(len(v))), v)
+
+
+def in_chunks(v: torch.Tensor, chunk: int, keep: float) -> Survivors:
+    """A share `keep` of each `chunk` neighbours of v, (m,) float32, the largest; of a short last one as well.
+
+    Fewer where magnitudes are below 2**-100. NonFiniteError if v holds NaN or infinity.
+    """
+    whole = len(v) - len(v) % chunk
+    found = [_of_rows(v[:whole].view(-1, chunk), keep), whole + _of_rows(v[whole:].view(1, -1), keep)]
+    at = torch.cat(found)
+    values, positions = v[at].cpu().numpy(), at.cpu().numpy().astype(index_type(len(v)))
+    wrong = np.flatnonzero(~np.isfinite(values))  # above everything, so it was kept
+    if len(wrong):
+        raise NonFiniteError(float(values[wrong[0]]), int(positions[wrong[0]]))
+    there = np.flatnonzero((values.view(np.int32) & MAGNITUDE) >= TINY)
+    return Survivors(positions.take(there), values.take(there))
+
+
+def _of_rows(rows: torch.Tensor, keep: float) -> torch.Tensor:
+    """rows: (r, c) -> where a share of each row's largest stands in them all, ascending: int64."""
+    count, long = rows.shape
+    if not count * long:
+        return torch.empty(0, dtype=torch.int64, device=rows.device)
+    inside = rows.abs().topk(share_of(long, keep), sorted=False).indices.sort().values
+    return (inside + long * torch.arange(count, device=rows.device)[:, None]).view(-1)
+
+
+def share_of(m: int, keep: float) -> int:
+    """How many of m are kept."""
+    return max(round(keep * m), 1)
 
 
 def spare(m: int, k: int) -> int:

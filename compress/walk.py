@@ -2,7 +2,8 @@
 
 `draw` lists the units of a round, which takes memory for each of them. Who goes through the vector window by
 window asks here instead: the order is a bijection and can be walked backwards, so each unit says at which
-place it stands, and with that in which rounds of its epoch it is visited.
+place it stands, and with that in which rounds of its epoch it is visited. Fragments are units in their own
+order: a round is a range of the vector.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Walk:
     block: int  # neighbours that are visited together
     first: int
     last: int
-    key: tuple[int, ...]  # of the order; empty: every unit is visited
+    key: tuple[int, ...]  # of the order; empty: as they lie in the vector
 
     @property
     def count(self) -> int:
@@ -44,7 +45,7 @@ class Walk:
 
     def visited(self, standing: np.ndarray) -> np.ndarray:
         """Which of the units at these places this round visits: indices, ascending."""
-        if not self.key:
+        if self.last - self.first == self.count:
             return np.arange(len(standing))
         first = self.first % self.count
         last = first + self.last - self.first  # beyond `count`: it goes round the end
@@ -52,15 +53,18 @@ class Walk:
         return np.flatnonzero(inside | (standing < last - self.count))
 
 
-def walk(n: int, p: float, block: int, seed: int, round: int) -> Walk:
-    """What one round visits: a share p of the n coordinates, in blocks of `block` (a power of two)."""
+def walk(n: int, p: float, block: int, seed: int, round: int, ordered: bool = False) -> Walk:
+    """What one round visits: a share p of the n coordinates, in blocks of `block` (a power of two).
+
+    ordered: one range of the vector after the other, instead of blocks from all over it.
+    """
     share = Fraction(p).limit_denominator(10**9)
     while block > 1 and n * share < UNITS_PER_ROUND * block:
         block //= 2
     count = -(-n // block)
     cycle, phase = divmod(round, share.denominator)
     first, last = ((phase + i) * share.numerator * count // share.denominator for i in (0, 1))
-    return Walk(n, block, first, last, () if share == 1 else tuple(keys(seed, cycle)))
+    return Walk(n, block, first, last, () if share == 1 or ordered else tuple(keys(seed, cycle)))
 
 
 def places(walk: Walk, start: int, stop: int) -> np.ndarray:

@@ -32,7 +32,6 @@ def check(document: Document, problems: list[Problem]) -> Recipe:
     """The recipe, frozen. Errors: RecipeError with `problems` and everything found here."""
     values = copy.deepcopy(document.values)
     problems = [*problems, *drop_planned(document, values)]
-    _plain_averaging(values)
     recipe = None
     try:
         recipe = Recipe.model_validate(values)
@@ -73,17 +72,6 @@ def _holders(values: dict[str, Any], name: str) -> list[tuple[Key, dict[str, Any
     if isinstance(held, list):
         return [((section, i, leaf), item) for i, item in enumerate(held) if isinstance(item, dict)]
     return []
-
-
-def _plain_averaging(values: dict[str, Any]) -> None:
-    """`method: none` is a point of the same family: everything kept, 16 bits. The resolved recipe says so."""
-    section = values.get("compression")
-    if isinstance(section, dict) and section.get("method") == "none":
-        for key, value in PLAIN.items():
-            section.setdefault(key, value)
-
-
-PLAIN: dict[str, Any] = {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 16}
 
 
 def _real(detail: Any) -> bool:
@@ -171,7 +159,7 @@ def cross_check(document: Document, recipe: Recipe) -> list[Problem]:
     def wrong(name: str, message: str, hint: str = "") -> None:
         found.append(document.problem(tuple(name.split(".")), message, hint))
 
-    data, training, swarm, compression = recipe.data, recipe.training, recipe.swarm, recipe.compression
+    data, training, swarm = recipe.data, recipe.training, recipe.swarm
     if training.global_batch_size < swarm.min_peers:
         wrong(
             "training.global_batch_size",
@@ -190,10 +178,25 @@ def cross_check(document: Document, recipe: Recipe) -> list[Problem]:
         wrong("training.max_steps", f"must be at least 1, or -1 for whole epochs, not {training.max_steps}")
     found += _check_schedule(document, recipe)
     found += _check_model(document, recipe)
-    if compression.method == "none":
-        for key, value in PLAIN.items():
-            if getattr(compression, key) != value:
-                wrong(f"compression.{key}", f"must be {value:g} where method is `none`, or be left out")
+    found += _check_compression(document, recipe)
+    return found
+
+
+def _check_compression(document: Document, recipe: Recipe) -> list[Problem]:
+    found: list[Problem] = []
+    compression, most = recipe.compression, recipe.training.max_steps
+
+    def wrong(name: str, message: str, hint: str = "") -> None:
+        found.append(document.problem(("compression", name), message, hint))
+
+    if compression.preset == "lora-cocktail" and recipe.lora is None:
+        wrong("preset", "`lora-cocktail` is for adapters", "add a section `lora:`, or `cocktail`")
+    if 0 < most < compression.local_steps:
+        said = f"{compression.local_steps}: a run of {most} steps would exchange nothing before its end"
+        wrong("local_steps", said, f"local_steps={max(1, most // 10)}")
+    if 0 < compression.topk_chunk * compression.topk_ratio < 0.5:
+        said = f"topk_ratio {compression.topk_ratio:g} keeps none of {compression.topk_chunk} values"
+        wrong("topk_chunk", said, "a larger chunk")
     return found
 
 

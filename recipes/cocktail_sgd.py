@@ -16,6 +16,7 @@ peers that lie is in aggregate.py.
 
 Where the vector is cut into shards, C is a C of each, with a sample, a packet and an error of its own, and an
 owner is the owner of one. A shard that the aggregate leaves out has not moved: nobody's part of it was taken.
+Local steps, the outer step and errors that decay are relax.py's.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -45,25 +45,31 @@ from compress import (
 from compress.kernels import WORTH
 from recipes.aggregate import MEAN, Collected, Rule, Taken, collect, shortened
 from recipes.opened import ROOM, Packets, RejectedUpdate, norm_of, usable
+from recipes.relax import PLAIN, Outer
 from recipes.schema import Compression
-
-WINDOW = 1 << 26  # elements brought from one device to another at a time
+from recipes.vector import WINDOW, Here, Vector
 
 
 def mix_of(compression: Compression) -> Cocktail:
-    """C as a recipe's `compression` section asks for it; `method: none` is plain averaging in FP16."""
-    if compression.method == "none":
-        return Cocktail(sample=1.0, keep=1.0, bits=16, shards=compression.shards)
+    """C as a recipe's `compression` section asks for it."""
+    full = -(-compression.uncompressed_steps // compression.local_steps)
     return Cocktail(
         sample=compression.random_ratio,
         keep=compression.topk_ratio,
+        chunk=compression.topk_chunk,
         bits=compression.quant_bits,
         kind=compression.sample_kind,
         block=compression.block_size,
         bucket=compression.quant_bucket_size,
         stochastic=compression.stochastic_rounding,
         shards=compression.shards,
+        full=full + compression.staleness if full else 0,  # a round sends the steps before it, or its own
     )
+
+
+def outer_of(compression: Compression) -> Outer:
+    """What the owner makes of the mean, as a recipe's `compression` section asks for it."""
+    return Outer(compression.outer_learning_rate, compression.outer_momentum, compression.owner_error_decay)
 
 
 def rule_of(compression: Compression) -> Rule:
@@ -73,7 +79,8 @@ def rule_of(compression: Compression) -> Rule:
 
 def over_all(mix: Cocktail, keep: float) -> Cocktail:
     """C over the whole vector, which keeps this share of it: how a leaver's residual is written."""
-    return replace(mix, sample=1.0, keep=keep, kind="block")  # blocks: a unit for each element takes 8 bytes
+    # blocks: a unit for each element takes 8 bytes; of each chunk something is kept, however small K is
+    return replace(mix, sample=1.0, keep=keep, kind="block", chunk=0, full=0)
 
 
 def rehearse(mix: Cocktail, size: int) -> None:
@@ -94,6 +101,7 @@ class Piece:
     shard: Shard
     sample: Sample
     update: Update  # k values at positions within the sample
+    left: Tensor | None = None  # (m,) what the update has left of the sample, where that decays
 
     def add_(self, x: Tensor, alpha: int = 1) -> None:
         """x: (P,), in place."""
@@ -151,46 +159,6 @@ def read(packet: bytes, samples: Iterable[tuple[Shard, Sample]], shards: int) ->
     return Part(packet, tuple(Piece(shard, s, decode(one, s.m)) for (shard, s), one in found if one))
 
 
-class Vector(Protocol):
-    """x_i where it lies: in this process (`Here`), or spread over several (recipes/spread.py)."""
-
-    def difference(self, shard: Shard, sample: Sample, other: Tensor) -> Tensor:
-        """(m,): x_i - other, where the shard's sample is."""
-
-    def add_(self, piece: Piece, alpha: int = 1) -> None:
-        """x_i += alpha * what the piece says."""
-
-    def distance(self, other: Tensor) -> float:
-        """The length of x_i - other."""
-
-
-def fetched_difference(sample: Sample, x: Tensor, y: Tensor) -> Tensor:
-    """(m,) on the device of x: x - y on the sample. Of y nothing else is brought there; the same bits."""
-    return sample.take(x).sub_(sample.take(y).to(x.device))
-
-
-@dataclass(frozen=True)
-class Here:
-    """A vector that is a tensor. x' is on its device, or in the host's memory."""
-
-    x: Tensor  # (P,)
-
-    def difference(self, shard: Shard, sample: Sample, other: Tensor) -> Tensor:
-        x, y = shard.of(self.x), shard.of(other)
-        if x.device == y.device:
-            return sample.difference(x, y)
-        return fetched_difference(sample, x, y)
-
-    def add_(self, piece: Piece, alpha: int = 1) -> None:
-        piece.add_(self.x, alpha)
-
-    def distance(self, other: Tensor) -> float:
-        if self.x.device == other.device:
-            return float(torch.dist(self.x, other))
-        parts = zip(self.x.split(WINDOW), other.split(WINDOW), strict=True)
-        return float(sum(torch.dist(x, y.to(x.device)) ** 2 for x, y in parts)) ** 0.5
-
-
 class Worker:
     """One peer's half of Algorithm 1 around its local model x_i.
 
@@ -200,6 +168,7 @@ class Worker:
         common: x'.
         name_at: coordinate -> parameter name, for the error that a non-finite model raises.
         dither: where rounding is stochastic, what tells this peer's noise from the others'.
+        decay: what a round has visited and left is multiplied by it.
     """
 
     def __init__(
@@ -208,9 +177,10 @@ class Worker:
         common: Common,
         name_at: Callable[[int], str] | None = None,
         dither: int = 0,
+        decay: float = 1.0,
     ) -> None:
         self.local: Vector = Here(x) if isinstance(x, Tensor) else x
-        self.common, self.name_at, self.dither = common, name_at, dither
+        self.common, self.name_at, self.dither, self.decay = common, name_at, dither, decay
 
     @property
     def x(self) -> Tensor:
@@ -227,8 +197,9 @@ class Worker:
         common, packets, pieces = self.common, list[bytes](), list[Piece]()
         for shard, sample in common.samples():
             d = self.local.difference(shard, sample, common.vector)  # 1   (m,)
-            packets.append(self._encode(common.mix, d, shard, sample))  # 2
-            pieces.append(Piece(shard, sample, decode(packets[-1], sample.m)))
+            packets.append(self._encode(common.mix.at(common.round), d, shard, sample))  # 2
+            update = decode(packets[-1], sample.m)
+            pieces.append(Piece(shard, sample, update, None if self.decay == 1 else rest(d, update)))
         return Part(join(packets), tuple(pieces))
 
     def finish(self, aggregate: bytes, sent: Part | None) -> None:
@@ -252,6 +223,8 @@ class Worker:
         for piece in sent.pieces:
             if shards is None or piece.shard.number in shards:
                 self.local.add_(piece, alpha=-1)
+                for part in faded(piece, 1 - self.decay):
+                    self.local.add_(part, alpha=-1)
 
     def legacy(self, room: int, keep: float = 1.0) -> Part | None:
         """C over the whole of d_i, for the owner to inherit: the largest coordinates of each shard.
@@ -293,12 +266,28 @@ class Worker:
         return lambda position: name_at(shard.start + int(sample.coordinates(torch.tensor([position]))[0]))
 
 
+def rest(d: Tensor, update: Update) -> Tensor:
+    """d - C[d], (m,), in the place of d."""
+    d[update.positions.to(d.device)] -= update.values.to(d.device)
+    return d
+
+
+def faded(piece: Piece, share: float) -> Iterator[Piece]:
+    """This share of what a packet has left, as updates that hold a window of it each."""
+    for start in range(0, 0 if piece.left is None else piece.sample.m, WINDOW):
+        assert piece.left is not None
+        values = piece.left[start : start + WINDOW] * share
+        where = torch.arange(start, start + len(values), device=values.device)
+        yield replace(piece, update=Update(piece.sample.m, where, values), left=None)
+
+
 @dataclass(frozen=True)
 class Before:
     """What an aggregate is about to change."""
 
     sample: Sample
     error: Tensor  # (m,) e on it
+    momentum: Tensor | None  # (m,) v on it
     usual: float
 
 
@@ -311,13 +300,21 @@ class Owner:
         seed: of its samples.
         rule: what takes the place of the mean where peers may lie.
         room: bytes of a round's packets that are kept open until it is aggregated.
+        outer: what is made of the mean.
     """
 
     def __init__(
-        self, parameters: int, mix: Cocktail, seed: int, rule: Rule = MEAN, room: int = ROOM
+        self,
+        parameters: int,
+        mix: Cocktail,
+        seed: int,
+        rule: Rule = MEAN,
+        room: int = ROOM,
+        outer: Outer = PLAIN,
     ) -> None:
-        self.mix, self.seed, self.rule, self.room = mix, seed, rule, room
+        self.mix, self.seed, self.rule, self.room, self.outer = mix, seed, rule, room, outer
         self.error = torch.zeros(parameters)  # e   (P,)
+        self.momentum = torch.zeros(parameters if outer.momentum else 0)  # v   (P,), or nothing
         self.held: tuple[Taken, ...] = ()  # whose packets the newest aggregate has only in part
         self.usual = 0.0  # how large a value of a packet usually is; inf: nobody can say
         self._before: Before | None = None  # the newest aggregate
@@ -357,13 +354,14 @@ class Owner:
         return self.send(round, self.collect(round, updates))
 
     def collect(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> Collected:
-        """Line 3, as `aggregate`; e is unchanged."""
-        return collect(self.sample(round).take(self.error), updates, self.rule, self._packets_of(round))
+        """Line 3, as `aggregate`, up to the outer step; e is unchanged."""
+        return self._collect(round, updates, self._packets_of(round))
 
     def send(self, round: int, found: Collected) -> bytes:
         """Line 4."""
-        packet = self.mix.encode(found.D, seed=round)  # C[D]
-        self._sent(round, found.D, packet)
+        D = self._stepped(round, found.D)
+        packet = self.mix.at(round).encode(D, seed=round)  # C[D]
+        self._sent(D, packet)
         self.held, self.usual = found.held, found.usual
         self._packets = None
         return packet
@@ -374,8 +372,8 @@ class Owner:
         The packet is taken as it is. To make it again would need the same encoder to the bit (this machine,
         this many threads), and what was sent is what the packet says in any case.
         """
-        found = collect(self.sample(round).take(self.error), updates, self.rule)
-        self._sent(round, found.D, packet)
+        found = self._collect(round, updates)
+        self._sent(self._stepped(round, found.D), packet)
         self.usual = found.usual
 
     def inherit(self, peer: str, packet: bytes, share: float) -> float:
@@ -404,16 +402,42 @@ class Owner:
         """e <- e + share * what an update of the whole vector holds."""
         update.add_to(self.error, 0, self.error.numel(), share)
 
-    def _sent(self, round: int, D: Tensor, packet: bytes) -> None:
+    def _collect(
+        self, round: int, updates: Sequence[tuple[str, bytes, float]], packets: Packets | None = None
+    ) -> Collected:
+        """The mean u on the round's sample; u + e, where nothing else is made of it."""
         sample = self.sample(round)
-        self._before = Before(sample, sample.take(self.error), self.usual)
+        error = sample.take(self.error) if self.outer.plain else torch.zeros(sample.m)
+        return collect(error, updates, self.rule, packets)
+
+    def _stepped(self, round: int, found: Tensor) -> Tensor:
+        """D, (m,), of what `_collect` has found. What is about to change is noted, and v moves."""
+        sample = self.sample(round)
+        e = sample.take(self.error)
+        v = sample.take(self.momentum) if self.outer.momentum else None
+        self._before = Before(sample, e, v, self.usual)
+        if self.outer.plain:
+            return found
+        moved = torch.zeros(sample.m) if v is None else v.clone()
+        D = self.outer.step(found, moved).add_(e)
+        if v is not None:
+            sample.put_(self.momentum, moved)
+        return D
+
+    def _sent(self, D: Tensor, packet: bytes) -> None:
+        assert self._before is not None
+        sample = self._before.sample
         expanded(packet, sample.m).add_to(D, 0, sample.m, -1.0)
+        if self.outer.decay != 1:
+            D.mul_(self.outer.decay)
         sample.put_(self.error, D)  # 4   e <- D - C[D]
 
     def undo(self) -> None:
         """The newest aggregate was not committed: e is what it was before. To be called before `inherit`."""
         if self._before is not None:
             self._before.sample.put_(self.error, self._before.error)
+            if self._before.momentum is not None:
+                self._before.sample.put_(self.momentum, self._before.momentum)
             self.usual, self._before = self._before.usual, None
 
 

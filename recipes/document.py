@@ -17,6 +17,7 @@ import yaml
 
 from recipes.names import LATER
 from recipes.problems import Problem, RecipeError
+from recipes.relax import PRESETS
 from recipes.schema import Dataset, Recipe, Section
 
 Key = tuple[str | int, ...]  # ("datasets", 0, "path")
@@ -35,11 +36,17 @@ class Document:
     overridden: dict[Key, str] = field(default_factory=dict)  # key -> the text of the override
 
     def origin(self, key: Key) -> str | None:
-        """Where the value of `key` was said: an override, or a line of the file. None: it is the default."""
+        """Where the value of `key` was said: an override, a line of the file, or the preset that stands
+        there. None: it is the default.
+        """
         for depth in range(len(key), 0, -1):
             if key[:depth] in self.overridden:
                 return self.overridden[key[:depth]]
-        return f"{self.file}:{self.lines[key]}" if key in self.lines else None
+        if key in self.lines:
+            return f"{self.file}:{self.lines[key]}"
+        section = self.values.get("compression")
+        preset = section.get("preset") if isinstance(section, dict) and key[0] == "compression" else None
+        return f"preset {preset}" if preset in PRESETS and key[-1] in PRESETS[preset].keys else None
 
     def problem(self, key: Key, message: str, hint: str = "") -> Problem:
         """A problem at `key`, placed at the line of the key or of what holds it."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,10 +26,10 @@ from torch import nn
 
 from recipes.apart import check_apart
 from recipes.cocktail_sgd import Common, Part, Worker, mix_of
-from recipes.data import Sample, batches, unpack
+from recipes.data import Sample, unpack
 from recipes.fit import fitted
+from recipes.lease import Gradient, Lease, apply, computed
 from recipes.local import Alone, Local, placed
-from recipes.optim import learning_rate
 from recipes.rounded import Rounded
 from recipes.schema import Recipe
 
@@ -46,6 +46,7 @@ class Round(Protocol):
     exchange: bool  # False: nothing is exchanged (the last evaluation)
     eval_part: int
     eval_parts: int  # 0: no evaluation
+    spans: int  # rounds that the lease is to last; above 1 this peer is no member before it says `ready`
 
 
 @dataclass(frozen=True)
@@ -172,25 +173,6 @@ Event = CaughtUp | EvaluatedPart | Lowered | StepDone | HandedOver | Left
 # ---- the loop ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Lease:
-    """A finished piece of work: its gradient is in x_i."""
-
-    round: int
-    loss_sum: float
-    tokens: int
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """The gradient of a whole lease, in `.grad` of the parameters."""
-
-    lease: Lease
-    norm: float
-    started: float
-    finished: float
-
-
 @dataclass
 class Flight:
     """A packet under way: what is known of it if the loop ends before the join."""
@@ -226,6 +208,8 @@ class Peer:
     rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the run's length is known
     rate: float = 0.0  # of the last step
     flight: Flight | None = None  # None: nothing is under way
+    encoded: threading.Event = field(default_factory=threading.Event)  # set: nobody reads x_i
+    unfinished: bool = False  # some steps of a lease are in x_i, and it is not done
     compute_s: float = 0.0  # of the last step
     wait_s: float = 0.0  # how long the last step waited for its exchange
 
@@ -243,7 +227,7 @@ def build_peer(model: nn.Module, recipe: Recipe, micro_batch: int, name: str = "
         vector = placed(flat.vector, where, copy=True)
     common = Common(vector, mix_of(recipe.compression), recipe.training.seed, round)
     x = flat if isinstance(flat, Rounded) else flat.vector
-    worker = Worker(x, common, flat.layout.name_at, dither=own)
+    worker = Worker(x, common, flat.layout.name_at, own, recipe.compression.error_decay)
     config = getattr(model, "config", None)
     return Peer(local, worker, recipe, getattr(config, "vocab_size", None), micro_batch)
 
@@ -276,6 +260,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
     stale = peer.recipe.compression.staleness == 1
     held_out: list[Sample] = []
     peer.flight = None  # of a session that is over: what it held stays in the residual
+    peer.encoded.set()
     yield catch_up(link, peer, max(now, common.round))
     link.ready(common.round, common.fingerprint)
     with ThreadPoolExecutor(1, thread_name_prefix="exchange") as thread:
@@ -287,6 +272,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                 yield catch_up(link, peer, round.round)
             exchange: Future[Exchanged] | None = None
             if round.exchange and stale:
+                peer.encoded.clear()
                 exchange = thread.submit(exchanged, link, peer, time.monotonic())
             if round.eval_parts and not link.leaving.is_set():
                 held_out = held_out or unpack(link.fetch("eval"), peer.vocabulary)
@@ -319,7 +305,10 @@ def catch_up(link: Link, peer: Peer, now: int) -> CaughtUp:
 def exchanged(link: Link, peer: Peer, started: float) -> Exchanged:
     """Lines 1 to 5: encode, send, wait for the commit, receive. Changes nothing; runs beside the compute."""
     common, delivered = peer.worker.common, list(peer.undelivered)
-    sent = peer.worker.start()
+    try:
+        sent = peer.worker.start()
+    finally:
+        peer.encoded.set()
     flight = peer.flight = Flight(sent, delivered)
     try:
         committed = link.exchange(
@@ -343,41 +332,6 @@ def exchanged(link: Link, peer: Peer, started: float) -> Exchanged:
     return Exchanged(sent, delivered, accepted, refused, aggregate, started, time.monotonic())
 
 
-def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gradient | None]:
-    """The gradient of this peer's lease. None when the peer is asked to leave meanwhile: the lease then goes
-    back to the hub with the goodbye.
-    """
-    lease = unpack(link.fetch(f"lease/{round.round}"), peer.vocabulary)
-    return (yield from fitted(peer, partial(compute, link, peer, round.round, lease)))
-
-
-def compute(link: Link, peer: Peer, round: int, lease: Sequence[Sample]) -> Gradient | None:
-    """The gradient of the mean loss over the trained tokens of a lease, micro-batch by micro-batch."""
-    started, norm = time.monotonic(), None
-    tokens = sum(sample.count for sample in lease)
-    parts = list(batches(lease, peer.micro_batch))
-    while norm is None:
-        total_loss = 0.0
-        peer.local.zero()
-        for start in range(0, len(parts), peer.local.at_once):
-            if link.leaving.is_set():
-                return None
-            total_loss += peer.local.backward(parts[start : start + peer.local.at_once], tokens)
-        norm = peer.local.clip(peer.recipe.training.max_grad_norm)
-    return Gradient(Lease(round, total_loss, tokens), norm, started, time.monotonic())
-
-
-def apply(peer: Peer, round: Round, gradient: Gradient | None) -> None:
-    """Line 6, the optimizer's part: x_i <- x_i - optimizer(g_i)."""
-    if gradient is None:
-        return
-    if peer.rate_at is None:
-        peer.rate_at = learning_rate(peer.recipe.training, round.steps)
-    peer.rate = peer.rate_at(round.step)
-    peer.local.step(peer.rate)
-    peer.undelivered.append(gradient.lease)
-
-
 def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: Exchanged) -> StepDone:
     """Lines 6 and 7, the exchange's part; what was delivered is done with, what was refused is kept."""
     worker = peer.worker
@@ -385,12 +339,10 @@ def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: 
     peer.flight = None
     if done.accepted:
         peer.undelivered = [lease for lease in peer.undelivered if lease not in done.delivered]
-    elif not link.leaving.is_set():
-        # left out of this round: a member again from the next one that opens
+    if (not done.accepted or round.spans > 1) and not link.leaving.is_set():
+        # left out of this round, or of those since: a member again from the next one that opens
         link.ready(worker.common.round, worker.common.fingerprint)
-    if gradient is not None:
-        peer.compute_s = gradient.finished - gradient.started
-        peer.wait_s = max(0.0, done.finished - gradient.finished)
+    peer.wait_s = max(0.0, done.finished - gradient.finished) if gradient else peer.wait_s
     return StepDone(
         round=round.round,
         step=round.step,
@@ -430,7 +382,7 @@ def hand_over(link: Link, peer: Peer) -> HandedOver | None:
     """
     settle(peer)
     worker, room = peer.worker, link.room
-    if peer.undelivered or not room or (part := worker.legacy(room)) is None:
+    if peer.undelivered or peer.unfinished or not room or (part := worker.legacy(room)) is None:
         return None
     before, taken = worker.residual_norm(), None
     try:

@@ -167,11 +167,14 @@ def exchange(compression: Compression, size: int, beside: int, step: int = 0) ->
     """Encoding runs beside the compute, taking in what came follows it: the activations are gone by then.
 
     encoding    4 m + 12 k: the difference, and what is chosen of it; then what was sent, 12 k, waits
-    taking in   36 k or more: what was sent, what came, and where that lies in the vector
+    taking in   36 k or more: what was sent, what came, and where that lies in the vector; 4 m more where what
+                stays decays
     """
-    m = int(size * compression.random_ratio)
-    k = int(m * compression.topk_ratio)
+    whole = compression.uncompressed_steps > 0  # to begin with
+    m = size if whole else int(size * compression.random_ratio)
+    k = size if whole else int(m * compression.topk_ratio)
     encoding = FLOAT * m + UPDATE * k
     taking_in = (4 if m < size else 2) * UPDATE * k
-    after = max(taking_in, UPDATE * k + step) - beside
+    stays = FLOAT * m if compression.error_decay < 1 else 0
+    after = max(taking_in, UPDATE * k + step) + stays - beside
     return Part("exchange", max(encoding, after), "4 m + 12 k, or 48 k after the compute")

@@ -11,8 +11,6 @@ from typing import Any
 
 # dotted key -> values that ask for nothing
 LATER: dict[str, tuple[Any, ...]] = {
-    "model.trust_remote_code": (False,),
-    "compression.uncompressed_steps": (0,),
     "compression.lossless": (),
     "logging.loss_watchdog_threshold": (None,),
     "logging.loss_watchdog_patience": (None,),
@@ -52,6 +50,7 @@ OTHER_NAMES: dict[str, str] = {
     "gradient_checkpointing": "training.activation_checkpointing",
     "clip_grad_norm": "training.max_grad_norm",
     "gradient_clipping": "training.max_grad_norm",
+    "method": "compression.preset",
     "random_method": "compression.sample_kind",
     "RANDOMP_RATIO": "compression.random_ratio",
     "TOPK_RATIO": "compression.topk_ratio",

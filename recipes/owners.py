@@ -1,8 +1,8 @@
 """The owners of some shards of a vector, as one: a round's packets in, the packet of these shards out.
 
 Who owns what may change between two rounds: `own`. What e of a shard was then goes to its next owner, as a
-legacy goes that has all of the mean (`inherit` with share 1). An aggregate that was not committed is taken
-back: `undo`.
+legacy goes that has all of the mean (`inherit` with share 1); its momentum begins anew. An aggregate that was
+not committed is taken back: `undo`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from safetensors import SafetensorError, safe_open
 
 from compress import Cocktail, PacketError, decode, join, split
 from recipes.aggregate import MEAN, Rule, Taken
-from recipes.cocktail_sgd import Owner, over_all
+from recipes.cocktail_sgd import Owner, mix_of, outer_of, over_all, rule_of
 from recipes.opened import ROOM, RejectedUpdate
+from recipes.relax import PLAIN, Outer
+from recipes.schema import Recipe
 from recipes.whole import write_whole
 
 Updates = Sequence[tuple[str, bytes, float]]  # (peer, packet, weight)
+ERROR, MOMENTUM = "error", "momentum"  # e and v, in a file
 
 
 class Owners:
@@ -31,6 +34,7 @@ class Owners:
         mix: how it is cut, and each D compressed.
         seed: of the run.
         rule: what takes the place of the mean where peers may lie.
+        outer: what is made of the mean.
     """
 
     def __init__(
@@ -40,8 +44,9 @@ class Owners:
         seed: int,
         rule: Rule = MEAN,
         owned: Collection[int] | None = None,  # None: all
+        outer: Outer = PLAIN,
     ) -> None:
-        self.mix, self.rule = mix, rule
+        self.mix, self.rule, self.outer = mix, rule, outer
         self.shards = mix.cut(parameters, seed)
         self.owners: Mapping[int, Owner] = {}  # by the number of the shard, ascending; replaced, not changed
         self.own(range(len(self.shards)) if owned is None else owned)
@@ -60,7 +65,8 @@ class Owners:
 
     def _new(self, number: int) -> Owner:
         shard = self.shards[number]
-        owner = Owner(shard.size, self.mix, shard.seed, self.rule, ROOM // len(self.shards))
+        room = ROOM // len(self.shards)
+        owner = Owner(shard.size, self.mix, shard.seed, self.rule, room, self.outer)
         owner.usual = float("inf")  # until it has seen a round, what is handed over is taken as it is
         return owner
 
@@ -75,8 +81,8 @@ class Owners:
 
     @property
     def nbytes(self) -> int:
-        """Of all e."""
-        return sum(owner.error.nbytes for owner in self.owners.values())
+        """Of all e, and of the momenta."""
+        return sum(owner.error.nbytes + owner.momentum.nbytes for owner in self.owners.values())
 
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         """As `Owner.arrived`."""
@@ -114,33 +120,39 @@ class Owners:
         return min((scale for _, _, scale in found), default=1.0)
 
     def save(self, path: Path, round: int) -> None:
-        """Write every e as it is before `round`: on the disk whole under that name, or not at all."""
-        errors = {name_of(number): owner.error for number, owner in self.owners.items()}
+        """Write every e and v as they are before `round`: on the disk whole under that name, or not."""
+        kept = {name_of(number): owner.error for number, owner in self.owners.items()}
+        if self.outer.momentum:
+            kept |= {name_of(n, MOMENTUM): owner.momentum for n, owner in self.owners.items()}
         usual = " ".join(str(owner.usual) for owner in self.owners.values())
-        write_whole(path, errors, {"round": str(round), "usual": usual})
+        write_whole(path, kept, {"round": str(round), "usual": usual})
 
     def load(self, path: Path) -> int:
-        """Own the shards that are in the file, each e as `save` wrote it; returns the round it is before.
-        Errors: ValueError: it is not ours.
+        """Own the shards that are in the file, each e and v as `save` wrote it; returns the round it is
+        before. Errors: ValueError: it is not ours.
         """
+        kinds = [ERROR, MOMENTUM] if self.outer.momentum else [ERROR]
         try:
             with safe_open(path, "pt") as file:
                 names, said = set(file.keys()), file.metadata()
                 there = [n for n in range(len(self.shards)) if name_of(n) in names]
-                errors = {n: file.get_tensor(name_of(n)) for n in there}
+                kept = {n: [file.get_tensor(name_of(n, kind)) for kind in kinds] for n in there}
             round, usual = int(said["round"]), [float(one) for one in said["usual"].split()]
         except (SafetensorError, KeyError, TypeError) as problem:
             raise ValueError(f"{path} does not hold the owner's error: {problem}") from problem
-        if strangers := names - {name_of(number) for number in errors}:
+        if strangers := names - {name_of(number, kind) for number in kept for kind in kinds}:
             raise ValueError(f"{path} has {', '.join(sorted(strangers))}: it is of another number of shards")
-        for number, error in errors.items():
+        for number, tensors in kept.items():
             want = (self.shards[number].size,)
-            if tuple(error.shape) != want or str(error.dtype) != "torch.float32":
-                raise ValueError(f"{path} has {error.dtype} {tuple(error.shape)}, not {want}")
-        self.own(errors)
-        for (number, error), one in zip(errors.items(), usual, strict=True):
-            self.owners[number].error.copy_(error)
-            self.owners[number].usual = one
+            for one in tensors:
+                if tuple(one.shape) != want or str(one.dtype) != "torch.float32":
+                    raise ValueError(f"{path} has {one.dtype} {tuple(one.shape)}, not {want}")
+        self.own(kept)
+        for (number, tensors), length in zip(kept.items(), usual, strict=True):
+            owner = self.owners[number]
+            for mine, one in zip((owner.error, owner.momentum), tensors, strict=False):
+                mine.copy_(one)
+            owner.usual = length
         return round
 
     def joined(self, round: int, own: bytes, parts: Sequence[tuple[str, Collection[int], bytes]]) -> bytes:
@@ -193,9 +205,21 @@ def merged(packets: Iterable[bytes], shards: int) -> bytes:
     return join(parts)
 
 
-def name_of(number: int) -> str:
-    """Of a shard's e, in a file."""
-    return f"error.{number}" if number else "error"
+def name_of(number: int, kind: str = ERROR) -> str:
+    """Of a shard's e or v, in a file."""
+    return f"{kind}.{number}" if number else kind
+
+
+def even(updates: Updates) -> Updates:
+    """Where peers count alike, whatever they deliver."""
+    return [(peer, packet, 1.0 if weight > 0 else 0.0) for peer, packet, weight in updates]
+
+
+def owners_of(recipe: Recipe, parameters: int, owned: Collection[int] | None = None) -> Owners:
+    """As a recipe asks for them."""
+    compression = recipe.compression
+    mix, rule, outer = mix_of(compression), rule_of(compression), outer_of(compression)
+    return Owners(parameters, mix, recipe.training.seed, rule, owned, outer)
 
 
 def spoken_of(packet: bytes, shards: int) -> list[int]:

@@ -34,15 +34,16 @@ class Step:
     """One step of one peer."""
 
     packet: int  # bytes, each way
+    every: int  # steps between two of them
     compute: float  # seconds
     up: float
     down: float
-    hidden: bool  # the exchange of a step happens during the compute of the next
+    hidden: bool  # the exchange happens during the compute of the next steps
 
     @property
     def exchange(self) -> float:
-        """The packet goes up, is aggregated, and comes back."""
-        return self.up + self.down
+        """The packet goes up, is aggregated, and comes back: a step's part of that."""
+        return (self.up + self.down) / self.every
 
     @property
     def seconds(self) -> float:
@@ -72,8 +73,8 @@ def compute_seconds(flops: float, peak: float) -> float:
 
 
 def step_of(recipe: Recipe, packet: int, compute: float, line: Line) -> Step:
-    hidden = recipe.compression.staleness == 1
-    return Step(packet, compute, packet / line.up, packet / line.down, hidden)
+    hidden, every = recipe.compression.staleness == 1, recipe.compression.local_steps
+    return Step(packet, every, compute, packet / line.up, packet / line.down, hidden)
 
 
 def topk_for(recipe: Recipe, parameters: int, line: Line, seconds: float) -> float | None:

@@ -37,7 +37,7 @@ def rounded(x: Tensor, noise: torch.Generator) -> Tensor:
 
 
 class Rounded:
-    """In the place of Flat, and x_i for a Worker (cocktail_sgd.Vector).
+    """In the place of Flat, and x_i for a Worker (vector.Vector).
 
     Args:
         seed: of the noise, this peer's own.

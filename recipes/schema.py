@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
+from recipes.relax import PRESETS
+
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -98,6 +100,7 @@ class Model(Section):
     attn_implementation: Literal[
         "auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"
     ] = "auto"  # auto: transformers chooses
+    trust_remote_code: bool = False  # run code that comes with the model; each machine must allow it
     pad_token: str | None = None  # null: the tokenizer's, else its eos token
     load_in_8bit: bool = False  # the frozen base; needs `lora:` and bitsandbytes
     load_in_4bit: bool = False
@@ -206,20 +209,45 @@ class Training(Section):
 
 
 class Compression(Section):
-    method: Literal["cocktail", "none"] = "cocktail"  # none: everything is sent, as FP16 (plain averaging)
+    preset: Literal[
+        "cocktail",
+        "allreduce",
+        "local-sgd",
+        "diloco",
+        "streaming-diloco",
+        "sparseloco",
+        "onebit",
+        "lora-cocktail",
+    ] = "cocktail"  # what stands in for the keys below where they are not written (relax.py)
     random_ratio: Annotated[Ratio, Field(ge=1e-6)] = 0.1  # p: share of the coordinates that a round visits
     topk_ratio: Ratio = 0.2  # K: share of those that is kept
+    topk_chunk: Annotated[int, Field(ge=0, le=2**20)] = 0  # of each so many neighbours; 0: of all of them
     quant_bits: Literal[1, 2, 3, 4, 8, 16, 32] = 4
     quant_bucket_size: Annotated[int, Field(ge=8, le=65536, multiple_of=8)] = 128  # values that share a scale
     stochastic_rounding: bool = False
-    sample_kind: Literal["block", "element"] = "block"  # whole blocks are read, or single coordinates
+    sample_kind: Literal["block", "element", "fragment"] = (
+        "block"  # blocks from all over, single coordinates, or one range of layers after the other
+    )
     block_size: Annotated[int, Field(ge=1, le=2**20), AfterValidator(power_of_two)] = 256  # of a block
     shards: Annotated[int, Field(ge=1, le=1024)] = 1  # ranges of the vector, each with a packet of its own
-    staleness: Literal[0, 1] = 1  # 1: the exchange hides behind the next step's compute
+    staleness: Literal[0, 1] = 1  # 1: the exchange hides behind the next steps' compute
+    local_steps: Whole = 1  # H: optimizer steps between two exchanges
+    outer_learning_rate: Annotated[Real, Field(gt=0)] = 1.0  # of the owner's step along the mean
+    outer_momentum: Annotated[Real, Field(ge=0, lt=1)] = 0.0  # Nesterov's, at the owner
+    error_decay: Annotated[Real, Field(ge=0, le=1)] = 1.0  # what a round leaves at a peer is multiplied by
+    owner_error_decay: Annotated[Real, Field(ge=0, le=1)] = 1.0  # and at the owner
+    uncompressed_steps: Annotated[int, Field(ge=0)] = 0  # the first so many are sent whole, in 16 bits
+    weighting: Literal["tokens", "uniform"] = "tokens"  # of the peers in the mean
     aggregation: Literal["mean", "trimmed_mean", "median", "centered_clip"] = "mean"  # of a round's packets
     trim_ratio: Annotated[Real, Field(gt=0, lt=0.5)] = 0.2  # trimmed_mean: cut off at either end
     clip_radius: Annotated[Real, Field(gt=0)] = 1.0  # centered_clip: x the median distance from the centre
     state_device: Literal["auto", "accelerator", "cpu"] = "auto"  # where x' lies; auto: cpu where it is short
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_preset(cls, given: Any) -> Any:
+        preset = PRESETS.get(str(given.get("preset", ""))) if isinstance(given, dict) else None
+        return {**preset.keys, **given} if preset else given
 
 
 class Requires(Section):

@@ -67,7 +67,8 @@ def spread_peer(
     assert all(answer["parameters"] == layout.size for answer in answers)
     local = Spread(ranks, shared, layout, answers[0]["numbers"])
     common = Common(shared.common, mix_of(recipe.compression), recipe.training.seed, round)
-    worker = Worker(local, common, layout.name_at, dither=crc32(name.encode()))
+    own = crc32(name.encode())
+    worker = Worker(local, common, layout.name_at, own, recipe.compression.error_decay)
     return Peer(local, worker, recipe, answers[0]["vocabulary"], micro_batch)
 
 

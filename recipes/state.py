@@ -133,14 +133,14 @@ class Fold:
     def _through(self, batch: list[_Way], window: np.ndarray, shard: Shard, begin: int, mark: int) -> int:
         """One window of a shard through all packets; its fingerprint before packet `mark`."""
         looked, within = 0, begin - shard.start
-        key: tuple[int, ...] | None = None
+        order: tuple[tuple[int, ...], int] | None = None
         standing = np.empty(0, np.int64)
         for i, way in enumerate(batch):
             self._poll()
             if i == mark:
                 looked = fingerprint(torch.from_numpy(window), begin)
-            if way.walk.key != key or i == 0:  # one epoch after the other: most rounds share their order
-                key, block = way.walk.key, way.walk.block
+            if (way.walk.key, way.walk.block) != order:  # one epoch after the other: most rounds share it
+                order, block = (way.walk.key, way.walk.block), way.walk.block
                 standing = places(way.walk, within // block, -(-(within + len(window)) // block))
             with _packet_of(way.round):
                 way.add(window, standing)

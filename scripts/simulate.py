@@ -2,9 +2,12 @@
 
     python scripts/simulate.py RECIPE [key=value ...] [--peers N] [--prompt TEXT] [--churn KIND --every N]
 
-Runs Algorithm 1 and 2 as they are (recipes/cocktail_sgd.py) with N peers in lockstep, and prints the held-out
-loss of x' and the bytes that would travel. `--peers 0` trains in the ordinary way, one model and no exchange:
-the reference. Everything is drawn from the recipe's seed, so a line can be had again.
+Runs Algorithm 1 and 2 as they are (recipes/cocktail_sgd.py) with N peers in lockstep, every preset and key of
+`compression` included, and prints the held-out loss of x' and the bytes that would travel. `--peers 0` trains
+in the ordinary way, one model and no exchange: the reference. Everything is drawn from the recipe's seed, so
+a line can be had again.
+
+    python scripts/simulate.py smoke compression.preset=diloco compression.local_steps=50
 
 With --churn one peer after the other is away for some rounds. `crash`: its residual is lost, a new one comes.
 `leave`: it hands over its legacy, a new one comes. `return`: it hands over, and comes back as it was. Its
@@ -24,12 +27,12 @@ import torch
 from torch.optim import Optimizer
 
 from recipes.base import load_tokenizer, prepare_base
-from recipes.cocktail_sgd import Common, Worker, mix_of
+from recipes.cocktail_sgd import Common, Part, Worker, mix_of
 from recipes.data import Corpus, build_corpus, collate
 from recipes.flat import Flat
 from recipes.model import evaluate, export, generate, load_model, loss_sum
 from recipes.optim import build_optimizer, learning_rate, set_learning_rate
-from recipes.owners import Owners
+from recipes.owners import Owners, even, owners_of
 from recipes.recipe import load_recipe
 from recipes.schema import Recipe
 
@@ -41,6 +44,7 @@ class Peer:
     flat: Flat
     worker: Worker
     optimizer: Optimizer
+    tokens: int = 0  # of its steps since its last exchange
 
     def backward(self, corpus: Corpus, positions: Sequence[int], limit: float) -> None:
         """The clipped gradient of the mean loss over these samples."""
@@ -48,6 +52,7 @@ class Peer:
         self.flat.grad.zero_()
         loss, tokens = loss_sum(self.flat.model, collate([corpus.sample(p) for p in positions]))
         (loss / tokens).backward()
+        self.tokens += tokens
         torch.nn.utils.clip_grad_norm_(self.flat.model.parameters(), limit or float("inf"))
 
 
@@ -96,57 +101,78 @@ class Churn:
 def build_peer(recipe: Recipe, folder: Path) -> Peer:
     flat = Flat(load_model(folder))
     common = Common(flat.vector.clone(), mix_of(recipe.compression), recipe.training.seed)
-    return Peer(flat, Worker(flat.vector, common), build_optimizer(flat.masters, recipe.training))
+    worker = Worker(flat.vector, common, decay=recipe.compression.error_decay)
+    return Peer(flat, worker, build_optimizer(flat.masters, recipe.training))
 
 
 def simulate(recipe: Recipe, corpus: Corpus, folder: Path, count: int, churn: Churn) -> torch.Tensor:
     """Train, print a line for each evaluation; returns x'."""
-    training, stale = recipe.training, recipe.compression.staleness
+    training, compression = recipe.training, recipe.compression
+    stale, local_steps = (compression.staleness, compression.local_steps) if count else (0, 1)
     peers = {place: build_peer(recipe, folder) for place in range(max(count, 1))}
     steps = training.total_steps(len(corpus.samples))
     every = recipe.checkpoint.eval_every(steps) or steps
     rate = learning_rate(training, steps)
-    owner = Owners(peers[0].flat.layout.size, mix_of(recipe.compression), training.seed)
-    up = down = rounds = packets = 0
+    owner = owners_of(recipe, peers[0].flat.layout.size)
+    up = down = packets = done = 0
+    last = -(-steps // local_steps) - 1 + stale  # one more round brings the last steps home
     started = time.process_time()
     watcher = build_peer(recipe, folder)  # holds x', computes nothing
     shared = watcher.worker.common.vector if count else peers[0].flat.vector
     report(watcher, shared, corpus, "step 0")
-    for step in range(steps + (stale if count else 0)):  # one more round brings the last step home
-        churn.back(peers, recipe, folder, step)
-        leaver = churn.leaver(step, count)
+    for round in range(last + 1):
+        churn.back(peers, recipe, folder, round)
+        leaver = churn.leaver(round, count)
         leaver = leaver if leaver in peers and len(peers) > 1 else None
-        parts = {i: peer.worker.start() for i, peer in peers.items()} if count and stale else {}
-        if step < steps:
-            first = step * training.global_batch_size
-            lease = range(first, min(first + training.global_batch_size, len(corpus)))
-            working = [peer for i, peer in sorted(peers.items()) if i != leaver]
+        parts = started_by(peers) if stale else {}
+        working = [peer for place, peer in sorted(peers.items()) if place != leaver]
+        before = done
+        for done in range(before + 1, min(before + local_steps, steps) + 1):
+            lease = range((done - 1) * training.global_batch_size, len(corpus))[: training.global_batch_size]
             for place, peer in enumerate(working):
                 peer.backward(corpus, lease[place :: len(working)], training.max_grad_norm)
-                set_learning_rate(peer.optimizer, rate(step))
+                set_learning_rate(peer.optimizer, rate(done - 1))
                 peer.optimizer.step()
         if count:
-            parts = parts or {i: peer.worker.start() for i, peer in peers.items()}
-            aggregate = owner.aggregate(step, [(str(i), p.packet, 1.0) for i, p in parts.items()])
-            for i, peer in peers.items():
-                peer.worker.finish(aggregate, parts[i])
+            parts = parts or started_by(peers)
+            taken = {place: sent for place, sent in parts.items() if sent.tokens} or parts
+            updates = [(str(place), sent.part.packet, float(sent.tokens)) for place, sent in taken.items()]
+            updates = even(updates) if compression.weighting == "uniform" else updates
+            aggregate = owner.aggregate(round, updates)
+            for place, peer in peers.items():
+                peer.worker.finish(aggregate, taken[place].part if place in taken else None)
             for absent in (watcher, *churn.gone.values()):
                 absent.worker.catch_up(aggregate)
-            up, down = up + sum(len(p.packet) for p in parts.values()), down + len(aggregate)
-            rounds, packets = rounds + 1, packets + len(parts)
+            up, down = up + sum(len(packet) for _, packet, _ in updates), down + len(aggregate)
+            packets += len(updates)
         if leaver is not None:
-            churn.part(leaver, peers, owner, step)
-        if (step + 1) % every == 0 or step + 1 == steps + (stale if count else 0):
-            report(watcher, shared, corpus, f"step {min(step + 1, steps)}")
+            churn.part(leaver, peers, owner, round)
+        if done // every > before // every or round == last:
+            report(watcher, shared, corpus, f"step {done}")
     if churn.handed:
         shrunk = sum(churn.handed) / len(churn.handed)
         print(f"{len(churn.handed)} legacies, each made its residual's norm {shrunk:.1%} smaller")
-    whole = 2 * shared.numel()
+    whole = 2 * shared.numel() * local_steps
     ratios = ""
     if count:
-        ratios = f"FP16 over packets: {whole * packets / up:.1f} up, {whole * rounds / down:.1f} down; "
+        sent, received = whole * packets / up, whole * (last + 1) / down
+        ratios = f"FP16 each step over packets: {sent:.1f} up, {received:.1f} down; "
     print(f"{ratios}{time.process_time() - started:.1f} s of processor time")
     return shared
+
+
+@dataclass(frozen=True)
+class Sent:
+    part: Part
+    tokens: int  # that it delivers
+
+
+def started_by(peers: dict[int, Peer]) -> dict[int, Sent]:
+    """What each has to say of its steps since the last time."""
+    sent = {place: Sent(peer.worker.start(), peer.tokens) for place, peer in peers.items()}
+    for peer in peers.values():
+        peer.tokens = 0
+    return sent
 
 
 def report(peer: Peer, shared: torch.Tensor, corpus: Corpus, what: str) -> None:

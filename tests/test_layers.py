@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("compress", "transport", "recipes", "cocktail_cli")
-HEAVY = ("zmq", "torch", "transformers", "datasets", "peft", "trl")
+HEAVY = ("zmq", "torch", "transformers", "datasets", "peft", "trl", "starlette", "uvicorn")
 
 # room -> packages it may import beside the standard library and itself: the table of the README
 MAY_IMPORT = {
@@ -23,7 +23,8 @@ MAY_IMPORT = {
     "transport": "zmq msgspec",
     "recipes": "compress torch numpy transformers tokenizers datasets peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2",
-    "cocktail_cli": "compress transport recipes typer rich platformdirs torch transformers yaml pynvml",
+    "cocktail_cli": "compress transport recipes typer rich platformdirs starlette uvicorn torch "
+    "transformers yaml pynvml",
 }
 
 # What Windows lacks, by module; much of it macOS as well.

@@ -121,6 +121,7 @@ class Recovered:
     evaluation: EvaluationRow | None = None  # the newest
     recent: tuple[RoundRow, ...] = ()  # the last rounds, in order
     term: int = 0  # how often the ledger was opened to write
+    losses: tuple[tuple[int, float], ...] = ()  # (step, loss) of the rounds that trained
 
 
 @dataclass(frozen=True)
@@ -363,6 +364,7 @@ class Ledger:
             evaluation=evaluations[-1] if evaluations else None,
             recent=tuple(rounds[-RECENT:]),
             term=self.term,
+            losses=tuple((row.step, row.loss) for row in rounds if row.loss is not None),
         )
 
     def verify(self, *, complete: bool = False) -> Audit:

@@ -71,7 +71,7 @@ def test_runs_of_this_machine_are_offered(tmp_path: Path, monkeypatch: pytest.Mo
 def test_keys_are_offered_dotted_and_bare_and_their_choices_after_the_sign() -> None:
     assert [word for word, _ in overrides("learning_r")] == ["learning_rate="]
     assert ("training.learning_rate=", "field of the recipe") in overrides("training.l")
-    assert ("compression.method=none", "") in overrides("compression.method=")
+    assert ("compression.preset=diloco", "") in overrides("compression.preset=")
     assert [word for word, _ in overrides("packing=")] == ["packing=false", "packing=true"]
     assert overrides("nothing.like") == []
 

@@ -68,7 +68,7 @@ class Member:
 
 def test_four_owners_send_and_receive_what_the_paper_says(data: Path, tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    everything = {"method": "none", "random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 16, "shards": 8}
+    everything = {"preset": "allreduce", "staleness": 1, "shards": 8}
     recipe = recipe_of(
         Path("builtin:tiny-gpt-neox"),
         data,

@@ -17,7 +17,6 @@ from test_model import CONFIGS
 
 from compress import Cocktail
 from recipes import kept
-from recipes.cocktail_sgd import fetched_difference
 from recipes.data import Sample, batches
 from recipes.finetune import Lowered, Peer, StepDone, build_peer, finetune
 from recipes.fit import MemoryFull, micro_batch_for
@@ -28,6 +27,7 @@ from recipes.problems import ModelError
 from recipes.rounded import rounded
 from recipes.schema import Recipe
 from recipes.trained import attention_here, check_trainable, load_trained
+from recipes.vector import fetched_difference
 
 ROWS = [
     Sample(np.arange(first, first + length, dtype=np.int32), np.arange(length) > 0)

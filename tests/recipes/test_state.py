@@ -22,11 +22,11 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from test_model import BUILTIN, CONFIGS, TIED
+from test_model import CONFIGS, TIED
 
 from compress import Cocktail, fingerprint, join
 from recipes import state
-from recipes.base import written_whole
+from recipes.base import BUILTIN_MODELS, written_whole
 from recipes.cocktail_sgd import Common, fold
 from recipes.flat import Flat, Layout, layout_of
 from recipes.model import load_model
@@ -42,6 +42,8 @@ from recipes.state import (
     write_hashes,
 )
 from recipes.weights import Stored, StoredVector, open_vector, read_header, texts_of
+
+BUILTIN = BUILTIN_MODELS["builtin:tiny-gpt-neox"]
 
 MIX = Cocktail(sample=0.3, keep=0.2, bits=4, block=64)
 
@@ -124,6 +126,17 @@ def test_a_snapshot_loads_and_is_the_fold_to_the_bit_and_so_is_the_next(bases, t
     assert torch.equal(Flat(load_model(tmp_path / "9")).vector, truth.vector)
     assert [one.round for one in snapshots(tmp_path, "a-run")] == [5, 9]
     assert snapshots(tmp_path, "another-run") == []
+
+
+def test_fragments_and_first_rounds_that_send_everything_fold_like_any_other(bases, tmp_path) -> None:
+    mix = Cocktail(sample=0.3, keep=0.5, kind="fragment", full=2)
+    truth = Common(Flat(load_model(bases["gpt2"])).vector.clone(), mix, 7)
+    packets = packets_of(mix, truth.vector.numel(), range(6))
+    fold(truth, packets)
+
+    with closing(open_vector(bases["gpt2"])) as base:
+        number = write(fold_of(base, packets, mix), bases["gpt2"], tmp_path / "6")
+    assert number == truth.fingerprint
 
 
 def test_the_weights_begin_with_the_vector_itself(bases, tmp_path) -> None:

@@ -1,0 +1,115 @@
+"""The family: what CocktailSGD and its relatives relax, as one description with presets.
+
+All of them are Algorithm 1 with a C, a number H of local steps, and an outer step at the owner:
+
+    H optimizer steps at every peer, then  d_i = x_i - x';  send C[d_i];  x_i and x' move by C[D]
+    what C leaves out of d_i is multiplied by `error_decay`
+    owner: u = sum_i w_i C[d_i];  v <- momentum v + u;  D = rate (u + momentum v) + e
+           e <- owner_error_decay (D - C[D])
+
+The description is the recipe's `compression` section. A preset is a name for what its paper says of it: the
+keys that a recipe does not write. No code asks for the name, so each key may be changed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Preset:
+    what: str
+    paper: str
+    keys: Mapping[str, Any]  # of the `compression` section; all others have the defaults of schema.py
+
+
+EVERYTHING: dict[str, Any] = {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 16}
+FRESH: dict[str, Any] = {**EVERYTHING, "staleness": 0}
+
+PRESETS: dict[str, Preset] = {
+    "cocktail": Preset(
+        "sampled, sparse and quantized, hidden behind the next step",
+        "CocktailSGD: Fine-tuning Foundation Models over 500Mbps Networks, Wang et al., ICML 2023",
+        {},
+    ),
+    "lora-cocktail": Preset(
+        "adapters are small: all of them each step, in 4 bits, hidden behind the next step",
+        "CocktailSGD, as above; LoRA: Low-Rank Adaptation of Large Language Models, Hu et al., 2021",
+        {"random_ratio": 1.0, "topk_ratio": 1.0},
+    ),
+    "allreduce": Preset(
+        "everything each step, waited for: with `optim: sgd` synchronous SGD on the whole batch",
+        "Sergeev and Del Balso, Horovod, 2018, is the usual reference for the pattern",
+        FRESH,
+    ),
+    "local-sgd": Preset(
+        "each peer makes some steps alone, then models are averaged",
+        "Local SGD Converges Fast and Communicates Little, Stich, 2018 (ICLR 2019)",
+        {**FRESH, "local_steps": 8},
+    ),
+    "diloco": Preset(
+        "many steps alone, then one outer step with Nesterov momentum along the mean",
+        "DiLoCo: Distributed Low-Communication Training of Language Models, Douillard et al., 2023",
+        {**FRESH, "local_steps": 500, "outer_learning_rate": 0.7, "outer_momentum": 0.9},
+    ),
+    "streaming-diloco": Preset(
+        "DiLoCo, a tenth of the layers at a time, in 4 bits, while the peers go on: each once in 100 steps",
+        "Streaming DiLoCo with overlapping communication, Douillard et al., 2025",
+        {
+            "sample_kind": "fragment",
+            "random_ratio": 0.1,
+            "topk_ratio": 1.0,
+            "quant_bits": 4,
+            "local_steps": 10,
+            "staleness": 1,
+            "outer_learning_rate": 0.4,
+            "outer_momentum": 0.9,
+        },
+    ),
+    "sparseloco": Preset(
+        "30 steps alone, then 64 of each 4,096 values in 2 bits; what stays decays, in the place of momentum",
+        "Communication Efficient LLM Pre-training with SparseLoCo, Sarfi et al., 2025",
+        {
+            "random_ratio": 1.0,
+            "topk_ratio": 64 / 4096,
+            "topk_chunk": 4096,
+            "quant_bits": 2,
+            "local_steps": 30,
+            "staleness": 0,
+            "error_decay": 0.95,
+        },
+    ),
+    "onebit": Preset(
+        "everything each step in 1 bit, errors kept on both sides, after 100 steps of 16 bits",
+        "1-Bit Stochastic Gradient Descent, Seide et al., 2014; 1-bit Adam, Tang et al., 2021",
+        {**FRESH, "quant_bits": 1, "uncompressed_steps": 100},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Outer:
+    """What an owner makes of the mean. The default leaves it as it is: D = u + e."""
+
+    rate: float = 1.0
+    momentum: float = 0.0  # Nesterov's, in the form of torch.optim.SGD
+    decay: float = 1.0  # of e
+
+    @property
+    def plain(self) -> bool:
+        return self.rate == 1 and self.momentum == 0
+
+    def step(self, u: Tensor, v: Tensor) -> Tensor:
+        """rate (u + momentum v), where v, changed in place, has taken u in. All (m,); each product and sum
+        rounded alone, so that a replay has the same bits.
+        """
+        v.mul_(self.momentum).add_(u)
+        return (v * self.momentum).add_(u).mul_(self.rate)
+
+
+PLAIN = Outer()

@@ -46,6 +46,7 @@ class LocalSettings:
     max_up: float | None = None  # bytes a second, each peer
     max_down: float | None = None
     gpus: int = 1  # that each is spread over
+    vram_limit: int | None = None  # bytes of each GPU, each peer
 
     def devices_of(self, peers: int) -> list[str]:
         """For each of them its --device."""
@@ -84,6 +85,8 @@ class LocalPeers:
         for option, rate in (("--max-up", self.settings.max_up), ("--max-down", self.settings.max_down)):
             if rate is not None:
                 command += [option, as_text(rate)]
+        if self.settings.vram_limit is not None:
+            command += ["--vram-limit", f"{self.settings.vram_limit >> 10}KiB"]
         log = self.folder / f"{name}.log"
         cores = os.cpu_count() or 1
         with (self.folder / f"{name}.jsonl").open("a") as out, log.open("a") as err:

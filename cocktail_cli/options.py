@@ -6,12 +6,14 @@ A Typer callback at the root would take them before the command only, so they ar
 
 from __future__ import annotations
 
+from datetime import time
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from cocktail_cli.rates import parse_rate
+from cocktail_cli.hours import Hours, parse_hours, parse_time
+from cocktail_cli.rates import parse_rate, parse_size
 
 Progress = Literal["auto", "rich", "plain", "none"]
 
@@ -93,6 +95,60 @@ MaxDown = Annotated[
         metavar="RATE",
         parser=parse_rate,
         help="A peer here receives no faster than this: --max-down 50mbit.",
+        show_default=False,
+    ),
+]
+VramLimit = Annotated[
+    int | None,
+    typer.Option(
+        "--vram-limit",
+        metavar="SIZE",
+        parser=parse_size,
+        help="A peer here takes no more of a GPU's memory: --vram-limit 20GiB.",
+        show_default=False,
+    ),
+]
+MaxDisk = Annotated[
+    int | None,
+    typer.Option(
+        "--max-disk",
+        metavar="SIZE",
+        parser=parse_size,
+        help="Fetched models take no more of this disk, nor does what is kept for a return: --max-disk 50GB.",
+        show_default=False,
+    ),
+]
+LendHours = Annotated[
+    Hours | None,
+    typer.Option(
+        "--hours",
+        metavar="FROM-TO",
+        parser=parse_hours,
+        help="Take part in these hours only, each day, by this machine's clock: --hours 22:00-07:00.",
+        show_default=False,
+    ),
+]
+Until = Annotated[
+    time | None,
+    typer.Option(
+        "--until",
+        metavar="TIME",
+        parser=parse_time,
+        help="Leave for good when the clock says this next: --until 08:00.",
+        show_default=False,
+    ),
+]
+OnlyIdle = Annotated[
+    bool, typer.Option("--only-idle", help="Pause while other programs use the GPU (NVIDIA).")
+]
+MaxTemp = Annotated[
+    int | None,
+    typer.Option(
+        "--max-temp",
+        metavar="CELSIUS",
+        min=40,
+        max=110,
+        help="Pause while the GPU is hotter than this (NVIDIA), until it is 10 degrees below.",
         show_default=False,
     ),
 ]

@@ -14,6 +14,7 @@ import traceback
 from typing import IO, Any, NoReturn
 
 from cocktail_cli.errors import EXIT, explain
+from cocktail_cli.machine import limit_memory
 
 
 def main() -> NoReturn:
@@ -43,6 +44,7 @@ def serve(questions: queue.SimpleQueue[tuple[dict[str, Any], bytes]], answers: I
 
     asked, _ = questions.get()
     assert asked.pop("do") == "start"
+    limit_memory([asked["device"]], asked.pop("vram_limit"))
     rank = Rank(**asked)
     answer: dict[str, Any] = {}
     while True:

@@ -40,9 +40,12 @@ class Ranks:
     Args:
         devices: `cuda:0`, `cuda:1`, ...; `cpu` several times, to try it out.
         lost: is called, in a thread, when one of them has ended that was not told to.
+        vram_limit: bytes that each may take of its GPU.
     """
 
-    def __init__(self, devices: Sequence[str], lost: Callable[[], None]) -> None:
+    def __init__(
+        self, devices: Sequence[str], lost: Callable[[], None], vram_limit: int | None = None
+    ) -> None:
         from recipes.shared import nameless
 
         self.devices, self.count, self.lost = devices, len(devices), lost
@@ -59,7 +62,8 @@ class Ranks:
         for thread in self.listeners:
             thread.start()
         # Not waited for: they import for seconds. What goes wrong is told to whoever asks next.
-        self.turns.submit(self.ask, "start", (), {"file": self.file, "store": str(self.folder / "store")})
+        start = {"file": self.file, "store": str(self.folder / "store"), "vram_limit": vram_limit}
+        self.turns.submit(self.ask, "start", (), start)
 
     def spawn(self, rank: int) -> subprocess.Popen[bytes]:
         cores = str(max(1, (os.cpu_count() or 1) // self.count))

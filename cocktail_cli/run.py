@@ -24,6 +24,7 @@ from cocktail_cli.show import View
 from cocktail_cli.signals import leave_on_signal
 
 if TYPE_CHECKING:
+    from cocktail_cli.dashboard import Page
     from cocktail_cli.narrator import Narrator
     from cocktail_cli.snapshots import Snapshots
     from cocktail_cli.work import RunWork
@@ -57,12 +58,19 @@ class Run:
         folder: the run's output folder, claimed.
         views: whoever is told the events.
         resumed: the record of the run that goes on; None: a new one.
+        page: of the run, started with it if it is wanted.
     """
 
     def __init__(
-        self, recipe: Resolved, folder: Path, views: list[View], resumed: RunRecord | None = None
+        self,
+        recipe: Resolved,
+        folder: Path,
+        views: list[View],
+        resumed: RunRecord | None = None,
+        page: Page | None = None,
     ) -> None:
         self.recipe, self.folder, self.views, self.resumed = recipe, folder, views, resumed
+        self.page = page
         self.stop_asked = ""
         self.stop_by = float("inf")  # on the monotonic clock
 
@@ -148,6 +156,7 @@ class Run:
     def open(self, work: RunWork, narrator: Narrator, listen: Listen, peers: int) -> tuple[Hub, RunRecord]:
         """The hub, listening, and the record by which other commands find it."""
         from cocktail_cli.work import settings_of
+        from recipes.card import versions
         from transport import Hub, Ledger, RunKeys
         from transport.allocator import keep_freed_memory
 
@@ -179,8 +188,11 @@ class Run:
                 output_dir=shown(self.folder),
                 reach=reach.known,
                 round=narrator.rounds,
+                versions=versions(),
             )
         )
+        if self.page is not None:
+            self.page.start(self.folder)
         return hub, record
 
     def recorded(self, work: RunWork, url: str, port: int, bind: str, keys: RunKeys, name: str) -> RunRecord:
@@ -247,7 +259,7 @@ class Run:
                 hub.stop(now=False)
             for ended in children.newly_ended():
                 self.mourn(ended, children, narrator)
-            for news in snapshots.events():
+            for news in (*snapshots.events(), *(self.page.news() if self.page else ())):
                 self.tell(news)
             event = feed.next(TICK)
             if event is None:

@@ -57,6 +57,7 @@ class OneRound:
     exchange: bool = True
     eval_part: int = 0
     eval_parts: int = 0
+    spans: int = 1
 
 
 @dataclass

@@ -303,15 +303,22 @@ class Ledger:
 
     # ---- read by anybody -----------------------------------------------------------------------------------
 
-    def rounds(self) -> list[RoundRow]:
-        return [row_of(columns) for columns in self._db.execute("SELECT * FROM rounds ORDER BY round")]
+    def rounds(self, start: int = 0) -> list[RoundRow]:
+        """The committed rounds from `start` on."""
+        rows = self._db.execute("SELECT * FROM rounds WHERE round >= ? ORDER BY round", (start,))
+        return [row_of(columns) for columns in rows]
 
     def evaluations(self) -> list[EvaluationRow]:
         rows = self._db.execute("SELECT round, step, loss, tokens, final FROM evaluations ORDER BY round")
         return [EvaluationRow(r, s, loss, tokens, bool(final)) for r, s, loss, tokens, final in rows]
 
-    def counted(self) -> list[Counted]:
-        rows = self._db.execute("SELECT lease, peer, session, ids FROM counted ORDER BY round, peer, lease")
+    def counted(self, start: int = 0, stop: int = 2**62) -> list[Counted]:
+        """What the rounds start .. stop-1 have counted."""
+        rows = self._db.execute(
+            "SELECT lease, peer, session, ids FROM counted WHERE round >= ? AND round < ? "
+            "ORDER BY round, peer, lease",
+            (start, stop),
+        )
         return [Counted(lease, peer, session, unpack_runs(ids)) for lease, peer, session, ids in rows]
 
     def record(self, round: int) -> Record | None:

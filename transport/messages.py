@@ -251,6 +251,9 @@ class Round(Message, frozen=True):
     eval_parts: Count = 0  # 0: no evaluation in this round
     owners: list[Owner] = []  # peers that own shards, by name; what they do not own is the hub's
     keys: dict[str, str] = {}  # told to owners alone: name -> key of each member
+    # Rounds that the lease is to last. Above 1 this peer is no member of those after this one before it says
+    # Ready again, which it does when it is done.
+    spans: Annotated[int, Meta(ge=1)] = 1
 
 
 class Estate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -24,6 +24,7 @@ class RunSettings:
     parameters: int = 0
     shards: int = 1  # of the vector; Work knows which is which
     owners: str = "hub"  # "peers": those that can be reached own the shards
+    longest_lease: int = 1  # rounds that the lease of a slow peer may last
     eval: bool = False  # is there an evaluation set
     eval_every: int = 0  # steps; 0: only at the beginning and the end
     versions: dict[str, str] = field(default_factory=dict)  # a peer that names another one is refused
@@ -47,11 +48,6 @@ class RunSettings:
     linger_s: float = 5.0  # to serve what peers still fetch after the run is over
     max_update: int = 0  # bytes of one update; 0: what FP32 values and positions would take
     credit: int = 32  # chunks under way per peer and direction
-
-    @property
-    def round_batch(self) -> int:
-        """Samples leased per round, all members together."""
-        return self.global_batch * self.local_steps
 
     @property
     def steps(self) -> int:

@@ -31,6 +31,7 @@ WORDS = {
     "ready": "waiting",
     "training": "training",
     "sent": "training",
+    "apart": "training",
     "behind": "behind",
 }
 

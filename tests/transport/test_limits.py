@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
+
 import pytest
 import zmq
 from sim_swarm import STOP, TOKEN
@@ -72,6 +75,29 @@ def test_a_fine_keeps_a_bucket_closed_until_it_is_paid() -> None:
 def test_an_origin_is_an_ipv4_address_or_64_bits_of_an_ipv6_one(address: str, said: str) -> None:
     assert origin(address) == said
     assert origin_of(b"key." + said.encode() + b".\0a.b") == said
+
+
+@pytest.mark.parametrize("family", ["AF_UNIX", "AF_NETLINK"])
+def test_a_descriptor_that_is_something_elses_by_now_is_no_connection(family: str) -> None:
+    """libzmq closes, the resolver opens: `getpeername` then says numbers, or nothing."""
+    if not hasattr(socket, family):
+        pytest.skip(f"this system has no {family}")
+    other = (
+        socket.socketpair()[0] if family == "AF_UNIX" else socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
+    )
+    with other:
+        if family == "AF_NETLINK":
+            other.connect((0, 0))
+        assert connections.peer_of(other.fileno()) is None
+        assert connections.ask(other.fileno(), lambda sock: sock.getsockname()[1]) is None
+        other.getsockname()  # it is still open
+
+
+def test_a_closed_descriptor_or_a_file_is_no_connection(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+        number = file.fileno()
+        assert connections.peer_of(number) is None
+    assert connections.peer_of(number) is None
 
 
 def test_a_connections_name_may_lack_its_origin() -> None:

@@ -1,7 +1,8 @@
-"""What `cocktail join` says before it asks: what it will fetch, use and send here, and what it never does."""
+"""Before `cocktail join` joins: which run, what it will fetch, use and send here, and what it never does."""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -35,6 +36,20 @@ class Estimate:
     packet: int  # bytes, each way
 
 
+def read_url(given: str | None) -> str:
+    """The URL itself, a file (`@path`) or stdin (`-`). Raises Failure (usage)."""
+    if not given:
+        raise Failure("usage", "which run? the URL is missing", hints=("cocktail join cocktail://...",))
+    if given == "-":
+        return sys.stdin.readline()
+    if given.startswith("@"):
+        path = Path(given[1:]).expanduser()
+        if not path.is_file():
+            raise Failure("usage", f"no such file: {path}")
+        return path.read_text(encoding="utf-8")
+    return given
+
+
 def screen(url: RunURL, preparation: Preparation, lent: Lent, terms: list[str]) -> Iterator[str]:
     """The lines above the question. `terms`: when this machine takes part, as its owner said."""
     recipe, files = preparation.recipe, preparation.files
@@ -51,6 +66,11 @@ def screen(url: RunURL, preparation: Preparation, lent: Lent, terms: list[str]) 
         yield f"              send and receive about {megabytes(estimate.packet)} each a step{held_to(lent)}"
     if terms:
         yield f"              take part {', '.join(terms)}"
+    if recipe.model.trust_remote_code:
+        code = ", ".join(file.name for file in files if file.name.endswith(".py"))
+        yield f"              run code that comes with the model, as you allow: {code}"
+        yield "              nothing keeps that code from your files"
+        return
     door = "" if lent.listen else " · open a port"
     yield f"it will never run code of the run's owner: a recipe is data, weights load as tensors{door}"
     yield "              read or send a file of yours · stay when you press Ctrl-C"

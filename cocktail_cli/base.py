@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from transport import Wanted
     from transport.messages import SnapshotOffer
 
-# What a base may consist of: data only. No Python, no pickle but `.bin`, which is read with
-# weights_only=True.
+# What a base may consist of: data only. No pickle but `.bin`, which is read with weights_only=True, and no
+# Python but where this machine's owner trusts it.
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 KINDS = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
 WEIGHTS = re.compile(r".*\.(safetensors|bin)(\.index\.json)?")
@@ -55,17 +55,17 @@ class Fetch(Protocol):
     def __call__(self, wanted: Sequence[Wanted]) -> None: ...
 
 
-def check_names(files: Sequence[File]) -> None:
+def check_names(files: Sequence[File], code: bool = False) -> None:
     """The hub names the files: none may leave the folder, be code, or come twice. Raises Failure
     (rejected).
     """
-    times = Counter(file.name for file in files)
+    times, kinds = Counter(file.name for file in files), (*KINDS, ".py") if code else KINDS
     for name in times:
-        if not PLAIN.fullmatch(name) or not name.endswith(KINDS) or times[name] > 1:
+        if not PLAIN.fullmatch(name) or not name.endswith(kinds) or times[name] > 1:
             raise Failure("rejected", f"the run offers a file {name[:80]!r} as part of its model")
     for digest in [digest for file in files for digest in (file.sha256, file.hashes) if digest]:
         if not SHA256.fullmatch(digest):
-            raise Failure("rejected", f"the run announces {digest[:80]!r} as a sha256")
+            raise Failure("rejected", f"the run announces {digest[:80]!r} as a sha256, which is none")
 
 
 def is_weights(file: File) -> bool:
@@ -217,7 +217,7 @@ def fetched_snapshot(
     from transport import Wanted
 
     if not SHA256.fullmatch(offer.sha256):
-        raise Failure("rejected", f"the run announces {offer.sha256[:80]!r} as a sha256")
+        raise Failure("rejected", f"the run announces {offer.sha256[:80]!r} as a sha256, which is none")
     small = snapshot_files(files)
     base = folder_of(files)
     bring(small, base, fetch, go_on)

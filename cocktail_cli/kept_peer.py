@@ -63,7 +63,7 @@ def path_of(run: str, name: str) -> Path:
     """Raises Failure (rejected) where the names, which a hub gives, are none for a file."""
     for word in (run, name):
         if not PLAIN.fullmatch(word):
-            raise Failure("rejected", f"the hub gives the name {word[:80]!r}")
+            raise Failure("rejected", f"the hub gives the name {word[:80]!r}, which is none for a file")
     return folder() / run / f"{name}.safetensors"
 
 

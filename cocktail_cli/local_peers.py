@@ -47,6 +47,7 @@ class LocalSettings:
     max_down: float | None = None
     gpus: int = 1  # that each is spread over
     vram_limit: int | None = None  # bytes of each GPU, each peer
+    trust_remote_code: bool = False
 
     def devices_of(self, peers: int) -> list[str]:
         """For each of them its --device."""
@@ -80,6 +81,8 @@ class LocalPeers:
         command += ["--name", name, "--device", device]
         if self.settings.gpus > 1:
             command += ["--gpus", str(self.settings.gpus)]
+        if self.settings.trust_remote_code:
+            command.append("--trust-remote-code")
         if self.settings.micro_batch_size:
             command += ["--micro-batch-size", str(self.settings.micro_batch_size)]
         for option, rate in (("--max-up", self.settings.max_up), ("--max-down", self.settings.max_down)):

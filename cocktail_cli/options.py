@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from cocktail_cli.completion import overrides, recipe_names, run_names
 from cocktail_cli.hours import Hours, parse_hours, parse_time
 from cocktail_cli.rates import parse_rate, parse_size
 
@@ -31,12 +32,20 @@ ProgressOption = Annotated[
 ]
 
 Recipe = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="Name of a shipped recipe, or path of a YAML file.")
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="Name of a shipped recipe, or path of a YAML file.",
+        autocompletion=recipe_names,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="KEY=VALUE", help="Recipe fields: max_steps=20 training.seed=1", show_default=False
+        metavar="KEY=VALUE",
+        help="Recipe fields: max_steps=20 training.seed=1",
+        show_default=False,
+        autocompletion=overrides,
     ),
 ]
 DataPath = Annotated[
@@ -45,7 +54,16 @@ DataPath = Annotated[
 ModelName = Annotated[
     str | None, typer.Option("--model", metavar="MODEL", help="Folder or hub id, instead of the recipe's.")
 ]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or its output folder.")]
+TrustCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code", help="Let Python code that comes with the model run on this machine."
+    ),
+]
+RunArgument = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Name of a run, or its output folder.", autocompletion=run_names),
+]
 Output = Annotated[Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Where to write.")]
 Listen = Annotated[
     str | None,

@@ -75,11 +75,11 @@ class Preparation:
         from transport.catch_up import Own
 
         welcome = link.welcome
-        check_names(welcome.base)
+        self.recipe = recipe_from_json(welcome.recipe)
+        check_names(welcome.base, self.recipe.model.trust_remote_code)
         self.link, self.device, self.tell, self.interruptible = link, device, tell, interruptible
         self.max_disk = max_disk
         self.files, self.folder = welcome.base, folder_of(welcome.base)
-        self.recipe = recipe_from_json(welcome.recipe)
         self.micro_batch = micro_batch_of(self.recipe, micro_batch)
         self.imports = Imports(self.recipe)
         self.frozen = self.recipe.lora is not None  # the base is needed whatever way x' comes

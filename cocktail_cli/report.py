@@ -44,7 +44,7 @@ def report(
 
     With --json one object: report, bytes.
     """
-    from cocktail_cli.chronicle import Reader
+    from cocktail_cli.diary import Reader
     from cocktail_cli.status import answers
 
     record = load(run)
@@ -103,7 +103,8 @@ def steps(c: Chronicle) -> Iterator[list[Element | str]]:
 
     about, peers = c.about, max((len(r.members) for r in c.rounds), default=1)
     file = f"{about.recipe}.yaml"
-    yield [f"Save the recipe above as {file}; data files of the owner's stand in it by their names."]
+    if about.recipe_text:
+        yield [f"Save the recipe above as {file}; data files of the owner's stand in it by their names."]
     yield [el("code", f"cocktail launch {file} --peers {peers}"), " (or fewer, and others join)"]
     yield ["It is the same base model if the sha256 of its files is ", el("code", about.base_sha256)]
     yield ["They are the same data if their sha256, tokenized, is ", el("code", about.data_sha256)]
@@ -130,7 +131,7 @@ def as_text(c: Chronicle) -> Iterator[str]:
     from cocktail_cli.sheet import words
 
     yield from words(c)
-    losses = thin([(r.step, r.loss) for r in c.rounds if r.loss is not None], 60)
+    losses = thin(c.losses, 60)
     if losses:
         yield f"Loss: {sparkline([loss for _, loss in losses], 60)}"
     if c.contributions:

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 
 from cocktail_cli.board import megabytes, spell
 from cocktail_cli.charts import Bar, Plot, Row, Series, lines, rows, thin
-from cocktail_cli.chronicle import Chronicle, Contribution, Round
+from cocktail_cli.chronicle import Chronicle, Contribution, Round, Stay
 from cocktail_cli.events import timestamp
 from cocktail_cli.markup import Child, el
 
@@ -29,8 +29,10 @@ STATES = {
 def sections(c: Chronicle) -> list[Element]:
     """All of it, top to bottom."""
     made = [section("summary", "Summary", figures(c), *(el("p", line) for line in words(c)))]
+    if c.losses:
+        made.append(section("loss", "Loss", loss(c)))
     if c.rounds:
-        made += [section("loss", "Loss", loss(c)), section("waiting", "Waiting", idle(c))]
+        made.append(section("waiting", "Waiting", idle(c)))
         made.append(section("bytes", "Bytes", *traffic(c)))
     if c.stays:
         made.append(section("peers", "Peers", timeline(c)))
@@ -56,7 +58,7 @@ def headline(c: Chronicle) -> str:
 
 def words(c: Chronicle) -> Iterator[str]:
     """The run in sentences."""
-    about, trained = c.about, [r for r in c.rounds if r.loss is not None]
+    about, losses = c.about, c.losses
     if about.model:
         size = f" ({about.parameters:,} trained parameters)" if about.parameters else ""
         data = ", ".join(about.data)
@@ -64,22 +66,23 @@ def words(c: Chronicle) -> Iterator[str]:
     took = f" in {spell(duration(c))}" if c.rounds else ""
     ended = f": {c.reason}" if c.reason else ""
     yield f"{headline(c)}: {len(c.rounds):,} rounds{took}{ended}."
-    if trained:
-        first, last = trained[0].loss, trained[-1].loss
+    if losses:
         held = f"; on held-out data {falls([e.loss for e in c.evaluations])}" if c.evaluations else ""
-        yield f"The loss in training {falls([first or 0.0, last or 0.0])}{held} (nats a token)."
+        yield f"The loss in training {falls([losses[0][1], losses[-1][1]])}{held} (nats a token)."
     if moved(c):
         times = ratio_of(c)
         below = f": {times:,.0f} times less than FP16, with all that joiners fetched" if times else ""
-        up, down = (megabytes(sum(getattr(r, way) for r in c.rounds)) for way in ("up", "down"))
-        yield f"The peers sent {up} and received {down}{below}."
+        up, down = (sum(getattr(one, way) for one in c.contributions) for way in ("up", "down"))
+        yield f"The peers sent {megabytes(up)} and received {megabytes(down)}{below}."
     if (share := idle_of(c.rounds)) is not None:
         yield f"Their devices waited {share:.1%} of their time for an exchange."
     if c.contributions:
         missed = sum(one.left_out for one in c.contributions)
         took_part = sum(one.rounds for one in c.contributions)
         late = f"; {missed:,} of {took_part + missed:,} packets were late or refused" if missed else ""
-        yield f"{len(c.contributions)} peers took part, {len(c.present)} are there now{late}."
+        many, there = len(c.contributions), len(c.present)
+        peers, are = "peer" if many == 1 else "peers", "is" if there == 1 else "are"
+        yield f"{many} {peers} took part, {there} {are} there now{late}."
     if c.note:
         yield c.note
     if c.seen:
@@ -95,7 +98,7 @@ def falls(values: Sequence[float]) -> str:
 
 def figures(c: Chronicle) -> Element:
     """The few numbers that one looks for first."""
-    losses = [r.loss for r in c.rounds if r.loss is not None]
+    losses = [loss for _, loss in c.losses]
     share, times = idle_of(c.rounds), ratio_of(c)
     shown = [
         ("state", c.state),
@@ -124,14 +127,15 @@ def duration(c: Chronicle) -> float:
 
 
 def moved(c: Chronicle) -> int:
-    return sum(r.up + r.down for r in c.rounds)
+    """Bytes of all peers, also of those who fetched the model while others worked."""
+    return sum(one.up + one.down for one in c.contributions)
 
 
 def ratio_of(c: Chronicle) -> float | None:
-    """Over all rounds whose bytes are known."""
+    """How many times fewer bytes than FP16, over all rounds of which bytes are known."""
     known = [r for r in c.rounds if r.up + r.down]
-    full = sum(4 * c.about.parameters * len(r.members) for r in known)
-    return full / moved(c) if full else None
+    full = sum(r.fp16(c.about.parameters) for r in known)
+    return full / moved(c) if full and moved(c) else None
 
 
 def idle_of(rounds: Sequence[Round] | Sequence[Contribution]) -> float | None:
@@ -151,10 +155,10 @@ def figure(chart: Element, table: Element) -> Element:
 
 
 def loss(c: Chronicle) -> Element:
-    trained = [(float(r.step), r.loss) for r in c.rounds if r.loss is not None]
+    trained = c.losses
     held = [(float(e.step), e.loss) for e in c.evaluations]
     series = [Series("training", trained, "a"), Series("held-out", held, "b")]
-    said = f"Loss in training {falls([y for _, y in trained])}." if trained else "No loss yet."
+    said = f"Loss in training {falls([y for _, y in trained])}."
     return curves(Plot("curve", "Loss by step", said, series, "step", lambda y: f"{y:.4g}"))
 
 
@@ -213,25 +217,33 @@ def curves(plot: Plot) -> Element:
 def timeline(c: Chronicle) -> Element:
     """When each peer was there, and the rounds that went on without it."""
     start, end = c.started or 0.0, c.seen or 0.0
-    by_peer: dict[str, list[Bar]] = {}
+    bars: dict[str, list[Bar]] = {}
     for stay in c.stays:
-        gone = f"left {utc(stay.left)}: {stay.reason}" if stay.left else "still there"
-        title = f"{stay.peer}: joined {utc(stay.joined)}, {gone}"
-        bar = Bar(max(0.0, stay.joined - start), max(0.0, (stay.left or end) - start), title)
-        by_peer.setdefault(stay.peer, []).append(bar)
+        bars.setdefault(stay.peer, []).extend(bars_of(stay, start, end))
     missed: dict[str, list[Bar]] = {}
     for r in c.rounds:
         for peer in r.left_out:
             mark = Bar(r.at - start, r.at - start, f"{peer}: round {r.round} without it")
             missed.setdefault(peer, []).append(mark)
-    drawn = [Row(peer, bars, missed.get(peer, [])[-CROSSES:]) for peer, bars in by_peer.items()]
-    said = f"{len(by_peer)} peers came, {len(c.present)} are there. Time runs from the start of the run."
+    drawn = [Row(peer, parts, missed.get(peer, [])[-CROSSES:]) for peer, parts in bars.items()]
+    said = f"{len(bars)} peers came, {len(c.present)} are there. Time runs from the start of the run."
     body = [
         [s.peer, utc(s.joined), utc(s.left) if s.left else "", s.reason] for s in reversed(c.stays[-PEERS:])
     ]
     stays = table("Who came and went, newest first", ["peer", "joined", "left", "why"], body)
-    chart = rows("timeline", "Peers over time", said, drawn, timed=True, marks="late or refused")
+    chart = rows("timeline", "Peers over time", said, drawn, timed=True)
     return figure(chart, folded("timeline-table", stays))
+
+
+def bars_of(stay: Stay, start: float, end: float) -> Iterator[Bar]:
+    """From its coming to its going; pale while it fetches the model."""
+    gone = f"left {utc(stay.left)}: {stay.reason}" if stay.left else "still there"
+    title = f"{stay.peer}: joined {utc(stay.joined)}, {gone}"
+    joined, ready, left = (max(0.0, (at or end) - start) for at in (stay.joined, stay.ready, stay.left))
+    if stay.ready is not None:
+        yield Bar(joined, ready, f"{stay.peer}: fetched the model until {utc(stay.ready)}", pale=True)
+        joined = ready
+    yield Bar(joined, max(joined, left), title)
 
 
 def shares(c: Chronicle) -> Element:
@@ -250,16 +262,16 @@ def contributors(c: Chronicle) -> Iterator[Element]:
     columns: dict[str, Callable[[Contribution], str]] = {
         "hardware": lambda one: one.hardware,
         "share": lambda one: f"{one.part:.1%}",
+        "samples": lambda one: f"{one.samples:,}",
+        "rounds": lambda one: f"{one.rounds:,}",
+        "left out": lambda one: f"{one.left_out:,}",
+        "idle": lambda one: "-" if (idle := idle_of([one])) is None else f"{idle:.1%}",
         "sent": lambda one: megabytes(one.up),
         "received": lambda one: megabytes(one.down),
     }
-    if any(one.samples for one in c.contributions):
-        columns |= {
-            "samples": lambda one: f"{one.samples:,}",
-            "rounds": lambda one: f"{one.rounds:,}",
-            "left out": lambda one: f"{one.left_out:,}",
-            "idle": lambda one: "-" if (idle := idle_of([one])) is None else f"{idle:.1%}",
-        }
+    if not any(one.rounds for one in c.contributions):
+        for unknown in ("samples", "rounds", "left out", "idle"):
+            del columns[unknown]
     body = [[one.peer, *(of(one) for of in columns.values())] for one in c.contributions[:PEERS]]
     yield scrolled(table("What each gave", ["peer", *columns], body), "what each gave")
     if len(c.contributions) > PEERS:

@@ -33,6 +33,7 @@ class Lent:
     advertise: str | None = None  # the same, as others dial it
     vram_limit: int | None = None  # bytes of each GPU
     max_disk: int | None = None  # bytes of what is fetched, and of what is kept
+    trust_remote_code: bool = False
 
     @property
     def hardware(self) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 # dotted key -> values that ask for nothing
 LATER: dict[str, tuple[Any, ...]] = {
-    "model.trust_remote_code": (False,),
     "compression.lossless": (),
     "logging.loss_watchdog_threshold": (None,),
     "logging.loss_watchdog_patience": (None,),

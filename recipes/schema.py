@@ -100,6 +100,7 @@ class Model(Section):
     attn_implementation: Literal[
         "auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"
     ] = "auto"  # auto: transformers chooses
+    trust_remote_code: bool = False  # run code that comes with the model; each machine must allow it
     pad_token: str | None = None  # null: the tokenizer's, else its eos token
     load_in_8bit: bool = False  # the frozen base; needs `lora:` and bitsandbytes
     load_in_4bit: bool = False

@@ -64,9 +64,8 @@ def lease(hub: HubState, ready: list[Session]) -> tuple[dict[str, Runs], dict[st
     takers = [p.id for p in ready if p.id not in granted]
     if not takers:
         return granted, {}
-    whole = s.global_batch * s.local_steps
-    batch = min(max(0, whole - sum(map(size, granted.values()))), free)
-    longest = min(s.longest_lease, free // whole)
+    batch = min(max(0, s.round_batch - sum(map(size, granted.values()))), free)
+    longest = min(s.longest_lease, free // s.round_batch)
     portions = dict(zip(takers, hub.speeds.portions(batch, takers, round, longest), strict=True))
     granted |= hub.leases.grant(round, {p: portion.samples for p, portion in portions.items()})
     return granted, {p: portion.spans for p, portion in portions.items() if portion.spans > 1}

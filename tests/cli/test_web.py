@@ -11,7 +11,8 @@ import pytest
 from a_run import ARun, a_run
 from starlette.testclient import TestClient
 
-from cocktail_cli.chronicle import Chronicle, Reader
+from cocktail_cli.chronicle import Chronicle
+from cocktail_cli.diary import Reader
 from cocktail_cli.errors import Failure
 from cocktail_cli.web import HEADERS, PARTS, PORT, application, listen, read_part
 
@@ -29,7 +30,7 @@ def run(tmp_path: Path) -> Iterator[ARun]:
 
 
 def open_page(run: ARun, client: tuple[str, int] = HERE) -> TestClient:
-    app = application(Reader(run.record), KEY, LINE, again=0.0)
+    app = application(Reader(run.record), KEY, lambda: LINE, again=0.0)
     return TestClient(app, base_url="http://127.0.0.1:29480", client=client)
 
 
@@ -45,7 +46,8 @@ def test_who_looks_gets_the_run_and_not_the_line_to_join_it(run: ARun) -> None:
 
 def test_the_line_is_for_the_key_and_for_this_machine(run: ARun) -> None:
     def asked(key: str, client: tuple[str, int]) -> tuple[int, bool]:
-        got = open_page(run, client).get("/join", headers={"Authorization": f"Bearer {key}"})
+        shown = {"Authorization": f"Bearer {key}".encode()}
+        got = open_page(run, client).get("/join", headers=shown)
         return got.status_code, got.text == LINE
 
     assert asked(KEY, HERE) == (200, True)
@@ -121,7 +123,7 @@ def test_however_many_watch_the_run_is_looked_at_once(run: ARun) -> None:
             return super().look()
 
     source = Counting(run.record)
-    page = TestClient(application(source, KEY, LINE, again=60.0), base_url="http://127.0.0.1")
+    page = TestClient(application(source, KEY, lambda: LINE, again=60.0), base_url="http://127.0.0.1")
 
     assert {page.get("/live").status_code for _ in range(20)} == {200}
     assert source.looks == 1

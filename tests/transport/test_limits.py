@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 from sim_swarm import STOP, TOKEN
-from toy_swarm import toy_settings
+from toy_swarm import ToyWork, toy_settings
 
 from transport import actions as do
 from transport import connections, members
@@ -19,8 +19,10 @@ from transport.connections import LITTLE, Connections, Counts, origin
 from transport.flows import DEAR, FLOWS, KIB, MESSAGES, Flows
 from transport.hub_state import HubState
 from transport.ledger import Known, OpenSession, Recovered
+from transport.memory import MemorySwarm
 from transport.messages import AskOwner, AskStatus, Hello, Message, Ready, Refused, Resume, Welcome
 from transport.settings import RunSettings
+from transport.uploads import LONGEST
 from transport.wire import MOST_HELD, key_of, origin_of
 
 HERE, THERE = "10-0-0-1", "10-0-0-2"
@@ -252,3 +254,15 @@ def test_the_kernel_is_asked_what_a_connection_holds_only_where_that_may_be_much
         assert lines.held(conn) == 0, "what was taken is found at once: else no `Get` would ever be answered"
         assert asked == [7, 7]
         lines.close()
+
+
+def test_a_newcomer_may_try_its_line_a_few_times_and_nothing_is_made_of_it(tmp_path: Path) -> None:
+    work = ToyWork()
+    with MemorySwarm(toy_settings(max_update=1000), work, tmp_path) as swarm:
+        link = swarm.link("ann")
+        link.connect(10.0)
+        taken = [link.put(f"trial/{n}", bytes(size)) for n, size in enumerate((LONGEST + 1, *[2000] * 5))]
+        link.leave("seen enough")
+
+    assert taken == [False, True, True, True, True, False]
+    assert (work.came, work.inherited) == ([], [])

@@ -35,9 +35,9 @@ def status(
     """Show how a run fares. Example: cocktail status amber-otter-42
 
     With --json one object: run, state (waiting, running, finished, failed), step, max_steps, loss, eval_loss,
-    losses and eval_losses (while it runs: [step, loss] so far, 128 at most), tokens, tokens_per_s, eta_s, reach
-    (of a run of this machine), and peers, each with name, gpu, state, share, tokens, up_bytes, down_bytes,
-    rtt_ms, last_seen_s.
+    losses and eval_losses (while it runs: [step, loss] so far, 128 at most), tokens, tokens_per_s, eta_s,
+    reach (of a run of this machine), and peers, each with name, gpu, state, share, tokens, up_bytes,
+    down_bytes, rtt_ms, last_seen_s.
     """
     if run is None:
         list_runs(as_json, quiet)

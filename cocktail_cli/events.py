@@ -29,6 +29,14 @@ class RunStarted:
     reach: str = ""  # what is known of the address in the URL
     logging_steps: int = 1  # steps between two plain lines
     round: int = 0  # the next one; more than 0: the run was resumed
+    versions: dict[str, str] = field(default_factory=dict)  # of the packages on the owner's machine
+
+
+@dataclass(frozen=True)
+class PageOpened:
+    """The run can be looked at in a browser of this machine, at an address that holds the key to the page."""
+
+    url: str
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,15 @@ class Progressed:
 class PeerJoined:
     peer: str
     hardware: str = ""
+
+
+@dataclass(frozen=True)
+class PeerReady:
+    """It holds the run's model, and takes part from the next round on."""
+
+    peer: str
+    round: int
+    joining_s: float = 0.0  # from its greeting until now
 
 
 @dataclass(frozen=True)
@@ -98,6 +115,9 @@ class Step:
     packet_bytes: int = 0  # of the aggregated packet
     fingerprint: str = ""  # of x' before this round, 16 hex digits
     step_s: float = 0.0
+    compute_s: dict[str, float] = field(default_factory=dict)  # of each peer's last step
+    wait_s: dict[str, float] = field(default_factory=dict)  # that its device then waited for the exchange
+    tokens_by_peer: dict[str, int] = field(default_factory=dict)  # trained tokens delivered in this round
 
 
 @dataclass(frozen=True)
@@ -153,9 +173,11 @@ class Left:
 
 Event = (
     RunStarted
+    | PageOpened
     | Joined
     | Progressed
     | PeerJoined
+    | PeerReady
     | PeerAsks
     | PeerLeft
     | Step

@@ -10,8 +10,9 @@ import typer
 
 from cocktail_cli import folder as in_folder
 from cocktail_cli.errors import Failure
-from cocktail_cli.options import Json, Quiet, RunArgument
+from cocktail_cli.options import Json, Quiet, RunArgument, TrustCode
 from cocktail_cli.runs import load
+from cocktail_cli.trust import check_trust
 
 
 def export(
@@ -30,6 +31,7 @@ def export(
     private: Annotated[
         bool | None, typer.Option("--private/--public", help="Of a new repository (default: your account's).")
     ] = None,
+    trust_remote_code: TrustCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -49,6 +51,7 @@ def export(
         )
     source = Path(record.output_dir)
     recipe = recipe_from_json((source / in_folder.RESOLVED).read_text(encoding="utf-8"))
+    check_trust(recipe, trust_remote_code)
     if merge_lora and recipe.lora is None:
         raise Failure("usage", f"--merge-lora: {record.run} trains the whole model, there are no adapters")
     repository = Repository(push, private) if push else None

@@ -41,6 +41,8 @@ class Narrator:
         if isinstance(event, theirs.PeerJoined):
             self.present.add(event.peer)
             yield ours.PeerJoined(printable(event.peer), printable(event.hardware))
+        elif isinstance(event, theirs.PeerReady):
+            yield ours.PeerReady(printable(event.peer), event.round, round(event.joining_s, 1))
         elif isinstance(event, theirs.PeerAsks):
             yield ours.PeerAsks(printable(event.peer), event.key, printable(event.hardware))
         elif isinstance(event, theirs.PeerLeft):
@@ -79,8 +81,16 @@ class Narrator:
             packet_bytes=event.size,
             fingerprint=f"{event.fingerprint:016x}",
             step_s=round(event.seconds / self.local_steps, 3),
+            compute_s=rounded(event.compute_s),
+            wait_s=rounded(event.wait_s),
+            tokens_by_peer=dict(event.tokens_by_peer),
         )
 
     def ratios(self, moved: Mapping[str, int], members: list[str]) -> dict[str, float]:
         """How many times fewer bytes than FP16 parameters, for each member of the round."""
         return {peer: round(self.full / moved[peer], 2) for peer in members if moved.get(peer)}
+
+
+def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    """To the millisecond."""
+    return {peer: round(value, 3) for peer, value in seconds.items()}

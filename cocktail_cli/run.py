@@ -24,6 +24,7 @@ from cocktail_cli.show import View
 from cocktail_cli.signals import leave_on_signal
 
 if TYPE_CHECKING:
+    from cocktail_cli.dashboard import Page
     from cocktail_cli.narrator import Narrator
     from cocktail_cli.snapshots import Snapshots
     from cocktail_cli.work import RunWork
@@ -57,12 +58,20 @@ class Run:
         folder: the run's output folder, claimed.
         views: whoever is told the events.
         resumed: the record of the run that goes on; None: a new one.
+        page: of the run, started with it if it is wanted.
     """
 
     def __init__(
-        self, recipe: Resolved, folder: Path, views: list[View], resumed: RunRecord | None = None
+        self,
+        recipe: Resolved,
+        folder: Path,
+        views: list[View],
+        resumed: RunRecord | None = None,
+        page: Page | None = None,
     ) -> None:
         self.recipe, self.folder, self.views, self.resumed = recipe, folder, views, resumed
+        self.asked_hash = recipe.recipe_hash  # before what is on the hub is named by commit
+        self.page = page
         self.stop_asked = ""
         self.stop_by = float("inf")  # on the monotonic clock
 
@@ -115,23 +124,26 @@ class Run:
         from cocktail_cli.work import RunWork
         from recipes.base import check_fit, load_tokenizer, open_tokenizer, prepare_base
         from recipes.data import build_corpus
+        from recipes.pinned import pinned
         from recipes.sources import rows
 
         old, kept = self.resumed, self.folder / in_folder.TOKENIZER
+        code = self.recipe.model.trust_remote_code
         if (repository := self.repository) is not None:
             repository.open()  # before hours of training: a token that may not write is found out now
         for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
             rows(dataset)  # a file that is not there is found out before a model is fetched
         self.tell(Progressed("preparing the base model"))
         if old is None:
+            base = prepare_base(self.recipe, self.folder / in_folder.BASE)
+            self.recipe = pinned(self.recipe, base.folder)
             text = self.recipe.to_json()
             (self.folder / in_folder.RESOLVED).write_text(text, encoding="utf-8")
             (self.folder / in_folder.RECIPE).write_text(as_yaml(text), encoding="utf-8")
-            base = prepare_base(self.recipe, self.folder / in_folder.BASE)
             tokenizer = load_tokenizer(self.recipe.model, base.folder)
         else:
-            base = same_base(old)
-            tokenizer = open_tokenizer(kept, self.recipe.model.pad_token)
+            base = same_base(old, self.recipe)
+            tokenizer = open_tokenizer(kept, self.recipe.model.pad_token, code)
         check_fit(self.recipe, base.folder, tokenizer)
         self.tell(Progressed("reading the data"))
         corpus = build_corpus(self.recipe, tokenizer, self.folder / in_folder.STREAM)
@@ -148,6 +160,7 @@ class Run:
     def open(self, work: RunWork, narrator: Narrator, listen: Listen, peers: int) -> tuple[Hub, RunRecord]:
         """The hub, listening, and the record by which other commands find it."""
         from cocktail_cli.work import settings_of
+        from recipes.card import versions
         from transport import Hub, Ledger, RunKeys
         from transport.allocator import keep_freed_memory
 
@@ -179,8 +192,11 @@ class Run:
                 output_dir=shown(self.folder),
                 reach=reach.known,
                 round=narrator.rounds,
+                versions=versions(),
             )
         )
+        if self.page is not None:
+            self.page.start(self.folder)
         return hub, record
 
     def recorded(self, work: RunWork, url: str, port: int, bind: str, keys: RunKeys, name: str) -> RunRecord:
@@ -198,6 +214,7 @@ class Run:
             base=str(work.base.folder.absolute()),
             recipe=self.recipe.name,
             recipe_hash=self.recipe.recipe_hash,
+            asked_hash=self.asked_hash,
             started=timestamp(),
             base_sha256=work.base.digest,
             data_sha256=work.corpus.digest(),
@@ -247,7 +264,7 @@ class Run:
                 hub.stop(now=False)
             for ended in children.newly_ended():
                 self.mourn(ended, children, narrator)
-            for news in snapshots.events():
+            for news in (*snapshots.events(), *(self.page.news() if self.page else ())):
                 self.tell(news)
             event = feed.next(TICK)
             if event is None:

@@ -23,9 +23,11 @@ from cocktail_cli.events import (
     Event,
     Joined,
     Left,
+    PageOpened,
     PeerAsks,
     PeerJoined,
     PeerLeft,
+    PeerReady,
     Progressed,
     RunFinished,
     RunStarted,
@@ -180,8 +182,12 @@ def sentence(event: Event) -> str | None:
     if isinstance(event, Joined):
         fetch = f", {megabytes(event.download_bytes)} to download" if event.download_bytes else ""
         return f"joined {event.run} as {event.peer}: recipe {event.recipe}{fetch}"
+    if isinstance(event, PageOpened):
+        return f"page: {event.url}"
     if isinstance(event, PeerJoined):
         return f"{event.peer} joined" + (f" ({event.hardware})" if event.hardware else "")
+    if isinstance(event, PeerReady):
+        return f"{event.peer} is ready, after {event.joining_s:.1f} s"
     if isinstance(event, PeerAsks):
         what = f" ({event.hardware})" if event.hardware else ""
         return f"{event.peer}{what} asks to join: cocktail peers RUN --approve {event.key}, or --deny"
@@ -282,7 +288,7 @@ class LiveView:
         elif not self.board.run:  # nothing to make a table of yet
             self.say(event.state if isinstance(event, Progressed) else sentence(event))
         else:
-            if isinstance(event, (Warning, PeerAsks, Left, Joined, Checkpoint)):
+            if isinstance(event, (Warning, PageOpened, PeerAsks, Left, Joined, Checkpoint)):
                 self.say(sentence(event))
             self.draw()
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from cocktail_cli.board import megabytes, printable
+from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.options import Json, Quiet
 from cocktail_cli.runs import RunRecord, known_runs, load
@@ -22,7 +23,10 @@ def status(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="RUN_URL|RUN", help="Nothing: the runs this machine knows.", show_default=False
+            metavar="RUN_URL|RUN",
+            help="Nothing: the runs this machine knows.",
+            show_default=False,
+            autocompletion=run_names,
         ),
     ] = None,
     as_json: Json = False,
@@ -31,8 +35,8 @@ def status(
     """Show how a run fares. Example: cocktail status amber-otter-42
 
     With --json one object: run, state (waiting, running, finished, failed), step, max_steps, loss, eval_loss,
-    tokens, tokens_per_s, eta_s, and peers, each with name, gpu, state, share, up_bytes, down_bytes, rtt_ms,
-    last_seen_s.
+    losses (while it runs: [step, loss] so far, 128 at most), tokens, tokens_per_s, eta_s, and peers, each
+    with name, gpu, state, share, up_bytes, down_bytes, rtt_ms, last_seen_s.
     """
     if run is None:
         list_runs(as_json, quiet)

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("compress", "transport", "recipes", "cocktail_cli")
-HEAVY = ("zmq", "torch", "transformers", "datasets", "peft", "trl")
+HEAVY = ("zmq", "torch", "transformers", "datasets", "peft", "trl", "starlette", "uvicorn")
 
 # room -> packages it may import beside the standard library and itself: the table of the README
 MAY_IMPORT = {
@@ -22,7 +22,8 @@ MAY_IMPORT = {
     "transport": "zmq msgspec",
     "recipes": "compress torch numpy transformers tokenizers datasets peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2",
-    "cocktail_cli": "compress transport recipes typer rich platformdirs torch transformers yaml",
+    "cocktail_cli": "compress transport recipes typer rich platformdirs starlette uvicorn torch "
+    "transformers yaml pynvml",
 }
 
 UNIX_ONLY = {

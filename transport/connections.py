@@ -226,16 +226,18 @@ class Connections:
 
 
 T = TypeVar("T")
+INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
 def ask(number: int, question: Callable[[socket.socket], T]) -> T | None:
-    """Of a descriptor that is libzmq's, and never closed here. None: it is closed already."""
+    """Of a descriptor that is libzmq's, and never closed here. None: it is closed already, or it is
+    something else's by now, as the resolver's netlink socket, whose addresses are of another kind."""
     try:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=number)
+        sock = socket.socket(fileno=number)
     except OSError:
         return None
     try:
-        return question(sock)
+        return question(sock) if sock.family in INTERNET else None
     except OSError:
         return None
     finally:

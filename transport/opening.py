@@ -58,7 +58,8 @@ def open_round(hub: HubState, ready: list[Session], now: float) -> None:
 
 
 def lease(hub: HubState, ready: list[Session]) -> tuple[dict[str, Runs], dict[str, int]]:
-    """The samples of the members, a global batch in all; and whose are to last several rounds, how many."""
+    """The samples of the members, a global batch a local step in all; and of leases that are to last several
+    rounds, how many."""
     s, round, free = hub.settings, hub.round, hub.leases.free
     granted = hub.leases.of(round, [p.id for p in ready])
     takers = [p.id for p in ready if p.id not in granted]

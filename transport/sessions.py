@@ -86,6 +86,7 @@ class Session:
     rests: int = 0  # the round from which it may own again: nothing came of it before
     owned: set[int] = field(default_factory=set)  # shards that it owned, and has not handed over
     handing: bool = False  # what it hands over is being looked at
+    trials: int = 0  # of its line
 
 
 def refusal(m: Hello, settings: RunSettings, token: str | None, *, over: bool, peers: int) -> Refused | None:

@@ -6,6 +6,7 @@
 
 - The seconds are the peer's word. Whoever says too few gets more than he can do, and a larger part of the
   mean: no speed counts for more than MOST times the median.
+- Where there are fewer samples than peers, each has its turn: or those without would never be measured.
 - Of a newcomer among known peers nobody knows whether it has a data centre's GPU or none. Its first leases
   are one sample.
 - A peer slower than SLOW of the median takes part every n-th round, and its lease may span n of them: it is
@@ -59,7 +60,7 @@ class Speeds:
             longest: rounds that a lease may span.
         """
         known = {s: median(self._times[s]) for s in sessions if s in self._times}
-        if not known:
+        if not known or batch < len(sessions):
             return [Portion(n) for n in split(batch, [1.0] * len(sessions), round)]
         middle = median_high(known.values())
         speeds = {s: min(speed, MOST * middle) for s, speed in known.items()}

@@ -65,6 +65,7 @@ def status_text(hub: HubState, now: float) -> str:
             "max_steps": s.steps,
             "round": hub.round,
             "loss": hub.history.loss,
+            "losses": [(step, round(loss, 4)) for step, loss in hub.history.curve.points],
             "eval_loss": hub.history.eval_loss,
             "tokens": hub.history.tokens,
             "tokens_per_s": round(hub.history.tokens / elapsed, 1),

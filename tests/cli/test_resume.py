@@ -13,7 +13,7 @@ from test_processes import LAUNCH, running
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.folder import appended, claim
-from cocktail_cli.resume import check_corpus, place_of, same_base, unfinished
+from cocktail_cli.resume import as_begun, check_corpus, place_of, same_base, unfinished
 from cocktail_cli.run import Listen
 from cocktail_cli.runs import RunRecord, save
 from recipes.recipe import load_recipe
@@ -127,9 +127,23 @@ def test_another_base_model_is_refused_by_name(tmp_path: Path) -> None:
     (base / "model.safetensors").write_bytes(b"other weights")
 
     with pytest.raises(Failure, match=r"base model in .* is not the one") as refused:
-        same_base(record(tmp_path, base_sha256="0" * 64))
+        same_base(record(tmp_path, base_sha256="0" * 64), SMOKE)
 
     assert refused.value.exit == 3
+
+
+def test_a_run_goes_on_with_the_commits_that_it_began_with(tmp_path: Path) -> None:
+    """Its recipe, as it is typed again, names a branch; the run's own names what that was."""
+    pinned = SMOKE.model_copy(update={"model": SMOKE.model.model_copy(update={"model_revision": "a0" * 20})})
+    (tmp_path / "recipe.json").write_text(pinned.to_json())
+    old = record(tmp_path, recipe_hash=pinned.recipe_hash, asked_hash=SMOKE.recipe_hash)
+    save(old)
+    Ledger(tmp_path / "ledger", run="amber-otter-42", samples=9).close()
+
+    assert unfinished(tmp_path, SMOKE) == unfinished(tmp_path, pinned) == old
+    assert as_begun(old) == pinned
+    with pytest.raises(Failure, match=f"of recipe smoke {SMOKE.recipe_hash[:8]}, not smoke"):
+        unfinished(tmp_path, load_recipe("smoke", ["seed=9"]))
 
 
 @pytest.mark.parametrize("before", ["", '{"a": 1}\n', '{"a": 1}\n{"b'])

@@ -22,11 +22,11 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from test_model import BUILTIN, CONFIGS, TIED
+from test_model import CONFIGS, TIED
 
 from compress import Cocktail, fingerprint, join
 from recipes import state
-from recipes.base import written_whole
+from recipes.base import BUILTIN_MODELS, written_whole
 from recipes.cocktail_sgd import Common, fold
 from recipes.flat import Flat, Layout, layout_of
 from recipes.model import load_model
@@ -42,6 +42,8 @@ from recipes.state import (
     write_hashes,
 )
 from recipes.weights import Stored, StoredVector, open_vector, read_header, texts_of
+
+BUILTIN = BUILTIN_MODELS["builtin:tiny-gpt-neox"]
 
 MIX = Cocktail(sample=0.3, keep=0.2, bits=4, block=64)
 

@@ -1,0 +1,73 @@
+"""scripts/bench_quality: its cells are what they say, and its search ends at the best rate of the grid."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from bench_quality import QUICK, run
+from quality_cells import Cell, changed, read, setting_of
+from quality_plan import ALL_REDUCE, RATES, SEEDS, TABLES, best_rate, missing
+from quality_report import markdown, plot
+from quality_train import Outcome, Setting, train
+
+from recipes.schema import Compression, Training
+
+EXACT = Setting(peers=1, sample=1.0, keep=1.0, bits=32, staleness=0)
+
+
+def test_the_studys_cocktail_is_the_recipes_default() -> None:
+    assert Setting().compression == Compression()
+    assert Setting().training(1e-3, 7, 9) == Training(learning_rate=1e-3, seed=7, max_steps=9)
+
+
+def test_one_peer_that_sends_everything_exactly_is_all_reduce(tmp_path: Path) -> None:
+    alone, exact = (train(QUICK, setting, 2e-3, 1, tmp_path) for setting in (ALL_REDUCE, EXACT))
+
+    assert exact.loss == pytest.approx(alone.loss, rel=1e-4)
+    assert exact.curve == pytest.approx(alone.curve, rel=1e-4)
+
+
+def test_a_cell_is_made_once_and_found_again(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    cell = Cell(Setting(bits=2, local_steps=2, dropped=0.3), 2e-3, 1)
+
+    run(QUICK, [cell], tmp_path, results, 1)
+    run(QUICK, [cell], tmp_path, results, 1)
+
+    assert len(results.read_text().splitlines()) == 1
+    (there, outcome), *_ = read(results, QUICK).items()
+    assert there == cell
+    assert outcome.ratio > 10
+    assert outcome.mean != outcome.loss  # something is unsent
+
+
+def test_a_setting_is_written_as_it_is_changed() -> None:
+    text = "peers=8,keep=0.05,bits=2"
+
+    assert ",".join(f"{k}={v}" for k, v in changed(setting_of(text)).items()) == text
+    with pytest.raises(ValueError, match="'kep=1': expected one of peers, sample, keep"):
+        setting_of("kep=1")
+
+
+def test_the_plan_finds_each_rows_best_rate_and_ends() -> None:
+    """A valley that lies elsewhere for each row."""
+    found: dict[Cell, Outcome] = {}
+    while wanted := missing(found):
+        for cell in wanted:
+            assert cell not in found, "asked for twice"
+            valley = RATES[cell.setting.bits % len(RATES)]
+            found[cell] = Outcome(1 + abs(cell.rate - valley), 1.0, (), 1.0, 1.0, 120.0, 0.0, 0.0)
+
+    for table in TABLES:
+        for row in table.rows:
+            like = row.like or row.setting
+            assert best_rate(found, row) == RATES[like.bits % len(RATES)]
+            assert all(Cell(row.setting, best_rate(found, row), seed) in found for seed in table.seeds)
+    assert len([c for c in found if c.setting == ALL_REDUCE and c.seed == SEEDS[1]]) == 1
+    assert markdown(found, TABLES[0]).count("\n| ") >= len(TABLES[0].rows)
+    assert plot(found, TABLES[0]).count("<circle") == len(TABLES[0].rows) - 1

@@ -5,7 +5,7 @@
 
 In a round all packets go up, are summed, and the sum comes down. No device waits if that is done within T.
 Nobody has anything to fetch before the last is up; so each direction has a share of T that is the same for
-all, not what the other leaves. What remains, a fifth, is for encoding, the sum and the disk.
+all, not what the other leaves. What remains is for encoding, the sum and the disk.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import median
 
-SHARE = 0.4
+SHARE = 0.35
 WINDOW = 3  # one odd time says nothing
 MOST = 2**40  # bytes
 SHORT = 16 * 1024  # bytes

@@ -144,7 +144,7 @@ def test_peers_that_differ_and_an_owner_that_follows_the_slowest_agree_to_the_bi
     n, mix = 100_000, mix_of(RICH)
     workers = [Worker(torch.zeros(n), Common(torch.zeros(n), mix, 1)) for _ in range(3)]
     owner, again = (Owners(n, mix, 1, fill=fill_of(RICH)) for _ in range(2))
-    packets, kept = [], set()
+    packets, kept = [], []
     for worker in workers:
         worker.fill = fill_of(RICH)
     for round in range(8):
@@ -156,12 +156,12 @@ def test_peers_that_differ_and_an_owner_that_follows_the_slowest_agree_to_the_bi
         packets.append(owner.aggregate(round, updates))
         again.replay(round, updates, packets[-1])
         m = mix.draw(n, owner.shards[0].seed, round).m
-        kept.add(tuple(decode(part.packet, m).positions.numel() for part in parts))
+        kept.append([decode(part.packet, m).positions.numel() for part in parts])
         for worker, part in zip(workers, parts, strict=True):
             worker.finish(packets[-1], part)
 
     assert len(packets[-1]) <= 630
-    assert len(set(max(kept))) == 3, "each sends as much as its own line carries"
+    assert kept[-1][0] < kept[-1][1] < kept[-1][2], "each sends as much as its own line carries"
     assert len({worker.common.fingerprint for worker in workers}) == 1
     assert fold(Common(torch.zeros(n), mix, 1), packets).fingerprint == workers[0].common.fingerprint
     assert torch.equal(owner.owners[0].error, again.owners[0].error)

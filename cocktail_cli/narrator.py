@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from cocktail_cli import events as ours
 from cocktail_cli.board import printable
+from cocktail_cli.reach import INTERNET, where_from
 from transport import Ledger
 from transport import events as theirs
 
@@ -28,6 +29,7 @@ class Narrator:
         self.rounds = 0
         self.present: set[str] = set()  # peers that are in the run
         self.eval_loss: float | None = None
+        self.reached = ""  # from where somebody has joined
 
     def recall(self, ledger: Ledger) -> None:
         """What a run that is resumed has behind it."""
@@ -41,6 +43,10 @@ class Narrator:
         if isinstance(event, theirs.PeerJoined):
             self.present.add(event.peer)
             yield ours.PeerJoined(printable(event.peer), printable(event.hardware))
+            where = where_from(event.origin)
+            if where and self.reached not in (where, INTERNET):
+                self.reached = where
+                yield ours.Reached(printable(event.peer), where)
         elif isinstance(event, theirs.PeerReady):
             yield ours.PeerReady(printable(event.peer), event.round, round(event.joining_s, 1))
         elif isinstance(event, theirs.PeerAsks):

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from compress import Expanded, Update, pieces
+from recipes.fill import fill_of
 from recipes.opened import CORES, Packets, RejectedUpdate, length, on_all_cores, rounded, usable
+from recipes.schema import Compression
 
 FEWEST = 3  # packets that have a median which one liar cannot move
 HELD = 2.0  # x the median norm: what is longer is shortened to it
@@ -41,6 +43,12 @@ class Rule:
     held: float = HELD
     refused: float = REFUSED
     wide: float = 1.0  # how many times more values an honest packet may have than another
+
+
+def rule_of(compression: Compression) -> Rule:
+    """What the owner makes of a round's packets, as a recipe's `compression` section asks for it."""
+    wide = fill_of(compression).wide
+    return Rule(compression.aggregation, compression.trim_ratio, compression.clip_radius, wide=wide)
 
 
 MEAN = Rule()
@@ -71,6 +79,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Collected:
+    error: Tensor  # (m,) e as it was given
     D: Tensor  # (m,)
     held: tuple[Taken, ...]  # whose packets were shortened
     usual: float  # how large a value is that a usual packet holds; inf: nobody can say
@@ -105,8 +114,8 @@ def collect(
     taken = bounded(on_all_cores(take, sorted(updates), m), rule)
     held, usual = tuple(replace(t, update=None) for t in taken if t.scale < 1), usual_of(taken)
     if held or rule.kind != "mean":
-        return Collected(error + RULES[rule.kind](taken, m, rule), held, usual)
-    return Collected(add(error.clone(), taken), held, usual)
+        return Collected(error, error + RULES[rule.kind](taken, m, rule), held, usual)
+    return Collected(error, add(error.clone(), taken), held, usual)
 
 
 def add(out: Tensor, taken: Sequence[Taken]) -> Tensor:

@@ -44,7 +44,7 @@ from compress import (
 )
 from compress.kernels import WORTH
 from recipes.aggregate import MEAN, Collected, Rule, Taken, collect, shortened
-from recipes.fill import as_is, fill_of
+from recipes.fill import as_is
 from recipes.opened import ROOM, Packets, RejectedUpdate, norm_of, usable
 from recipes.relax import PLAIN, Outer
 from recipes.schema import Compression
@@ -73,12 +73,6 @@ def outer_of(compression: Compression) -> Outer:
     return Outer(compression.outer_learning_rate, compression.outer_momentum, compression.owner_error_decay)
 
 
-def rule_of(compression: Compression) -> Rule:
-    """What the owner makes of a round's packets, as a recipe's `compression` section asks for it."""
-    wide = fill_of(compression).wide
-    return Rule(compression.aggregation, compression.trim_ratio, compression.clip_radius, wide=wide)
-
-
 def over_all(mix: Cocktail, keep: float) -> Cocktail:
     """C over the whole vector, which keeps this share of it: how a leaver's residual is written."""
     # blocks: a unit for each element takes 8 bytes; of each chunk something is kept, however small K is
@@ -87,7 +81,8 @@ def over_all(mix: Cocktail, keep: float) -> Cocktail:
 
 def rehearse(mix: Cocktail, size: int) -> None:
     """One packet there and back, in vain: where x' has `size` parameters and its shards are long, the first
-    packet on a machine waits seconds for a compiler, and the first of a process for its imports."""
+    packet on a machine waits seconds for a compiler, and the first of a process for its imports.
+    """
     if mix.sample * size >= WORTH * mix.shards:
         x = torch.linspace(-1, 1, 2 * WORTH)
         sample = replace(mix, sample=0.5).draw(len(x), 0, 0)
@@ -321,12 +316,17 @@ class Owner:
         self.held: tuple[Taken, ...] = ()  # whose packets the newest aggregate has only in part
         self.usual = 0.0  # how large a value of a packet usually is; inf: nobody can say
         self._before: Before | None = None  # the newest aggregate
+        self._drawn: tuple[int, Sample] | None = None
         self._newest = -1  # round of which packets have arrived
         self._packets: Packets | None = None  # of that round, until it is aggregated
         self._lock = threading.Lock()
 
     def sample(self, round: int) -> Sample:
-        return self.mix.draw(self.error.numel(), self.seed, round)
+        """Drawn once for a round, which asks for it three times."""
+        drawn = self._drawn  # by any thread
+        if drawn is None or drawn[0] != round:
+            drawn = self._drawn = round, self.mix.draw(self.error.numel(), self.seed, round)
+        return drawn[1]
 
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         """Open a packet that `aggregate` may be given, while others are still on their way. From any thread;
@@ -361,7 +361,7 @@ class Owner:
 
     def send(self, round: int, found: Collected, mix: Cocktail) -> bytes:
         """Line 4, with a mix that may differ in K and q: a packet says its own, and is replayed as it is."""
-        D = self._stepped(round, found.D)
+        D = self._stepped(round, found)
         packet = mix.at(round).encode(D, seed=round)  # C[D]
         self._sent(D, packet)
         self.held, self.usual = found.held, found.usual
@@ -375,7 +375,7 @@ class Owner:
         this many threads), and what was sent is what the packet says in any case.
         """
         found = self._collect(round, updates)
-        self._sent(self._stepped(round, found.D), packet)
+        self._sent(self._stepped(round, found), packet)
         self.usual = found.usual
 
     def inherit(self, peer: str, packet: bytes, share: float) -> float:
@@ -412,16 +412,17 @@ class Owner:
         error = sample.take(self.error) if self.outer.plain else torch.zeros(sample.m)
         return collect(error, updates, self.rule, packets)
 
-    def _stepped(self, round: int, found: Tensor) -> Tensor:
+    def _stepped(self, round: int, found: Collected) -> Tensor:
         """D, (m,), of what `_collect` has found. What is about to change is noted, and v moves."""
         sample = self.sample(round)
+        if self.outer.plain:
+            self._before = Before(sample, found.error, None, self.usual)
+            return found.D
         e = sample.take(self.error)
         v = sample.take(self.momentum) if self.outer.momentum else None
         self._before = Before(sample, e, v, self.usual)
-        if self.outer.plain:
-            return found
         moved = torch.zeros(sample.m) if v is None else v.clone()
-        D = self.outer.step(found, moved).add_(e)
+        D = self.outer.step(found.D, moved).add_(e)
         if v is not None:
             sample.put_(self.momentum, moved)
         return D

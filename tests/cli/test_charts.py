@@ -14,6 +14,7 @@ from cocktail_cli.charts import (
     BOTTOM,
     HEIGHT,
     LEFT,
+    LEFT_OUT,
     MOST,
     RIGHT,
     ROWS,
@@ -103,6 +104,14 @@ def test_more_peers_than_rows_are_counted() -> None:
 
     assert sum(bar.get("class") == "bar" for bar in chart.iter("rect")) == ROWS
     assert "and 7 more" in html(chart)
+
+
+def test_a_cross_is_explained_where_there_is_one() -> None:
+    bar = Bar(0, 9, "there")
+    plain, crossed = (rows("timeline", "Peers", "", [Row("ann", [bar], marks)]) for marks in ((), (bar,)))
+
+    assert LEFT_OUT in html(crossed)
+    assert LEFT_OUT not in html(plain)
 
 
 @pytest.mark.parametrize("stop", [0.5, 7.0, 119.0, 3600.0, 90_000.0, 1e8])

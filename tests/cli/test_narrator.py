@@ -92,3 +92,12 @@ def test_a_strangers_words_cannot_move_the_cursor() -> None:
     assert told.peer == "evil?[2J??"
     assert len(told.hardware) == 120
     assert printable("déjà vu ✓") == "déjà vu ✓"
+
+
+def test_the_first_peer_from_another_machine_confirms_the_address_and_one_from_further_away_again() -> None:
+    narrator, reached = Narrator(1), []
+    for peer, origin in (("a", "127.0.0.1"), ("b", "192.168.1.7"), ("c", "8.8.8.8"), ("d", "192.168.1.8")):
+        told = narrator.tell(theirs.PeerJoined(0.0, peer, "CPU", 0, origin))
+        reached += [event for event in told if isinstance(event, ours.Reached)]
+
+    assert reached == [ours.Reached("b", "this network"), ours.Reached("c", "the internet")]

@@ -81,8 +81,7 @@ def over_all(mix: Cocktail, keep: float) -> Cocktail:
 
 def rehearse(mix: Cocktail, size: int) -> None:
     """One packet there and back, in vain: where x' has `size` parameters and its shards are long, the first
-    packet on a machine waits seconds for a compiler, and the first of a process for its imports.
-    """
+    packet on a machine waits seconds for a compiler, and the first of a process for its imports."""
     if mix.sample * size >= WORTH * mix.shards:
         x = torch.linspace(-1, 1, 2 * WORTH)
         sample = replace(mix, sample=0.5).draw(len(x), 0, 0)

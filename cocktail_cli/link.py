@@ -15,6 +15,7 @@ from transport.messages import Committed, Over, Report, Round
 from transport.owners import digest_of
 from transport.packet_log import read_packets
 from transport.peer import LEAVE_S
+from transport.slot import Slot
 
 if TYPE_CHECKING:
     from recipes.finetune import Delivery
@@ -43,6 +44,8 @@ class RunLink:
         self.owning: Owning | None = None  # where this peer can own some
         self.direct: Direct | None = None  # to owners that can be reached
         self.committed: Committed | None = None  # the newest
+        self.slot = Slot()  # what its line carries beside its compute
+        self.spans = 1  # rounds that the lease before the newest one was to last
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -67,10 +70,18 @@ class RunLink:
         except Leaving as leaving:
             raise Interrupted(str(leaving), leaving.arrived) from leaving
 
+    @property
+    def fits(self) -> int:
+        return self.slot.up
+
     def fetch(self, name: str) -> bytes:
+        started = time.monotonic()
         with self.waiting():
             packet = self.assembled(name)
-            return self.link.fetch(name) if packet is None else packet
+            packet = self.link.fetch(name) if packet is None else packet
+        if name.startswith("packet/"):
+            self.slot = self.slot.came(len(packet), time.monotonic() - started)
+        return packet
 
     def packets(self, start: int, stop: int) -> Iterator[bytes]:
         """The committed packets of rounds start .. stop-1, in order, their checksums verified."""
@@ -89,6 +100,7 @@ class RunLink:
                 self.ended, self.finished = message.reason, message.finished
                 self.resumable = message.resumable
             return None
+        self.spans = self.round.spans if self.round is not None else 1
         self.round = message
         return message
 
@@ -102,6 +114,7 @@ class RunLink:
 
     def _exchange(self, packet: bytes, delivery: Delivery) -> Committed:
         """Cut the packet for whoever owns shards, bring each its part, wait for the commit."""
+        self.slot, directly = self.slot.computed(delivery.compute_s / self.spans), 0.0
         rest, parts = self.cut(packet)
         report = Report(
             round=delivery.round,
@@ -111,15 +124,20 @@ class RunLink:
             tokens=delivery.tokens,
             compute_s=delivery.compute_s,
             wait_s=delivery.wait_s,
+            fits=self.slot.down,
             parts={name: digest_of(part) for name, part in parts.items()},
         )
         mine = parts.pop(self.name, None)
         if mine is not None and self.owning is not None:
             self.owning.part(delivery.round, mine)
         if parts and self.direct is not None and self.round is not None:
+            started = time.monotonic()
             parts = self.direct.send(delivery.round, self.round.owners, parts, self.enough)
+            directly = time.monotonic() - started
         with self.waiting():
-            return self.link.exchange(delivery.round, rest, report, parts)
+            committed = self.link.exchange(delivery.round, rest, report, parts)
+        self.slot = self.slot.sent(len(packet), directly + self.link.upload_s)
+        return committed
 
     def enough(self) -> bool:
         """Is the round over, or this peer to be gone soon: nothing is brought to owners any more."""

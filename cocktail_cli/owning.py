@@ -32,6 +32,9 @@ class Half:
     def own(self, shards: Sequence[int]) -> bytes:
         return self.owners.own(shards)
 
+    def fits(self, size: int) -> None:
+        self.owners.fits(size)
+
     def aggregate(self, round: int, updates: Updates) -> bytes:
         from recipes.aggregate import RejectedUpdate
         from recipes.owners import even

@@ -270,17 +270,19 @@ def smaller(asked: Asked, plan: Plan) -> str:
 
 def quicker(asked: Asked, plan: Plan) -> str:
     """What the slower of compute and network asks for."""
+    from recipes.fill import fill_of
     from recipes.plan import topk_for
 
-    step = plan.step
+    step, recipe = plan.step, plan.recipe
     if step.bottleneck == "network":
-        keep = topk_for(plan.recipe, plan.memory.parameters, asked.line, step.compute * step.every)
+        keep = topk_for(recipe, plan.memory.parameters, asked.line, step.compute * step.every)
         if keep is not None:
-            return f"compression.topk_ratio={keep:g} hides the exchange behind the compute"
+            alone = "; compression.auto does so" if keep >= fill_of(recipe.compression).ladder[0].keep else ""
+            return f"compression.topk_ratio={keep:g} hides the exchange behind the compute{alone}"
         return "a larger training.global_batch_size gives the line more time"
     most = min(
         math.floor(plan.peers * step.compute / max(step.exchange, 1e-9)),
-        plan.recipe.training.global_batch_size,
+        recipe.training.global_batch_size,
     )
     if most > plan.peers:
         return f"up to {most:,} such peers make it faster; now their lines wait"

@@ -98,6 +98,9 @@ class RunWork:
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         self.owner.owner.arrived(round, peer, packet)
 
+    def fits(self, size: int) -> None:
+        self.owner.owner.fits(size)
+
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         from recipes.owners import even
 

@@ -2,7 +2,8 @@
 
     n_i = |u_i|, M = their median          u_i = C[d_i], w_i = its share of the mean
     n_i > REFUSED M: refused by name       at least 3 packets, and M > 0
-    s_i = min(1, HELD M / n_i)             below 1: held
+    s_i = min(1, HELD M l_i / n_i)         below 1: held
+    l_i = sqrt(k / k_i), from 1 on         k_i: its values, k: their median; bounded as the recipe bounds K
     D = e + A(s_1 u_1, ... s_N u_N)        A: the mean sum_i w_i s_i u_i, or a rule that resists more
 
 All of it follows from the packets, their weights and the recipe, so that e is replayed to the bit: no clock,
@@ -21,7 +22,9 @@ import torch
 from torch import Tensor
 
 from compress import Expanded, Update, pieces
+from recipes.fill import fill_of
 from recipes.opened import CORES, Packets, RejectedUpdate, length, on_all_cores, rounded, usable
+from recipes.schema import Compression
 
 FEWEST = 3  # packets that have a median which one liar cannot move
 HELD = 2.0  # x the median norm: what is longer is shortened to it
@@ -39,6 +42,13 @@ class Rule:
     radius: float = 1.0  # centered_clip: x the median distance from the centre
     held: float = HELD
     refused: float = REFUSED
+    wide: float = 1.0  # how many times more values an honest packet may have than another
+
+
+def rule_of(compression: Compression) -> Rule:
+    """What the owner makes of a round's packets, as a recipe's `compression` section asks for it."""
+    wide = fill_of(compression).wide
+    return Rule(compression.aggregation, compression.trim_ratio, compression.clip_radius, wide=wide)
 
 
 MEAN = Rule()
@@ -54,7 +64,7 @@ class Taken:
     share: float  # w_i; those of a round add up to 1
     norm: float  # n_i
     count: int  # of its values
-    median: float = 0.0  # M, where it is held
+    median: float = 0.0  # M l_i, where it is held
     scale: float = 1.0  # s_i
     update: Expanded | Update | None = field(default=None, compare=False, repr=False)  # None: not kept open
 
@@ -157,8 +167,19 @@ def bounded(taken: list[Taken], rule: Rule) -> list[Taken]:
     if median > 0 and longest.norm > rule.refused * median:
         what = f"its norm {longest.norm:.3g} is more than {rule.refused:g} times {median:.3g}"
         raise RejectedUpdate(longest.peer, f"{what}, the median of the round's {len(taken)} packets")
-    limit = rule.held * median
-    return [replace(t, median=median, scale=rounded(limit / t.norm)) if t.norm > limit else t for t in taken]
+    count = median_of([float(t.count) for t in taken])
+    usual = [rounded(median * leeway(t.count, count, rule.wide)) for t in taken]
+    return [
+        replace(t, median=m, scale=rounded(rule.held * m / t.norm)) if t.norm > rule.held * m else t
+        for t, m in zip(taken, usual, strict=True)
+    ]
+
+
+def leeway(count: int, usual: float, wide: float) -> float:
+    """How much longer a packet may be that has fewer values than usual: what it leaves out comes later, and
+    what all steps since then agree about has grown.
+    """
+    return min(max(usual / max(count, 1), 1.0), wide) ** 0.5
 
 
 def usual_of(taken: list[Taken]) -> float:

@@ -44,6 +44,7 @@ from compress import (
 )
 from compress.kernels import WORTH
 from recipes.aggregate import MEAN, Collected, Rule, Taken, collect, shortened
+from recipes.fill import as_is
 from recipes.opened import ROOM, Packets, RejectedUpdate, norm_of, usable
 from recipes.relax import PLAIN, Outer
 from recipes.schema import Compression
@@ -72,11 +73,6 @@ def outer_of(compression: Compression) -> Outer:
     return Outer(compression.outer_learning_rate, compression.outer_momentum, compression.owner_error_decay)
 
 
-def rule_of(compression: Compression) -> Rule:
-    """What the owner makes of a round's packets, as a recipe's `compression` section asks for it."""
-    return Rule(compression.aggregation, compression.trim_ratio, compression.clip_radius)
-
-
 def over_all(mix: Cocktail, keep: float) -> Cocktail:
     """C over the whole vector, which keeps this share of it: how a leaver's residual is written."""
     # blocks: a unit for each element takes 8 bytes; of each chunk something is kept, however small K is
@@ -85,8 +81,7 @@ def over_all(mix: Cocktail, keep: float) -> Cocktail:
 
 def rehearse(mix: Cocktail, size: int) -> None:
     """One packet there and back, in vain: where x' has `size` parameters and its shards are long, the first
-    packet on a machine waits seconds for a compiler, and the first of a process for its imports.
-    """
+    packet on a machine waits seconds for a compiler, and the first of a process for its imports."""
     if mix.sample * size >= WORTH * mix.shards:
         x = torch.linspace(-1, 1, 2 * WORTH)
         sample = replace(mix, sample=0.5).draw(len(x), 0, 0)
@@ -181,6 +176,7 @@ class Worker:
     ) -> None:
         self.local: Vector = Here(x) if isinstance(x, Tensor) else x
         self.common, self.name_at, self.dither, self.decay = common, name_at, dither, decay
+        self.fill = as_is(common.mix)  # how rich the next packet is
 
     @property
     def x(self) -> Tensor:
@@ -188,18 +184,21 @@ class Worker:
         assert isinstance(self.local, Here)
         return self.local.x
 
-    def start(self) -> Part:
-        """Lines 1 and 2 of the round that x' is at. Reads x and x', changes neither.
+    def start(self, fits: int = 0) -> Part:
+        """Lines 1 and 2 of the round that x' is at; in `fits` bytes, where known. Changes neither x nor x'.
 
         Raises:
             NonFiniteError: d_i holds an infinity or a NaN; names the parameter.
         """
         common, packets, pieces = self.common, list[bytes](), list[Piece]()
+        self.fill = self.fill.within(fits)
+        mix = self.fill.mixed(common.mix).at(common.round)
         for shard, sample in common.samples():
             d = self.local.difference(shard, sample, common.vector)  # 1   (m,)
-            packets.append(self._encode(common.mix.at(common.round), d, shard, sample))  # 2
+            packets.append(self._encode(mix, d, shard, sample))  # 2
             update = decode(packets[-1], sample.m)
             pieces.append(Piece(shard, sample, update, None if self.decay == 1 else rest(d, update)))
+        self.fill = self.fill.sent(0 if common.round < common.mix.full else sum(map(len, packets)))
         return Part(join(packets), tuple(pieces))
 
     def finish(self, aggregate: bytes, sent: Part | None) -> None:
@@ -236,8 +235,7 @@ class Worker:
         Raises:
             NonFiniteError: as `start`.
         """
-        common, mix = self.common, self.common.mix
-        n = common.vector.numel()
+        common, mix, n = self.common, self.common.mix, self.common.vector.numel()
         keep = min(keep, max(room, 1) * 8 / (mix.bits * n))  # a first guess: positions cost nothing
         everything = [(s, over_all(mix, 1.0).draw(s.size, s.seed, common.round)) for s in common.shards]
         d = [self.local.difference(shard, sample, common.vector) for shard, sample in everything]
@@ -260,9 +258,8 @@ class Worker:
         return mix.encode(d, self._name_in(shard, sample), self.dither << 64 | self.common.round)
 
     def _name_in(self, shard: Shard, sample: Sample) -> Callable[[int], str] | None:
-        if self.name_at is None:
+        if (name_at := self.name_at) is None:
             return None
-        name_at = self.name_at
         return lambda position: name_at(shard.start + int(sample.coordinates(torch.tensor([position]))[0]))
 
 
@@ -334,8 +331,7 @@ class Owner:
         """Open a packet that `aggregate` may be given, while others are still on their way. From any thread;
         too late, or with one that cannot be used, it does nothing.
         """
-        packets = self._packets_of(round)
-        if packets is not None:
+        if (packets := self._packets_of(round)) is not None:
             with contextlib.suppress(RejectedUpdate):
                 packets.open(peer, packet)
 
@@ -356,16 +352,16 @@ class Owner:
             RejectedUpdate: one packet does not decode, is not finite, or is far longer than the others. e is
                 unchanged: call again without that peer.
         """
-        return self.send(round, self.collect(round, updates))
+        return self.send(round, self.collect(round, updates), self.mix)
 
     def collect(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> Collected:
         """Line 3, as `aggregate`, up to the outer step; e is unchanged."""
         return self._collect(round, updates, self._packets_of(round))
 
-    def send(self, round: int, found: Collected) -> bytes:
-        """Line 4."""
+    def send(self, round: int, found: Collected, mix: Cocktail) -> bytes:
+        """Line 4, with a mix that may differ in K and q: a packet says its own, and is replayed as it is."""
         D = self._stepped(round, found)
-        packet = self.mix.at(round).encode(D, seed=round)  # C[D]
+        packet = mix.at(round).encode(D, seed=round)  # C[D]
         self._sent(D, packet)
         self.held, self.usual = found.held, found.usual
         self._packets = None

@@ -27,6 +27,7 @@ from torch import nn
 from recipes.apart import check_apart
 from recipes.cocktail_sgd import Common, Part, Worker, mix_of
 from recipes.data import Sample, unpack
+from recipes.fill import fill_of
 from recipes.fit import fitted
 from recipes.lease import Gradient, Lease, apply, computed
 from recipes.local import Alone, Local, placed
@@ -81,6 +82,7 @@ class Link(Protocol):
     name: str
     leaving: threading.Event
     ended: str | None  # why the run is over; None while it goes on
+    fits: int  # bytes of a packet that go up beside the compute; 0: not known
 
     def fetch(self, name: str) -> bytes: ...
     def packets(self, start: int, stop: int) -> Iterator[bytes]: ...
@@ -228,6 +230,7 @@ def build_peer(model: nn.Module, recipe: Recipe, micro_batch: int, name: str = "
     common = Common(vector, mix_of(recipe.compression), recipe.training.seed, round)
     x = flat if isinstance(flat, Rounded) else flat.vector
     worker = Worker(x, common, flat.layout.name_at, own, recipe.compression.error_decay)
+    worker.fill = fill_of(recipe.compression)
     config = getattr(model, "config", None)
     return Peer(local, worker, recipe, getattr(config, "vocab_size", None), micro_batch)
 
@@ -306,7 +309,7 @@ def exchanged(link: Link, peer: Peer, started: float) -> Exchanged:
     """Lines 1 to 5: encode, send, wait for the commit, receive. Changes nothing; runs beside the compute."""
     common, delivered = peer.worker.common, list(peer.undelivered)
     try:
-        sent = peer.worker.start()
+        sent = peer.worker.start(link.fits)
     finally:
         peer.encoded.set()
     flight = peer.flight = Flight(sent, delivered)

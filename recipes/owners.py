@@ -15,8 +15,9 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from compress import Cocktail, PacketError, decode, join, split
-from recipes.aggregate import MEAN, Rule, Taken
-from recipes.cocktail_sgd import Owner, mix_of, outer_of, over_all, rule_of
+from recipes.aggregate import MEAN, Rule, Taken, rule_of
+from recipes.cocktail_sgd import Owner, mix_of, outer_of, over_all
+from recipes.fill import Fill, as_is, fill_of
 from recipes.opened import ROOM, RejectedUpdate
 from recipes.relax import PLAIN, Outer
 from recipes.schema import Recipe
@@ -35,6 +36,7 @@ class Owners:
         seed: of the run.
         rule: what takes the place of the mean where peers may lie.
         outer: what is made of the mean.
+        fill: how rich the packets may be; None: as the mix says.
     """
 
     def __init__(
@@ -45,8 +47,11 @@ class Owners:
         rule: Rule = MEAN,
         owned: Collection[int] | None = None,  # None: all
         outer: Outer = PLAIN,
+        fill: Fill | None = None,
     ) -> None:
         self.mix, self.rule, self.outer = mix, rule, outer
+        self.fill = fill or as_is(mix)
+        self._fits = 0.0  # bytes a coordinate
         self.shards = mix.cut(parameters, seed)
         self.owners: Mapping[int, Owner] = {}  # by the number of the shard, ascending; replaced, not changed
         self.own(range(len(self.shards)) if owned is None else owned)
@@ -95,8 +100,16 @@ class Owners:
         """As `Owner.aggregate`. All lines 3 come first: where a packet is refused, no e has moved."""
         parts = self._cut(updates)
         found = {number: owner.collect(round, parts[number]) for number, owner in self.owners.items()}
-        sent = {number: self.owners[number].send(round, one) for number, one in found.items()}
+        self.fill = self.fill.within(self._fits)
+        mix = self.fill.mixed(self.mix)
+        sent = {number: self.owners[number].send(round, one, mix) for number, one in found.items()}
+        if sent and round >= mix.full:
+            self.fill = self.fill.sent(sum(map(len, sent.values())) / sum(self.shards[n].size for n in sent))
         return join([sent.get(shard.number, b"") for shard in self.shards])
+
+    def fits(self, size: int) -> None:
+        """From now on the packet of all shards should have no more bytes than this."""
+        self._fits = size / sum(shard.size for shard in self.shards)
 
     def replay(self, round: int, updates: Updates, packet: bytes) -> None:
         """As `Owner.replay`; what has not moved stays as it is."""
@@ -219,7 +232,7 @@ def owners_of(recipe: Recipe, parameters: int, owned: Collection[int] | None = N
     """As a recipe asks for them."""
     compression = recipe.compression
     mix, rule, outer = mix_of(compression), rule_of(compression), outer_of(compression)
-    return Owners(parameters, mix, recipe.training.seed, rule, owned, outer)
+    return Owners(parameters, mix, recipe.training.seed, rule, owned, outer, fill_of(compression))
 
 
 def spoken_of(packet: bytes, shards: int) -> list[int]:

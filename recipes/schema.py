@@ -221,6 +221,9 @@ class Compression(Section):
     ] = "cocktail"  # what stands in for the keys below where they are not written (relax.py)
     random_ratio: Annotated[Ratio, Field(ge=1e-6)] = 0.1  # p: share of the coordinates that a round visits
     topk_ratio: Ratio = 0.2  # K: share of those that is kept
+    auto: bool = True  # K and bits follow line and compute, within these; where staleness is 1 and K below 1
+    topk_ratio_min: Ratio | None = None  # null: an eighth of topk_ratio
+    topk_ratio_max: Ratio | None = None  # null: topk_ratio
     topk_chunk: Annotated[int, Field(ge=0, le=2**20)] = 0  # of each so many neighbours; 0: of all of them
     quant_bits: Literal[1, 2, 3, 4, 8, 16, 32] = 4
     quant_bucket_size: Annotated[int, Field(ge=8, le=65536, multiple_of=8)] = 128  # values that share a scale
@@ -248,6 +251,13 @@ class Compression(Section):
     def _of_the_preset(cls, given: Any) -> Any:
         preset = PRESETS.get(str(given.get("preset", ""))) if isinstance(given, dict) else None
         return {**preset.keys, **given} if preset else given
+
+    @model_validator(mode="after")
+    def _between_its_bounds(self) -> Compression:
+        low, high = self.topk_ratio_min or self.topk_ratio, self.topk_ratio_max or self.topk_ratio
+        if not low <= self.topk_ratio <= high:
+            raise ValueError(f"topk_ratio {self.topk_ratio:g} is not from topk_ratio_min to topk_ratio_max")
+        return self
 
 
 class Requires(Section):

@@ -22,6 +22,7 @@ from compress import Sample as Sampled
 from compress import Shard
 from recipes.cocktail_sgd import Common, Piece, Worker, mix_of
 from recipes.data import Sample, batches, pack
+from recipes.fill import fill_of
 from recipes.finetune import Peer
 from recipes.flat import Layout
 from recipes.local import LOCAL, OPTIMIZER, Lazy, parsed
@@ -69,6 +70,7 @@ def spread_peer(
     common = Common(shared.common, mix_of(recipe.compression), recipe.training.seed, round)
     own = crc32(name.encode())
     worker = Worker(local, common, layout.name_at, own, recipe.compression.error_decay)
+    worker.fill = fill_of(recipe.compression)
     return Peer(local, worker, recipe, answers[0]["vocabulary"], micro_batch)
 
 

@@ -76,6 +76,7 @@ class Mirror:
     name: str = "ann"
     leaving: threading.Event = field(default_factory=threading.Event)
     ended: str | None = None
+    fits: int = 0
     packet: bytes = b""
     room: int = 0
     done: int = 0

@@ -71,6 +71,7 @@ class Lease:
     leases: dict[str, Runs]  # by session
     shards: tuple[int, ...] = (0,)  # that the hub owns in this round
     owners: int = 0  # peers that own the others
+    fits: int = 0  # bytes that its aggregate should not exceed; 0: not known
 
 
 @dataclass(frozen=True)

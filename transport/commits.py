@@ -70,6 +70,8 @@ class Commits:
 
     def write_leases(self, action: do.Lease) -> None:
         self._shards.own(action.round, action.shards)
+        if action.fits:
+            self.work.fits(action.fits)
         self.ledger.leased(action.round, action.leases)
         self._call(lambda: self._state.leased(action.round, time.monotonic()))
 

@@ -286,7 +286,7 @@ class HubState:
         ex = self.exchange
         if self.phase is Phase.OPEN and ex is not None and ex.round == m.round and session.id in ex.members:
             if session.id not in ex.claims and ex.is_cut_for_us(m):  # the newest counts
-                ex.reports[session.id] = m
+                ex.reports[session.id], session.fits = m, m.fits
             self.maybe_arrived(session, ex, now)
         elif m.round <= self.round:
             self.members.move(session, Kind.LATE)

@@ -98,6 +98,7 @@ class Report(Message, frozen=True):
     wait_s: Finite = 0.0  # time its device waited for the exchange in the last step
     # Where peers own shards: owner -> the digest (owners.py) of the part that is for it, this peer too.
     parts: Annotated[dict[Word, Word], Meta(max_length=4096)] = {}
+    fits: Size = 0  # bytes of an aggregate that it can fetch beside its compute (slot.py); 0: not known
 
 
 class Evaluated(Message, frozen=True):
@@ -255,6 +256,7 @@ class Round(Message, frozen=True):
     # Rounds that the lease is to last. Above 1 this peer is no member of those after this one before it says
     # Ready again, which it does when it is done.
     spans: Annotated[int, Meta(ge=1)] = 1
+    fits: Size = 0  # bytes, the least that members say: owners' packets should have no more; 0: not known
 
 
 class Estate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

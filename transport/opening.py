@@ -46,6 +46,7 @@ def open_round(hub: HubState, ready: list[Session], now: float) -> None:
     ex = hub.exchange = Exchange(hub.round, step, members, leased, now, now + s.step_timeout)
     ex.keys, ex.spans = {p.name: p.key for p in ready}, spans
     here = [p for p in ready if p.id not in spans]  # in the rounds after this one
+    ex.fits = min((p.fits for p in here if p.fits), default=0)
     sharding.name_owners(hub, ex, here)
     for p in ready:
         hub.members.move(p, Kind.OPENED)
@@ -53,7 +54,7 @@ def open_round(hub: HubState, ready: list[Session], now: float) -> None:
     if hub.evaluations.due(step):
         hub.evaluations.begin(hub.round, step, [p.id for p in here])
     hub.enter(Phase.OPENING)
-    hub.out.add(do.Lease(hub.round, granted, ex.hubs, len(ex.owners)))
+    hub.out.add(do.Lease(hub.round, granted, ex.hubs, len(ex.owners), ex.fits))
 
 
 def lease(hub: HubState, ready: list[Session]) -> tuple[dict[str, Runs], dict[str, int]]:

@@ -29,6 +29,9 @@ class OwnersHalf(Protocol):
     """What an owner cannot know (settings.Work says more); called from one thread."""
 
     def own(self, shards: Sequence[int]) -> bytes: ...
+    def fits(self, size: int) -> None:
+        """Of the packet of all shards; called only where members say so."""
+
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes: ...
     def took(self, packet: bytes, ours: bytes) -> bool:
         """Is `ours`, the newest aggregate, in the packet of all shards?"""
@@ -129,6 +132,8 @@ class Owning:
             self.door.opened(order.round, order.keys)
         mine = [owner.shards for owner in order.owners if owner.name == self.link.name]
         self._round, self._owns = order.round, bool(mine)
+        if order.fits:
+            self.half.fits(order.fits)
         self._tell(order.round)  # where it is open again; what was said before, nobody knows
         self._hand_over(mine[0] if mine else [])
 

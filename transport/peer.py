@@ -88,6 +88,7 @@ class PeerLink:
         self._lost_at: float | None = None  # since when there is no connection
         self._lost_told = ""  # what was said of that
         self._uplink = 0.0  # bytes a second, as the last packet went up; 0: none did
+        self.upload_s = 0.0  # seconds that took, or for which it was waited in vain
         self._cap = bandwidth.up or inf  # which lets a small packet pass at once
 
     # ---- what this peer knows ------------------------------------------------------------------------------
@@ -286,7 +287,8 @@ class PeerLink:
         def there() -> bool:
             nonlocal measured
             if not measured and uploads and all(upload.arrived for upload in uploads):
-                self._uplink, measured = size / max(1e-3, time.monotonic() - started), True
+                self.upload_s, measured = time.monotonic() - started, True
+                self._uplink = size / max(1e-3, self.upload_s)
             return self._state.settled(round)
 
         try:
@@ -295,6 +297,7 @@ class PeerLink:
             leaving.arrived = all_of(uploads) if uploads else None
             raise
         finally:
+            self.upload_s = self.upload_s if measured else (time.monotonic() - started) * bool(uploads)
             with self._changed:
                 for name in named:
                     self._bulk.withdraw(name)

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from msgspec.structs import replace
+
 from . import actions as do
 from . import events
 from .evaluation import Evaluation
@@ -56,6 +58,7 @@ class Exchange:
     look_at: float = 0.0  # when to see again, if any are missing: it takes a time of each member
     news: bool = False  # that has changed since
     spans: dict[str, int] = field(default_factory=dict)  # session -> rounds its lease is to last, above 1
+    fits: int = 0  # bytes of an aggregate that all members can fetch beside their compute; 0: not known
     owners: dict[str, list[int]] = field(default_factory=dict)  # session -> its shards
     hubs: tuple[int, ...] = (0,)  # the shards of the hub
     estates: list[Estate] = field(default_factory=list)  # what the hub is to add to its errors
@@ -80,9 +83,8 @@ class Exchange:
         part = ev.part_of(session) if ev is not None and ev.round == self.round else None
         parts = ev.parts if ev is not None and part is not None else 0
         spans = self.spans.get(session, 1)
-        return Round(
-            self.round, self.step, steps, list(self.names), samples, True, part or 0, parts, spans=spans
-        )
+        said = Round(self.round, self.step, steps, list(self.names), samples, True, part or 0, parts)
+        return replace(said, spans=spans, fits=self.fits)
 
     def whole(self, session: str) -> bool:
         """Is all here that this member sends? What an owner sends itself it has."""

@@ -77,6 +77,7 @@ class Session:
     origin: str = ""  # where it comes from (wire.origin_of)
     accepted: int = 0  # packets that were
     tokens: int = 0  # trained tokens counted
+    fits: int = 0  # bytes of an aggregate that it can fetch beside its compute; 0: not known
     share: float | None = None  # of the mean of the last round its packet was in; None: of none yet
     legacy: int = 0  # bytes of its residual that it has handed over
     owns: bool = False  # it can own shards

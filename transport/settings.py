@@ -82,6 +82,10 @@ class Work(Protocol):
         owned before, for others to inherit with share 1; empty: nothing. Called only where peers may own, as
         `joined` and `restricted` are."""
 
+    def fits(self, size: int) -> None:
+        """From now on all members can fetch a packet of so many bytes beside their compute, and no more.
+        Called only where they say so."""
+
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         """The owner's half, of the shards the hub owns: one packet out of (peer, packet, weight), sorted by
         peer. Raises UpdateRejected; it is called again without that peer, so it must not have changed its

@@ -56,6 +56,19 @@ def test_fewer_liars_than_honest_peers_leave_the_median_among_the_honest(
     assert min(honest) <= median_of(lies + honest) <= max(honest)
 
 
+@pytest.mark.parametrize(("wide", "scales"), [(1.0, [HELD / 2.5]), (1.2, [HELD * 1.2**0.5 / 2.5]), (2.0, [])])
+def test_a_packet_with_fewer_values_may_be_longer_within_what_the_recipe_bounds(
+    wide: float, scales: list[float]
+) -> None:
+    usual, few = torch.ones(160), torch.zeros(160)
+    few[:10] = 10.0  # 2.5 times as long, 16 times fewer values
+    updates = [*said([usual, usual]), ("p02", Cocktail(1.0, 10 / 160, bits=32).encode(few), 1.0)]
+
+    held = collect(torch.zeros(160), updates, Rule(wide=wide)).held
+
+    assert [taken.scale for taken in held] == pytest.approx(scales)
+
+
 @pytest.mark.parametrize(("liars", "honest"), [(1, 2), (2, 8)])
 def test_what_is_too_long_is_held_to_a_multiple_of_the_median(liars: int, honest: int) -> None:
     updates = swarm([normal(50 + i, 10.0) for i in range(liars)], honest)

@@ -67,6 +67,7 @@ class FakeHub:
     name: str = "ann"
     leaving: threading.Event = field(default_factory=threading.Event)
     ended: str | None = None
+    fits: int = 0
     deliveries: list[Delivery] = field(default_factory=list)
     aggregates: list[bytes] = field(default_factory=list)
     said: list[tuple[object, ...]] = field(default_factory=list)

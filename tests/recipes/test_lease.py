@@ -80,11 +80,11 @@ def test_no_step_is_made_while_the_packet_is_encoded() -> None:
     peer = peer_for(hub)
     start, moved = peer.worker.start, []
 
-    def slow() -> Part:
+    def slow(fits: int) -> Part:
         before = peer.worker.x.clone()
         time.sleep(0.05)
         moved.append(not torch.equal(before, peer.worker.x))
-        return start()
+        return start(fits)
 
     peer.worker.start = slow  # type: ignore[method-assign]
     steps(hub, peer)

@@ -70,7 +70,7 @@ class SimPeer:
         self.session = 0
         self.dead = False
         self.uploaded = False
-        self.compute_s = 0.0  # as it says
+        self.compute_s, self.fits = 0.0, 0  # as it says
         self.skew = 0  # makes its fingerprints wrong
 
     def say(self, messages: list[Message]) -> None:
@@ -129,7 +129,7 @@ class SimPeer:
     def report(self, opened: Round) -> Report:
         many = len(self.sent)
         said = Report(opened.round, self.fingerprint(opened.round), self.sent, 1.0 * many, many)
-        return replace(said, compute_s=self.compute_s)
+        return replace(said, compute_s=self.compute_s, fits=self.fits)
 
     def upload(self) -> None:
         assert self.round is not None

@@ -9,7 +9,7 @@ from sim_swarm import SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
 from transport.events import RoundCommitted
-from transport.messages import Round
+from transport.messages import Message, Round, ToPeer
 from transport.rounds import Phase
 from transport.shares import MOST, WINDOW, Portion, Speeds, split
 
@@ -186,3 +186,22 @@ def test_a_peer_far_slower_than_the_median_is_in_every_nth_round_and_its_work_co
     assert seconds < 1.1 * alone
     assert sorted(swarm.trained) == list(range(swarm.settings.samples)), "each sample once"
     assert {after - one for one, after in pairwise(with_it[LEARNT:])} == {4}
+
+
+def test_owners_are_told_the_least_that_the_members_can_fetch_without_those_who_are_apart() -> None:
+    swarm = swarm_of(0.1, 0.1, 0.1, 2.0)
+    for peer, fits in zip(swarm.peers, (500, 300, 0, 10), strict=True):
+        peer.fits = fits
+    told: dict[int, int] = {}
+    hears = swarm.peers[0].state.receive
+
+    def hear(message: ToPeer, now: float) -> list[Message]:
+        if isinstance(message, Round):
+            told[message.round] = message.fits
+        return hears(message, now)
+
+    swarm.peers[0].state.receive = hear  # type: ignore[method-assign]
+    run(swarm)
+
+    assert (told[0], told[1]) == (0, 10), "at first it is a member like the others"
+    assert {told[round] for round in range(LEARNT, 30)} == {300}

@@ -100,7 +100,7 @@ class About:
 @dataclass(frozen=True)
 class Chronicle:
     about: About
-    state: str  # running, finished, failed; died: its hub is gone; waiting: for peers
+    state: str  # a key of sheet.STATES
     step: int = 0
     steps: int = 0
     started: float | None = None  # seconds since 1970

@@ -126,6 +126,7 @@ class Step:
     compute_s: dict[str, float] = field(default_factory=dict)  # of each peer's last step
     wait_s: dict[str, float] = field(default_factory=dict)  # that its device then waited for the exchange
     tokens_by_peer: dict[str, int] = field(default_factory=dict)  # trained tokens delivered in this round
+    local_steps: int = 1  # of this round; the seconds above are of one of them
     lr: float | None = None  # told by `join`, of this machine's step, as is the next
     grad_norm: float | None = None  # before clipping
 

@@ -87,16 +87,16 @@ class Narrator:
             packet_bytes=event.size,
             fingerprint=f"{event.fingerprint:016x}",
             step_s=round(event.seconds / self.local_steps, 3),
-            compute_s=rounded(event.compute_s),
-            wait_s=rounded(event.wait_s),
+            compute_s=self.of_a_step(event.compute_s),
+            wait_s=self.of_a_step(event.wait_s),
             tokens_by_peer=dict(event.tokens_by_peer),
+            local_steps=self.local_steps,
         )
 
     def ratios(self, moved: Mapping[str, int], members: list[str]) -> dict[str, float]:
         """How many times fewer bytes than FP16 parameters, for each member of the round."""
         return {peer: round(self.full / moved[peer], 2) for peer in members if moved.get(peer)}
 
-
-def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
-    """To the millisecond."""
-    return {peer: round(value, 3) for peer, value in seconds.items()}
+    def of_a_step(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Of those that a round has, to the millisecond."""
+        return {peer: round(value / self.local_steps, 3) for peer, value in seconds.items()}

@@ -40,14 +40,14 @@ class Remote:
         from transport import ask_status
         from transport.errors import LinkLost, Unreachable
 
-        state = ""
         try:
             self.hear(ask_status(self.url, TIMEOUT), time.time())
         except (Unreachable, LinkLost):
             if not self.answer:
                 raise
-            state = "died"
-        return self.told(state or self.answer["state"])
+            over = self.answer["state"] in ("finished", "failed")
+            return self.told(self.answer["state"] if over else "unreachable")
+        return self.told(self.answer["state"])
 
     def hear(self, answer: Mapping[str, Any], now: float) -> None:
         """One answer, at this time."""

@@ -22,6 +22,7 @@ STATES = {
     "waiting": "waits for peers",
     "finished": "is finished",
     "failed": "ended without a result",
+    "unreachable": "cannot be reached any more",
     "died": "has stopped: its hub is gone, and may be started again",
 }
 

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from xml.etree.ElementTree import Element
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from cocktail_cli.charts import (
@@ -47,6 +47,7 @@ def drawn(chart: Element) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in (pair.split(",") for pair in line.get("points", "").split())]
 
 
+@settings(max_examples=30)
 @given(some.lists(finite, min_size=1, max_size=300), some.booleans())
 def test_every_point_lies_in_the_frame(ys: list[float], log: bool) -> None:
     points = drawn(lines(plot(*enumerate(ys), log=log)))
@@ -55,6 +56,7 @@ def test_every_point_lies_in_the_frame(ys: list[float], log: bool) -> None:
     assert all(TOP - 0.1 <= y <= HEIGHT - BOTTOM + 0.1 for _, y in points)
 
 
+@settings(max_examples=30)
 @given(some.lists(finite, min_size=2, max_size=400))
 def test_ticks_lie_on_the_axis_and_are_few(values: list[float]) -> None:
     for log in (False, True):
@@ -66,6 +68,7 @@ def test_ticks_lie_on_the_axis_and_are_few(values: list[float]) -> None:
         assert log or ticks
 
 
+@settings(max_examples=30)
 @given(some.lists(some.tuples(finite, finite), min_size=1, max_size=1000))
 def test_thinned_points_keep_the_last_the_order_and_the_range(points: list[tuple[float, float]]) -> None:
     points = sorted(points)
@@ -126,6 +129,7 @@ def test_times_are_spelt_as_people_do() -> None:
     assert [clock(s) for s in (0, 90, 7500, 273_600)] == ["0:00", "1:30", "2:05 h", "3 d 4 h"]
 
 
+@settings(max_examples=30)
 @given(some.text(alphabet=some.characters(exclude_categories=["Cc", "Cs"])))
 def test_nothing_a_stranger_writes_becomes_markup(text: str) -> None:
     class Reader(HTMLParser):

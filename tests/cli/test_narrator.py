@@ -55,7 +55,7 @@ def test_with_local_steps_a_ratio_and_seconds_are_of_a_step() -> None:
     assert isinstance(told, ours.Step)
     assert told.ratio_up == {name: 5 * ratio for name, ratio in plain.ratio_up.items()}
     assert told.ratio_fp16 == pytest.approx(5 * plain.ratio_fp16, abs=0.05)
-    assert told.step_s == plain.step_s / 5
+    assert (told.step_s, told.local_steps) == (plain.step_s / 5, 5)
 
 
 def test_a_joiners_bytes_are_told_but_are_no_members_ratio() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from cocktail_cli.remote import Remote
 from cocktail_cli.report import as_html
 from transport import RunKeys
+from transport.errors import Unreachable
 
 
 def answer(round: int, *peers: tuple[str, int], **changed: Any) -> dict[str, Any]:
@@ -79,6 +81,20 @@ def test_the_loss_is_known_from_the_start(remote: Remote) -> None:
     told = remote.told("running")
     assert told.losses == [(1, 4.75), (2, 4.5), (3, 4.25)]
     assert [(one.step, one.loss) for one in told.evaluations] == [(0, 6.0)]
+
+
+@pytest.mark.parametrize(("last", "said"), [("running", "unreachable"), ("finished", "finished")])
+def test_a_hub_that_is_gone_leaves_what_it_said(last: str, said: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    remote = Remote(str(RunKeys.generate().url("127.0.0.1", port, "amber-otter-42")))
+    with pytest.raises(Unreachable):
+        remote.look()
+    remote.hear(answer(4, ("ann", 1000), state=last), 101.0)
+
+    told = remote.look()
+
+    assert (told.state, told.step) == (said, 4)
 
 
 def test_a_page_of_it_says_what_it_cannot_know(remote: Remote) -> None:

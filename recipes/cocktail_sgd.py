@@ -321,8 +321,7 @@ class Owner:
         self._lock = threading.Lock()
 
     def sample(self, round: int) -> Sample:
-        """Drawn once for a round, which asks for it three times."""
-        drawn = self._drawn  # by any thread
+        drawn = self._drawn  # by any thread; a round asks for it three times
         if drawn is None or drawn[0] != round:
             drawn = self._drawn = round, self.mix.draw(self.error.numel(), self.seed, round)
         return drawn[1]
@@ -362,9 +361,8 @@ class Owner:
         """Line 4, with a mix that may differ in K and q: a packet says its own, and is replayed as it is."""
         D = self._stepped(round, found)
         packet = mix.at(round).encode(D, seed=round)  # C[D]
-        self._sent(D, packet)
-        self.held, self.usual = found.held, found.usual
-        self._packets = None
+        self._sent(round, D, packet)
+        self.held, self.usual, self._packets = found.held, found.usual, None
         return packet
 
     def replay(self, round: int, updates: Sequence[tuple[str, bytes, float]], packet: bytes) -> None:
@@ -374,7 +372,7 @@ class Owner:
         this many threads), and what was sent is what the packet says in any case.
         """
         found = self._collect(round, updates)
-        self._sent(self._stepped(round, found), packet)
+        self._sent(round, self._stepped(round, found), packet)
         self.usual = found.usual
 
     def inherit(self, peer: str, packet: bytes, share: float) -> float:
@@ -413,22 +411,20 @@ class Owner:
 
     def _stepped(self, round: int, found: Collected) -> Tensor:
         """D, (m,), of what `_collect` has found. What is about to change is noted, and v moves."""
-        sample = self.sample(round)
-        if self.outer.plain:
-            self._before = Before(sample, found.error, None, self.usual)
-            return found.D
-        e = sample.take(self.error)
+        sample, plain = self.sample(round), self.outer.plain
+        e = found.error if plain else sample.take(self.error)
         v = sample.take(self.momentum) if self.outer.momentum else None
         self._before = Before(sample, e, v, self.usual)
+        if plain:
+            return found.D
         moved = torch.zeros(sample.m) if v is None else v.clone()
         D = self.outer.step(found.D, moved).add_(e)
         if v is not None:
             sample.put_(self.momentum, moved)
         return D
 
-    def _sent(self, D: Tensor, packet: bytes) -> None:
-        assert self._before is not None
-        sample = self._before.sample
+    def _sent(self, round: int, D: Tensor, packet: bytes) -> None:
+        sample = self.sample(round)
         expanded(packet, sample.m).add_to(D, 0, sample.m, -1.0)
         if self.outer.decay != 1:
             D.mul_(self.outer.decay)

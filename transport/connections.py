@@ -178,9 +178,11 @@ class Connections:
         return line.held + line.sent - line.held_at  # and what was taken since: that is no more
 
     def hang_up(self, conn: bytes, now: float) -> None:
-        self.look(now)  # its number may be another connection's by now
         number = self._numbers.get(conn)
-        if number is not None and number not in self._shut:  # what it said before may still come
+        if number is None or number in self._shut:  # what it said before may still come
+            return
+        self.look(now)
+        if self._numbers.get(conn) == number:  # else that is another connection's by now
             self._dials.fine(origin_of(conn), now, FINE)
             self._hang_up(number)
 

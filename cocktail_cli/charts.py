@@ -21,6 +21,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 30.0, 40.0  # margins around what is plot
 MOST = 120  # points of a line; more are averaged
 ROW, NAME = 26.0, 112.0  # of a chart with a row for each peer: height, and width of its name
 ROWS = 24  # peers that get a row
+LEFT_OUT = "late or refused"
 
 Point = tuple[float, float]
 
@@ -204,18 +205,17 @@ def rows(
     said: str,
     drawn: Sequence[Row],
     timed: bool = False,  # with an axis in seconds
-    marks: str = "",  # what a cross means
 ) -> Element:
     """A row for each peer: when it was there, or how much it did."""
     shown = drawn[:ROWS]
     stop = max((bar.stop for row in drawn for bar in row.bars), default=1.0)
     x = Axis(0.0, stop or 1.0, NAME, WIDTH - RIGHT - (0 if timed else 50))
-    top = 24.0 if marks else 6.0
+    key = row_legend(shown)
+    top = 24.0 if key is not None else 6.0
     bottom = top + ROW * (len(shown) + (len(drawn) > ROWS))
     made = canvas(name, title, said, bottom + (44 if timed else 6))
-    if marks:
-        made.append(cross(NAME + 6, 11, marks))
-        made.append(el("text", marks, x=NAME + 16, y=16.0))
+    if key is not None:
+        made.append(key)
     for tick in time_ticks(x.high) if timed else []:
         made.append(el("line", x1=x(tick), x2=x(tick), y1=top, y2=bottom, class_="grid"))
         made.append(el("text", clock(tick), x=x(tick), y=bottom + 17, class_="middle"))
@@ -226,6 +226,19 @@ def rows(
     if len(drawn) > ROWS:
         made.append(el("text", f"and {len(drawn) - ROWS:,} more", x=6.0, y=bottom - 8))
     return made
+
+
+def row_legend(drawn: Sequence[Row]) -> Element | None:
+    """What crosses and pale bars mean, where there are any."""
+    made, at = el("g", class_="legend"), NAME
+    if any(bar.pale for row in drawn for bar in row.bars):
+        made.append(el("rect", x=at, y=5.0, width=16, height=12, class_="bar pale"))
+        made.append(el("text", "fetching the model", x=at + 22, y=16.0))
+        at += 170
+    if any(row.marks for row in drawn):
+        made.append(cross(at + 6, 11, LEFT_OUT))
+        made.append(el("text", LEFT_OUT, x=at + 16, y=16.0))
+    return made if len(made) else None
 
 
 def one_row(row: Row, x: Axis, top: float) -> Element:

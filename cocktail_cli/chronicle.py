@@ -27,6 +27,7 @@ class Round:
     down: int = 0
     compute_s: float = 0.0  # of their last steps
     wait_s: float = 0.0  # that their devices then waited for the exchange
+    local_steps: int = 1  # of the optimizer: so often FP16 would have gone over the line
 
     @property
     def idle(self) -> float | None:
@@ -34,10 +35,14 @@ class Round:
         whole = self.compute_s + self.wait_s
         return self.wait_s / whole if whole > 0 else None
 
+    def fp16(self, parameters: int) -> int:
+        """Bytes of all parameters in FP16, both ways."""
+        return 2 * BYTES_FP16 * parameters * len(self.members) * self.local_steps
+
     def ratio(self, parameters: int) -> float | None:
-        """How many times fewer bytes than all parameters in FP16, both ways."""
+        """How many times fewer bytes than that."""
         moved = self.up + self.down
-        full = 2 * BYTES_FP16 * parameters * len(self.members)
+        full = self.fp16(parameters)
         return full / moved if moved and full else None
 
 
@@ -95,7 +100,7 @@ class About:
 @dataclass(frozen=True)
 class Chronicle:
     about: About
-    state: str  # running, finished, failed; died: its hub is gone; waiting: for peers
+    state: str  # a key of sheet.STATES
     step: int = 0
     steps: int = 0
     started: float | None = None  # seconds since 1970

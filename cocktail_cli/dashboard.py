@@ -7,7 +7,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cocktail_cli.asking import read_url
+from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.events import Event, PageOpened, Warning
 from cocktail_cli.local_peers import OWN_GROUP, hold_life_line
 from cocktail_cli.options import Json, Quiet
-from cocktail_cli.runs import known_runs, load
+from cocktail_cli.runs import RunRecord, known_runs, load, newest
 
 if TYPE_CHECKING:
     from cocktail_cli.web import Source
@@ -30,7 +32,12 @@ LAST_LOOK = 5.0  # seconds that the page of a launch outlives it: those who watc
 def dashboard(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="RUN_URL|RUN", help="Nothing: the run that goes on here.", show_default=False),
+        typer.Argument(
+            metavar="RUN_URL|RUN",
+            help="Nothing: the run that goes on here. @FILE, -: the URL from a file or stdin.",
+            show_default=False,
+            autocompletion=run_names,
+        ),
     ] = None,
     bind: Annotated[
         str,
@@ -82,8 +89,8 @@ def dashboard(
             server(app).run(sockets=[sock])
 
 
-def source_of(run: str | None) -> tuple[Source, str]:
-    """Where a run is looked at, and the line to join it.
+def source_of(run: str | None) -> tuple[Source, Callable[[], str]]:
+    """Where a run is looked at, and what tells the line to join it.
 
     Raises:
         Failure: run_unknown, usage.
@@ -96,14 +103,21 @@ def source_of(run: str | None) -> tuple[Source, str]:
             many = ", ".join(going_on) or "none"
             raise Failure("usage", f"which run? Going on here: {many}", hints=("cocktail status lists all",))
         run = going_on[0]
+    if run == "-" or run.startswith("@"):
+        run = read_url(run).strip()  # not in argv, where every user of the machine can read it
     if run.startswith("cocktail:"):
         from cocktail_cli.remote import Remote
 
-        return Remote(run), f"cocktail join {run}"
+        return Remote(run), lambda: f"cocktail join {run}"
     record = load(run)
     reader = Reader(record)
     reader.look()  # what cannot be read is found out now
-    return reader, f"cocktail join {record.url}"
+    return reader, lambda: invitation(newest(record))
+
+
+def invitation(record: RunRecord) -> str:
+    """The line as it is now: the owner may have made a new one."""
+    return f"cocktail join {record.url}" if record.state == "running" else ""
 
 
 # ---- beside a launch ---------------------------------------------------------------------------------------

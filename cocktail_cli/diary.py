@@ -17,6 +17,7 @@ from typing import Any
 from cocktail_cli import folder as in_folder
 from cocktail_cli.board import printable
 from cocktail_cli.chronicle import STAYS, About, Chronicle, Contribution, Evaluation, Round, Stay, ranked
+from cocktail_cli.events import VERSION
 from cocktail_cli.runs import RunRecord, newest
 
 
@@ -31,7 +32,7 @@ class Reader:
         self.told: dict[int, dict[str, Any]] = {}  # Step events whose rounds the ledger is still to show
         self.stays: list[Stay] = []
         self.by_peer: dict[str, Contribution] = {}
-        self.about = About(record.run, record.recipe, record.recipe_hash)
+        self.about = about(record)
         self.steps, self.reason = record.steps, ""
         self.started: float | None = None
         self.seen: float | None = None
@@ -43,8 +44,6 @@ class Reader:
             transport.errors.LedgerError: there is no ledger, or it is none.
         """
         self.record = newest(self.record)
-        if not self.about.recipe_text:
-            self.about = about(self.record)
         for event in self.tail.new():
             self.hear(event)
         self.read_ledger()
@@ -160,6 +159,7 @@ class Reader:
             down=sum(down.get(peer, 0) for peer in had.members),
             compute_s=sum(compute.values()),
             wait_s=sum(wait.values()),
+            local_steps=event.get("local_steps", 1),
         )
         for peer in sorted({*up, *down, *compute, *wait}):
             self.add(
@@ -179,20 +179,21 @@ class Tail:
 
     def new(self) -> Iterator[Mapping[str, Any]]:
         try:
-            with self.path.open("rb") as file:
-                file.seek(self.at)
-                read = file.read()
+            file = self.path.open("rb")
         except FileNotFoundError:  # a launch that has not come so far
             return
-        whole = read[: read.rfind(b"\n") + 1]
-        self.at += len(whole)
-        for line in whole.splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:  # cut short by a kill
-                continue
-            if event.get("v") == 1:
-                yield event
+        with file:
+            file.seek(self.at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self.at += len(line)
+                try:
+                    event = json.loads(line)
+                except ValueError:  # cut short by a kill
+                    continue
+                if event.get("v") == VERSION:
+                    yield event
 
 
 def about(record: RunRecord) -> About:
@@ -200,19 +201,26 @@ def about(record: RunRecord) -> About:
     import yaml
 
     from recipes.card import nameable, public, told
+    from recipes.problems import InputError
     from recipes.recipe import recipe_from_json
 
-    recipe = recipe_from_json((Path(record.output_dir) / in_folder.RESOLVED).read_text(encoding="utf-8"))
-    return About(
+    known = About(
         run=record.run,
-        recipe=recipe.name,
-        recipe_hash=recipe.recipe_hash,
+        recipe=record.recipe,
+        recipe_hash=record.recipe_hash,
+        base_sha256=record.base_sha256,
+        data_sha256=record.data_sha256,
+    )
+    try:
+        recipe = recipe_from_json((Path(record.output_dir) / in_folder.RESOLVED).read_text(encoding="utf-8"))
+    except InputError:  # of another version of this program: what became of the run can be told without it
+        return known
+    return replace(
+        known,
         recipe_text=yaml.safe_dump(told(recipe), sort_keys=False, allow_unicode=True),
         model=nameable(recipe.model.model_name_or_path),
         data=tuple(public(dataset) for dataset in recipe.datasets),
         method="full fine-tune" if recipe.lora is None else "LoRA adapters",
-        base_sha256=record.base_sha256,
-        data_sha256=record.data_sha256,
     )
 
 

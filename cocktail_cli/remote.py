@@ -23,9 +23,8 @@ class Remote:
         from transport import parse_url
 
         self.url = parse_url(url)
-        self.began = time.time()
+        self.began = 0.0  # when it was first asked
         self.rounds: list[Round] = []
-        self.evaluations: list[Evaluation] = []
         self.stays: dict[str, Stay] = {}  # of those who are there
         self.gone: list[Stay] = []
         self.moved: dict[str, tuple[int, int]] = {}  # bytes up and down of each peer, when last asked
@@ -41,18 +40,19 @@ class Remote:
         from transport import ask_status
         from transport.errors import LinkLost, Unreachable
 
-        state = ""
         try:
             self.hear(ask_status(self.url, TIMEOUT), time.time())
         except (Unreachable, LinkLost):
             if not self.answer:
                 raise
-            state = "died"
-        return self.told(state or self.answer["state"])
+            over = self.answer["state"] in ("finished", "failed")
+            return self.told(self.answer["state"] if over else "unreachable")
+        return self.told(self.answer["state"])
 
     def hear(self, answer: Mapping[str, Any], now: float) -> None:
         """One answer, at this time."""
         before, self.answer = self.answer, answer
+        self.began = self.began or now
         self.before = self.before if before else tuple((s, loss) for s, loss in answer.get("losses", ()))
         peers = {printable(peer["name"]): peer for peer in answer["peers"]}
         for name in self.stays.keys() - peers.keys():
@@ -63,8 +63,6 @@ class Remote:
             self.add_round(before, answer, peers, now)
         moved = {name: (peer["up_bytes"], peer["down_bytes"]) for name, peer in peers.items()}
         self.moved = moved
-        if answer["eval_loss"] is not None and answer["eval_loss"] != before.get("eval_loss"):
-            self.evaluations.append(Evaluation(answer["round"], answer["step"], answer["eval_loss"]))
 
     def add_round(
         self, before: Mapping[str, Any], answer: Mapping[str, Any], peers: Mapping[str, Any], now: float
@@ -108,7 +106,7 @@ class Remote:
             seen=self.rounds[-1].at if self.rounds else self.began,
             rounds=tuple(self.rounds),
             before=self.before,
-            evaluations=tuple(self.evaluations),
+            evaluations=tuple(Evaluation(0, s, loss) for s, loss in answer.get("eval_losses", ())),
             stays=(*self.gone, *self.stays.values()),
             contributions=ranked(peers),
             note="Heard from the run's hub: of what was before this page was opened it tells the loss alone.",

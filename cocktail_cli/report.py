@@ -103,7 +103,8 @@ def steps(c: Chronicle) -> Iterator[list[Element | str]]:
 
     about, peers = c.about, max((len(r.members) for r in c.rounds), default=1)
     file = f"{about.recipe}.yaml"
-    yield [f"Save the recipe above as {file}; data files of the owner's stand in it by their names."]
+    if about.recipe_text:
+        yield [f"Save the recipe above as {file}; data files of the owner's stand in it by their names."]
     yield [el("code", f"cocktail launch {file} --peers {peers}"), " (or fewer, and others join)"]
     yield ["It is the same base model if the sha256 of its files is ", el("code", about.base_sha256)]
     yield ["They are the same data if their sha256, tokenized, is ", el("code", about.data_sha256)]

@@ -22,6 +22,7 @@ STATES = {
     "waiting": "waits for peers",
     "finished": "is finished",
     "failed": "ended without a result",
+    "unreachable": "cannot be reached any more",
     "died": "has stopped: its hub is gone, and may be started again",
 }
 
@@ -72,15 +73,17 @@ def words(c: Chronicle) -> Iterator[str]:
     if moved(c):
         times = ratio_of(c)
         below = f": {times:,.0f} times less than FP16, with all that joiners fetched" if times else ""
-        up, down = (megabytes(sum(getattr(r, way) for r in c.rounds)) for way in ("up", "down"))
-        yield f"The peers sent {up} and received {down}{below}."
+        up, down = (sum(getattr(one, way) for one in c.contributions) for way in ("up", "down"))
+        yield f"The peers sent {megabytes(up)} and received {megabytes(down)}{below}."
     if (share := idle_of(c.rounds)) is not None:
         yield f"Their devices waited {share:.1%} of their time for an exchange."
     if c.contributions:
         missed = sum(one.left_out for one in c.contributions)
         took_part = sum(one.rounds for one in c.contributions)
         late = f"; {missed:,} of {took_part + missed:,} packets were late or refused" if missed else ""
-        yield f"{len(c.contributions)} peers took part, {len(c.present)} are there now{late}."
+        many, there = len(c.contributions), len(c.present)
+        peers, are = "peer" if many == 1 else "peers", "is" if there == 1 else "are"
+        yield f"{many} {peers} took part, {there} {are} there now{late}."
     if c.note:
         yield c.note
     if c.seen:
@@ -125,14 +128,15 @@ def duration(c: Chronicle) -> float:
 
 
 def moved(c: Chronicle) -> int:
-    return sum(r.up + r.down for r in c.rounds)
+    """Bytes of all peers, also of those who fetched the model while others worked."""
+    return sum(one.up + one.down for one in c.contributions)
 
 
 def ratio_of(c: Chronicle) -> float | None:
-    """Over all rounds whose bytes are known."""
+    """How many times fewer bytes than FP16, over all rounds of which bytes are known."""
     known = [r for r in c.rounds if r.up + r.down]
-    full = sum(4 * c.about.parameters * len(r.members) for r in known)
-    return full / moved(c) if full else None
+    full = sum(r.fp16(c.about.parameters) for r in known)
+    return full / moved(c) if full and moved(c) else None
 
 
 def idle_of(rounds: Sequence[Round] | Sequence[Contribution]) -> float | None:
@@ -228,7 +232,7 @@ def timeline(c: Chronicle) -> Element:
         [s.peer, utc(s.joined), utc(s.left) if s.left else "", s.reason] for s in reversed(c.stays[-PEERS:])
     ]
     stays = table("Who came and went, newest first", ["peer", "joined", "left", "why"], body)
-    chart = rows("timeline", "Peers over time", said, drawn, timed=True, marks="late or refused")
+    chart = rows("timeline", "Peers over time", said, drawn, timed=True)
     return figure(chart, folded("timeline-table", stays))
 
 
@@ -259,16 +263,16 @@ def contributors(c: Chronicle) -> Iterator[Element]:
     columns: dict[str, Callable[[Contribution], str]] = {
         "hardware": lambda one: one.hardware,
         "share": lambda one: f"{one.part:.1%}",
+        "samples": lambda one: f"{one.samples:,}",
+        "rounds": lambda one: f"{one.rounds:,}",
+        "left out": lambda one: f"{one.left_out:,}",
+        "idle": lambda one: "-" if (idle := idle_of([one])) is None else f"{idle:.1%}",
         "sent": lambda one: megabytes(one.up),
         "received": lambda one: megabytes(one.down),
     }
-    if any(one.samples for one in c.contributions):
-        columns |= {
-            "samples": lambda one: f"{one.samples:,}",
-            "rounds": lambda one: f"{one.rounds:,}",
-            "left out": lambda one: f"{one.left_out:,}",
-            "idle": lambda one: "-" if (idle := idle_of([one])) is None else f"{idle:.1%}",
-        }
+    if not any(one.rounds for one in c.contributions):
+        for unknown in ("samples", "rounds", "left out", "idle"):
+            del columns[unknown]
     body = [[one.peer, *(of(one) for of in columns.values())] for one in c.contributions[:PEERS]]
     yield scrolled(table("What each gave", ["peer", *columns], body), "what each gave")
     if len(c.contributions) > PEERS:

@@ -16,6 +16,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
     from uvicorn import Server
 
 PORT = 29480
@@ -127,8 +128,8 @@ def invitation() -> Element:
 # ---- HTTP --------------------------------------------------------------------------------------------------
 
 
-def application(source: Source, key: str, join_line: str, again: float = AGAIN) -> Starlette:
-    """The page of one run. `join_line` goes to whoever shows `key`."""
+def application(source: Source, key: str, join_line: Callable[[], str], again: float = AGAIN) -> Starlette:
+    """The page of one run. What `join_line` returns goes to whoever shows `key`; nothing: nobody can join."""
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.responses import PlainTextResponse, Response
@@ -153,7 +154,8 @@ def application(source: Source, key: str, join_line: str, again: float = AGAIN) 
         local = request.client is not None and is_loopback(request.client.host)
         if not (local and hmac.compare_digest(given.encode(), key.encode())):
             return PlainTextResponse("The join line is for the run's owner.", 403)
-        return PlainTextResponse(join_line)
+        line = join_line()
+        return PlainTextResponse(line or "The run is over.", 200 if line else 404)
 
     return Starlette(
         routes=[
@@ -169,7 +171,7 @@ def application(source: Source, key: str, join_line: str, again: float = AGAIN) 
 PARTS = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 
-def part(name: str, kind: str):  # type: ignore[no-untyped-def]
+def part(name: str, kind: str) -> Callable[[Request], Response]:
     """An endpoint that serves one file of the folder `page`."""
     from starlette.responses import Response
 
@@ -194,7 +196,7 @@ class Guard:
         if scope["type"] != "http":
             return
 
-        async def with_headers(message) -> None:  # type: ignore[no-untyped-def]
+        async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)

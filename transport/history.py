@@ -42,7 +42,7 @@ class History:
         self.commits: dict[int, Committed] = {}
         self.fingerprints: dict[int, int] = {}  # of x' of a round, as the accepted reports agreed
         self.loss = last.loss if last else None  # of the newest round that trained
-        self.curve = Curve(recovered.losses)
+        self.curve, self.held_out = Curve(recovered.losses), Curve(recovered.held_out)
         self.eval_loss = evaluation.loss if evaluation else None
         self.tokens = 0  # counted since this hub started
         self.log_bytes = last.record.end if last else 0  # of the packet log
@@ -70,6 +70,11 @@ class History:
         self.commits.pop(ex.round - KEPT, None)
         self.fingerprints.pop(ex.round - KEPT, None)
         return self.commits[ex.round]
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """The held-out loss of x' is known."""
+        self.eval_loss = loss
+        self.held_out.add(step, loss)
 
     def offer(self, offers: Iterable[SnapshotOffer]) -> None:
         """From now on these snapshots are announced, the newest of them."""

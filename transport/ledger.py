@@ -122,6 +122,7 @@ class Recovered:
     recent: tuple[RoundRow, ...] = ()  # the last rounds, in order
     term: int = 0  # how often the ledger was opened to write
     losses: tuple[tuple[int, float], ...] = ()  # (step, loss) of the rounds that trained
+    held_out: tuple[tuple[int, float], ...] = ()  # of the evaluations
 
 
 @dataclass(frozen=True)
@@ -365,6 +366,7 @@ class Ledger:
             recent=tuple(rounds[-RECENT:]),
             term=self.term,
             losses=tuple((row.step, row.loss) for row in rounds if row.loss is not None),
+            held_out=tuple((one.step, one.loss) for one in evaluations),
         )
 
     def verify(self, *, complete: bool = False) -> Audit:

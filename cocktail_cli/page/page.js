@@ -9,6 +9,7 @@ const notice = document.getElementById("notice");
 const was = new Map([...main.children].map((section) => [section.id, section.innerHTML])); // as it was sent
 let tag = main.dataset.tag;
 let said = 0;
+let asking = false; // one question at a time: a run elsewhere may take long to answer
 
 function takeKey() {
   const given = new URLSearchParams(location.hash.slice(1)).get("key");
@@ -42,7 +43,8 @@ async function copy(line) {
 }
 
 async function renew() {
-  if (document.hidden) return;
+  if (document.hidden || asking) return;
+  asking = true;
   try {
     const answer = await fetch("live", { headers: { "If-None-Match": tag } });
     if (answer.status === 304) return tell("");
@@ -52,6 +54,8 @@ async function renew() {
     tell("");
   } catch {
     tell("This page's program has ended or cannot be reached: what stands below is the last that was known.");
+  } finally {
+    asking = false;
   }
 }
 

@@ -7,13 +7,14 @@ from html.parser import HTMLParser
 from xml.etree.ElementTree import Element
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from cocktail_cli.charts import (
     BOTTOM,
     HEIGHT,
     LEFT,
+    LEFT_OUT,
     MOST,
     RIGHT,
     ROWS,
@@ -46,6 +47,7 @@ def drawn(chart: Element) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in (pair.split(",") for pair in line.get("points", "").split())]
 
 
+@settings(max_examples=30)
 @given(some.lists(finite, min_size=1, max_size=300), some.booleans())
 def test_every_point_lies_in_the_frame(ys: list[float], log: bool) -> None:
     points = drawn(lines(plot(*enumerate(ys), log=log)))
@@ -54,6 +56,7 @@ def test_every_point_lies_in_the_frame(ys: list[float], log: bool) -> None:
     assert all(TOP - 0.1 <= y <= HEIGHT - BOTTOM + 0.1 for _, y in points)
 
 
+@settings(max_examples=30)
 @given(some.lists(finite, min_size=2, max_size=400))
 def test_ticks_lie_on_the_axis_and_are_few(values: list[float]) -> None:
     for log in (False, True):
@@ -65,6 +68,7 @@ def test_ticks_lie_on_the_axis_and_are_few(values: list[float]) -> None:
         assert log or ticks
 
 
+@settings(max_examples=30)
 @given(some.lists(some.tuples(finite, finite), min_size=1, max_size=1000))
 def test_thinned_points_keep_the_last_the_order_and_the_range(points: list[tuple[float, float]]) -> None:
     points = sorted(points)
@@ -105,6 +109,14 @@ def test_more_peers_than_rows_are_counted() -> None:
     assert "and 7 more" in html(chart)
 
 
+def test_a_cross_is_explained_where_there_is_one() -> None:
+    bar = Bar(0, 9, "there")
+    plain, crossed = (rows("timeline", "Peers", "", [Row("ann", [bar], marks)]) for marks in ((), (bar,)))
+
+    assert LEFT_OUT in html(crossed)
+    assert LEFT_OUT not in html(plain)
+
+
 @pytest.mark.parametrize("stop", [0.5, 7.0, 119.0, 3600.0, 90_000.0, 1e8])
 def test_times_are_told_at_a_handful_of_round_places(stop: float) -> None:
     ticks = time_ticks(stop)
@@ -117,6 +129,7 @@ def test_times_are_spelt_as_people_do() -> None:
     assert [clock(s) for s in (0, 90, 7500, 273_600)] == ["0:00", "1:30", "2:05 h", "3 d 4 h"]
 
 
+@settings(max_examples=30)
 @given(some.text(alphabet=some.characters(exclude_categories=["Cc", "Cs"])))
 def test_nothing_a_stranger_writes_becomes_markup(text: str) -> None:
     class Reader(HTMLParser):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from a_run import BEGAN, PARAMETERS, ARun, a_run
 
 from cocktail_cli.chronicle import Chronicle, Contribution
 from cocktail_cli.diary import Reader
+from cocktail_cli.events import Step, as_json
 from cocktail_cli.sheet import bars_of
 from transport.errors import LedgerError
 
@@ -36,6 +38,18 @@ def test_rounds_have_the_ledgers_loss_and_the_diarys_bytes(run: ARun) -> None:
     assert (one.up, one.down) == (40_000, 60_000)
     assert one.idle == pytest.approx(0.25)
     assert one.ratio(PARAMETERS) == pytest.approx(2 * 2 * 2 * PARAMETERS / 100_000)
+
+
+def test_fp16_would_have_gone_over_the_line_once_a_local_step(run: ARun) -> None:
+    step = Step(1, 20, 0, 4.0, 1, up_bytes={"ann": 500}, down_bytes={"ann": 500})
+    run.commit("ann", told=False)
+    line = json.loads(as_json(step)) | {"local_steps": 8}
+    with (run.folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+    (one,) = look(run).rounds
+
+    assert one.ratio(PARAMETERS) == pytest.approx(8 * 4 * PARAMETERS / 1000)
 
 
 def test_a_round_that_the_diary_lacks_is_there_without_its_bytes(run: ARun) -> None:
@@ -150,6 +164,15 @@ def test_no_secret_and_no_path_of_the_owner_is_in_a_chronicle(run: ARun, tmp_pat
         str(tmp_path),
     ):
         assert secret not in said
+
+
+def test_a_run_whose_recipe_is_of_another_version_is_told_without_it(run: ARun) -> None:
+    (run.folder / "recipe.json").write_text('{"version": 1, "name": "smoke", "compression": {"of_old": 1}}')
+    run.commit("ann")
+
+    told = look(run)
+
+    assert (told.about.recipe, told.about.recipe_text, len(told.rounds)) == ("smoke", "", 1)
 
 
 def test_a_folder_without_a_ledger_is_an_error(run: ARun) -> None:

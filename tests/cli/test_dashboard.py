@@ -15,11 +15,12 @@ from cocktail_cli.dashboard import Page, source_of
 from cocktail_cli.events import PageOpened, Warning
 from cocktail_cli.folder import Recorder
 from cocktail_cli.remote import Remote
+from cocktail_cli.runs import save
 from transport import RunKeys
 
 
 def told(page: Page) -> PageOpened | Warning:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while time.monotonic() < until:
         for event in page.news():
             assert isinstance(event, (PageOpened, Warning))
@@ -71,7 +72,19 @@ def test_without_a_name_it_is_the_one_run_that_goes_on(tmp_path: Path) -> None:
     with a_run(tmp_path / "out") as run:
         _, line = source_of(None)
 
-    assert line == f"cocktail join {run.record.url}"
+        assert line() == f"cocktail join {run.record.url}"
+
+
+def test_the_line_is_the_newest_and_none_where_the_run_is_over(tmp_path: Path) -> None:
+    with a_run(tmp_path / "out") as run:
+        _, line = source_of(run.record.run)
+        new = run.record.with_token(RunKeys.new_token())
+        save(new)
+        rotated = line()
+        run.finish(9.0)
+
+        assert rotated == f"cocktail join {new.url}" != f"cocktail join {run.record.url}"
+        assert line() == ""
 
 
 def test_where_none_goes_on_it_asks_which(cocktail: Run, tmp_path: Path) -> None:
@@ -82,12 +95,14 @@ def test_where_none_goes_on_it_asks_which(cocktail: Run, tmp_path: Path) -> None
     assert (said.exit, "which run? Going on here: none" in said.err) == (2, True)
 
 
-def test_a_run_url_is_asked_of_its_hub() -> None:
+def test_a_run_url_is_asked_of_its_hub(tmp_path: Path) -> None:
     url = str(RunKeys.generate().url("203.0.113.7", 29400, "amber-otter-42"))
-    source, line = source_of(url)
+    (tmp_path / "line").write_text(url + "\n")
 
-    assert isinstance(source, Remote)
-    assert line == f"cocktail join {url}"
+    for given in (url, f"@{tmp_path / 'line'}"):
+        source, line = source_of(given)
+        assert isinstance(source, Remote)
+        assert line() == f"cocktail join {url}"
 
 
 def test_an_unknown_run_is_exit_3_and_a_cut_url_exit_2(cocktail: Run) -> None:

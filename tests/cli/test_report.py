@@ -15,8 +15,9 @@ from in_this_process import Run
 
 from cocktail_cli.chronicle import Chronicle, Round
 from cocktail_cli.diary import Reader
+from cocktail_cli.events import Step
 from cocktail_cli.report import as_html, as_text
-from cocktail_cli.sheet import traffic, words
+from cocktail_cli.sheet import moved, traffic, words
 
 
 @pytest.fixture
@@ -153,6 +154,17 @@ def test_bytes_that_differ_widely_are_drawn_on_a_log_axis(run: ARun) -> None:
 
     assert apart(10**9) > 5
     assert apart(2000) > 50
+
+
+def test_what_a_joiner_fetched_before_it_took_part_is_counted(run: ARun) -> None:
+    before = Reader(run.record).look()
+    step = Step(3, 20, 2, loss=3.0, peers=1, up_bytes={"ann": 1000}, down_bytes={"ann": 1000, "eve": 10**9})
+    run.commit("ann", told=False)
+    run.tell(step, 30.0)
+    after = Reader(run.record).look()
+
+    assert moved(after) == moved(before) + 2000 + 10**9
+    assert "received 1.0 GB" in " ".join(words(after))
 
 
 def test_what_is_not_known_is_not_told(run: ARun) -> None:

@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Iterator[ARun]:
 
 
 def open_page(run: ARun, client: tuple[str, int] = HERE) -> TestClient:
-    app = application(Reader(run.record), KEY, LINE, again=0.0)
+    app = application(Reader(run.record), KEY, lambda: LINE, again=0.0)
     return TestClient(app, base_url="http://127.0.0.1:29480", client=client)
 
 
@@ -123,7 +123,7 @@ def test_however_many_watch_the_run_is_looked_at_once(run: ARun) -> None:
             return super().look()
 
     source = Counting(run.record)
-    page = TestClient(application(source, KEY, LINE, again=60.0), base_url="http://127.0.0.1")
+    page = TestClient(application(source, KEY, lambda: LINE, again=60.0), base_url="http://127.0.0.1")
 
     assert {page.get("/live").status_code for _ in range(20)} == {200}
     assert source.looks == 1

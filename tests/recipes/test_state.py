@@ -394,7 +394,14 @@ def test_a_vector_of_256_mb_is_folded_within_64_mib(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, '{"a": {"data_offsets": [0, Infinity]}}', '{"a": {"data_offsets": []}}'], ids=len
+    "text",
+    [
+        "[" * 100_000,
+        '{"a": {"data_offsets": [0, Infinity]}}',
+        '{"a": {"data_offsets": []}}',
+        '{"a": {"data_offsets": [0, -1]}}',
+    ],
+    ids=len,
 )
 def test_a_header_that_is_none_is_told(text: str) -> None:
     for claimed in (len(text), 90 << 20):

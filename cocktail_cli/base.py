@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from transport import Wanted
     from transport.messages import SnapshotOffer
 
-# What a base may consist of: data only. No Python, no pickle but `.bin`, which is read with
-# weights_only=True.
+# What a base may consist of: data only. No pickle but `.bin`, which is read with weights_only=True, and no
+# Python but where this machine's owner trusts it.
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 KINDS = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
 WEIGHTS = re.compile(r".*\.(safetensors|bin)(\.index\.json)?")
@@ -55,17 +55,17 @@ class Fetch(Protocol):
     def __call__(self, wanted: Sequence[Wanted]) -> None: ...
 
 
-def check_names(files: Sequence[File]) -> None:
+def check_names(files: Sequence[File], code: bool = False) -> None:
     """The hub names the files: none may leave the folder, be code, or come twice. Raises Failure
     (rejected).
     """
-    times = Counter(file.name for file in files)
+    times, kinds = Counter(file.name for file in files), (*KINDS, ".py") if code else KINDS
     for name in times:
-        if not PLAIN.fullmatch(name) or not name.endswith(KINDS) or times[name] > 1:
+        if not PLAIN.fullmatch(name) or not name.endswith(kinds) or times[name] > 1:
             raise Failure("rejected", f"the run offers a file {name[:80]!r} as part of its model")
     for digest in [digest for file in files for digest in (file.sha256, file.hashes) if digest]:
         if not SHA256.fullmatch(digest):
-            raise Failure("rejected", f"the run announces {digest[:80]!r} as a sha256")
+            raise Failure("rejected", f"the run announces {digest[:80]!r} as a sha256, which is none")
 
 
 def is_weights(file: File) -> bool:
@@ -119,16 +119,29 @@ def is_whole(path: Path, file: File, go_on: Callable[[], object] = lambda: None)
     return digest.hexdigest() == file.sha256
 
 
-def room() -> int:
-    """Bytes of the disk that may be filled."""
+def room(most: int | None = None) -> int:
+    """Bytes of the disk that may be filled. `most`: that all fetched models together may take."""
     place = cache()
     place.mkdir(parents=True, exist_ok=True)
-    return shutil.disk_usage(place).free - SPARE
+    free = shutil.disk_usage(place).free - SPARE
+    return free if most is None else min(free, most - taken(place))
 
 
-def check_room(needed: int) -> None:
+def taken(place: Path) -> int:
+    """Bytes of the files in a folder."""
+    return sum(size_of(path) or 0 for path in place.rglob("*"))
+
+
+def check_room(needed: int, most: int | None = None) -> None:
     """Raises Failure (out_of_disk)."""
-    free = room()
+    free = room(most)
+    if most is not None and room() >= needed > free:
+        raise Failure(
+            "out_of_disk",
+            f"--max-disk {megabytes(most)}: the model needs {megabytes(needed)} at {cache()}, where "
+            f"{megabytes(taken(cache()))} are taken",
+            hints=(f"allow more, or remove what no run needs any more from {cache()}",),
+        )
     if needed > max(0, free):
         raise Failure(
             "out_of_disk",
@@ -139,14 +152,18 @@ def check_room(needed: int) -> None:
 
 
 def fetch_base(
-    files: Sequence[File], folder: Path, fetch: Fetch, go_on: Callable[[], object] = lambda: None
+    files: Sequence[File],
+    folder: Path,
+    fetch: Fetch,
+    go_on: Callable[[], object] = lambda: None,
+    most: int | None = None,
 ) -> None:
-    """Fetch what of `files` is not in the folder, by their size.
+    """Fetch what of `files` is not in the folder, by their size. `most`: as for `room`.
 
     Raises:
         Failure: out_of_disk, and what `fetch` and `go_on` raise.
     """
-    check_room(to_fetch(files, folder))
+    check_room(to_fetch(files, folder), most)
     bring(lacking(files, folder), folder, fetch, go_on)
 
 
@@ -184,7 +201,11 @@ def snapshot_files(files: Sequence[File]) -> list[File]:
 
 @contextmanager
 def fetched_snapshot(
-    offer: SnapshotOffer, files: Sequence[File], fetch: Fetch, go_on: Callable[[], object] = lambda: None
+    offer: SnapshotOffer,
+    files: Sequence[File],
+    fetch: Fetch,
+    go_on: Callable[[], object] = lambda: None,
+    most: int | None = None,
 ) -> Iterator[Path]:
     """A folder with the snapshot and the small files of the base, while it is wanted; then it is gone.
 
@@ -196,13 +217,13 @@ def fetched_snapshot(
     from transport import Wanted
 
     if not SHA256.fullmatch(offer.sha256):
-        raise Failure("rejected", f"the run announces {offer.sha256[:80]!r} as a sha256")
+        raise Failure("rejected", f"the run announces {offer.sha256[:80]!r} as a sha256, which is none")
     small = snapshot_files(files)
     base = folder_of(files)
     bring(small, base, fetch, go_on)
     place = cache() / "snapshots" / offer.sha256[:32]
     clear(place.parent, keep=place.name)
-    check_room(offer.size - sum(part.stat().st_size for part in place.glob("*.part")))
+    check_room(offer.size - sum(part.stat().st_size for part in place.glob("*.part")), most)
     with claimed(place) as folder:
         name = f"snapshot/{offer.round}/model.safetensors"
         with writing_to(folder):

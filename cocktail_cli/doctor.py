@@ -51,7 +51,10 @@ def doctor(
         ),
     ] = None,
     device: Device = "auto",
-    port: Annotated[int, typer.Option("--port", envvar="COCKTAIL_PORT", min=1, max=65535)] = PORT,
+    port: Annotated[
+        int,
+        typer.Option("--port", envvar="COCKTAIL_PORT", min=1, max=65535, help="A hub here would listen on."),
+    ] = PORT,
     env: Annotated[
         bool, typer.Option("--env", help="Print versions to paste into a report; check nothing.")
     ] = False,

@@ -1,8 +1,8 @@
 """The part of `cocktail doctor` that asks a run: is it reached, how far is it, how fast is the line, does it
 take this machine?
 
-It joins as a peer would, under a name of its own, fetches some of the base model, and leaves before it is
-given work.
+It joins as a peer would, under a name of its own, fetches some of the base model, uploads what the hub throws
+away, and leaves before it is given work.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 ANSWER = 10.0  # seconds for the hub
 NAME = "doctor"
 FETCH_S, FETCH = 3.0, 32 << 20  # of the base model, at most so long and so much
+FIRST, SEND_S, SEND = 64 << 10, 2.0, 4 << 20  # upwards: a first look, then about so long, at most so much
+SLOWEST = 30.0  # seconds for either
 TRIES = 3  # TCP connections, of which the fastest counts
 
 
@@ -44,6 +46,7 @@ def run(text: str) -> Iterator[Finding]:
                 "ok", "versions", f"those of the run: {', '.join(f'{k} {v}' for k, v in versions().items())}"
             )
             yield fetched(link)
+            yield sent(link)
         finally:
             link.leave("the doctor has seen enough")
     except Exception as error:
@@ -92,3 +95,29 @@ def fetched(link: PeerLink) -> Finding:
             "fail", "line", f"{text}, {megabytes(free)} are free here", "COCKTAIL_HOME on a larger disk"
         )
     return found("ok", "line", f"{text}, {megabytes(lacking)} of it not here yet")
+
+
+def sent(link: PeerLink) -> Finding:
+    """How fast packets would go up: a small upload says how much fills the line for a moment."""
+    size, rate = FIRST, 0.0
+    for number in range(2):
+        started = time.monotonic()
+
+        def in_time(_: object, since: float = started) -> None:
+            if time.monotonic() - since > SLOWEST:
+                raise TimeoutError
+
+        try:
+            taken = link.put(f"trial/{number}", bytes(size), in_time)
+        except TimeoutError:
+            said = f"less than {8e-3 * size / SLOWEST:.0f} kbit/s up"
+            return found(
+                "warn", "line", said, "packets will be late: compression.topk_ratio lower, or another line"
+            )
+        if not taken:  # a hub of an earlier version takes nothing but packets
+            return found(
+                "ok", "line", "the hub takes no trial uploads: how fast this line sends is not known"
+            )
+        rate = size / max(time.monotonic() - started, 1e-3)
+        size = min(SEND, max(FIRST, int(rate * SEND_S)))
+    return found("ok", "line", f"{8 * rate / 1e6:.1f} Mbit/s up")

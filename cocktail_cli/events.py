@@ -29,6 +29,14 @@ class RunStarted:
     reach: str = ""  # what is known of the address in the URL
     logging_steps: int = 1  # steps between two plain lines
     round: int = 0  # the next one; more than 0: the run was resumed
+    versions: dict[str, str] = field(default_factory=dict)  # of the packages on the owner's machine
+
+
+@dataclass(frozen=True)
+class PageOpened:
+    """The run can be looked at in a browser of this machine, at an address that holds the key to the page."""
+
+    url: str
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,23 @@ class PeerJoined:
 
 
 @dataclass(frozen=True)
+class Reached:
+    """The first peer joined from another machine: the address in the URL works from there."""
+
+    peer: str
+    where: str  # "the internet" or "this network"
+
+
+@dataclass(frozen=True)
+class PeerReady:
+    """It holds the run's model, and takes part from the next round on."""
+
+    peer: str
+    round: int
+    joining_s: float = 0.0  # from its greeting until now
+
+
+@dataclass(frozen=True)
 class PeerAsks:
     """A newcomer waits for the owner's yes: `cocktail peers RUN --approve KEY`."""
 
@@ -92,12 +117,18 @@ class Step:
     accepted: list[str] = field(default_factory=list)  # whose packets are in the round
     up_bytes: dict[str, int] = field(default_factory=dict)  # from each peer to the hub, this round
     down_bytes: dict[str, int] = field(default_factory=dict)  # from the hub to each peer, this round
-    ratio_up: dict[str, float] = field(default_factory=dict)  # 16 bits x parameters / these bytes
+    ratio_up: dict[str, float] = field(default_factory=dict)  # 16 bits x parameters x steps / these bytes
     ratio_down: dict[str, float] = field(default_factory=dict)
     ratio_fp16: float = 0.0  # the same over both directions of all members
     packet_bytes: int = 0  # of the aggregated packet
     fingerprint: str = ""  # of x' before this round, 16 hex digits
     step_s: float = 0.0
+    compute_s: dict[str, float] = field(default_factory=dict)  # of each peer's last step
+    wait_s: dict[str, float] = field(default_factory=dict)  # that its device then waited for the exchange
+    tokens_by_peer: dict[str, int] = field(default_factory=dict)  # trained tokens delivered in this round
+    local_steps: int = 1  # of this round; the seconds above are of one of them
+    lr: float | None = None  # told by `join`, of this machine's step, as is the next
+    grad_norm: float | None = None  # before clipping
 
 
 @dataclass(frozen=True)
@@ -136,6 +167,7 @@ class RunFinished:
     steps: int
     eval_loss: float | None
     reason: str
+    planned: int = 0  # steps it was to have; 0: not known
 
 
 @dataclass(frozen=True)
@@ -153,9 +185,12 @@ class Left:
 
 Event = (
     RunStarted
+    | PageOpened
     | Joined
     | Progressed
     | PeerJoined
+    | Reached
+    | PeerReady
     | PeerAsks
     | PeerLeft
     | Step

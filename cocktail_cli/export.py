@@ -10,8 +10,11 @@ import typer
 
 from cocktail_cli import folder as in_folder
 from cocktail_cli.errors import Failure
-from cocktail_cli.options import Json, Quiet, RunArgument
+from cocktail_cli.meter import Meter
+from cocktail_cli.options import Json, Quiet, RunArgument, TrustCode
 from cocktail_cli.runs import load
+from cocktail_cli.show import Display, view_of
+from cocktail_cli.trust import check_trust
 
 
 def export(
@@ -30,6 +33,7 @@ def export(
     private: Annotated[
         bool | None, typer.Option("--private/--public", help="Of a new repository (default: your account's).")
     ] = None,
+    trust_remote_code: TrustCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -49,13 +53,17 @@ def export(
         )
     source = Path(record.output_dir)
     recipe = recipe_from_json((source / in_folder.RESOLVED).read_text(encoding="utf-8"))
+    check_trust(recipe, trust_remote_code)
     if merge_lora and recipe.lora is None:
         raise Failure("usage", f"--merge-lora: {record.run} trains the whole model, there are no adapters")
     repository = Repository(push, private) if push else None
     if repository is not None:
         repository.open()  # before anything is written: it is the token that is missing most often
     place = Place(recipe, Path(record.base), source)
-    rounds = place.write_merged(output_dir, dtype) if merge_lora else place.write_model(output_dir, dtype)
+    with view_of(Display(quiet=quiet or as_json)) as view:
+        meter = Meter(view.show, "writing the model", "bytes")
+        merged = place.write_merged(output_dir, dtype) if merge_lora else None
+        rounds = merged if merged is not None else place.write_model(output_dir, dtype, meter)
     told: dict[str, object] = {"v": 1, "run": record.run, "model": str(output_dir), "rounds": rounds}
     if repository is not None:
         told["pushed"] = repository.push(output_dir, f"{record.run}, {rounds} rounds")

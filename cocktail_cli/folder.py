@@ -8,14 +8,19 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.events import Eval, Event, RunStarted, Step, as_json, timestamp
+from cocktail_cli.events import Event, PageOpened, RunStarted, Step, as_json
+from cocktail_cli.metrics import Line, Metrics, known_in, missed
 from cocktail_cli.runs import FILE, RunRecord, read
+from cocktail_cli.show import sentence, step_line
+from cocktail_cli.trackers import FOLDER as TRACKING
+from cocktail_cli.trackers import Tracker
 
 LOG = "cocktail.log"
 EVENTS = "events.jsonl"
@@ -27,7 +32,8 @@ TOKENIZER = "tokenizer"  # with the chat template that the data was put through
 LEDGER = "ledger"
 STREAM = "stream.jsonl"  # how far data that are read as they are needed have been read
 SNAPSHOTS = "snapshots"
-OURS = {LOG, EVENTS, METRICS, RECIPE, RESOLVED, BASE, TOKENIZER, LEDGER, STREAM, SNAPSHOTS, "peers"}
+OURS = {LOG, EVENTS, METRICS, TRACKING, RECIPE, RESOLVED, BASE, TOKENIZER, LEDGER, STREAM, SNAPSHOTS, "peers"}
+TOLD = "cocktail_cli.told"  # the logger of what users are told: on the terminal they see it already
 ROOMS = ("cocktail_cli", "transport", "recipes", "compress")
 
 
@@ -43,7 +49,7 @@ def claim(folder: Path, recipe_hash: str) -> None:
     record = read(folder)
     check_left(folder, record)
     if record is not None:
-        same, over = record.recipe_hash == recipe_hash, record.state == "finished"
+        same, over = record.is_of(recipe_hash), record.state == "finished"
         hints: tuple[str, ...] = (*other, f"its model: cocktail export {record.run} -o DIR")
         if same and not over:
             hints = ("go on with it: the same command with --resume", *hints)
@@ -81,16 +87,29 @@ def check_left(folder: Path, record: RunRecord | None) -> None:
 
 
 class Recorder:
-    """Writes every event to events.jsonl, and the numbers of a curve to metrics.jsonl. Secrets are left
-    out.
+    """Writes every event to events.jsonl, and the numbers of a curve to metrics.jsonl and to trackers.
+    Secrets are left out.
 
     A run does not end because its diary cannot be written: `told` hears of it once, and the lines that did
     not fit are tried again with the next ones.
+
+    Args:
+        batch: samples of a step, by which steps are counted that a killed hub could not write down.
+        trackers: are given the same numbers.
     """
 
-    def __init__(self, folder: Path, told: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        told: Callable[[str], None] = lambda _: None,
+        batch: int = 1,
+        trackers: Sequence[Tracker] = (),
+    ) -> None:
+        self.folder, self.batch, self.trackers = folder, batch, trackers
         self.events = appended(folder / EVENTS)
-        self.metrics = appended(folder / METRICS)
+        self.known = known_in(folder / METRICS)
+        self.file = appended(folder / METRICS)
+        self.metrics = Metrics()
         self.told = told
         self.failing = False
 
@@ -107,23 +126,32 @@ class Recorder:
         if isinstance(event, RunStarted):
             head, _, place = event.url.partition("@")
             event = dataclasses.replace(event, url=f"{head.partition('.')[0]}.***@{place}")
+        if isinstance(event, PageOpened):
+            event = PageOpened(event.url.partition("#")[0])
+        if said := sentence(event) or (step_line(event, 0) if isinstance(event, Step) else ""):
+            logging.getLogger(TOLD).info("%s", said)
         self.events.write(as_json(event) + "\n")
         self.events.flush()
-        if isinstance(event, Step):
-            self.metric(
-                step=event.step, round=event.round, loss=event.loss, tokens=event.tokens, peers=event.peers
-            )
-        elif isinstance(event, Eval):
-            self.metric(step=event.step, round=event.round, eval_loss=event.loss)
+        if isinstance(event, RunStarted):
+            for tracker in self.trackers:
+                tracker.start(event)
+            if event.round:
+                self.note(missed(self.folder / LEDGER, self.known, self.batch, event.steps))
+        self.note(self.metrics.lines(event))
 
-    def metric(self, **numbers: float | None) -> None:
-        self.metrics.write(json.dumps({"t": timestamp()} | numbers) + "\n")
-        self.metrics.flush()
+    def note(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            self.file.write(json.dumps(line) + "\n")
+            for tracker in self.trackers:
+                tracker.log(line)
+        self.file.flush()
 
     def close(self) -> None:
-        for file in (self.events, self.metrics):
+        for file in (self.events, self.file):
             with suppress(OSError):  # told already
                 file.close()
+        for tracker in self.trackers:
+            tracker.close()
 
 
 def appended(path: Path) -> TextIO:
@@ -142,8 +170,9 @@ def log_to(path: Path | None, verbose: int) -> None:
     logging.raiseExceptions = False  # a log on a full disk is no reason for tracebacks on the terminal
     targets: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")] if path else []
     if verbose:
-        stderr = logging.StreamHandler()
-        stderr.addFilter(lambda record: not record.exc_info)  # tracebacks are the command's to print
+        stderr = logging.StreamHandler(Stderr())
+        # tracebacks are the command's to print
+        stderr.addFilter(lambda record: not record.exc_info and record.name != TOLD)
         targets.append(stderr)
     for handler in targets:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -152,7 +181,19 @@ def log_to(path: Path | None, verbose: int) -> None:
         logger.setLevel(level)
         logger.handlers = targets or [logging.NullHandler()]
         logger.propagate = False
+    # It tells at its import, which is peft's, which of its kernels this machine lacks: nobody asked for them.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def is_run(folder: Path) -> bool:
     return (folder / FILE).is_file()
+
+
+class Stderr:
+    """sys.stderr as it is when it is written to: a live view puts another there."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()

@@ -9,14 +9,18 @@ from typing import Annotated
 
 import typer
 
+from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
-from cocktail_cli.options import Json
+from cocktail_cli.options import Json, TrustCode
 from cocktail_cli.runs import load
 
 
 def generate(
     model: Annotated[
-        str, typer.Argument(metavar="DIR|RUN", help="A model's folder, or a finished run's name.")
+        str,
+        typer.Argument(
+            metavar="DIR|RUN", help="A model's folder, or a finished run's name.", autocompletion=run_names
+        ),
     ],
     prompt: Annotated[
         str | None,
@@ -31,6 +35,7 @@ def generate(
     seed: Annotated[
         int | None, typer.Option("--seed", help="For the same text again at a temperature.")
     ] = None,
+    trust_remote_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:
     """Let a model go on from a prompt. Example: cocktail generate outputs/smoke "The import statement" """
@@ -46,7 +51,7 @@ def generate(
         prompt = sys.stdin.read()
     if not prompt.strip():
         raise Failure("usage", "the prompt is empty", hints=('cocktail generate DIR "a prompt"',))
-    text = write(folder, prompt, max_new_tokens, temperature, seed)
+    text = write(folder, prompt, max_new_tokens, temperature, seed, trust_remote_code)
     if as_json:
         typer.echo(json.dumps({"v": 1, "model": str(folder), "prompt": prompt, "text": text}))
     else:

@@ -2,48 +2,72 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
-from pathlib import Path
+from math import inf
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from cocktail_cli import __version__, kept_peer
-from cocktail_cli.base import digest_of, to_fetch
+from cocktail_cli.asking import read_url, says_yes, screen
+from cocktail_cli.base import digest_of, taken, to_fetch
 from cocktail_cli.board import megabytes, printable
 from cocktail_cli.errors import EXIT, Failure, explain
-from cocktail_cli.events import Joined, Left, Progressed, Step, Warning
+from cocktail_cli.events import Joined, Left, Progressed, Warning
 from cocktail_cli.folder import log_to
+from cocktail_cli.hours import next_at
 from cocktail_cli.identity import own_keys, under
 from cocktail_cli.local_peers import hold_life_line
-from cocktail_cli.machine import hardware, own_name, pick_devices
+from cocktail_cli.machine import limit_memory, own_name, pick_devices
 from cocktail_cli.options import (
     Device,
     Gpus,
     Json,
+    LendHours,
     Listen,
+    MaxDisk,
     MaxDown,
+    MaxTemp,
     MaxUp,
     MicroBatch,
     NoColor,
+    OnlyIdle,
     PeerAdvertise,
     ProgressOption,
     Quiet,
+    TrustCode,
+    Until,
     Verbose,
+    VramLimit,
 )
+from cocktail_cli.own_steps import OwnSteps
 from cocktail_cli.prepare import Preparation
 from cocktail_cli.ranks import Ranks
 from cocktail_cli.reach import door_at
 from cocktail_cli.requires import Has, check
-from cocktail_cli.show import Display, View, view_of
-from cocktail_cli.signals import LEAVE_WITHIN, Asked, Wish, leave_in_time, leave_on_signal
+from cocktail_cli.runs import cache
+from cocktail_cli.show import Display, View, look_on, view_of
+from cocktail_cli.signals import (
+    LEAVE_WITHIN,
+    PAUSE_WITHIN,
+    Asked,
+    Wish,
+    leave_in_time,
+    leave_on_signal,
+)
+from cocktail_cli.stays import Watch, stays
+from cocktail_cli.terms import Lent, Terms
+from cocktail_cli.trust import check_trust, own_modules
 
 if TYPE_CHECKING:
     from cocktail_cli.link import RunLink
-    from recipes.finetune import Link, Peer, StepDone
+    from recipes.finetune import Link, Peer
     from recipes.schema import Recipe
     from transport import PeerLink, RunURL
     from transport.door import Door
@@ -51,24 +75,8 @@ if TYPE_CHECKING:
     from transport.messages import Welcome
 
 CONNECT_TIMEOUT = 5.0  # seconds for the hub to answer, where --wait says nothing
-
-
-@dataclass(frozen=True)
-class Lent:
-    """What this machine's owner lends, and how."""
-
-    name: str
-    devices: list[str]  # several: one peer is spread over them
-    micro_batch_size: int | None
-    ask: bool  # before anything is fetched
-    max_up: float | None = None  # bytes a second
-    max_down: float | None = None
-    listen: str | None = None  # "host:port" where other members reach this machine, which then owns shards
-    advertise: str | None = None  # the same, as others dial it
-
-    @property
-    def hardware(self) -> str:
-        return hardware(self.devices[0], len(self.devices))
+LOOK_WITHIN = 5.0  # seconds for the hub to say how all peers are
+RETURN_WITHIN = 600.0  # after a pause nobody may be there to try again
 
 
 def join(
@@ -93,8 +101,15 @@ def join(
     micro_batch_size: MicroBatch = None,
     max_up: MaxUp = None,
     max_down: MaxDown = None,
+    vram_limit: VramLimit = None,
+    max_disk: MaxDisk = None,
+    hours: LendHours = None,
+    until: Until = None,
+    only_idle: OnlyIdle = False,
+    max_temp: MaxTemp = None,
     listen: Listen = None,
     advertise: PeerAdvertise = None,
+    trust_remote_code: TrustCode = False,
     wait: Annotated[
         str,
         typer.Option(
@@ -113,11 +128,12 @@ def join(
 ) -> None:
     """Join a run: fetch its model, train, exchange, until the run is over or you press Ctrl-C.
 
-    The run's owner cannot run code here: a recipe is data, weights are tensors.
+    The run's owner cannot run code here: a recipe is data, weights are tensors. Outside --hours, and where
+    --only-idle or --max-temp say so, this machine leaves, keeps its work, and joins again by itself.
 
     Examples: cocktail join cocktail://...
     echo "$URL" | cocktail join - -y
-    cocktail join @url.txt --max-up 5mbit --max-down 50mbit
+    cocktail join @url.txt --hours 22:00-07:00 --max-up 5mbit --vram-limit 20GiB
 
     With --json every line of stdout is an event: {"v":1,"t":...,"event":"step","step":3,"loss":4.1,...}
     """
@@ -132,36 +148,32 @@ def join(
     if not yes and not sys.stdin.isatty():
         raise Failure("usage", "there is no terminal to ask on", hints=("-y joins without being asked",))
     log_to(None, verbose)
-    lends = max_up, max_down, listen, advertise
+    own_modules(trust_remote_code)
+    lends = max_up, max_down, listen, advertise, vram_limit, max_disk, trust_remote_code
     lent = Lent(name or own_name(), pick_devices(device, gpus), micro_batch_size, not yes, *lends)
+    if gpus == 1:
+        limit_memory(lent.devices, vram_limit)
+    terms = Terms(hours, next_at(until, datetime.now()) if until else None, only_idle, max_temp)
     with view_of(Display(as_json, quiet, verbose, not no_color, progress)) as view:
-        member = Membership(url, lent, view)
-        member.last(patience, life_line)
-    if member.status:
-        raise typer.Exit(member.status)
+        watch = Watch(terms, lent.devices, lambda what: view.show(Warning(what)))
 
+        def stay(again: bool) -> Membership:
+            member = Membership(url, replace(lent, ask=lent.ask and not again), view, watch)
+            member.last(max(patience, RETURN_WITHIN) if again else patience, life_line)
+            return member
 
-def read_url(given: str | None) -> str:
-    """The URL itself, a file (`@path`) or stdin (`-`). Raises Failure (usage)."""
-    if not given:
-        raise Failure("usage", "which run? the URL is missing", hints=("cocktail join cocktail://...",))
-    if given == "-":
-        return sys.stdin.readline()
-    if given.startswith("@"):
-        path = Path(given[1:]).expanduser()
-        if not path.is_file():
-            raise Failure("usage", f"no such file: {path}")
-        return path.read_text(encoding="utf-8")
-    return given
+        status = stays(watch, stay, lent.ask, view.show)
+    if status:
+        raise typer.Exit(status)
 
 
 class Membership:
     """One stay in a run, from the first word to the goodbye."""
 
-    def __init__(self, url: RunURL, lent: Lent, view: View) -> None:
-        self.url, self.lent, self.view = url, lent, view
+    def __init__(self, url: RunURL, lent: Lent, view: View, watch: Watch) -> None:
+        self.url, self.lent, self.view, self.watch = url, lent, view, watch
         self.steps = 0
-        self.leave_asked = ""
+        self.leave_asked, self.leave_by = "", inf  # why, and until when on the monotonic clock
         self.run: RunLink | None = None  # once the hub has welcomed this peer and its owner has said yes
         self.peer: Peer | None = None  # once it is built
         self.keeping = False  # its state is being written
@@ -174,7 +186,13 @@ class Membership:
         """
         if self.run is not None and self.run.ended is not None:
             return EXIT["lost"] if self.run.resumable else 0
-        return EXIT["lost"] if self.leave_asked == "SIGTERM" else 0
+        return EXIT["lost"] if self.leave_asked == "SIGTERM" or self.paused else 0
+
+    @property
+    def paused(self) -> bool:
+        """It left because the terms of its machine do not allow to take part just now."""
+        ended = self.run is not None and self.run.ended is not None
+        return bool(self.watch.mood.pause) and self.leave_asked == self.watch.mood.pause and not ended
 
     def last(self, patience: float, life_line: bool) -> None:
         """Join, train and leave. `patience`: seconds to keep trying while the hub cannot be reached."""
@@ -236,21 +254,25 @@ class Membership:
             if life_line:
                 hold_life_line(leave, lambda: self.keeping)
             goodbye = partial(link.leave, "asked to leave", 1.0)
-            leave_in_time(link.leave_requested.is_set, goodbye, lambda: self.status, LEAVE_WITHIN)
-            try:
-                if not self.take_part(link, patience, wish):
-                    link.leave("declined")
-                    return
-            except (Leaving, Asked):  # before there was anything to finish
-                link.leave(self.leave_asked)
-            except Exception as error:
-                link.leave(explain(error).code.replace("_", " "))  # the others read why: "out of memory"
-                raise
-            self.view.show(self.goodbye(link))
+            with leave_in_time(lambda: self.leave_by, goodbye, lambda: self.status):
+                try:
+                    if not self.take_part(link, patience, wish):
+                        link.leave("declined")
+                        return
+                except (Leaving, Asked):  # before there was anything to finish
+                    link.leave(self.leave_asked)
+                except Exception as error:
+                    link.leave(explain(error).code.replace("_", " "))  # the others read why: "out of memory"
+                    raise
+                self.view.show(self.goodbye(link))
 
     def leave(self, link: PeerLink, why: str) -> None:
         """Ask the work that is going on to end."""
         self.leave_asked = why
+        pauses = why == self.watch.mood.pause
+        self.leave_by = time.monotonic() + (PAUSE_WITHIN if pauses else LEAVE_WITHIN)
+        if pauses and self.run is not None:
+            self.run.why = why  # for the others to read
         link.leave_requested.set()
 
     def take_part(self, link: PeerLink, patience: float, wish: Wish) -> bool:
@@ -262,10 +284,13 @@ class Membership:
         with wish.ending():
             kept = kept_peer.find(*self.which(welcome), self.warn)
             lent, show = self.lent, self.view.show
-            preparation = Preparation(link, lent.devices[0], lent.micro_batch_size, show, wish.ending, kept)
+            wanted = lent.devices[0], lent.micro_batch_size, show, wish.ending, kept, lent.max_disk
+            preparation = Preparation(link, *wanted)
+            check_trust(preparation.recipe, lent.trust_remote_code, "rejected")
             files, folder = preparation.files, preparation.folder
             held = sum(file.size for file in files) - to_fetch(files, folder)
-            check(preparation.recipe, Has.here(lent.devices, held, lent.max_up, lent.max_down))
+            rates, room = (lent.max_up, lent.max_down), (lent.vram_limit, lent.max_disk)
+            check(preparation.recipe, Has.here(lent.devices, held, *rates, vram=room[0], disk=room[1]))
             if len(lent.devices) > 1:
                 from recipes.spread import check_spreadable
 
@@ -274,9 +299,12 @@ class Membership:
                 return False
         self.run = RunLink(link)
         with ExitStack() as stack:
+            ours = {os.getpid()}
             if len(lent.devices) > 1:
-                ranks = Ranks(lent.devices, lambda: self.leave(link, "rank lost"))
+                ranks = Ranks(lent.devices, lambda: self.leave(link, "rank lost"), lent.vram_limit)
                 preparation.ranks = stack.enter_context(closing(ranks))
+                ours |= {process.pid for process in ranks.processes}
+            stack.enter_context(self.watch.during(ours, partial(self.leave, link)))
             self.stay(self.run, welcome, preparation)
             if preparation.ranks is not None and self.run.ended is None:
                 preparation.ranks.check()
@@ -306,7 +334,9 @@ class Membership:
             kept_peer.forget(welcome.run)
         elif self.peer is not None:
             self.keeping = True
-            size = kept_peer.keep(self.peer, *self.which(welcome), self.warn)
+            most = self.lent.max_disk
+            room = None if most is None else most - taken(cache())
+            size = kept_peer.keep(self.peer, *self.which(welcome), self.warn, room)
             self.keeping = False
             if size:
                 self.view.show(Progressed(f"kept {megabytes(size)} for its return", size, unit="bytes"))
@@ -333,29 +363,18 @@ class Membership:
 
     def agreed(self, welcome: Welcome, preparation: Preparation) -> bool:
         """Tell what the run is and will do here, and ask whether that is wanted."""
+        from transport import ask_status
+
         recipe, wanted = preparation.recipe, preparation.bytes
         if self.lent.ask:
-            typer.echo(
-                f"run {welcome.run}: recipe {recipe.name}, {recipe.model.model_name_or_path}", err=True
-            )
-            way = preparation.machine.plan.way.value
-            fetch = f"download {megabytes(wanted)} ({way} and packets)"
-            typer.echo(f"this run will  {fetch} · train on {self.lent.hardware}", err=True)
-            typer.echo(
-                "it will not    run code of its owner: a recipe is data, weights load as tensors", err=True
-            )
-            if not self.says_yes(f'Join as "{welcome.name}"?'):
+            for line in screen(self.url, preparation, self.lent, self.watch.terms.lines()):
+                typer.echo(line, err=True)
+            if not says_yes(f'Join as "{welcome.name}"?'):
                 return False
         every = recipe.logging.logging_steps
         self.view.show(Joined(welcome.run, welcome.name, recipe.name, welcome.recipe_hash, wanted, every))
+        look_on(self.view, partial(ask_status, self.url, LOOK_WITHIN))
         return True
-
-    @staticmethod
-    def says_yes(question: str) -> bool:
-        try:
-            return typer.confirm(question, default=True, err=True)
-        except typer.Abort:  # the end of the input
-            raise Failure("interrupted", "not joined") from None
 
     def train(self, run: RunLink, peer: Peer) -> None:
         """Take part, and show what this machine does; again from the start of a session where one is
@@ -377,7 +396,7 @@ class Membership:
     def follow(self, run: RunLink, peer: Peer) -> None:
         from recipes.finetune import CaughtUp, HandedOver, Lowered, StepDone, finetune
 
-        up, down = run.traffic
+        steps = OwnSteps(run)
         # The cast: messages are frozen, and a Protocol's plain attributes promise that they can be set.
         for event in finetune(cast("Link", run), peer, run.link.welcome.round):
             if isinstance(event, CaughtUp) and event.packets:
@@ -395,29 +414,7 @@ class Membership:
                 if event.refused:
                     said = f"the owner refused this peer's packet of round {event.round}: {event.refused}"
                     self.view.show(Warning(printable(said, 1000)))
-                before, (up, down) = (up, down), run.traffic
-                self.view.show(self.step_of(event, run, peer, up - before[0], down - before[1]))
-
-    def step_of(self, done: StepDone, run: RunLink, peer: Peer, up: int, down: int) -> Step:
-        """What this machine did in a round: its own loss, its own bytes."""
-        name, announced = run.name, run.round
-        full = 2 * peer.local.layout.size  # bytes of the parameters in FP16
-        return Step(
-            step=done.step,
-            steps=announced.steps if announced else 0,
-            round=done.round,
-            loss=done.loss,
-            peers=len(announced.members) if announced else 0,
-            tokens=done.tokens,
-            accepted=[name] if done.accepted else [],
-            up_bytes={name: up},
-            down_bytes={name: down},
-            ratio_up={name: round(full / up, 2)} if up else {},
-            ratio_down={name: round(full / down, 2)} if down else {},
-            ratio_fp16=round(2 * full / (up + down), 2) if up + down else 0.0,
-            packet_bytes=done.sent_bytes,
-            fingerprint=f"{done.fingerprint:016x}",
-        )
+                self.view.show(steps.told(event, peer))
 
 
 def versions() -> dict[str, str]:

@@ -63,7 +63,7 @@ def path_of(run: str, name: str) -> Path:
     """Raises Failure (rejected) where the names, which a hub gives, are none for a file."""
     for word in (run, name):
         if not PLAIN.fullmatch(word):
-            raise Failure("rejected", f"the hub gives the name {word[:80]!r}")
+            raise Failure("rejected", f"the hub gives the name {word[:80]!r}, which is none for a file")
     return folder() / run / f"{name}.safetensors"
 
 
@@ -91,8 +91,17 @@ def about(run: str, name: str, recipe_hash: str, base_digest: str) -> dict[str, 
     return {"run": run, "peer": name, "recipe": recipe_hash, "base": base_digest}
 
 
-def keep(peer: Peer, run: str, name: str, recipe_hash: str, base_digest: str, told: Told) -> int:
+def keep(
+    peer: Peer,
+    run: str,
+    name: str,
+    recipe_hash: str,
+    base_digest: str,
+    told: Told,
+    most: int | None = None,
+) -> int:
     """Write down a peer that has left, if it has something of its own. Returns the bytes on the disk.
+    `most`: bytes that this may take.
 
     Where that cannot be, a warning says why: the peer then comes back without its residual.
     """
@@ -107,6 +116,8 @@ def keep(peer: Peer, run: str, name: str, recipe_hash: str, base_digest: str, to
         room = shutil.disk_usage(path.parent).free
         if size + SPARE > room:
             raise ValueError(f"it takes {size / 1e9:.1f} GB, {room / 1e9:.1f} GB are free on {path.parent}")
+        if most is not None and size > most:
+            raise ValueError(f"it takes {size / 1e9:.1f} GB, --max-disk allows {most / 1e9:.1f} GB")
         kept.keep(peer, path, about(run, name, recipe_hash, base_digest))
     except (OSError, ValueError) as problem:
         told(f"this peer's residual is not kept: {problem}")

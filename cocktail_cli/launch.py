@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cocktail_cli import folder as in_folder
+from cocktail_cli.dashboard import Page
 from cocktail_cli.errors import writing_to
 from cocktail_cli.events import Warning
 from cocktail_cli.local_peers import LocalSettings
@@ -28,12 +29,16 @@ from cocktail_cli.options import (
     ProgressOption,
     Quiet,
     Recipe,
+    TrustCode,
     Verbose,
+    VramLimit,
 )
 from cocktail_cli.plan import plan
-from cocktail_cli.resume import place_of, unfinished
+from cocktail_cli.resume import as_begun, place_of, unfinished
 from cocktail_cli.run import BIND, PORT, Listen, Run
 from cocktail_cli.show import Display, view_of
+from cocktail_cli.trackers import trackers_of
+from cocktail_cli.trust import check_trust, own_modules
 from cocktail_cli.validate import validate
 
 
@@ -67,11 +72,17 @@ def launch(
             help="Address to put in the run URL.",
         ),
     ] = None,
+    dashboard: Annotated[
+        bool,
+        typer.Option("--dashboard", help="And a page in the browser, on this machine, as long as it runs."),
+    ] = False,
     device: Device = "auto",
     gpus: Gpus = 1,
     micro_batch_size: MicroBatch = None,
     max_up: MaxUp = None,
     max_down: MaxDown = None,
+    vram_limit: VramLimit = None,
+    trust_remote_code: TrustCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -89,7 +100,8 @@ def launch(
     {"v":1,"t":...,"event":"step","step":3,"loss":4.1,"peers":3,...}
     """
     if dry_run:
-        validate(recipe, overrides, data, model, as_json=as_json, quiet=quiet)
+        trust = trust_remote_code
+        validate(recipe, overrides, data, model, trust_remote_code=trust, as_json=as_json, quiet=quiet)
         plan(
             recipe,
             overrides,
@@ -100,17 +112,20 @@ def launch(
             device=split_devices(device)[0],
             gpus=gpus,
             micro_batch_size=micro_batch_size,
+            trust_remote_code=trust,
             as_json=as_json,
             quiet=quiet,
         )
         return
     display = Display(as_json, quiet, verbose, not no_color, progress)
-    local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus)
+    local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus, vram_limit, trust_remote_code)
+    own_modules(trust_remote_code)
     listen = Listen(bind, port, advertise)
     with view_of(display) as view:
         from recipes.recipe import load_recipe
 
         resolved = load_recipe(recipe, overrides or [], data, model)
+        check_trust(resolved, trust_remote_code)
         for wanted in [] if no_train else local.devices_of(peers):  # what is not there is found out early
             pick_devices(wanted, gpus)
         folder = (output_dir or Path(resolved.output_dir)).resolve()
@@ -118,9 +133,15 @@ def launch(
         if resumed is None:
             in_folder.claim(folder, resolved.recipe_hash)
         else:
-            listen = place_of(resumed, listen, Listen())
+            listen, resolved = place_of(resumed, listen, Listen()), as_begun(resumed)
         in_folder.log_to(folder / in_folder.LOG, verbose)
-        recorder = in_folder.Recorder(folder, lambda what: view.show(Warning(what)))
-        with closing(recorder), writing_to(folder):
-            run = Run(resolved, folder, [view, recorder], resumed)
+
+        def told(what: str) -> None:
+            view.show(Warning(what))
+
+        trackers = trackers_of(resolved, folder, told)
+        recorder = in_folder.Recorder(folder, told, resolved.training.global_batch_size, trackers)
+        page = Page() if dashboard else None
+        with closing(recorder), writing_to(folder), closing(page) if page else nullcontext():
+            run = Run(resolved, folder, [view, recorder], resumed, page)
             run.carry_out(listen, local, 0 if no_train else peers)

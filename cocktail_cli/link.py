@@ -38,6 +38,7 @@ class RunLink:
         self.ended: str | None = None  # why the run is over, once it is
         self.finished = False  # whether it reached its end
         self.resumable = False  # whether it failed and may be started again
+        self.why = ""  # this peer leaves, where there is more to say of it than that it was asked to
         self.shards = 1  # of the run's vector
         self.owning: Owning | None = None  # where this peer can own some
         self.direct: Direct | None = None  # to owners that can be reached
@@ -184,4 +185,4 @@ class RunLink:
             self.owning.leave(HAND_OVER_S)
         if self.direct is not None:
             self.direct.close()
-        self.link.leave(reason)
+        self.link.leave(self.why or reason)

@@ -46,6 +46,8 @@ class LocalSettings:
     max_up: float | None = None  # bytes a second, each peer
     max_down: float | None = None
     gpus: int = 1  # that each is spread over
+    vram_limit: int | None = None  # bytes of each GPU, each peer
+    trust_remote_code: bool = False
 
     def devices_of(self, peers: int) -> list[str]:
         """For each of them its --device."""
@@ -79,11 +81,15 @@ class LocalPeers:
         command += ["--name", name, "--device", device]
         if self.settings.gpus > 1:
             command += ["--gpus", str(self.settings.gpus)]
+        if self.settings.trust_remote_code:
+            command.append("--trust-remote-code")
         if self.settings.micro_batch_size:
             command += ["--micro-batch-size", str(self.settings.micro_batch_size)]
         for option, rate in (("--max-up", self.settings.max_up), ("--max-down", self.settings.max_down)):
             if rate is not None:
                 command += [option, as_text(rate)]
+        if self.settings.vram_limit is not None:
+            command += ["--vram-limit", f"{self.settings.vram_limit >> 10}KiB"]
         log = self.folder / f"{name}.log"
         cores = os.cpu_count() or 1
         with (self.folder / f"{name}.jsonl").open("a") as out, log.open("a") as err:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Sequence
 
 from cocktail_cli.errors import Failure
 
@@ -86,6 +87,28 @@ def hardware(device: str, count: int = 1) -> str:
 def own_name() -> str:
     """The name this machine goes by where none is given: its host name, as a slug."""
     return re.sub(r"[^a-z0-9-]+", "-", platform.node().partition(".")[0].lower()).strip("-")[:40] or "peer"
+
+
+CONTEXT = 512 << 20  # bytes that the driver takes of a GPU for a process, beside what torch counts
+
+
+def limit_memory(devices: Sequence[str], limit: int | None) -> None:
+    """Let this process take no more of each of these GPUs; what does not fit is out of memory to it.
+
+    Raises:
+        Failure: preflight, where they have no memory of their own, or the limit leaves nothing.
+    """
+    if limit is None:
+        return
+    import torch
+
+    for device in sorted(set(devices)):
+        if not device.startswith("cuda"):
+            raise Failure("preflight", f"--vram-limit: {device} has no memory of its own to limit")
+        share = (limit - CONTEXT) / memory_of(device)
+        if share <= 0:
+            raise Failure("preflight", f"--vram-limit: {CONTEXT >> 20} MiB go to the driver alone")
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
 
 
 def memory_of(device: str) -> int:

@@ -20,6 +20,7 @@ import typer
 import cocktail_cli
 from cocktail_cli import (
     bench,
+    dashboard,
     doctor,
     export,
     generate,
@@ -29,6 +30,7 @@ from cocktail_cli import (
     plan,
     preview,
     recipes,
+    report,
     status,
     stop,
     validate,
@@ -47,6 +49,7 @@ app = typer.Typer(
 app.command("launch", rich_help_panel=RUN)(launch.launch)
 app.command("join", rich_help_panel=RUN)(join.join)
 app.command("status", rich_help_panel=RUN)(status.status)
+app.command("dashboard", rich_help_panel=RUN)(dashboard.dashboard)
 app.command("stop", rich_help_panel=RUN)(stop.stop)
 app.command("peers", rich_help_panel=RUN)(peers.peers)
 app.command("kick", rich_help_panel=RUN)(peers.kick)
@@ -56,6 +59,7 @@ app.command("plan", rich_help_panel=CHECK)(plan.plan)
 app.command("doctor", rich_help_panel=CHECK)(doctor.doctor)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=RECIPES)
 app.command("export", rich_help_panel=AFTER)(export.export)
+app.command("report", rich_help_panel=AFTER)(report.report)
 app.command("generate", rich_help_panel=AFTER)(generate.generate)
 app.add_typer(bench.app, name="bench", rich_help_panel=TOOLS)
 
@@ -100,7 +104,8 @@ def run(as_json: bool, loud: bool) -> NoReturn:
         code = app(standalone_mode=not as_json)
         sys.exit(code if isinstance(code, int) else 0)
     except Interrupted as signal:
-        sys.exit(signal.exit)
+        let_go()
+        os._exit(signal.exit)  # at once: threads that compute, and Python's own end, would take seconds
     except typer.TyperException as error:
         fail(Failure("usage", error.format_message()), as_json)
     except typer.Abort:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from cocktail_cli import events as ours
 from cocktail_cli.board import printable
+from cocktail_cli.reach import INTERNET, where_from
 from transport import Ledger
 from transport import events as theirs
 
@@ -16,16 +17,19 @@ class Narrator:
     """Keeps the sums that a user wants to see and a single event does not hold.
 
     Args:
-        parameters: P, the trained parameters: what the FP16 baseline would send, in both directions.
+        parameters: P, the trained parameters: what FP16 would send each step, in both directions.
+        local_steps: of a round.
     """
 
-    def __init__(self, parameters: int) -> None:
-        self.parameters = parameters
+    def __init__(self, parameters: int, local_steps: int = 1) -> None:
+        self.full = BYTES_FP16 * parameters * local_steps  # bytes of the baseline, one way, in a round
+        self.local_steps = local_steps
         self.tokens = 0
         self.step = 0
         self.rounds = 0
         self.present: set[str] = set()  # peers that are in the run
         self.eval_loss: float | None = None
+        self.reached = ""  # from where somebody has joined
 
     def recall(self, ledger: Ledger) -> None:
         """What a run that is resumed has behind it."""
@@ -39,6 +43,12 @@ class Narrator:
         if isinstance(event, theirs.PeerJoined):
             self.present.add(event.peer)
             yield ours.PeerJoined(printable(event.peer), printable(event.hardware))
+            where = where_from(event.origin)
+            if where and self.reached not in (where, INTERNET):
+                self.reached = where
+                yield ours.Reached(printable(event.peer), where)
+        elif isinstance(event, theirs.PeerReady):
+            yield ours.PeerReady(printable(event.peer), event.round, round(event.joining_s, 1))
         elif isinstance(event, theirs.PeerAsks):
             yield ours.PeerAsks(printable(event.peer), event.key, printable(event.hardware))
         elif isinstance(event, theirs.PeerLeft):
@@ -60,7 +70,7 @@ class Narrator:
         members = list(event.members)
         up, down = self.ratios(event.up, members), self.ratios(event.down, members)
         moved = sum(event.up.get(peer, 0) + event.down.get(peer, 0) for peer in members)
-        both = 2 * len(members) * BYTES_FP16 * self.parameters
+        both = 2 * len(members) * self.full
         return ours.Step(
             step=event.step,
             steps=event.steps,
@@ -76,10 +86,17 @@ class Narrator:
             ratio_fp16=round(both / moved, 2) if moved else 0.0,
             packet_bytes=event.size,
             fingerprint=f"{event.fingerprint:016x}",
-            step_s=round(event.seconds, 3),
+            step_s=round(event.seconds / self.local_steps, 3),
+            compute_s=self.of_a_step(event.compute_s),
+            wait_s=self.of_a_step(event.wait_s),
+            tokens_by_peer=dict(event.tokens_by_peer),
+            local_steps=self.local_steps,
         )
 
     def ratios(self, moved: Mapping[str, int], members: list[str]) -> dict[str, float]:
         """How many times fewer bytes than FP16 parameters, for each member of the round."""
-        full = BYTES_FP16 * self.parameters
-        return {peer: round(full / moved[peer], 2) for peer in members if moved.get(peer)}
+        return {peer: round(self.full / moved[peer], 2) for peer in members if moved.get(peer)}
+
+    def of_a_step(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Of those that a round has, to the millisecond."""
+        return {peer: round(value / self.local_steps, 3) for peer, value in seconds.items()}

@@ -6,12 +6,15 @@ A Typer callback at the root would take them before the command only, so they ar
 
 from __future__ import annotations
 
+from datetime import time
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from cocktail_cli.rates import parse_rate
+from cocktail_cli.completion import overrides, recipe_names, run_names
+from cocktail_cli.hours import Hours, parse_hours, parse_time
+from cocktail_cli.rates import parse_rate, parse_size
 
 Progress = Literal["auto", "rich", "plain", "none"]
 
@@ -29,12 +32,20 @@ ProgressOption = Annotated[
 ]
 
 Recipe = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="Name of a shipped recipe, or path of a YAML file.")
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="Name of a shipped recipe, or path of a YAML file.",
+        autocompletion=recipe_names,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="KEY=VALUE", help="Recipe fields: max_steps=20 training.seed=1", show_default=False
+        metavar="KEY=VALUE",
+        help="Recipe fields: max_steps=20 training.seed=1",
+        show_default=False,
+        autocompletion=overrides,
     ),
 ]
 DataPath = Annotated[
@@ -43,7 +54,16 @@ DataPath = Annotated[
 ModelName = Annotated[
     str | None, typer.Option("--model", metavar="MODEL", help="Folder or hub id, instead of the recipe's.")
 ]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or its output folder.")]
+TrustCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code", help="Let Python code that comes with the model run on this machine."
+    ),
+]
+RunArgument = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Name of a run, or its output folder.", autocompletion=run_names),
+]
 Output = Annotated[Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Where to write.")]
 Listen = Annotated[
     str | None,
@@ -93,6 +113,60 @@ MaxDown = Annotated[
         metavar="RATE",
         parser=parse_rate,
         help="A peer here receives no faster than this: --max-down 50mbit.",
+        show_default=False,
+    ),
+]
+VramLimit = Annotated[
+    int | None,
+    typer.Option(
+        "--vram-limit",
+        metavar="SIZE",
+        parser=parse_size,
+        help="A peer here takes no more of a GPU's memory: --vram-limit 20GiB.",
+        show_default=False,
+    ),
+]
+MaxDisk = Annotated[
+    int | None,
+    typer.Option(
+        "--max-disk",
+        metavar="SIZE",
+        parser=parse_size,
+        help="Fetched models take no more of this disk, nor does what is kept for a return: --max-disk 50GB.",
+        show_default=False,
+    ),
+]
+LendHours = Annotated[
+    Hours | None,
+    typer.Option(
+        "--hours",
+        metavar="FROM-TO",
+        parser=parse_hours,
+        help="Take part in these hours only, each day, by this machine's clock: --hours 22:00-07:00.",
+        show_default=False,
+    ),
+]
+Until = Annotated[
+    time | None,
+    typer.Option(
+        "--until",
+        metavar="TIME",
+        parser=parse_time,
+        help="Leave for good when the clock says this next: --until 08:00.",
+        show_default=False,
+    ),
+]
+OnlyIdle = Annotated[
+    bool, typer.Option("--only-idle", help="Pause while other programs use the GPU (NVIDIA).")
+]
+MaxTemp = Annotated[
+    int | None,
+    typer.Option(
+        "--max-temp",
+        metavar="CELSIUS",
+        min=40,
+        max=110,
+        help="Pause while the GPU is hotter than this (NVIDIA), until it is 10 degrees below.",
         show_default=False,
     ),
 ]

@@ -15,8 +15,20 @@ from cocktail_cli.board import megabytes
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.gpus import GIB, Gpu, gpu_of, this_machine
 from cocktail_cli.machine import pick_device
-from cocktail_cli.options import DataPath, Device, Gpus, Json, MicroBatch, ModelName, Overrides, Quiet, Recipe
+from cocktail_cli.options import (
+    DataPath,
+    Device,
+    Gpus,
+    Json,
+    MicroBatch,
+    ModelName,
+    Overrides,
+    Quiet,
+    Recipe,
+    TrustCode,
+)
 from cocktail_cli.rates import parse_rate
+from cocktail_cli.trust import check_trust
 
 if TYPE_CHECKING:
     from recipes.memory import Machine, Memory
@@ -117,6 +129,7 @@ def plan(
     device: Device = "auto",
     gpus: Gpus = 1,
     micro_batch_size: MicroBatch = None,
+    trust_remote_code: TrustCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -151,6 +164,7 @@ def plan(
         measured,
         price,
     )
+    check_trust(asked.load(), trust_remote_code)
     made = make(asked)
     if as_json:
         typer.echo(json.dumps(as_object(made)))

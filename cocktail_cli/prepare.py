@@ -57,6 +57,7 @@ class Preparation:
         tell: hears of progress.
         interruptible: inside this context a wish to leave is raised: for work that polls nothing.
         kept: what this peer has of an earlier stay in this run; used up.
+        max_disk: bytes that fetched models may take here.
     """
 
     def __init__(
@@ -67,16 +68,18 @@ class Preparation:
         tell: Callable[[Event], None],
         interruptible: Callable[[], AbstractContextManager[None]],
         kept: Kept | None = None,
+        max_disk: int | None = None,
     ) -> None:
         from recipes.recipe import recipe_from_json
         from transport import CatchUp
         from transport.catch_up import Own
 
         welcome = link.welcome
-        check_names(welcome.base)
-        self.link, self.device, self.tell, self.interruptible = link, device, tell, interruptible
-        self.files, self.folder = welcome.base, folder_of(welcome.base)
         self.recipe = recipe_from_json(welcome.recipe)
+        check_names(welcome.base, self.recipe.model.trust_remote_code)
+        self.link, self.device, self.tell, self.interruptible = link, device, tell, interruptible
+        self.max_disk = max_disk
+        self.files, self.folder = welcome.base, folder_of(welcome.base)
         self.micro_batch = micro_batch_of(self.recipe, micro_batch)
         self.imports = Imports(self.recipe)
         self.frozen = self.recipe.lora is not None  # the base is needed whatever way x' comes
@@ -85,7 +88,7 @@ class Preparation:
         lacking = to_fetch(weights, self.folder)
         # What is kept goes into a model made from the base: without its weights it is no way by itself.
         own = Own(kept.round) if kept is not None and (self.frozen or not lacking) else None
-        self.kept, self.machine = kept, CatchUp(welcome, lacking, own, room(), self.frozen)
+        self.kept, self.machine = kept, CatchUp(welcome, lacking, own, room(max_disk), self.frozen)
 
     @property
     def bytes(self) -> int:
@@ -126,14 +129,14 @@ class Preparation:
     def by_plan(self, supply: Supply) -> Prepared:
         plan, go_on = self.machine.plan, self.link.leave_or_go_on
         small, new = snapshot_files(self.files), lacking(self.files, self.folder)
-        fetch_base(small, self.folder, supply.files, go_on)
+        fetch_base(small, self.folder, supply.files, go_on, self.max_disk)
         self.imports.read(self.folder)
         needed = self.files if self.frozen or plan.offer is None else small
-        fetch_base(needed, self.folder, supply.files, go_on)
+        fetch_base(needed, self.folder, supply.files, go_on, self.max_disk)
         with ExitStack() as guest:
             snapshot = None
             if plan.offer is not None:
-                fetched = fetched_snapshot(plan.offer, self.files, supply.files, go_on)
+                fetched = fetched_snapshot(plan.offer, self.files, supply.files, go_on, self.max_disk)
                 snapshot = guest.enter_context(fetched)
             self.weights_here(supply)
             bring([file for file in needed if file not in new], self.folder, supply.files, go_on)

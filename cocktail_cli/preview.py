@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cocktail_cli.options import DataPath, Json, ModelName, NoColor, Overrides, Recipe
+from cocktail_cli.options import DataPath, Json, ModelName, NoColor, Overrides, Recipe, TrustCode
+from cocktail_cli.trust import check_trust
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,6 +31,7 @@ def preview(
     count: Annotated[int, typer.Option("-n", min=0, help="Samples to show, of each data set.")] = 3,
     data: DataPath = None,
     model: ModelName = None,
+    trust_remote_code: TrustCode = False,
     as_json: Json = False,
     no_color: NoColor = False,
 ) -> None:
@@ -47,6 +49,7 @@ def preview(
     from recipes.recipe import load_recipe
 
     resolved = load_recipe(recipe, overrides or [], data, model)
+    check_trust(resolved, trust_remote_code)
     folder = outline(resolved.model)
     tokenizer = load_tokenizer(resolved.model, folder)
     check_fit(resolved, folder, tokenizer)

@@ -11,43 +11,75 @@ import queue
 import sys
 import threading
 import traceback
-from typing import IO, Any, NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from cocktail_cli.errors import EXIT, explain
+from cocktail_cli.machine import limit_memory
+
+if TYPE_CHECKING:
+    from recipes.rank import Rank
 
 
 def main() -> NoReturn:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
-    questions: queue.SimpleQueue[tuple[dict[str, Any], bytes]] = queue.SimpleQueue()
-    threading.Thread(target=listen, args=(sys.stdin.buffer, questions), daemon=True).start()
-    try:
-        serve(questions, answers)
-    except BaseException as error:
-        traceback.print_exc()
-        failure = explain(error)
-        print(failure.as_json(), file=answers, flush=True)
-        os._exit(failure.exit)  # at once: other ranks may wait in vain, and so would libraries
+    process = Process(answers)
+    threading.Thread(target=process.listen, args=(sys.stdin.buffer,), daemon=True).start()
+    with process.telling():
+        process.serve()
+    raise AssertionError("it serves until it is ended")
 
 
-def listen(stdin: IO[bytes], questions: queue.SimpleQueue[tuple[dict[str, Any], bytes]]) -> None:
-    """Take in questions while another is worked on, so that the end of them is known at once."""
-    for line in stdin:
-        asked = json.loads(line)
-        questions.put((asked, stdin.read(asked.pop("bytes"))))
-    os._exit(EXIT["lost"])
+class Process:
+    """Two threads: one listens, and one answers, which may wait for other ranks."""
 
+    def __init__(self, answers: IO[str]) -> None:
+        self.answers, self.writing = answers, threading.Lock()
+        self.questions: queue.SimpleQueue[tuple[dict[str, Any], bytes]] = queue.SimpleQueue()
+        self.rank: Rank | None = None
 
-def serve(questions: queue.SimpleQueue[tuple[dict[str, Any], bytes]], answers: IO[str]) -> NoReturn:
-    from recipes.rank import Rank
+    def listen(self, stdin: IO[bytes]) -> None:
+        """Take in questions while another is worked on, so that the end of them is known at once."""
+        for line in stdin:
+            asked = json.loads(line)
+            data = stdin.read(asked.pop("bytes"))
+            if asked["do"] == "save":
+                with self.telling():
+                    assert self.rank is not None
+                    self.rank.save(asked["path"])
+                    self.say({"saved": True})
+            else:
+                self.questions.put((asked, data))
+        os._exit(EXIT["lost"])
 
-    asked, _ = questions.get()
-    assert asked.pop("do") == "start"
-    rank = Rank(**asked)
-    answer: dict[str, Any] = {}
-    while True:
-        print(json.dumps(answer), file=answers, flush=True)
-        answer = rank.answer(*questions.get())
+    def serve(self) -> NoReturn:
+        from recipes.rank import Rank
+
+        asked, _ = self.questions.get()
+        assert asked.pop("do") == "start"
+        limit_memory([asked["device"]], asked.pop("vram_limit"))
+        self.rank = Rank(**asked)
+        answer: dict[str, Any] = {}
+        while True:
+            self.say(answer)
+            answer = self.rank.answer(*self.questions.get())
+
+    def say(self, answer: dict[str, Any]) -> None:
+        with self.writing:
+            print(json.dumps(answer), file=self.answers, flush=True)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Whatever goes wrong inside is the last answer."""
+        try:
+            yield
+        except BaseException as error:
+            traceback.print_exc()
+            failure = explain(error)
+            self.say(json.loads(failure.as_json()))
+            os._exit(failure.exit)  # at once: other ranks may wait in vain, and so would libraries
 
 
 if __name__ == "__main__":

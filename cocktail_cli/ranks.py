@@ -2,8 +2,11 @@
 
 They are asked through their stdin and answer on their stdout, a line of JSON each time; bytes may follow a
 question. When this process ends, however it does, their stdin does too, and so do they. When one of them ends
-the others cannot go on: all are ended, and whoever asks hears why. They have no terminal: Ctrl-C is for this
-process alone.
+the others cannot go on: all are ended, and whoever asks hears why.
+
+Where memory runs out in one, the others may wait for it in the middle of a layer and cannot be called back.
+So each writes down its part of x_i and of the optimizer's state, all are ended, and as many begin again from
+there. They have no terminal: Ctrl-C is for this process alone.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,32 +38,75 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 Answer = dict[str, Any]
 
 
+@dataclass
+class Crew:
+    """Processes that belong together, and what they say."""
+
+    processes: list[subprocess.Popen[bytes]]
+    answers: queue.SimpleQueue[tuple[int, Answer | None]] = field(default_factory=queue.SimpleQueue)
+    listeners: list[threading.Thread] = field(default_factory=list)
+    ended: bool = False  # by the process that asks
+
+    def end(self) -> None:
+        """They have nothing to tidy up."""
+        self.ended = True
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+
+    def close(self) -> None:
+        self.end()
+        for thread in self.listeners:
+            thread.join()
+        for process in self.processes:
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                with suppress(OSError):  # what was not written yet
+                    pipe.close()
+
+
 class Ranks:
     """One process for each device.
 
     Args:
         devices: `cuda:0`, `cuda:1`, ...; `cpu` several times, to try it out.
         lost: is called, in a thread, when one of them has ended that was not told to.
+        vram_limit: bytes that each may take of its GPU.
     """
 
-    def __init__(self, devices: Sequence[str], lost: Callable[[], None]) -> None:
+    def __init__(
+        self, devices: Sequence[str], lost: Callable[[], None], vram_limit: int | None = None
+    ) -> None:
         from recipes.shared import nameless
 
         self.devices, self.count, self.lost = devices, len(devices), lost
         self.file = nameless()
         self.folder = Path(tempfile.mkdtemp(prefix="cocktail-ranks-"))  # for this user alone
-        self.answers: queue.SimpleQueue[tuple[int, Answer | None]] = queue.SimpleQueue()
         self.turns = ThreadPoolExecutor(1, "ranks")  # whoever asks first is answered first
-        self.ended = False  # by this process
         self.failure: Failure | None = None
-        self.processes = [self.spawn(rank) for rank in range(self.count)]
-        self.listeners = [
-            threading.Thread(target=self.listen, args=(i,), daemon=True) for i in range(self.count)
-        ]
-        for thread in self.listeners:
-            thread.start()
+        self.vram_limit = vram_limit
+        self.loaded: dict[str, Any] = {}  # what they were asked to load
+        self.crew = self.fresh()
         # Not waited for: they import for seconds. What goes wrong is told to whoever asks next.
-        self.turns.submit(self.ask, "start", (), {"file": self.file, "store": str(self.folder / "store")})
+        self.turns.submit(self.begin)
+
+    @property
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        return self.crew.processes
+
+    def fresh(self) -> Crew:
+        crew = Crew([self.spawn(rank) for rank in range(self.count)])
+        for rank in range(self.count):
+            crew.listeners.append(threading.Thread(target=self.listen, args=(crew, rank), daemon=True))
+            crew.listeners[-1].start()
+        return crew
+
+    def begin(self) -> None:
+        store = self.folder / "store"
+        store.unlink(missing_ok=True)  # where those before them met
+        start = {"file": self.file, "store": str(store), "vram_limit": self.vram_limit}
+        self.ask("start", (), start)
 
     def spawn(self, rank: int) -> subprocess.Popen[bytes]:
         cores = str(max(1, (os.cpu_count() or 1) // self.count))
@@ -72,7 +119,7 @@ class Ranks:
                 stderr=log,
                 pass_fds=(self.file,),
                 start_new_session=True,  # out of the terminal's process group
-                env={**own, **os.environ},
+                env={**own, **os.environ, "HF_MODULES_CACHE": str(self.folder / f"code-{rank}")},
             )
 
     def all(self, do: str, parts: Sequence[bytes] = (), **fields: Any) -> list[Answer]:
@@ -89,38 +136,71 @@ class Ranks:
             self.all("bytes")  # any question
 
     def ask(self, do: str, parts: Sequence[bytes], fields: dict[str, Any]) -> list[Answer]:
-        """In the one thread that does."""
+        """In the one thread that does. Raises MemoryError where one of them has none left; all can be asked
+        on, and a gradient is to be computed anew.
+        """
         if self.failure is not None:
             raise self.failure
-        for rank, process in enumerate(self.processes):
-            data = parts[rank] if parts else b""
-            asked = {"do": do, "bytes": len(data), **fields}
+        if do == "load":
+            self.loaded = fields
+        for rank in range(self.count):
+            asked = {"do": do, **fields}
             if do == "start":
                 asked |= {"number": rank, "count": self.count, "device": self.devices[rank]}
-            assert process.stdin is not None
-            with suppress(OSError):  # it has ended: who listens to it knows
-                process.stdin.write(json.dumps(asked).encode() + b"\n" + data)
-                process.stdin.flush()
+            self.write(rank, asked, parts[rank] if parts else b"")
+        answers = self.gather(do, lambda answer: "saved" not in answer)
+        for rank, answer in answers.items():
+            if "full" in answer:
+                self.begin_again()
+                raise MemoryError(f"{self.name(rank)}: {answer['full']}")
+        return [answers[rank] for rank in range(self.count)]
+
+    def write(self, rank: int, asked: dict[str, Any], data: bytes = b"") -> None:
+        stdin = self.crew.processes[rank].stdin
+        assert stdin is not None
+        with suppress(OSError):  # it has ended: who listens to it knows
+            stdin.write(json.dumps({**asked, "bytes": len(data)}).encode() + b"\n" + data)
+            stdin.flush()
+
+    def gather(self, do: str, wanted: Callable[[Answer], bool]) -> dict[int, Answer]:
+        """An answer of each; or those there are once one has no memory left: the others may wait for it."""
         answers: dict[int, Answer] = {}
-        while len(answers) < self.count:
+        while len(answers) < self.count and not any("full" in answer for answer in answers.values()):
             try:
-                rank, answer = self.answers.get(timeout=SILENT)
+                rank, answer = self.crew.answers.get(timeout=SILENT)
             except queue.Empty:
                 silent = min(set(range(self.count)) - answers.keys())
                 raise self.end(f"{self.name(silent)} has not answered for {SILENT:.0f} s ({do})") from None
             if answer is None or "error" in answer:
                 raise self.end(self.cause(rank, answer))
-            answers[rank] = answer
-        return [answers[rank] for rank in range(self.count)]
+            if wanted(answer):
+                answers[rank] = answer
+        return answers
 
-    def listen(self, rank: int) -> None:
-        stdout = self.processes[rank].stdout
+    def begin_again(self) -> None:
+        """Fresh processes, with what the ones before them held."""
+        kept = [str(self.folder / f"{rank}.kept") for rank in range(self.count)]
+        for rank, path in enumerate(kept):
+            self.write(rank, {"do": "save", "path": path})
+        self.gather("save", lambda answer: "saved" in answer)
+        self.crew.close()
+        self.crew = self.fresh()
+        self.begin()
+        self.ask("load", (), self.loaded)
+        for rank, path in enumerate(kept):
+            self.write(rank, {"do": "restore", "path": path})
+        self.gather("restore", lambda answer: True)
+        for path in kept:
+            os.unlink(path)
+
+    def listen(self, crew: Crew, rank: int) -> None:
+        stdout = crew.processes[rank].stdout
         assert stdout is not None
         for line in stdout:
             with suppress(ValueError):  # cut short by its end
-                self.answers.put((rank, json.loads(line)))
-        self.answers.put((rank, None))
-        if not self.ended:
+                crew.answers.put((rank, json.loads(line)))
+        crew.answers.put((rank, None))
+        if not crew.ended:
             self.lost()
 
     def cause(self, rank: int, answer: Answer | None) -> Failure:
@@ -129,7 +209,7 @@ class Ranks:
         until = time.monotonic() + GRACE
         while len(last) < self.count and (left := until - time.monotonic()) > 0:
             with suppress(queue.Empty):
-                rank, answer = self.answers.get(timeout=left)
+                rank, answer = self.crew.answers.get(timeout=left)
                 if answer is None or "error" in answer:
                     last.setdefault(rank, answer)
         for rank, answer in last.items():
@@ -158,27 +238,13 @@ class Ranks:
     def end(self, why: Failure | str) -> Failure:
         """Nobody can go on."""
         self.failure = Failure("rank_lost", why) if isinstance(why, str) else why
-        self.kill()
+        self.crew.end()
         return self.failure
 
-    def kill(self) -> None:
-        """They have nothing to tidy up."""
-        self.ended = True
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.wait()
-
     def close(self) -> None:
-        self.kill()
+        self.crew.end()  # whoever waits for an answer hears of it
         self.turns.shutdown()
-        for thread in self.listeners:
-            thread.join()
-        for process in self.processes:
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                with suppress(OSError):  # what was not written yet
-                    pipe.close()
+        self.crew.close()
         os.close(self.file)
         shutil.rmtree(self.folder)
 

@@ -1,4 +1,4 @@
-"""Rates as people write them: `20mbit`, `500kbit`, `2MB/s`, in bytes a second."""
+"""Rates and sizes as people write them: `20mbit`, `500kbit`, `2MB/s` in bytes a second, `20GiB` in bytes."""
 
 from __future__ import annotations
 
@@ -27,3 +27,13 @@ def parse_rate(text: str) -> float:
 def as_text(rate: float) -> str:
     """What `parse_rate` reads as this rate again."""
     return f"{rate:.0f}B/s"
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `20GiB` or `80GB`. Raises typer.BadParameter."""
+    from recipes.schema import size
+
+    try:
+        return int(size(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None

@@ -26,15 +26,22 @@ class Has:
     rate: float  # bytes a second, the lower of up and down
 
     @classmethod
-    def here(cls, devices: Sequence[str], held: int = 0, *rates: float | None) -> Has:
+    def here(
+        cls,
+        devices: Sequence[str],
+        held: int = 0,
+        *rates: float | None,
+        vram: int | None = None,
+        disk: int | None = None,
+    ) -> Has:
         """
         Args:
             devices: that train together.
             held: bytes of what is to be fetched that are on the disk already.
-            rates: what this machine's owner allows, as far as he says.
+            rates, vram, disk: what this machine's owner allows, as far as he says; `vram` of each device.
         """
-        memory = sum(map(memory_of, set(devices)))
-        return cls(memory, room() + held, min((rate for rate in rates if rate), default=0.0))
+        memory = sum(min(memory_of(device), vram or memory_of(device)) for device in set(devices))
+        return cls(memory, room(disk) + held, min((rate for rate in rates if rate), default=0.0))
 
 
 def lacking(recipe: Recipe, has: Has) -> list[str]:

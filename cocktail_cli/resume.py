@@ -35,15 +35,24 @@ def unfinished(folder: Path, recipe: Recipe) -> RunRecord:
     if record.state == "finished":
         hint = f"its model: {folder}, or cocktail export {record.run} -o DIR"
         raise Failure("output_in_use", f"the run {record.run} in {folder} is over", hints=(hint,))
-    if record.recipe_hash != recipe.recipe_hash:
+    if not record.is_of(recipe.recipe_hash):
         raise Failure(
             "output_in_use",
-            f"the run {record.run} in {folder} is of recipe {record.recipe} {record.recipe_hash[:8]}, "
+            f"the run {record.run} in {folder} is of recipe {record.recipe} "
+            f"{(record.asked_hash or record.recipe_hash)[:8]}, "
             f"not {recipe.name} {recipe.recipe_hash[:8]}",
             hints=("give the same overrides, --data and --model as at its launch; its recipe: recipe.yaml",),
         )
     in_folder.check_left(folder, record)
     return record
+
+
+def as_begun(record: RunRecord) -> Recipe:
+    """The recipe of the run, with the commits that its revisions were when it began."""
+    from recipes.recipe import recipe_from_json
+
+    text = (Path(record.output_dir) / in_folder.RESOLVED).read_text(encoding="utf-8")
+    return recipe_from_json(text)
 
 
 def place_of(record: RunRecord, wanted: Listen, default: Listen) -> Listen:
@@ -58,13 +67,15 @@ def place_of(record: RunRecord, wanted: Listen, default: Listen) -> Listen:
     return replace(wanted, bind=record.bind, port=record.port)
 
 
-def same_base(record: RunRecord) -> Base:
+def same_base(record: RunRecord, recipe: Recipe) -> Base:
     """The base model the run began with. Raises Failure (model_invalid) where it is not what it was."""
-    from recipes.base import Base, check_folder, manifest
+    from recipes.base import Base, check_folder, commit_of, fetch_model, manifest
 
-    folder = Path(record.base)
+    folder, model = Path(record.base), recipe.model
+    if not folder.is_dir() and commit_of(folder) is not None:  # the hub's cache was cleared since
+        folder = fetch_model(model.model_name_or_path, model.model_revision, model.trust_remote_code)
     check_folder(folder)
-    base = Base(folder, manifest(folder))
+    base = Base(folder, manifest(folder, recipe.model.trust_remote_code))
     if base.digest != record.base_sha256:
         raise Failure("model_invalid", f"the base model in {folder} is not the one {record.run} began with")
     return base

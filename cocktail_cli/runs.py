@@ -47,9 +47,16 @@ class RunRecord:
     started: str  # UTC
     base_sha256: str = ""  # of the base's files
     data_sha256: str = ""  # of the corpus
+    asked_hash: str = ""  # of the recipe as it was given; recipe_hash: with commits in place of revisions
     state: State = "running"
     steps: int = 0
     eval_loss: float | None = None
+    reach: str = ""  # what is known of the address in the URL
+    planned: int = 0  # steps of the whole run; 0: a record of before this was noted
+
+    def is_of(self, recipe_hash: str) -> bool:
+        """Whether it was launched with the recipe of this hash."""
+        return recipe_hash in (self.asked_hash, self.recipe_hash)
 
     def local_url(self) -> str:
         """The URL by which the hub is found on its own machine, whatever address the others use."""

@@ -16,6 +16,7 @@ SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if 
 
 
 LEAVE_WITHIN = 22.0  # seconds from the wish to leave to the goodbye, whatever this process is at
+PAUSE_WITHIN = 600.0  # where nobody takes the machine away: what is kept for the return is written whole
 SAME_S = 0.5  # `timeout` and systemd tell the process and then its group, a terminal and its shell likewise
 
 
@@ -76,19 +77,25 @@ def leave_on_signal(
             signal.signal(signum, handler)
 
 
+@contextmanager
 def leave_in_time(
-    asked: Callable[[], bool], goodbye: Callable[[], None], status: Callable[[], int], seconds: float
-) -> None:
-    """Once `asked`, end this process in `seconds` at the latest, after a `goodbye`: a long batch or a slow
-    disk do not look at the wish.
+    by: Callable[[], float], goodbye: Callable[[], None], status: Callable[[], int]
+) -> Iterator[None]:
+    """In here this process ends at the monotonic time `by` at the latest, after a `goodbye`: a long batch or
+    a slow disk do not look at the wish to leave.
     """
+    over = threading.Event()
 
     def watch() -> None:
-        while not asked():
-            time.sleep(0.2)
-        time.sleep(seconds)
+        while time.monotonic() < by():
+            if over.wait(0.2):
+                return
         threading.Timer(2.0, lambda: os._exit(status())).start()  # should the goodbye be what is stuck
         goodbye()
         os._exit(status())
 
     threading.Thread(target=watch, name="leave in time", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cocktail_cli.findings import tell
-from cocktail_cli.options import DataPath, Json, ModelName, Overrides, Quiet, Recipe
+from cocktail_cli.options import DataPath, Json, ModelName, Overrides, Quiet, Recipe, TrustCode
+from cocktail_cli.trust import check_trust
 
 if TYPE_CHECKING:
     from recipes.problems import Finding
@@ -31,6 +32,7 @@ def validate(
     print_: Annotated[
         bool, typer.Option("--print", help="Print every value and where it comes from; check no more.")
     ] = False,
+    trust_remote_code: TrustCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -52,6 +54,7 @@ def validate(
         typer.echo(printed(resolved, as_json))
         return
     checked = resolved.recipe
+    check_trust(checked, trust_remote_code)
     code = tell(
         findings(resolved, offline),
         as_json,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from recipes.stream import Stream
 
 
+LONGEST_LEASE = 16  # rounds; a packet that follows its own round's work cannot be late by any
 TOLD = {10**i for i in range(9)}  # how often a peer was held, where that is told
 
 
@@ -195,6 +196,7 @@ def settings_of(work: RunWork, run: str, first_peers: int = 1, own_key: str = ""
         parameters=work.parameters,
         shards=recipe.compression.shards,
         owners=swarm.owners,
+        longest_lease=LONGEST_LEASE if recipe.compression.staleness else 1,
         eval=bool(work.corpus.held_out),
         eval_every=recipe.checkpoint.eval_every(steps),
         join=swarm.join,

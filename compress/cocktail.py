@@ -34,7 +34,6 @@ class Cocktail:
 
     sample: float = 0.1  # p: share of the coordinates that a round visits, 1e-6 .. 1
     keep: float = 0.2  # K: share of the visited ones that is sent, the largest; 0 < K <= 1
-    chunk: int = 0  # the largest of each so many visited neighbours; 0: of all that are visited
     bits: int = 4  # q: of 1, 2, 3, 4, 8, 16, or 32 (off)
     kind: Literal["block", "element", "fragment"] = (
         "block"  # visit whole blocks (reads only p of the memory), elements, or one range after the other
@@ -44,6 +43,7 @@ class Cocktail:
     stochastic: bool = False  # round at random so that the mean is right, instead of to the nearest level
     shards: int = 1  # ranges of the vector that are each a vector of its own: draw, walk and encode take one
     full: int = 0  # rounds at the start that visit and send everything, in 16 bits
+    chunk: int = 0  # keep the largest of each so many visited neighbours; 0: of all that are visited
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.sample <= 1:

@@ -1,7 +1,8 @@
 """The model a run starts from, as a folder on this disk: config, weights, tokenizer.
 
 However it was named (a local folder, a hub id, `builtin:`), it becomes such a folder, whose files peers know
-by hash. No code that comes with a model is run, and none is among these files.
+by hash. Code that comes with a model is among these files, and is run, only where the recipe says
+`trust_remote_code`; whether it may say so here is asked before this room is entered (cocktail_cli/trust.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from recipes.hub import fetch
+from recipes.own_code import CODE, loading
 from recipes.problems import ModelError
 from recipes.schema import Model, Recipe
 
@@ -87,23 +89,23 @@ def prepare_base(recipe: Recipe, folder: Path) -> Base:
 
     Errors: ModelError where something is missing, HubUnreachable where the hub does not answer.
     """
-    name = recipe.model.model_name_or_path
+    name, code = recipe.model.model_name_or_path, recipe.model.trust_remote_code
     if name.startswith("builtin:"):
         made = _make_builtin(name, recipe.training.seed, Path(folder))
         return Base(made, manifest(made))
     local = Path(name).expanduser()
     if local.is_dir():
         check_folder(local)
-        return Base(local, manifest(local))
-    fetched = fetch_model(name, recipe.model.model_revision)
-    return Base(fetched, manifest(fetched))
+        return Base(local, manifest(local, code))
+    fetched = fetch_model(name, recipe.model.model_revision, code)
+    return Base(fetched, manifest(fetched, code))
 
 
-def fetch_model(name: str, revision: str | None) -> Path:
+def fetch_model(name: str, revision: str | None, code: bool = False) -> Path:
     """Hub model `name` as a folder of the hub's cache. Errors: as prepare_base."""
     if _looks_local(name):
         raise ModelError(f"no such model folder: {name}")
-    fetched = fetch(name, revision, [*WEIGHTS[:2], *BESIDE_WEIGHTS], WEIGHTS[2:])
+    fetched = fetch(name, revision, [*WEIGHTS[:2], *beside(code)], WEIGHTS[2:])
     check_folder(fetched, name)
     return fetched
 
@@ -128,15 +130,20 @@ def outline(model: Model) -> Path:
     if not folder.is_dir():
         if _looks_local(name):
             raise ModelError(f"no such model folder: {name}")
-        folder = fetch(name, model.model_revision, BESIDE_WEIGHTS)
+        folder = fetch(name, model.model_revision, beside(model.trust_remote_code))
     if not (folder / "config.json").is_file():
         raise ModelError(f"{name}: no config.json, so this is no model saved by save_pretrained")
     return folder
 
 
-def manifest(folder: Path) -> tuple[BaseFile, ...]:
+def beside(code: bool) -> tuple[str, ...]:
+    """What of a model is fetched beside its weights."""
+    return (*BESIDE_WEIGHTS, CODE) if code else BESIDE_WEIGHTS
+
+
+def manifest(folder: Path, code: bool = False) -> tuple[BaseFile, ...]:
     """The files a peer needs to hold this base, with their hashes. Safetensors win over .bin."""
-    names = {path.name for pattern in BESIDE_WEIGHTS for path in folder.glob(pattern)}
+    names = {path.name for pattern in beside(code) for path in folder.glob(pattern)}
     for patterns in (WEIGHTS[:2], WEIGHTS[2:]):
         weights = {path.name for pattern in patterns for path in folder.glob(pattern)}
         if weights:
@@ -187,19 +194,18 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
 
     Errors: ModelError where there is none, HubUnreachable.
     """
-    source = model.tokenizer_name_or_path
-    if source is None:
-        return open_tokenizer(folder, model.pad_token)
+    source, code = model.tokenizer_name_or_path, model.trust_remote_code
     if source in BUILTIN_MODELS:
-        return open_tokenizer(BUILTIN_MODELS[source], model.pad_token)
-    if Path(source).expanduser().is_dir():
-        return open_tokenizer(Path(source).expanduser(), model.pad_token)
-    if _looks_local(source):
-        raise ModelError(f"no such tokenizer folder: {source}")
-    return open_tokenizer(fetch(source, None, BESIDE_WEIGHTS), model.pad_token)
+        folder = BUILTIN_MODELS[source]
+    elif source is not None:
+        local = Path(source).expanduser()
+        if not local.is_dir() and _looks_local(source):
+            raise ModelError(f"no such tokenizer folder: {source}")
+        folder = local if local.is_dir() else fetch(source, None, beside(code))
+    return open_tokenizer(folder, model.pad_token, code)
 
 
-def open_tokenizer(folder: Path, pad_token: str | None = None) -> PreTrainedTokenizerBase:
+def open_tokenizer(folder: Path, pad_token: str | None = None, code: bool = False) -> PreTrainedTokenizerBase:
     """A tokenizer with a pad token: the one asked for, the tokenizer's own, or else its eos token (labels of
     padding are masked, so that no token is lost by it). Errors: ModelError."""
     from transformers import AutoTokenizer
@@ -207,9 +213,10 @@ def open_tokenizer(folder: Path, pad_token: str | None = None) -> PreTrainedToke
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         hint = "(hint: model.tokenizer_name_or_path=FOLDER or hub id)"
         raise ModelError(f"{folder}: no tokenizer in this folder {hint}")
+    told = loading(folder, code)
     try:
         with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(folder, **told)
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
         raise ModelError(f"{folder}: transformers cannot load this tokenizer: {error}") from error
     if pad_token is not None:

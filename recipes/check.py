@@ -178,8 +178,25 @@ def cross_check(document: Document, recipe: Recipe) -> list[Problem]:
         wrong("training.max_steps", f"must be at least 1, or -1 for whole epochs, not {training.max_steps}")
     found += _check_schedule(document, recipe)
     found += _check_model(document, recipe)
-    if recipe.compression.preset == "lora-cocktail" and recipe.lora is None:
-        wrong("compression.preset", "`lora-cocktail` is for adapters", "add a section `lora:`, or `cocktail`")
+    found += _check_compression(document, recipe)
+    return found
+
+
+def _check_compression(document: Document, recipe: Recipe) -> list[Problem]:
+    found: list[Problem] = []
+    compression, most = recipe.compression, recipe.training.max_steps
+
+    def wrong(name: str, message: str, hint: str = "") -> None:
+        found.append(document.problem(("compression", name), message, hint))
+
+    if compression.preset == "lora-cocktail" and recipe.lora is None:
+        wrong("preset", "`lora-cocktail` is for adapters", "add a section `lora:`, or `cocktail`")
+    if 0 < most < compression.local_steps:
+        said = f"{compression.local_steps}: a run of {most} steps would exchange nothing before its end"
+        wrong("local_steps", said, f"local_steps={max(1, most // 10)}")
+    if 0 < compression.topk_chunk * compression.topk_ratio < 0.5:
+        said = f"topk_ratio {compression.topk_ratio:g} keeps none of {compression.topk_chunk} values"
+        wrong("topk_chunk", said, "a larger chunk")
     return found
 
 

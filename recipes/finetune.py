@@ -46,6 +46,7 @@ class Round(Protocol):
     exchange: bool  # False: nothing is exchanged (the last evaluation)
     eval_part: int
     eval_parts: int  # 0: no evaluation
+    spans: int  # rounds that the lease is to last; above 1 this peer is no member before it says `ready`
 
 
 @dataclass(frozen=True)
@@ -338,12 +339,10 @@ def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: 
     peer.flight = None
     if done.accepted:
         peer.undelivered = [lease for lease in peer.undelivered if lease not in done.delivered]
-    elif not link.leaving.is_set():
-        # left out of this round: a member again from the next one that opens
+    if (not done.accepted or round.spans > 1) and not link.leaving.is_set():
+        # left out of this round, or of those since: a member again from the next one that opens
         link.ready(worker.common.round, worker.common.fingerprint)
-    if gradient is not None:
-        peer.compute_s = gradient.finished - gradient.started
-        peer.wait_s = max(0.0, done.finished - gradient.finished)
+    peer.wait_s = max(0.0, done.finished - gradient.finished) if gradient else peer.wait_s
     return StepDone(
         round=round.round,
         step=round.step,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from recipes.base import quiet
 from recipes.flat import Layout
+from recipes.own_code import loading
 from recipes.problems import ModelError
 from recipes.schema import Recipe
 from recipes.shared import windows
@@ -35,10 +36,13 @@ def hollow(base: Path, recipe: Recipe, device: torch.device) -> Any:
     chosen: dict[str, Any] = {} if attention == "auto" else {"attn_implementation": attention}
     if not as_stored:  # trained weights are masters in float32, whatever kind is computed in
         chosen["dtype"] = KINDS[wanted.dtype] if recipe.lora is not None else torch.float32
+    told = loading(base, wanted.trust_remote_code)
     try:
         with quiet(), parameters_on_meta():
-            config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **chosen)
+            config = AutoConfig.from_pretrained(base, **told)
+            model = AutoModelForCausalLM.from_config(
+                config, trust_remote_code=wanted.trust_remote_code, **chosen
+            )
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
         message = f"{base}: transformers cannot load this as a causal language model: {error}"
         raise ModelError(message) from error

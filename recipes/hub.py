@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from recipes.problems import HubUnreachable, ModelError
+from recipes.own_code import CODE
+from recipes.problems import DataError, HubUnreachable, ModelError
 
 SPARE = 256 << 20  # bytes that stay free on the disk
 
@@ -84,6 +85,31 @@ def fetch(name: str, revision: str | None, files: Sequence[str], otherwise: Sequ
         return _cached(name, revision, error)
 
 
+def commit_of_data(name: str, revision: str | None) -> str | None:
+    """The commit that `revision` of hub data set `name` is now; None where the hub does not answer: then what
+    is in the cache is used, which has only one.
+
+    Errors: DataError where there is no such data set, or no such revision of it, or it may not be read.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        return HfApi().dataset_info(name, revision=revision).sha
+    except GatedRepoError as error:
+        raise DataError(f"{name}: the hub wants to know who asks {licence(f'datasets/{name}')}") from error
+    except RevisionNotFoundError as error:
+        hint = f"(hint: those there are: https://huggingface.co/datasets/{name}/tree/main)"
+        raise DataError(f"{name} has no revision {revision}, or no longer {hint}") from error
+    except RepositoryNotFoundError as error:
+        hint = "(hint: of a private one `hf auth login` first)"
+        raise DataError(f"{name}: no such file, and no such data set on the hub {hint}") from error
+    except Exception as error:
+        if not is_no_answer(error):
+            raise
+        return None
+
+
 def licence(name: str) -> str:
     """What opens a gated model."""
     return f"(hint: accept the licence at https://huggingface.co/{name}, then `hf auth login`)"
@@ -146,7 +172,7 @@ class Repository:
                 folder_path=folder,
                 path_in_repo=inside,
                 commit_message=said,
-                allow_patterns=list(PUSHED),
+                allow_patterns=[*PUSHED, *(file.name for file in folder.glob(CODE))],
             )
             return str(getattr(done, "commit_url", done))
 

@@ -97,6 +97,7 @@ def apply(peer: Peer, round: Round, gradient: Gradient | None) -> None:
     if gradient is None:
         return
     take_step(peer, round, gradient.number)
+    peer.compute_s = gradient.finished - gradient.started
     peer.undelivered.append(gradient.lease)
     peer.unfinished = False
 

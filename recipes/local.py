@@ -165,16 +165,7 @@ class Alone:
             return evaluate(self.model, samples, size)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        found = {LOCAL: self.flat.vector}
-        for number, parameter in enumerate(
-            parameters_of(self.optimizer)
-        ):  # state_dict wraps what bitsandbytes has
-            for what, value in self.optimizer.state.get(parameter, {}).items():
-                if type(value) not in PLAIN:  # torchao's: it begins anew, as a joiner's does
-                    return {LOCAL: self.flat.vector}
-                name, tensor = packed(what, value)
-                found[f"{OPTIMIZER}.{number}.{name}"] = tensor
-        return found
+        return {LOCAL: self.flat.vector, **states_of(self.optimizer)}
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         parameters = enumerate(parameters_of(self.optimizer))
@@ -182,13 +173,7 @@ class Alone:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self.flat.take(tensors[LOCAL])
-        state: dict[int, dict[str, Tensor | int]] = {}
-        for name in tensors:
-            if name != LOCAL:
-                number, what = parsed(name)
-                key, value = unpacked(what, tensors[name])
-                state.setdefault(number, {})[key] = value
-        load_state(self.optimizer, state)
+        load_states(self.optimizer, tensors)
 
 
 def placed(x: Tensor, where: str, copy: bool = False) -> Tensor:
@@ -235,6 +220,31 @@ def parsed(name: str) -> tuple[int, str]:
     """The number of the parameter, and what is kept of it."""
     _, number, what = name.split(".", 2)
     return int(number), what
+
+
+def states_of(optimizer: Optimizer) -> dict[str, Tensor]:
+    """What it keeps, by name, as float32. Nothing where that cannot be kept (torchao's): it then begins anew,
+    as a joiner's does.
+    """
+    found: dict[str, Tensor] = {}
+    for number, parameter in enumerate(parameters_of(optimizer)):  # state_dict wraps what bitsandbytes has
+        for what, value in optimizer.state.get(parameter, {}).items():
+            if type(value) not in PLAIN:
+                return {}
+            name, tensor = packed(what, value)
+            found[f"{OPTIMIZER}.{number}.{name}"] = tensor
+    return found
+
+
+def load_states(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """The way back; other names are passed over."""
+    state: dict[int, dict[str, Tensor | int]] = {}
+    for name in tensors:
+        if name.startswith(f"{OPTIMIZER}."):
+            number, what = parsed(name)
+            key, value = unpacked(what, tensors[name])
+            state.setdefault(number, {})[key] = value
+    load_state(optimizer, state)
 
 
 def packed(what: str, value: Tensor | int | float) -> tuple[str, Tensor]:

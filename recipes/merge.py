@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recipes.adapters import delta, scale_of
 from recipes.flat import Layout
@@ -49,9 +49,10 @@ def write_merged(
 ) -> None:
     """The base with its adapters in it, as a model that needs no peft. Errors: ModelError, OSError."""
     assert recipe.lora is not None
-    adapters, whole = taken_apart(base, layout, vector)
+    code = recipe.model.trust_remote_code
+    adapters, whole = taken_apart(blueprint(base, code=code), layout, vector)
     scale = scale_of(recipe.lora)
-    with closing(open_vector(base)) as stored:
+    with closing(open_vector(base, code)) as stored:
         shapes = dict(zip(stored.layout.names, stored.layout.shapes, strict=True))
         untied = {name: tuple(tensor.shape) for name, tensor in whole.items() if name not in shapes}
         called = dict(zip(stored.layout.names, stored.names, strict=True))
@@ -97,9 +98,11 @@ def begun(path: Path, metadata: Mapping[str, str], kinds: Mapping[str, Kind]) ->
         os.fsync(file.fileno())
 
 
-def taken_apart(base: Path, layout: Layout, vector: Tensor) -> tuple[dict[str, Adapter], dict[str, Tensor]]:
+def taken_apart(
+    model: nn.Module, layout: Layout, vector: Tensor
+) -> tuple[dict[str, Adapter], dict[str, Tensor]]:
     """Weight of the base -> its adapter; weight that was trained as a whole -> what it is now."""
-    modules = dict(blueprint(base).named_modules())
+    modules = dict(model.named_modules())
     halves: dict[str, dict[str, Tensor]] = {}
     whole = dict[str, Tensor]()
     for name, part in zip(layout.names, layout.views(vector), strict=True):

@@ -33,6 +33,7 @@ from recipes.base import (
 )
 from recipes.data import Sample, batches, collate
 from recipes.flat import Flat, Layout, layout_of
+from recipes.own_code import loading
 from recipes.problems import ModelError
 
 if TYPE_CHECKING:
@@ -86,12 +87,13 @@ def load_model(
     device: str | torch.device = "cpu",
     kind: torch.dtype | Literal["auto"] = torch.float32,  # of the weights; auto: as they are stored
     quantized: Quantized | None = None,
+    code: bool = False,  # run that of the folder
 ) -> PreTrainedModel:
     """The causal LM in `folder`, in evaluation mode. Errors: ModelError."""
     from transformers import AutoModelForCausalLM
 
     check_folder(Path(folder))
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, Any] = dict(loading(Path(folder), code))
     if attn_implementation != "auto":
         chosen["attn_implementation"] = attn_implementation
     if quantized is not None:
@@ -102,8 +104,6 @@ def load_model(
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=kind,
-                local_files_only=True,
-                trust_remote_code=False,
                 output_loading_info=True,
                 **chosen,
             )
@@ -188,13 +188,13 @@ def export(
     return folder
 
 
-def load_adapted(folder: Path) -> nn.Module:
+def load_adapted(folder: Path, code: bool = False) -> nn.Module:
     """The model of an adapter's folder: the base that it names, and the adapter. Errors: ModelError."""
     from peft import PeftModel
 
     name, revision = base_of(folder)
-    base = Path(name) if Path(name).is_dir() else fetch_model(name, revision)
-    plain = load_model(base)
+    base = Path(name) if Path(name).is_dir() else fetch_model(name, revision, code)
+    plain = load_model(base, code=code)
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what peft calls in transformers
         model: nn.Module = PeftModel.from_pretrained(plain, folder).eval()
@@ -203,12 +203,17 @@ def load_adapted(folder: Path) -> nn.Module:
 
 @torch.no_grad()
 def generate(
-    folder: Path, prompt: str, max_new_tokens: int = 128, temperature: float = 0.0, seed: int | None = None
+    folder: Path,
+    prompt: str,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    seed: int | None = None,
+    code: bool = False,  # run that of the folder
 ) -> str:
     """What the model in `folder` writes after `prompt`; temperature 0 takes the likeliest token each time."""
     folder = Path(folder)
-    tokenizer = open_tokenizer(folder)
-    model: Any = load_adapted(folder) if is_adapter(folder) else load_model(folder)
+    tokenizer = open_tokenizer(folder, code=code)
+    model: Any = load_adapted(folder, code) if is_adapter(folder) else load_model(folder, code=code)
     if seed is not None:
         torch.manual_seed(seed)
     inputs = tokenizer(prompt or tokenizer.eos_token, return_tensors="pt", return_token_type_ids=False)

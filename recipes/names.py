@@ -11,12 +11,7 @@ from typing import Any
 
 # dotted key -> values that ask for nothing
 LATER: dict[str, tuple[Any, ...]] = {
-    "model.trust_remote_code": (False,),
     "compression.lossless": (),
-    "logging.report_to": (None, "none", []),
-    "logging.project": (None,),
-    "logging.run_name": (None,),
-    "logging.trackio_space_id": (None,),
     "logging.loss_watchdog_threshold": (None,),
     "logging.loss_watchdog_patience": (None,),
 }

@@ -8,7 +8,7 @@ What it is asked for comes from spread.py, in the peer's own process, and all ra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from math import prod
@@ -17,14 +17,27 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from recipes.data import Sample, unpack
+from recipes.fit import first_line, is_full
 from recipes.flat import layout_of
 from recipes.hollow import Filled, hollow
-from recipes.local import LOCAL, OPTIMIZER, LossScale, backward, batch_of, load_state, parameters_of, parsed
+from recipes.local import (
+    LOCAL,
+    OPTIMIZER,
+    LossScale,
+    backward,
+    batch_of,
+    load_state,
+    load_states,
+    parameters_of,
+    parsed,
+    states_of,
+)
 from recipes.model import loss_sum
 from recipes.optim import build_optimizer, set_learning_rate
 from recipes.recipe import recipe_from_json
@@ -32,6 +45,7 @@ from recipes.schema import Training
 from recipes.shared import Shared, windows
 from recipes.trained import computed_in, kind_of
 from recipes.weights import open_vector
+from recipes.whole import write_whole
 
 TIMEOUT = timedelta(minutes=5)  # for the other ranks: one may still be at a long batch
 
@@ -79,6 +93,7 @@ class Rank:
         """Do as asked; what there is to say."""
         can: dict[str, Callable[..., dict[str, Any] | None]] = {
             "load": self.load,
+            "restore": self.restore,
             "zero": self.zero,
             "backward": self.backward,
             "clip": self.clip,
@@ -95,10 +110,16 @@ class Rank:
             "write": self.write,
             "bytes": self.bytes,
         }
-        do = can[asked.pop("do")]
+        what = asked.pop("do")
         if data:
             asked["part"] = unpack(data)
-        return do(**asked) or {}
+        try:
+            return can[what](**asked) or {}
+        except (RuntimeError, MemoryError) as error:
+            if what not in ("backward", "score") or not is_full(error):
+                raise
+            # The others may wait for this rank in the middle of theirs. What is lost is a gradient.
+            return {"full": first_line(error)}
 
     # ---- the model -----------------------------------------------------------------------------------------
 
@@ -111,7 +132,9 @@ class Rank:
         kind, filled = kind_of(settings), Filled(self.model, self.layout, self.shared.common, self.device)
         with ExitStack() as files:
             if settings.lora is not None:
-                filled.stored = files.enter_context(closing(open_vector(Path(base))))
+                filled.stored = files.enter_context(
+                    closing(open_vector(Path(base), settings.model.trust_remote_code))
+                )
             self.spread(filled, kind)
         self.half = half_of(settings.training, kind, self.model, self.device)
         self.scale = LossScale(2.0**16) if self.half == torch.float16 else LossScale()
@@ -150,6 +173,8 @@ class Rank:
     # ---- training ------------------------------------------------------------------------------------------
 
     def zero(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()  # x_i and the optimizer are what `save` may read
         self.model.train()
         self.model.zero_grad()
 
@@ -286,6 +311,31 @@ class Rank:
         number, what = parsed(name)
         state = self.optimizer.state[parameters_of(self.optimizer)[number]][what]
         return [self.range_of(self.numbers[number], state)]
+
+    # ---- beginning again -----------------------------------------------------------------------------------
+
+    def save(self, path: str) -> None:
+        """Write down x_i and the optimizer's state, as far as this rank has them.
+
+        In another thread than `answer`, which may wait for a rank that will not come: neither of them changes
+        while a gradient is computed.
+        """
+        beside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        with torch.cuda.stream(beside) if beside is not None else nullcontext(), torch.no_grad():
+            x = {f"{LOCAL}.{i}": held.values for i, held in enumerate(self.aside or self.own)}
+            told = {"value": repr(self.scale.value), "steps": str(self.scale.steps)}
+            write_whole(Path(path), x | states_of(self.optimizer), told)
+
+    @torch.no_grad()
+    def restore(self, path: str) -> None:
+        """The way back, of a rank of the same number among as many, after `load`."""
+        with safe_open(path, "pt") as file:
+            for i, held in enumerate(self.own):
+                held.values.copy_(file.get_tensor(f"{LOCAL}.{i}"))
+            kept = {name: file.get_tensor(name) for name in file.keys() if name.startswith(OPTIMIZER)}  # noqa: SIM118
+            told = file.metadata()
+        load_states(self.optimizer, kept)
+        self.scale = LossScale(float(told["value"]), int(told["steps"]))
 
     def bytes(self) -> dict[str, Any]:
         """What this rank holds on its device, but for activations and the block at work."""

@@ -100,6 +100,7 @@ class Model(Section):
     attn_implementation: Literal[
         "auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"
     ] = "auto"  # auto: transformers chooses
+    trust_remote_code: bool = False  # run code that comes with the model; each machine must allow it
     pad_token: str | None = None  # null: the tokenizer's, else its eos token
     load_in_8bit: bool = False  # the frozen base; needs `lora:` and bitsandbytes
     load_in_4bit: bool = False
@@ -294,8 +295,22 @@ class Checkpoint(Section):
         return max(1, whole_steps(self.eval_steps, steps)) if self.eval_steps else 0
 
 
+def listed(value: Any) -> Any:
+    """`wandb` -> [wandb]; `none` and null -> []: as transformers takes it."""
+    if value in (None, "none"):
+        return ()
+    return (value,) if isinstance(value, str) else value
+
+
 class Logging(Section):
     logging_steps: Whole = 1
+    # trackers that the owner's machine reports to, beside metrics.jsonl
+    report_to: Annotated[
+        tuple[Literal["tensorboard", "wandb", "trackio"], ...], Strict(False), BeforeValidator(listed)
+    ] = ()
+    project: Annotated[str, Field(min_length=1)] = "cocktail"
+    run_name: str | None = None  # null: the run's own
+    trackio_space_id: str | None = None  # null: on the owner's disk
 
 
 class Recipe(Section):

@@ -79,12 +79,13 @@ def blueprint_of(recipe: Recipe, base: Path) -> nn.Module:
     """The model as it is trained, names, shapes and kinds only, on the meta device. Errors: ModelError."""
     as_stored = recipe.lora is not None and recipe.model.dtype == "auto"
     kind = None if as_stored else KINDS.get(recipe.model.dtype, torch.float32)
-    return dressed(blueprint(base, kind), recipe)
+    return dressed(blueprint(base, kind, recipe.model.trust_remote_code), recipe)
 
 
 def check_trainable(recipe: Recipe, base: Path) -> None:
     """Whether the class of this base can do what the recipe asks of it. Errors: ModelError."""
-    model, wanted = blueprint(base), recipe.model.attn_implementation
+    model = blueprint(base, code=recipe.model.trust_remote_code)
+    wanted = recipe.model.attn_implementation
     flag = ATTENTION.get(wanted)
     if flag is not None and not getattr(model, flag, False):
         offers = ["auto", "eager", *(name for name, flag in ATTENTION.items() if getattr(model, flag, False))]
@@ -114,13 +115,15 @@ def load_trained(
     Errors: ModelError.
     """
     wanted, attention = recipe.model, attention_here(recipe.model.attn_implementation, device)
+    code = wanted.trust_remote_code
     if recipe.lora is None:
-        return dressed(faster(load_model(snapshot or base, attention, device), recipe), recipe)
+        whole = load_model(snapshot or base, attention, device, code=code)
+        return dressed(faster(whole, recipe), recipe)
     bits = None
     if wanted.quantized and quantized:
         bits = Quantized(wanted.load_in_4bit, wanted.bnb_4bit_quant_type)
     kind: torch.dtype | Literal["auto"] = "auto" if wanted.dtype == "auto" else KINDS[wanted.dtype]
-    model = dressed(faster(load_model(base, attention, device, kind, bits), recipe), recipe)
+    model = dressed(faster(load_model(base, attention, device, kind, bits, code), recipe), recipe)
     with closing(open_trained(recipe, base, snapshot)) as x, torch.no_grad():
         layout = layout_of(model)
         if layout != x.layout:
@@ -135,7 +138,7 @@ def load_trained(
 def open_trained(recipe: Recipe, base: Path, snapshot: Path | None = None) -> StoredVector:
     """x_0, or x' of a snapshot of this run. Errors: ModelError."""
     if recipe.lora is None:
-        return open_vector(snapshot or base)
+        return open_vector(snapshot or base, recipe.model.trust_remote_code)
     return _opened(recipe, base, snapshot) if snapshot else _drawn(recipe, base)
 
 
@@ -150,7 +153,8 @@ def _drawn(recipe: Recipe, base: Path) -> StoredVector:
                 parts.append(in_memory(torch.from_numpy(drawn)))
                 continue
             if copied is None:
-                copied = files.enter_context(closing(open_vector(base)))
+                opened_base = open_vector(base, recipe.model.trust_remote_code)
+                copied = files.enter_context(closing(opened_base))
             parts.append(copied.part(in_base(name)))
         opened = files.pop_all()
     return _adapter(recipe, base, model, tuple(parts), opened)
@@ -174,7 +178,7 @@ def count_trained(recipe: Recipe, base: Path) -> int:
     """P. Reads headers and configs only, where that is enough. Errors: ModelError."""
     if recipe.lora is not None:
         return layout_of(blueprint_of(recipe, base)).size
-    with closing(open_vector(base)) as vector:
+    with closing(open_vector(base, recipe.model.trust_remote_code)) as vector:
         return vector.layout.size
 
 

@@ -59,7 +59,8 @@ def model_of(recipe: Recipe, folder: Path) -> Finding:
     if Path(recipe.model.model_name_or_path).expanduser().is_dir():
         check_folder(folder)
     check_trainable(recipe, folder)
-    drawn, trained = blueprint(folder), layout_of(blueprint_of(recipe, folder)).size
+    drawn = blueprint(folder, code=recipe.model.trust_remote_code)
+    trained = layout_of(blueprint_of(recipe, folder)).size
     size = sum(parameter.numel() for parameter in drawn.parameters())
     said = f"{size / 1e9:.2f} B" if size >= 1e9 else f"{size / 1e6:.1f} M"
     name, revision = recipe.model.model_name_or_path, recipe.model.model_revision

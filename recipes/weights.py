@@ -25,6 +25,7 @@ from torch import nn
 from compress.streams import Bytes, InFile
 from recipes.base import check_folder, quiet
 from recipes.flat import Layout, layout_of
+from recipes.own_code import CODE, loading
 from recipes.problems import ModelError
 
 if TYPE_CHECKING:
@@ -100,10 +101,10 @@ class StoredVector:
         self.files.close()
 
 
-def open_vector(folder: Path) -> StoredVector:
+def open_vector(folder: Path, code: bool = False) -> StoredVector:
     """The weights in a model folder, in the order of its parameters. Errors: ModelError."""
     check_folder(folder)
-    model = blueprint(folder)
+    model = blueprint(folder, code=code)
     layout = layout_of(model)
     with ExitStack() as files:
         tensors = stored_in(folder, files)
@@ -116,19 +117,23 @@ def open_vector(folder: Path) -> StoredVector:
     )
     if not fits or tied.keys() & called.keys():  # a tied weight that is stored twice may be no tied one
         opened.close()
-        return _loaded(folder)
+        return _loaded(folder, code)
     names = tuple(called[name] for name in layout.names)
     others = {name: tensor for name, tensor in tensors.items() if name not in set(names)}
     parts = tuple(tensors[name] for name in names)
-    return StoredVector(layout, names, parts, others, opened, texts=texts_of(folder), tied=tied)
+    return StoredVector(layout, names, parts, others, opened, texts=texts_of(folder, code), tied=tied)
 
 
-def texts_of(folder: Path) -> dict[str, str]:
-    """What makes weights in FP32 a model: the config of the model in `folder`, by name of the file."""
+def texts_of(folder: Path, code: bool = False) -> dict[str, str]:
+    """What makes weights in FP32 a model: the config of the model in `folder`, and its code where that is
+    trusted, by name of the file.
+    """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)  # its older name
     config["dtype"] = "float32"
-    texts = {"config.json": json.dumps(config, indent=2) + "\n"}
+    own = folder.glob(CODE) if code else ()
+    texts = {file.name: file.read_text(encoding="utf-8") for file in own}
+    texts["config.json"] = json.dumps(config, indent=2) + "\n"
     if (folder / "generation_config.json").is_file():
         texts["generation_config.json"] = (folder / "generation_config.json").read_text(encoding="utf-8")
     return texts
@@ -141,17 +146,18 @@ def tied_names(model: nn.Module) -> dict[str, str]:
     return {name: first[id(p)] for name, p in every if first[id(p)] != name}
 
 
-def blueprint(folder: Path, kind: torch.dtype | None = None) -> PreTrainedModel:
+def blueprint(folder: Path, kind: torch.dtype | None = None, code: bool = False) -> PreTrainedModel:
     """The model of the config in `folder`, names and shapes only, on the meta device; its weights of `kind`,
     or as the config has it. Errors: ModelError.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    told = loading(folder, code)
     try:
         with quiet(), torch.device("meta"):
-            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(folder, **told)
             chosen: dict[str, Any] = {} if kind is None else {"dtype": kind}
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **chosen)
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=code, **chosen)
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
         message = f"{folder}: transformers cannot load this as a causal language model: {error}"
         raise ModelError(message) from error
@@ -199,7 +205,9 @@ def read_header(file: BinaryIO, name: str) -> Header:
             raise ValueError(f"a header of {length} bytes")
         tensors = json.loads(bytes(InFile(file, 8, length)))
         metadata = tensors.pop("__metadata__", {})
-        end = max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
+        ends = [int(tensor["data_offsets"][1]) for tensor in tensors.values()]
+        if min(ends, default=0) < 0:
+            raise ValueError(f"a tensor that ends at byte {min(ends)}")
     except (
         ValueError,
         LookupError,
@@ -210,7 +218,7 @@ def read_header(file: BinaryIO, name: str) -> Header:
         RecursionError,
     ) as error:
         raise ModelError(f"{name} is not a safetensors file: {error}") from error
-    return Header(metadata, tensors, 8 + length, 8 + length + end)
+    return Header(metadata, tensors, 8 + length, 8 + length + max(ends, default=0))
 
 
 def write_header(metadata: Mapping[str, str], tensors: Mapping[str, Kind]) -> bytes:
@@ -254,16 +262,18 @@ def stored_in(folder: Path, files: ExitStack) -> dict[str, Stored]:
     return tensors
 
 
-def _loaded(folder: Path) -> StoredVector:
+def _loaded(folder: Path, code: bool) -> StoredVector:
     from recipes.model import load_model
 
-    model = load_model(folder)
+    model = load_model(folder, code=code)
     layout = layout_of(model)
     tensors = {name: in_memory(tensor) for name, tensor in model.state_dict().items()}
     tied = tied_names(model)
     others = {name: tensor for name, tensor in tensors.items() if name not in {*layout.names, *tied}}
     parts = tuple(tensors[name] for name in layout.names)
-    return StoredVector(layout, layout.names, parts, others, on_disk=False, texts=texts_of(folder), tied=tied)
+    return StoredVector(
+        layout, layout.names, parts, others, on_disk=False, texts=texts_of(folder, code), tied=tied
+    )
 
 
 def in_memory(tensor: torch.Tensor) -> Stored:

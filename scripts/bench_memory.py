@@ -57,6 +57,7 @@ class OneRound:
     exchange: bool = True
     eval_part: int = 0
     eval_parts: int = 0
+    spans: int = 1
 
 
 @dataclass
@@ -206,11 +207,11 @@ def main() -> None:
             command, stdout=subprocess.PIPE, text=True, check=True, env=GIVES_BACK | dict(os.environ)
         )
         rows.append((name, json.loads(done.stdout.splitlines()[-1])))
-    names = list(rows[0][1]["parts"])
+    names = list(dict.fromkeys(part for _, row in rows for part in row["parts"]))
     print(f"| MB | {' | '.join(names)} | planned | measured | planned / measured |")
     print("|---" * (len(names) + 4) + "|")
     for name, row in rows:
-        cells = [f"{row['parts'][part] / 1e6:.1f}" for part in names]
+        cells = [f"{row['parts'].get(part, 0) / 1e6:.1f}" for part in names]
         cells += [f"{row['planned'] / 1e6:.1f}", f"{row['measured'] / 1e6:.1f}"]
         print(f"| {name} | {' | '.join(cells)} | {row['planned'] / row['measured']:.3f} |")
 

@@ -31,7 +31,7 @@ def evaluated(hub: HubState, session: Session, m: Evaluated) -> None:
         hub.evaluations.finish()
         if not ev.tokens:  # a mean over nothing is no number
             return
-        hub.history.eval_loss = ev.loss
+        hub.history.evaluated(ev.step, ev.loss)
         hub.out.add(do.Note(ev.round, ev.step, ev.loss, ev.tokens, ev.final))
         hub.out.tell(events.EvaluationDone(0.0, ev.round, ev.step, ev.loss, ev.tokens, ev.final))
 

@@ -12,7 +12,26 @@ from .rounds import Exchange
 
 OFFERED = 2  # snapshots: the newest, and the one before for those who are fetching it
 REASON, REASONS = 200, 100  # characters of why a packet was refused, and so many of them: within a message
+POINTS = 128  # of the loss curve
 KEPT = 64  # rounds whose commit and fingerprint are kept at hand
+
+
+class Curve:
+    """(step, loss) of a whole run, at evenly spread rounds: of too many every second one goes."""
+
+    def __init__(self, points: Iterable[tuple[int, float]] = ()) -> None:
+        self.points: list[tuple[int, float]] = []
+        self.seen, self.every = 0, 1
+        for step, loss in points:
+            self.add(step, loss)
+
+    def add(self, step: int, loss: float) -> None:
+        if self.seen % self.every == 0:
+            self.points.append((step, loss))
+        if len(self.points) > POINTS:
+            del self.points[1::2]
+            self.every *= 2
+        self.seen += 1
 
 
 class History:
@@ -23,6 +42,7 @@ class History:
         self.commits: dict[int, Committed] = {}
         self.fingerprints: dict[int, int] = {}  # of x' of a round, as the accepted reports agreed
         self.loss = last.loss if last else None  # of the newest round that trained
+        self.curve, self.held_out = Curve(recovered.losses), Curve(recovered.held_out)
         self.eval_loss = evaluation.loss if evaluation else None
         self.tokens = 0  # counted since this hub started
         self.log_bytes = last.record.end if last else 0  # of the packet log
@@ -39,6 +59,7 @@ class History:
         tokens = sum(r.tokens for r in reports)
         if tokens:
             self.loss = sum(r.loss_sum for r in reports) / tokens
+            self.curve.add(ex.step, self.loss)
         self.tokens += sum(done.tokens.values())
         self.log_bytes += HEADER_SIZE + done.size
         self.fingerprints[ex.round] = reports[0].fingerprint
@@ -49,6 +70,11 @@ class History:
         self.commits.pop(ex.round - KEPT, None)
         self.fingerprints.pop(ex.round - KEPT, None)
         return self.commits[ex.round]
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """The held-out loss of x' is known."""
+        self.eval_loss = loss
+        self.held_out.add(step, loss)
 
     def offer(self, offers: Iterable[SnapshotOffer]) -> None:
         """From now on these snapshots are announced, the newest of them."""

@@ -50,7 +50,7 @@ from .objects import Objects
 from .sessions import wrong_version
 from .settings import RunSettings, Work
 from .sockets import RouterWire
-from .uploads import LEGACY, UPDATE, refuses, round_of
+from .uploads import LEGACY, TRIAL, UPDATE, refuses, round_of
 from .wire import GUARD_S, HANDSHAKE_DOWN, HANDSHAKE_UP, Frames, HubWire, key_of, wire_size
 
 LONGEST_LINGER_S = 120.0  # for peers that fetch slowly after the end
@@ -267,8 +267,9 @@ class Hub:
 
     def _arrived(self, upload: Arrived, now: float) -> None:
         session, round = upload.session, round_of(UPDATE, upload.name)
-        if (sender := self._state.members.get(session)) is None:
-            return  # it was sent away a moment ago
+        sender = self._state.members.get(session)
+        if sender is None or round_of(TRIAL, upload.name) is not None:
+            return  # it was sent away a moment ago; of a trial all that counts is that it is here
         if round is not None:
             self._packets[session, round] = self._openers.submit(self._open, round, sender.name, upload.parts)
             self._act(self._state.uploaded(session, round, now))

@@ -53,6 +53,7 @@ from .pace import Pace
 from .rounds import PHASES, Exchange, Phase
 from .sessions import Kind, Session, State
 from .settings import RunSettings
+from .shares import Speeds
 from .uploads import inherit, strike
 
 SHOWN = 8  # rounds named in a warning
@@ -88,7 +89,7 @@ class HubState:
         self.admission = Admission(settings, self.out, recovered.peers)
         self.exchange: Exchange | None = None
         self.estates = Estates()
-        self.pace = Pace(settings.step_timeout)
+        self.pace, self.speeds = Pace(settings.step_timeout), Speeds()
         self.history = History(recovered)
         self.started = now
         self.counted_at_start = self.leases.counted
@@ -144,7 +145,7 @@ class HubState:
         return self._drain(now)
 
     def uploaded(self, session_id: str, round: int, now: float) -> list[do.Action]:
-        """The packet of this session for `round` is here, whole, its checksum right."""
+        """The packet of this session for `round` is here, whole."""
         session, ex = self.members.get(session_id), self.exchange
         if session and ex and self.phase is Phase.OPEN and ex.round == round and session_id in ex.members:
             session.seen = now
@@ -158,7 +159,7 @@ class HubState:
         return self._drain(now)
 
     def handed_over(self, session_id: str, size: int, now: float) -> list[do.Action]:
-        """The legacy of this session is here, whole, its checksum right."""
+        """The legacy of this session is here, whole."""
         inherit(self, session_id, size)
         return self._drain(now)
 
@@ -268,6 +269,7 @@ class HubState:
     def _session_ended(self, session: Session) -> int:
         self.evaluations.lost(session.id)
         self.pace.forget(session.id)
+        self.speeds.forget(session.id)
         return self.leases.revoke(session.id)
 
     @property
@@ -302,6 +304,10 @@ class HubState:
             return
         ex.claims[session.id] = self.leases.claim(session.id, report.delivers)
         ex.arrived[session.id] = now - ex.opened
+        if claims := ex.claims[session.id]:  # the times are of the newest
+            self.speeds.note(
+                session.id, size(self.leases.ids(session.id, claims[-1]) or ()), report.compute_s
+            )
         if void := sorted(set(report.delivers) - set(ex.claims[session.id])):
             self.out.warn(f"claims to deliver leases it does not hold: {void[:SHOWN]}", session.name)
         self.members.move(session, Kind.ARRIVED)
@@ -321,23 +327,6 @@ class HubState:
             self._close_or_wait(now)
         elif self.phase is Phase.FINAL:
             finish_or_wait(self, now)
-
-    def open(self, ready: list[Session], now: float) -> None:
-        s, free = self.settings, self.leases.free
-        step = (s.samples - free) // s.global_batch if free else s.steps
-        granted = self.leases.grant(self.round, [p.id for p in ready], s.global_batch * s.local_steps)
-        leased = sum(size(ids) for ids in granted.values())
-        members = {p.id: p.name for p in ready}
-        ex = self.exchange = Exchange(self.round, step, members, leased, now, now + s.step_timeout)
-        ex.keys = {p.name: p.key for p in ready}
-        sharding.name_owners(self, ex, ready)
-        for p in ready:
-            self.members.move(p, Kind.OPENED)
-            p.owes = now if p.owes is None else p.owes
-        if self.evaluations.due(step):
-            self.evaluations.begin(self.round, step, [p.id for p in ready])
-        self.enter(Phase.OPENING)
-        self.out.add(do.Lease(self.round, granted, ex.hubs, len(ex.owners)))
 
     def announce(self, session: Session, ex: Exchange) -> None:
         samples = size(self.leases.ids(session.id, ex.round) or ())
@@ -370,7 +359,8 @@ class HubState:
             self._overdue(ex, "goes on without", now)
         for s in [s for s in ex.members if s in self.members.sessions]:
             self.pace.note(s, ex.arrived.get(s, now - ex.opened))
-        self.members.move_all(ex.members, Kind.CLOSED)
+        self.members.move_all(ex.members.keys() - ex.spans.keys(), Kind.CLOSED)
+        self.members.move_all(ex.spans, Kind.PARTED)
         if len({ex.reports[s].fingerprint for s in ex.claims}) > 1:
             self.out.add(do.FindFingerprint(ex.round))
         else:
@@ -389,7 +379,8 @@ class HubState:
         message = self.history.add(ex, accepted, done)
         for s in accepted:
             if (session := self.members.get(s)) is not None:
-                session.owes, session.accepted = None, session.accepted + 1
+                session.owes = now if session.state is State.APART else None
+                session.accepted += 1
                 session.tokens += done.tokens.get(session.name, 0)
                 session.share = done.share(session.name)
                 for lease in [r for r in self.leases.held(s) if r < ex.round - STALE]:

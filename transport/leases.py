@@ -9,7 +9,7 @@ that it delivers it. Claimed leases wait for the commit even if their session en
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from .ids import Pool, Runs, size
@@ -49,18 +49,14 @@ class Leases:
         self._pool = rest
         self._leases.setdefault(session, {})[round] = Lease(ids)
 
-    def grant(self, round: int, sessions: Sequence[str], batch: int) -> dict[str, Runs]:
-        """Share out `batch` samples (or what is left) for `round` among `sessions`, nearly equally.
+    def of(self, round: int, sessions: Iterable[str]) -> dict[str, Runs]:
+        """What these hold of this round already: it is opened again, or the hub restarted."""
+        return {s: lease.ids for s in sessions if (lease := self._leases.get(s, {}).get(round))}
 
-        The remainder goes to another one each round. A session that holds a lease of this round already (the
-        hub restarted) keeps it as its share.
-        """
-        have = {s: lease.ids for s in sessions if (lease := self._leases.get(s, {}).get(round))}
-        takers = [s for s in sessions if s not in have]
-        n = min(max(0, batch - sum(size(ids) for ids in have.values())), self.free)
-        granted = dict(have)
-        for i, session in enumerate(takers):
-            share = n // len(takers) + ((i - round) % len(takers) < n % len(takers))
+    def grant(self, round: int, shares: Mapping[str, int]) -> dict[str, Runs]:
+        """Give each session so many samples for `round`, in this order, as far as there are any."""
+        granted = dict[str, Runs]()
+        for session, share in shares.items():
             if ids := self._pool.take(share):
                 self._leases.setdefault(session, {})[round] = Lease(ids)
                 granted[session] = ids

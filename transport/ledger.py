@@ -121,6 +121,8 @@ class Recovered:
     evaluation: EvaluationRow | None = None  # the newest
     recent: tuple[RoundRow, ...] = ()  # the last rounds, in order
     term: int = 0  # how often the ledger was opened to write
+    losses: tuple[tuple[int, float], ...] = ()  # (step, loss) of the rounds that trained
+    held_out: tuple[tuple[int, float], ...] = ()  # of the evaluations
 
 
 @dataclass(frozen=True)
@@ -303,15 +305,22 @@ class Ledger:
 
     # ---- read by anybody -----------------------------------------------------------------------------------
 
-    def rounds(self) -> list[RoundRow]:
-        return [row_of(columns) for columns in self._db.execute("SELECT * FROM rounds ORDER BY round")]
+    def rounds(self, start: int = 0) -> list[RoundRow]:
+        """The committed rounds from `start` on."""
+        rows = self._db.execute("SELECT * FROM rounds WHERE round >= ? ORDER BY round", (start,))
+        return [row_of(columns) for columns in rows]
 
     def evaluations(self) -> list[EvaluationRow]:
         rows = self._db.execute("SELECT round, step, loss, tokens, final FROM evaluations ORDER BY round")
         return [EvaluationRow(r, s, loss, tokens, bool(final)) for r, s, loss, tokens, final in rows]
 
-    def counted(self) -> list[Counted]:
-        rows = self._db.execute("SELECT lease, peer, session, ids FROM counted ORDER BY round, peer, lease")
+    def counted(self, start: int = 0, stop: int = 2**62) -> list[Counted]:
+        """What the rounds start .. stop-1 have counted."""
+        rows = self._db.execute(
+            "SELECT lease, peer, session, ids FROM counted WHERE round >= ? AND round < ? "
+            "ORDER BY round, peer, lease",
+            (start, stop),
+        )
         return [Counted(lease, peer, session, unpack_runs(ids)) for lease, peer, session, ids in rows]
 
     def record(self, round: int) -> Record | None:
@@ -356,6 +365,8 @@ class Ledger:
             evaluation=evaluations[-1] if evaluations else None,
             recent=tuple(rounds[-RECENT:]),
             term=self.term,
+            losses=tuple((row.step, row.loss) for row in rounds if row.loss is not None),
+            held_out=tuple((one.step, one.loss) for one in evaluations),
         )
 
     def verify(self, *, complete: bool = False) -> Audit:

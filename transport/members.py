@@ -158,6 +158,11 @@ class Members:
         ready = [s for s in self.sessions.values() if s.state is State.READY and s.conn is not None]
         return sorted(ready, key=lambda s: s.name)
 
+    @property
+    def apart(self) -> int:
+        """How many compute a lease that spans rounds, and will be back."""
+        return sum(s.state is State.APART and s.conn is not None for s in self.sessions.values())
+
     def why(self, id: str, now: float) -> str:
         """Why nothing comes of a session, as far as the hub can know."""
         session = self.sessions.get(id)
@@ -167,6 +172,8 @@ class Members:
             return "connection lost"
         if now - session.seen >= SILENT_PINGS * self.settings.ping_s:
             return f"silent for {now - session.seen:.0f} s"
+        if session.state is State.APART:
+            return "computes a lease that spans several rounds"
         return "catches up" if session.state is State.JOINING else "answers, but its update has not come"
 
     def suspect(self, session: Session, now: float) -> bool:

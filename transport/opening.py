@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from . import actions as do
+from . import sharding
 from .finale import finish_or_wait
-from .rounds import Phase
+from .ids import Runs, size
+from .rounds import Exchange, Phase
+from .sessions import Kind, Session
 
 if TYPE_CHECKING:
     from .hub_state import HubState
@@ -22,15 +26,49 @@ def open_or_wait(hub: HubState, now: float) -> None:
         finish_or_wait(hub, now)
     elif others_expected(hub, len(ready), now):
         return
-    elif len(ready) < max(1, s.min_peers):
+    elif not ready or len(ready) + hub.members.apart < s.min_peers:
         tell_whom(hub, len(ready), now)
         if now >= hub.waiting_since + s.start_timeout:
             hub.end(f"{len(ready)} peers were ready, {s.min_peers} needed, for {s.start_timeout:.0f} s", 7)
     else:
         hub.waiting_since = now
         if hub.leases.free or any(hub.leases.held(p.id) for p in ready):
-            hub.open(ready, now)
+            open_round(hub, ready, now)
         # else those who hold the last samples are behind: they deliver, or lose them after lease_s
+
+
+def open_round(hub: HubState, ready: list[Session], now: float) -> None:
+    s, free = hub.settings, hub.leases.free
+    step = (s.samples - free) // s.global_batch if free else s.steps
+    granted, spans = lease(hub, ready)
+    leased = sum(size(ids) for ids in granted.values())
+    members = {p.id: p.name for p in ready}
+    ex = hub.exchange = Exchange(hub.round, step, members, leased, now, now + s.step_timeout)
+    ex.keys, ex.spans = {p.name: p.key for p in ready}, spans
+    here = [p for p in ready if p.id not in spans]  # in the rounds after this one
+    sharding.name_owners(hub, ex, here)
+    for p in ready:
+        hub.members.move(p, Kind.OPENED)
+        p.owes = now if p.owes is None else p.owes
+    if hub.evaluations.due(step):
+        hub.evaluations.begin(hub.round, step, [p.id for p in here])
+    hub.enter(Phase.OPENING)
+    hub.out.add(do.Lease(hub.round, granted, ex.hubs, len(ex.owners)))
+
+
+def lease(hub: HubState, ready: list[Session]) -> tuple[dict[str, Runs], dict[str, int]]:
+    """The samples of the members, a global batch a local step in all; and of leases that are to last several
+    rounds, how many."""
+    s, round, free = hub.settings, hub.round, hub.leases.free
+    granted = hub.leases.of(round, [p.id for p in ready])
+    takers = [p.id for p in ready if p.id not in granted]
+    if not takers:
+        return granted, {}
+    batch = min(max(0, s.round_batch - sum(map(size, granted.values()))), free)
+    longest = min(s.longest_lease, free // s.round_batch)
+    portions = dict(zip(takers, hub.speeds.portions(batch, takers, round, longest), strict=True))
+    granted |= hub.leases.grant(round, {p: portion.samples for p, portion in portions.items()})
+    return granted, {p: portion.spans for p, portion in portions.items() if portion.spans > 1}
 
 
 def others_expected(hub: HubState, ready: int, now: float) -> bool:

@@ -55,6 +55,7 @@ class Exchange:
     looked: tuple[int, int] = (0, 0)  # updates here and missing, when it was last seen whom to wait for
     look_at: float = 0.0  # when to see again, if any are missing: it takes a time of each member
     news: bool = False  # that has changed since
+    spans: dict[str, int] = field(default_factory=dict)  # session -> rounds its lease is to last, above 1
     owners: dict[str, list[int]] = field(default_factory=dict)  # session -> its shards
     hubs: tuple[int, ...] = (0,)  # the shards of the hub
     estates: list[Estate] = field(default_factory=list)  # what the hub is to add to its errors
@@ -78,7 +79,10 @@ class Exchange:
         """What a member is told: its lease, and its part where this round evaluates."""
         part = ev.part_of(session) if ev is not None and ev.round == self.round else None
         parts = ev.parts if ev is not None and part is not None else 0
-        return Round(self.round, self.step, steps, list(self.names), samples, True, part or 0, parts)
+        spans = self.spans.get(session, 1)
+        return Round(
+            self.round, self.step, steps, list(self.names), samples, True, part or 0, parts, spans=spans
+        )
 
     def whole(self, session: str) -> bool:
         """Is all here that this member sends? What an owner sends itself it has."""

@@ -23,6 +23,7 @@ class State(Enum):
     READY = "ready"  # member of the next round that opens
     TRAINING = "training"  # member of the open round, whose update is expected
     SENT = "sent"  # its update of the open round is here
+    APART = "apart"  # computes a lease that spans rounds; not a member again before it says that it is ready
     BEHIND = "behind"  # the round closed without it; not a member again before it is heard of
 
 
@@ -33,6 +34,7 @@ class Kind(Enum):
     OPENED = "a round opened with it"
     ARRIVED = "its report and its packet are here"
     CLOSED = "the round closed"
+    PARTED = "the round closed, and its lease spans the next ones"
     LATE = "reports on a round that is closed"
     LEAVING = "begins to hand over what it leaves"  # no round waits for it any more
     BACK = "is back on another connection"  # a late report may have been lost with the old one
@@ -41,8 +43,14 @@ class Kind(Enum):
 NEXT: dict[State, dict[Kind, State]] = {
     State.JOINING: {Kind.READY: State.READY},
     State.READY: {Kind.OPENED: State.TRAINING, Kind.LEAVING: State.BEHIND},
-    State.TRAINING: {Kind.ARRIVED: State.SENT, Kind.CLOSED: State.BEHIND, Kind.LEAVING: State.BEHIND},
-    State.SENT: {Kind.CLOSED: State.READY, Kind.LEAVING: State.BEHIND},
+    State.TRAINING: {
+        Kind.ARRIVED: State.SENT,
+        Kind.CLOSED: State.BEHIND,
+        Kind.PARTED: State.BEHIND,
+        Kind.LEAVING: State.BEHIND,
+    },
+    State.SENT: {Kind.CLOSED: State.READY, Kind.PARTED: State.APART, Kind.LEAVING: State.BEHIND},
+    State.APART: {Kind.READY: State.READY, Kind.LEAVING: State.BEHIND},
     State.BEHIND: {Kind.READY: State.READY, Kind.LATE: State.READY, Kind.BACK: State.READY},
 }
 
@@ -77,6 +85,7 @@ class Session:
     rests: int = 0  # the round from which it may own again: nothing came of it before
     owned: set[int] = field(default_factory=set)  # shards that it owned, and has not handed over
     handing: bool = False  # what it hands over is being looked at
+    trials: int = 0  # of its line
 
 
 def refusal(m: Hello, settings: RunSettings, token: str | None, *, over: bool, peers: int) -> Refused | None:

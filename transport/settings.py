@@ -24,6 +24,7 @@ class RunSettings:
     parameters: int = 0
     shards: int = 1  # of the vector; Work knows which is which
     owners: str = "hub"  # "peers": those that can be reached own the shards
+    longest_lease: int = 1  # rounds that the lease of a slow peer may last
     eval: bool = False  # is there an evaluation set
     eval_every: int = 0  # steps; 0: only at the beginning and the end
     versions: dict[str, str] = field(default_factory=dict)  # a peer that names another one is refused

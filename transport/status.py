@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .history import Curve
     from .hub_state import HubState
 
 
@@ -31,6 +32,7 @@ WORDS = {
     "ready": "waiting",
     "training": "training",
     "sent": "training",
+    "apart": "training",
     "behind": "behind",
 }
 
@@ -50,6 +52,7 @@ def status_text(hub: HubState, now: float) -> str:
                 "gpu": p.hardware,
                 "state": WORDS[p.state.value] if p.conn else "lost",
                 "share": round(p.tokens / total, 4),
+                "tokens": p.tokens,
                 "up_bytes": t.up,
                 "down_bytes": t.down,
                 "rtt_ms": None if p.rtt is None else round(p.rtt * 1000, 1),
@@ -64,7 +67,9 @@ def status_text(hub: HubState, now: float) -> str:
             "max_steps": s.steps,
             "round": hub.round,
             "loss": hub.history.loss,
+            "losses": told(hub.history.curve),
             "eval_loss": hub.history.eval_loss,
+            "eval_losses": told(hub.history.held_out),
             "tokens": hub.history.tokens,
             "tokens_per_s": round(hub.history.tokens / elapsed, 1),
             "peers": peers,
@@ -73,6 +78,10 @@ def status_text(hub: HubState, now: float) -> str:
             "eta_s": round(remaining / rate) if rate > 0 else None,
         }
     )
+
+
+def told(curve: Curve) -> list[tuple[int, float]]:
+    return [(step, round(loss, 4)) for step, loss in curve.points]
 
 
 def state_word(hub: HubState) -> str:

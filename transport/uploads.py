@@ -1,4 +1,6 @@
-"""What a hub takes of what peers upload: the update of the open round, the legacy of one that leaves."""
+"""What a hub takes of what peers upload: the update of the open round, the legacy of one that leaves, and a
+little for nothing, from which a newcomer sees how fast its line is.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 # each followed by a round; PART then by the name of an owner, SHARD by the attempt
 UPDATE, LEGACY, PART, SHARD, ERROR = "update/", "legacy/", "part/", "shard/", "error/"
+TRIAL = "trial/"  # by a number of the peer's own
+TRIALS, LONGEST = 4, 4 << 20  # of a session; bytes of each
 
 
 def refuses(hub: HubState, session_id: str, name: str, size: int) -> str | None:
@@ -31,6 +35,8 @@ def refuses(hub: HubState, session_id: str, name: str, size: int) -> str | None:
         leaves, reason = True, refuses_legacy(hub, session)
     elif round_of(ERROR, name) is not None:
         reason = refuses_error(session)
+    elif round_of(TRIAL, name) is not None:
+        return refuses_trial(session, size)
     else:
         reason = f"nothing of the name {name!r} is wanted"
     if reason is None and size > hub.settings.update_limit:
@@ -80,6 +86,13 @@ def refuses_error(session: Session) -> str | None:
     if not session.owned:
         return "this session has owned nothing that it has not handed over"
     return "the one before is being looked at" if session.handing else None
+
+
+def refuses_trial(session: Session, size: int) -> str | None:
+    if session.trials == TRIALS or size > LONGEST:
+        return f"a session may try its line {TRIALS} times, with {LONGEST} bytes each"
+    session.trials += 1
+    return None
 
 
 def owner_called(ex: Exchange, name: str) -> str | None:

@@ -189,7 +189,7 @@ def test_a_snapshot_that_did_not_come_whole_stays_for_the_next_attempt() -> None
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = FakeHub({"model.safetensors": b"weights"})
-    monkeypatch.setattr(base, "room", lambda: 6)
+    monkeypatch.setattr(base, "room", lambda most=None: 6)
     with pytest.raises(Failure, match="the model needs") as caught:
         fetched(hub)
 

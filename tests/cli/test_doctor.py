@@ -124,5 +124,7 @@ def test_a_run_is_asked_joined_and_left(cocktail: Run, tmp_path: Path) -> None:
     assert said.exit == 0, said.out
     assert "waiting, step 0/1000, 0 peers" in of(said.out, "run")["text"]
     assert "codec 1" in of(said.out, "versions")["text"]
-    assert "Mbit/s down" in of(said.out, "line")["text"]
+    lines = [one["text"] for one in json.loads(said.out)["findings"] if one["about"] == "line"]
+    assert "Mbit/s down" in lines[0]
+    assert "Mbit/s up" in lines[1]
     assert running.left("doctor") == ["left: the doctor has seen enough"]

@@ -15,9 +15,11 @@ from cocktail_cli import kept_peer
 from cocktail_cli.base import digest_of
 from cocktail_cli.errors import Failure
 from cocktail_cli.events import Event
-from cocktail_cli.join import Lent, Membership
+from cocktail_cli.join import Membership
 from cocktail_cli.link import RunLink
 from cocktail_cli.prepare import Prepared
+from cocktail_cli.stays import Watch
+from cocktail_cli.terms import Lent, Terms
 from recipes.finetune import Peer, build_peer
 from recipes.schema import Recipe
 from transport.errors import Leaving, LinkLost, RunOver
@@ -172,7 +174,8 @@ def test_a_stay_keeps_what_is_its_own_unless_the_run_is_over(
     """An earlier state of a run that is over goes as well."""
     view, link = Shown(), FakeLink(end)
     lent = Lent("ann", ["cpu"], None, ask=False)
-    membership = Membership(SimpleNamespace(run="amber-otter-42"), lent, view)  # type: ignore[arg-type]
+    watch = Watch(Terms(), ["cpu"], pytest.fail)
+    membership = Membership(SimpleNamespace(run="amber-otter-42"), lent, view, watch)  # type: ignore[arg-type]
     welcome = SimpleNamespace(run="amber-otter-42", name="ann", recipe_hash="r", base=[], round=0)
     old = kept_peer.path_of("amber-otter-42", "ann")
     mine = peer()

@@ -10,6 +10,13 @@ from typing import Any
 import pytest
 from test_processes import LAUNCH, running
 
+from cocktail_cli.events import Event, Left, Progressed, Step
+from cocktail_cli.hours import parse_hours
+from cocktail_cli.join import Membership
+from cocktail_cli.stays import Watch, stays
+from cocktail_cli.terms import Lent, Mood, Terms
+from transport import parse_url
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(os.name == "nt", reason="Windows cannot send Ctrl-C to one process"),
@@ -49,3 +56,58 @@ def test_a_leaver_hands_over_keeps_the_rest_and_finds_it_when_it_comes_back(tmp_
             assert again.wait() == 0
         assert launch.wait() == 0
     assert not list(kept.rglob("*")), "the run is over"
+
+
+class Scripted(Watch):
+    """Terms that end this machine's part after its third step, and allow it again a moment later."""
+
+    def __init__(self, told: list[Event]) -> None:
+        super().__init__(Terms(hours=parse_hours("00:00-23:59")), ["cpu"], lambda what: None)
+        self.told, self.paused = told, 0
+
+    def look(self, ours: set[int] | None) -> Mood:
+        steps = sum(isinstance(event, Step) for event in self.told)
+        if ours is None:
+            self.mood, self.paused = Mood(), self.paused + (steps > 0)
+        elif steps >= 3 and not self.paused:
+            self.mood = Mood(pause="outside 22:00-07:00, back at 22:00")
+        return self.mood
+
+
+class Seen:
+    """A view that keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def show(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_machine_outside_its_hours_leaves_in_good_order_and_is_back_with_what_it_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cocktail_cli.stays.LOOK_S", 0.1)
+    view, lent = Seen(), Lent("gus", ["cpu"], None, ask=False)
+    watch = Scripted(view.events)
+    with running(tmp_path, *LAUNCH, "max_steps=12", "--peers", "0") as launch:
+        url = parse_url(launch.until("run_started")["url"])
+
+        def stay(again: bool) -> Membership:
+            member = Membership(url, lent, view, watch)
+            member.last(60.0, life_line=False)
+            return member
+
+        assert stays(watch, stay, False, view.show) == 0
+        assert launch.wait() == 0
+
+    (left,) = launch.events("peer_left")[:1]
+    assert left["reason"].startswith("left: outside 22:00-07:00")
+    assert left["legacy_bytes"] > 0
+    said = [event.state for event in view.events if isinstance(event, Progressed)]
+    assert any(state.startswith("back with what it kept") for state in said)
+    assert [event.finished for event in view.events if isinstance(event, Left)] == [False, True]
+    assert launch.told[-1]["steps"] == 12

@@ -77,6 +77,16 @@ def test_a_fresh_exchange_is_added_to_the_compute(cocktail: Run) -> None:
     assert said["time"]["step_s"] == pytest.approx(2 + said["time"]["exchange_s"])
 
 
+def test_with_local_steps_the_exchange_is_shared_by_the_steps_between_two(cocktail: Run) -> None:
+    thin = (*SMALL, "staleness=0", "--step-time", "1s", "--bandwidth", "100kbit", "--json")
+    one, ten = (json.loads(cocktail(*thin, f"local_steps={h}").out) for h in (1, 10))
+
+    assert one["traffic"]["packet"] == ten["traffic"]["packet"]
+    assert ten["time"]["exchange_s"] == pytest.approx(one["time"]["exchange_s"] / 10)
+    assert ten["time"]["step_s"] == pytest.approx(1 + ten["time"]["exchange_s"])
+    assert (one["bottleneck"], ten["bottleneck"]) == ("network", "compute")
+
+
 def test_a_device_is_found_with_and_without_its_size() -> None:
     assert gpu_of("a100-80g").bytes == int(79.1 * GIB)
     assert gpu_of("RTX 4090").name == "rtx-4090-24g"

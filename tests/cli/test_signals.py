@@ -94,8 +94,8 @@ IN_TIME = """
 import sys, threading, time
 from cocktail_cli.signals import leave_in_time
 goodbye = threading.Event().wait if sys.argv[1] == "stuck" else lambda: print("bye", flush=True)
-leave_in_time(lambda: True, goodbye, lambda: 75, 0.1)
-time.sleep(60)
+with leave_in_time(lambda: 0.0, goodbye, lambda: 75):
+    time.sleep(60)
 """
 
 

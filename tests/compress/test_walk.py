@@ -15,7 +15,7 @@ from compress.walk import places
     n=st.integers(1, 5000),
     p=st.sampled_from([1.0, 0.5, 0.3, 0.1, 2 / 7, 0.003]),
     block=st.sampled_from([1, 4, 64, 256]),
-    kind=st.sampled_from(["block", "element"]),
+    kind=st.sampled_from(["block", "element", "fragment"]),
     seed=st.integers(0, 2**64 - 1),
     round=st.integers(0, 1000),
     window=st.integers(1, 600),

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import resource
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,12 +24,16 @@ from cocktail_cli.link import RunLink
 from cocktail_cli.ranks import Ranks
 from recipes.data import Sample
 from recipes.finetune import HandedOver, Peer, StepDone, build_peer
+from recipes.fit import fitted
 from recipes.kept import keep, restore
+from recipes.lease import apply, compute
 from recipes.model import load_model
 from recipes.spread import Spread, spread_peer
 from recipes.trained import load_trained
 
 pytestmark = pytest.mark.slow
+MANY, LONG = 64, 512  # sequences and tokens of a micro-batch whose logits alone take 40 MB
+ROOM = 48 << 20  # bytes
 LEASE = 5  # samples; in micro-batches of 2 that leaves one of two ranks without any at the end
 
 
@@ -169,6 +179,40 @@ def test_what_it_kept_is_taken_up_by_one_process_or_two(
     torch.testing.assert_close(x_of(again), x_of(alone), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of another process")
+def test_memory_that_runs_out_in_one_rank_halves_the_micro_batch_and_the_step_is_the_same(
+    ranks: Ranks, tmp_path: Path, data: Path
+) -> None:
+    """The other waits in the middle of a layer. What both held is there again, of 8 bits where it can be."""
+    optim = "adamw_8bit" if find_spec("bitsandbytes") else "adamw_torch"
+    recipe = recipe_of(save_tiny("llama", tmp_path / "model"), data, training={"optim": optim})
+    alone = build_peer(load_model(tmp_path / "model"), recipe, 4)
+    two = spread_peer(ranks, tmp_path / "model", None, recipe, MANY)
+    samples = [Sample(np.arange(LONG, dtype=np.int32) % 300, np.arange(LONG) > i) for i in range(2 * MANY)]
+    link: Any = SimpleNamespace(leaving=threading.Event())
+    round: Any = SimpleNamespace(step=0, steps=10)
+    for peer in (two, alone):
+        step(peer, 0.0)
+    before = [process.pid for process in ranks.processes]
+    limit = int(Path(f"/proc/{before[1]}/statm").read_text().split()[0]) * resource.getpagesize() + ROOM
+    resource.prlimit(before[1], resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+
+    lowered = []
+    for peer in (two, alone):
+        work = fitted(peer, partial(compute, link, peer, 0, 0, samples))
+        while True:
+            try:
+                lowered.append(next(work))
+            except StopIteration as done:
+                apply(peer, round, done.value)
+                break
+
+    assert [event.micro_batch for event in lowered] == [MANY // 2]
+    assert "rank 1 of 2 (cpu): " in lowered[0].why
+    assert not {process.pid for process in ranks.processes} & set(before)
+    torch.testing.assert_close(x_of(two), x_of(alone), rtol=1e-4, atol=1e-5)
+
+
 def spread_member(swarm: Swarm, ranks: Ranks, name: str) -> Member:
     """A peer of the run that is spread over the ranks."""
     link = swarm.memory.link(name)
@@ -190,7 +234,8 @@ def test_beside_a_peer_of_one_process_it_holds_the_same_model_and_the_loss_falls
 
         assert torch.equal(two.common, bob.common)
         assert torch.equal(two.common, swarm.folded())
-        assert {s.round: s.fingerprint for s in two.steps} == {s.round: s.fingerprint for s in bob.steps}
+        told = [{s.round: s.fingerprint for s in peer.steps} for peer in (two, bob)]
+        assert told[0].items() <= told[1].items(), "the slower of the two may take part now and then only"
         assert all(step.accepted for step in two.steps)
         losses = [step.loss for step in two.steps if step.loss is not None]
         assert losses[-1] < 0.8 * losses[0]

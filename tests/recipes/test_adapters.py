@@ -13,7 +13,7 @@ import torch
 import transformers
 from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors import safe_open
-from test_model import BUILTIN, CONFIGS
+from tiny_models import BUILTIN, CONFIGS
 
 from compress import Cocktail
 from recipes.adapters import drawn

@@ -53,6 +53,7 @@ class OneRound:
     exchange: bool = True
     eval_part: int = 0
     eval_parts: int = 0
+    spans: int = 1
 
 
 @dataclass
@@ -151,6 +152,17 @@ def test_the_exchange_is_under_way_while_every_micro_batch_is_computed() -> None
 
     assert [step.round for step in done] == [0, 1, 2]
     assert model.micro_batches == 3 * SAMPLES
+
+
+def test_a_peer_whose_lease_spans_rounds_says_when_it_is_done_and_keeps_what_it_has_not_sent() -> None:
+    hub = FakeHub(recipe(), [OneRound(0, 0, spans=3)])
+    peer = peer_for(hub)
+
+    (done,) = steps(hub, peer)
+
+    assert done.round == 0
+    assert [what for what in hub.said if what[0] == "ready"] == [("ready", 0), ("ready", 1)]
+    assert [lease.round for lease in peer.undelivered] == [0]
 
 
 def test_a_packet_delivers_the_lease_of_the_round_before() -> None:

@@ -22,7 +22,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from test_model import BUILTIN, CONFIGS, TIED
+from tiny_models import BUILTIN, CONFIGS, TIED
 
 from compress import Cocktail, fingerprint, join
 from recipes import state
@@ -124,6 +124,17 @@ def test_a_snapshot_loads_and_is_the_fold_to_the_bit_and_so_is_the_next(bases, t
     assert torch.equal(Flat(load_model(tmp_path / "9")).vector, truth.vector)
     assert [one.round for one in snapshots(tmp_path, "a-run")] == [5, 9]
     assert snapshots(tmp_path, "another-run") == []
+
+
+def test_fragments_and_first_rounds_that_send_everything_fold_like_any_other(bases, tmp_path) -> None:
+    mix = Cocktail(sample=0.3, keep=0.5, kind="fragment", full=2)
+    truth = Common(Flat(load_model(bases["gpt2"])).vector.clone(), mix, 7)
+    packets = packets_of(mix, truth.vector.numel(), range(6))
+    fold(truth, packets)
+
+    with closing(open_vector(bases["gpt2"])) as base:
+        number = write(fold_of(base, packets, mix), bases["gpt2"], tmp_path / "6")
+    assert number == truth.fingerprint
 
 
 def test_the_weights_begin_with_the_vector_itself(bases, tmp_path) -> None:
@@ -383,7 +394,14 @@ def test_a_vector_of_256_mb_is_folded_within_64_mib(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, '{"a": {"data_offsets": [0, Infinity]}}', '{"a": {"data_offsets": []}}'], ids=len
+    "text",
+    [
+        "[" * 100_000,
+        '{"a": {"data_offsets": [0, Infinity]}}',
+        '{"a": {"data_offsets": []}}',
+        '{"a": {"data_offsets": [0, -1]}}',
+    ],
+    ids=len,
 )
 def test_a_header_that_is_none_is_told(text: str) -> None:
     for claimed in (len(text), 90 << 20):

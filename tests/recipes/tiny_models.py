@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
+
+from recipes.base import BUILTIN_MODELS
 
 SIZES: dict[str, dict[str, Any]] = {
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 2},
@@ -36,21 +39,42 @@ SIZES |= {"mistral": SIZES["llama"], "qwen2": SIZES["llama"], "qwen3": SIZES["ll
 
 
 def tiny_config(kind: str, vocabulary: int = 96, **more: Any) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.for_model(kind, vocab_size=vocabulary, **SIZES[kind], **more)
+    return transformers.AutoConfig.for_model(kind, vocab_size=vocabulary, **SIZES[kind], **more)
 
 
 def tiny_model(kind: str, vocabulary: int = 96, attention: str | None = None) -> Any:
     """Drawn at random, the same each time, with weights that are large enough to see what attention does."""
-    from transformers import AutoModelForCausalLM
-
     torch.manual_seed(1)
     chosen = {} if attention is None else {"attn_implementation": attention}
     ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    model = AutoModelForCausalLM.from_config(tiny_config(kind, vocabulary, **ends), **chosen).eval()
+    model = transformers.AutoModelForCausalLM.from_config(
+        tiny_config(kind, vocabulary, **ends), **chosen
+    ).eval()
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
                 weight.normal_(std=0.3)
     return model
+
+
+BUILTIN = BUILTIN_MODELS["builtin:tiny-gpt-neox"]
+VOCABULARY = 320  # of the builtin tokenizer
+COMMON = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+WIDTH = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+NARROW = {"n_embd": 32, "n_layer": 2, "n_head": 2}
+
+CONFIGS: dict[str, Any] = {
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**COMMON, **WIDTH, max_position_embeddings=64),
+    "gptj": lambda: transformers.GPTJConfig(**COMMON, **NARROW, n_positions=64, rotary_dim=8),
+    "gpt2": lambda: transformers.GPT2Config(**COMMON, **NARROW, n_positions=64),
+    "opt": lambda: transformers.OPTConfig(
+        **COMMON, **WIDTH, ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=64
+    ),
+    "llama": lambda: transformers.LlamaConfig(
+        **COMMON, **WIDTH, num_key_value_heads=1, max_position_embeddings=64
+    ),
+    "qwen3": lambda: transformers.Qwen3Config(
+        **COMMON, **WIDTH, num_key_value_heads=1, head_dim=16, max_position_embeddings=64
+    ),
+}
+TIED = ("gpt2", "opt")

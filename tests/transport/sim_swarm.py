@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
 from toy_swarm import toy_settings
 
 from transport import actions as do
@@ -69,6 +70,7 @@ class SimPeer:
         self.session = 0
         self.dead = False
         self.uploaded = False
+        self.compute_s = 0.0  # as it says
         self.skew = 0  # makes its fingerprints wrong
 
     def say(self, messages: list[Message]) -> None:
@@ -94,6 +96,8 @@ class SimPeer:
             if state.welcome.name in committed.accepted:
                 for r in self.sent:
                     del self.pending[r]
+            if self.round.spans > 1:
+                self.say(state.ready(Ready(state.newest + 1, self.fingerprint(state.newest + 1))))
             self.round = None
         if state.offer_again:
             state.offer_again = self.uploaded = False
@@ -124,7 +128,8 @@ class SimPeer:
 
     def report(self, opened: Round) -> Report:
         many = len(self.sent)
-        return Report(opened.round, self.fingerprint(opened.round), self.sent, 1.0 * many, many)
+        said = Report(opened.round, self.fingerprint(opened.round), self.sent, 1.0 * many, many)
+        return replace(said, compute_s=self.compute_s)
 
     def upload(self) -> None:
         assert self.round is not None
@@ -148,6 +153,7 @@ class SimSwarm:
         self.settings = settings or toy_settings(
             samples=13,
             global_batch=4,
+            longest_lease=3 if staleness else 1,
             eval=True,
             eval_every=2,
             step_timeout=20.0,

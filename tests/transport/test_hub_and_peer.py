@@ -56,8 +56,12 @@ class Running:
 
     def until(self, there: Callable[[list[Event]], object], timeout: float = 10.0) -> None:
         end = time.monotonic() + timeout
-        while not there(self.events):
-            assert time.monotonic() < end, self.events
+        while True:
+            last = self.events[-1:]
+            if there(self.events):
+                return
+            assert not (last and isinstance(last[0], RunEnded)), last
+            assert time.monotonic() < end, self.events[-5:]
             time.sleep(0.005)
 
     def committed(self) -> int:

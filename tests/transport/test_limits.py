@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
+
 import pytest
 import zmq
 from sim_swarm import STOP, TOKEN
-from toy_swarm import toy_settings
+from toy_swarm import ToyWork, toy_settings
 
 from transport import actions as do
 from transport import connections, members
@@ -16,8 +19,10 @@ from transport.connections import LITTLE, Connections, Counts, origin
 from transport.flows import DEAR, FLOWS, KIB, MESSAGES, Flows
 from transport.hub_state import HubState
 from transport.ledger import Known, OpenSession, Recovered
+from transport.memory import MemorySwarm
 from transport.messages import AskOwner, AskStatus, Hello, Message, Ready, Refused, Resume, Welcome
 from transport.settings import RunSettings
+from transport.uploads import LONGEST
 from transport.wire import MOST_HELD, key_of, origin_of
 
 HERE, THERE = "10-0-0-1", "10-0-0-2"
@@ -72,6 +77,29 @@ def test_a_fine_keeps_a_bucket_closed_until_it_is_paid() -> None:
 def test_an_origin_is_an_ipv4_address_or_64_bits_of_an_ipv6_one(address: str, said: str) -> None:
     assert origin(address) == said
     assert origin_of(b"key." + said.encode() + b".\0a.b") == said
+
+
+@pytest.mark.parametrize("family", ["AF_UNIX", "AF_NETLINK"])
+def test_a_descriptor_that_is_something_elses_by_now_is_no_connection(family: str) -> None:
+    """libzmq closes, the resolver opens: `getpeername` then says numbers, or nothing."""
+    if not hasattr(socket, family):
+        pytest.skip(f"this system has no {family}")
+    other = (
+        socket.socketpair()[0] if family == "AF_UNIX" else socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
+    )
+    with other:
+        if family == "AF_NETLINK":
+            other.connect((0, 0))
+        assert connections.peer_of(other.fileno()) is None
+        assert connections.ask(other.fileno(), lambda sock: sock.getsockname()[1]) is None
+        other.getsockname()  # it is still open
+
+
+def test_a_closed_descriptor_or_a_file_is_no_connection(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+        number = file.fileno()
+        assert connections.peer_of(number) is None
+    assert connections.peer_of(number) is None
 
 
 def test_a_connections_name_may_lack_its_origin() -> None:
@@ -226,3 +254,15 @@ def test_the_kernel_is_asked_what_a_connection_holds_only_where_that_may_be_much
         assert lines.held(conn) == 0, "what was taken is found at once: else no `Get` would ever be answered"
         assert asked == [7, 7]
         lines.close()
+
+
+def test_a_newcomer_may_try_its_line_a_few_times_and_nothing_is_made_of_it(tmp_path: Path) -> None:
+    work = ToyWork()
+    with MemorySwarm(toy_settings(max_update=1000), work, tmp_path) as swarm:
+        link = swarm.link("ann")
+        link.connect(10.0)
+        taken = [link.put(f"trial/{n}", bytes(size)) for n, size in enumerate((LONGEST + 1, *[2000] * 5))]
+        link.leave("seen enough")
+
+    assert taken == [False, True, True, True, True, False]
+    assert (work.came, work.inherited) == ([], [])

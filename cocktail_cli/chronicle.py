@@ -1,0 +1,128 @@
+"""What became of a run so far, as the page and the report show it. There is no secret in a `Chronicle`.
+
+diary.py reads one from a run's folder, remote.py hears one from its hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+BYTES_FP16 = 2  # of one parameter
+STAYS = 2000  # that are remembered; the first go first
+
+
+@dataclass(frozen=True)
+class Round:
+    """One exchange. Sums are over its members."""
+
+    round: int
+    step: int
+    at: float  # of its commit, seconds since 1970
+    seconds: float  # it took
+    loss: float | None  # None: no new gradient was delivered
+    members: tuple[str, ...]
+    left_out: tuple[str, ...] = ()  # members whose packet was late, or refused
+    up: int = 0  # bytes, all members to the hub; 0: not known
+    down: int = 0
+    compute_s: float = 0.0  # of their last steps
+    wait_s: float = 0.0  # that their devices then waited for the exchange
+    local_steps: int = 1  # of the optimizer: so often FP16 would have gone over the line
+
+    @property
+    def idle(self) -> float | None:
+        """Which share of a step the devices waited for the exchange."""
+        whole = self.compute_s + self.wait_s
+        return self.wait_s / whole if whole > 0 else None
+
+    def fp16(self, parameters: int) -> int:
+        """Bytes of all parameters in FP16, both ways."""
+        return 2 * BYTES_FP16 * parameters * len(self.members) * self.local_steps
+
+    def ratio(self, parameters: int) -> float | None:
+        """How many times fewer bytes than that."""
+        moved = self.up + self.down
+        full = self.fp16(parameters)
+        return full / moved if moved and full else None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    round: int
+    step: int
+    loss: float  # of x' on held-out data
+
+
+@dataclass(frozen=True)
+class Stay:
+    """A peer's time in the run, from one coming to one going."""
+
+    peer: str
+    joined: float  # seconds since 1970
+    ready: float | None = None  # from then on it held the model and took part; None: not yet, or not known
+    left: float | None = None  # None: it is there
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one peer gave, by its name in the run."""
+
+    peer: str
+    hardware: str = ""
+    part: float = 0.0  # of the work of all
+    samples: int = 0  # counted; 0: not known
+    rounds: int = 0  # with its packet in them
+    left_out: int = 0  # rounds without it, though it was a member
+    up: int = 0  # bytes
+    down: int = 0
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known of a run from its start."""
+
+    run: str
+    recipe: str = ""  # its name
+    recipe_hash: str = ""
+    recipe_text: str = ""  # YAML, with no path of the owner's machine
+    model: str = ""
+    data: tuple[str, ...] = ()
+    method: str = ""  # "full fine-tune", "LoRA adapters"
+    base_sha256: str = ""
+    data_sha256: str = ""
+    parameters: int = 0  # trained ones; 0: not known
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Chronicle:
+    about: About
+    state: str  # a key of sheet.STATES
+    step: int = 0
+    steps: int = 0
+    started: float | None = None  # seconds since 1970
+    seen: float | None = None  # of the newest entry
+    rounds: tuple[Round, ...] = ()
+    before: tuple[tuple[int, float], ...] = ()  # (step, loss) of rounds of which no more is known
+    evaluations: tuple[Evaluation, ...] = ()
+    stays: tuple[Stay, ...] = ()
+    contributions: tuple[Contribution, ...] = ()  # the largest part first
+    note: str = ""  # what a reader of this one has to know
+    reason: str = ""  # why it ended
+
+    @property
+    def losses(self) -> list[tuple[float, float]]:
+        """(step, loss) of all rounds that trained."""
+        trained = ((r.step, r.loss) for r in self.rounds if r.loss is not None)
+        return [(float(step), loss) for step, loss in (*self.before, *trained)]
+
+    @property
+    def present(self) -> list[str]:
+        return sorted({stay.peer for stay in self.stays if stay.left is None})
+
+
+def ranked(parts: Iterable[Contribution]) -> tuple[Contribution, ...]:
+    return tuple(sorted(parts, key=lambda one: (-one.part, one.peer)))

@@ -1,0 +1,83 @@
+"""What TAB offers: recipes, runs of this machine, fields of a recipe and their values. Imports nothing heavy.
+
+Completion must never end in words on the terminal: where something cannot be read it offers nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+Offers = list[tuple[str, str]]  # a word, and what it is
+
+
+def recipe_names(incomplete: str) -> Offers:
+    """Shipped recipes, and YAML files here."""
+    spec = find_spec("recipes")
+    places = [Path(place) / "library" for place in (spec.submodule_search_locations or [])] if spec else []
+    shipped = [(path.stem, "shipped recipe") for place in places for path in place.glob("*.yaml")]
+    files: list[Path] = []
+    with suppress(OSError, ValueError, NotImplementedError):  # what is typed so far need be no path
+        files = [*Path().glob(f"{incomplete}*.yaml"), *Path().glob(f"{incomplete}*.yml")]
+    return beginning(incomplete, [*shipped, *((str(path), "file") for path in files)])
+
+
+def run_names(incomplete: str) -> Offers:
+    """The runs that this machine knows."""
+    from cocktail_cli.runs import known_runs
+
+    with suppress(OSError):
+        return beginning(incomplete, [(run.run, f"{run.state}, {run.recipe}") for run in known_runs()])
+    return []
+
+
+def overrides(incomplete: str) -> Offers:
+    """`training.learning_rate=`, `learning_rate=`; after the = what a field can be, where it is a choice."""
+    from recipes.schema import Recipe
+
+    found: Offers = []
+    for key, annotation in leaves(Recipe):
+        for name in {key, key.rpartition(".")[2]}:
+            values = choices(annotation)
+            if "=" not in incomplete:
+                found.append((f"{name}=", " | ".join(values) if values else "field of the recipe"))
+            else:
+                found += [(f"{name}={value}", "") for value in values]
+    return beginning(incomplete, found)
+
+
+def beginning(incomplete: str, words: Offers) -> Offers:
+    return sorted({word: about for word, about in words if word.startswith(incomplete)}.items())
+
+
+def leaves(section: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and annotation of every field; lists take an index and are left out."""
+    for name, field in section.model_fields.items():
+        inner = [part for part in parts(field.annotation) if hasattr(part, "model_fields")]
+        if not inner:
+            yield f"{above}{name}", field.annotation
+        elif get_origin(field.annotation) is not tuple:
+            yield from leaves(inner[0], f"{above}{name}.")
+
+
+def parts(annotation: Any) -> Iterator[Any]:
+    """An annotation and all that it is made of."""
+    yield annotation
+    for inner in get_args(annotation):
+        yield from parts(inner)
+
+
+def choices(annotation: Any) -> list[str]:
+    """The words that a field can be."""
+    found: list[str] = []
+    for part in parts(annotation):
+        if part is bool:
+            found += ["true", "false"]
+        elif part is type(None):
+            found.append("null")
+        elif get_origin(part) is Literal:
+            found += [str(word) for word in get_args(part)]
+    return found if any(word != "null" for word in found) else []

@@ -1,0 +1,38 @@
+"""HTML and SVG as trees: what a stranger wrote cannot become markup, because nothing is pasted into text."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+Child = Element | str | None  # None: nothing
+
+
+def el(tag: str, *children: Child, **attributes: str | float | bool | None) -> Element:
+    """`el("th", "peer", scope="col")`. `class_` is class, `aria_label` is aria-label; None leaves one out."""
+    made = Element(tag)
+    for name, value in attributes.items():
+        if value is not None and value is not False:
+            made.set(name.rstrip("_").replace("_", "-"), "" if value is True else spelt(value))
+    for child in children:
+        if isinstance(child, str):
+            add_text(made, child)
+        elif child is not None:
+            made.append(child)
+    return made
+
+
+def add_text(parent: Element, text: str) -> None:
+    if len(parent):
+        parent[-1].tail = (parent[-1].tail or "") + text
+    else:
+        parent.text = (parent.text or "") + text
+
+
+def spelt(value: str | float) -> str:
+    """Coordinates to a hundredth of a pixel: more is only bytes."""
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def html(made: Element) -> str:
+    return ElementTree.tostring(made, encoding="unicode", method="html")

@@ -1,0 +1,72 @@
+"""What several files here use: rows as a corpus, a recipe's text as a file, tiny models as folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tiny_models import BUILTIN, CONFIGS
+
+from recipes.base import open_tokenizer
+from recipes.data import Corpus, build_corpus
+from recipes.recipe import load_recipe
+
+BARE = """\
+version: 1
+name: bare
+model: {model_name_or_path: "builtin:tiny-gpt-neox"}
+datasets: [{path: DATA}]
+data: {max_length: 64, shuffle_dataset: false}
+"""
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    return open_tokenizer(BUILTIN)
+
+
+@pytest.fixture
+def corpus_of(tmp_path: Path, tokenizer: Any):
+    """Rows (or the text of a .jsonl) and overrides -> the corpus."""
+
+    def built(rows: list[dict] | str | bytes, *overrides: str, file: str = "my.jsonl") -> Corpus:
+        text = rows
+        if isinstance(rows, list):
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / file).write_bytes(text if isinstance(text, bytes) else str(text).encode())
+        recipe = tmp_path / "bare.yaml"
+        recipe.write_text(BARE)
+        return build_corpus(load_recipe(recipe, list(overrides), data=str(tmp_path / file)), tokenizer)
+
+    return built
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    """Text -> the path of a recipe with that text."""
+
+    def written(text: str | bytes) -> Path:
+        path = tmp_path / "my.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return written
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder saved by `save_pretrained` for each architecture, with the builtin tokenizer."""
+    made = {}
+    for name, config in CONFIGS.items():
+        torch.manual_seed(1)
+        folder = tmp_path_factory.mktemp(name)
+        transformers.AutoModelForCausalLM.from_config(config()).save_pretrained(folder)
+        for file in BUILTIN.glob("tokenizer*.json"):
+            shutil.copyfile(file, folder / file.name)
+        made[name] = folder
+    return made

@@ -1,0 +1,99 @@
+"""Who gets how many samples of a global batch: as many as each can do in the same time.
+
+    speed   samples of a lease / seconds its gradient took; the median of the last WINDOW
+    share   batch x speed / all speeds, in whole samples: rounded down, and what is left goes one by one to
+            whoever would then be done first
+
+- The seconds are the peer's word. Whoever says too few gets more than he can do, and a larger part of the
+  mean: no speed counts for more than MOST times the median.
+- Where there are fewer samples than peers, each has its turn: or those without would never be measured.
+- Of a newcomer among known peers nobody knows whether it has a data centre's GPU or none. Its first leases
+  are one sample.
+- A peer slower than SLOW of the median takes part every n-th round, and its lease may span n of them: it is
+  no member in between, nobody waits for it, and it keeps what it has not sent. In n rounds it does what a
+  peer at SLOW does in one, and a sample at least.
+- Not all time of a lease is in proportion to its samples. Shares that follow samples / seconds come to rest
+  where all take the same time, whatever is fixed in it: a new share is the old one x time of all / own time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from heapq import heapify, heapreplace
+from math import ceil
+from statistics import median, median_high
+
+WINDOW = 3  # leases: one odd time does not move a share
+MOST = 8.0  # x the median
+SLOW = 0.2  # of the median
+
+
+@dataclass(frozen=True)
+class Portion:
+    """What one member is to get."""
+
+    samples: int
+    spans: int = 1  # rounds that it is to last
+
+
+class Speeds:
+    """Of the sessions of a run, in samples a second."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, deque[float]] = {}
+
+    def note(self, session: str, samples: int, seconds: float) -> None:
+        """It has computed the gradient of so many samples in so many seconds."""
+        if samples > 0 and seconds > 0:
+            self._times.setdefault(session, deque(maxlen=WINDOW)).append(samples / seconds)
+
+    def forget(self, session: str) -> None:
+        self._times.pop(session, None)
+
+    def portions(self, batch: int, sessions: Sequence[str], round: int, longest: int) -> list[Portion]:
+        """How `batch` samples are shared among `sessions`, in their order.
+
+        Args:
+            longest: rounds that a lease may span.
+        """
+        known = {s: median(self._times[s]) for s in sessions if s in self._times}
+        if not known or batch < len(sessions):
+            return [Portion(n) for n in split(batch, [1.0] * len(sessions), round)]
+        middle = median_high(known.values())
+        speeds = {s: min(speed, MOST * middle) for s, speed in known.items()}
+        spans = {s: 1 if s not in speeds else span(s, speeds, middle, batch, longest) for s in sessions}
+        new = min(len(sessions) - len(known), max(0, batch - 1))  # with one sample each, while there are any
+        takers = [s for s in sessions if s in known]
+        shares = split(batch - new, [speeds[s] * spans[s] for s in takers], round)
+        given = dict(zip(takers, shares, strict=True))
+        for s in [s for s in sessions if s not in known][:new]:
+            given[s] = 1
+        return [Portion(given.get(s, 0), spans[s] if given.get(s, 0) else 1) for s in sessions]
+
+
+def span(session: str, speeds: Mapping[str, float], middle: float, batch: int, longest: int) -> int:
+    """Rounds that the lease of this peer is to last."""
+    part = speeds[session] / middle
+    if part >= SLOW or longest < 2 or not batch:
+        return 1
+    share = batch * speeds[session] / sum(speeds.values())
+    return min(longest, ceil(max(SLOW / part, 1 / share)))
+
+
+def split(batch: int, speeds: Sequence[float], round: int) -> list[int]:
+    """`batch` in whole parts that follow these speeds. Among equals who gets one more changes each round."""
+    total, count = sum(map(Fraction, speeds)), len(speeds)
+    parts = [int(batch * Fraction(speed) / total) for speed in speeds]
+    done = [
+        ((n + 1) / speed, (i - round) % count, i)
+        for i, (n, speed) in enumerate(zip(parts, speeds, strict=True))
+    ]
+    heapify(done)
+    for _ in range(batch - sum(parts)):
+        _, turn, i = done[0]
+        parts[i] += 1
+        heapreplace(done, ((parts[i] + 1) / speeds[i], turn, i))
+    return parts

@@ -67,7 +67,7 @@ def show(size: Size, results: Path, plots: Path) -> None:
             (plots / f"quality-{table.name.replace(' ', '-')}.svg").write_text(plot(found, table))
     wide = spread(found, SEEDS)
     if wide is not None:
-        print(f"all-reduce, largest less smallest of {len(SEEDS)} seeds: {wide:.2%}")
+        print(f"all-reduce, the largest loss less the smallest of the seeds that are there: {wide:.2%}")
 
 
 def options() -> argparse.ArgumentParser:

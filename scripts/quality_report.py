@@ -50,8 +50,8 @@ def line(found: Found, row: Row, table: Table) -> str:
 
 def markdown(found: Found, table: Table) -> str:
     """One table; a row without cells is left out."""
-    lines = "".join(line(found, row, table) for row in table.all)
-    return f"**{table.name}**\n\n{HEAD}{lines}" if lines else ""
+    lines = "".join(line(found, row, table) for row in table.rows)
+    return f"**{table.name}**\n\n{HEAD}{line(found, table.reference, table)}{lines}" if lines else ""
 
 
 def spread(found: Found, seeds: Sequence[int]) -> float | None:

@@ -7,20 +7,21 @@ of the first tables are then made again with the other seeds. Ablations take the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from quality_cells import Cell, Found
 from quality_train import Setting
 
-RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
+RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3)
 START = (2e-3, 4e-3)  # the middle
 SEEDS = (1, 2, 3)
 
-ALL_REDUCE = Setting(peers=0)
-AVERAGE = Setting(sample=1.0, keep=1.0, bits=16, staleness=0)
+AVERAGE = Setting(staleness=0, averaged=1)
 COCKTAIL = Setting()
 TWO_BITS = Setting(bits=2)
-THIN = Setting(sample=0.04, bits=2)
-THINNEST = Setting(bits=2, local_steps=8)
+OUTER = Setting(bits=2, outer_rate=2.0)  # the square root of the peers
+THIN = Setting(sample=0.04, bits=2, outer_rate=2.0)
+THINNEST = Setting(bits=2, local_steps=8, outer_rate=2.0)
 
 
 @dataclass(frozen=True)
@@ -30,35 +31,91 @@ class Row:
     like: Setting | None = None  # whose learning rate it takes; None: it is tuned
 
 
+REFERENCE = Row("all-reduce, FP32", Setting(peers=0))
+
+
 @dataclass(frozen=True)
 class Table:
     name: str
     rows: tuple[Row, ...]
     seeds: tuple[int, ...] = SEEDS[:1]
+    reference: Row = REFERENCE  # what each row is compared with
+
+    @property
+    def all(self) -> tuple[Row, ...]:
+        return (self.reference, *self.rows)
 
 
 def with_peers(rows: tuple[Row, ...], peers: int) -> tuple[Row, ...]:
-    return tuple(replace(row, setting=replace(row.setting, peers=peers)) for row in rows)
+    """The owner's step, where it is not 1, is as long as the square root of the peers."""
+    found = []
+    for row in rows:
+        outer = 1.0 if row.setting.outer_rate == 1 else round(peers**0.5, 2)
+        found.append(replace(row, setting=replace(row.setting, peers=peers, outer_rate=outer)))
+    return tuple(found)
 
 
-REFERENCE = Row("all-reduce, FP32", ALL_REDUCE)
 METHODS = (
-    Row("averaged each step, FP16", AVERAGE),
+    Row("local AdamW, averaged each step in FP32", AVERAGE),
     Row("p=.1 K=.2, 4 bits (`cocktail`)", COCKTAIL),
     Row("p=.1 K=.2, 2 bits", TWO_BITS),
-    Row("p=.04 K=.2, 2 bits", THIN),
-    Row("p=.1 K=.2, 2 bits, H=8", THINNEST),
+    Row("p=.1 K=.2, 2 bits, outer step", OUTER),
+    Row("p=.04 K=.2, 2 bits, outer step", THIN),
+    Row("p=.1 K=.2, 2 bits, outer step, H=8", THINNEST),
 )
 
 
-def changed_from(like: Setting, rows: dict[str, dict[str, object]]) -> tuple[Row, ...]:
-    """Rows that differ from `like` in what is told."""
-    return tuple(Row(name, replace(like, **keys), like) for name, keys in rows.items())  # type: ignore[arg-type]
+def changed_from(like: Setting, rows: dict[str, dict[str, Any]]) -> tuple[Row, ...]:
+    """Rows that differ from `like` in what is told, at its learning rate."""
+    return tuple(Row(name, replace(like, **keys), like) for name, keys in rows.items())
 
+
+GAP = {
+    "as it is": {},
+    "staleness 0": {"staleness": 0},
+    "beta2 .99": {"beta2": 0.99},
+    "beta2 .95": {"beta2": 0.95},
+    "beta1 .95": {"beta1": 0.95},
+    "second moments averaged each step (for nothing)": {"shared_v": 1},
+    "owner's step of 2": {"outer_rate": 2.0},
+    "owner's momentum .5": {"momentum": 0.5},
+    "error decay .9": {"error_decay": 0.9},
+    "first 20 steps whole": {"full": 20},
+    "no clipping": {"clip": 0.0},
+    "elements": {"kind": "element"},
+    "blocks of 64": {"block": 64},
+    "blocks of 4,096": {"block": 4096},
+}
+EQUAL = {  # at what a parameter takes in 4 bits with p=.1 K=.2: 0.134 bit a step
+    "all three": {},
+    "sampling alone": {"sample": 0.0083, "keep": 1.0, "bits": 16},
+    "top-K alone": {"sample": 1.0, "keep": 0.0055, "bits": 16},
+    "1 bit alone, every 8 steps": {"sample": 1.0, "keep": 1.0, "bits": 1, "local_steps": 8},
+    "sampling and 1 bit": {"sample": 0.12, "keep": 1.0, "bits": 1},
+    "sampling and top-K": {"sample": 0.1, "keep": 0.065, "bits": 16},
+    "top-K and 4 bits": {"sample": 1.0, "keep": 0.012},
+}
+WITHOUT = {
+    "as it is": {},
+    "the owner forgets e": {"owner_error_decay": 0.0},
+    "peers forget what a round left of what it visited": {"error_decay": 0.0},
+    "both": {"owner_error_decay": 0.0, "error_decay": 0.0},
+    "10 % of the packets too late": {"dropped": 0.1},
+    "30 % of the packets too late": {"dropped": 0.3},
+}
+SIXTEEN = Setting(rows=16)  # twice the batch, so that 16 peers have a sample each
 
 TABLES = (
-    Table("four peers", (REFERENCE, *METHODS), SEEDS),
-    Table("eight peers", (REFERENCE, *with_peers(METHODS, 8)), SEEDS),
+    Table("four peers", METHODS, SEEDS),
+    Table("eight peers", with_peers(METHODS, 8), SEEDS),
+    Table("the gap", tuple(replace(row, like=None) for row in changed_from(TWO_BITS, GAP))),
+    Table("one technique at a time", changed_from(COCKTAIL, EQUAL)),
+    Table("without", changed_from(COCKTAIL, WITHOUT)),
+    Table(
+        "peers",
+        changed_from(SIXTEEN, {f"{n} peers": {"peers": n} for n in (1, 2, 4, 8, 16)}),
+        reference=Row("all-reduce, FP32, 16 samples", replace(SIXTEEN, peers=0)),
+    ),
 )
 
 
@@ -86,10 +143,10 @@ def searched(found: Found, setting: Setting) -> list[Cell]:
 def missing(found: Found, tables: tuple[Table, ...] = TABLES) -> list[Cell]:
     """The cells to be made next: of the first table that lacks some, rates before seeds."""
     for table in tables:
-        rates = [cell for row in table.rows for cell in searched(found, row.like or row.setting)]
+        rates = [cell for row in table.all for cell in searched(found, row.like or row.setting)]
         if rates:
             return list(dict.fromkeys(rates))
-        cells = [Cell(row.setting, best_rate(found, row), seed) for seed in table.seeds for row in table.rows]
+        cells = [Cell(row.setting, best_rate(found, row), seed) for seed in table.seeds for row in table.all]
         lacking = [cell for cell in dict.fromkeys(cells) if cell not in found]
         if lacking:
             return lacking

@@ -23,13 +23,10 @@ def outcomes(found: Found, row: Row, seeds: Sequence[int]) -> list[Outcome]:
     return [found[cell] for cell in cells if cell in found]
 
 
-def over(found: Found, row: Row, seeds: Sequence[int]) -> tuple[float, float] | None:
+def over(found: Found, row: Row, table: Table) -> tuple[float, float] | None:
     """How much more the row's loss is than the reference's, as a share, by seed; and if all were sent."""
-    rates = best_rate(found, row), best_rate(found, REFERENCE)
-    pairs = [
-        (found.get(Cell(row.setting, rates[0], s)), found.get(Cell(REFERENCE.setting, rates[1], s)))
-        for s in seeds
-    ]
+    ways = [(way.setting, best_rate(found, way)) for way in (row, table.reference)]
+    pairs = [tuple(found.get(Cell(*way, seed)) for way in ways) for seed in table.seeds]
     there = [(one, reference) for one, reference in pairs if one and reference]
     if not there:
         return None
@@ -39,13 +36,13 @@ def over(found: Found, row: Row, seeds: Sequence[int]) -> tuple[float, float] | 
     )
 
 
-def line(found: Found, row: Row, seeds: Sequence[int]) -> str:
-    ends = outcomes(found, row, seeds)
+def line(found: Found, row: Row, table: Table) -> str:
+    ends = outcomes(found, row, table.seeds)
     if not ends:
         return ""
     losses = [end.loss for end in ends]
     each = f" ({', '.join(f'{loss:.4f}' for loss in losses)})" if len(losses) > 1 else ""
-    gaps = over(found, row, seeds)
+    gaps = over(found, row, table)
     more = f"{gaps[0]:+.2%} | {gaps[1]:+.2%}" if gaps else "|"
     ratio = f"{ends[0].ratio:.0f}x" if row.setting.peers else ""
     return f"| {row.name} | {ratio} | {best_rate(found, row):g} | {mean(losses):.4f}{each} | {more} |\n"
@@ -53,8 +50,8 @@ def line(found: Found, row: Row, seeds: Sequence[int]) -> str:
 
 def markdown(found: Found, table: Table) -> str:
     """One table; a row without cells is left out."""
-    lines = "".join(line(found, row, table.seeds) for row in table.rows)
-    return f"**{table.name}**\n\n{HEAD}{lines}" if lines else ""
+    lines = "".join(line(found, row, table) for row in table.rows)
+    return f"**{table.name}**\n\n{HEAD}{line(found, table.reference, table)}{lines}" if lines else ""
 
 
 def spread(found: Found, seeds: Sequence[int]) -> float | None:
@@ -67,7 +64,7 @@ def plot(found: Found, table: Table) -> str:
     """SVG: how much more than all-reduce, in %, over how many times less than FP16."""
     points = []
     for row in table.rows:
-        ends, gaps = outcomes(found, row, table.seeds), over(found, row, table.seeds)
+        ends, gaps = outcomes(found, row, table.seeds), over(found, row, table)
         if row.setting.peers and ends and gaps:
             points.append((math.log10(max(ends[0].ratio, 1.0)), 100 * gaps[0], row.name))
     high = max([math.ceil(y) for _, y, _ in points] + [1])

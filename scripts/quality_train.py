@@ -73,6 +73,7 @@ class Setting:
     beta1: float = 0.9
     beta2: float = 0.999
     clip: float = 1.0
+    averaged: int = 0  # 1: models are averaged in FP32 after each round, without packets (staleness 0)
     dropped: float = 0.0  # share of the packets that come too late
     shared_v: int = 0  # every so many steps the peers' second moments are averaged, for nothing: an ideal
     flush: int = 0  # bits; at the end one round more, in which all of d_i is sent in so many; 0: none
@@ -254,6 +255,15 @@ class Swarm:
         self.down += len(aggregate)
         self.round += 1
 
+    def average(self) -> None:
+        """What packets of 32 bits with p = K = 1 do, without making them."""
+        mean = self.everything()
+        for peer in self.peers:
+            peer.flat.vector.copy_(mean)
+            peer.worker.common.vector.copy_(mean)
+        self.up += 4 * len(self.peers) * mean.numel()
+        self.down += 4 * mean.numel()
+
     def late(self) -> set[int]:
         """Whose packets come too late this round; never all of them."""
         generator = torch.Generator().manual_seed(self.seed * 7919 + self.round)
@@ -311,9 +321,10 @@ def steps(size: Size, swarm: Swarm, text: Text, rate: Callable[[int], float]) ->
     steps, which hide it, and one more round brings the last ones home.
     """
     setting, peers = swarm.setting, swarm.peers
-    last = size.steps + (setting.local_steps if setting.peers and setting.staleness else 0)
+    stale = bool(setting.peers and setting.staleness)
+    last = size.steps + (setting.local_steps if stale else 0)
     for first in range(0, last, setting.local_steps):
-        parts = swarm.start() if setting.peers and setting.staleness else []
+        parts = swarm.start() if stale else []
         for step in range(first, min(first + setting.local_steps, size.steps)):
             rows = text.rows(setting.rows or size.rows, swarm.seed, step)
             for i, peer in enumerate(peers):
@@ -322,7 +333,9 @@ def steps(size: Size, swarm: Swarm, text: Text, rate: Callable[[int], float]) ->
                 swarm.share_second_moments()
             if step + 1 < min(first + setting.local_steps, size.steps):
                 yield step
-        if setting.peers:
+        if setting.averaged:
+            swarm.average()
+        elif setting.peers:
             swarm.exchange(parts or swarm.start(), swarm.late())
         if first < size.steps:
             yield min(first + setting.local_steps, size.steps) - 1

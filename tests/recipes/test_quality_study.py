@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from bench_quality import QUICK, run
 from quality_cells import Cell, changed, read, setting_of
-from quality_plan import ALL_REDUCE, RATES, SEEDS, TABLES, best_rate, missing
+from quality_plan import RATES, REFERENCE, SEEDS, TABLES, best_rate, missing
 from quality_report import markdown, plot
 from quality_train import Outcome, Setting, train
 
 from recipes.schema import Compression, Training
 
-EXACT = Setting(peers=1, sample=1.0, keep=1.0, bits=32, staleness=0)
+EXACT = Setting(peers=1, sample=1.0, keep=1.0, bits=32, staleness=0)  # packets that lose nothing
+TWO = replace(EXACT, peers=2)
 
 
 def test_the_studys_cocktail_is_the_recipes_default() -> None:
@@ -25,11 +27,14 @@ def test_the_studys_cocktail_is_the_recipes_default() -> None:
     assert Setting().training(1e-3, 7, 9) == Training(learning_rate=1e-3, seed=7, max_steps=9)
 
 
-def test_one_peer_that_sends_everything_exactly_is_all_reduce(tmp_path: Path) -> None:
-    alone, exact = (train(QUICK, setting, 2e-3, 1, tmp_path) for setting in (ALL_REDUCE, EXACT))
+@pytest.mark.parametrize(("setting", "same"), [(EXACT, REFERENCE.setting), (TWO, replace(TWO, averaged=1))])
+def test_without_loss_one_peer_is_all_reduce_and_two_are_their_average(
+    setting: Setting, same: Setting, tmp_path: Path
+) -> None:
+    exact, other = (train(QUICK, one, 2e-3, 1, tmp_path) for one in (setting, same))
 
-    assert exact.loss == pytest.approx(alone.loss, rel=1e-4)
-    assert exact.curve == pytest.approx(alone.curve, rel=1e-4)
+    assert exact.loss == pytest.approx(other.loss, rel=1e-4)
+    assert exact.curve == pytest.approx(other.curve, rel=1e-4)
 
 
 def test_a_cell_is_made_once_and_found_again(tmp_path: Path) -> None:
@@ -64,10 +69,10 @@ def test_the_plan_finds_each_rows_best_rate_and_ends() -> None:
             found[cell] = Outcome(1 + abs(cell.rate - valley), 1.0, (), 1.0, 1.0, 120.0, 0.0, 0.0)
 
     for table in TABLES:
-        for row in table.rows:
+        for row in table.all:
             like = row.like or row.setting
             assert best_rate(found, row) == RATES[like.bits % len(RATES)]
             assert all(Cell(row.setting, best_rate(found, row), seed) in found for seed in table.seeds)
-    assert len([c for c in found if c.setting == ALL_REDUCE and c.seed == SEEDS[1]]) == 1
-    assert markdown(found, TABLES[0]).count("\n| ") >= len(TABLES[0].rows)
-    assert plot(found, TABLES[0]).count("<circle") == len(TABLES[0].rows) - 1
+    assert len([c for c in found if c.setting == REFERENCE.setting and c.seed == SEEDS[1]]) == 1
+    assert markdown(found, TABLES[0]).count("\n| ") >= len(TABLES[0].all)
+    assert plot(found, TABLES[0]).count("<circle") == len(TABLES[0].rows)

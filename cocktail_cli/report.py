@@ -7,7 +7,6 @@ import hashlib
 import json
 import webbrowser
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from xml.etree.ElementTree import Element
@@ -45,12 +44,9 @@ def report(
     With --json one object: report, bytes.
     """
     from cocktail_cli.diary import Reader
-    from cocktail_cli.status import answers
 
     record = load(run)
     told = Reader(record).look()
-    if told.state == "running" and not answers(record):
-        told = replace(told, state="died")
     if text:
         for line in as_text(told):
             typer.echo(line)

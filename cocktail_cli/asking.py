@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,9 +21,10 @@ from cocktail_cli.machine import memory_of
 from cocktail_cli.plan import RUNTIME
 
 if TYPE_CHECKING:
+    from cocktail_cli.base import File
     from cocktail_cli.prepare import Preparation
     from cocktail_cli.terms import Lent
-    from transport import RunURL
+    from transport import PeerLink, RunURL
 
 CONFIG = "config.json"
 ANSWER_S = 5.0  # for the hub to say how far the run is
@@ -114,8 +116,11 @@ def estimated(preparation: Preparation, lent: Lent) -> Estimate | None:
     config = next((file for file in preparation.files if file.name == CONFIG), None)
     if config is None:
         return None
+    data = fetched_soon(preparation.link, config)
+    if data is None:
+        return None
     with tempfile.TemporaryDirectory(prefix="cocktail-") as folder:
-        (Path(folder) / CONFIG).write_bytes(preparation.link.fetch(f"base/{CONFIG}", config.sha256))
+        (Path(folder) / CONFIG).write_bytes(data)
         device = lent.devices[0]
         machine = Machine(memory_of(device), device != "cpu", len(lent.devices))
         try:
@@ -123,6 +128,24 @@ def estimated(preparation: Preparation, lent: Lent) -> Estimate | None:
         except ModelError:  # the join itself will say what is wrong with it
             return None
     return Estimate(memory.bytes + RUNTIME, packet_of(preparation.recipe, memory.parameters))
+
+
+def fetched_soon(link: PeerLink, file: File) -> bytes | None:
+    """A small file of the base; None where the hub does not give it in time: one is asked all the same."""
+    until = time.monotonic() + ANSWER_S
+
+    def waited() -> None:
+        link.leave_or_go_on()
+        if time.monotonic() > until:
+            raise TimeoutError
+
+    download = link.begin(f"base/{file.name}", file.sha256)
+    try:
+        return link.finish(download, waited)
+    except (KeyError, TimeoutError):
+        return None
+    finally:
+        link.forget(download)
 
 
 def says_yes(question: str) -> bool:

@@ -70,6 +70,14 @@ class PeerJoined:
 
 
 @dataclass(frozen=True)
+class Reached:
+    """The first peer joined from another machine: the address in the URL works from there."""
+
+    peer: str
+    where: str  # "the internet" or "this network"
+
+
+@dataclass(frozen=True)
 class PeerReady:
     """It holds the run's model, and takes part from the next round on."""
 
@@ -118,6 +126,9 @@ class Step:
     compute_s: dict[str, float] = field(default_factory=dict)  # of each peer's last step
     wait_s: dict[str, float] = field(default_factory=dict)  # that its device then waited for the exchange
     tokens_by_peer: dict[str, int] = field(default_factory=dict)  # trained tokens delivered in this round
+    local_steps: int = 1  # of this round; the seconds above are of one of them
+    lr: float | None = None  # told by `join`, of this machine's step, as is the next
+    grad_norm: float | None = None  # before clipping
 
 
 @dataclass(frozen=True)
@@ -156,6 +167,7 @@ class RunFinished:
     steps: int
     eval_loss: float | None
     reason: str
+    planned: int = 0  # steps it was to have; 0: not known
 
 
 @dataclass(frozen=True)
@@ -177,6 +189,7 @@ Event = (
     | Joined
     | Progressed
     | PeerJoined
+    | Reached
     | PeerReady
     | PeerAsks
     | PeerLeft

@@ -10,8 +10,10 @@ import typer
 
 from cocktail_cli import folder as in_folder
 from cocktail_cli.errors import Failure
+from cocktail_cli.meter import Meter
 from cocktail_cli.options import Json, Quiet, RunArgument, TrustCode
 from cocktail_cli.runs import load
+from cocktail_cli.show import Display, view_of
 from cocktail_cli.trust import check_trust
 
 
@@ -58,7 +60,10 @@ def export(
     if repository is not None:
         repository.open()  # before anything is written: it is the token that is missing most often
     place = Place(recipe, Path(record.base), source)
-    rounds = place.write_merged(output_dir, dtype) if merge_lora else place.write_model(output_dir, dtype)
+    with view_of(Display(quiet=quiet or as_json)) as view:
+        meter = Meter(view.show, "writing the model", "bytes")
+        merged = place.write_merged(output_dir, dtype) if merge_lora else None
+        rounds = merged if merged is not None else place.write_model(output_dir, dtype, meter)
     told: dict[str, object] = {"v": 1, "run": record.run, "model": str(output_dir), "rounds": rounds}
     if repository is not None:
         told["pushed"] = repository.push(output_dir, f"{record.run}, {rounds} rounds")

@@ -8,15 +8,17 @@ import dataclasses
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.events import Event, PageOpened, RunStarted, as_json
+from cocktail_cli.events import Event, PageOpened, RunStarted, Step, as_json
 from cocktail_cli.metrics import Line, Metrics, known_in, missed
 from cocktail_cli.runs import FILE, RunRecord, read
+from cocktail_cli.show import sentence, step_line
 from cocktail_cli.trackers import FOLDER as TRACKING
 from cocktail_cli.trackers import Tracker
 
@@ -31,6 +33,7 @@ LEDGER = "ledger"
 STREAM = "stream.jsonl"  # how far data that are read as they are needed have been read
 SNAPSHOTS = "snapshots"
 OURS = {LOG, EVENTS, METRICS, TRACKING, RECIPE, RESOLVED, BASE, TOKENIZER, LEDGER, STREAM, SNAPSHOTS, "peers"}
+TOLD = "cocktail_cli.told"  # the logger of what users are told: on the terminal they see it already
 ROOMS = ("cocktail_cli", "transport", "recipes", "compress")
 
 
@@ -125,6 +128,8 @@ class Recorder:
             event = dataclasses.replace(event, url=f"{head.partition('.')[0]}.***@{place}")
         if isinstance(event, PageOpened):
             event = PageOpened(event.url.partition("#")[0])
+        if said := sentence(event) or (step_line(event, 0) if isinstance(event, Step) else ""):
+            logging.getLogger(TOLD).info("%s", said)
         self.events.write(as_json(event) + "\n")
         self.events.flush()
         if isinstance(event, RunStarted):
@@ -165,8 +170,9 @@ def log_to(path: Path | None, verbose: int) -> None:
     logging.raiseExceptions = False  # a log on a full disk is no reason for tracebacks on the terminal
     targets: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")] if path else []
     if verbose:
-        stderr = logging.StreamHandler()
-        stderr.addFilter(lambda record: not record.exc_info)  # tracebacks are the command's to print
+        stderr = logging.StreamHandler(Stderr())
+        # tracebacks are the command's to print
+        stderr.addFilter(lambda record: not record.exc_info and record.name != TOLD)
         targets.append(stderr)
     for handler in targets:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -181,3 +187,13 @@ def log_to(path: Path | None, verbose: int) -> None:
 
 def is_run(folder: Path) -> bool:
     return (folder / FILE).is_file()
+
+
+class Stderr:
+    """sys.stderr as it is when it is written to: a live view puts another there."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()

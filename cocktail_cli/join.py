@@ -19,7 +19,7 @@ from cocktail_cli.asking import read_url, says_yes, screen
 from cocktail_cli.base import digest_of, taken, to_fetch
 from cocktail_cli.board import megabytes, printable
 from cocktail_cli.errors import EXIT, Failure, explain
-from cocktail_cli.events import Joined, Left, Progressed, Step, Warning
+from cocktail_cli.events import Joined, Left, Progressed, Warning
 from cocktail_cli.folder import log_to
 from cocktail_cli.hours import next_at
 from cocktail_cli.identity import own_keys, under
@@ -46,12 +46,13 @@ from cocktail_cli.options import (
     Verbose,
     VramLimit,
 )
+from cocktail_cli.own_steps import OwnSteps
 from cocktail_cli.prepare import Preparation
 from cocktail_cli.ranks import Ranks
 from cocktail_cli.reach import door_at
 from cocktail_cli.requires import Has, check
 from cocktail_cli.runs import cache
-from cocktail_cli.show import Display, View, view_of
+from cocktail_cli.show import Display, View, look_on, view_of
 from cocktail_cli.signals import (
     LEAVE_WITHIN,
     PAUSE_WITHIN,
@@ -66,7 +67,7 @@ from cocktail_cli.trust import check_trust, own_modules
 
 if TYPE_CHECKING:
     from cocktail_cli.link import RunLink
-    from recipes.finetune import Link, Peer, StepDone
+    from recipes.finetune import Link, Peer
     from recipes.schema import Recipe
     from transport import PeerLink, RunURL
     from transport.door import Door
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from transport.messages import Welcome
 
 CONNECT_TIMEOUT = 5.0  # seconds for the hub to answer, where --wait says nothing
+LOOK_WITHIN = 5.0  # seconds for the hub to say how all peers are
 RETURN_WITHIN = 600.0  # after a pause nobody may be there to try again
 
 
@@ -361,6 +363,8 @@ class Membership:
 
     def agreed(self, welcome: Welcome, preparation: Preparation) -> bool:
         """Tell what the run is and will do here, and ask whether that is wanted."""
+        from transport import ask_status
+
         recipe, wanted = preparation.recipe, preparation.bytes
         if self.lent.ask:
             for line in screen(self.url, preparation, self.lent, self.watch.terms.lines()):
@@ -369,6 +373,7 @@ class Membership:
                 return False
         every = recipe.logging.logging_steps
         self.view.show(Joined(welcome.run, welcome.name, recipe.name, welcome.recipe_hash, wanted, every))
+        look_on(self.view, partial(ask_status, self.url, LOOK_WITHIN))
         return True
 
     def train(self, run: RunLink, peer: Peer) -> None:
@@ -391,7 +396,7 @@ class Membership:
     def follow(self, run: RunLink, peer: Peer) -> None:
         from recipes.finetune import CaughtUp, HandedOver, Lowered, StepDone, finetune
 
-        up, down = run.traffic
+        steps = OwnSteps(run)
         # The cast: messages are frozen, and a Protocol's plain attributes promise that they can be set.
         for event in finetune(cast("Link", run), peer, run.link.welcome.round):
             if isinstance(event, CaughtUp) and event.packets:
@@ -409,30 +414,7 @@ class Membership:
                 if event.refused:
                     said = f"the owner refused this peer's packet of round {event.round}: {event.refused}"
                     self.view.show(Warning(printable(said, 1000)))
-                before, (up, down) = (up, down), run.traffic
-                self.view.show(self.step_of(event, run, peer, up - before[0], down - before[1]))
-
-    def step_of(self, done: StepDone, run: RunLink, peer: Peer, up: int, down: int) -> Step:
-        """What this machine did in a round: its own loss, its own bytes."""
-        name, announced = run.name, run.round
-        # bytes of the parameters in FP16, each step
-        full = 2 * peer.local.layout.size * peer.recipe.compression.local_steps
-        return Step(
-            step=done.step,
-            steps=announced.steps if announced else 0,
-            round=done.round,
-            loss=done.loss,
-            peers=len(announced.members) if announced else 0,
-            tokens=done.tokens,
-            accepted=[name] if done.accepted else [],
-            up_bytes={name: up},
-            down_bytes={name: down},
-            ratio_up={name: round(full / up, 2)} if up else {},
-            ratio_down={name: round(full / down, 2)} if down else {},
-            ratio_fp16=round(2 * full / (up + down), 2) if up + down else 0.0,
-            packet_bytes=done.sent_bytes,
-            fingerprint=f"{done.fingerprint:016x}",
-        )
+                self.view.show(steps.told(event, peer))
 
 
 def versions() -> dict[str, str]:

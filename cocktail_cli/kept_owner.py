@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,16 +95,19 @@ class KeptOwner:
         return scale
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
-        """The packet C[D] of `round`; what went into it is on the disk. Raises UpdateRejected, with nothing
-        changed and nothing written."""
+        """The packet C[D] of `round`; what went into it is on the disk, written while the packet was made.
+        Raises UpdateRejected, with nothing changed and nothing logged."""
         from recipes.aggregate import RejectedUpdate
 
         assert self.log is not None, "recover first"
-        try:
-            packet = self.owner.aggregate(round, updates)
-        except RejectedUpdate as error:
-            raise UpdateRejected(error.peer, error.reason) from error
-        self.log.append(round, hashlib.sha256(packet).digest(), updates, self.inherited)
+        with ThreadPoolExecutor(1, "cocktail-updates") as beside:
+            logged = beside.submit(self.log.begin, round, updates, self.inherited)
+            try:
+                packet = self.owner.aggregate(round, updates)
+            except RejectedUpdate as error:
+                raise UpdateRejected(error.peer, error.reason) from error
+        logged.result()
+        self.log.seal(hashlib.sha256(packet).digest())
         self.inherited.clear()
         return packet
 

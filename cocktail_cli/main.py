@@ -104,7 +104,8 @@ def run(as_json: bool, loud: bool) -> NoReturn:
         code = app(standalone_mode=not as_json)
         sys.exit(code if isinstance(code, int) else 0)
     except Interrupted as signal:
-        sys.exit(signal.exit)
+        let_go()
+        os._exit(signal.exit)  # at once: threads that compute, and Python's own end, would take seconds
     except typer.TyperException as error:
         fail(Failure("usage", error.format_message()), as_json)
     except typer.Abort:

@@ -75,7 +75,7 @@ def of_step(event: Step) -> Line:
         "round": event.round,
         "loss": event.loss,
         "tokens": event.tokens,
-        "tokens_per_s": round(tokens / event.step_s, 1) if event.step_s else None,
+        "tokens_per_s": round(tokens / (event.step_s * event.local_steps), 1) if event.step_s else None,
         "peers": event.peers,
         "late": event.peers - len(event.accepted),
         "step_s": event.step_s,

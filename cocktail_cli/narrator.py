@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from cocktail_cli import events as ours
 from cocktail_cli.board import printable
+from cocktail_cli.reach import INTERNET, where_from
 from transport import Ledger
 from transport import events as theirs
 
@@ -28,6 +29,7 @@ class Narrator:
         self.rounds = 0
         self.present: set[str] = set()  # peers that are in the run
         self.eval_loss: float | None = None
+        self.reached = ""  # from where somebody has joined
 
     def recall(self, ledger: Ledger) -> None:
         """What a run that is resumed has behind it."""
@@ -41,6 +43,10 @@ class Narrator:
         if isinstance(event, theirs.PeerJoined):
             self.present.add(event.peer)
             yield ours.PeerJoined(printable(event.peer), printable(event.hardware))
+            where = where_from(event.origin)
+            if where and self.reached not in (where, INTERNET):
+                self.reached = where
+                yield ours.Reached(printable(event.peer), where)
         elif isinstance(event, theirs.PeerReady):
             yield ours.PeerReady(printable(event.peer), event.round, round(event.joining_s, 1))
         elif isinstance(event, theirs.PeerAsks):
@@ -81,16 +87,16 @@ class Narrator:
             packet_bytes=event.size,
             fingerprint=f"{event.fingerprint:016x}",
             step_s=round(event.seconds / self.local_steps, 3),
-            compute_s=rounded(event.compute_s),
-            wait_s=rounded(event.wait_s),
+            compute_s=self.of_a_step(event.compute_s),
+            wait_s=self.of_a_step(event.wait_s),
             tokens_by_peer=dict(event.tokens_by_peer),
+            local_steps=self.local_steps,
         )
 
     def ratios(self, moved: Mapping[str, int], members: list[str]) -> dict[str, float]:
         """How many times fewer bytes than FP16 parameters, for each member of the round."""
         return {peer: round(self.full / moved[peer], 2) for peer in members if moved.get(peer)}
 
-
-def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
-    """To the millisecond."""
-    return {peer: round(value, 3) for peer, value in seconds.items()}
+    def of_a_step(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Of those that a round has, to the millisecond."""
+        return {peer: round(value / self.local_steps, 3) for peer, value in seconds.items()}

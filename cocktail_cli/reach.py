@@ -75,6 +75,20 @@ def kind_of(host: str) -> str:
     return "a public address"
 
 
+INTERNET, NETWORK = "the internet", "this network"
+
+
+def where_from(origin: str) -> str:
+    """Where somebody who joined comes from, by his address; empty: from this machine, or not known."""
+    try:
+        address = ipaddress.ip_address(origin)
+    except ValueError:
+        return ""
+    if address.is_loopback or origin == own_address():
+        return ""
+    return INTERNET if address.is_global else NETWORK
+
+
 def own_address() -> str:
     """The address this machine would send from. Connecting a UDP socket only asks the routing table."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

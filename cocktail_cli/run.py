@@ -9,18 +9,20 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cocktail_cli import folder as in_folder
 from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk
-from cocktail_cli.events import Event, Progressed, RunFinished, RunStarted, Warning, timestamp
+from cocktail_cli.events import Event, Progressed, Reached, RunFinished, RunStarted, Warning, timestamp
 from cocktail_cli.identity import own_keys
 from cocktail_cli.local_peers import LEAVE_WITHIN, Ended, LocalPeers, LocalSettings
+from cocktail_cli.meter import Meter
 from cocktail_cli.reach import reach_of
 from cocktail_cli.resume import check_corpus, same_base
 from cocktail_cli.runs import RunRecord, State, new_name, newest, save
-from cocktail_cli.show import View
+from cocktail_cli.show import View, look_on
 from cocktail_cli.signals import leave_on_signal
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from transport.events import RunEnded
 
 BIND, PORT = "0.0.0.0", 29400
+LOOK_WITHIN = 5.0  # seconds for the hub to say how its peers are
 TICK = 0.2  # seconds between two looks at the local peers and the wish to stop
 HUB_ENDS_WITHIN = 15.0  # seconds for the hub to serve what is still fetched, and close
 STOPS_WITHIN = 24.0  # seconds from the wish to stop until hub and local peers are gone
@@ -125,7 +128,7 @@ class Run:
         from recipes.base import check_fit, load_tokenizer, open_tokenizer, prepare_base
         from recipes.data import build_corpus
         from recipes.pinned import pinned
-        from recipes.sources import rows
+        from recipes.sources import lines, rows
 
         old, kept = self.resumed, self.folder / in_folder.TOKENIZER
         code = self.recipe.model.trust_remote_code
@@ -137,6 +140,9 @@ class Run:
         if old is None:
             base = prepare_base(self.recipe, self.folder / in_folder.BASE)
             self.recipe = pinned(self.recipe, base.folder)
+            if (commit := self.recipe.model.model_revision) is not None:
+                model = self.recipe.model.model_name_or_path
+                self.tell(Progressed(f"{model}: commit {commit}, for this run and all its peers"))
             text = self.recipe.to_json()
             (self.folder / in_folder.RESOLVED).write_text(text, encoding="utf-8")
             (self.folder / in_folder.RECIPE).write_text(as_yaml(text), encoding="utf-8")
@@ -146,7 +152,15 @@ class Run:
             tokenizer = open_tokenizer(kept, self.recipe.model.pad_token, code)
         check_fit(self.recipe, base.folder, tokenizer)
         self.tell(Progressed("reading the data"))
-        corpus = build_corpus(self.recipe, tokenizer, self.folder / in_folder.STREAM)
+        meters: dict[str, Meter] = {}
+
+        def tokenized(path: str, rows: int) -> None:
+            if path not in meters:
+                meters[path] = Meter(self.tell, f"tokenizing {path}", "rows")
+            meters[path](rows, counts.get(path) or 0)
+
+        counts = {dataset.path: lines(dataset) for dataset in self.recipe.datasets}
+        corpus = build_corpus(self.recipe, tokenizer, self.folder / in_folder.STREAM, tokenized)
         if old is None:
             tokenizer.save_pretrained(kept)
         else:
@@ -161,7 +175,7 @@ class Run:
         """The hub, listening, and the record by which other commands find it."""
         from cocktail_cli.work import settings_of
         from recipes.card import versions
-        from transport import Hub, Ledger, RunKeys
+        from transport import Hub, Ledger, RunKeys, ask_status, parse_url
         from transport.allocator import keep_freed_memory
 
         old = self.resumed
@@ -178,7 +192,8 @@ class Run:
         url = str(keys.url(reach.host, reach.port, name))
         if old and not listen.advertise:
             url = old.url  # as volunteers have it, whatever this machine is called today
-        record = self.recorded(work, url, hub.port, listen.bind, keys, name)
+        recorded = self.recorded(work, url, hub.port, listen.bind, keys, name, reach.known)
+        self.record = record = replace(recorded, planned=settings.steps)
         save(record)
         self.tell(
             RunStarted(
@@ -195,11 +210,14 @@ class Run:
                 versions=versions(),
             )
         )
+        look_on(self.views[0], partial(ask_status, parse_url(record.local_url()), LOOK_WITHIN))
         if self.page is not None:
             self.page.start(self.folder)
         return hub, record
 
-    def recorded(self, work: RunWork, url: str, port: int, bind: str, keys: RunKeys, name: str) -> RunRecord:
+    def recorded(
+        self, work: RunWork, url: str, port: int, bind: str, keys: RunKeys, name: str, reach: str
+    ) -> RunRecord:
         """What this machine must remember of the run; of one that is resumed only what is new."""
         if self.resumed:
             return replace(self.resumed, url=url, pid=os.getpid(), state="running")
@@ -216,6 +234,7 @@ class Run:
             recipe_hash=self.recipe.recipe_hash,
             asked_hash=self.asked_hash,
             started=timestamp(),
+            reach=reach,
             base_sha256=work.base.digest,
             data_sha256=work.corpus.digest(),
         )
@@ -273,6 +292,9 @@ class Run:
                 continue
             for said in narrator.tell(event):
                 self.tell(said)
+                if isinstance(said, Reached):
+                    confirmed = f"confirmed by {said.peer}, from {said.where}"
+                    save(replace(newest(self.record), reach=confirmed))
             if isinstance(event, RoundCommitted):
                 snapshots.committed(event.round, event.step)
             if isinstance(event, RunEnded):
@@ -297,7 +319,9 @@ class Run:
         try:
             if narrator.rounds and not full:
                 self.tell(Progressed("writing the model"))
-                rounds = work.place.write_model(self.folder)
+                rounds = work.place.write_model(
+                    self.folder, told=Meter(self.tell, "writing the model", "bytes")
+                )
                 self.push(record, rounds)
             save(newest(record).ended(state, narrator.step, narrator.eval_loss))
         except Exception as error:
@@ -313,7 +337,14 @@ class Run:
         if ended.exit_code or not narrator.rounds:
             raise Failure(CODES.get(ended.exit_code, "unexpected"), ended.reason)
         self.tell(
-            RunFinished(record.run, shown(self.folder), narrator.step, narrator.eval_loss, ended.reason)
+            RunFinished(
+                run=record.run,
+                model=shown(self.folder),
+                steps=narrator.step,
+                eval_loss=narrator.eval_loss,
+                reason=ended.reason,
+                planned=record.planned,
+            )
         )
 
 

@@ -51,6 +51,8 @@ class RunRecord:
     state: State = "running"
     steps: int = 0
     eval_loss: float | None = None
+    reach: str = ""  # what is known of the address in the URL
+    planned: int = 0  # steps of the whole run; 0: a record of before this was noted
 
     def is_of(self, recipe_hash: str) -> bool:
         """Whether it was launched with the recipe of this hash."""

@@ -1,8 +1,8 @@
 """Events to the eye: a live table on a terminal, lines elsewhere, NDJSON for programs, next to nothing for
 -q.
 
-stdout carries the result (the run URL, the model's folder, the JSON), stderr all else. The only file that
-imports rich, and only where a table is really drawn.
+stdout carries the result (the run URL, the model's folder, the JSON), stderr all else. The table is in
+live.py.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
-from cocktail_cli.board import Board, megabytes, pace_of
+from cocktail_cli.board import megabytes, pace_of, share_of
 from cocktail_cli.errors import disk_is_full
 from cocktail_cli.events import (
     Checkpoint,
@@ -29,6 +29,7 @@ from cocktail_cli.events import (
     PeerLeft,
     PeerReady,
     Progressed,
+    Reached,
     RunFinished,
     RunStarted,
     Step,
@@ -91,6 +92,13 @@ class Unimpressed:
             self.view.close()
 
 
+def look_on(view: View, ask: Callable[[], dict[str, Any]]) -> None:
+    """Have a view that shows all peers ask now and then how they are; the others do not care."""
+    inner = view.view if isinstance(view, Unimpressed) else view
+    if hasattr(inner, "look_on"):
+        inner.look_on(ask)
+
+
 @contextmanager
 def suppressed_if_full() -> Iterator[None]:
     try:
@@ -106,6 +114,8 @@ def choose(display: Display) -> View:
     if display.quiet:
         return QuietView(sys.stdout, sys.stderr)
     if display.live(sys.stderr):
+        from cocktail_cli.live import LiveView
+
         return LiveView(sys.stdout, sys.stderr, display.color)
     return PlainView(sys.stdout, sys.stderr, steps=display.progress != "none", verbose=display.verbose)
 
@@ -172,7 +182,9 @@ def invitation(event: RunStarted, out: TextIO, err: TextIO) -> None:
 def farewell(event: RunFinished, out: TextIO, err: TextIO) -> None:
     """What a run says last: where the model is, and what to type next."""
     loss = "" if event.eval_loss is None else f", held-out loss {event.eval_loss:.4f}"
-    print(f"{event.run} is over: {event.reason}; {event.steps} steps{loss}. The model:", file=err, flush=True)
+    of = f" of {event.planned}" if event.planned > event.steps else ""
+    said = f"{event.run} is over: {event.reason}; {event.steps}{of} steps{loss}. The model:"
+    print(said, file=err, flush=True)
     print(event.model, file=out, flush=True)
     print(f'Next: cocktail generate {event.model} "Once upon a time"', file=err, flush=True)
 
@@ -186,6 +198,8 @@ def sentence(event: Event) -> str | None:
         return f"page: {event.url}"
     if isinstance(event, PeerJoined):
         return f"{event.peer} joined" + (f" ({event.hardware})" if event.hardware else "")
+    if isinstance(event, Reached):
+        return f"reach: confirmed by {event.peer}, from {event.where}"
     if isinstance(event, PeerReady):
         return f"{event.peer} is ready, after {event.joining_s:.1f} s"
     if isinstance(event, PeerAsks):
@@ -254,81 +268,10 @@ class PlainView:
         if event.state == self.state and now - self.told < 10:
             return
         self.state, self.told = event.state, now
-        share = f" {event.done}/{event.total} {event.unit}".rstrip() if event.total else ""
-        if event.unit == "bytes" and event.total:
-            share = f" {megabytes(event.done)} of {megabytes(event.total)}{pace_of(event)}"
-        self.line(event.state + share)
+        self.line(event.state + share_of(event) + pace_of(event))
 
     def line(self, text: str) -> None:
         print(f"{timestamp()} {text}", file=self.err, flush=True)
 
     def close(self) -> None:
         self.err.flush()
-
-
-class LiveView:
-    """A table that is redrawn in place; what came and went scrolls by above it."""
-
-    def __init__(self, out: TextIO, err: TextIO, color: bool) -> None:
-        from rich.console import Console
-
-        self.out, self.err = out, err
-        self.console = Console(file=err, no_color=True if not color else None, highlight=False)
-        self.board = Board()
-        self.live: Any = None  # rich.live.Live while a table stands on the screen
-
-    def show(self, event: Event) -> None:
-        self.board.take(event)
-        if isinstance(event, RunStarted):
-            invitation(event, self.out, self.err)
-        elif isinstance(event, RunFinished):
-            self.draw()
-            self.close()
-            farewell(event, self.out, self.err)
-        elif not self.board.run:  # nothing to make a table of yet
-            self.say(event.state if isinstance(event, Progressed) else sentence(event))
-        else:
-            if isinstance(event, (Warning, PageOpened, PeerAsks, Left, Joined, Checkpoint)):
-                self.say(sentence(event))
-            self.draw()
-
-    def say(self, text: str | None) -> None:
-        """A line above the table."""
-        if text:
-            self.console.print(text, markup=False, soft_wrap=True)
-
-    def draw(self) -> None:
-        from rich.live import Live
-
-        if self.live is None:
-            self.live = Live(console=self.console, auto_refresh=False)
-            self.live.start()
-        self.live.update(self.render(), refresh=True)
-
-    def render(self) -> Any:
-        from rich.console import Group
-        from rich.panel import Panel
-        from rich.table import Table
-        from rich.text import Text
-
-        board, width = self.board, self.console.width
-        if self.console.height < 15:
-            return Text(board.summary(), overflow="ellipsis", no_wrap=True)
-        table = Table(box=None, expand=True, pad_edge=False)
-        wide = width >= 80
-        for name in board.columns(wide):
-            table.add_column(
-                name, justify="left" if name in ("PEER", "HARDWARE", "STATE") else "right", no_wrap=True
-            )
-        for row in board.rows(wide):
-            table.add_row(*map(Text, row))  # Text: names come from strangers, and are no markup
-        parts: list[Any] = [Text(board.summary())]
-        parts += [table] if board.peers else []
-        parts += map(Text, board.history())
-        keys = "Ctrl-C: end after this exchange · twice: at once"
-        return Panel(Group(*parts), title=Text(board.title()), subtitle=Text(keys))
-
-    def close(self) -> None:
-        if self.live is not None:
-            self.live.stop()
-            self.live = None

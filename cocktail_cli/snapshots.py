@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Literal
 from cocktail_cli import folder as in_folder
 from cocktail_cli.errors import explain
 from cocktail_cli.events import Checkpoint, Event, Warning
+from cocktail_cli.meter import Meter
 from transport import Ledger
 from transport.ids import size
 from transport.messages import SnapshotOffer
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Told = Callable[[int, int], None]  # bytes done, of so many
 Dtype = Literal["float32", "bfloat16", "float16"]  # of exported weights
 
 WEIGHTS = ("adapter_model.safetensors", "model.safetensors")  # of an adapter, of a whole model
@@ -78,7 +80,12 @@ class Place:
         ]
 
     @contextmanager
-    def fold(self, round: int | None = None, stop: Callable[[], bool] = lambda: False) -> Iterator[Fold]:
+    def fold(
+        self,
+        round: int | None = None,
+        stop: Callable[[], bool] = lambda: False,
+        told: Told = lambda done, total: None,
+    ) -> Iterator[Fold]:
         """x' before `round` (None: all committed rounds), from the newest snapshot that is not after it, else
         from the base. Valid inside the `with`.
         """
@@ -105,6 +112,7 @@ class Place:
                     packets=[InFile(packets, record.payload, record.length) for record in records],
                     known=known[0] if known else None,
                     stop=stop,
+                    told=told,
                 )
 
     def folded(self, round: int | None = None) -> Folded:
@@ -119,12 +127,14 @@ class Place:
             common = Common(vector, found.mix, found.seed, found.start)
             return Folded(fold(common, (bytes(packet[:]) for packet in found.packets)), layout)
 
-    def write_model(self, folder: Path, dtype: Dtype = "float32") -> int:
+    def write_model(
+        self, folder: Path, dtype: Dtype = "float32", told: Told = lambda done, total: None
+    ) -> int:
         """All that is committed, as a model in `folder`; how many rounds are in it: an export is a fold."""
         from recipes.base import written_whole
         from recipes.merge import recast_model
 
-        with self.fold() as fold, written_whole(folder) as part:
+        with self.fold(told=told) as fold, written_whole(folder) as part:
             self.write_beside(part, fold)
             fold.write(part)
             if dtype != "float32":
@@ -239,8 +249,9 @@ class Snapshots:
         from recipes.state import Abandoned, weights_in, write_hashes
 
         began, folder = time.monotonic(), self.place.snapshots / str(round)
+        meter = Meter(self.told.put, f"snapshot of round {round}", "bytes")
         try:
-            with self.place.fold(round, self.stopped.is_set) as fold, written_whole(folder) as part:
+            with self.place.fold(round, self.stopped.is_set, meter) as fold, written_whole(folder) as part:
                 if not fold.source.on_disk:
                     self._warn_once(
                         "memory",

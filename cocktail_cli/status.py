@@ -35,8 +35,9 @@ def status(
     """Show how a run fares. Example: cocktail status amber-otter-42
 
     With --json one object: run, state (waiting, running, finished, failed), step, max_steps, loss, eval_loss,
-    losses and eval_losses (while it runs: [step, loss] so far, 128 at most), tokens, tokens_per_s, eta_s, and
-    peers, each with name, gpu, state, share, up_bytes, down_bytes, rtt_ms, last_seen_s.
+    losses and eval_losses (while it runs: [step, loss] so far, 128 at most), tokens, tokens_per_s, eta_s,
+    reach (of a run of this machine), and peers, each with name, gpu, state, share, tokens, up_bytes,
+    down_bytes, rtt_ms, last_seen_s.
     """
     if run is None:
         list_runs(as_json, quiet)
@@ -68,7 +69,7 @@ def ask(run: str) -> dict[str, Any]:
     if record.state != "running":
         return remembered(record)
     try:
-        return ask_status(parse_url(record.local_url()), TIMEOUT)
+        return ask_status(parse_url(record.local_url()), TIMEOUT) | {"reach": record.reach}
     except Unreachable as error:
         raise unreachable(record, error) from error
 
@@ -88,7 +89,7 @@ def remembered(record: RunRecord) -> dict[str, Any]:
         "run": record.run,
         "state": record.state,
         "step": record.steps,
-        "max_steps": record.steps,
+        "max_steps": record.planned or record.steps,
         "loss": None,
         "eval_loss": record.eval_loss,
         "peers": [],
@@ -105,6 +106,8 @@ def screen(found: dict[str, Any]) -> Iterator[str]:
     if found.get("eta_s"):
         parts.append(f"ETA {found['eta_s'] // 60:.0f} min")
     yield " · ".join(parts)
+    if found.get("reach"):
+        yield f"reach: {found['reach']}"
     if found["peers"]:
         yield f"{'PEER':<20} {'HARDWARE':<24} {'STATE':<10} {'UP':>10} {'DOWN':>10} {'SHARE':>6}"
     for peer in found["peers"]:

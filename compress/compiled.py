@@ -26,6 +26,7 @@ WORD = np.uint64(64)  # elements whose comparisons make one word
 ONE = np.uint64(1)
 AHEAD, EVERY = 16, 64  # blocks that memory is asked ahead for, and elements from one asking to the next
 FAR = np.uint64(1024)  # elements, likewise
+STEP = np.uint64(255)  # positions that one gap byte and its value take, at most
 PIECE = 1 << 13  # elements at a time: stays in L1
 intrinsic: Any = numba.extending.intrinsic  # untyped: the functions lose their first argument by it
 
@@ -302,13 +303,28 @@ def add_codes(
 ) -> None:
     """out[start:stop] += factor * the values that stand there. No product but the last is rounded, nor is it
     fused with the sum: what torch's `index_add_` does.
+
+    Of 4 bits, the usual width, a bucket that cannot reach beyond `stop` is added without comparing, a byte's
+    two values at once, its products made once for each code: two thirds of the time.
     """
     begin, end, at = np.uint64(start), np.uint64(stop), np.uint64(before + 1)  # at: the next free position
     bits, mask = np.uint64(width), np.uint64((1 << width) - 1)
     size, count = np.uint64(bucket), np.uint64(len(gaps))
+    products = np.empty(16, np.float32)
     for row in range(np.uint64(first) // size, np.uint64(len(scales))):
         scale = scales[row]
-        for i in range(max(np.uint64(first), row * size), min((row + ONE) * size, count)):
+        one, last = max(np.uint64(first), row * size), min((row + ONE) * size, count)
+        if width == 4 and (one | last) & ONE == 0 and begin <= at and at + (last - one) * STEP <= end:
+            for number in range(16):
+                products[number] = levels[number] * scale * factor
+            for byte in range(one >> ONE, last >> ONE):
+                at += np.uint64(gaps[byte << ONE])
+                out[at] += products[packed[byte] & np.uint8(15)]
+                at += np.uint64(gaps[byte << ONE | ONE]) + ONE
+                out[at] += products[packed[byte] >> np.uint8(4)]
+                at += ONE
+            continue
+        for i in range(one, last):
             at += np.uint64(gaps[i])
             if at >= end:
                 return

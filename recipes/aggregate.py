@@ -69,6 +69,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Collected:
+    error: Tensor  # (m,) e as it was given
     D: Tensor  # (m,)
     held: tuple[Taken, ...]  # whose packets were shortened
     usual: float  # how large a value is that a usual packet holds; inf: nobody can say
@@ -103,8 +104,8 @@ def collect(
     taken = bounded(on_all_cores(take, sorted(updates), m), rule)
     held, usual = tuple(replace(t, update=None) for t in taken if t.scale < 1), usual_of(taken)
     if held or rule.kind != "mean":
-        return Collected(error + RULES[rule.kind](taken, m, rule), held, usual)
-    return Collected(add(error.clone(), taken), held, usual)
+        return Collected(error, error + RULES[rule.kind](taken, m, rule), held, usual)
+    return Collected(error, add(error.clone(), taken), held, usual)
 
 
 def add(out: Tensor, taken: Sequence[Taken]) -> Tensor:

@@ -318,12 +318,17 @@ class Owner:
         self.held: tuple[Taken, ...] = ()  # whose packets the newest aggregate has only in part
         self.usual = 0.0  # how large a value of a packet usually is; inf: nobody can say
         self._before: Before | None = None  # the newest aggregate
+        self._drawn: tuple[int, Sample] | None = None
         self._newest = -1  # round of which packets have arrived
         self._packets: Packets | None = None  # of that round, until it is aggregated
         self._lock = threading.Lock()
 
     def sample(self, round: int) -> Sample:
-        return self.mix.draw(self.error.numel(), self.seed, round)
+        """Drawn once for a round, which asks for it three times."""
+        drawn = self._drawn  # by any thread
+        if drawn is None or drawn[0] != round:
+            drawn = self._drawn = round, self.mix.draw(self.error.numel(), self.seed, round)
+        return drawn[1]
 
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         """Open a packet that `aggregate` may be given, while others are still on their way. From any thread;
@@ -359,7 +364,7 @@ class Owner:
 
     def send(self, round: int, found: Collected) -> bytes:
         """Line 4."""
-        D = self._stepped(round, found.D)
+        D = self._stepped(round, found)
         packet = self.mix.at(round).encode(D, seed=round)  # C[D]
         self._sent(D, packet)
         self.held, self.usual = found.held, found.usual
@@ -373,7 +378,7 @@ class Owner:
         this many threads), and what was sent is what the packet says in any case.
         """
         found = self._collect(round, updates)
-        self._sent(self._stepped(round, found.D), packet)
+        self._sent(self._stepped(round, found), packet)
         self.usual = found.usual
 
     def inherit(self, peer: str, packet: bytes, share: float) -> float:
@@ -410,16 +415,17 @@ class Owner:
         error = sample.take(self.error) if self.outer.plain else torch.zeros(sample.m)
         return collect(error, updates, self.rule, packets)
 
-    def _stepped(self, round: int, found: Tensor) -> Tensor:
+    def _stepped(self, round: int, found: Collected) -> Tensor:
         """D, (m,), of what `_collect` has found. What is about to change is noted, and v moves."""
         sample = self.sample(round)
+        if self.outer.plain:
+            self._before = Before(sample, found.error, None, self.usual)
+            return found.D
         e = sample.take(self.error)
         v = sample.take(self.momentum) if self.outer.momentum else None
         self._before = Before(sample, e, v, self.usual)
-        if self.outer.plain:
-            return found
         moved = torch.zeros(sample.m) if v is None else v.clone()
-        D = self.outer.step(found, moved).add_(e)
+        D = self.outer.step(found.D, moved).add_(e)
         if v is not None:
             sample.put_(self.momentum, moved)
         return D

@@ -8,7 +8,7 @@ data set nor the tokenizer.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, chain, islice
@@ -84,13 +84,17 @@ _order = lru_cache(maxsize=16)(shuffled)  # leases move forward: older epochs co
 
 
 def build_corpus(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, index: Path | None = None
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    index: Path | None = None,
+    told: Callable[[str, int], None] = lambda path, rows: None,
 ) -> Corpus | Stream:
     """Read, tokenize, split and pack the recipe's data: all of them, or their beginning where they are
     streamed. The tokenizer gets the chat template that was used.
 
     Args:
         index: file where a stream keeps what lets a run go on without reading all again.
+        told: hears of each data set how many of its rows are tokenized.
 
     Errors: DataError where a row is broken or nothing is left to train on, HubUnreachable.
     """
@@ -98,8 +102,8 @@ def build_corpus(
         return _streamed(recipe, tokenizer, index)
     found: list[str] = []
     warnings: list[str] = []
-    documents = _documents(recipe.datasets, recipe.data, tokenizer, found, warnings)
-    held = _documents(recipe.eval_datasets, recipe.data, tokenizer, found, warnings)
+    documents = _documents(recipe.datasets, recipe.data, tokenizer, found, warnings, told)
+    held = _documents(recipe.eval_datasets, recipe.data, tokenizer, found, warnings, told)
     if recipe.data.val_set_size:
         documents, held = _split(documents, recipe.data.val_set_size, recipe.training.seed)
     made = [samples_of(part, recipe.data) for part in documents]
@@ -171,8 +175,9 @@ def _documents(
     tokenizer: PreTrainedTokenizerBase,
     found: list[str],
     warnings: list[str],
+    told: Callable[[str, int], None] = lambda path, rows: None,
 ) -> Parts:
-    return [_documents_of(dataset, data, tokenizer, found, warnings) for dataset in datasets]
+    return [_documents_of(dataset, data, tokenizer, found, warnings, told) for dataset in datasets]
 
 
 def _documents_of(
@@ -181,11 +186,14 @@ def _documents_of(
     tokenizer: PreTrainedTokenizerBase,
     found: list[str],
     warnings: list[str],
+    told: Callable[[str, int], None],
 ) -> list[Encoded]:
     encoder, source = _opened(dataset, data, tokenizer)
     batches = iter(lambda: list(islice(source, _BATCH)), [])
-    encoded = encode_all(encoder, batches, data.dataset_num_proc or 1)
-    documents = [document for batch in encoded for document in batch]
+    documents: list[Encoded] = []
+    for batch in encode_all(encoder, batches, data.dataset_num_proc or 1):
+        documents += batch
+        told(dataset.path, len(documents))
     guess = ", detected" if dataset.type == "auto" else ","
     found.append(f"{dataset.path}: {len(documents):,} rows{guess} {encoder.kind}")
     warnings += encoder.warnings

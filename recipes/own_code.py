@@ -11,7 +11,8 @@ from pathlib import Path
 
 from recipes.problems import ModelError
 
-CODE = "*.py"
+CODE = "[!_.]*.py"  # of a folder; transformers makes an __init__.py of its own
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 
 def loading(folder: Path, code: bool) -> dict[str, bool]:
@@ -41,13 +42,7 @@ def _classes(file: Path) -> dict[str, str]:
     """What `auto_map` names in a config: Auto class -> file.Class."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))["auto_map"].items()
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ):  # none, or what transformers refuses
+    except UNREADABLE:  # there is none, or transformers will say what is wrong
         return {}
     named = ((key, value) for key, each in found for value in (each if isinstance(each, list) else [each]))
     return {str(key): value for key, value in named if isinstance(value, str)}

@@ -65,6 +65,7 @@ class Fold:
     packets: Sequence[Bytes]  # of the rounds from there on
     known: Known | None = None  # of a round from `start` to the last: looked at in passing
     stop: Callable[[], bool] = lambda: False  # asked between two windows
+    told: Callable[[int, int], None] = lambda done, total: None  # bytes written, of those to be written
     budget: int = BUDGET
 
     @property
@@ -105,7 +106,8 @@ class Fold:
     def _sweep(self, file: BinaryIO, start: int) -> int:
         """The vector into the file from byte `start` on, a batch of packets at a time, shard after shard."""
         shards, number = self.mix.cut(self.source.layout.size, self.seed), 0
-        for first, last in self._batches(shards):
+        batches, done = list(self._batches(shards)), 0
+        for first, last in batches:
             looked, number = 0, 0
             mark = self.known.round - self.start - first if self.known else -1  # looked at before this packet
             parts = [self._parts(i) for i in range(first, last)]
@@ -122,6 +124,8 @@ class Fold:
                     number += fingerprint(torch.from_numpy(window), begin)
                     file.seek(start + 4 * begin)
                     _write(file, window.data)
+                    done += window.nbytes
+                    self.told(done, 4 * self.source.layout.size * len(batches))
             if 0 <= mark <= last - first:
                 self._check(number if mark == last - first else looked)
         return number & 0xFFFFFFFFFFFFFFFF

@@ -205,7 +205,9 @@ def read_header(file: BinaryIO, name: str) -> Header:
             raise ValueError(f"a header of {length} bytes")
         tensors = json.loads(bytes(InFile(file, 8, length)))
         metadata = tensors.pop("__metadata__", {})
-        end = max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
+        ends = [int(tensor["data_offsets"][1]) for tensor in tensors.values()]
+        if min(ends, default=0) < 0:
+            raise ValueError(f"a tensor that ends at byte {min(ends)}")
     except (
         ValueError,
         LookupError,
@@ -216,7 +218,7 @@ def read_header(file: BinaryIO, name: str) -> Header:
         RecursionError,
     ) as error:
         raise ModelError(f"{name} is not a safetensors file: {error}") from error
-    return Header(metadata, tensors, 8 + length, 8 + length + end)
+    return Header(metadata, tensors, 8 + length, 8 + length + max(ends, default=0))
 
 
 def write_header(metadata: Mapping[str, str], tensors: Mapping[str, Kind]) -> bytes:

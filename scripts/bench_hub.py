@@ -10,7 +10,8 @@ raw      a ROUTER and a DEALER for each peer: a packet up in pieces of 256 KiB, 
 relay    the hub, its ledger and the whole protocol; its owner takes the first packet for the aggregate
 owner    the hub with the owner of a real run: decodes, adds and encodes, keeps its books
 
-`of raw` compares MB/s; where other programs run beside it, compare CPU-s. CPU is read from /proc, by thread
+`of raw` compares MB/s, and CPU-s a GB, with the raw row above it; where other programs run beside it, MB/s
+say little. Rows can be had several times: --only raw,relay,raw,relay. CPU is read from /proc, by thread
 for the hub; so it runs on Linux only. What a real peer computes beside the protocol (its packet, the hash of
 what it fetched) is not in it.
 """
@@ -203,19 +204,21 @@ def main() -> None:
     args = asked.parse_args()
     print(f"{args.peers} peers in {args.processes} processes, packets of {args.megabytes:g} MB, ", end="")
     print(f"{args.rounds} rounds, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before\n")
-    print("| | rounds/s | MB/s | of raw | CPU-s/GB: hub | all | peak MB | MB after rounds |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
-    raw, rows = 0.0, {}
+    print("| | rounds/s | MB/s | CPU-s/GB: hub | all | of raw: MB/s | CPU | peak MB | MB after rounds |")
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    raw: Row | None = None
+    rows: list[tuple[str, Row]] = []
     for kind in args.only.split(","):
-        row = rows[kind] = measure(kind, args)
-        raw = row.mb_s if kind == "raw" else raw
-        share = f"{row.mb_s / raw:.0%}" if raw else ""
+        row = measure(kind, args)
+        rows.append((kind, row))
+        raw = row if kind == "raw" else raw
+        share = f"{row.mb_s / raw.mb_s:.0%} | {raw.all_cpu / row.all_cpu:.0%}" if raw else "|"
         grown = ", ".join(f"{mb:.0f} ({n})" for n, mb in row.grown.items())
-        costs = f"{row.hub_cpu:.2f} | {row.all_cpu:.2f}"
-        rates = f"{row.rounds_s:.2f} | {row.mb_s:.0f} | {share}"
+        costs = f"{row.hub_cpu:.2f} | {row.all_cpu:.2f} | {share}"
+        rates = f"{row.rounds_s:.2f} | {row.mb_s:.0f}"
         print(f"| {kind} | {rates} | {costs} | {row.peak:.0f} | {grown} |", flush=True)
     print("\nms of CPU a round:")
-    for kind, row in rows.items():
+    for kind, row in rows:
         parts = ", ".join(f"{part} {ms:.0f}" for part, ms in sorted(row.parts.items()) if ms >= 0.5)
         print(f"  {kind}: {parts}; a round of {row.packets:g} packets took {1000 / row.rounds_s:.0f} ms")
 

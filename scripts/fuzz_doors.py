@@ -67,6 +67,8 @@ TO_HUB: list[m.Message] = [
     m.Chunk("update/1", 0),
     m.Chunk("update/1", 1),
     m.Chunk("legacy/1", 0),
+    m.Put("update/1", 2000, b"k" * 32, 1024),
+    m.Chunk("update/1", 1, b"k" * 8),
     m.Get("packet/0", 0, 1024),
     m.Get("lease/1", 0, 1024),
     m.Get("packets/0-1", 0, 1024),

@@ -76,31 +76,23 @@ class Parts:
             raise ProtocolError(f"an object of {size} bytes, too long for any memory")
         self.map, self.sha256 = ChunkMap(size, chunk), sha256
         self._parts: dict[int, bytes | memoryview] = {}
-        self._digest, self._hashed = hashlib.sha256(), 0
 
     def add(self, index: int, payload: bytes | memoryview) -> list[int]:
         """Take a chunk. Returns those to ask for again: none here. Raises ProtocolError."""
-        if not self.map.add(index, payload):
-            return []
-        self._parts[index] = payload
-        while self._hashed in self._parts:  # as they come, so that no thread ever stands still for the whole
-            self._digest.update(self._parts[self._hashed])
-            self._hashed += 1
+        if self.map.add(index, payload):
+            self._parts[index] = payload
         return []
-
-    @property
-    def good(self) -> bool:
-        """Is the whole what was promised? An empty sha256 promised nothing."""
-        return self.map.whole and self.sha256 in (b"", self._digest.digest())
 
     def data(self) -> bytes:
         return b"".join(self._parts[i] for i in range(self.map.count))
 
     def finish(self) -> bytes:
-        """The object. Raises ProtocolError where its checksum is wrong."""
-        if not self.good:
+        """The object. Raises ProtocolError where it is not what was promised; an empty sha256 promised
+        nothing."""
+        data = self.data()
+        if self.sha256 not in (b"", hashlib.sha256(data).digest()):
             raise ProtocolError("the checksum of the whole is wrong")
-        return self.data()
+        return data
 
 
 class PartFile:

@@ -34,6 +34,7 @@ SILENT_S = 15.0  # 5 for the handshake (HANDSHAKE_IVL), the rest for a bad line
 STRANGER_S = 30.0  # a peer that lost its session says Hello at once; one that was refused hangs up itself
 STRANGER = 256 * 1024  # bytes; a greeting has 64 KiB at most
 ALL_HELD = 1 << 30  # bytes of all connections; honest ones hold rate x round trip together, some 100 MB
+LOOK_S = 0.02  # that libzmq's monitor may wait to be heard: asking it costs as much as reading a message
 LITTLE = 1 << 20  # bytes: less is held for sure, so the kernel need not be asked at every `Get`
 # 256 peers in one house come back with two connections each at first, and one before each to see who answers
 DIALS, DIALS_S = 2048.0, 64.0  # at once, and a second, of one origin
@@ -84,6 +85,7 @@ class Connections:
         self._left = False  # the next that is closed hung up by itself
         self._refused = 0
         self._dials = Buckets(DIALS_S, DIALS)
+        self._look_at = 0.0
         where = f"inproc://connections-{id(self)}"
         router.monitor(where, EVENTS)
         self.sock: zmq.Socket[bytes] = context.socket(zmq.PAIR)
@@ -97,8 +99,14 @@ class Connections:
 
     # ---- what happens --------------------------------------------------------------------------------------
 
+    def look_again(self, now: float) -> None:
+        """As `look`, where that was not done of late."""
+        if now >= self._look_at:
+            self.look(now)
+
     def look(self, now: float) -> None:
         """Hear what libzmq tells of descriptors."""
+        self._look_at = now + LOOK_S
         while True:
             try:
                 what, value = EVENT.unpack(self.sock.recv_multipart(zmq.DONTWAIT)[0])
@@ -170,6 +178,7 @@ class Connections:
         return line.held + line.sent - line.held_at  # and what was taken since: that is no more
 
     def hang_up(self, conn: bytes, now: float) -> None:
+        self.look(now)  # its number may be another connection's by now
         number = self._numbers.get(conn)
         if number is not None and number not in self._shut:  # what it said before may still come
             self._dials.fine(origin_of(conn), now, FINE)

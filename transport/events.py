@@ -20,6 +20,7 @@ class PeerJoined(Event):
     peer: str
     hardware: str
     round: int  # the round it has to catch up to
+    origin: str = ""  # address it comes from; of IPv6 the first 64 bits; empty: not known
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ def begin(hub: HubState, conn: bytes, m: Hello, now: float) -> None:
     hub.admission.move(session.key, Act.LET_IN, session.name)
     welcome(hub, session, resumed=False)
     look_for_door(hub, session)
-    hub.out.tell(events.PeerJoined(0.0, session.name, session.hardware, hub.round))
+    origin = session.origin.replace("-", ".")  # wire.origin_of has no dots
+    hub.out.tell(events.PeerJoined(0.0, session.name, session.hardware, hub.round, origin))
 
 
 def resume(hub: HubState, conn: bytes, m: Resume, now: float) -> None:

@@ -145,7 +145,7 @@ class HubState:
         return self._drain(now)
 
     def uploaded(self, session_id: str, round: int, now: float) -> list[do.Action]:
-        """The packet of this session for `round` is here, whole, its checksum right."""
+        """The packet of this session for `round` is here, whole."""
         session, ex = self.members.get(session_id), self.exchange
         if session and ex and self.phase is Phase.OPEN and ex.round == round and session_id in ex.members:
             session.seen = now
@@ -159,7 +159,7 @@ class HubState:
         return self._drain(now)
 
     def handed_over(self, session_id: str, size: int, now: float) -> list[do.Action]:
-        """The legacy of this session is here, whole, its checksum right."""
+        """The legacy of this session is here, whole."""
         inherit(self, session_id, size)
         return self._drain(now)
 

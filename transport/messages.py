@@ -19,6 +19,7 @@ PROTOCOL = 1
 VERSIONS = (PROTOCOL,)  # what this hub can talk to
 MAX_CONTROL = 64 * 1024  # bytes of one control message
 MAX_CHUNK = 1024 * 1024  # bytes of one chunk
+OF = 8  # bytes of a digest that tell an upload from another of its name
 MAX_FINGERPRINT = 2**64 - 1
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
@@ -334,11 +335,12 @@ class Have(Message, frozen=True):
     chunks: bytes
 
 
-class Chunk(Message, frozen=True):
+class Chunk(Message, frozen=True, omit_defaults=True):
     """Chunk `index` of an upload; its bytes are the second frame. Answered by Ack or PutDone."""
 
     name: ObjectName
     index: Count
+    of: Annotated[bytes, Meta(max_length=OF)] = b""  # how the sha256 of its Put begins; empty: of any
 
 
 class Ack(Message, frozen=True):
@@ -347,7 +349,7 @@ class Ack(Message, frozen=True):
 
 
 class PutDone(Message, frozen=True):
-    """The upload ended: `ok`, or why it is not wanted (the round is closed, too large, wrong checksum)."""
+    """The upload ended: `ok`, or why it is not wanted (the round is closed, too large)."""
 
     name: str
     ok: bool

@@ -45,17 +45,13 @@ class Record:
         return self.payload + self.length
 
 
-def pack_header(round: int, *payload: bytes) -> bytes:
-    """The header of a record whose payload comes in these pieces."""
-    head = HEADER.pack(MAGIC, round, sum(map(len, payload)), sha256_of(payload))
+def pack_header(round: int, payload: bytes) -> bytes:
+    return header_of(round, len(payload), hashlib.sha256(payload).digest())
+
+
+def header_of(round: int, length: int, sha256: bytes) -> bytes:
+    head = HEADER.pack(MAGIC, round, length, sha256)
     return head + CRC.pack(zlib.crc32(head))
-
-
-def sha256_of(pieces: Iterable[bytes]) -> bytes:
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.digest()
 
 
 def unpack_header(head: bytes, offset: int) -> Record | None:
@@ -103,6 +99,7 @@ class PacketLog:
             self._file.truncate(end)
             os.fsync(self._file.fileno())
         self._end = end
+        self._digest, self._length = hashlib.sha256(), 0  # of what was begun
 
     @property
     def end(self) -> int:
@@ -111,13 +108,30 @@ class PacketLog:
     def append(self, round: int, *payload: bytes) -> Record:
         """Write one record, its payload in pieces, and wait until the disk has it. After an error open it
         anew."""
-        header = pack_header(round, *payload)
+        self.begin(payload)
+        return self.seal(round)
+
+    def begin(self, payload: Iterable[bytes]) -> None:
+        """Write a payload, or its first pieces, where the next record is to stand. It is none before `seal`,
+        and another `begin` writes over it."""
+        self._file.seek(self._end + HEADER_SIZE)
+        self._digest, self._length = hashlib.sha256(), 0
+        self._go_on(payload)
+
+    def _go_on(self, payload: Iterable[bytes]) -> None:
+        for piece in payload:
+            self._digest.update(piece)
+            self._length += self._file.write(piece)
+
+    def seal(self, round: int, *rest: bytes) -> Record:
+        """Make a record of what was begun, with the rest of it, and wait until the disk has it."""
+        self._go_on(rest)
+        header = header_of(round, self._length, self._digest.digest())
         record = unpack_header(header, self._end)
         assert record is not None
         self._file.seek(self._end)
-        for piece in (header, *payload):
-            self._file.write(piece)
-        self._file.flush()
+        self._file.write(header)
+        self._file.truncate(record.end)  # what was written over may have been longer, and look like a record
         os.fsync(self._file.fileno())
         self._end = record.end
         return record

@@ -50,11 +50,6 @@ class RunSettings:
     credit: int = 32  # chunks under way per peer and direction
 
     @property
-    def round_batch(self) -> int:
-        """Samples leased per round, all members together."""
-        return self.global_batch * self.local_steps
-
-    @property
     def steps(self) -> int:
         return -(-self.samples // self.global_batch)
 

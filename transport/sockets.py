@@ -123,7 +123,7 @@ class RouterWire:
             self._waker.clear()
         if self._doorkeeper.sock in ready:
             self._doorkeeper.answer()
-        self._connections.look(time.monotonic())  # in no poller: a flood of dials would end every poll
+        self._connections.look_again(time.monotonic())  # in no poller: a flood of dials would end every poll
         came: list[tuple[bytes, Frames]] = []
         while len(came) < 64:  # then look after the others: time, workers, what is to be sent
             try:

@@ -52,6 +52,7 @@ def status_text(hub: HubState, now: float) -> str:
                 "gpu": p.hardware,
                 "state": WORDS[p.state.value] if p.conn else "lost",
                 "share": round(p.tokens / total, 4),
+                "tokens": p.tokens,
                 "up_bytes": t.up,
                 "down_bytes": t.down,
                 "rtt_ms": None if p.rtt is None else round(p.rtt * 1000, 1),

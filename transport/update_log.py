@@ -4,11 +4,13 @@ The error e of Algorithm 2 follows from what came in and what went out. What wen
 what came in is here, in the same kind of record (packet_log.py), one a round, written before the round is
 committed. The payload, little-endian:
 
-    sha256 of the aggregated packet, 32 bytes | updates u32 | inherited u32
+    "CKU2" | updates u32 | inherited u32
     then each: name's bytes u16 | packet's bytes u64 | weight f64 | name, UTF-8 | packet
+    sha256 of the aggregated packet, 32 bytes
 
-`inherited` are legacies of peers that left, which the owner took over before this round, in this order; their
-weight is their share of the mean.
+The hash comes last, so that all else is written while the packet is being made. `inherited` are legacies of
+peers that left, which the owner took over before this round, in this order; their weight is their share of
+the mean.
 
 A round that was logged and never committed is cut off at the next start. Once e itself is on the disk the log
 is cleared; a crash between the two leaves rounds older than e, which who reads from e's round on leaves out.
@@ -24,7 +26,8 @@ from pathlib import Path
 from .errors import LedgerError
 from .packet_log import HEADER_SIZE, PacketLog, read_packets, unpack_header
 
-HEAD = struct.Struct("<32sII")
+FORMAT = b"CKU2"
+HEAD = struct.Struct("<4sII")
 ENTRY = struct.Struct("<HQd")
 
 Update = tuple[str, bytes, float]  # peer, packet, weight: as `Work.aggregate` takes them
@@ -62,10 +65,20 @@ class UpdateLog:
         self, round: int, sha256: bytes, updates: Sequence[Update], inherited: Sequence[Update] = ()
     ) -> None:
         """Write down a round that is about to be committed, and wait until the disk has it."""
+        self.begin(round, updates, inherited)
+        self.seal(sha256)
+
+    def begin(self, round: int, updates: Sequence[Update], inherited: Sequence[Update] = ()) -> None:
+        """Write what went into a round, for a thread beside the one that makes its packet. Nothing is logged
+        before `seal`; another `begin` writes over it."""
         if round != self._next:
             raise LedgerError(f"updates of round {round} cannot follow those of round {self._next - 1}")
-        self._log.append(round, *pieces(sha256, updates, inherited))
-        self._next = round + 1
+        self._log.begin(pieces(updates, inherited))
+
+    def seal(self, sha256: bytes) -> None:
+        """What was begun is logged, with the hash of the packet that came of it, once the disk has it."""
+        self._log.seal(self._next, sha256)
+        self._next += 1
 
     def rounds(self, start: int, stop: int) -> Iterator[RoundUpdates]:
         """What went into rounds start .. stop-1, checksums verified, one round in memory at a time.
@@ -106,9 +119,9 @@ def whole(path: Path, stop: int) -> tuple[int, int | None]:
     return end, last
 
 
-def pieces(sha256: bytes, updates: Sequence[Update], inherited: Sequence[Update]) -> Iterator[bytes]:
-    """The payload of a record, without a copy of the packets."""
-    yield HEAD.pack(sha256, len(updates), len(inherited))
+def pieces(updates: Sequence[Update], inherited: Sequence[Update]) -> Iterator[bytes]:
+    """The payload of a record but for the hash, without a copy of the packets."""
+    yield HEAD.pack(FORMAT, len(updates), len(inherited))
     for peer, packet, weight in (*updates, *inherited):
         name = peer.encode()
         yield ENTRY.pack(len(name), len(packet), weight) + name
@@ -116,12 +129,14 @@ def pieces(sha256: bytes, updates: Sequence[Update], inherited: Sequence[Update]
 
 
 def unpacked(round: int, payload: bytes) -> RoundUpdates:
-    """Inverse of `pieces`. The record's checksum was verified, so what is here is what was written."""
-    sha256, count, inherited = HEAD.unpack_from(payload)
+    """Inverse of `pieces` and the hash. The record's checksum was verified: it is what was written."""
+    if not payload.startswith(FORMAT):
+        raise LedgerError(f"the updates of round {round} were logged by another version of cocktail")
+    _, count, inherited = HEAD.unpack_from(payload)
     at, updates = HEAD.size, list[Update]()
     for _ in range(count + inherited):
         name, size, weight = ENTRY.unpack_from(payload, at)
         at += ENTRY.size
         updates.append((payload[at : at + name].decode(), payload[at + name : at + name + size], weight))
         at += name + size
-    return RoundUpdates(round, sha256, tuple(updates[:count]), tuple(updates[count:]))
+    return RoundUpdates(round, payload[at:], tuple(updates[:count]), tuple(updates[count:]))

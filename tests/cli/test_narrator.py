@@ -55,7 +55,7 @@ def test_with_local_steps_a_ratio_and_seconds_are_of_a_step() -> None:
     assert isinstance(told, ours.Step)
     assert told.ratio_up == {name: 5 * ratio for name, ratio in plain.ratio_up.items()}
     assert told.ratio_fp16 == pytest.approx(5 * plain.ratio_fp16, abs=0.05)
-    assert told.step_s == plain.step_s / 5
+    assert (told.step_s, told.local_steps) == (plain.step_s / 5, 5)
 
 
 def test_a_joiners_bytes_are_told_but_are_no_members_ratio() -> None:
@@ -92,3 +92,12 @@ def test_a_strangers_words_cannot_move_the_cursor() -> None:
     assert told.peer == "evil?[2J??"
     assert len(told.hardware) == 120
     assert printable("déjà vu ✓") == "déjà vu ✓"
+
+
+def test_the_first_peer_from_another_machine_confirms_the_address_and_one_from_further_away_again() -> None:
+    narrator, reached = Narrator(1), []
+    for peer, origin in (("a", "127.0.0.1"), ("b", "192.168.1.7"), ("c", "8.8.8.8"), ("d", "192.168.1.8")):
+        told = narrator.tell(theirs.PeerJoined(0.0, peer, "CPU", 0, origin))
+        reached += [event for event in told if isinstance(event, ours.Reached)]
+
+    assert reached == [ours.Reached("b", "this network"), ours.Reached("c", "the internet")]

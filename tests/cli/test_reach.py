@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.reach import door_at, kind_of, own_address, parse_advertised, reach_of
+from cocktail_cli.reach import door_at, kind_of, own_address, parse_advertised, reach_of, where_from
 from transport.url import parse_address
 
 
@@ -77,3 +77,23 @@ def test_a_peer_that_listens_everywhere_is_dialled_at_the_machines_own_address()
 def test_a_place_to_listen_at_that_is_none_is_a_usage_error(text: str) -> None:
     with pytest.raises(Failure, match="expected HOST:PORT"):
         door_at(text, None)
+
+
+@pytest.mark.parametrize(
+    ("origin", "where"),
+    [
+        ("8.8.8.8", "the internet"),
+        ("2606:4700::", "the internet"),
+        ("192.168.1.7", "this network"),
+        ("fe80::", "this network"),
+        ("127.0.0.1", ""),
+        ("", ""),
+        ("no address", ""),
+    ],
+)
+def test_where_a_joiner_comes_from_says_from_where_the_hub_is_reached(origin: str, where: str) -> None:
+    assert where_from(origin) == where
+
+
+def test_a_joiner_of_this_very_machine_confirms_nothing() -> None:
+    assert where_from(own_address()) == ""

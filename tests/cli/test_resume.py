@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from in_this_process import Run
+from in_this_process import Run as Command
 from test_processes import LAUNCH, running
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.folder import appended, claim
 from cocktail_cli.resume import as_begun, check_corpus, place_of, same_base, unfinished
-from cocktail_cli.run import Listen
+from cocktail_cli.run import Listen, Run
 from cocktail_cli.runs import RunRecord, save
-from recipes.recipe import load_recipe
+from cocktail_cli.work import settings_of
+from recipes.base import prepare_base
+from recipes.recipe import load_recipe, recipe_from_json
 from transport import Ledger
 
 SMOKE = load_recipe("smoke")
@@ -76,7 +79,7 @@ def test_another_run_than_the_unfinished_one_of_this_recipe_is_refused(
     assert refused.value.exit == exit
 
 
-def test_a_run_whose_hub_lives_is_refused_in_words(cocktail: Run, tmp_path: Path) -> None:
+def test_a_run_whose_hub_lives_is_refused_in_words(cocktail: Command, tmp_path: Path) -> None:
     save(record(tmp_path / "out"))
     with Ledger(tmp_path / "out" / "ledger", run="amber-otter-42", samples=9):
         said = cocktail("launch", "smoke", "-o", "out", "--resume")
@@ -86,7 +89,7 @@ def test_a_run_whose_hub_lives_is_refused_in_words(cocktail: Run, tmp_path: Path
     assert "cocktail stop amber-otter-42" in said.err
 
 
-def test_nothing_to_go_on_with_is_exit_3(cocktail: Run) -> None:
+def test_nothing_to_go_on_with_is_exit_3(cocktail: Command) -> None:
     said = cocktail("launch", "smoke", "-o", "nowhere", "--resume")
 
     assert (said.exit, "no run to go on with" in said.err) == (3, True)
@@ -146,6 +149,30 @@ def test_a_run_goes_on_with_the_commits_that_it_began_with(tmp_path: Path) -> No
         unfinished(tmp_path, load_recipe("smoke", ["seed=9"]))
 
 
+def test_the_recipe_of_a_run_names_the_commit_that_its_branch_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What peers are told, and what `--resume` reads. The model is in the cache of a hub that is silent."""
+    commit, entry = "a0" * 20, tmp_path / "models--some--model"
+    (entry / "refs").mkdir(parents=True)
+    (entry / "refs" / "v1").write_text(commit)
+    made = prepare_base(SMOKE, tmp_path / "made")
+    shutil.copytree(made.folder, entry / "snapshots" / commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"row {i} of many"}) + "\n" for i in range(20)))
+    asked = load_recipe("smoke", ["model_revision=v1", "val_set_size=0.2"], str(rows), "some/model")
+    (tmp_path / "out").mkdir()
+
+    run = Run(asked, tmp_path / "out", [])
+    settings = settings_of(run.prepare(), "amber-otter-42")
+
+    told = recipe_from_json(settings.recipe)
+    assert told.model.model_revision == commit
+    assert (tmp_path / "out" / "recipe.json").read_text() == told.to_json()
+    assert settings.recipe_hash == told.recipe_hash != run.asked_hash == asked.recipe_hash
+
+
 @pytest.mark.parametrize("before", ["", '{"a": 1}\n', '{"a": 1}\n{"b'])
 def test_a_line_that_a_kill_cut_short_does_not_spoil_the_next(tmp_path: Path, before: str) -> None:
     path = tmp_path / "events.jsonl"
@@ -161,7 +188,7 @@ SMALL += ["--peers", "2", "save_steps=5"]
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_after_its_hub_was_killed(tmp_path: Path, cocktail: Run) -> None:
+def test_a_run_goes_on_after_its_hub_was_killed(tmp_path: Path, cocktail: Command) -> None:
     with running(tmp_path, *SMALL) as launch:
         started = launch.until("run_started")
         url = started["url"]

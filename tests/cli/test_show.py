@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import sys
+from dataclasses import replace
 
 import pytest
 
-from cocktail_cli.board import TOP, Board, megabytes, sparkline
+from cocktail_cli.board import LOW, TOP, Board, megabytes, sparkline
 from cocktail_cli.events import Eval, PeerJoined, PeerLeft, Progressed, RunFinished, RunStarted, Step, Warning
-from cocktail_cli.show import Display, JsonView, LiveView, PlainView, QuietView, View, step_line
+from cocktail_cli.live import LiveView
+from cocktail_cli.show import Display, JsonView, PlainView, QuietView, View, step_line
 
 URL = "cocktail://" + "k" * 43 + "." + "t" * 24 + "@203.0.113.7:29400/amber-otter-42"
 STARTED = RunStarted("amber-otter-42", URL, "smoke", "9f2c41ab" * 8, 860_160, 80, "outputs/smoke")
@@ -74,6 +78,13 @@ def test_quiet_prints_the_url_and_the_folder() -> None:
     assert err.getvalue() == "warning: careful\n"
 
 
+def test_a_run_that_was_stopped_early_says_how_far_it_came() -> None:
+    err = io.StringIO()
+    PlainView(io.StringIO(), err).show(replace(FINISHED, steps=39, planned=80))
+
+    assert "39 of 80 steps" in err.getvalue()
+
+
 def test_json_is_one_object_a_line() -> None:
     out = io.StringIO()
     told(JsonView(out), out)
@@ -98,23 +109,85 @@ def test_the_table_survives_hostile_names_and_narrow_terminals(
     assert "[red]x[/nope]" in err.getvalue()
 
 
-def test_a_crowd_is_shown_as_ten_and_a_number() -> None:
+def test_a_crowd_is_shown_as_ten_and_a_number_or_as_many_as_there_is_room_for() -> None:
     board = Board()
     for number in range(TOP + 7):
         board.take(PeerJoined(f"peer-{number:02}"))
 
-    rows = board.rows(wide=True)
-
-    assert len(rows) == TOP + 1
-    assert rows[-1][0] == "and 7 more"
-    assert all(len(row) == len(board.columns(True)) for row in rows)
+    assert len(board.table(100, 40)) == 1 + TOP + 1
+    assert board.table(100, 40)[-1] == "and 7 more"
+    assert board.table(100, 3)[-1] == "and 14 more"
 
 
 def test_the_board_knows_what_it_waits_for() -> None:
     board = Board()
-    board.take(Progressed("fetching model.safetensors", 50, 200))
+    board.take(Progressed("fetching the base model", 50, 200, "bytes", 10.0, 15.0))
 
-    assert "fetching model.safetensors 25 %" in board.summary()
+    [line] = [line for line in board.screen(100, 24) if "━" in line]
+    assert line.startswith("fetching the base model  ━━━━━━━━━━─")
+    assert line.endswith(" 50 B of 200 B, 10 B/s, 15 s left")
+
+
+def status(*peers: tuple[str, int, int, int]) -> dict[str, object]:
+    """As the hub answers: (name, tokens, bytes up, bytes down)."""
+    shown = [
+        {
+            "name": name,
+            "gpu": "RTX 3090",
+            "state": "training",
+            "share": 0.5,
+            "tokens": tokens,
+            "up_bytes": up,
+            "down_bytes": down,
+            "rtt_ms": 31.0,
+            "last_seen_s": 1.0,
+        }
+        for name, tokens, up, down in peers
+    ]
+    return {"peers": shown, "tokens": 1000, "eval_loss": 1.9}
+
+
+def test_what_peers_do_a_second_is_measured_between_two_looks_at_the_hub(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("cocktail_cli.board.time.monotonic", lambda: clock[0])
+    board = Board(me="attic")
+    board.look(status(("attic", 0, 0, 0), ("dana", 0, 0, 0)))
+    clock[0] += 10.0
+    board.look(status(("attic", 14_000, 340_000, 10), ("dana", 22_000, 340_000, 10)))
+
+    header, attic, dana = board.table(100, 10)
+    assert header.split() == ["PEER", "GPU", "STATE", "TOK/S", "UP/S", "DOWN/S", "RTT", "SHARE", "LAST"]
+    assert " ".join(attic.split()) == "attic < RTX 3090 training 1.4k 34.0k 1 31 ms 50% 1 s"
+    assert dana.split()[:4] == ["dana", "RTX", "3090", "training"]
+    assert board.evals == [1.9]
+    board.look(status(("dana", 22_000, 340_000, 10)))
+    assert list(board.peers) == ["dana"]
+
+
+def test_a_step_is_compute_and_wait_and_the_rest_and_bytes_are_saved() -> None:
+    board = Board()
+    board.take(replace(STEP, compute_s={"a": 0.2, "b": 0.2}, wait_s={"a": 0.1, "b": 0.1}))
+
+    assert board.times() == [
+        "step 0.5 s = compute 0.2 + wait 0.1 + sync 0.2",
+        "50.0 kB moved, 6.8 MB saved, 138x below FP16",
+    ]
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (120, 40), (40, 10), (200, 60), (20, 5)])
+def test_the_screen_fits_its_terminal(width: int, height: int) -> None:
+    board = Board()
+    for event in [*STORY, *(PeerJoined(f"peer-{number:02}", "RTX 3090, 24 GiB") for number in range(30))]:
+        board.take(event)
+
+    lines = board.screen(width, height)
+
+    assert len(lines) < height
+    assert len(lines) == 1 or height >= LOW
+    if width >= 60:
+        assert all(len(line) <= width for line in lines if line.startswith(("PEER", "peer-")))
 
 
 def test_a_sparkline_falls_where_the_loss_does() -> None:
@@ -132,3 +205,72 @@ def test_a_table_is_drawn_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
 
     assert not Display().live(io.StringIO())
     assert Display(progress="rich").live(io.StringIO())
+
+
+class Terminal:
+    """A screen of so many columns that breaks lines as terminals do, and knows what rich sends."""
+
+    def __init__(self, width: int) -> None:
+        self.width, self.rows, self.row = width, [""], 0
+
+    def isatty(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def write(self, text: str) -> int:
+        for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", text):
+            if part == "\n":
+                self.row += 1
+                self.rows += [""] * (self.row + 1 - len(self.rows))
+            elif part == "\x1b[1A":
+                self.row = max(0, self.row - 1)
+            elif part == "\x1b[2K":
+                self.rows[self.row] = ""
+            elif part[0] not in "\x1b\r":
+                self.rows[self.row] += part
+        return len(text)
+
+    def narrow(self, width: int) -> None:
+        """As terminals reflow: what is too long takes several rows, and the cursor goes along."""
+        cut = [[row[i : i + width] for i in range(0, len(row), width)] or [""] for row in self.rows]
+        self.row = sum(len(pieces) for pieces in cut[: self.row])
+        self.rows, self.width = [piece for row in cut for piece in row], width
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "120"), ("LINES", "30")):
+        monkeypatch.setenv(name, value)
+    return Terminal(120)
+
+
+def test_nothing_is_left_of_the_table_when_its_terminal_is_made_narrower(terminal: Terminal) -> None:
+    view = LiveView(io.StringIO(), terminal, color=False)  # type: ignore[arg-type]
+    for event in STORY[:5]:
+        view.show(event)
+    assert any("DOWN/S" in row for row in terminal.rows)
+
+    terminal.narrow(60)
+    view.console.width = 60
+    view.draw()
+
+    shown = "\n".join(terminal.rows)
+    assert "DOWN/S" not in shown
+    assert shown.count("── amber-otter-42") == 1
+    assert shown.count("Ctrl-C") == 1
+    view.close()
+
+
+def test_what_others_write_goes_above_the_table(terminal: Terminal) -> None:
+    before = sys.stderr
+    view = LiveView(io.StringIO(), terminal, color=False)  # type: ignore[arg-type]
+    for event in STORY[:5]:
+        view.show(event)
+    print("a library has something to say", file=sys.stderr)
+    view.close()
+
+    rows = [row for row in terminal.rows if row]
+    assert rows.index("a library has something to say") < rows.index(next(r for r in rows if "── amber" in r))
+    assert sys.stderr is before

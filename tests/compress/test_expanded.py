@@ -36,15 +36,16 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("bucket", [24, 128])
-def test_a_sum_made_window_by_window_is_that_of_the_decoded_update(bits: int, bucket: int) -> None:
+@pytest.mark.parametrize("wide", [1000, M - 1000])  # many buckets reach beyond a window; few do
+def test_a_sum_made_window_by_window_is_that_of_the_decoded_update(bits: int, bucket: int, wide: int) -> None:
     packet = Cocktail(keep=0.2, bits=bits, bucket=bucket).encode(vector())
     update, found, factor = decode(packet, M), kept(packet), 1 / 3
     want, fast, slow = (torch.linspace(-1, 1, M) for _ in range(3))
     want.index_add_(0, update.positions, update.values, alpha=factor)
 
-    for start in range(0, M, 1000):
-        found.add_to(fast, start, min(start + 1000, M), factor)
-        update.add_to(slow, start, min(start + 1000, M), factor)
+    for start in range(0, M, wide):
+        found.add_to(fast, start, min(start + wide, M), factor)
+        update.add_to(slow, start, min(start + wide, M), factor)
 
     assert same_bits(fast, want)
     assert same_bits(slow, want)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny_models import CONFIGS
+from tiny_models import BUILTIN, CONFIGS
 
-from recipes.base import BUILTIN_MODELS, open_tokenizer
+from recipes.base import open_tokenizer
 from recipes.data import Corpus, build_corpus
 from recipes.recipe import load_recipe
 
@@ -27,7 +27,7 @@ data: {max_length: 64, shuffle_dataset: false}
 
 @pytest.fixture
 def tokenizer() -> Any:
-    return open_tokenizer(BUILTIN_MODELS["builtin:tiny-gpt-neox"])
+    return open_tokenizer(BUILTIN)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         torch.manual_seed(1)
         folder = tmp_path_factory.mktemp(name)
         transformers.AutoModelForCausalLM.from_config(config()).save_pretrained(folder)
-        for file in BUILTIN_MODELS["builtin:tiny-gpt-neox"].glob("tokenizer*.json"):
+        for file in BUILTIN.glob("tokenizer*.json"):
             shutil.copyfile(file, folder / file.name)
         made[name] = folder
     return made

@@ -13,11 +13,10 @@ import torch
 import transformers
 from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors import safe_open
-from test_model import CONFIGS
+from tiny_models import BUILTIN, CONFIGS
 
 from compress import Cocktail
 from recipes.adapters import drawn
-from recipes.base import BUILTIN_MODELS
 from recipes.data import Sample, collate
 from recipes.flat import Flat, layout_of
 from recipes.merge import recast, write_merged
@@ -27,7 +26,6 @@ from recipes.schema import Recipe
 from recipes.state import Fold, write_beside
 from recipes.trained import blueprint_of, count_trained, load_trained, open_trained
 
-BUILTIN = BUILTIN_MODELS["builtin:tiny-gpt-neox"]
 ROWS = [Sample(np.arange(3, 15, dtype=np.int32), np.arange(12) > 0)]
 
 

@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 import torch
-from tiny_models import VOCABULARY
+from tiny_models import BUILTIN, VOCABULARY
 
-from recipes.base import BUILTIN_MODELS, check_fit, load_tokenizer, manifest, open_tokenizer, prepare_base
+from recipes.base import check_fit, load_tokenizer, manifest, open_tokenizer, prepare_base
 from recipes.hub import check_room
 from recipes.model import load_model
 from recipes.problems import HubUnreachable, ModelError
@@ -150,7 +150,7 @@ def test_a_folder_without_a_tokenizer_is_told_and_another_one_can_be_named(folde
 
 
 def test_the_pad_token_is_the_one_asked_for_else_the_tokenizers_else_its_end_token(tmp_path) -> None:
-    shutil.copytree(BUILTIN_MODELS["builtin:tiny-gpt-neox"], tmp_path / "t")
+    shutil.copytree(BUILTIN, tmp_path / "t")
     settings = json.loads((tmp_path / "t" / "tokenizer_config.json").read_text())
     settings.pop("pad_token")
     (tmp_path / "t" / "tokenizer_config.json").write_text(json.dumps(settings))

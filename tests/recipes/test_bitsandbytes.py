@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from test_model import CONFIGS
 from test_precision import ROWS, recipe_of, stepped
+from tiny_models import CONFIGS
 
 from recipes import kept
 from recipes.data import collate

@@ -14,15 +14,13 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import CONFIGS, VOCABULARY
+from tiny_models import CONFIGS, TIED, VOCABULARY
 
 from recipes.base import manifest
 from recipes.data import Sample, collate
 from recipes.flat import Flat, Layout, layout_of
 from recipes.model import evaluate, export, generate, load_model, loss_sum
 from recipes.problems import ModelError
-
-TIED = ("gpt2", "opt")
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tiny_models import SIZES
+from tiny_models import BUILTIN, SIZES
 
-from recipes.base import BUILTIN_MODELS, manifest, open_tokenizer, prepare_base
+from recipes.base import manifest, open_tokenizer, prepare_base
 from recipes.model import generate, load_model
 from recipes.problems import ModelError
 from recipes.recipe import load_recipe
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     own = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
     configured(made, model_type="own-llama", auto_map=own)
     (made / "modeling_own.py").write_text(MODELING.format(ran=str(tmp_path / "ran")))
-    for file in BUILTIN_MODELS["builtin:tiny-gpt-neox"].glob("tokenizer*.json"):
+    for file in BUILTIN.glob("tokenizer*.json"):
         shutil.copyfile(file, made / file.name)
     return made
 

@@ -13,7 +13,7 @@ import transformers
 from test_finetune import FakeHub, OneRound
 from test_finetune import peer_for as bigram_for
 from test_finetune import recipe as bigram_recipe
-from test_model import CONFIGS
+from tiny_models import CONFIGS
 
 from compress import Cocktail
 from recipes import kept

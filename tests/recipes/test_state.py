@@ -22,11 +22,11 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from test_model import CONFIGS, TIED
+from tiny_models import BUILTIN, CONFIGS, TIED
 
 from compress import Cocktail, fingerprint, join
 from recipes import state
-from recipes.base import BUILTIN_MODELS, written_whole
+from recipes.base import written_whole
 from recipes.cocktail_sgd import Common, fold
 from recipes.flat import Flat, Layout, layout_of
 from recipes.model import load_model
@@ -42,8 +42,6 @@ from recipes.state import (
     write_hashes,
 )
 from recipes.weights import Stored, StoredVector, open_vector, read_header, texts_of
-
-BUILTIN = BUILTIN_MODELS["builtin:tiny-gpt-neox"]
 
 MIX = Cocktail(sample=0.3, keep=0.2, bits=4, block=64)
 
@@ -396,7 +394,14 @@ def test_a_vector_of_256_mb_is_folded_within_64_mib(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, '{"a": {"data_offsets": [0, Infinity]}}', '{"a": {"data_offsets": []}}'], ids=len
+    "text",
+    [
+        "[" * 100_000,
+        '{"a": {"data_offsets": [0, Infinity]}}',
+        '{"a": {"data_offsets": []}}',
+        '{"a": {"data_offsets": [0, -1]}}',
+    ],
+    ids=len,
 )
 def test_a_header_that_is_none_is_told(text: str) -> None:
     for claimed in (len(text), 90 << 20):

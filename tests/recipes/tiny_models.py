@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import transformers
 
+from recipes.base import BUILTIN_MODELS
+
 SIZES: dict[str, dict[str, Any]] = {
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 2},
     "falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -55,6 +57,7 @@ def tiny_model(kind: str, vocabulary: int = 96, attention: str | None = None) ->
     return model
 
 
+BUILTIN = BUILTIN_MODELS["builtin:tiny-gpt-neox"]
 VOCABULARY = 320  # of the builtin tokenizer
 COMMON = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 WIDTH = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -74,3 +77,4 @@ CONFIGS: dict[str, Any] = {
         **COMMON, **WIDTH, num_key_value_heads=1, head_dim=16, max_position_embeddings=64
     ),
 }
+TIED = ("gpt2", "opt")

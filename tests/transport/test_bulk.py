@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from transport import bulk
 from transport.bulk import Arrived, BulkPeer, Inbox
 from transport.chunks import ChunkMap, Parts
-from transport.messages import Chunk, Data, Get, Have, Message, NoObject, Put, PutDone
+from transport.errors import ProtocolError
+from transport.messages import OF, Chunk, Data, Get, Have, Message, NoObject, Put, PutDone
 
 CHUNK = 1024
 
@@ -310,7 +311,6 @@ def test_a_hub_that_lost_an_upload_is_given_it_again() -> None:
     [
         (Put("u", 100, b"", 1024), Chunk("u", 0), b"x" * 99, "99 bytes, expected 100"),
         (Put("u", 100, b"", 1024), Chunk("u", 1), b"x", "chunk 1 of an object with 1"),
-        (Put("u", 100, b"\0" * 32, 1024), Chunk("u", 0), b"x" * 100, "checksum of the whole is wrong"),
         (Put("u", 100, b"", 1024), Chunk("v", 0), b"x", "no upload of this name"),
     ],
 )
@@ -322,6 +322,28 @@ def test_chunks_that_do_not_fit_end_the_upload(put: Put, chunk: Chunk, payload: 
     assert isinstance(answer, PutDone)
     assert not answer.ok
     assert told in answer.reason
+
+
+def test_a_chunk_of_an_upload_that_another_has_replaced_is_no_part_of_it() -> None:
+    inbox = Inbox(lambda session, name, size: None)
+    old, new = some(2000), some(2000)[::-1]
+    inbox.receive("s", Put("u", 2000, sha(old), 1024), b"")
+    inbox.receive("s", Put("u", 2000, sha(new), 1024), b"")
+    late = inbox.receive("s", Chunk("u", 0, sha(old)[:OF]), old[:1024])
+    inbox.receive("s", Chunk("u", 0, sha(new)[:OF]), new[:1024])
+    _, arrived = inbox.receive("s", Chunk("u", 1, sha(new)[:OF]), new[1024:])
+
+    assert late == []
+    assert isinstance(arrived, Arrived)
+    assert arrived.parts.data() == new
+
+
+def test_an_object_that_is_not_what_was_promised_is_no_object() -> None:
+    parts = Parts(100, sha(some(100)), 1024)
+    parts.add(0, b"x" * 100)
+
+    with pytest.raises(ProtocolError, match="checksum of the whole is wrong"):
+        parts.finish()
 
 
 def test_uploads_of_closed_rounds_and_ended_sessions_are_forgotten() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.errors import LedgerError
+from transport.packet_log import pack_header
 from transport.update_log import RoundUpdates, UpdateLog, pieces, unpacked
 
 
@@ -32,7 +33,7 @@ UPDATES = st.lists(st.tuples(st.text(), st.binary(), st.floats()))
 def test_what_went_into_a_round_is_read_as_it_was_written(
     sha256: bytes, updates: list[tuple[str, bytes, float]], inherited: list[tuple[str, bytes, float]]
 ) -> None:
-    read = unpacked(7, b"".join(pieces(sha256, updates, inherited)))
+    read = unpacked(7, b"".join(pieces(updates, inherited)) + sha256)
 
     # repr: NaN is not equal to itself
     assert repr(read) == repr(RoundUpdates(7, sha256, tuple(updates), tuple(inherited)))
@@ -91,6 +92,27 @@ def test_committed_rounds_that_are_cut_damaged_or_gone_are_noticed(tmp_path: Pat
     with pytest.raises(LedgerError, match="torn or damaged"):
         list(log.rounds(0, 3))
     log.close()
+
+
+def test_what_was_begun_is_nothing_before_it_is_sealed_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    log = some(tmp_path / "log", 2)
+    like_a_record = pack_header(3, b"")
+    log.begin(2, [("eve", b"e" * 999 + like_a_record, 1.0)])
+    log.begin(2, updates_of(2))
+    log.seal(bytes([2]) * 32)
+
+    assert list(log.rounds(0, 3)) == expected(0, 3)
+    assert (tmp_path / "log").stat().st_size == log.size
+    log.begin(3, [("eve", b"other", 1.0)])
+    log.close()
+    again = UpdateLog(tmp_path / "log", 3)
+    assert list(again.rounds(0, 3)) == expected(0, 3)
+    again.close()
+
+
+def test_a_log_of_another_version_is_refused_in_words() -> None:
+    with pytest.raises(LedgerError, match="by another version of cocktail"):
+        unpacked(7, bytes(32) + b"\1\0\0\0\0\0\0\0")
 
 
 def test_a_cleared_log_begins_with_the_next_round(tmp_path: Path) -> None:

@@ -1,0 +1,29 @@
+"""How far something has come, as events: not too many of them, with its pace and the time that is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from cocktail_cli.events import Event, Progressed
+
+EVERY_S = 0.5  # seconds between two events, at least
+KNOWN_S = 1.0  # seconds after which a pace is one
+
+
+class Meter:
+    """Called with how much is done, of how much (0: not known)."""
+
+    def __init__(self, tell: Callable[[Event], None], state: str, unit: str) -> None:
+        self.tell, self.state, self.unit = tell, state, unit
+        self.began = self.told = time.monotonic()
+        self.begun = False  # something was told: then the end is, too
+
+    def __call__(self, done: int, total: int = 0) -> None:
+        now = time.monotonic()
+        if now < self.told + EVERY_S and not (self.begun and done == total):
+            return
+        self.told, self.begun, spent = now, True, now - self.began
+        rate = done / spent if spent >= KNOWN_S else 0.0
+        eta = (total - done) / rate if rate and total else None
+        self.tell(Progressed(self.state, done, total, self.unit, round(rate, 1), eta))

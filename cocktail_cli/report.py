@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,6 +60,8 @@ def report(
         if not quiet:
             typer.echo(f"{size / 1000:.0f} kB, no network needed to view it.", err=True)
     if open_:
+        import webbrowser
+
         webbrowser.open(path.as_uri())
 
 

@@ -106,9 +106,9 @@ def round_ticks(low: float, high: float, most: int) -> list[float]:
 
 def time_ticks(stop: float) -> list[float]:
     """Round numbers of seconds, minutes, hours or days."""
-    day = 86400.0
-    steps = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 7200, 14400, 43200, day, 2 * day, 7 * day, 30 * day)
-    step = next((step for step in steps if stop <= 4 * step), stop / 4)
+    hour, day = 3600, 86400
+    steps = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, hour, 2 * hour, 4 * hour, 12 * hour, day, 2 * day)
+    step = next((step for step in steps if stop <= 4 * step), 2 * day * math.ceil(stop / (8 * day)))
     return [n * step for n in range(math.floor(stop / step) + 1)]
 
 

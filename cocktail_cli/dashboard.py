@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import subprocess
 import sys
 import threading
@@ -67,6 +66,8 @@ def dashboard(
 
     With --json one object: url, read_only.
     """
+    import secrets
+
     from cocktail_cli.web import application, listen, server
 
     source, join_line = source_of(run)

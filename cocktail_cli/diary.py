@@ -8,7 +8,8 @@ grow, so a second look reads what is new.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -19,13 +20,20 @@ from cocktail_cli.board import printable
 from cocktail_cli.chronicle import STAYS, About, Chronicle, Contribution, Evaluation, Round, Stay, ranked
 from cocktail_cli.events import VERSION
 from cocktail_cli.runs import RunRecord, newest
+from cocktail_cli.status import answers
+
+QUIET = 30.0  # seconds
 
 
 class Reader:
-    """Reads one run's folder, again and again. One thread at a time."""
+    """Reads one run's folder, again and again. One thread at a time.
 
-    def __init__(self, record: RunRecord) -> None:
-        self.record, self.folder = record, Path(record.output_dir)
+    `there`: does anybody listen where the hub should? Asked where nothing was heard for QUIET seconds.
+    """
+
+    def __init__(self, record: RunRecord, there: Callable[[RunRecord], bool] = answers) -> None:
+        self.record, self.folder, self.there = record, Path(record.output_dir), there
+        self.asked, self.gone = 0.0, False  # when that was last asked, and what was said
         self.tail = Tail(self.folder / in_folder.EVENTS)
         self.rounds: list[Round] = []  # by number: the ledger has no gaps
         self.evaluations: tuple[Evaluation, ...] = ()
@@ -48,22 +56,30 @@ class Reader:
             self.hear(event)
         self.read_ledger()
         newest_step = self.rounds[-1].step if self.rounds else 0
-        ended = self.record.state != "running"
+        state = self.state(time.time())
         total = sum(one.samples for one in self.by_peer.values()) or 1
         parts = [replace(one, part=one.samples / total) for one in self.by_peer.values()]
         return Chronicle(
             about=self.about,
-            state=self.record.state,
+            state=state,
             step=newest_step,
             steps=self.steps,
             started=self.started,
             seen=self.seen,
             rounds=tuple(self.rounds),
             evaluations=self.evaluations,
-            stays=tuple(self.over() if ended else self.stays),
+            stays=tuple(self.stays if state == "running" else self.over()),
             contributions=ranked(parts),
             reason=self.reason,
         )
+
+    def state(self, now: float) -> str:
+        """As run.json says; that of a hub that was killed still says `running`."""
+        if now - max(self.seen or 0.0, self.asked) > QUIET:
+            self.asked, self.gone = now, not self.there(self.record)
+        elif now - (self.seen or 0.0) <= QUIET:
+            self.gone = False
+        return "died" if self.gone and self.record.state == "running" else self.record.state
 
     def over(self) -> Iterator[Stay]:
         """Nobody is in a run that has ended, whether its hub came to say so or not."""

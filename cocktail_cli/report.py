@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import webbrowser
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from xml.etree.ElementTree import Element
@@ -45,12 +43,9 @@ def report(
     With --json one object: report, bytes.
     """
     from cocktail_cli.diary import Reader
-    from cocktail_cli.status import answers
 
     record = load(run)
     told = Reader(record).look()
-    if told.state == "running" and not answers(record):
-        told = replace(told, state="died")
     if text:
         for line in as_text(told):
             typer.echo(line)
@@ -65,6 +60,8 @@ def report(
         if not quiet:
             typer.echo(f"{size / 1000:.0f} kB, no network needed to view it.", err=True)
     if open_:
+        import webbrowser
+
         webbrowser.open(path.as_uri())
 
 

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from cocktail_cli import folder as in_folder
+from cocktail_cli.diary import Reader
 from cocktail_cli.events import Event, PeerJoined, PeerLeft, RunFinished, RunStarted, Step, as_json
 from cocktail_cli.runs import RunRecord, save
 from recipes.recipe import load_recipe
@@ -31,6 +32,10 @@ class ARun:
 
     def at(self, seconds: float) -> datetime:
         return datetime.fromtimestamp(BEGAN + seconds, timezone.utc)
+
+    def reader(self) -> Reader:
+        """Of its folder, as if its hub were there."""
+        return Reader(self.record, lambda _: True)
 
     def tell(self, event: Event, seconds: float) -> None:
         with (self.folder / in_folder.EVENTS).open("a") as file:

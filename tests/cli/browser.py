@@ -56,6 +56,7 @@ class Browser:
         """Anew, also where only what follows the # differs."""
         self.ask("POST", "/url", {"url": "about:blank"})
         self.ask("POST", "/url", {"url": url})
+        self.wait("return location.href !== 'about:blank' && document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
         """What a JavaScript returns in the page; it may be a promise."""

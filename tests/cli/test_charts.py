@@ -117,11 +117,13 @@ def test_a_cross_is_explained_where_there_is_one() -> None:
     assert LEFT_OUT not in html(plain)
 
 
-@pytest.mark.parametrize("stop", [0.5, 7.0, 119.0, 3600.0, 90_000.0, 1e8])
+@settings(max_examples=30)
+@given(some.floats(1.0, 1e8))
 def test_times_are_told_at_a_handful_of_round_places(stop: float) -> None:
     ticks = time_ticks(stop)
 
-    assert 1 <= len(ticks) <= 6
+    assert 2 <= len(ticks) <= 5
+    assert ticks[-1] <= stop
     assert len({clock(tick) for tick in ticks}) == len(ticks)
 
 

@@ -22,7 +22,7 @@ def run(tmp_path: Path):
 
 
 def look(run: ARun) -> Chronicle:
-    return Reader(run.record).look()
+    return run.reader().look()
 
 
 def part_of(c: Chronicle, peer: str) -> Contribution:
@@ -61,7 +61,7 @@ def test_a_round_that_the_diary_lacks_is_there_without_its_bytes(run: ARun) -> N
 
 
 def test_a_second_look_finds_what_is_new_and_counts_nothing_twice(run: ARun) -> None:
-    reader = Reader(run.record)
+    reader = run.reader()
     run.commit("ann", "bob")
     reader.look()
     run.commit("ann", "bob", late=("bob",))
@@ -76,7 +76,7 @@ def test_a_second_look_finds_what_is_new_and_counts_nothing_twice(run: ARun) -> 
 
 def test_what_the_diary_says_before_the_ledger_shows_it_is_not_lost(run: ARun) -> None:
     """An event may be read in one look, and the ledger's row of it in the next."""
-    reader = Reader(run.record)
+    reader = run.reader()
     run.commit("ann")
     ledger, reader.read_ledger = reader.read_ledger, lambda: None  # type: ignore[method-assign]
     reader.look()
@@ -86,7 +86,7 @@ def test_what_the_diary_says_before_the_ledger_shows_it_is_not_lost(run: ARun) -
 
 
 def test_half_a_line_waits_and_a_line_cut_short_by_a_kill_is_passed_over(run: ARun) -> None:
-    reader = Reader(run.record)
+    reader = run.reader()
     with (run.folder / "events.jsonl").open("a") as file:
         file.write('{"v":1,"t":"2026-11-20T14:0')
     assert reader.look().stays == ()
@@ -140,6 +140,27 @@ def test_nobody_is_in_a_run_that_is_over(run: ARun) -> None:
     told = look(run)
 
     assert (told.state, told.reason, told.present) == ("finished", "every sample was counted", [])
+
+
+def test_nobody_is_in_a_run_whose_hub_was_killed(run: ARun) -> None:
+    run.join("ann", 5.0)
+
+    told = Reader(run.record, lambda _: False).look()
+
+    assert (told.state, told.present) == ("died", [])
+
+
+def test_whether_a_hub_is_there_is_asked_seldom_and_only_where_nothing_is_heard(run: ARun) -> None:
+    asked: list[str] = []
+    reader = Reader(run.record, lambda record: bool(asked.append(record.run)))
+    reader.seen = 1000.0
+
+    states = [reader.state(now) for now in (1010.0, 1031.0, 1040.0, 1062.0)]
+
+    assert states == ["running", "died", "died", "died"]
+    assert len(asked) == 2
+    reader.seen = 1070.0  # it was started again
+    assert reader.state(1071.0) == "running"
 
 
 def test_a_round_without_new_gradients_does_not_count_the_last_wait_again(run: ARun) -> None:

@@ -12,7 +12,6 @@ from a_run import ARun, a_run
 from browser import ENTER, TAB, Browser, browser, missing
 from uvicorn import Server
 
-from cocktail_cli.diary import Reader
 from cocktail_cli.report import as_html
 from cocktail_cli.web import application, listen, server
 
@@ -45,7 +44,7 @@ def shown(tmp_path: Path) -> Iterator[Shown]:
         run.evaluate(6.0)
         for number in range(5):
             run.commit("ann", "bob", late=("bob",) if number == 3 else (), loss=5.0 - number / 2)
-        web = server(application(Reader(run.record), KEY, lambda: LINE, again=0.0))
+        web = server(application(run.reader(), KEY, lambda: LINE, again=0.0))
         thread = threading.Thread(target=web.run, kwargs={"sockets": [sock]})
         thread.start()
         yield Shown(run, f"http://127.0.0.1:{sock.getsockname()[1]}/", web)
@@ -167,7 +166,7 @@ def test_the_report_shows_the_same_charts_from_a_file_without_a_network(
     chromium: Browser, shown: Shown, tmp_path: Path
 ) -> None:
     path = tmp_path / "report.html"
-    path.write_text(as_html(Reader(shown.run.record).look()))
+    path.write_text(as_html(shown.run.reader().look()))
     chromium.complaints()
     chromium.open(shown.url)
     chart = "return document.querySelector('#loss svg').outerHTML"

@@ -14,7 +14,6 @@ from a_run import ARun, a_run
 from in_this_process import Run
 
 from cocktail_cli.chronicle import Chronicle, Round
-from cocktail_cli.diary import Reader
 from cocktail_cli.events import Step
 from cocktail_cli.report import as_html, as_text
 from cocktail_cli.sheet import moved, traffic, words
@@ -45,7 +44,7 @@ def test_a_report_is_written_beside_the_run_and_told(cocktail: Run, run: ARun) -
 
 
 def test_it_has_what_the_run_was_made_of(run: ARun) -> None:
-    text = as_html(Reader(run.record).look())
+    text = as_html(run.reader().look())
 
     for said in (
         "is finished",
@@ -65,7 +64,7 @@ def test_it_has_what_the_run_was_made_of(run: ARun) -> None:
 
 
 def test_it_loads_nothing_runs_nothing_and_says_so_to_the_browser(run: ARun) -> None:
-    text = as_html(Reader(run.record).look())
+    text = as_html(run.reader().look())
 
     assert re.findall(r"<script|<link|<img| src=| href=| style=| on\w+=|url\(|@import", text) == []
     (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
@@ -74,7 +73,7 @@ def test_it_loads_nothing_runs_nothing_and_says_so_to_the_browser(run: ARun) -> 
 
 
 def test_no_secret_and_no_path_is_in_it(run: ARun) -> None:
-    told = Reader(run.record).look()
+    told = run.reader().look()
     text = as_html(told) + "\n".join(as_text(told))
 
     keys = run.record.keys
@@ -86,7 +85,7 @@ def test_a_peers_name_is_text_whatever_it_says(run: ARun) -> None:
     evil = "<script>alert(1)</script>"
     run.join(evil, 26.0, hardware="<img src=x onerror=alert(1)>")
     run.commit("ann", evil)
-    text = as_html(Reader(run.record).look())
+    text = as_html(run.reader().look())
 
     assert "&lt;script&gt;alert" in text
     assert "<script>" not in text
@@ -115,7 +114,7 @@ def test_an_unknown_run_is_exit_3(cocktail: Run) -> None:
 
 def test_a_run_that_has_not_committed_anything_has_a_report_too(tmp_path: Path) -> None:
     with a_run(tmp_path / "young") as run:
-        text = as_html(Reader(run.record).look())
+        text = as_html(run.reader().look())
 
     assert "step 0 of 20" in text
 
@@ -129,19 +128,19 @@ def many_rounds(count: int) -> tuple[Round, ...]:
 
 
 def test_a_long_run_does_not_make_a_large_report(run: ARun) -> None:
-    short = Reader(run.record).look()
+    short = run.reader().look()
     few, many = (Chronicle(short.about, "running", rounds=many_rounds(n)) for n in (500, 5_000))
 
     assert len(as_html(many)) < 1.1 * len(as_html(few)) < 200_000
 
 
 def test_two_looks_at_a_run_in_which_nothing_happened_are_the_same(run: ARun) -> None:
-    assert as_html(Reader(run.record).look()) == as_html(Reader(run.record).look())
+    assert as_html(run.reader().look()) == as_html(run.reader().look())
 
 
 def test_bytes_that_differ_widely_are_drawn_on_a_log_axis(run: ARun) -> None:
     """The model is fetched in the first round: beside it packets would lie on the axis."""
-    about = Reader(run.record).look().about
+    about = run.reader().look().about
 
     def apart(first: int) -> float:
         """Pixels between what is sent and received in a later round."""
@@ -157,20 +156,18 @@ def test_bytes_that_differ_widely_are_drawn_on_a_log_axis(run: ARun) -> None:
 
 
 def test_what_a_joiner_fetched_before_it_took_part_is_counted(run: ARun) -> None:
-    before = Reader(run.record).look()
+    before = run.reader().look()
     step = Step(3, 20, 2, loss=3.0, peers=1, up_bytes={"ann": 1000}, down_bytes={"ann": 1000, "eve": 10**9})
     run.commit("ann", told=False)
     run.tell(step, 30.0)
-    after = Reader(run.record).look()
+    after = run.reader().look()
 
     assert moved(after) == moved(before) + 2000 + 10**9
     assert "received 1.0 GB" in " ".join(words(after))
 
 
 def test_what_is_not_known_is_not_told(run: ARun) -> None:
-    told = Chronicle(
-        Reader(run.record).look().about, "running", rounds=(Round(0, 1, 9.0, 1.0, 4.0, ("ann",)),)
-    )
+    told = Chronicle(run.reader().look().about, "running", rounds=(Round(0, 1, 9.0, 1.0, 4.0, ("ann",)),))
 
     said = " ".join(words(told))
 

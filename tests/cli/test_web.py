@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Iterator[ARun]:
 
 
 def open_page(run: ARun, client: tuple[str, int] = HERE) -> TestClient:
-    app = application(Reader(run.record), KEY, lambda: LINE, again=0.0)
+    app = application(run.reader(), KEY, lambda: LINE, again=0.0)
     return TestClient(app, base_url="http://127.0.0.1:29480", client=client)
 
 
@@ -122,7 +122,7 @@ def test_however_many_watch_the_run_is_looked_at_once(run: ARun) -> None:
             self.looks += 1
             return super().look()
 
-    source = Counting(run.record)
+    source = Counting(run.record, lambda _: True)
     page = TestClient(application(source, KEY, lambda: LINE, again=60.0), base_url="http://127.0.0.1")
 
     assert {page.get("/live").status_code for _ in range(20)} == {200}

@@ -86,7 +86,8 @@ def progress(url: RunURL) -> str:
     with suppress(TransportError):  # who is welcome may have no token that is good for questions any more
         status = ask_status(url, ANSWER_S)
         others = max(0, len(status["peers"]) - 1)
-        return f", {others} other peers, step {status['step']} of {status['max_steps']}"
+        peers = "1 other peer" if others == 1 else f"{others} other peers"
+        return f", {peers}, step {status['step']} of {status['max_steps']}"
     return ""
 
 

@@ -177,7 +177,7 @@ class Board:
             self.peers.setdefault(event.peer, PeerRow()).state = "waiting"
         elif isinstance(event, PeerLeft):
             self.peers.pop(event.peer, None)
-            self.note(f"{event.peer} left: {event.reason}")
+            self.note(f"{event.peer} left: {event.reason.removeprefix('left: ')}")
         elif isinstance(event, Step):
             self.count(event)
         elif isinstance(event, Eval):
@@ -194,7 +194,9 @@ class Board:
 
     def count(self, event: Step) -> None:
         self.step, self.steps, self.state = event.step, event.steps, "training"
-        self.step_s, self.tokens = event.step_s or self.step_s, event.tokens or self.tokens
+        self.step_s = event.step_s or self.step_s
+        if not self.me:  # a peer's steps have its own tokens alone: all of them the hub says
+            self.tokens = event.tokens or self.tokens
         self.compute_s = median(event.compute_s.values()) if event.compute_s else self.compute_s
         self.wait_s = median(event.wait_s.values()) if event.wait_s else self.wait_s
         self.lr, self.grad_norm = event.lr, event.grad_norm

@@ -48,7 +48,7 @@ class Metrics:
             self.step, self.round = event.step, event.round
             yield line("step", **of_step(event))
         elif isinstance(event, Eval):
-            numbers = {"eval_loss": event.loss, "tokens": event.tokens}
+            numbers: Line = {"eval_loss": event.loss, "tokens": event.tokens}
             yield line("eval", step=event.step, round=event.round, **numbers)
         elif isinstance(event, PeerJoined):
             yield self.peer(event.peer, "joined", hardware=event.hardware)
@@ -104,7 +104,7 @@ def missed(ledger: Path, known: Known, batch: int, steps: int) -> Iterator[Line]
         counted = tokens = 0
         for row in opened.rounds():
             if found := evaluated.get(row.round):
-                about = {"eval_loss": found.loss, "tokens": found.tokens}
+                about: Line = {"eval_loss": found.loss, "tokens": found.tokens}
                 yield line("eval", step=found.step, round=found.round, **about)
             counted, tokens = counted + row.counted, tokens + row.tokens
             if row.round > known.round:

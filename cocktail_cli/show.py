@@ -206,7 +206,7 @@ def sentence(event: Event) -> str | None:
         what = f" ({event.hardware})" if event.hardware else ""
         return f"{event.peer}{what} asks to join: cocktail peers RUN --approve {event.key}, or --deny"
     if isinstance(event, PeerLeft):
-        return f"{event.peer} left: {event.reason}"
+        return f"{event.peer} left: {event.reason.removeprefix('left: ')}"
     if isinstance(event, Eval):
         return f"eval step={event.step} loss={event.loss:.4f}"
     if isinstance(event, Checkpoint):

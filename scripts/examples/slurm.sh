@@ -21,9 +21,11 @@ set -uo pipefail
 export COCKTAIL_HOME="${COCKTAIL_HOME:-$HOME/.cocktail/${SLURM_ARRAY_JOB_ID:-0}-${SLURM_ARRAY_TASK_ID:-0}}"
 
 # Slurm tells this shell alone; cocktail says goodbye within 22 s, hands its work over and ends with 75.
+peer= told=
+trap 'told=yes; [ -z "$peer" ] || kill -TERM "$peer"' TERM
 cocktail join @"$HOME/.cocktail-run-url" --yes --progress plain --wait 10m --name "slurm-${SLURM_ARRAY_TASK_ID:-0}" &
 peer=$!
-trap 'kill -TERM "$peer"' TERM
+[ -z "$told" ] || kill -TERM "$peer"
 wait "$peer"
 status=$?
 while kill -0 "$peer" 2> /dev/null; do # the signal ended the first wait

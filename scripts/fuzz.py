@@ -81,7 +81,7 @@ def turns(chosen: Sequence[Target], cases: int) -> Iterator[tuple[Target, int]]:
 
 
 def warm(target: Target, case: bytes) -> None:
-    """What the first case of a process imports and keeps is no case's own; its findings come when it is tried."""
+    """What the first case of a process imports is not its own; its findings come when it is tried."""
     with suppress(Exception):
         target.check(case)
 

@@ -35,6 +35,7 @@ from transport.packet_log import CRC, HEADER, MAGIC, pack_header, read_packets
 from transport.peer_state import KEPT_COMMITS, OPENED, PeerState
 from transport.rounds import Phase
 from transport.settings import RunSettings
+from transport.sockets import MAX_FRAME
 from transport.wire import Came, Frames, Up
 
 SHA = "ab" * 32
@@ -243,7 +244,10 @@ def name_of(conn: int) -> bytes:
 
 
 def hear(hub: Hub, conn: int, data: bytes) -> None:
-    """One message and its consequences. A Chunk's bytes follow it in the same case."""
+    """One message and its consequences. A Chunk's bytes follow it in the same case. What is
+    longer than a frame may be is libzmq's to refuse."""
+    if len(data) > MAX_FRAME:
+        return
     payload = b"x" * (1024 if data[-1:] == b"\0" else 976)
     frames = [data, payload] if b"Chunk" in data else [data]
     hub._receive(name_of(conn), frames)

@@ -115,6 +115,7 @@ def fuzz(chosen: Sequence[Target], cases: int, seed: int, folder: Path, tell: bo
     out = Outcome({t.name: Tally() for t in chosen})
     told = time.monotonic()
     for target in chosen:
+        interrupt_after(ENDLESS)
         warm(target, case_of(target, seed, 0))
     for target, number in turns(chosen, cases):
         tally = out.tallies[target.name]

@@ -149,7 +149,7 @@ class Place:
         x, tokenizer = self.folded(), self.folder / in_folder.TOKENIZER
         with written_whole(folder) as part:
             write_merged(part, self.recipe, self.base, x.layout, x.common.vector, tokenizer, dtype)
-            (part / CARD).write_text(self.card(x.common.round), encoding="utf-8")
+            (part / CARD).write_text(self.card(x.common.round, merged=True), encoding="utf-8")
         return x.common.round
 
     def write_beside(self, folder: Path, fold: Fold) -> None:
@@ -159,7 +159,7 @@ class Place:
         texts = {**fold.source.texts, CARD: self.card(fold.round)}
         write_beside(folder, texts, self.folder / in_folder.TOKENIZER)
 
-    def card(self, rounds: int) -> str:
+    def card(self, rounds: int, merged: bool = False) -> str:
         """Who made this model, of what."""
         from recipes.base import commit_of
         from recipes.card import Made, card
@@ -170,7 +170,7 @@ class Place:
                 samples[counted.peer] += size(counted.ids)
             for row in ledger.evaluations():
                 loss = row.loss if row.round <= rounds else loss
-            return card(self.recipe, Made(ledger.run, rounds, commit_of(self.base), samples, loss))
+            return card(self.recipe, Made(ledger.run, rounds, commit_of(self.base), samples, loss, merged))
 
 
 class Snapshots:

@@ -26,6 +26,7 @@ class Made:
     revision: str | None  # commit of the base; None: it came from no hub
     samples: Mapping[str, int]  # counted, by peer
     loss: float | None = None  # on held-out data
+    merged: bool = False  # adapters are in the weights of their base
 
 
 def card(recipe: Recipe, made: Made) -> str:
@@ -36,13 +37,14 @@ def card(recipe: Recipe, made: Made) -> str:
     data = [public(dataset) for dataset in recipe.datasets]
     about = ModelCardData(
         base_model=base if hub_id(recipe.model.model_name_or_path) else None,
-        library_name="transformers" if recipe.lora is None else "peft",
+        library_name="transformers" if recipe.lora is None or made.merged else "peft",
         pipeline_tag="text-generation",
         datasets=[name for dataset, name in zip(recipe.datasets, data, strict=True) if hub_id(dataset.path)]
         or None,
         tags=["cocktail-sgd", "full" if recipe.lora is None else "lora"],
     )
     how = "Full fine-tune" if recipe.lora is None else "LoRA adapters"
+    how += ", merged into their base," if made.merged else ""
     revision = f" at `{made.revision}`" if made.revision else ""
     loss = "" if made.loss is None else f" Loss on held-out data: {made.loss:.4f}."
     return "\n".join(

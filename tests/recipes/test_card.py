@@ -45,6 +45,13 @@ def test_a_card_has_recipe_data_contributors_and_versions() -> None:
     assert [one["path"] for one in recipe["datasets"]] == ["letters.jsonl", "me/otters"]
 
 
+def test_merged_adapters_need_no_peft_and_the_card_says_so() -> None:
+    text = card(RECIPE, Made("r", 1, None, {}, merged=True))
+
+    assert yaml.safe_load(text.split("---\n", 2)[1])["library_name"] == "transformers"
+    assert "LoRA adapters, merged into their base, of " in text
+
+
 def test_a_card_says_nothing_of_the_owners_folders() -> None:
     text = card(RECIPE, Made("amber-otter-42", 12, None, {}))
 

@@ -90,7 +90,7 @@ class About:
     recipe_text: str = ""  # YAML, with no path of the owner's machine
     model: str = ""
     data: tuple[str, ...] = ()
-    method: str = ""  # "full fine-tune", "LoRA adapters"
+    method: str = ""  # "Full fine-tune", "LoRA adapters"
     base_sha256: str = ""
     data_sha256: str = ""
     parameters: int = 0  # trained ones; 0: not known

@@ -216,7 +216,7 @@ def about(record: RunRecord) -> About:
     """What the recipe in a run's folder says; of one that cannot be read only its name."""
     import yaml
 
-    from recipes.card import nameable, public, told
+    from recipes.card import method_of, nameable, public, told
     from recipes.problems import InputError
     from recipes.recipe import recipe_from_json
 
@@ -236,7 +236,7 @@ def about(record: RunRecord) -> About:
         recipe_text=yaml.safe_dump(told(recipe), sort_keys=False, allow_unicode=True),
         model=nameable(recipe.model.model_name_or_path),
         data=tuple(public(dataset) for dataset in recipe.datasets),
-        method="full fine-tune" if recipe.lora is None else "LoRA adapters",
+        method=method_of(recipe),
     )
 
 

@@ -63,8 +63,7 @@ def words(c: Chronicle) -> Iterator[str]:
     if about.model:
         size = f" ({about.parameters:,} trained parameters)" if about.parameters else ""
         data = ", ".join(about.data)
-        how = about.method[0].upper() + about.method[1:]
-        yield f"{how} of {about.model}{size} on {data}, by the recipe {about.recipe}."
+        yield f"{about.method} of {about.model}{size} on {data}, by the recipe {about.recipe}."
     took = f" in {spell(duration(c))}" if c.rounds else ""
     ended = f": {c.reason}" if c.reason else ""
     yield f"{headline(c)}: {len(c.rounds):,} rounds{took}{ended}."

@@ -43,7 +43,7 @@ def card(recipe: Recipe, made: Made) -> str:
         or None,
         tags=["cocktail-sgd", "full" if recipe.lora is None else "lora"],
     )
-    how = "Full fine-tune" if recipe.lora is None else "LoRA adapters"
+    how = method_of(recipe)
     how += ", merged into their base," if made.merged else ""
     revision = f" at `{made.revision}`" if made.revision else ""
     loss = "" if made.loss is None else f" Loss on held-out data: {made.loss:.4f}."
@@ -83,6 +83,11 @@ def card(recipe: Recipe, made: Made) -> str:
             "",
         ]
     )
+
+
+def method_of(recipe: Recipe) -> str:
+    """What was trained, in words."""
+    return "Full fine-tune" if recipe.lora is None else "LoRA adapters"
 
 
 def ranked(samples: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,13 +44,13 @@ class Sample:
         return self.documents or (len(self.tokens),)
 
 
-class Leased:
+class Leased(ABC):
     """Samples that are leased by their positions, and those held out: what the hub gives of them."""
 
     held_out: tuple[Sample, ...]
 
-    def sample(self, position: int) -> Sample:
-        raise NotImplementedError
+    @abstractmethod
+    def sample(self, position: int) -> Sample: ...
 
     def tokens(self, positions: Sequence[int]) -> int:
         """Trained tokens of these positions."""

@@ -23,7 +23,6 @@ from transport import Hub, Ledger, PeerLink, RunKeys
 from transport import events as hub
 from transport.keys import CurveKeys
 from transport.owning import Owning
-from transport.shares import Speeds
 
 START = 40_000  # bytes of each member: the welcome, handshakes, leases, pings
 NAMES = ("ann", "bob", "cat", "dan")
@@ -74,7 +73,6 @@ def test_four_owners_send_and_receive_what_the_paper_says(
     torch.set_num_threads(1)
     # On a busy machine, which has all of them in one process: all four are in every round, and none that is
     # silent for seconds is dialled anew, and sent a window of bytes again.
-    monkeypatch.setattr(Speeds, "note", lambda *_: None)
     monkeypatch.setattr("transport.carrier.BACKED_OFF_S", 60.0)
     monkeypatch.setattr("transport.carrier.STALLED_S", 60.0)
     everything = {"preset": "allreduce", "staleness": 1, "shards": 8}

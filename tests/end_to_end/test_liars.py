@@ -18,7 +18,6 @@ from recipes.finetune import Event, StepDone
 from recipes.probe import Evidence, Verdict
 from transport import Ledger
 from transport import events as hub
-from transport.shares import Speeds
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +47,6 @@ def test_who_undoes_the_work_of_others_is_put_out_with_the_reason_and_e_is_repla
         return verdicts
 
     monkeypatch.setattr(Evidence, "add", counted)
-    monkeypatch.setattr(Speeds, "note", lambda *_: None)  # on a busy machine a slow liar would be seldom seen
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows(126)))
     recipe = recipe_of(

@@ -11,7 +11,6 @@ from in_process import Member, Swarm, recipe_of
 
 from recipes.finetune import Event, StepDone
 from transport import events as hub
-from transport.shares import Speeds
 
 # Nobody is lost by a machine that is busy: bits are compared.
 SWARM = {"step_timeout": 60.0, "peer_timeout": 60.0, "start_timeout": 60.0}
@@ -26,10 +25,9 @@ RELAXED = {"local_steps": 2, "outer_momentum": 0.5, "error_decay": 0.9, "weighti
 
 @pytest.mark.parametrize("relaxed", [{"staleness": 0}, {"staleness": 1}, RELAXED])
 def test_whoever_owns_the_shards_the_model_is_the_same_to_the_bit(
-    neox: Path, data: Path, tmp_path: Path, relaxed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    neox: Path, data: Path, tmp_path: Path, relaxed: dict[str, Any]
 ) -> None:
     """Samples, packets, errors and momentum of a shard do not depend on its owner."""
-    monkeypatch.setattr(Speeds, "note", lambda *_: None)  # shares that follow a clock differ by run
     models = []
     for owners in ("hub", "peers"):
         sections = SECTIONS | {"swarm": SWARM | {"owners": owners}}

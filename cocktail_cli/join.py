@@ -226,12 +226,12 @@ class Membership:
         if self.lent.listen is None:
             return ""
         place = door_at(self.lent.listen, self.lent.advertise)
-        self.door, _ = open_door(place.bind, place.port, keys, self.url)
-        return place.dialled
+        self.door, port = open_door(place.bind, place.port, keys, self.url)
+        return place.dialled(port)
 
     def own(self, run: RunLink, peer: Peer, recipe: Recipe) -> None:
         """Shards have owners: reach those that are peers, and be one where this machine can be reached."""
-        from cocktail_cli.owning import Half, to_owners
+        from cocktail_cli.owning import half_of, to_owners
         from transport.owning import Owning
 
         run.shards = recipe.compression.shards
@@ -241,8 +241,9 @@ class Membership:
             return
         run.direct = to_owners(run.link, own_keys())
         if self.door is not None:
-            size = peer.local.layout.size
-            run.owning = Owning(run.link, Half(recipe, size), self.door, 8 * size + 2**20)
+            kept = kept_peer.of_shards(self.url.run, run.name, self.url.key)
+            half = half_of(recipe, peer.local.layout.size, kept, self.warn)
+            run.owning = Owning(run.link, half, self.door, self.warn)
             run.owning.start()
 
     def come_and_go(self, link: PeerLink, patience: float, life_line: bool) -> None:

@@ -12,13 +12,14 @@ the leaver is gone and cannot say it again. Both files lie in the ledger's folde
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transport import Ledger
 from transport.errors import LedgerError, UpdateRejected
+from transport.estates import HUB
 from transport.update_log import Update, UpdateLog
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class KeptOwner:
         self.longest = max(least, 2 * owner.nbytes)  # bytes of the log
         self.log: UpdateLog | None = None  # from `recover` on
         self.inherited: list[Update] = []  # since the last aggregate
+        self.given = 0  # the number of the newest estate that is not in e any more
 
     def recover(self, ledger: Ledger) -> None:
         """Bring e, which is 0 now, to where the ledger, open to write, stands. Call it before the hub starts.
@@ -44,10 +46,12 @@ class KeptOwner:
         Raises:
             LedgerError: the ledger has rounds for which e cannot be had.
         """
+        from recipes.owners import given_before
+
         stop, start, saved = len(ledger.rounds()), 0, self.folder / ERROR
         if saved.exists():
             try:
-                start = self.owner.load(saved)
+                start, self.given = self.owner.load(saved), given_before(saved)
             except ValueError as error:
                 raise LedgerError(str(error)) from error
             if start > stop:
@@ -60,19 +64,36 @@ class KeptOwner:
             for legacy in taken.inherited:
                 self.owner.inherit(*legacy)
             self.owner.replay(round, taken.updates, packet)
+        self._forget_given(ledger, stop)
 
-    def own(self, round: int, shards: Collection[int]) -> bytes:
-        """From `round` on these shards are owned here. Returns the errors of those that were; what is left is
-        on the disk. A hub that is killed before others have them loses those.
+    def _forget_given(self, ledger: Ledger, round: int) -> None:
+        """A hub that was killed when it gave shards away had kept their errors for others, and not yet struck
+        them out here."""
+        twice = {n: left for n, left in ledger.estates.rows().items() if left.peer == HUB and n > self.given}
+        if twice:
+            self.given = max(twice)
+            gone = frozenset().union(*(left.shards for left in twice.values()))
+            self.owner.own(set(self.owner.owners) - gone)
+            self._save(round)
+
+    def own(self, round: int, shards: Collection[int], keep: Callable[[bytes], int]) -> bool:
+        """From `round` on these shards are owned here; the errors of those that were are kept for others.
+        False: they are the same as before. What is left is on the disk.
         """
         assert self.log is not None, "recover first"
         if set(shards) == set(self.owner.owners):
-            return b""
-        given = self.owner.own(shards)
-        self.owner.save(self.folder / ERROR, round)
-        self.log.clear()
+            return False
+        if errors := self.owner.own(shards):
+            self.given = keep(errors)
+        self._save(round)
         self.inherited.clear()
-        return given
+        return True
+
+    def _save(self, round: int) -> None:
+        """e itself, as it is before `round`; nothing that led to it is needed any more."""
+        assert self.log is not None
+        self.owner.save(self.folder / ERROR, round, self.given)
+        self.log.clear()
 
     def joined(self, round: int, own: bytes, parts: Sequence[tuple[str, Collection[int], bytes]]) -> bytes:
         """The packet of all shards: `own`, and what other owners have sent. Raises UpdateRejected."""
@@ -115,8 +136,7 @@ class KeptOwner:
         """The round is durable. Where what led to e has grown long, write down e itself."""
         assert self.log is not None
         if self.log.size > self.longest and not self.inherited:  # which the next round's record is to have
-            self.owner.save(self.folder / ERROR, round + 1)
-            self.log.clear()
+            self._save(round + 1)
 
     def close(self) -> None:
         if self.log is not None:

@@ -1,6 +1,7 @@
 """What a peer that leaves keeps for its return: where, when and which. recipes/kept.py has the tensors.
 
     COCKTAIL_HOME/kept/<run>/<peer>.safetensors
+    COCKTAIL_HOME/kept/<run>/<peer>@<16 digits of the hub's key>...     where it owns shards: kept_shards.py
 
 One file for each peer of this machine and each run it left; 16 bytes a parameter with Adam. It is written
 after the goodbye and deleted once the peer is back, or hears that the run is over. What is left of runs that
@@ -65,6 +66,13 @@ def path_of(run: str, name: str) -> Path:
         if not PLAIN.fullmatch(word):
             raise Failure("rejected", f"the hub gives the name {word[:80]!r}, which is none for a file")
     return folder() / run / f"{name}.safetensors"
+
+
+def of_shards(run: str, name: str, hub: str) -> Path:
+    """Where the files of `KeptShards` begin. Another run by this name has a hub with another key."""
+    from transport.keys import short
+
+    return path_of(run, name).with_name(f"{name}@{short(hub)}")
 
 
 def find(run: str, name: str, recipe_hash: str, base_digest: str, told: Told) -> Kept | None:
@@ -132,7 +140,7 @@ def forget(run: str) -> None:
 
 def forget_old() -> None:
     """What was kept long ago."""
-    for path in folder().glob("*/*.safetensors"):
+    for path in folder().glob("*/*"):
         with suppress(FileNotFoundError):  # another peer of this machine did it
             if path.stat().st_mtime < time.time() - OLD_S:
                 path.unlink()

@@ -105,6 +105,7 @@ class RunLink:
         return message
 
     def exchange(self, packet: bytes, delivery: Delivery) -> Committed:
+        self.slot = self.slot.computed(delivery.compute_s / self.spans)
         while True:
             try:
                 self.committed = self._exchange(packet, delivery)
@@ -114,7 +115,7 @@ class RunLink:
 
     def _exchange(self, packet: bytes, delivery: Delivery) -> Committed:
         """Cut the packet for whoever owns shards, bring each its part, wait for the commit."""
-        self.slot, directly = self.slot.computed(delivery.compute_s / self.spans), 0.0
+        directly = 0.0
         rest, parts = self.cut(packet)
         report = Report(
             round=delivery.round,
@@ -155,7 +156,8 @@ class RunLink:
         from recipes.owners import merged
 
         owners = [owner for owner in round.owners if owner.name not in committed.lost]
-        found = direct.fetch(round.round, [owner for owner in owners if not self.by_hub(owner.name)])
+        dialled = [owner for owner in owners if not self.by_hub(owner.name)]
+        found = direct.fetch(round.round, dialled, committed.size)
         mine = self.owning.packet(round.round) if self.owning is not None else None
         if mine is not None:
             found[self.name] = mine
@@ -199,8 +201,10 @@ class RunLink:
             return self.link.hand_over(round, packet)
 
     def leave(self, reason: str) -> None:
-        if self.owning is not None and self.ended is None:
-            self.owning.leave(HAND_OVER_S)
+        if self.owning is not None:
+            if self.ended is None:
+                self.owning.leave(HAND_OVER_S)
+            self.owning.close()
         if self.direct is not None:
             self.direct.close()
         self.link.leave(self.why or reason)

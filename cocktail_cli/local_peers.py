@@ -22,6 +22,7 @@ from pathlib import Path
 from cocktail_cli.errors import EXIT
 from cocktail_cli.machine import split_devices
 from cocktail_cli.rates import as_text
+from cocktail_cli.reach import Doorstep
 
 # Windows' flag for a process group of its own; elsewhere start_new_session does it.
 OWN_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
@@ -48,6 +49,7 @@ class LocalSettings:
     gpus: int = 1  # that each is spread over
     vram_limit: int | None = None  # bytes of each GPU, each peer
     trust_remote_code: bool = False
+    door: Doorstep | None = None  # where each listens, in a run whose shards peers own
 
     def devices_of(self, peers: int) -> list[str]:
         """For each of them its --device."""
@@ -76,7 +78,7 @@ class LocalPeers:
         for number, device in enumerate(self.settings.devices_of(count), 1):
             self.children.append(self.spawn(url, f"local-{number}", device, count))
 
-    def spawn(self, url: str, name: str, device: str, count: int) -> Child:
+    def command(self, name: str, device: str) -> list[str]:
         command = [sys.executable, "-m", "cocktail_cli", "join", "-", "--life-line", "--yes", "--json"]
         command += ["--name", name, "--device", device]
         if self.settings.gpus > 1:
@@ -90,11 +92,16 @@ class LocalPeers:
                 command += [option, as_text(rate)]
         if self.settings.vram_limit is not None:
             command += ["--vram-limit", f"{self.settings.vram_limit >> 10}KiB"]
+        if (door := self.settings.door) is not None:
+            command += ["--listen", f"{door.bind}:{door.port}", "--advertise", str(door.advertise)]
+        return command
+
+    def spawn(self, url: str, name: str, device: str, count: int) -> Child:
         log = self.folder / f"{name}.log"
         cores = os.cpu_count() or 1
         with (self.folder / f"{name}.jsonl").open("a") as out, log.open("a") as err:
             process = subprocess.Popen(
-                command,
+                self.command(name, device),
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=err,

@@ -70,7 +70,7 @@ Listen = Annotated[
     typer.Option(
         "--listen",
         metavar="HOST:PORT",
-        help="Own shards of the model: other members reach this machine there.",
+        help="Own shards of the model: other members reach this machine there. Port 0: any free one.",
     ),
 ]
 PeerAdvertise = Annotated[

@@ -1,14 +1,15 @@
-"""A peer's half as an owner of shards: recipes' Owners as transport's Owning wants it."""
+"""A peer as an owner of shards: its errors, its door, and its ways to the doors of others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cocktail_cli.kept_shards import KeptShards
 from transport import PeerLink, RunURL
-from transport.direct import DIAL_S, Direct
+from transport.direct import DIAL_S, PIECE, Direct
 from transport.door import Door
-from transport.errors import UpdateRejected
 from transport.keys import CurveKeys
 from transport.messages import Owner
 from transport.sockets import RouterWire
@@ -17,46 +18,25 @@ from transport.url import parse_address
 if TYPE_CHECKING:
     from recipes.schema import Recipe
 
-Updates = Sequence[tuple[str, bytes, float]]
 
+def half_of(recipe: Recipe, parameters: int, path: Path, told: Callable[[str], None]) -> KeptShards:
+    """The errors of the shards that this peer owns: as they are kept at `path`, where it was killed."""
+    from recipes.owners import owners_of
 
-class Half:
-    """Owns nothing until the hub says so. Its errors are in memory alone: who is killed costs them."""
+    alike = recipe.compression.weighting == "uniform"
 
-    def __init__(self, recipe: Recipe, parameters: int) -> None:
-        from recipes.owners import owners_of
+    def new() -> KeptShards:
+        return KeptShards(owners_of(recipe, parameters, owned=()), path, alike=alike)
 
-        self.owners = owners_of(recipe, parameters, owned=())
-        self.even = recipe.compression.weighting == "uniform"
-
-    def own(self, shards: Sequence[int]) -> bytes:
-        return self.owners.own(shards)
-
-    def fits(self, size: int) -> None:
-        self.owners.fits(size)
-
-    def aggregate(self, round: int, updates: Updates) -> bytes:
-        from recipes.aggregate import RejectedUpdate
-        from recipes.owners import even
-
-        try:
-            return self.owners.aggregate(round, even(updates) if self.even else updates)
-        except RejectedUpdate as error:
-            raise UpdateRejected(error.peer, error.reason) from error
-
-    def took(self, packet: bytes, ours: bytes) -> bool:
-        return self.owners.part(packet) == ours
-
-    def undo(self) -> None:
-        self.owners.undo()
-
-    def inherit(self, peer: str, packet: bytes, share: float) -> None:
-        from recipes.aggregate import RejectedUpdate
-
-        try:
-            self.owners.inherit(peer, packet, share)
-        except RejectedUpdate as error:
-            raise UpdateRejected(error.peer, error.reason) from error
+    kept = new()
+    try:
+        kept.recover()
+    except ValueError as problem:
+        told(f"the errors of its shards that this peer kept are damaged and removed: {problem}")
+        kept.forget()
+        kept.close()
+        kept = new()
+    return kept
 
 
 def open_door(host: str, port: int, keys: CurveKeys, url: RunURL) -> tuple[Door, int]:
@@ -79,6 +59,8 @@ def to_owners(link: PeerLink, keys: CurveKeys) -> Direct:
     def dial(owner: Owner) -> PeerLink:
         host, port = parse_address(owner.address)
         url = RunURL(owner.key, "", host, port, link.url.run)
-        return PeerLink(url, link.name, keys=keys, patience=DIAL_S, flows=1, buckets=link.buckets)
+        return PeerLink(
+            url, link.name, keys=keys, patience=DIAL_S, flows=1, buckets=link.buckets, least=PIECE
+        )
 
     return Direct(dial)

@@ -45,22 +45,27 @@ def reach_of(bind: str, port: int, advertise: str | None) -> Reach:
 
 @dataclass(frozen=True)
 class Doorstep:
-    """Where a peer that owns shards listens, and the "host:port" at which others dial it."""
+    """Where a peer that owns shards listens."""
 
     bind: str
-    port: int
-    dialled: str
+    port: int  # 0: any free one
+    advertise: str | None
+
+    def dialled(self, port: int) -> str:
+        """The "host:port" at which others dial it, now that it listens on `port`."""
+        reach = reach_of(self.bind, port, self.advertise)
+        host = f"[{reach.host}]" if ":" in reach.host else reach.host
+        return f"{host}:{reach.port}"
 
 
 def door_at(listen: str, advertise: str | None) -> Doorstep:
     """Raises Failure (usage)."""
     bind, colon, port = listen.rpartition(":")
-    if not colon or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not port.isdigit() or not int(port) < 65536:
         raise Failure("usage", f"--listen {listen}: expected HOST:PORT, as 0.0.0.0:29401")
-    bind = bind.strip("[]")
-    reach = reach_of(bind, int(port), advertise)
-    host = f"[{reach.host}]" if ":" in reach.host else reach.host
-    return Doorstep(bind, int(port), f"{host}:{reach.port}")
+    if advertise:
+        parse_advertised(advertise, int(port))
+    return Doorstep(bind.strip("[]"), int(port), advertise)
 
 
 def kind_of(host: str) -> str:

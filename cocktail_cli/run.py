@@ -19,7 +19,7 @@ from cocktail_cli.events import Event, Progressed, Reached, RunFinished, RunStar
 from cocktail_cli.identity import own_keys
 from cocktail_cli.local_peers import LEAVE_WITHIN, Ended, LocalPeers, LocalSettings
 from cocktail_cli.meter import Meter
-from cocktail_cli.reach import reach_of
+from cocktail_cli.reach import Doorstep, reach_of
 from cocktail_cli.resume import check_corpus, same_base
 from cocktail_cli.runs import RunRecord, State, new_name, newest, save
 from cocktail_cli.show import View, look_on
@@ -97,7 +97,9 @@ class Run:
         # Until here there is nothing to end in good order: a Ctrl-C is the usual KeyboardInterrupt.
         with leave_on_signal(self.ask_stop):
             hub, record = self.open(work, narrator, listen, peers)
-            children, snapshots = LocalPeers(self.folder, local), self.snapshots(work, hub)
+            door = self.door(record) if self.recipe.swarm.owners == "peers" else None
+            children = LocalPeers(self.folder, replace(local, door=door))
+            snapshots = self.snapshots(work, hub)
             try:
                 snapshots.start()
                 children.start(record.local_url(), peers)
@@ -238,6 +240,14 @@ class Run:
             base_sha256=work.base.digest,
             data_sha256=work.corpus.digest(),
         )
+
+    @staticmethod
+    def door(record: RunRecord) -> Doorstep:
+        """Where each local peer is reached by the others: where the hub is, at any free port."""
+        from transport import parse_url
+
+        host = parse_url(record.url).host
+        return Doorstep(record.bind, 0, f"[{host}]" if ":" in host else host)
 
     def snapshots(self, work: RunWork, hub: Hub) -> Snapshots:
         from cocktail_cli.snapshots import Snapshots

@@ -119,8 +119,8 @@ class RunWork:
                 self.tell(taken.peer, f"{count}: {taken.why}")
         return packet
 
-    def own(self, round: int, shards: Sequence[int]) -> bytes:
-        return self.owner.own(round, shards)
+    def own(self, round: int, shards: Sequence[int], keep: Callable[[bytes], int]) -> bool:
+        return self.owner.own(round, shards, keep)
 
     def joined(
         self,

@@ -438,6 +438,10 @@ class Owner:
                 self._before.sample.put_(self.momentum, self._before.momentum)
             self.usual, self._before = self._before.usual, None
 
+    def settle(self) -> None:
+        """The newest aggregate is committed: there is nothing to undo."""
+        self._before = None
+
 
 def fold(common: Common, packets: Iterable[bytes]) -> Common:
     """x' after these packets, applied in order: how a joiner, a snapshot and an export come by the model."""

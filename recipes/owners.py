@@ -123,6 +123,11 @@ class Owners:
         for owner in self.owners.values():
             owner.undo()
 
+    def settle(self) -> None:
+        """The newest aggregate is committed: there is nothing to undo."""
+        for owner in self.owners.values():
+            owner.settle()
+
     def inherit(self, peer: str, packet: bytes, share: float) -> float:
         """As `Owner.inherit`, of a packet that may leave shards out; returns the smallest s of a shard."""
         cut = self._cut([(peer, packet, share)])
@@ -132,13 +137,14 @@ class Owners:
             owner.add(update, share * scale)
         return min((scale for _, _, scale in found), default=1.0)
 
-    def save(self, path: Path, round: int) -> None:
-        """Write every e and v as they are before `round`: on the disk whole under that name, or not."""
+    def save(self, path: Path, round: int, given: int = 0) -> None:
+        """Write every e and v as they are before `round`: on the disk whole under that name, or not. `given`:
+        what `given_before` is to say of it."""
         kept = {name_of(number): owner.error for number, owner in self.owners.items()}
         if self.outer.momentum:
             kept |= {name_of(n, MOMENTUM): owner.momentum for n, owner in self.owners.items()}
         usual = " ".join(str(owner.usual) for owner in self.owners.values())
-        write_whole(path, kept, {"round": str(round), "usual": usual})
+        write_whole(path, kept, {"round": str(round), "usual": usual, "given": str(given)})
 
     def load(self, path: Path) -> int:
         """Own the shards that are in the file, each e and v as `save` wrote it; returns the round it is
@@ -208,6 +214,12 @@ class Owners:
             for number, updates_of_shard in of_shards.items():
                 updates_of_shard.append((peer, parts[number], weight))
         return of_shards
+
+
+def given_before(path: Path) -> int:
+    """The number with which these errors were saved: of the newest that this owner had given away."""
+    with safe_open(path, "pt") as file:
+        return int(file.metadata().get("given", 0))
 
 
 def merged(packets: Iterable[bytes], shards: int) -> bytes:

@@ -2,6 +2,7 @@
 
     scripts/chaos --minutes 30 --seed 1
     scripts/chaos --only hub-kill --times 100 --seed 1
+    scripts/chaos --owners --minutes 5 --seed 1
     scripts/chaos --histories 200000 --seed 1
 
 The faults follow from the seed and stand in faults.ndjson of the run's folder, as planned and as they
@@ -68,7 +69,8 @@ def under_faults(
     """One run with these faults, and what is to be said of it."""
     out = Outcome(fresh(work, name))
     say(f"the run under faults: {out.folder}; planned and done: faults.ndjson there")
-    swarm = Swarm(out.folder, workload.command(work / "rows.jsonl"), PEERS[: workload.peers])
+    launch = workload.command(work / "rows.jsonl")
+    swarm = Swarm(out.folder, launch, PEERS[: workload.peers], workload.joins)
     try:
         try:
             chaos = play(swarm, faults, minutes)
@@ -89,9 +91,9 @@ def mixed(given: argparse.Namespace, work: Path) -> int:
     kinds = [kind for kind in possible() if not given.only or kind in given.only.split(",")]
     steps = given.steps
     if not steps:
-        pace = reference_of(Workload(given.peers, FIRST, given.seed), work, PEERS).step_s
+        pace = reference_of(Workload(given.peers, FIRST, given.seed, owners=given.owners), work, PEERS).step_s
         steps = max(50, round(given.minutes * 60 * SLOWER / pace / 50) * 50)
-    workload = Workload(given.peers, steps, given.seed)
+    workload = Workload(given.peers, steps, given.seed, owners=given.owners)
     reference = None if given.no_reference else reference_of(workload, work, PEERS)
     faults = list(schedule(given.seed, 60 * given.minutes, PEERS[: given.peers], given.every, kinds))
     say(f"{len(faults)} faults planned in {given.minutes:g} minutes, {steps} steps, {given.peers} peers")
@@ -103,9 +105,9 @@ def mixed(given: argparse.Namespace, work: Path) -> int:
 
 def hub_killed(given: argparse.Namespace, work: Path) -> int:
     """kill -9 of the hub, so many times, in runs that are killed to their very end."""
-    pace = reference_of(Workload(given.peers, FIRST, given.seed), work, PEERS).step_s
+    pace = reference_of(Workload(given.peers, FIRST, given.seed, owners=given.owners), work, PEERS).step_s
     steps = given.steps or max(50, round(AT_ONCE * LIFE / pace / 50) * 50)
-    workload = Workload(given.peers, steps, given.seed)
+    workload = Workload(given.peers, steps, given.seed, owners=given.owners)
     reference = None if given.no_reference else reference_of(workload, work, PEERS)
     records: list[Record] = []
     failed = 0
@@ -137,6 +139,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="these kinds of faults only, with commas between them")
     parser.add_argument("--times", type=int, default=0, help="with --only hub-kill: so many kills")
     parser.add_argument("--peers", type=int, default=4, choices=range(1, len(PEERS) + 1), metavar="N")
+    parser.add_argument("--owners", action="store_true", help="the peers own the shards of the vector")
     parser.add_argument("--every", type=float, default=9.0, help="seconds between two faults, on average")
     parser.add_argument(
         "--steps", type=int, default=0, help="of the run (default: so many as fill the minutes)"

@@ -17,6 +17,7 @@ from chaos_swarm import STARTS, Swarm
 ENDS = 60.0  # seconds for the peers to end once the run is over
 SHARE_OF_STEPS = 0.85  # then no new fault begins, where the minutes are what counts
 LONGEST = 4.0, 15.0  # times the minutes, and minutes more, until a run that does not end is ended
+SHARDS = 12  # where peers own them
 TELL = 15.0  # seconds between two words on how it goes
 
 
@@ -29,6 +30,7 @@ class Workload:
     seed: int
     batch: int = 48
     step_timeout: float = 30.0
+    owners: bool = False  # the peers own the shards
 
     def command(self, data: Path) -> list[str]:
         """`cocktail launch ...` of it, without a place."""
@@ -38,7 +40,13 @@ class Workload:
             *(f"eval_steps={max(10, self.steps // 8)}", f"training.seed={self.seed}", "learning_rate=3e-3"),
             *(f"swarm.step_timeout={self.step_timeout:.0f}", "swarm.peer_timeout=15"),
             "swarm.start_timeout=300",
+            *(("swarm.owners=peers", f"compression.shards={SHARDS}") if self.owners else ()),
         ]
+
+    @property
+    def joins(self) -> list[str]:
+        """Options of `cocktail join`."""
+        return ["--listen", "127.0.0.1:0"] if self.owners else []
 
     @property
     def key(self) -> str:
@@ -92,6 +100,7 @@ def reference_of(workload: Workload, work: Path, peers: Sequence[str]) -> Refere
             fresh(work, f"reference-{workload.key}"),
             workload.command(work / "rows.jsonl"),
             peers[: workload.peers],
+            workload.joins,
         )
         try:
             play(swarm, [], float("inf"))

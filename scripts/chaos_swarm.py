@@ -111,10 +111,13 @@ class Swarm:
     Args:
         launch: recipe, overrides and options of `cocktail launch`, the same for each --resume.
         peers: their names.
+        joins: options of each `cocktail join`.
     """
 
-    def __init__(self, folder: Path, launch: Sequence[str], peers: Sequence[str]) -> None:
-        self.folder, self.launch = folder, list(launch)
+    def __init__(
+        self, folder: Path, launch: Sequence[str], peers: Sequence[str], joins: Sequence[str] = ()
+    ) -> None:
+        self.folder, self.launch, self.joins = folder, list(launch), list(joins)
         self.out = folder / "out"
         self.changed = threading.Condition()
         self.told: list[Told] = []
@@ -249,6 +252,7 @@ class Swarm:
             name or peer,
             "--wait",
             "10m",
+            *self.joins,
             *options,
         ]
         return self.start(name or peer, line, self.urls[peer] + "\n", **environment)

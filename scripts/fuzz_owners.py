@@ -30,8 +30,7 @@ BYTES = [codec.encode(x) for x in SAID]
 def open_door() -> Door:
     """In round 3: ann and bob have been here, and ann has a connection."""
     door = Door(HubEnd(), "toy-run")  # type: ignore[arg-type]
-    door.limit = LIMIT
-    door.opened(3, {"ann": "ann", "bob": "bob"})
+    door.opened(3, {"ann": "ann", "bob": "bob"}, LIMIT)
     door.serve(3, b"packet of shards")
     door._visitors = {f"s-{name}": (name, name) for name in ("ann", "bob")}
     door._hear(name_of(0), [codec.encode(m.Attach("s-ann"))])

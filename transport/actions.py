@@ -106,15 +106,7 @@ class Inherit:
     session: str
     peer: str
     share: float  # of the mean
-    estate: int = 0  # where peers own: the number under which owners fetch it
-
-
-@dataclass(frozen=True)
-class Keep:
-    """Serve this as the object "estate/<number>"."""
-
-    number: int
-    packet: bytes
+    to_all: bool = False  # where peers own: all owners are to have it
 
 
 @dataclass(frozen=True)
@@ -177,7 +169,6 @@ Action = (
     | Lease
     | Commit
     | Inherit
-    | Keep
     | Reach
     | Unusable
     | LoseOwner
@@ -199,7 +190,7 @@ class CommitDone:
     rejected: dict[str, str]  # peer -> why its packet could not be used
     lost: dict[str, str] = field(default_factory=dict)  # owner's session -> why nothing came of it
     denied: dict[str, str] = field(default_factory=dict)  # peer -> session of the owner that has refused it
-    moved: frozenset[str] = frozenset()  # sessions of the owners whose packets are in it
+    moved: dict[str, str] = field(default_factory=dict)  # owner's session -> digest of its packet in it
 
     def share(self, peer: str) -> float:
         """The weight of an accepted packet, of 1: as `Work.aggregate` was told the weights."""

@@ -21,7 +21,7 @@ from math import inf
 from .chunks import LONGEST, ChunkMap, PartFile, Parts
 from .errors import ProtocolError
 from .messages import OF, Ack, Chunk, Data, Get, Have, Message, NoObject, Put, PutDone
-from .window import Sent, Window
+from .window import SMALLEST, Sent, Window
 
 CHUNK = 256 * 1024  # bytes; measured: 64 KiB .. 1 MiB reach line rate, larger ones block the I/O thread
 
@@ -170,8 +170,8 @@ class Piece:
 class BulkPeer:
     """All transfers of one peer over its bulk flows."""
 
-    def __init__(self) -> None:
-        self.windows = {True: Window(), False: Window()}  # up, down
+    def __init__(self, least: int = SMALLEST) -> None:
+        self.windows = {True: Window(least), False: Window(least)}  # up, down
         self.downloads: dict[str, Download] = {}
         self.uploads: dict[str, Upload] = {}
         self._flows: set[int] = set()

@@ -20,6 +20,7 @@ from .codec import decode_to_peer, encode
 from .errors import LinkLost, ProtocolError, TransportError, Unreachable
 from .messages import Attach, Attached, Committed, Data, Message, Refused, Round, Welcome
 from .peer_state import Link, PeerState
+from .window import SMALLEST
 from .wire import HANDSHAKE_DOWN, HANDSHAKE_UP, Came, Down, PeerWire, Up, wire_size
 
 log = logging.getLogger(__name__)
@@ -44,8 +45,9 @@ class Carrier:
         patience: float,
         address: str,
         buckets: BothWays,
+        least: int = SMALLEST,  # bytes of a piece of bulk
     ) -> None:
-        self.state, self.bulk = state, BulkPeer()
+        self.state, self.bulk = state, BulkPeer(least)
         self.changed = threading.Condition()
         self.patience = patience  # seconds a lost hub is dialled before that is called hopeless
         self.broken: TransportError | None = None  # why nothing more will come of this link

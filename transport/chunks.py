@@ -71,9 +71,9 @@ class ChunkMap:
 class Parts:
     """In memory. Nothing is allocated for what was only promised."""
 
-    def __init__(self, size: int, sha256: bytes, chunk: int) -> None:
-        if size > LONGEST:
-            raise ProtocolError(f"an object of {size} bytes, too long for any memory")
+    def __init__(self, size: int, sha256: bytes, chunk: int, most: int = LONGEST) -> None:
+        if size > most:
+            raise ProtocolError(f"an object of {size} bytes, too long: {most} are the most")
         self.map, self.sha256 = ChunkMap(size, chunk), sha256
         self._parts: dict[int, bytes | memoryview] = {}
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from . import actions as do
 from .chunks import Parts
 from .errors import UpdateRejected
-from .gather import Ended
+from .gather import Ended, Unmoved
 from .hub_shards import HubShards
 from .ids import expand
 from .ledger import Counted, Ledger
@@ -108,6 +108,8 @@ class Commits:
                 packet = self._shards.aggregate(action, updates)
             except Ended:
                 return
+            except Unmoved:
+                break
             except UpdateRejected as error:
                 rejected[error.peer] = error.reason
                 if error.by:
@@ -115,14 +117,15 @@ class Commits:
                 if claims.pop(error.peer, None) is None:
                     raise
         if packet is None:
-            done = do.CommitDone(action.round, 0, b"", {}, {}, rejected, denied=denied)
+            lost = dict(self._shards.gather.lost)
+            done = do.CommitDone(action.round, 0, b"", {}, {}, rejected, lost, denied)
             self._call(lambda: self._state.committed(done, time.monotonic()))
             return
         accepted = tuple(claims.values())
         opened_at = self.opened.pop(action.round, time.time())
         row = row_of(action, accepted, sum(tokens[peer] for peer in claims), opened_at, time.time())
         counted = tuple(Counted(r, c.peer, c.session, ids) for c in accepted for r, ids in c.leases.items())
-        row = self.ledger.commit(row, packet, counted)
+        row = self.ledger.commit(row, packet, counted, self._shards.given())
         self._objects.committed(action.round, packet, row.sha256)
         sizes = {peer: len(packets.get(c.session, b"")) for peer, c in claims.items()}
         done = do.CommitDone(

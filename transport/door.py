@@ -56,7 +56,7 @@ class Door:
     """
 
     def __init__(self, wire: HubWire, run: str) -> None:
-        self.run, self.limit = run, 0  # limit: bytes of one part
+        self.run, self.limit = run, 0  # limit: bytes of one part, as the shards are that are owned
         self.came: Callable[[int, str, bytes], None] = lambda round, name, part: None  # in the door's thread
         self.buckets = BothWays(Bandwidth())  # of this peer, once it has a link to its hub
         self.bytes_up = self.bytes_down = 0
@@ -80,9 +80,9 @@ class Door:
 
     # ---- from the owner's thread: one assignment each ------------------------------------------------------
 
-    def opened(self, round: int, members: Mapping[str, str]) -> None:
+    def opened(self, round: int, members: Mapping[str, str], limit: int) -> None:
         """From now on parts of this round are wanted, of these: name -> key."""
-        self._round, self._members = round, dict(members)
+        self._round, self._members, self.limit = round, dict(members), limit
 
     def serve(self, round: int, packet: bytes) -> None:
         kept = {r: source for r, source in self._served.items() if round - KEPT < r < round}
@@ -173,7 +173,7 @@ class Door:
             return f"{name!r} is not wanted here, or not any more"
         if self._members.get(who[0]) != who[1]:
             return f"{who[0]} is not in the round"
-        return f"{size} bytes, the limit of this run is {self.limit}" if size > self.limit else None
+        return f"a part of {size} bytes, the longest has {self.limit}" if size > self.limit else None
 
     def _give(self, conn: bytes, m: Get) -> None:
         try:

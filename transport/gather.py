@@ -14,6 +14,10 @@ class Ended(Exception):
     """The run is over before all owners have answered: the round is not committed."""
 
 
+class Unmoved(Exception):
+    """All owners are lost, and the hub owns nothing: no shard would move. The round is not committed."""
+
+
 class Gather:
     """One round's packets of shards. An attempt ends when every owner has answered, or is lost."""
 

@@ -66,10 +66,12 @@ class History:
         names = [ex.members[s] for s in accepted]
         refused = {name: why[:REASON] for name, why in sorted(done.rejected.items())[:REASONS]}
         lost = sorted(ex.members[s] for s in ex.owners if s not in done.moved)
-        self.commits[ex.round] = Committed(ex.round, done.size, done.sha256.hex(), names, refused, lost)
+        moved = {ex.members[s]: digest for s, digest in done.moved.items()}
+        told = Committed(ex.round, done.size, done.sha256.hex(), names, refused, lost, moved)
+        self.commits[ex.round] = told
         self.commits.pop(ex.round - KEPT, None)
         self.fingerprints.pop(ex.round - KEPT, None)
-        return self.commits[ex.round]
+        return told
 
     def evaluated(self, step: int, loss: float) -> None:
         """The held-out loss of x' is known."""

@@ -82,7 +82,7 @@ class Hub:
         self._state = HubState(settings, keys.token, keys.stop, time.monotonic(), ledger.recover())
         self._inbox = Inbox(self._refuses)
         own = CurveKeys(keys.public, keys.secret)
-        self._shards = HubShards(self._state, work, self._call, self._later, self.warn, own)
+        self._shards = HubShards(self._state, ledger, work, self._call, self._later, self.warn, own)
         self._objects = Objects(ledger, work, self._lease, self._shards.find)
         self._flows = Flows()
         self._guard_at = 0.0
@@ -341,11 +341,11 @@ class Hub:
                 self._later(lambda a=action: self._commits.write_leases(a))  # type: ignore[misc]
             elif isinstance(action, do.Inherit):
                 legacy = self._legacies.pop(action.session)
-                if action.estate:
-                    self._shards.estates[action.estate] = legacy.data()
+                if action.to_all:
+                    self._later(lambda a=action, p=legacy: self._shards.keep_legacy(a, p))  # type: ignore[misc]
                 else:
                     self._later(lambda a=action, p=legacy: self._commits.inherit(a, p))  # type: ignore[misc]
-            elif isinstance(action, do.Reach | do.Keep | do.Unusable | do.LoseOwner):
+            elif isinstance(action, do.Reach | do.Unusable | do.LoseOwner):
                 self._shards.act(action)
             elif isinstance(action, do.FindFingerprint):
                 self._later(lambda a=action: self._commits.find_fingerprint(a))  # type: ignore[misc]

@@ -16,9 +16,11 @@ from . import sharding
 from .bulk import Arrived
 from .chunks import Parts
 from .errors import UpdateRejected
-from .gather import Gather
+from .estates import HUB, Given, Left, merged
+from .gather import Gather, Unmoved
 from .keys import CurveKeys
-from .owners import short
+from .ledger import Ledger
+from .owners import digest_of, short
 from .settings import Work
 from .sockets import answers
 from .uploads import ERROR, PART, SHARD, named, owner_called, round_of
@@ -36,19 +38,21 @@ class HubShards:
     def __init__(
         self,
         state: HubState,
+        ledger: Ledger,
         work: Work,
         tell: Callable[[Callable[[], list[do.Action]]], None],
         later: Callable[[Callable[[], object]], None],
         warn: Callable[[str, str], None],
         keys: CurveKeys,  # of the hub: doors know them
     ) -> None:
-        self.state, self.work, self.keys = state, work, keys
+        self.state, self.ledger, self.work, self.keys = state, ledger, work, keys
         self._tell_hub, self.later, self.warn = tell, later, warn
         self.kept: dict[tuple[int, str], bytes] = {}  # (round, owner, "": we) -> its packet
         self.gather = Gather(state.settings.peer_timeout)
-        self.moved: frozenset[str] = frozenset()  # whose packets are in the newest aggregate: by session
+        self.moved: dict[str, str] = {}  # session -> digest of its packet, which is in the newest aggregate
         self.parts: dict[tuple[int, str, str], Parts] = {}  # (round, owner, member) -> for an owner to fetch
-        self.estates: dict[int, bytes] = {}
+        # Estates that are in the hub's errors since a round was committed, and with the next one on the disk.
+        self._inherited: dict[int, tuple[int, ...]] = {}
 
     def _tell(self, fact: Callable[[HubState], None]) -> None:
         """From any thread."""
@@ -82,14 +86,10 @@ class HubShards:
     def opened(self, round: int) -> None:
         """What was for rounds before is not fetched any more."""
         self.parts = {key: parts for key, parts in self.parts.items() if key[0] >= round}
-        left = self.state.estates.left
-        self.estates = {number: packet for number, packet in self.estates.items() if number in left}
 
-    def act(self, action: do.Reach | do.Keep | do.Unusable | do.LoseOwner) -> None:
+    def act(self, action: do.Reach | do.Unusable | do.LoseOwner) -> None:
         if isinstance(action, do.Reach):
             self._reach(action)
-        elif isinstance(action, do.Keep):
-            self.estates[action.number] = action.packet
         elif isinstance(action, do.Unusable):
             self.gather.refuse(action.owner, action.attempt, action.peer, action.reason)
         else:
@@ -116,18 +116,30 @@ class HubShards:
         if shard[0] is not None and (packet := self.kept.get((shard[0], shard[1]))) is not None:
             return packet
         number = round_of("estate/", name)
-        if number is not None and (packet := self.estates.get(number)) is not None:
-            return packet
+        if number is not None:
+            return self.ledger.estates.packet(number)
         raise KeyError(f"there is no {name} for this session")
 
     # ---- the commit thread ---------------------------------------------------------------------------------
 
     def own(self, round: int, shards: Sequence[int]) -> None:
         """The hub owns these from now on; what it had of others is theirs."""
-        given = self.work.own(round, shards) if self.state.settings.owners == "peers" else b""
-        if given:
-            others = [shard for shard in range(self.state.settings.shards) if shard not in shards]
-            self._tell(lambda hub: sharding.gave(hub, given, others))
+        if self.state.settings.owners == "peers":
+            others = frozenset(range(self.state.settings.shards)) - set(shards)
+            if self.work.own(round, shards, lambda errors: self._keep(Left(HUB, 1.0, others), errors)):
+                self.ledger.estates.strike(self._inherited)
+                self._inherited = {}
+
+    def _keep(self, left: Left, packet: bytes) -> int:
+        """For owners to fetch, also from a hub that was killed. Its number."""
+        number = self.ledger.estates.keep(left, packet)
+        self._tell(lambda hub: sharding.left(hub, number, left))
+        return number
+
+    def keep_legacy(self, action: do.Inherit, parts: Parts) -> None:
+        """For all owners, the hub too."""
+        everything = frozenset(range(self.state.settings.shards))
+        self._keep(Left(action.peer, action.share, everything), parts.data())
 
     def _take_over(self, session: str, peer: str, owned: Collection[int], packet: bytes) -> None:
         """The errors of shards that this peer owned, and nothing else that it may have put into it."""
@@ -135,11 +147,13 @@ class HubShards:
             packet, shards = self.work.restricted(peer, packet, owned)
         except UpdateRejected as error:
             self.warn(peer, f"the errors of its shards cannot be used: {error.reason}")
-            packet, shards = b"", []
-        self._tell(lambda hub: sharding.error_taken(hub, session, peer, packet, shards))
+            shards = []
+        if shards:
+            self._keep(Left(peer, 1.0, frozenset(shards)), packet)
+        self._tell(lambda hub: sharding.error_taken(hub, session, shards))
 
     def aggregate(self, action: do.Commit, updates: Sequence[Update]) -> bytes:
-        """The packet of all shards. Raises UpdateRejected where a peer's packet cannot be used."""
+        """The packet of all shards. Raises UpdateRejected where a peer's packet cannot be used, Unmoved."""
         if self.state.settings.owners == "hub":
             return self.work.aggregate(action.round, updates)
         weights = {peer: weight for peer, _, weight in updates}
@@ -148,28 +162,36 @@ class HubShards:
             self._tell(lambda hub: sharding.close(hub, action.round, attempt, weights))
         came = self.gather.wait()
         own = self.work.aggregate(action.round, updates)
-        while True:
+        while came or action.hubs:
             parts = [(owner, action.owners[owner].shards, packet) for owner, packet in sorted(came.items())]
             try:
                 packet = self.work.joined(action.round, action.hubs, own, parts)
-                self._keep(action, own, came)
-                self.moved = frozenset(came)  # an owner that is lost from now on has done its part
+                self._keep_packets(action, own, came)
+                # an owner that is lost from now on has done its part
+                self.moved = {owner: digest_of(packet) for owner, packet in came.items()}
                 return packet
             except UpdateRejected as error:
                 if came.pop(error.peer, None) is None:
                     raise
                 self.gather.lose(error.peer, error.reason)
+        raise Unmoved
 
-    def _keep(self, action: do.Commit, own: bytes, came: Mapping[str, bytes]) -> None:
+    def _keep_packets(self, action: do.Commit, own: bytes, came: Mapping[str, bytes]) -> None:
         """For those who put the round's packet together from its owners'."""
         kept = {key: packet for key, packet in self.kept.items() if key[0] == action.round - 1}
         kept |= {(action.round, action.owners[owner].name): packet for owner, packet in came.items()}
         self.kept = kept | ({(action.round, ""): own} if action.hubs else {})
 
+    def given(self) -> Given:
+        """What is in errors on the disk once the newest aggregate is committed."""
+        ex = self.state.exchange
+        return merged(self._inherited, sharding.given_to(ex, self.moved) if ex is not None else {})
+
     def committed(self, action: do.Commit) -> None:
         """What was left to the hub's shards is added to their errors, as owners that are peers do now too."""
+        self._inherited = {estate.number: action.hubs for estate in action.estates}
         for estate in action.estates:
             try:
-                self.work.inherit(estate.peer, self.estates[estate.number], estate.share)
+                self.work.inherit(estate.peer, self.ledger.estates.packet(estate.number), estate.share)
             except UpdateRejected as error:
                 self.warn(error.peer, f"what it left cannot be used: {error.reason}")

@@ -48,7 +48,6 @@ from .messages import (
 )
 from .opening import TELL_S, open_or_wait
 from .owner import ordered
-from .owners import Estates
 from .pace import Pace
 from .rounds import PHASES, Exchange, Phase
 from .sessions import Kind, Session, State
@@ -88,7 +87,7 @@ class HubState:
         self.members = Members(settings, self.out, self._session_ended, now)
         self.admission = Admission(settings, self.out, recovered.peers)
         self.exchange: Exchange | None = None
-        self.estates = Estates()
+        self.estates = dict(recovered.estates)  # by number
         self.pace, self.speeds = Pace(settings.step_timeout), Speeds()
         self.history = History(recovered)
         self.started = now
@@ -99,6 +98,7 @@ class HubState:
         self._stop_at: float | None = None  # when a stop that waits for the exchange stops waiting
         self.waiting_since = self._ticked = self.hold_until = now
         self.told_of_waiting = False
+        self.members.recall(known.key for known in recovered.peers)
         for old in recovered.sessions:
             self.hold_until = now + settings.recover_s
             trained = bool(old.leases) or any(old.name in row.members for row in recovered.recent)
@@ -185,7 +185,7 @@ class HubState:
             self.leases.settle(ex.claims, accepted, self.members.sessions)
             proven = {name: why for name, why in done.rejected.items() if name not in done.denied}
             strike(self, proven, ex.keys, at_once=not accepted)
-            sharding.judge_ourselves(self, ex, done)
+            sharding.judge(self, ex, done)
             if accepted:
                 self._committed(ex, accepted, done, now)
             else:

@@ -7,6 +7,7 @@ them.
 
     folder/ledger.db     meta, rounds, leases (counted and open), sessions, peers, evaluations
     folder/packets.log   packet_log.py
+    folder/estates/      estates.py
     folder/ledger.lock   locked by the one process that writes
 """
 
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import LedgerBusy, LedgerError
+from .estates import TABLE, EstateBook, Given, Left
 from .ids import Pool, Runs, pack_runs, size, unpack_runs
 from .packet_log import HEADER_SIZE, PacketLog, Record, read_packets
 
@@ -120,6 +122,7 @@ class Recovered:
     last: RoundRow | None = None
     evaluation: EvaluationRow | None = None  # the newest
     recent: tuple[RoundRow, ...] = ()  # the last rounds, in order
+    estates: dict[int, Left] = field(default_factory=dict)
     term: int = 0  # how often the ledger was opened to write
     losses: tuple[tuple[int, float], ...] = ()  # (step, loss) of the rounds that trained
     held_out: tuple[tuple[int, float], ...] = ()  # of the evaluations
@@ -155,6 +158,7 @@ class Ledger:
             raise LedgerError(f"no ledger in {self.folder}")
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+            self.estates = EstateBook(self._db, self.folder)
             self._open(run, samples)
         except sqlite3.OperationalError as error:
             self.close()
@@ -173,6 +177,7 @@ class Ledger:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")  # a commit is on the disk when it returns
             self._begin(run, samples)
+            self._db.execute(TABLE)
         else:
             self._db.execute("PRAGMA query_only=1")
         meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
@@ -260,8 +265,10 @@ class Ledger:
         )
         self._db.execute("COMMIT")
 
-    def commit(self, row: RoundRow, packet: bytes, counted: tuple[Counted, ...]) -> RoundRow:
-        """Make a round durable. When this returns the round is a fact.
+    def commit(
+        self, row: RoundRow, packet: bytes, counted: tuple[Counted, ...], given: Given | None = None
+    ) -> RoundRow:
+        """Make a round durable, with what is given to owners in it. When this returns the round is a fact.
 
         Where it raises LedgerError there is no such round; after any other error (a full disk) only opening
         the ledger anew can tell, and until then nothing more is written.
@@ -275,17 +282,19 @@ class Ledger:
             at = self._log.append(row.round, packet)
             samples = sum(size(c.ids) for c in counted)
             row = replace(row, counted=samples, offset=at.offset, length=at.length, sha256=at.sha256)
-            self._write(row, counted)
+            self._write(row, counted, given or {})
         except BaseException:
             log, self._log = self._log, None
             log.close()
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+        if given:
+            self.estates.sweep()
         return row
 
-    def _write(self, row: RoundRow, counted: tuple[Counted, ...]) -> None:
-        """The row of a round, and what it counts: all of it or nothing."""
+    def _write(self, row: RoundRow, counted: tuple[Counted, ...], given: Given) -> None:
+        """The row of a round, what it counts and what it gives: all of it or nothing."""
         self._db.execute("BEGIN IMMEDIATE")
         self._db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", columns_of(row))
         self._db.executemany(
@@ -295,6 +304,7 @@ class Ledger:
         self._db.executemany(
             "DELETE FROM leased WHERE lease=? AND session=?", [(c.lease, c.session) for c in counted]
         )
+        self.estates.strike(given)
         self._db.execute("COMMIT")
 
     def evaluated(self, row: EvaluationRow) -> None:
@@ -364,6 +374,7 @@ class Ledger:
             last=rounds[-1] if rounds else None,
             evaluation=evaluations[-1] if evaluations else None,
             recent=tuple(rounds[-RECENT:]),
+            estates=self.estates.rows(),
             term=self.term,
             losses=tuple((row.step, row.loss) for row in rounds if row.loss is not None),
             held_out=tuple((one.step, one.loss) for one in evaluations),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from . import actions as do
 from . import events
@@ -19,6 +19,7 @@ AWAKE_S = 1.0  # ticks come as they are asked for, or this much later
 CATCHING_UP = 512  # sessions that have not said Ready yet: twice the largest swarm, which may begin at once
 SILENT_PINGS = 3  # so many unanswered are worth telling
 SUSPECT = 1 / 3  # of peer_timeout; a peer that was silent for so long holds no round up
+OWED = 4096  # keys of which errors may come when they are back
 KEPT = 16  # peers that are gone, remembered for those who ask where they are
 
 
@@ -58,7 +59,7 @@ class Members:
         self.traffic = defaultdict[str, Traffic](Traffic)  # by session id; the shell counts into it
         self.quiet = False  # the run is over and everybody leaves: nobody need hear of it
         self.gone: dict[str, str] = {}  # name -> why
-        self._owned: dict[str, set[int]] = {}  # key of one that is gone -> as Session.owned
+        self._owned: dict[str, Collection[int]] = {}  # key of one that is gone -> as Session.owned
         self.ignored = 0  # messages that made no sense where they came
         self.refused = 0  # bytes that were no message, and connections that were told no
         self._out, self._on_end = out, on_end
@@ -76,7 +77,7 @@ class Members:
         name = unique_name(name, {s.name for s in self.sessions.values()})
         id, origin = secrets.token_urlsafe(16), origin_of(conn)
         session = Session(id, key, name, m.hardware, conn, State.JOINING, now, now, pinged=now, origin=origin)
-        session.address, session.owned = m.address, self._owned.pop(key, set())
+        session.address, session.owned = m.address, set(self._owned.pop(key, ()))
         session.owns = m.owns and not m.address  # else once the hub has been there
         self.sessions[session.id] = session
         self.gone.pop(name, None)
@@ -96,14 +97,18 @@ class Members:
         self.kick(first, "full", f"{many} peers of one address are catching up, and others want to")
         return True
 
+    def recall(self, keys: Iterable[str]) -> None:
+        """Members of before the hub was restarted: any of them may come back with errors of shards."""
+        everything = range(self.settings.shards if self.settings.owners == "peers" else 0)
+        self._owned = dict.fromkeys(keys, everything)  # nobody wrote down what it owned
+
     def restore(self, old: OpenSession, now: float, *, awaited: bool) -> None:
         """A session of before the hub was restarted: it has `recover_s` to come back."""
         grace, id = self.settings.recover_s, old.session
         self.sessions[id] = Session(
             id, old.key, old.name, old.hardware, None, State.JOINING, now, now, now, grace, awaited
         )
-        if self.settings.owners == "peers":  # nobody wrote down what it owned
-            self.sessions[id].owned = set(range(self.settings.shards))
+        self.sessions[id].owned = set(self._owned.get(old.key, ()))
 
     def back(self, session: Session, conn: bytes, now: float, *, ready: bool) -> None:
         """A session resumes on another connection. `ready`: it was a member before the hub was restarted."""
@@ -126,7 +131,7 @@ class Members:
         self._out.add(do.Forget(session.id))
         self.gone = dict([*self.gone.items(), (session.name, reason)][-KEPT:])
         if session.owned:
-            self._owned = dict([*self._owned.items(), (session.key, session.owned)][-KEPT:])
+            self._owned = dict([*self._owned.items(), (session.key, session.owned)][-OWED:])
         if not self.quiet:
             self._out.tell(events.PeerLeft(0.0, session.name, reason, returned, session.legacy))
 

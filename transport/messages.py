@@ -124,9 +124,10 @@ class Holds(Message, frozen=True):
 
 
 class Resigns(Message, frozen=True):
-    """An owner is to leave: from the next round on it wants to own nothing."""
+    """An owner is to leave, or cannot own: from the next round on it wants to own nothing."""
 
     last: bool = False  # nor will an update of it come: no round waits for it
+    lost: bool = False  # nor a packet of its shards in this round
 
 
 class Unusable(Message, frozen=True):
@@ -289,6 +290,7 @@ class Committed(Message, frozen=True):
     accepted: list[str]  # whose packets are in it; a peer not named here takes its packet back (LATE)
     refused: dict[str, str] = {}  # whose packets could not be used, and why: each is a strike
     lost: list[str] = []  # owners whose shards have not moved: what was sent for these is taken back
+    moved: dict[str, str] = {}  # the other owners -> the digest of the packet of its shards
     recalled: bool = False  # said by a hub that was restarted: who was lost is to be seen in the packet
 
 

@@ -47,11 +47,12 @@ class Orders:
             with self._carrier.changed:
                 return self._state.orders.popleft() if self._state.orders else None
 
-    def resign(self, *, last: bool) -> None:
-        """Say that this peer is to leave, and (`last`) that no update of it will come any more."""
+    def resign(self, *, last: bool, lost: bool = False) -> None:
+        """Say that this peer is to own nothing any more, not even (`lost`) in the round that is open, and
+        (`last`) that no update of it will come."""
         with self._carrier.changed:
             self._resigned = True
-            self._carrier.say(self._state.resigns(last))
+            self._carrier.say(self._state.resigns(last, lost))
 
     def enough(self) -> None:
         """Have `next` end, once all that has come is heard."""

@@ -1,4 +1,4 @@
-"""Which peer owns which shard, and what is to be added to the errors of those who own.
+"""Which peer owns which shard.
 
 The hub is the owner of what no peer owns. Who owns follows from the shards and the peers alone (rendezvous
 hashing), so a restarted hub comes to the same answer, and few shards change hands when a peer comes or goes.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 
 def assign(shards: int, peers: Iterable[str]) -> dict[str, list[int]]:
@@ -37,39 +36,3 @@ def short(sha256: bytes) -> str:
 
 def rank(shard: int, peer: str) -> bytes:
     return hashlib.sha256(f"{shard} {peer}".encode()).digest()
-
-
-@dataclass
-class Left:
-    """What somebody has left to the owners: a legacy, or the error of shards that changed hands."""
-
-    peer: str
-    share: float
-    shards: set[int]  # whose owners do not have it yet
-
-
-@dataclass
-class Estates:
-    """All that is left and not yet in an error. Numbers are given once."""
-
-    left: dict[int, Left] = field(default_factory=dict)
-    _next: int = 0
-
-    def add(self, peer: str, share: float, shards: Iterable[int]) -> int:
-        self._next += 1
-        self.left[self._next] = Left(peer, share, set(shards))
-        return self._next
-
-    def of(self, shards: Iterable[int]) -> dict[int, Left]:
-        """What the owner of these shards is to have."""
-        wanted = set(shards)
-        return {number: left for number, left in self.left.items() if left.shards & wanted}
-
-    def given(self, numbers: Iterable[int], shards: Iterable[int]) -> None:
-        """The owner of these shards adds these estates to its error, now that the round is committed."""
-        has = set(shards)
-        for number in numbers:
-            if number in self.left:
-                self.left[number].shards -= has
-                if not self.left[number].shards:
-                    del self.left[number]

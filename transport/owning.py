@@ -1,11 +1,13 @@
 """A peer that owns shards: a thread beside its training, which does what the hub says to owners.
 
     Round       these shards are mine; the errors of those that were go to the hub, for their next owner
-    Close       fetch the parts of these peers, aggregate, upload the packet; or say who is unusable
+    Close       fetch the parts of these peers, aggregate, write that down, upload the packet; or say who is
+                unusable
     Committed   the aggregate is in the run, and what was left to me joins my errors; or it is not: taken back
 
 What is aggregated and not committed, and what is left and not taken over, is the hub's to say again: to this
-owner, or to another. An owner that is killed costs the errors of its shards.
+owner, or to another. An owner that was killed has its errors when it is back, and asks the hub what became of
+its newest aggregate. One that cannot write any more hands over its errors, and owns nothing from then on.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from .door import Door
@@ -24,22 +26,41 @@ from .peer import LEGACY_S, LOOK_S, PeerLink
 
 log = logging.getLogger(__name__)
 
+ENDS_S = 2.0  # for an aggregate that nobody waits for any more
+Update = tuple[str, bytes, float]  # peer, packet, weight or share
+
 
 class OwnersHalf(Protocol):
-    """What an owner cannot know (settings.Work says more); called from one thread."""
+    """What an owner cannot know (settings.Work says more); called from one thread. What it has to write down
+    may raise OSError."""
+
+    def longest(self, round: int) -> int:
+        """Bytes that a part of the shards that are owned can have, at most, in this round and the next."""
+
+    @property
+    def pending(self) -> tuple[int, bytes] | None:
+        """Round and packet of the newest aggregate, until `settle` or `undo`; also of before a restart."""
 
     def own(self, shards: Sequence[int]) -> bytes: ...
     def fits(self, size: int) -> None:
         """Of the packet of all shards; called only where members say so."""
 
-    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes: ...
-    def took(self, packet: bytes, ours: bytes) -> bool:
-        """Is `ours`, the newest aggregate, in the packet of all shards?"""
+    def handed(self) -> None:
+        """The hub has all that `own` has returned."""
+
+    def aggregate(self, round: int, updates: Sequence[Update], left: Sequence[Update]) -> bytes:
+        """On the disk when it returns, with what is `left` to the errors once the round is committed."""
+
+    def took(self, packet: bytes) -> bool:
+        """Is the newest aggregate in this packet of all shards?"""
+
+    def settle(self) -> None:
+        """The newest aggregate is in the run."""
 
     def undo(self) -> None:
-        """The newest aggregate is not in the run."""
+        """It is not."""
 
-    def inherit(self, peer: str, packet: bytes, share: float) -> None: ...
+    def close(self) -> None: ...
 
 
 class Owning:
@@ -47,18 +68,22 @@ class Owning:
 
     Args:
         door: where other members can reach it; None: they go through the hub.
-        limit: bytes of what one of them brings in a round.
+        told: hears why nothing can be owned here any more.
     """
 
-    def __init__(self, link: PeerLink, half: OwnersHalf, door: Door | None = None, limit: int = 0) -> None:
-        self.link, self.half, self.door = link, half, door
+    def __init__(
+        self,
+        link: PeerLink,
+        half: OwnersHalf,
+        door: Door | None = None,
+        told: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.link, self.half, self.door, self._told = link, half, door, told
         if door is not None:
-            door.came, door.limit, door.buckets = self._came, limit, link.buckets
+            door.came, door.buckets = self._came, link.buckets
         # (round, peer), this peer too -> its part, and the digest of that
         self._parts: dict[tuple[int, str], tuple[str, bytes]] = {}
-        self._packet: tuple[int, bytes] = -1, b""  # of the newest round that was aggregated
-        self._pending: Close | None = None  # aggregated, and not known to be committed
-        self._left: list[tuple[str, bytes, float]] = []  # to be inherited when it is
+        self._packet: tuple[int, bytes] = half.pending or (-1, b"")  # of the newest round that was aggregated
         self._given: list[bytes] = []  # errors that are others' now, and not at the hub
         self._round, self._owns = 0, False  # the newest round, and whether something is owned in it
         self._lock = threading.Lock()
@@ -90,17 +115,26 @@ class Owning:
             self.link.orders.holding(round, here)
 
     def leave(self, timeout: float) -> bool:
-        """After the last exchange: let the round in which something is owned end, within `timeout`, and hand
-        over the errors of all shards. Whether the hub has them."""
+        """After the last exchange, before `close`: let the round in which something is owned end, within
+        `timeout`, and hand over the errors of all shards. Whether the hub has them."""
         self.link.orders.resign(last=True)
         until = min(time.monotonic() + timeout, self.link.leave_requested.at + LEGACY_S)
         while self._thread.is_alive() and self._owns and time.monotonic() < until:
             self._thread.join(LOOK_S)
+        self._end(timeout)
+        return not self._thread.is_alive() and self._hand_over(self.half.own(()))
+
+    def close(self) -> None:
+        """Own nothing any more. What is written down stays."""
+        self._end(ENDS_S)
+        if not self._thread.is_alive():  # else it is in the middle of something, and the process about to end
+            self.half.close()
+
+    def _end(self, timeout: float) -> None:
         self.link.orders.enough()
         self._thread.join(timeout)
         if self.door is not None:
             self.door.close()
-        return not self._thread.is_alive() and self._hand_over(())
 
     # ---- the thread ----------------------------------------------------------------------------------------
 
@@ -110,16 +144,19 @@ class Owning:
                 self._obey(order)
             except (TransportError, KeyError) as error:  # the hub sees that nothing comes, and goes on
                 log.debug("as an owner", exc_info=error)
+            except OSError as error:
+                self._told(f"this peer owns no shards any more: {error}")
+                self.link.orders.resign(last=False, lost=True)
 
     def _obey(self, order: Round | Close | Committed) -> None:
         if isinstance(order, Committed):
             self._committed(order)
             return
-        if self._pending is not None:
-            if self._pending.round == order.round:
-                self._take_back()  # the round is opened, or closed, again
+        if self.half.pending is not None:
+            if self.half.pending[0] == order.round:
+                self.half.undo()  # the round is opened, or closed, again
             else:
-                self._see(self._pending.round)  # its end was not heard
+                self._see(self.half.pending[0])  # its end was not heard
         if isinstance(order, Close):
             self._close(order)
         elif order.exchange:  # else only the result is evaluated
@@ -128,34 +165,38 @@ class Owning:
     def _opened(self, order: Round) -> None:
         with self._lock:
             self._parts = {key: part for key, part in self._parts.items() if key[0] >= order.round}
-        if self.door is not None:
-            self.door.opened(order.round, order.keys)
         mine = [owner.shards for owner in order.owners if owner.name == self.link.name]
         self._round, self._owns = order.round, bool(mine)
         if order.fits:
             self.half.fits(order.fits)
+        given = self.half.own(mine[0] if mine else [])
+        if self.door is not None:
+            self.door.opened(order.round, order.keys, self.half.longest(order.round))
         self._tell(order.round)  # where it is open again; what was said before, nobody knows
-        self._hand_over(mine[0] if mine else [])
+        self._hand_over(given)
 
-    def _hand_over(self, shards: Sequence[int]) -> bool:
-        """Own these from now on. What the hub does not take of the others' errors is offered once more."""
+    def _hand_over(self, errors: bytes) -> bool:
+        """Give the hub the errors of others' shards. What it does not take is offered once more."""
         again, self._given = self._given, []
-        given = [*again, self.half.own(shards)]
+        given = [*again, errors]
         for packet in filter(None, given):
             if self.link.put(f"error/{self._round}", packet) is False and packet not in again:
                 self._given.append(packet)
+        if any(given) and not self._given:
+            self.half.handed()
         return not self._given
 
     def _close(self, close: Close) -> None:
         link, round, weights = self.link, close.round, close.weights
-        self._left = [(e.peer, link.fetch(f"estate/{e.number}"), e.share) for e in close.estates]
+        left = [(e.peer, link.fetch(f"estate/{e.number}"), e.share) for e in close.estates]
         parts = {peer: self._part_of(peer, round, close.parts.get(peer, "")) for peer in sorted(weights)}
         try:
-            packet = self.half.aggregate(round, [(peer, part, weights[peer]) for peer, part in parts.items()])
+            updates = [(peer, part, weights[peer]) for peer, part in parts.items()]
+            packet = self.half.aggregate(round, updates, left)
         except UpdateRejected as error:
             link.orders.unusable(Unusable(round, close.attempt, error.peer, error.reason))
             return
-        self._pending, self._packet = close, (round, packet)
+        self._packet = round, packet
         if self.door is not None:
             self.door.serve(round, packet)
         link.put(f"shard/{round}/{close.attempt}", packet)
@@ -166,29 +207,20 @@ class Owning:
         return part if found == digest else self.link.fetch(f"part/{round}/{peer}")
 
     def _committed(self, committed: Committed) -> None:
-        if self._pending is not None and self._pending.round <= committed.round:
-            if committed.recalled or self._pending.round < committed.round:
-                self._see(self._pending.round)
+        if self.half.pending is not None and self.half.pending[0] <= committed.round:
+            if committed.recalled or self.half.pending[0] < committed.round:
+                self._see(self.half.pending[0])
             else:
-                self._settle(self.link.name not in committed.lost)
+                self._settle(digest_of(self.half.pending[1]) in committed.moved.values())
         if committed.round >= self._round:
             self._owns = False
 
     def _see(self, round: int) -> None:
         """Nobody said what became of the newest aggregate: look whether it is in the round's packet."""
-        self._settle(self.half.took(self.link.fetch(f"packet/{round}"), self._packet[1]))
+        self._settle(self.half.took(self.link.fetch(f"packet/{round}")))
 
     def _settle(self, taken: bool) -> None:
-        if not taken:
-            self._take_back()
-            return
-        left, self._pending, self._left = self._left, None, []
-        for legacy in left:
-            try:
-                self.half.inherit(*legacy)
-            except UpdateRejected as error:
-                log.debug("an estate", exc_info=error)
-
-    def _take_back(self) -> None:
-        self.half.undo()
-        self._pending, self._left = None, []
+        if taken:
+            self.half.settle()
+        else:
+            self.half.undo()

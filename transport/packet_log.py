@@ -136,11 +136,11 @@ class PacketLog:
         self._end = record.end
         return record
 
-    def clear(self) -> None:
-        """Forget all records, and wait until the disk has."""
-        self._file.truncate(0)
+    def cut(self, end: int = 0) -> None:
+        """Forget the records from this byte on, and wait until the disk has."""
+        self._file.truncate(end)
         os.fsync(self._file.fileno())
-        self._end = 0
+        self._end = end
 
     def close(self) -> None:
         with contextlib.suppress(

@@ -16,7 +16,7 @@ from pathlib import Path
 from .bandwidth import Bandwidth, BothWays
 from .bulk import CHUNK, Download, Upload
 from .carrier import Carrier
-from .chunks import PartFile, Parts
+from .chunks import LONGEST, PartFile, Parts
 from .errors import Leaving, LinkLost, RefusedByHub, Reopened, RunOver, SessionRenewed, TransportError
 from .keys import CurveKeys
 from .messages import (
@@ -35,6 +35,7 @@ from .orders import Orders
 from .peer_state import Link, PeerState
 from .sockets import DealerWire
 from .url import RunURL
+from .window import SMALLEST
 from .wire import PeerWire
 from .wish import Asked
 
@@ -72,6 +73,7 @@ class PeerLink:
         reachable: str = "",  # where others reach it: the "host:port" of its door
         wire: PeerWire | None = None,
         buckets: BothWays | None = None,  # in the place of bandwidth: another link's
+        least: int = SMALLEST,  # bytes of a piece of bulk
         told: Callable[[str], None] = lambda _: None,  # hears of a connection that is lost, and back
     ) -> None:
         self.url = url
@@ -80,7 +82,7 @@ class PeerLink:
         state = PeerState(hello)
         wire = wire or DealerWire(url.host, url.port, url.key, keys)
         self.buckets = buckets or BothWays(bandwidth)
-        self._carrier = Carrier(wire, state, flows, patience, url.address, self.buckets)
+        self._carrier = Carrier(wire, state, flows, patience, url.address, self.buckets, least)
         self._changed, self._state, self._bulk = self._carrier.changed, state, self._carrier.bulk
         self._session = 1  # how many sessions the caller knows of
         self.orders = Orders(self._carrier, partial(self._wait, timeout=None), self.leave_requested)
@@ -151,11 +153,11 @@ class PeerLink:
         finally:
             self.forget(download)
 
-    def begin(self, name: str, sha256: str = "") -> Download:
+    def begin(self, name: str, sha256: str = "", most: int = LONGEST) -> Download:
         """Begin to fetch the object `name`, to `finish` it later. What does not finish, `forget`."""
 
         def open_sink(size: int, digest: bytes) -> Parts:
-            return Parts(size, bytes.fromhex(sha256) or digest, CHUNK)
+            return Parts(size, bytes.fromhex(sha256) or digest, CHUNK, most)
 
         return self._begin(name, lambda: self._bulk.fetch(name, open_sink), ahead_will_do=not sha256)
 
@@ -272,9 +274,8 @@ class PeerLink:
         With `leave_requested` set it still waits LEAVE_S for the exchange in flight. Raises Reopened,
         RunOver, SessionRenewed, RefusedByHub, LinkLost, Leaving: is the packet at the hub?
         """
-        named = {f"part/{round}/{owner}": part for owner, part in (parts or {}).items()}
-        if packet:
-            named[f"update/{round}"] = packet
+        rest = {f"update/{round}": packet} if packet else {}
+        named = {f"part/{round}/{owner}": part for owner, part in (parts or {}).items()} | rest
         size, started = sum(map(len, named.values())), time.monotonic()
         uploads: list[Upload] = []
         with self._changed:
@@ -282,13 +283,12 @@ class PeerLink:
             if round not in self._state.commits and self._state.reopened is None:
                 uploads = [self._upload(name, data) for name, data in named.items()]
             self._carrier.say(self._state.report(report))
-        measured = False
+        self.upload_s = 0.0
 
         def there() -> bool:
-            nonlocal measured
-            if not measured and uploads and all(upload.arrived for upload in uploads):
-                self.upload_s, measured = time.monotonic() - started, True
-                self._uplink = size / max(1e-3, self.upload_s)
+            if not self.upload_s and uploads and all(upload.arrived for upload in uploads):
+                self.upload_s = max(1e-3, time.monotonic() - started)
+                self._uplink = size / self.upload_s
             return self._state.settled(round)
 
         try:
@@ -297,7 +297,7 @@ class PeerLink:
             leaving.arrived = all_of(uploads) if uploads else None
             raise
         finally:
-            self.upload_s = self.upload_s if measured else (time.monotonic() - started) * bool(uploads)
+            self.upload_s = self.upload_s or (time.monotonic() - started) * bool(uploads)
             with self._changed:
                 for name in named:
                     self._bulk.withdraw(name)

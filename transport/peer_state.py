@@ -238,8 +238,8 @@ class PeerState:
         self._holding = message
         return self._if_joined(message)
 
-    def resigns(self, last: bool) -> list[Message]:
-        self._resigns = Resigns(last)
+    def resigns(self, last: bool, lost: bool = False) -> list[Message]:
+        self._resigns = Resigns(last, lost)
         return self._if_joined(self._resigns)
 
     def leave(self, message: Leave) -> list[Message]:

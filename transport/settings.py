@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -82,9 +82,10 @@ class Work(Protocol):
         rule `aggregate` gets this very object; where it came too late, nobody says anything more about it.
         Whether it is a packet at all is for `aggregate` to tell."""
 
-    def own(self, round: int, shards: Sequence[int]) -> bytes:
-        """From this round on the hub owns these shards. Returns what the owner's half has of those that it
-        owned before, for others to inherit with share 1; empty: nothing. Called only where peers may own, as
+    def own(self, round: int, shards: Sequence[int], keep: Callable[[bytes], int]) -> bool:
+        """From this round on the hub owns these shards. What the owner's half has of those that it owned
+        before is for others to inherit: first it is kept, which gives it a number, then it is gone here.
+        False: nothing is new, and no less in memory alone than before. Called only where peers may own, as
         `joined` and `restricted` are."""
 
     def fits(self, size: int) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from . import actions as do
+from .estates import Left, merged, of_shards, remaining
 from .messages import Close, Estate, Holds, Owner, Resigns, Round, Unusable
 from .owners import assign
 from .rounds import Exchange, Phase
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from .hub_state import HubState
 
 RESTS = 16  # rounds in which an owner of which nothing came owns nothing
-HUB = "the hub"  # who leaves the errors of shards that become a peer's
 
 
 def name_owners(hub: HubState, ex: Exchange, ready: list[Session]) -> None:
@@ -46,8 +46,10 @@ def heard(hub: HubState, session: Session, m: Holds | Unusable | Resigns, now: f
         holds(hub, session, m, now)
     elif isinstance(m, Unusable):
         unusable(hub, session, m)
-    else:  # it is to leave: what it owns in the open round is the last
+    else:  # what it owns in the open round is the last
         session.owns = False
+        if m.lost:
+            lose_owner(hub, session.id, now)
         if m.last and session.state in (State.TRAINING, State.READY):
             hub.members.move(session, Kind.LEAVING)
 
@@ -129,8 +131,17 @@ def close(hub: HubState, round: int, attempt: int, weights: Mapping[str, float])
 
 
 def estates_of(hub: HubState, shards: Iterable[int]) -> list[Estate]:
-    found = sorted(hub.estates.of(shards).items())
+    found = sorted(of_shards(hub.estates, shards).items())
     return [Estate(number, one.peer, one.share) for number, one in found]
+
+
+def given_to(ex: Exchange, owners: Iterable[str]) -> dict[int, list[int]]:
+    """What these owners add to their errors if the round is committed: number -> shards."""
+    found: dict[int, list[int]] = {}
+    for owner in owners:
+        for estate in ex.closes[owner].estates if owner in ex.closes else ():
+            found.setdefault(estate.number, []).extend(ex.owners[owner])
+    return found
 
 
 def unusable(hub: HubState, session: Session, m: Unusable) -> None:
@@ -140,6 +151,22 @@ def unusable(hub: HubState, session: Session, m: Unusable) -> None:
         hub.members.ignored += 1
     else:
         hub.out.add(do.Unusable(session.id, m.attempt, m.peer, m.reason))
+
+
+def judge(hub: HubState, ex: Exchange, done: do.CommitDone) -> None:
+    """Who is to own nothing for a while, whether the round is committed or opened again."""
+    rest_the_lost(hub, ex, done)
+    judge_ourselves(hub, ex, done)
+
+
+def rest_the_lost(hub: HubState, ex: Exchange, done: do.CommitDone) -> None:
+    """Owners of which nothing came, or nothing usable."""
+    lost = (ex.lost | done.lost.keys()) & ex.owners.keys() - done.moved.keys()
+    for owner in sorted(lost, key=lambda s: ex.members[s]):
+        why = done.lost.get(owner, "it is gone or silent")
+        hub.out.warn(f"its shards have not moved in round {ex.round}: {why}", ex.members[owner])
+        if (session := hub.members.get(owner)) is not None:
+            session.rests = ex.round + RESTS
 
 
 def judge_ourselves(hub: HubState, ex: Exchange, done: do.CommitDone) -> None:
@@ -153,13 +180,13 @@ def judge_ourselves(hub: HubState, ex: Exchange, done: do.CommitDone) -> None:
             session.rests = ex.round + RESTS
 
 
-def gave(hub: HubState, packet: bytes, shards: Sequence[int]) -> None:
-    """The hub does not own these shards any more; their errors are in the packet."""
-    hub.out.add(do.Keep(hub.estates.add(HUB, 1.0, shards), packet))
+def left(hub: HubState, number: int, estate: Left) -> None:
+    """Owners are to have this: it is on the disk."""
+    hub.estates[number] = estate
 
 
-def error_taken(hub: HubState, session_id: str, peer: str, packet: bytes, shards: Sequence[int]) -> None:
-    """The errors of these shards are for their next owners. One that hands over what it owns, owns no more:
+def error_taken(hub: HubState, session_id: str, shards: Sequence[int]) -> None:
+    """The errors of these shards wait for their next owners. One that hands over what it owns, owns no more:
     it would have a second error to hand over, and a third.
     """
     session, ex = hub.members.get(session_id), hub.exchange
@@ -168,25 +195,11 @@ def error_taken(hub: HubState, session_id: str, peer: str, packet: bytes, shards
         session.owned -= set(shards)
         if ex is not None and set(shards) & set(ex.owners.get(session_id, ())):
             session.rests = ex.round + RESTS
-    if shards:
-        hub.out.add(do.Keep(hub.estates.add(peer, 1.0, shards), packet))
 
 
 def settle(hub: HubState, ex: Exchange, done: do.CommitDone) -> None:
-    """The round is durable: what owners were to add is in their errors; who sent nothing owns no more."""
-    for owner, shards in ex.owners.items():
-        session = hub.members.get(owner)
-        if owner not in done.moved:
-            why = done.lost.get(owner, "it is gone or silent")
-            hub.out.warn(f"its shards have not moved in round {ex.round}: {why}", ex.members[owner])
-            if session is not None:
-                session.rests = ex.round + RESTS
-        elif owner in ex.closes:
-            hub.estates.given([estate.number for estate in ex.closes[owner].estates], shards)
-    hub.estates.given([estate.number for estate in ex.estates], ex.hubs)
-
-
-def left_to_owners(hub: HubState, peer: str, share: float) -> int:
-    """Somebody leaves something to all shards: the number of its estate, where peers own; else 0."""
-    s = hub.settings
-    return hub.estates.add(peer, share, range(s.shards)) if s.owners == "peers" else 0
+    """The round is durable: what owners were to add is in their errors."""
+    mine = {estate.number: ex.hubs for estate in ex.estates}
+    given = merged(given_to(ex, done.moved), mine)
+    hub.estates |= remaining(hub.estates, given)
+    hub.estates = {number: one for number, one in hub.estates.items() if one.shards}

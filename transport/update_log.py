@@ -55,6 +55,7 @@ class UpdateLog:
         end, last = whole(path, stop)
         self._log = PacketLog(path, end)
         self._next = stop if last is None else last + 1
+        self._newest = end  # where the record of the round before `_next` begins, if this process wrote it
 
     @property
     def size(self) -> int:
@@ -70,15 +71,21 @@ class UpdateLog:
 
     def begin(self, round: int, updates: Sequence[Update], inherited: Sequence[Update] = ()) -> None:
         """Write what went into a round, for a thread beside the one that makes its packet. Nothing is logged
-        before `seal`; another `begin` writes over it."""
+        before `seal`; another `begin` writes over it. The newest round, where it was not committed after all,
+        may be begun again: what was logged of it is cut off.
+        """
+        if round == self._next - 1 and self._newest < self._log.end:
+            self._log.cut(self._newest)
+            self._next = round
         if round != self._next:
             raise LedgerError(f"updates of round {round} cannot follow those of round {self._next - 1}")
         self._log.begin(pieces(updates, inherited))
 
     def seal(self, sha256: bytes) -> None:
         """What was begun is logged, with the hash of the packet that came of it, once the disk has it."""
+        begins = self._log.end
         self._log.seal(self._next, sha256)
-        self._next += 1
+        self._newest, self._next = begins, self._next + 1
 
     def rounds(self, start: int, stop: int) -> Iterator[RoundUpdates]:
         """What went into rounds start .. stop-1, checksums verified, one round in memory at a time.
@@ -99,7 +106,8 @@ class UpdateLog:
 
     def clear(self) -> None:
         """The owner's error is on the disk: nothing that led to it is needed any more."""
-        self._log.clear()
+        self._log.cut()
+        self._newest = 0
 
     def close(self) -> None:
         self._log.close()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from . import actions as do
 from .rounds import Exchange, Phase
 from .sessions import Kind, Session, State
-from .sharding import left_to_owners
 
 if TYPE_CHECKING:
     from .hub_state import HubState
@@ -105,8 +104,8 @@ def inherit(hub: HubState, session_id: str, size: int) -> None:
     session = hub.members.get(session_id)
     if session is not None and session.share is not None and refuses_legacy(hub, session) is None:
         session.legacy = size
-        estate = left_to_owners(hub, session.name, session.share)
-        hub.out.add(do.Inherit(session.id, session.name, session.share, estate))
+        to_all = hub.settings.owners == "peers"
+        hub.out.add(do.Inherit(session.id, session.name, session.share, to_all))
 
 
 def strike(hub: HubState, rejected: dict[str, str], keys: dict[str, str], *, at_once: bool) -> None:

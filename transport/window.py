@@ -48,9 +48,10 @@ class Sent:
 
 
 class Window:
-    """One direction."""
+    """One direction. `least`: bytes of a piece, at least."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = SMALLEST) -> None:
+        self._least = least
         self.under = 0  # bytes under way
         self.most = 0  # what the hub allows
         self._clean: deque[float] = deque(maxlen=CLEAN)  # seconds
@@ -78,7 +79,7 @@ class Window:
         """Bytes to send, or to ask for, at once."""
         if not self.rate:
             return FIRST
-        within = max(SMALLEST, min(LARGEST, int(self.rate * PIECE_S)))
+        within = max(self._least, min(LARGEST, int(self.rate * PIECE_S)))
         return 1 << (within.bit_length() - 1)
 
     @property

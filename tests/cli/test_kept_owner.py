@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from recipes.problems import ModelError
 from recipes.recipe import load_recipe
 from transport import Ledger
 from transport.errors import LedgerError, UpdateRejected
+from transport.estates import HUB, Left
 from transport.ledger import RoundRow
 
 P, SEED, ROUNDS = 400, 7, 8
@@ -256,19 +259,37 @@ def test_more_shards_than_the_model_has_parameters_are_refused(
 OWNED = ([0, 1], [0, 1], [0], [0], [], [1], [0, 1], [0, 1])  # in each round
 
 
-@pytest.mark.parametrize("least", [0, 1 << 30], ids=["e is saved often", "e is saved as shards change hands"])
+def keep_for_others(life: Life, owned: list[int], *, dies: bool) -> Callable[[bytes], int]:
+    """As the hub does it, for whoever owns the other shards next."""
+
+    def keep(errors: bytes) -> int:
+        number = life.ledger.estates.keep(Left(HUB, 1.0, frozenset(range(2)) - set(owned)), errors)
+        if dies:
+            raise Killed
+        return number
+
+    return keep
+
+
+@pytest.mark.parametrize(
+    ("least", "dies"),
+    [(0, False), (1 << 30, False), (1 << 30, True)],
+    ids=["e is saved often", "e is saved as shards change hands", "killed as shards change hands"],
+)
 def test_killed_after_every_step_while_shards_come_and_go_e_is_what_it_would_have_been(
-    tmp_path: Path, least: int
+    tmp_path: Path, least: int, dies: bool
 ) -> None:
     """What others own moves by their packets, and is none of this owner's."""
-    theirs, reference = undisturbed(), Owners(P, MIX, SEED)
+    theirs, reference, kept = undisturbed(), Owners(P, MIX, SEED), list[bytes]()
     for round, owned in enumerate(OWNED):
-        given = reference.own(owned)
+        kept += filter(None, [reference.own(owned)])
         life = Life(tmp_path, least)
-        assert life.owner.own(round, owned) == given
+        with suppress(Killed):
+            life.owner.own(round, owned, keep_for_others(life, owned, dies=dies))
         life.end()
         life = Life(tmp_path, least)
-        assert life.owner.own(round, owned) == b"", "it is on the disk, and these are owned"
+        life.owner.own(round, owned, lambda errors: pytest.fail("these are on the disk for others"))
+        assert [life.ledger.estates.packet(number) for number in life.ledger.estates.rows()] == kept
         for legacy in legacies_before(round):
             reference.inherit(*legacy)
             life.owner.inherit(*legacy)

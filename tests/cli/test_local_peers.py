@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cocktail_cli.local_peers import last_words
+from cocktail_cli.local_peers import LocalPeers, LocalSettings, last_words
 from cocktail_cli.machine import own_name, pick_device, split_devices
+from cocktail_cli.reach import Doorstep, door_at
 
 
 def peers_folder(folder: Path, told: str, log: str) -> Path:
@@ -33,6 +34,18 @@ def test_a_list_of_devices_is_dealt_out_one_each() -> None:
     assert split_devices("cuda:0,1,3") == ["cuda:0", "cuda:1", "cuda:3"]
     assert split_devices("cpu") == ["cpu"]
     assert split_devices("cuda:0,cpu") == ["cuda:0", "cpu"]
+
+
+def test_where_peers_own_shards_a_local_one_listens_where_the_hub_is_known(tmp_path: Path) -> None:
+    door = Doorstep("::", 0, "[2001:db8::1]")
+    alone = LocalPeers(tmp_path, LocalSettings()).command("local-1", "cpu")
+    owning = LocalPeers(tmp_path, LocalSettings(door=door)).command("local-1", "cpu")
+
+    assert "--listen" not in alone
+    listen = owning[owning.index("--listen") :]
+    assert listen == ["--listen", ":::0", "--advertise", "[2001:db8::1]"]
+    assert door_at(listen[1], listen[3]) == door
+    assert door.dialled(40123) == "[2001:db8::1]:40123"
 
 
 def test_a_device_may_be_named_plainly() -> None:

@@ -1,9 +1,9 @@
-"""Peers that own shards, each a process with a door: one is killed, one leaves, and the hub is killed."""
+"""Peers that own shards, each a process with a door: one is killed and comes back, one leaves, and the hub is
+killed."""
 
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,6 @@ LAUNCH = ["launch", "smoke", "--port", "0", "--bind", "127.0.0.1", "--json", "--
 LAUNCH += ["data.max_length=32", "max_steps=5000", "compression.shards=8", "swarm.owners=peers"]
 
 pytestmark = [pytest.mark.slow, needs_fork]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def steps(command: Command) -> list[dict[str, Any]]:
@@ -46,26 +41,35 @@ def test_owners_are_killed_leave_and_outlive_their_hub(tmp_path: Path, forked: F
     launch = [*LAUNCH, "-o", str(tmp_path / "out")]
     hub = forked.start(tmp_path / "hub", *launch)
     url, peers = hub.until("run_started")["url"], dict[str, Command]()
+
+    def join(name: str, life: str = "") -> Command:
+        line = ["join", url, "-y", "--json", "--name", name, "--listen", "127.0.0.1:0"]
+        return forked.start(tmp_path / f"{name}{life}", *line, home=tmp_path / name / "home")
+
     for name in ("ann", "bob", "cat"):
-        join = ["join", url, "-y", "--json", "--name", name, "--listen", f"127.0.0.1:{free_port()}"]
-        peers[name] = forked.start(tmp_path / name, *join, home=tmp_path / name / "home")
+        peers[name] = join(name)
     three_rounds_of(hub, 3)
     assert not still(hub)
 
     peers["bob"].send(signal.SIGKILL)
     three_rounds_of(hub, 2)
     assert len(still(hub)) <= 1, "the round that it was killed in"
+    [kept] = (tmp_path / "bob" / "home" / "kept").glob("*/bob@*.updates.log")
+    assert kept.stat().st_size, "what led to its error"
+    peers["bob"] = join("bob", " again")
+    three_rounds_of(hub, 3)
+    assert not [event for event in peers["bob"].told if event.get("event") == "warning"]
     peers["cat"].send(signal.SIGINT)
     assert peers["cat"].wait() == 0
-    three_rounds_of(hub, 1)
+    three_rounds_of(hub, 2)
     assert all("cat" not in message for message in still(hub)), "the hub knew before the next round opened"
 
     hub.send(signal.SIGKILL)
     hub.wait()
     again = forked.start(tmp_path / "again", *launch, "--resume")
-    three_rounds_of(again, 1)
+    three_rounds_of(again, 2)
     again.send(signal.SIGINT)
-    assert again.wait() == peers["ann"].wait() == 0
+    assert again.wait() == peers["ann"].wait() == peers["bob"].wait() == 0
     assert not still(again)
 
     with Ledger(tmp_path / "out" / "ledger", write=False) as ledger:

@@ -64,16 +64,21 @@ def test_a_peer_that_listens_is_dialled_where_it_says(
 ) -> None:
     place = door_at(listen, advertise)
 
-    assert place.dialled == dialled
+    assert place.dialled(place.port) == dialled
     assert parse_address(dialled)
     assert place.port == 29401
 
 
 def test_a_peer_that_listens_everywhere_is_dialled_at_the_machines_own_address() -> None:
-    assert door_at("0.0.0.0:29401", None).dialled == f"{own_address()}:29401"
+    assert door_at("0.0.0.0:29401", None).dialled(29401) == f"{own_address()}:29401"
 
 
-@pytest.mark.parametrize("text", ["29401", "host:", "host:0", "host:65536", "host:x"])
+def test_a_peer_that_takes_any_free_port_is_dialled_at_the_one_it_got() -> None:
+    assert door_at("127.0.0.1:0", None).dialled(40123) == "127.0.0.1:40123"
+    assert door_at("0.0.0.0:0", "home.example.org").dialled(40123) == "home.example.org:40123"
+
+
+@pytest.mark.parametrize("text", ["29401", "host:", "host:65536", "host:x"])
 def test_a_place_to_listen_at_that_is_none_is_a_usage_error(text: str) -> None:
     with pytest.raises(Failure, match="expected HOST:PORT"):
         door_at(text, None)

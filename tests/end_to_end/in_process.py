@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -28,7 +29,7 @@ from transformers import (
 )
 
 from cocktail_cli.link import RunLink
-from cocktail_cli.owning import Half
+from cocktail_cli.owning import half_of
 from cocktail_cli.work import RunWork, folded, settings_of
 from recipes.base import BUILTIN_MODELS, Base, load_tokenizer, prepare_base
 from recipes.data import build_corpus
@@ -197,7 +198,8 @@ class Swarm:
         run = RunLink(link)
         run.shards = self.recipe.compression.shards
         if owns:
-            run.owning = Owning(link, Half(self.recipe, self.work.parameters))
+            kept = self.folder / "kept" / name
+            run.owning = Owning(link, half_of(self.recipe, self.work.parameters, kept, pytest.fail))
             run.owning.start()
         member = Member(name, run, build_peer(self.trained(), self.recipe, micro_batch=2, name=name))
         self.members[name] = member

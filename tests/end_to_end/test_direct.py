@@ -13,7 +13,7 @@ import torch
 from in_process import recipe_of, rows
 
 from cocktail_cli.link import RunLink
-from cocktail_cli.owning import Half, open_door, to_owners
+from cocktail_cli.owning import half_of, open_door, to_owners
 from cocktail_cli.work import RunWork, folded, settings_of
 from recipes.base import load_tokenizer, prepare_base
 from recipes.data import build_corpus
@@ -38,11 +38,11 @@ def data(tmp_path: Path) -> Path:
 class Member:
     """A peer with a door, that takes part in a thread."""
 
-    def __init__(self, name: str, url: Any, work: RunWork, limit: int) -> None:
+    def __init__(self, name: str, url: Any, work: RunWork) -> None:
         keys = CurveKeys.generate()
         self.door, port = open_door("127.0.0.1", 0, keys, url)
         self.link = PeerLink(url, name, keys=keys, owns=True, reachable=f"127.0.0.1:{port}")
-        self.work, self.limit, self.keys = work, limit, keys
+        self.work, self.keys = work, keys
         self.steps: list[StepDone] = []
         self.run: RunLink | None = None
         self.error: BaseException | None = None
@@ -54,8 +54,9 @@ class Member:
             self.link.connect(10)
             run = self.run = RunLink(self.link)
             run.shards, run.direct = recipe.compression.shards, to_owners(self.link, self.keys)
-            half = Half(recipe, self.work.parameters)
-            run.owning = Owning(self.link, half, self.door, self.limit)
+            kept = self.work.ledger.parent / "kept" / run.name
+            half = half_of(recipe, self.work.parameters, kept, pytest.fail)
+            run.owning = Owning(self.link, half, self.door)
             run.owning.start()
             self.peer = build_peer(load_model(self.work.base.folder), recipe, micro_batch=2, name=run.name)
             for event in finetune(run, self.peer, self.link.welcome.round):
@@ -94,7 +95,7 @@ def test_four_owners_send_and_receive_what_the_paper_says(
         running = Hub("127.0.0.1", 0, keys, ledger, settings, work)
         running.start()
         url = keys.url("127.0.0.1", running.port, "test-run")
-        members = [Member(name, url, work, settings.update_limit) for name in NAMES]
+        members = [Member(name, url, work) for name in NAMES]
         for member in members:
             member.thread.start()
         events = list(running.events())

@@ -13,6 +13,7 @@ from toy_swarm import toy_settings
 
 from transport import actions as do
 from transport import sharding
+from transport.estates import Left
 from transport.hub_state import HubState
 from transport.messages import Close, Committed, Hello, Holds, Owner, Report, Round
 from transport.owners import digest_of
@@ -140,7 +141,7 @@ class OwnersSim(SimSwarm):
         ] = {}  # (owner's session, peer) -> digest of what is here for it
         self.asked: do.Commit | None = None  # the owners are
         self.lost: set[str] = set()
-        self.attempt = 0
+        self.attempt = self.estates = 0
 
     def join(self, name: str = "", key: str = "") -> SimPeer:
         number = len(self.peers)
@@ -172,6 +173,11 @@ class OwnersSim(SimSwarm):
             name = next((s.name for s in self.hub.members.sessions.values() if s.id == reach.session), "")
             ok = any(not peer.dead and peer.state.hello.name == name for peer in self.peers)
             self.tell(lambda hub: sharding.reached(hub, reach.session, ok))
+        elif self.jobs and isinstance(left := self.jobs[0], do.Inherit) and left.to_all:
+            self.jobs.popleft()
+            self.estates += 1
+            kept = Left(left.peer, left.share, frozenset(range(SHARDS)))
+            self.tell(lambda hub: sharding.left(hub, self.estates, kept))
         else:
             super().job()
 
@@ -195,7 +201,11 @@ class OwnersSim(SimSwarm):
         if job is not None and not job.owners.keys() - self.came - self.lost:
             self.asked = None
             self.came -= self.lost
-            super().commit(job)
+            if self.came or job.hubs:
+                super().commit(job)
+            else:
+                lost = dict.fromkeys(self.lost, "lost")
+                self.act(self.hub.committed(do.CommitDone(job.round, 0, b"", {}, {}, {}, lost), self.now))
 
     def restart_hub(self) -> None:
         self.asked, self.lost = None, set()

@@ -31,8 +31,7 @@ class House:
         self.door = Door(wire, "toy-run")
         self.came: list[tuple[int, str, bytes]] = []
         self.door.came = lambda *what: self.came.append(what)
-        self.door.limit = 1000
-        self.door.opened(3, {"ann": KEYS["ann"].public})
+        self.door.opened(3, {"ann": KEYS["ann"].public}, 1000)
         self.door.start()
 
     def link(self, name: str, keys: str, address: str = "") -> PeerLink:
@@ -59,8 +58,17 @@ def test_a_member_brings_its_part_and_fetches_the_packet(house: House) -> None:
         "hub": b"left"
     }
     assert house.came == [(3, "ann", b"a part")]
-    assert direct.fetch(3, [house.owner]) == {"owner": b"packet of shards"}
-    assert direct.fetch(2, [house.owner]) == {}, "it is not served"
+    assert direct.fetch(3, [house.owner], 1 << 20) == {"owner": b"packet of shards"}
+    assert direct.fetch(2, [house.owner], 1 << 20) == {}, "it is not served"
+    direct.close()
+
+
+def test_a_member_takes_no_more_from_a_door_than_the_round_has(house: House) -> None:
+    direct = Direct(lambda owner: house.link("ann", "ann"))
+    house.door.serve(3, b"packet of shards")
+
+    assert direct.fetch(3, [house.owner], 16) == {"owner": b"packet of shards"}
+    assert direct.fetch(3, [house.owner], 15) == {}
     direct.close()
 
 
@@ -99,21 +107,21 @@ def test_an_owner_that_cannot_be_dialled_costs_seconds_once() -> None:
     direct, started = Direct(dial), time.monotonic()
     for round in (3, 4, 5):
         assert direct.send(round, [nowhere], {"owner": b"a part"}, lambda: False) == {"owner": b"a part"}
-        assert direct.fetch(round, [nowhere]) == {}
+        assert direct.fetch(round, [nowhere], 1 << 20) == {}
     assert len(dialled) == 1
     assert time.monotonic() - started < 10
     direct.close()
 
 
 def test_what_goes_through_a_door_is_within_what_is_lent(house: House) -> None:
-    house.door.limit = 1 << 20
+    house.door.opened(3, {"ann": KEYS["ann"].public}, 1 << 20)
     house.door.buckets = BothWays(Bandwidth(up=1e6, down=1e6))
     house.door.serve(3, bytes(300_000))
     direct, started = Direct(lambda owner: house.link("ann", "ann")), time.monotonic()
 
     assert direct.send(3, [house.owner], {"owner": bytes(300_000)}, lambda: False) == {}
     assert time.monotonic() - started > 0.2
-    assert direct.fetch(3, [house.owner]) == {"owner": bytes(300_000)}
+    assert direct.fetch(3, [house.owner], 1 << 20) == {"owner": bytes(300_000)}
     assert time.monotonic() - started > 0.45
     direct.close()
 

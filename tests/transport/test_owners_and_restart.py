@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,11 @@ from test_hub_and_peer import FAST, Running, kill
 from test_sharded_owners import ended
 from toy_owners import SHARDS, OwnersWork, OwningPeer, owners_settings, reachable
 
-from transport import PeerLink
+from transport import Ledger, PeerLink
+from transport.actions import Commit
 from transport.events import RoundCommitted
+from transport.gather import Ended
+from transport.hub_shards import Update
 
 # Nobody is lost by a machine that is busy: what is in the packets is compared with what was trained.
 SETTINGS = owners_settings(samples=160, first_peers=2, min_peers=2, peer_timeout=30.0, **FAST)
@@ -44,7 +49,7 @@ def go_on(folder: Path, first: Running, peers: list[OwningPeer]) -> None:
         peer.shut()
     again.close()
 
-    assert [peer.error for peer in peers] == [None, None]
+    assert [peer.error for peer in peers] == [None] * len(peers)
     ended(work, peers, again)
 
 
@@ -65,3 +70,31 @@ def test_an_owner_whose_door_is_shut_when_the_hub_is_back_owns_nothing(tmp_path:
 
     assert peers[0].owned[-1] == list(range(SHARDS))
     assert peers[1].owned[-1] == []
+
+
+def test_errors_on_their_way_to_another_owner_outlive_the_hub(tmp_path: Path) -> None:
+    """It is killed when it has taken what a leaver owed, and no other owner has it yet."""
+    first = Running(tmp_path, replace(SETTINGS, first_peers=3), work=OwnersWork())
+    peers = [OwningPeer(PeerLink(first.url, name, owns=True)) for name in ("ann", "bob", "cat")]
+    shards = first.hub._shards
+    aggregate = shards.aggregate
+
+    def until_one_has_left(action: Commit, updates: Sequence[Update]) -> bytes:
+        if first.hub._state.estates:
+            raise Ended
+        return aggregate(action, updates)
+
+    shards.aggregate = until_one_has_left  # type: ignore[method-assign]
+    threads = [peer.start() for peer in peers]
+    first.until(lambda events: first.committed() >= 4)
+    peers[1].link.leave_requested.set()
+    threads[1].join(15)
+    assert peers[1].handed_over
+    first.until(lambda events: first.hub._state.estates)
+    estates = dict(first.hub._state.estates)
+    kill(first)
+    go_on(tmp_path, first, peers)
+
+    assert [left.peer for left in estates.values()] == ["bob"]
+    with Ledger(tmp_path, write=False) as ledger:
+        assert not estates.keys() & ledger.estates.rows().keys()

@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from errno import ENOSPC
+from os import strerror
 from pathlib import Path
 
 import pytest
@@ -15,13 +17,15 @@ from toy_owners import SHARDS, OwnersWork, OwningPeer, ToyHalf, links, owners_se
 from toy_swarm import trained
 
 from transport.actions import CommitDone
+from transport.estates import Left, of_shards
+from transport.events import Warned
 from transport.gather import Ended, Gather
 from transport.history import History
-from transport.ledger import Recovered
+from transport.ledger import Ledger, Recovered
 from transport.members import Members, Outbox
 from transport.memory import MemorySwarm
 from transport.messages import Close, Committed, Hello, Report, Round
-from transport.owners import Estates, assign, digest_of
+from transport.owners import assign, digest_of
 from transport.rounds import Exchange
 
 # ---- who owns what -----------------------------------------------------------------------------------------
@@ -51,16 +55,24 @@ def test_without_peers_that_can_own_the_hub_owns_all() -> None:
     assert assign(16, []) == {}
 
 
-def test_an_estate_is_gone_once_the_owners_of_all_its_shards_have_it() -> None:
-    estates = Estates()
-    number = estates.add("ann", 0.5, range(4))
-    assert list(estates.of([1])) == [number]
+def test_an_estate_is_gone_once_the_owners_of_all_its_shards_have_it(tmp_path: Path) -> None:
+    with Ledger(tmp_path, run="toy", samples=9) as ledger:
+        book = ledger.estates
+        number = book.keep(Left("ann", 0.5, frozenset(range(4))), b"what ann left")
+        assert list(of_shards(book.rows(), [1])) == [number]
 
-    estates.given([number], [0, 1])
-    assert estates.of([1]) == {}
-    assert list(estates.of([2, 3])) == [number]
-    estates.given([number, 99], [2, 3])
-    assert estates.left == {}
+        book.strike({number: [0, 1], 99: [2]})
+        assert of_shards(book.rows(), [0, 1]) == {}
+    with Ledger(tmp_path, run="toy", samples=9) as ledger:
+        book = ledger.estates
+        assert book.rows() == ledger.recover().estates == {number: Left("ann", 0.5, frozenset({2, 3}))}
+        book.sweep()
+        assert book.packet(number) == b"what ann left"
+        book.strike({number: [2, 3]})
+        book.sweep()
+        assert book.rows() == {}
+        assert list(book.folder.iterdir()) == []
+        assert book.keep(Left("bob", 1.0, frozenset({0})), b"") > number, "numbers are given once"
 
 
 # ---- the hub's books ---------------------------------------------------------------------------------------
@@ -89,10 +101,10 @@ def test_a_part_of_before_is_not_the_one_that_was_reported() -> None:
 def test_an_owner_that_is_lost_after_its_packet_came_has_done_its_part() -> None:
     ex, tokens = an_exchange(), {"bob": 10}
     ex.lost.add("s-ann")
-    done = CommitDone(3, 9, b"", tokens, tokens, {}, {"s-ann": "gone"}, moved=frozenset({"s-ann"}))
+    done = CommitDone(3, 9, b"", tokens, tokens, {}, {"s-ann": "gone"}, moved={"s-ann": "digest"})
 
     assert History(Recovered()).add(ex, ["s-bob"], done).lost == []
-    assert History(Recovered()).add(ex, ["s-bob"], replace(done, moved=frozenset())).lost == ["ann"]
+    assert History(Recovered()).add(ex, ["s-bob"], replace(done, moved={})).lost == ["ann"]
 
 
 def test_who_comes_back_in_a_new_session_may_hand_over_what_it_owned_in_the_old_one() -> None:
@@ -139,9 +151,8 @@ def ended(work: OwnersWork, peers: list[OwningPeer], swarm: MemorySwarm | Runnin
     for half in [work.half, *(peer.half for peer in peers)]:
         for shard, rounds in half.errors.items():
             where[shard].update(rounds)
-    shards = swarm.hub._shards
-    for number, left in swarm.hub._state.estates.left.items():
-        for shard, rounds in json.loads(shards.estates[number]).items():
+    for number, left in swarm.hub._state.estates.items():
+        for shard, rounds in json.loads(swarm.ledger.estates.packet(number)).items():
             if int(shard) in left.shards:
                 where[int(shard)].update(rounds)
     for shard in range(SHARDS):
@@ -226,6 +237,79 @@ def test_an_owner_that_is_killed_costs_one_round_of_its_shards_and_their_errors(
         assert len(short) <= 1
         assert {len(peer.owned[-1]) for peer in (peers[0], peers[2])} == {SHARDS // 2}
         assert trained(work) == list(range(120))
+
+
+def test_an_owner_that_was_killed_and_is_back_has_its_errors(tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=3, samples=120, grace_s=0.1), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob", "cat")]
+        back: list[OwningPeer] = []
+
+        def die(opened: object) -> None:
+            if len(peers[1].rounds) == 4:
+                peers[1].link.close()
+                assert peers[1].owning is not None
+                peers[1].owning.close()
+                back.append(OwningPeer(swarm.link("bob", owns=True), half=peers[1].half))
+                back[0].start()
+
+        peers[1].before_exchange = die
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert peers[0].error is peers[2].error is back[0].error is None
+        assert back[0].owned[-1]
+        until(lambda: back[0].half.pending is None)
+        ended(work, [peers[0], *back, peers[2]], swarm)
+
+
+def test_a_round_whose_owners_are_all_lost_counts_nothing_and_is_opened_again(tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=2), work, tmp_path) as swarm:
+        owner, other = OwningPeer(swarm.link("ann", owns=True)), OwningPeer(swarm.link("bob"))
+        swarm.hub._shards.gather.patience = 0.3
+        put = owner.link.put
+
+        def drop(name: str, data: bytes) -> bool | None:
+            return None if name.startswith("shard/2/") else put(name, data)
+
+        owner.link.put = drop  # type: ignore[method-assign, assignment]
+        threads = [peer.start() for peer in (owner, other)]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert owner.error is other.error is None
+        assert all(len(moved) == SHARDS for moved in work.moved)
+        assert [bool(mine) for mine in owner.owned[:5]] == [True, True, True, False, False]
+        assert [e.message for e in swarm.events if isinstance(e, Warned)] == [
+            "its shards have not moved in round 2: nothing came of it for 0 s"
+        ]
+        ended(work, [owner, other], swarm)
+
+
+def test_an_owner_whose_disk_is_full_owns_no_more_and_hands_over_what_it_has(tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob")]
+
+        def fill(opened: object) -> None:
+            peers[1].half.full = len(peers[1].rounds) > 3
+
+        peers[1].before_exchange = fill
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert [peer.error for peer in peers] == [None, None]
+        assert peers[1].told == [f"this peer owns no shards any more: [Errno 28] {strerror(ENOSPC)}"]
+        assert len([moved for moved in work.moved if len(moved) < SHARDS]) == 1
+        assert not peers[1].half.errors
+        assert peers[1].half.handed_over == 1
+        ended(work, peers, swarm)
 
 
 def test_a_part_that_an_owner_refuses_is_in_no_shard(tmp_path: Path) -> None:
@@ -323,7 +407,7 @@ def test_an_owner_hands_over_errors_of_shards_that_it_owned_and_no_others(tmp_pa
 
         assert peers[1].handed_over
         bent = {shard for half in (work.half, peers[0].half) for shard, e in half.errors.items() if 99 in e}
-        bent |= {s for left in swarm.hub._state.estates.left.values() for s in left.shards}
+        bent |= {s for left in swarm.hub._state.estates.values() for s in left.shards}
         assert bent == set(peers[1].owned[-1])
 
 

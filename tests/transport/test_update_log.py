@@ -125,3 +125,16 @@ def test_a_cleared_log_begins_with_the_next_round(tmp_path: Path) -> None:
     again = UpdateLog(tmp_path / "log", 4)
     assert list(again.rounds(3, 4)) == expected(3, 4)
     again.close()
+
+
+def test_the_newest_round_is_logged_again_where_it_was_not_committed(tmp_path: Path) -> None:
+    log = some(tmp_path / "log", 2)
+    log.append(2, bytes(32), [("eve", b"of no use" * 99, 1.0)])
+    log.begin(2, [("eve", b"refused", 1.0)])  # no packet came of it
+    log.append(2, bytes([2]) * 32, updates_of(2))
+    log.append(3, bytes([3]) * 32, updates_of(3))
+    with pytest.raises(LedgerError, match="cannot follow"):
+        log.begin(2, updates_of(2))
+
+    assert list(log.rounds(0, 4)) == expected(0, 4)
+    log.close()

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from errno import ENOSPC
+from os import strerror
 
 from msgspec.structs import replace
 from toy_swarm import ToyPeer, ToyWork, toy_settings
@@ -35,10 +37,14 @@ def part_of(ids: list[int], shards: Collection[int]) -> bytes:
 
 @dataclass
 class ToyHalf:
-    """An owner's half, at the hub and at peers."""
+    """An owner's half, at the hub and at peers, where it is what a disk keeps."""
 
     errors: dict[int, list[int]] = field(default_factory=dict)  # shard -> rounds
     before: dict[int, list[int]] | None = None
+    pending: tuple[int, bytes] | None = None
+    left: Sequence[tuple[str, bytes, float]] = ()
+    full: bool = False  # its disk
+    handed_over: int = 0
     refuses: dict[int, str] = field(default_factory=dict)  # round -> a peer whose part is refused, once
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -48,8 +54,21 @@ class ToyHalf:
             self.errors = {s: self.errors.get(s, []) for s in shards}
         return json.dumps(given).encode() if given else b""
 
-    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+    def longest(self, round: int) -> int:
+        return 1 << 20
+
+    def handed(self) -> None:
+        self.handed_over += 1
+
+    def aggregate(
+        self,
+        round: int,
+        updates: Sequence[tuple[str, bytes, float]],
+        left: Sequence[tuple[str, bytes, float]] = (),
+    ) -> bytes:
         assert [u[0] for u in updates] == sorted(u[0] for u in updates)
+        if self.full:
+            raise OSError(ENOSPC, strerror(ENOSPC))
         if (peer := self.refuses.pop(round, "")) and any(name == peer for name, _, _ in updates):
             raise UpdateRejected(peer, "not a part")
         entries = []
@@ -60,15 +79,26 @@ class ToyHalf:
         with self.lock:
             self.before = self.errors
             self.errors = {shard: [*rounds, round] for shard, rounds in self.errors.items()}
-        return json.dumps({"entries": entries, "shards": sorted(self.errors)}).encode()
+        packet = json.dumps({"entries": entries, "shards": sorted(self.errors)}).encode()
+        self.pending, self.left = (round, packet), left
+        return packet
 
-    def took(self, packet: bytes, ours: bytes) -> bool:
-        moved = json.loads(packet)[2]
-        return set(json.loads(ours)["shards"]) <= set(moved)
+    def took(self, packet: bytes) -> bool:
+        assert self.pending is not None
+        return set(json.loads(self.pending[1])["shards"]) <= set(json.loads(packet)[2])
+
+    def settle(self) -> None:
+        for legacy in self.left:
+            self.inherit(*legacy)
+        self.pending, self.left, self.before = None, (), None
 
     def undo(self) -> None:
         with self.lock:
             self.errors, self.before = self.before or self.errors, None
+            self.pending, self.left = None, ()
+
+    def close(self) -> None:
+        pass
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         with self.lock:
@@ -84,8 +114,11 @@ class OwnersWork(ToyWork):
     half: ToyHalf = field(default_factory=lambda: ToyHalf({shard: [] for shard in range(SHARDS)}))
     moved: list[list[int]] = field(default_factory=list)  # round -> shards
 
-    def own(self, round: int, shards: Sequence[int]) -> bytes:
-        return self.half.own(shards)
+    def own(self, round: int, shards: Sequence[int], keep: Callable[[bytes], int]) -> bool:
+        same = set(shards) == set(self.half.errors)
+        if errors := self.half.own(shards):
+            keep(errors)
+        return not same
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         return self.half.aggregate(round, updates)
@@ -126,13 +159,14 @@ class OwningPeer(ToyPeer):
     half: ToyHalf = field(default_factory=ToyHalf)
     owning: Owning | None = None
     handed_over: bool | None = None
+    told: list[str] = field(default_factory=list)
     owned: list[list[int]] = field(default_factory=list)  # its shards, each round it took part in
     door: Door | None = None
     direct: Direct | None = None
 
     def join(self) -> None:
         if self.owning is None:
-            self.owning = Owning(self.link, self.half, self.door, 1 << 20)
+            self.owning = Owning(self.link, self.half, self.door, self.told.append)
             self.owning.start()
         super().join()
 

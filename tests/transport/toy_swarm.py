@@ -69,8 +69,8 @@ class ToyWork:
             [round, [[peer, json.loads(packet), weight] for peer, packet, weight in updates]]
         ).encode()
 
-    def own(self, round: int, shards: Sequence[int]) -> bytes:
-        return b""
+    def own(self, round: int, shards: Sequence[int], keep: Callable[[bytes], int]) -> bool:
+        return False
 
     def joined(
         self,

@@ -48,6 +48,7 @@ class Download:
     refused: str | None = None
     error: Exception | None = None
     piece: int = 0  # bytes that are asked for at once; 0: nothing was yet
+    wanted: int = 0  # the same, of chunks that are not begun
     fixed: bool = False  # answers to an earlier fetch may still come, in pieces of this size
     asks: deque[int] = field(default_factory=deque)  # pieces to ask for, of chunks begun
     begun: dict[int, dict[int, bytes]] = field(default_factory=dict)  # chunk -> piece -> what is here of it
@@ -76,17 +77,16 @@ class Download:
         there = [i for i in range(chunk * per, (chunk + 1) * per) if self.length(i)]
         return there or [chunk * per]
 
-    def cut(self, piece: int) -> None:
-        """Ask in pieces of this size from now on. Nothing may be under way; parts of chunks come again."""
-        self.todo.extendleft(sorted(self.begun, reverse=True))
-        self.asks.clear()
-        self.begun.clear()
-        self.piece = piece
+    @property
+    def asking(self) -> bool:
+        """Is there a piece to ask for now? Before pieces have another size the chunks that are begun are
+        finished: what is here of them is never asked for again."""
+        return bool(self.asks or (self.todo and (self.piece == self.wanted or not self.begun)))
 
     def next(self) -> int:
-        """The piece to ask for now."""
+        """That piece."""
         if not self.asks:
-            chunk = self.todo.popleft()
+            chunk, self.piece = self.todo.popleft(), self.wanted
             self.begun[chunk] = {}
             self.asks.extend(self.pieces(chunk))
         return self.asks.popleft()
@@ -216,7 +216,7 @@ class BulkPeer:
         return self._begin(Download(name, open_sink, None, deque(range(count)), size, ahead))
 
     def _begin(self, download: Download) -> Download:
-        download.piece = self._orphans.get(download.name, 0)
+        download.piece = download.wanted = self._orphans.get(download.name, 0)
         download.fixed = download.name in self._orphans
         self.downloads[download.name] = download
         return download
@@ -328,7 +328,7 @@ class BulkPeer:
         for download in sorted(self.downloads.values(), key=lambda d: len(d.todo) > FEW):
             self._fit(download)
             more = not download.done
-            while more and (download.todo or download.asks) and down > 0 and self.windows[False].room:
+            while more and download.asking and down > 0 and self.windows[False].room:
                 index = download.next()
                 size = download.length(index)
                 piece = Piece(False, download.name, index)
@@ -340,10 +340,10 @@ class BulkPeer:
     def _fit(self, download: Download) -> None:
         """Ask in pieces that fit the line, where nothing is under way in others."""
         piece = min(CHUNK, self.windows[False].piece)
-        if download.piece == piece or download.fixed or download.done:
+        if download.wanted == piece or download.fixed or download.done:
             return
-        if not download.piece or not any(p.name == download.name and not p.up for p in self._under):
-            download.cut(piece)
+        if not any(p.name == download.name and not p.up for p in self._under):
+            download.wanted = piece
 
     def unsent(self, out: Out) -> None:
         """The wire did not take it: it is still to be sent."""

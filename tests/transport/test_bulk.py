@@ -208,17 +208,21 @@ def test_pieces_that_a_flow_lost_are_asked_for_again(monkeypatch: pytest.MonkeyP
     assert not download.done
 
 
-def test_pieces_change_their_size_only_while_none_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_pieces_change_their_size_between_two_chunks_and_none_is_asked_for_twice(
+    monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
     monkeypatch.setattr(bulk, "CHUNK", 65536)
-    data = some(300_000)
-    peer, download = downloading(len(data), 16384, True)
-    window, now = peer.windows[False], 1.0
-    first = [out.message for out in peer.outgoing(now=now) if isinstance(out.message, Get)]
+    data, now, asked = some(300_000), 1.0, list[Get]()
+    peer, download = downloading(len(data), 16384, known)
+    window = peer.windows[False]
+    queue = [out.message for out in peer.outgoing(now=now) if isinstance(out.message, Get)]
     window.answered(window.sent(1, 0, 0, now), 1 << 30, now + 0.1, more=False)  # the line is fast in truth
-    meanwhile = [out.message for out in peer.outgoing(now=now) if isinstance(out.message, Get)]
-    queue = first + meanwhile
+    queue += [out.message for out in peer.outgoing(now=now) if isinstance(out.message, Get)]
+    meanwhile = len(queue)
     while queue:
         get = queue.pop(0)
+        asked.append(get)
         start = get.index * get.chunk
         peer.receive(
             Data("base/a", get.index, 300_000, sha(data)), data[start : start + get.chunk], now + 0.2
@@ -226,7 +230,9 @@ def test_pieces_change_their_size_only_while_none_is_under_way(monkeypatch: pyte
         if not queue:
             queue += [out.message for out in peer.outgoing(now=now + 0.2) if isinstance(out.message, Get)]
 
-    assert {get.chunk for get in first + meanwhile} == {16384}
+    assert {get.chunk for get in asked[:meanwhile]} == {16384}
+    assert asked[-1].chunk == (16384 if known else 65536), "where all of it was not under way before"
+    assert sum(len(data[get.index * get.chunk :][: get.chunk]) for get in asked) == len(data)
     assert download.sink is not None
     assert download.sink.finish() == data
 

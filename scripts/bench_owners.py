@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from transport import Ledger
 
 ROOT = Path(__file__).resolve().parent.parent
-RECIPE = ["smoke", "swarm.owners=peers", "compression.shards=16", "compression.method=none"]
+RECIPE = ["smoke", "swarm.owners=peers", "compression.shards=16", "preset=allreduce"]
 RECIPE += ["data.max_length=32", "global_batch_size=8", "eval_steps=100000", "swarm.step_timeout=120"]
 FIRST = 5  # the first round that is measured: before, everybody joins
 

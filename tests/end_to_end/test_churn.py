@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 COCKTAIL = [sys.executable, "-m", "cocktail_cli"]
-STEPS, BATCH = 200, 16  # long enough that a process started in the middle still takes part
+STEPS, BATCH = 150, 16  # long enough that a process started in the middle still takes part
 Told = dict[str, Any]
 
 

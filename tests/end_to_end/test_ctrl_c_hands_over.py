@@ -34,7 +34,7 @@ def test_a_peer_that_comes_back_has_its_residual_and_moments_and_goes_on(tmp_pat
         if member.name == "bob" and isinstance(event, StepDone) and event.round == PAUSE:
             alone.set()
             assert back.wait(60)
-        elif isinstance(event, CaughtUp) and event.round:
+        elif member.name == "ann" and isinstance(event, CaughtUp):  # bob may, where he is late
             caught_up.append(residual(member))
             back.set()
 

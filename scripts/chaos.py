@@ -70,7 +70,7 @@ def under_faults(
     out = Outcome(fresh(work, name))
     say(f"the run under faults: {out.folder}; planned and done: faults.ndjson there")
     launch = workload.command(work / "rows.jsonl")
-    swarm = Swarm(out.folder, launch, PEERS[: workload.peers], workload.joins)
+    swarm = Swarm(out.folder, launch, PEERS[: workload.peers], owners=workload.owners)
     try:
         try:
             chaos = play(swarm, faults, minutes)

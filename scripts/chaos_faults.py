@@ -245,18 +245,20 @@ class Chaos:
         self._undone(record, child)
 
     def do_dark(self, fault: Fault, record: Record) -> None:
-        link = self.swarm.links[fault.target]
-        link.light.clear()
+        links = self.swarm.links_of(fault.target)
+        for link in links:
+            link.light.clear()
         self._lasts(fault.lasts)
-        link.light.set()
+        for link in links:
+            link.light.set()
         self._undone(record, self.swarm.peers[fault.target])
 
     def do_half_open(self, fault: Fault, record: Record) -> None:
-        record.said = f"{self.swarm.links[fault.target].swallow()} connections"
+        record.said = f"{sum(link.swallow() for link in self.swarm.links_of(fault.target))} connections"
         self._undone(record, self.swarm.peers[fault.target])
 
     def do_cut(self, fault: Fault, record: Record) -> None:
-        record.said = f"{self.swarm.links[fault.target].cut()} connections"
+        record.said = f"{sum(link.cut() for link in self.swarm.links_of(fault.target))} connections"
         self._undone(record, self.swarm.peers[fault.target])
 
     def do_clock(self, fault: Fault, record: Record) -> None:

@@ -1,4 +1,5 @@
-"""One peer's link to the hub: a TCP proxy that can go dark, swallow its connections, or cut them."""
+"""A link of one peer, to the hub or from others to its door: a TCP proxy that can go dark, swallow its
+connections, or cut them."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ import threading
 
 
 class Pair:
-    """A connection of a peer, and the one to the hub that stands behind it."""
+    """A connection to the proxy, and the one that stands behind it."""
 
-    def __init__(self, client: socket.socket, hub: socket.socket) -> None:
-        self.ends = (client, hub)
+    def __init__(self, client: socket.socket, behind: socket.socket) -> None:
+        self.ends = (client, behind)
         self.swallowed = threading.Event()  # what comes is read and thrown away, for ever
 
     def cut(self) -> None:
@@ -21,10 +22,10 @@ class Pair:
 
 
 class Link:
-    """Listens on `port` of the loopback; connects to the hub's, which is known later."""
+    """Listens on `port` of the loopback; connects to the port `behind` it, which may be known later."""
 
-    def __init__(self) -> None:
-        self.hub_port = 0
+    def __init__(self, behind: int = 0) -> None:
+        self.behind = behind
         self.light = threading.Event()  # cleared: the link is dark
         self.light.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -45,19 +46,19 @@ class Link:
     def _serve(self, client: socket.socket) -> None:
         self.light.wait()  # a SYN into the dark is answered by nobody; here the greeting is
         try:
-            hub = socket.create_connection(("127.0.0.1", self.hub_port), timeout=5)
+            behind = socket.create_connection(("127.0.0.1", self.behind), timeout=5)
         except OSError:
             client.close()
             return
-        hub.settimeout(None)
-        for end in (client, hub):
+        behind.settimeout(None)
+        for end in (client, behind):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        pair = Pair(client, hub)
+        pair = Pair(client, behind)
         with self._lock:
             self._pairs.append(pair)
-        back = threading.Thread(target=self._pump, args=(pair, hub, client), daemon=True)
+        back = threading.Thread(target=self._pump, args=(pair, behind, client), daemon=True)
         back.start()
-        self._pump(pair, client, hub)
+        self._pump(pair, client, behind)
         back.join()
         for end in pair.ends:
             end.close()

@@ -44,11 +44,6 @@ class Workload:
         ]
 
     @property
-    def joins(self) -> list[str]:
-        """Options of `cocktail join`."""
-        return ["--listen", "127.0.0.1:0"] if self.owners else []
-
-    @property
     def key(self) -> str:
         what = " ".join([*self.command(Path("data")), str(self.peers)])
         return hashlib.sha256(what.encode()).hexdigest()[:16]
@@ -100,7 +95,7 @@ def reference_of(workload: Workload, work: Path, peers: Sequence[str]) -> Refere
             fresh(work, f"reference-{workload.key}"),
             workload.command(work / "rows.jsonl"),
             peers[: workload.peers],
-            workload.joins,
+            owners=workload.owners,
         )
         try:
             play(swarm, [], float("inf"))

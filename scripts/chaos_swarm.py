@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -111,19 +112,20 @@ class Swarm:
     Args:
         launch: recipe, overrides and options of `cocktail launch`, the same for each --resume.
         peers: their names.
-        joins: options of each `cocktail join`.
+        owners: they own shards, each with a door.
     """
 
     def __init__(
-        self, folder: Path, launch: Sequence[str], peers: Sequence[str], joins: Sequence[str] = ()
+        self, folder: Path, launch: Sequence[str], peers: Sequence[str], *, owners: bool = False
     ) -> None:
-        self.folder, self.launch, self.joins = folder, list(launch), list(joins)
+        self.folder, self.launch, self.owners = folder, list(launch), owners
         self.out = folder / "out"
         self.changed = threading.Condition()
         self.told: list[Told] = []
         self.children: list[Child] = []
         self.peers: dict[str, Child] = {}
-        self.links = {name: Link() for name in peers}
+        self.links = {name: Link() for name in peers}  # to the hub
+        self.doors: dict[str, list[Link]] = {name: [] for name in peers}  # of all its processes
         self.urls: dict[str, str] = {}
         self.hub: Child | None = None
         self.hub_up = threading.Event()  # the hub listens, and is not stopped
@@ -198,7 +200,7 @@ class Swarm:
             if event.get("event") == "run_started":
                 port = int(re.search(r":(\d+)/", event["url"])[1])  # type: ignore[index]
                 for name, link in self.links.items():
-                    link.hub_port = port
+                    link.behind = port
                     self.urls[name] = event["url"].replace(f":{port}/", f":{link.port}/")
                 self.url = event["url"]
                 if self.hub is not None:
@@ -252,10 +254,23 @@ class Swarm:
             name or peer,
             "--wait",
             "10m",
-            *self.joins,
+            *self._door(peer),
             *options,
         ]
         return self.start(name or peer, line, self.urls[peer] + "\n", **environment)
+
+    def _door(self, peer: str) -> list[str]:
+        """Options for its door: others reach that over a link."""
+        if not self.owners:
+            return []
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        link = Link(port)
+        self.doors[peer].append(link)
+        return ["--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{link.port}"]
+
+    def links_of(self, peer: str) -> list[Link]:
+        return [self.links[peer], *self.doors[peer]]
 
     # ---- waiting ---------------------------------------------------------------------------------------
 
@@ -331,7 +346,7 @@ class Swarm:
         with self.changed:
             self.over.set()
             self.changed.notify_all()
-        for link in self.links.values():
+        for link in [link for peer in self.links for link in self.links_of(peer)]:
             link.close()
         for child in self.children:
             if child.alive:

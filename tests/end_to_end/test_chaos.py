@@ -130,8 +130,7 @@ def test_a_swallowed_connection_brings_nothing_more_while_a_new_one_does() -> No
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as hub:
-        link = Link()
-        link.hub_port = hub.getsockname()[1]
+        link = Link(hub.getsockname()[1])
         try:
             old = socket.create_connection(("127.0.0.1", link.port))
             behind, _ = hub.accept()

@@ -4,8 +4,8 @@
 
 Real `cocktail launch` and `cocktail join --listen` in a network lab, each peer behind a link of its own, with
 the whole vector in FP16 (2 MB) as packet. The paper's bound: each way 2 (N-1)/N packets a peer and round,
-half of it parts, half of it aggregates. `counted` is what a peer says it sent (ZMTP and CURVE framing
-included), `wire` what its network card says, with TCP, IP and Ethernet.
+half of it parts, half of it aggregates. `counted` is what a peer says it sent (ZMTP and CURVE framing, leases
+and all messages included), `wire` what its network card says, with TCP, IP and Ethernet.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from transport import Ledger
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ["smoke", "swarm.owners=peers", "compression.shards=16", "preset=allreduce"]
 RECIPE += ["data.max_length=32", "global_batch_size=8", "eval_steps=100000", "swarm.step_timeout=120"]
+RECIPE += ["weight_decay=0.1"]  # every coordinate moves: what owners have is alike
 FIRST = 5  # the first round that is measured: before, everybody joins
 
 
@@ -77,12 +78,16 @@ def measure(peers: int, steps: int, folder: Path) -> dict[str, Any]:
             listen = ["--listen", "0.0.0.0:29401", "--advertise", f"10.77.0.{number}"]
             join = ["join", "-", "-y", "--name", member, *listen]
             processes.append(command(member, folder / member, *join, stdin=url + "\n"))
-        ready = f"round {FIRST}; {folder}"
-        lab.wait_for(lambda: [e for e in told(hub, "step") if e["round"] >= FIRST], ready, 300)
-        before, began = {m: on_the_wire(m) for m in members}, told(hub, "step")[-1]["round"]
-        started = time.monotonic()
-        lab.wait_for(lambda: told(hub, "step")[-1]["round"] >= steps - 2, f"the last round; {folder}", 500)
-        seconds, ended = time.monotonic() - started, told(hub, "step")[-1]["round"]
+
+        def newest() -> int:
+            ended = [process.args for process in processes if process.poll()]
+            assert not ended, f"{ended[0]} has failed; {folder}"
+            return max((event["round"] for event in told(hub, "step")), default=-1)
+
+        lab.wait_for(lambda: newest() >= FIRST, f"round {FIRST}; {folder}", 300)
+        before, began, started = {m: on_the_wire(m) for m in members}, newest(), time.monotonic()
+        lab.wait_for(lambda: newest() >= steps - 2, f"the last round; {folder}", 500)
+        seconds, ended = time.monotonic() - started, newest()
         after = {m: on_the_wire(m) for m in members}
         for process in processes:
             process.wait(60)

@@ -96,11 +96,12 @@ class Direct:
         return found
 
     def _link(self, owner: Owner) -> PeerLink:
-        """The link to an owner. Raises TransportError where there is none."""
+        """The link to an owner, dialled anew where it was lost since the round before. Raises TransportError
+        where there is none."""
         with self._lock:
-            old = self._links.get(owner.name)
-        if old is not None and (old[0].key, old[0].address) == (owner.key, owner.address):
-            return old[1]
+            known, old = self._links.get(owner.name, (owner, None))
+        if old is not None and not old.lost and (known.key, known.address) == (owner.key, owner.address):
+            return old
         if old is not None:
             self._drop(owner.name)
         link = self._dial(owner)

@@ -130,17 +130,16 @@ class Door:
         session = self._flows.get(conn)
         if isinstance(message, Hello):
             self._greet(conn, message)
-        elif isinstance(message, Resume):
-            self._say(conn, Refused("session", "say Hello: nothing is remembered here"))
-        elif isinstance(message, Attach):
-            known = self._visitors.get(message.session)
-            if known is None or known[1] != key_of(conn):
+        elif isinstance(message, Resume | Attach):
+            name, key = self._visitors.get(message.session, ("", ""))
+            if key != key_of(conn):
                 self._say(conn, Refused("session", "no such visitor"))
-            else:
-                self._flows[conn] = message.session
-                for old in [c for c, s in self._flows.items() if s == message.session][:-FLOWS]:
-                    del self._flows[old]
-                self._say(conn, Attached(CREDIT))
+                return
+            self._flows[conn] = message.session
+            for old in [c for c, s in self._flows.items() if s == message.session][:-FLOWS]:
+                del self._flows[old]
+            again = self._welcome(name, message.session, resumed=True)
+            self._say(conn, Attached(CREDIT) if isinstance(message, Attach) else again)
         elif isinstance(message, Leave):
             self._say(conn, Over("left", False))
         elif session is not None and isinstance(message, Put | Chunk):
@@ -165,7 +164,10 @@ class Door:
             self._flows = {c: s for c, s in self._flows.items() if s != old}
             self._inbox.drop(old)
         self._visitors[session], self._flows[conn] = (m.name, key), session
-        self._say(conn, Welcome(PROTOCOL, self.run, m.name, session, "", "", [], 0, QUIET_S))
+        self._say(conn, self._welcome(m.name, session, resumed=False))
+
+    def _welcome(self, name: str, session: str, *, resumed: bool) -> Welcome:
+        return Welcome(PROTOCOL, self.run, name, session, "", "", [], 0, QUIET_S, resumed)
 
     def _refuses(self, session: str, name: str, size: int) -> str | None:
         round, who = round_of(PART, name), self._visitors[session]

@@ -107,6 +107,11 @@ class PeerLink:
         return self.welcome.name
 
     @property
+    def lost(self) -> bool:
+        """Was the hub given up, or has it sent this peer away?"""
+        return self._carrier.broken is not None or self._state.refused is not None
+
+    @property
     def newest_round(self) -> int:
         """The newest committed round that this peer has heard of; -1: none."""
         return self._state.newest
@@ -294,7 +299,8 @@ class PeerLink:
         try:
             self._wait(f"the commit of round {round}", there, None, leave_s=LEAVE_S)
         except Leaving as leaving:
-            leaving.arrived = all_of(uploads) if uploads else None
+            arrived = [upload.arrived for upload in uploads] or [None]
+            leaving.arrived = False if False in arrived else None if None in arrived else True
             raise
         finally:
             self.upload_s = self.upload_s or (time.monotonic() - started) * bool(uploads)
@@ -442,9 +448,3 @@ class PeerLink:
         if state.sessions > self._session and not self.orders.waiting:
             self._session = state.sessions
             raise SessionRenewed(RENEWED)
-
-
-def all_of(uploads: list[Upload]) -> bool | None:
-    """Have all of them arrived? None: not known."""
-    arrived = [upload.arrived for upload in uploads]
-    return False if False in arrived else None if None in arrived else True

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+from tcp_proxy import TcpProxy
 
 from transport import PeerLink, RunURL
 from transport.bandwidth import Bandwidth, BothWays
@@ -34,13 +35,16 @@ class House:
         self.door.opened(3, {"ann": KEYS["ann"].public}, 1000)
         self.door.start()
 
-    def link(self, name: str, keys: str, address: str = "") -> PeerLink:
-        url = RunURL(KEYS["owner"].public, "", "127.0.0.1", self.port, "toy-run")
+    def link(self, name: str, keys: str, port: int = 0) -> PeerLink:
+        url = RunURL(KEYS["owner"].public, "", "127.0.0.1", port or self.port, "toy-run")
         return PeerLink(url, name, keys=KEYS[keys], patience=1.0, flows=1)
 
     @property
     def owner(self) -> Owner:
-        return Owner("owner", [0], KEYS["owner"].public, f"127.0.0.1:{self.port}")
+        return self.at(self.port)
+
+    def at(self, port: int) -> Owner:
+        return Owner("owner", [0], KEYS["owner"].public, f"127.0.0.1:{port}")
 
 
 @pytest.fixture
@@ -93,6 +97,55 @@ def test_what_is_not_a_part_of_the_round_is_not_taken(house: House, name: str, s
     assert link.put(name, bytes(size)) is False
     assert house.came == []
     link.close()
+
+
+@pytest.fixture
+def line(house: House) -> Iterator[TcpProxy]:
+    """To the house."""
+    line = TcpProxy(house.port)
+    yield line
+    line.close()
+
+
+def until(there: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_link_whose_connections_ended_goes_on_where_it_was(house: House, line: TcpProxy) -> None:
+    """The one for control is idle, and ends where TCP's probe of it after 30 s is lost."""
+    link = house.link("ann", "ann", line.port)
+    direct, owner = Direct(lambda owner: link), house.at(line.port)
+    assert direct.send(3, [owner], {"owner": b"a part"}, lambda: False) == {}
+    sessions = dict(house.door._visitors)
+    line.cut()
+    until(lambda: not link._carrier.connected)
+
+    assert direct.send(4, [owner], {"owner": b"a part"}, lambda: False) == {}
+    assert house.door._visitors == sessions
+    direct.close()
+
+
+def test_a_link_that_was_lost_between_two_rounds_is_dialled_anew(house: House, line: TcpProxy) -> None:
+    dialled: list[PeerLink] = []
+
+    def dial(owner: Owner) -> PeerLink:
+        dialled.append(house.link("ann", "ann", line.port))
+        return dialled[-1]
+
+    direct, owner = Direct(dial), house.at(line.port)
+    assert direct.send(3, [owner], {"owner": b"a part"}, lambda: False) == {}
+    house.door._visitors.clear()  # as after a new start, before it heard who takes part
+    house.door.opened(4, {}, 1000)
+    line.cut()
+    until(lambda: dialled[0].lost)
+    house.door.opened(4, {"ann": KEYS["ann"].public}, 1000)
+
+    assert direct.send(4, [owner], {"owner": b"a part"}, lambda: False) == {}
+    assert len(dialled) == 2
+    direct.close()
 
 
 def test_an_owner_that_cannot_be_dialled_costs_seconds_once() -> None:

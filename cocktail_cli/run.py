@@ -138,7 +138,8 @@ class Run:
             rows(dataset)  # a file that is not there is found out before a model is fetched
         self.tell(Progressed("preparing the base model"))
         if old is None:
-            base = prepare_base(self.recipe, self.folder / in_folder.BASE)
+            fetched = Meter(self.tell, f"fetching {self.recipe.model.model_name_or_path}", "bytes")
+            base = prepare_base(self.recipe, self.folder / in_folder.BASE, fetched)
             self.recipe = pinned(self.recipe, base.folder)
             if (commit := self.recipe.model.model_revision) is not None:
                 model = self.recipe.model.model_name_or_path

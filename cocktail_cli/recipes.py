@@ -25,7 +25,10 @@ def list_(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """List the recipes that come with cocktail. Example: cocktail recipes list --fits"""
+    """List the recipes that come with cocktail.
+
+    Example: cocktail recipes list --fits
+    """
     from recipes.recipe import list_recipes
 
     here = Has.here([pick_device(device)]) if fits else None
@@ -84,7 +87,10 @@ def copy(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite DEST.")] = False,
 ) -> None:
-    """Copy a recipe, to change it. Example: cocktail recipes copy smoke my.yaml"""
+    """Copy a recipe, to change it.
+
+    Example: cocktail recipes copy smoke my.yaml
+    """
     from recipes.recipe import recipe_path
 
     source = recipe_path(recipe)

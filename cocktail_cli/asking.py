@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from cocktail_cli.base import to_fetch
-from cocktail_cli.board import megabytes, printable
+from cocktail_cli.board import counted, megabytes, printable
 from cocktail_cli.errors import Failure
 from cocktail_cli.gpus import GIB
 from cocktail_cli.machine import memory_of
@@ -78,6 +79,13 @@ def screen(url: RunURL, preparation: Preparation, lent: Lent, terms: list[str]) 
     yield "              read or send a file of yours · stay when you press Ctrl-C"
 
 
+def fitted(line: str, width: int) -> list[str]:
+    """One of these lines for a terminal of this width: broken between words, what follows further in."""
+    return textwrap.wrap(
+        line, max(width, 40), subsequent_indent=" " * 14, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def progress(url: RunURL) -> str:
     """How far the run is; nothing where the hub does not say in time."""
     from transport import ask_status
@@ -85,8 +93,7 @@ def progress(url: RunURL) -> str:
 
     with suppress(TransportError):  # who is welcome may have no token that is good for questions any more
         status = ask_status(url, ANSWER_S)
-        others = max(0, len(status["peers"]) - 1)
-        peers = "1 other peer" if others == 1 else f"{others} other peers"
+        peers = counted(max(0, len(status["peers"]) - 1), "other peer")
         return f", {peers}, step {status['step']} of {status['max_steps']}"
     return ""
 

@@ -27,7 +27,9 @@ def compress(
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Encode and decode as a run would, and print bytes, times and errors. Example: cocktail bench compress
+    """Encode and decode as a run would, and print bytes, times and errors.
+
+    Example: cocktail bench compress
 
     With --json one object: {"v": 1, "rows": [{"data", "p", "K", "bits", "bits_per_param", "ratio_fp16",
     "encode_ms", "decode_ms", ...}]}

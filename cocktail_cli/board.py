@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -31,6 +32,8 @@ OF_LATE = 60.0  # seconds over which rates are measured
 STALE = 5.0  # seconds after which progress that was not told of again is over
 COLUMNS = ("PEER", "GPU", "STATE", "TOK/S", "UP/S", "DOWN/S", "RTT", "SHARE", "LAST")
 NARROW = ("PEER", "GPU", "STATE", "TOK/S", "UP/S", "SHARE")
+SLIM = ("PEER", "STATE", "TOK/S", "SHARE")  # of a terminal in which names would have no room
+WIDE_ENOUGH = 56  # columns that NARROW needs
 WORDS = ("PEER", "GPU", "STATE")  # columns that begin at the left
 FIXED = {"STATE": 8, "TOK/S": 6, "UP/S": 6, "DOWN/S": 6, "RTT": 6, "SHARE": 5, "LAST": 5}
 
@@ -58,6 +61,11 @@ def short(count: float) -> str:
             break
         count /= 1000
     return f"{count:.0f}{unit}" if count >= 99.5 or unit == "" else f"{count:.1f}{unit}"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 peer`, `2 peers`."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def amount(count: float, unit: str) -> str:
@@ -155,7 +163,7 @@ class Board:
     wait_s: float = 0.0
     lr: float | None = None
     grad_norm: float | None = None
-    moved: float = 0.0  # bytes so far, both ways, all members
+    moved: float = 0.0  # bytes exchanged so far, both ways, all members; not what joiners fetched
     full: float = 0.0  # what that would have been in FP16
     state: str = "starting"
     progress: Progressed | None = None
@@ -202,7 +210,9 @@ class Board:
         self.lr, self.grad_norm = event.lr, event.grad_norm
         if event.loss is not None:
             self.losses.append(event.loss)
-        moved = sum(event.up_bytes.values()) + sum(event.down_bytes.values())
+        up, down, fetched = event.up_bytes, event.down_bytes, event.fetched_bytes
+        members = event.ratio_up.keys() | event.ratio_down.keys()
+        moved = sum(up.get(peer, 0) + down.get(peer, 0) - fetched.get(peer, 0) for peer in members)
         self.moved, self.full = self.moved + moved, self.full + event.ratio_fp16 * moved
         now = time.monotonic()
         for name in event.up_bytes:
@@ -220,6 +230,8 @@ class Board:
             row.share, row.rtt, row.seen = peer["share"], peer["rtt_ms"], now - peer["last_seen_s"]
             row.add(now, peer.get("tokens", 0), peer["up_bytes"], peer["down_bytes"])
         self.tokens = status.get("tokens") or self.tokens
+        if not self.losses:  # of a joiner, whose first step is still to come
+            self.step, self.steps = status.get("step", self.step), status.get("max_steps", self.steps)
         loss = status.get("eval_loss")
         if loss is not None and self.evals[-1:] != [loss]:
             self.evals.append(loss)
@@ -231,20 +243,23 @@ class Board:
         if height < LOW:
             return [self.one_line(width)]
         numbers = [*flowed(self.numbers(width), width), *flowed(self.times(), width)]
-        top = [self.title(), *numbers, *self.underway(width)]
-        table = self.table(width, max(1, height - len(top) - len(self.said) - 4))
-        return [*top, *table, *self.said, self.keys()]
+        top, foot = [self.title(width), *numbers, *self.underway(width)], flowed([self.keys()], width)
+        table = self.table(width, max(1, height - len(top) - len(self.said) - len(foot) - 3))
+        return [*top, *table, *self.said, *foot]
 
     def one_line(self, width: int) -> str:
         if line := self.underway(width):
             return line[0]
         share = f"step {self.step}/{self.steps} " if self.steps else ""
         loss = f" loss {self.losses[-1]:.3f}" if self.losses else ""
-        return f"{share}{self.state}{loss} · {len(self.peers)} peers{self.left()}"
+        whole = f"{share}{self.state}{loss}{self.left()} · {counted(len(self.peers), 'peer')}"
+        return whole if len(whole) <= width or not self.losses else f"{share}{loss.strip()}{self.left()}"
 
-    def title(self) -> str:
+    def title(self, width: int) -> str:
         share = f" · {100 * self.step // self.steps} %" if self.steps else ""
-        return f"── {self.run} · {self.recipe} · step {self.step}/{self.steps}{share}{self.left()} ──"
+        far = f"step {self.step}/{self.steps}{share}{self.left()}"
+        titles = (f"── {self.run} · {self.recipe} · {far} ──", f"── {self.run} · {far}", far)
+        return next((title for title in titles if len(title) <= width), far)
 
     def left(self) -> str:
         left = self.step_s * (self.steps - self.step)
@@ -267,14 +282,15 @@ class Board:
         """Where a step's time goes, and what the packets save."""
         parts = []
         if self.step_s and self.compute_s:
-            rest = max(0.0, self.step_s - self.compute_s - self.wait_s)
-            split = f"compute {self.compute_s:.1f} + wait {self.wait_s:.1f} + sync {rest:.1f}"
-            parts.append(f"step {self.step_s:.1f} s = {split}")
+            compute, wait = round(self.compute_s, 1), round(self.wait_s, 1)
+            sync = max(0.0, round(self.step_s, 1) - compute - wait)  # a step may begin before its round
+            split = f"compute {compute:.1f} + wait {wait:.1f} + sync {sync:.1f}"
+            parts.append(f"step {compute + wait + sync:.1f} s = {split}")
         elif self.step_s:
             parts.append(f"step {self.step_s:.1f} s")
         if self.full > self.moved > 0:
             saved = f"{megabytes(self.full - self.moved)} saved, {self.full / self.moved:.0f}x below FP16"
-            parts.append(f"{megabytes(self.moved)} moved, {saved}")
+            parts.append(f"{megabytes(self.moved)} exchanged, {saved}")
         if self.tokens:
             parts.append(f"{short(self.tokens)} tokens")
         return parts
@@ -289,13 +305,15 @@ class Board:
         """A row a peer, by name; past TOP, or what there is room for, they are only counted."""
         if not self.peers:
             return []
-        columns, now, names = COLUMNS if width >= WIDE else NARROW, time.monotonic(), sorted(self.peers)
+        columns = COLUMNS if width >= WIDE else NARROW if width >= WIDE_ENOUGH else SLIM
+        now, names = time.monotonic(), sorted(self.peers)
         names.sort(key=lambda name: name != self.me)  # one's own first
         shown = names[: min(TOP, most)]
         marked = {name: f"{name} <" if name == self.me else name for name in shown}
         cells = [self.peers[name].cells(marked[name], now) for name in shown]
         spare = width - sum(FIXED.get(column, 0) + 1 for column in columns) - 1
-        widths = FIXED | {"PEER": min(20, spare // 2), "GPU": min(24, spare - min(20, spare // 2))}
+        name = min(20, spare if columns is SLIM else spare // 2)
+        widths = FIXED | {"PEER": name, "GPU": min(24, spare - name)}
         lines = [row_of(row, columns, widths) for row in [dict(zip(COLUMNS, COLUMNS, strict=True)), *cells]]
         return lines + ([f"and {len(names) - len(shown)} more"] if len(names) > len(shown) else [])
 
@@ -306,9 +324,9 @@ class Board:
 
 
 def flowed(parts: list[str], width: int) -> list[str]:
-    """As many on a line as there is room for."""
+    """As many on a line as there is room for; what has none by itself takes several."""
     lines: list[str] = []
-    for part in parts:
+    for part in (piece for whole in parts for piece in textwrap.wrap(whole, width)):
         if lines and len(lines[-1]) + 3 + len(part) <= width:
             lines[-1] += f"   {part}"
         else:

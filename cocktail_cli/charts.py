@@ -144,7 +144,7 @@ def lines(plot: Plot) -> Element:
         at = y(tick)
         made.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at, class_="grid"))
         made.append(el("text", plot.text(tick), x=LEFT - 6, y=at + 5, class_="end"))
-    for tick in x.ticks():
+    for tick in (tick for tick in x.ticks() if tick == round(tick)):
         made.append(el("text", f"{tick:,.0f}", x=x(tick), y=HEIGHT - BOTTOM + 17, class_="middle"))
     made.append(el("text", plot.x_name, x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 6, class_="middle"))
     for one in drawn:
@@ -234,7 +234,7 @@ def row_legend(drawn: Sequence[Row]) -> Element | None:
     if any(bar.pale for row in drawn for bar in row.bars):
         made.append(el("rect", x=at, y=5.0, width=16, height=12, class_="bar pale"))
         made.append(el("text", "fetching the model", x=at + 22, y=16.0))
-        at += 170
+        at += 200
     if any(row.marks for row in drawn):
         made.append(cross(at + 6, 11, LEFT_OUT))
         made.append(el("text", LEFT_OUT, x=at + 16, y=16.0))

@@ -6,9 +6,10 @@ diary.py reads one from a run's folder, remote.py hears one from its hub.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 BYTES_FP16 = 2  # of one parameter
+SUMS = ("samples", "rounds", "left_out", "up", "down", "fetched", "compute_s", "wait_s")  # of a Contribution
 STAYS = 2000  # that are remembered; the first go first
 
 
@@ -23,8 +24,8 @@ class Round:
     loss: float | None  # None: no new gradient was delivered
     members: tuple[str, ...]
     left_out: tuple[str, ...] = ()  # members whose packet was late, or refused
-    up: int = 0  # bytes, all members to the hub; 0: not known
-    down: int = 0
+    up: int = 0  # bytes exchanged, all members to the hub; 0: not known
+    down: int = 0  # without what members fetched before they were ready
     compute_s: float = 0.0  # of their last steps
     wait_s: float = 0.0  # that their devices then waited for the exchange
     local_steps: int = 1  # of the optimizer: so often FP16 would have gone over the line
@@ -76,8 +77,16 @@ class Contribution:
     left_out: int = 0  # rounds without it, though it was a member
     up: int = 0  # bytes
     down: int = 0
+    fetched: int = 0  # of `down`: model and packets that it lacked, before it was ready
     compute_s: float = 0.0
     wait_s: float = 0.0
+
+    def since(self, before: Contribution | None) -> Contribution:
+        """What has come to the sums; all of it where it was not there before, or has joined anew."""
+        if before is None or before.up > self.up:
+            return self
+        had = {name: getattr(self, name) - getattr(before, name) for name in SUMS}
+        return replace(self, **had)
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,7 @@ def source_of(run: str | None) -> tuple[Source, Callable[[], str]]:
 
     Raises:
         Failure: run_unknown, usage.
+        transport.errors.RefusedByHub, Unreachable: of a run elsewhere.
     """
     from cocktail_cli.diary import Reader
 
@@ -109,7 +110,9 @@ def source_of(run: str | None) -> tuple[Source, Callable[[], str]]:
     if run.startswith("cocktail:"):
         from cocktail_cli.remote import Remote
 
-        return Remote(run), lambda: f"cocktail join {run}"
+        remote = Remote(run)
+        remote.watch()
+        return remote, lambda: f"cocktail join {run}"
     record = load(run)
     reader = Reader(record)
     reader.look()  # what cannot be read is found out now

@@ -165,14 +165,14 @@ class Reader:
     def measure(self, event: Mapping[str, Any]) -> None:
         """What a Step event knows of a round that the ledger has."""
         had = self.rounds[event["round"]]
-        up, down = event["up_bytes"], event["down_bytes"]
+        up, down, fetched = event["up_bytes"], event["down_bytes"], event.get("fetched_bytes", {})
         # A round that delivered nothing repeats the times of the step before.
         compute = event.get("compute_s", {}) if had.loss is not None else {}
         wait = event.get("wait_s", {}) if had.loss is not None else {}
         self.rounds[had.round] = replace(
             had,
             up=sum(up.get(peer, 0) for peer in had.members),
-            down=sum(down.get(peer, 0) for peer in had.members),
+            down=sum(down.get(peer, 0) - fetched.get(peer, 0) for peer in had.members),
             compute_s=sum(compute.values()),
             wait_s=sum(wait.values()),
             local_steps=event.get("local_steps", 1),
@@ -182,6 +182,7 @@ class Reader:
                 peer,
                 up=up.get(peer, 0),
                 down=down.get(peer, 0),
+                fetched=fetched.get(peer, 0),
                 compute_s=compute.get(peer, 0.0),
                 wait_s=wait.get(peer, 0.0),
             )
@@ -214,12 +215,6 @@ class Tail:
 
 def about(record: RunRecord) -> About:
     """What the recipe in a run's folder says; of one that cannot be read only its name."""
-    import yaml
-
-    from recipes.card import method_of, nameable, public, told
-    from recipes.problems import InputError
-    from recipes.recipe import recipe_from_json
-
     known = About(
         run=record.run,
         recipe=record.recipe,
@@ -227,12 +222,27 @@ def about(record: RunRecord) -> About:
         base_sha256=record.base_sha256,
         data_sha256=record.data_sha256,
     )
+    text = Path(record.output_dir) / in_folder.RESOLVED
+    return with_recipe(known, text.read_text(encoding="utf-8")) if text.exists() else known
+
+
+def with_recipe(known: About, text: str) -> About:
+    """The same with what a recipe's JSON text says. One of another version of this program adds nothing: what
+    became of its run can be told without it.
+    """
+    import yaml
+
+    from recipes.card import method_of, nameable, public, told
+    from recipes.problems import InputError
+    from recipes.recipe import recipe_from_json
+
     try:
-        recipe = recipe_from_json((Path(record.output_dir) / in_folder.RESOLVED).read_text(encoding="utf-8"))
-    except InputError:  # of another version of this program: what became of the run can be told without it
+        recipe = recipe_from_json(text)
+    except InputError:
         return known
     return replace(
         known,
+        recipe=recipe.name,
         recipe_text=yaml.safe_dump(told(recipe), sort_keys=False, allow_unicode=True),
         model=nameable(recipe.model.model_name_or_path),
         data=tuple(public(dataset) for dataset in recipe.datasets),

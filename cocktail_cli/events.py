@@ -117,7 +117,9 @@ class Step:
     accepted: list[str] = field(default_factory=list)  # whose packets are in the round
     up_bytes: dict[str, int] = field(default_factory=dict)  # from each peer to the hub, this round
     down_bytes: dict[str, int] = field(default_factory=dict)  # from the hub to each peer, this round
-    ratio_up: dict[str, float] = field(default_factory=dict)  # 16 bits x parameters x steps / these bytes
+    fetched_bytes: dict[str, int] = field(default_factory=dict)  # of these: before a peer was ready
+    # 16 bits x parameters x steps / the bytes of a member, but those that it fetched before it was ready
+    ratio_up: dict[str, float] = field(default_factory=dict)
     ratio_down: dict[str, float] = field(default_factory=dict)
     ratio_fp16: float = 0.0  # the same over both directions of all members
     packet_bytes: int = 0  # of the aggregated packet

@@ -38,7 +38,10 @@ def generate(
     trust_remote_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:
-    """Let a model go on from a prompt. Example: cocktail generate outputs/smoke "The import statement" """
+    """Let a model go on from a prompt.
+
+    Example: cocktail generate outputs/smoke "The import statement"
+    """
     from recipes.model import generate as write
 
     folder = Path(model) if Path(model).is_dir() else Path(load(model).output_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from contextlib import ExitStack, closing
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from cocktail_cli import __version__, kept_peer
-from cocktail_cli.asking import read_url, says_yes, screen
+from cocktail_cli.asking import fitted, read_url, says_yes, screen
 from cocktail_cli.base import digest_of, taken, to_fetch
-from cocktail_cli.board import megabytes, printable
+from cocktail_cli.board import counted, megabytes, printable
 from cocktail_cli.errors import EXIT, Failure, explain
 from cocktail_cli.events import Joined, Left, Progressed, Warning
 from cocktail_cli.folder import log_to
@@ -369,7 +370,8 @@ class Membership:
         recipe, wanted = preparation.recipe, preparation.bytes
         if self.lent.ask:
             for line in screen(self.url, preparation, self.lent, self.watch.terms.lines()):
-                typer.echo(line, err=True)
+                for part in fitted(line, shutil.get_terminal_size().columns):
+                    typer.echo(part, err=True)
             if not says_yes(f'Join as "{welcome.name}"?'):
                 return False
         every = recipe.logging.logging_steps
@@ -401,7 +403,8 @@ class Membership:
         # The cast: messages are frozen, and a Protocol's plain attributes promise that they can be set.
         for event in finetune(cast("Link", run), peer, run.link.welcome.round):
             if isinstance(event, CaughtUp) and event.packets:
-                self.view.show(Progressed(f"caught up to round {event.round} with {event.packets} packets"))
+                packets = counted(event.packets, "packet")
+                self.view.show(Progressed(f"caught up to round {event.round} with {packets}"))
             elif isinstance(event, Lowered):
                 said = f"memory is full: micro-batches of {event.micro_batch} from now on ({event.why})"
                 self.view.show(Warning(said))

@@ -64,6 +64,10 @@ app.command("generate", rich_help_panel=AFTER)(generate.generate)
 app.add_typer(bench.app, name="bench", rich_help_panel=TOOLS)
 
 
+SHOWING = ("launch", "join")  # declare what follows themselves; elsewhere it is heard here
+EVERYWHERE = ("--no-color", "-v", "-vv", "--verbose")
+
+
 def print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"cocktail {cocktail_cli.__version__}")
@@ -89,6 +93,8 @@ def main() -> NoReturn:
         or "--verbose" in options
         or bool(os.environ.get("COCKTAIL_DEBUG"))
     )
+    if "--no-color" in options:
+        os.environ["NO_COLOR"] = "1"
     log_to(None, 0)  # until a command says where to: without a handler, logging would print errors itself
     try:
         run(as_json, loud)
@@ -101,7 +107,7 @@ def run(as_json: bool, loud: bool) -> NoReturn:
     try:
         own_rooms()
         # With --json a usage error must be JSON as well, so Typer is asked not to print it.
-        code = app(standalone_mode=not as_json)
+        code = app(understood(sys.argv[1:]), standalone_mode=not as_json)
         sys.exit(code if isinstance(code, int) else 0)
     except Interrupted as signal:
         let_go()
@@ -117,6 +123,14 @@ def run(as_json: bool, loud: bool) -> NoReturn:
         if loud:
             traceback.print_exc()
         fail(failure, as_json)
+
+
+def understood(arguments: list[str]) -> list[str]:
+    """Without what every command takes and only some have a use for: `main` has heard it."""
+    if not arguments or arguments[0] in SHOWING:
+        return arguments
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return [one for one in arguments[:end] if one not in EVERYWHERE] + arguments[end:]
 
 
 def fail(failure: Failure, as_json: bool) -> NoReturn:

@@ -67,9 +67,10 @@ class Narrator:
         self.tokens += event.tokens
         self.step = event.step
         self.rounds += 1
-        members = list(event.members)
-        up, down = self.ratios(event.up, members), self.ratios(event.down, members)
-        moved = sum(event.up.get(peer, 0) + event.down.get(peer, 0) for peer in members)
+        members, fetched = list(event.members), event.fetched
+        exchanged = {peer: many - fetched.get(peer, 0) for peer, many in event.down.items()}
+        up, down = self.ratios(event.up, members), self.ratios(exchanged, members)
+        moved = sum(event.up.get(peer, 0) + exchanged.get(peer, 0) for peer in members)
         both = 2 * len(members) * self.full
         return ours.Step(
             step=event.step,
@@ -81,6 +82,7 @@ class Narrator:
             accepted=list(event.accepted),
             up_bytes=dict(event.up),
             down_bytes=dict(event.down),
+            fetched_bytes=dict(fetched),
             ratio_up=up,
             ratio_down=down,
             ratio_fp16=round(both / moved, 2) if moved else 0.0,

@@ -37,7 +37,9 @@ def peers(
     quiet: Quiet = False,
 ) -> None:
     """Show who is in a run of this machine, who wants in, who is gone and who is banned; or decide it. PEER
-    is a name, or the 16 digits of a key. Example: cocktail peers amber-otter-42 --approve attic-3090
+    is a name, or the 16 digits of a key.
+
+    Example: cocktail peers amber-otter-42 --approve attic-3090
 
     With --json one object: join (token, approve) and peers, each with name, key, gpu, state, since_s,
     strikes, up_bytes, down_bytes, reason.
@@ -66,7 +68,9 @@ def kick(
     quiet: Quiet = False,
 ) -> None:
     """Send a peer away from a run of this machine; its work goes to others. Without --ban it may ask to join
-    again. A ban ends all that run with its key. Example: cocktail kick amber-otter-42 attic-3090 --ban
+    again. A ban ends all that run with its key.
+
+    Example: cocktail kick amber-otter-42 attic-3090 --ban
     """
     order: Order = "ban" if ban else "kick"
     tell(ask(load(run), order, peer=peer, reason=reason), as_json, quiet)

@@ -28,6 +28,7 @@ from cocktail_cli.base import (
     snapshot_files,
     to_fetch,
 )
+from cocktail_cli.board import counted
 from cocktail_cli.events import Event, Progressed, Warning
 
 if TYPE_CHECKING:
@@ -110,8 +111,8 @@ class Preparation:
             first = worker.common.round
             for _, packet in supply.packets():
                 worker.catch_up(packet)
-        count = worker.common.round - first
-        self.tell(Progressed(f"caught up to round {worker.common.round} with {count} packets"))
+        packets = counted(worker.common.round - first, "packet")
+        self.tell(Progressed(f"caught up to round {worker.common.round} with {packets}"))
         return prepared
 
     def begun(self, supply: Supply) -> Prepared:

@@ -11,7 +11,7 @@ import typer
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import pick_device
-from cocktail_cli.options import Device, Json, Recipe
+from cocktail_cli.options import Device, Json, Quiet, Recipe
 from cocktail_cli.requires import Has, lacking, needs
 
 app = typer.Typer(no_args_is_help=True, help="List the recipes that come with cocktail, show one, copy one.")
@@ -24,8 +24,12 @@ def list_(
     ] = False,
     device: Device = "auto",
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """List the recipes that come with cocktail. Example: cocktail recipes list --fits"""
+    """List the recipes that come with cocktail.
+
+    Example: cocktail recipes list --fits
+    """
     from recipes.recipe import list_recipes
 
     here = Has.here([pick_device(device)]) if fits else None
@@ -42,6 +46,10 @@ def list_(
         rows.append(row | {"description": recipe.description})
     if as_json:
         typer.echo(json.dumps({"v": 1, "recipes": rows}))
+        return
+    if quiet:
+        for row in rows:
+            typer.echo(row["name"])
         return
     columns = list(rows[0])
     widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in columns[:-1]}
@@ -83,8 +91,15 @@ def copy(
         Path | None, typer.Argument(metavar="DEST", help="Default: the recipe's name here.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite DEST.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Copy a recipe, to change it. Example: cocktail recipes copy smoke my.yaml"""
+    """Copy a recipe, to change it.
+
+    Example: cocktail recipes copy smoke my.yaml
+
+    With --json one object: recipe, the path of the copy.
+    """
     from recipes.recipe import recipe_path
 
     source = recipe_path(recipe)
@@ -94,8 +109,9 @@ def copy(
         raise Failure("usage", f"{target} exists already", hints=("--force overwrites it",))
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
-    typer.echo(str(target))
-    typer.echo(f"Next: cocktail launch {target}", err=True)
+    typer.echo(json.dumps({"v": 1, "recipe": str(target)}) if as_json else str(target))
+    if not (as_json or quiet):
+        typer.echo(f"Next: cocktail launch {target}", err=True)
 
 
 def as_yaml(recipe_json: str) -> str:

@@ -125,17 +125,17 @@ def as_text(c: Chronicle) -> Iterator[str]:
     """The report for a terminal, without curves."""
     from cocktail_cli.board import megabytes, sparkline
     from cocktail_cli.charts import thin
-    from cocktail_cli.sheet import words
+    from cocktail_cli.sheet import took_part, words
 
     yield from words(c)
     losses = thin(c.losses, 60)
     if losses:
         yield f"Loss: {sparkline([loss for _, loss in losses], 60)}"
-    if c.contributions:
+    if took_part(c):
         yield ""
         head = f"{'PEER':<24} {'SAMPLES':>9} {'ROUNDS':>7} {'LEFT OUT':>8}"
         yield f"{head} {'SENT':>9} {'RECEIVED':>9}  HARDWARE"
-    for one in c.contributions:
+    for one in took_part(c):
         did = f"{one.peer[:24]:<24} {one.samples:>9,} {one.rounds:>7,} {one.left_out:>8,}"
         yield f"{did} {megabytes(one.up):>9} {megabytes(one.down):>9}  {one.hardware}"
     yield ""

@@ -137,10 +137,12 @@ class Run:
         if (repository := self.repository) is not None:
             repository.open()  # before hours of training: a token that may not write is found out now
         for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
-            rows(dataset)  # a file that is not there is found out before a model is fetched
+            # a file that is not there is found out before a model is fetched
+            rows(dataset, told=Meter(self.tell, f"fetching {dataset.path}", "bytes"))
         self.tell(Progressed("preparing the base model"))
         if old is None:
-            base = prepare_base(self.recipe, self.folder / in_folder.BASE)
+            fetched = Meter(self.tell, f"fetching {self.recipe.model.model_name_or_path}", "bytes")
+            base = prepare_base(self.recipe, self.folder / in_folder.BASE, fetched)
             self.recipe = pinned(self.recipe, base.folder)
             if (commit := self.recipe.model.model_revision) is not None:
                 model = self.recipe.model.model_name_or_path

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from xml.etree.ElementTree import Element
 
-from cocktail_cli.board import megabytes, spell
+from cocktail_cli.board import counted, megabytes, spell
 from cocktail_cli.charts import Bar, Plot, Row, Series, lines, rows, thin
 from cocktail_cli.chronicle import Chronicle, Contribution, Round, Stay
 from cocktail_cli.events import timestamp
@@ -37,7 +37,7 @@ def sections(c: Chronicle) -> list[Element]:
         made.append(section("bytes", "Bytes", *traffic(c)))
     if c.stays:
         made.append(section("peers", "Peers", timeline(c)))
-    if any(one.part for one in c.contributions):
+    if took_part(c):
         made.append(section("contributions", "Contributions", shares(c)))
         made.append(section("contributors", "Contributors", *contributors(c)))
     if c.about.recipe_text:
@@ -66,28 +66,33 @@ def words(c: Chronicle) -> Iterator[str]:
         yield f"{about.method} of {about.model}{size} on {data}, by the recipe {about.recipe}."
     took = f" in {spell(duration(c))}" if c.rounds else ""
     ended = f": {c.reason}" if c.reason else ""
-    yield f"{headline(c)}: {len(c.rounds):,} rounds{took}{ended}."
+    rounds = counted(c.rounds[-1].round + 1 if c.rounds else 0, "round")
+    yield f"{headline(c)}: {rounds}{took}{ended}."
     if losses:
         held = f"; on held-out data {falls([e.loss for e in c.evaluations])}" if c.evaluations else ""
         yield f"The loss in training {falls([losses[0][1], losses[-1][1]])}{held} (nats a token)."
-    if moved(c):
-        times = ratio_of(c)
-        below = f": {times:,.0f} times less than FP16, with all that joiners fetched" if times else ""
-        up, down = (sum(getattr(one, way) for one in c.contributions) for way in ("up", "down"))
-        yield f"The peers sent {megabytes(up)} and received {megabytes(down)}{below}."
+    if up := sum(r.up for r in c.rounds):
+        down, times = sum(r.down for r in c.rounds), ratio_of(c)
+        below = f", {times:,.0f} times less than all parameters in FP16" if times else ""
+        yield f"In the rounds the peers sent {megabytes(up)} and received {megabytes(down)}{below}."
+    if fetched := sum(one.fetched for one in c.contributions):
+        yield f"To join they fetched another {megabytes(fetched)}: the model, and the packets they lacked."
     if (share := idle_of(c.rounds)) is not None:
         yield f"Their devices waited {share:.1%} of their time for an exchange."
-    if c.contributions:
-        missed = sum(one.left_out for one in c.contributions)
-        took_part = sum(one.rounds for one in c.contributions)
-        late = f"; {missed:,} of {took_part + missed:,} packets were late or refused" if missed else ""
-        many, there = len(c.contributions), len(c.present)
-        peers, are = "peer" if many == 1 else "peers", "is" if there == 1 else "are"
-        yield f"{many} {peers} took part, {there} {are} there now{late}."
+    if did := took_part(c):
+        missed, packets = sum(one.left_out for one in did), sum(one.rounds + one.left_out for one in did)
+        late = f"; {missed:,} of {packets:,} packets were late or refused" if missed else ""
+        are = "is" if len(c.present) == 1 else "are"
+        yield f"{counted(len(did), 'peer')} took part, {len(c.present)} {are} there now{late}."
     if c.note:
         yield c.note
     if c.seen:
         yield f"Newest entry: {utc(c.seen)}."
+
+
+def took_part(c: Chronicle) -> list[Contribution]:
+    """Those who were in a round. Who is still fetching was not, nor a doctor who only had a look."""
+    return [one for one in c.contributions if one.rounds or one.left_out]
 
 
 def falls(values: Sequence[float]) -> str:
@@ -102,7 +107,7 @@ def figures(c: Chronicle) -> Element:
     losses = [loss for _, loss in c.losses]
     share, times = idle_of(c.rounds), ratio_of(c)
     shown = [
-        ("state", c.state),
+        ("state", "no answer" if c.state == "unreachable" else c.state),
         ("step", f"{c.step:,} / {c.steps:,}"),
         ("loss", f"{losses[-1]:.4f}" if losses else "-"),
         ("held-out", f"{c.evaluations[-1].loss:.4f}" if c.evaluations else "-"),
@@ -127,16 +132,11 @@ def duration(c: Chronicle) -> float:
     return max(0.0, (c.seen or 0.0) - (c.started or 0.0)) if c.started else 0.0
 
 
-def moved(c: Chronicle) -> int:
-    """Bytes of all peers, also of those who fetched the model while others worked."""
-    return sum(one.up + one.down for one in c.contributions)
-
-
 def ratio_of(c: Chronicle) -> float | None:
-    """How many times fewer bytes than FP16, over all rounds of which bytes are known."""
+    """How many times fewer bytes than FP16, over the exchanges of all rounds of which bytes are known."""
     known = [r for r in c.rounds if r.up + r.down]
     full = sum(r.fp16(c.about.parameters) for r in known)
-    return full / moved(c) if full and moved(c) else None
+    return full / sum(r.up + r.down for r in known) if full else None
 
 
 def idle_of(rounds: Sequence[Round] | Sequence[Contribution]) -> float | None:
@@ -252,7 +252,7 @@ def shares(c: Chronicle) -> Element:
     first = c.contributions[0]
     drawn = [
         Row(one.peer, [Bar(0, one.part, f"{one.peer}: {one.part:.1%}")], text=f"{one.part:.0%}")
-        for one in c.contributions
+        for one in took_part(c)
     ]
     said = f"{first.peer} did most: {first.part:.0%}."
     return el("figure", rows("shares", "Share of the work", said, drawn))
@@ -270,13 +270,13 @@ def contributors(c: Chronicle) -> Iterator[Element]:
         "sent": lambda one: megabytes(one.up),
         "received": lambda one: megabytes(one.down),
     }
-    if not any(one.rounds for one in c.contributions):
-        for unknown in ("samples", "rounds", "left out", "idle"):
-            del columns[unknown]
-    body = [[one.peer, *(of(one) for of in columns.values())] for one in c.contributions[:PEERS]]
+    did = took_part(c)
+    if not any(one.samples for one in did):
+        del columns["samples"]
+    body = [[one.peer, *(of(one) for of in columns.values())] for one in did[:PEERS]]
     yield scrolled(table("What each gave", ["peer", *columns], body), "what each gave")
-    if len(c.contributions) > PEERS:
-        yield el("p", f"and {len(c.contributions) - PEERS:,} more.")
+    if len(did) > PEERS:
+        yield el("p", f"and {len(did) - PEERS:,} more.")
 
 
 def recipe(c: Chronicle) -> Iterator[Element]:

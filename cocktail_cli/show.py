@@ -37,6 +37,7 @@ from cocktail_cli.events import (
     as_json,
     timestamp,
 )
+from cocktail_cli.metrics import of_step
 from cocktail_cli.options import Progress
 
 
@@ -224,14 +225,20 @@ def step_line(event: Step, verbose: int) -> str:
     fields = [f"step={event.step}/{event.steps}", f"round={event.round}"]
     if event.loss is not None:
         fields.append(f"loss={event.loss:.4f}")
+    if event.lr is not None:
+        fields.append(f"lr={event.lr:.1e}")
     fields.append(f"peers={event.peers}")
-    if event.step_s:
-        fields.append(f"step_s={event.step_s:.2f}")
+    numbers = of_step(event)
+    for key, name, digits in (("tokens_per_s", "tok_s", 0), ("step_s", "step_s", 2), ("sync_s", "sync_s", 2)):
+        if numbers[key]:
+            fields.append(f"{name}={numbers[key]:.{digits}f}")
     members = max(len(event.up_bytes), 1)
     fields.append(f"up_kb={sum(event.up_bytes.values()) / members / 1e3:.1f}")
     fields.append(f"down_kb={sum(event.down_bytes.values()) / max(len(event.down_bytes), 1) / 1e3:.1f}")
     if event.ratio_fp16:
         fields.append(f"ratio_fp16={event.ratio_fp16:.1f}")
+    if event.step_s and event.step < event.steps:
+        fields.append(f"eta_s={event.step_s * (event.steps - event.step):.0f}")
     if verbose:
         fields.append(f"fingerprint={event.fingerprint}")
         fields += [f"{peer}={up}/{event.down_bytes.get(peer, 0)}" for peer, up in event.up_bytes.items()]

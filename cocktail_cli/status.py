@@ -32,12 +32,15 @@ def status(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show how a run fares. Example: cocktail status amber-otter-42
+    """Show how a run fares.
+
+    Example: cocktail status amber-otter-42
 
     With --json one object: run, state (waiting, running, finished, failed), step, max_steps, loss, eval_loss,
-    losses and eval_losses (while it runs: [step, loss] so far, 128 at most), tokens, tokens_per_s, eta_s,
-    reach (of a run of this machine), and peers, each with name, gpu, state, share, tokens, up_bytes,
-    down_bytes, rtt_ms, last_seen_s.
+    losses and eval_losses (while it runs: pairs of step and loss, 128 at most), tokens, tokens_per_s, eta_s,
+    since_s, parameters, local_steps, recipe_hash, reach (of a run of this machine), and peers, each with
+    name, gpu, state, share, tokens, up_bytes, down_bytes, fetched_bytes (of these: before it was ready),
+    rtt_ms, last_seen_s, joined_s, rounds, left_out, compute_s, wait_s.
     """
     if run is None:
         list_runs(as_json, quiet)
@@ -109,12 +112,12 @@ def screen(found: dict[str, Any]) -> Iterator[str]:
     if found.get("reach"):
         yield f"reach: {found['reach']}"
     if found["peers"]:
-        yield f"{'PEER':<20} {'HARDWARE':<24} {'STATE':<10} {'UP':>10} {'DOWN':>10} {'SHARE':>6}"
+        yield f"{'PEER':<20} {'HARDWARE':<20} {'STATE':<9} {'UP':>9} {'DOWN':>9} {'SHARE':>6}"
     for peer in found["peers"]:
         name, gpu, state = (printable(str(peer.get(key) or "")) for key in ("name", "gpu", "state"))
         up, down = megabytes(peer.get("up_bytes") or 0), megabytes(peer.get("down_bytes") or 0)
         share = 100 * (peer.get("share") or 0)
-        yield f"{name:<20} {gpu[:24]:<24} {state:<10} {up:>10} {down:>10} {share:>5.0f}%"
+        yield f"{name:<20} {gpu[:20]:<20} {state:<9} {up:>9} {down:>9} {share:>5.0f}%"
 
 
 def list_runs(as_json: bool, quiet: bool) -> None:

@@ -20,8 +20,9 @@ def stop(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """End a run of this machine: its peers are told, its model is written. Example: cocktail stop
-    amber-otter-42
+    """End a run of this machine: its peers are told, its model is written.
+
+    Example: cocktail stop amber-otter-42
     """
     from transport import ask_stop, parse_url
     from transport.errors import Unreachable

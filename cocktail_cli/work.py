@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cocktail_cli.board import counted
 from cocktail_cli.folder import SNAPSHOTS
 from cocktail_cli.kept_owner import KeptOwner
 from cocktail_cli.probing import Probing
@@ -115,8 +116,9 @@ class RunWork:
         for taken in self.owner.owner.held:
             self.held[taken.peer] += 1
             if self.held[taken.peer] in TOLD:
-                count = f"round {round} is the {self.held[taken.peer]}. in which its packet was shortened"
-                self.tell(taken.peer, f"{count}: {taken.why}")
+                times = counted(self.held[taken.peer], "time")
+                told = f"its packet of round {round} was shortened ({times} so far): {taken.why}"
+                self.tell(taken.peer, told)
         return packet
 
     def own(self, round: int, shards: Sequence[int], keep: Callable[[bytes], int]) -> bool:

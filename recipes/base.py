@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from recipes.hub import fetch
+from recipes.hub import Told, fetch
 from recipes.own_code import CODE, loading
 from recipes.problems import ModelError
 from recipes.schema import Model, Recipe
@@ -83,9 +83,9 @@ class Base:
         return sum(file.size for file in self.files)
 
 
-def prepare_base(recipe: Recipe, folder: Path) -> Base:
+def prepare_base(recipe: Recipe, folder: Path, told: Told = lambda done, total: None) -> Base:
     """The base of `recipe` as a local folder: a local folder is used as it is, a hub id is fetched into the
-    hub's cache, a builtin model is made in `folder` from the recipe's seed.
+    hub's cache (`told`: how far), a builtin model is made in `folder` from the recipe's seed.
 
     Errors: ModelError where something is missing, HubUnreachable where the hub does not answer.
     """
@@ -97,15 +97,17 @@ def prepare_base(recipe: Recipe, folder: Path) -> Base:
     if local.is_dir():
         check_folder(local)
         return Base(local, manifest(local, code))
-    fetched = fetch_model(name, recipe.model.model_revision, code)
+    fetched = fetch_model(name, recipe.model.model_revision, code, told)
     return Base(fetched, manifest(fetched, code))
 
 
-def fetch_model(name: str, revision: str | None, code: bool = False) -> Path:
+def fetch_model(
+    name: str, revision: str | None, code: bool = False, told: Told = lambda done, total: None
+) -> Path:
     """Hub model `name` as a folder of the hub's cache. Errors: as prepare_base."""
     if _looks_local(name):
         raise ModelError(f"no such model folder: {name}")
-    fetched = fetch(name, revision, [*WEIGHTS[:2], *beside(code)], WEIGHTS[2:])
+    fetched = fetch(name, revision, [*WEIGHTS[:2], *beside(code)], WEIGHTS[2:], told)
     check_folder(fetched, name)
     return fetched
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from recipes.own_code import CODE
 from recipes.problems import DataError, HubUnreachable, ModelError
 
 SPARE = 256 << 20  # bytes that stay free on the disk
+Told = Callable[[int, int], None]  # is told how many bytes are here, and of how many
 
 # huggingface_hub, httpx, requests and datasets each have their own names for "no answer"
 NO_ANSWER = {
@@ -46,7 +48,13 @@ PUSHED = (
 TOKEN_HINT = "(hint: `hf auth login`, or HF_TOKEN with a token that may write)"
 
 
-def fetch(name: str, revision: str | None, files: Sequence[str], otherwise: Sequence[str] = ()) -> Path:
+def fetch(
+    name: str,
+    revision: str | None,
+    files: Sequence[str],
+    otherwise: Sequence[str] = (),
+    told: Told = lambda done, total: None,
+) -> Path:
     """The files of hub model `name` that match the patterns `files`, and those that match `otherwise` where
     the repository has no safetensors. What is in the cache is not fetched again, and is enough when the hub
     does not answer.
@@ -67,8 +75,9 @@ def fetch(name: str, revision: str | None, files: Sequence[str], otherwise: Sequ
         safe = any(file.rfilename.endswith(".safetensors") for file in listed)
         wanted = [*files, *([] if safe else otherwise)]
         sizes = {f.rfilename: f.size or 0 for f in listed if any(fnmatch(f.rfilename, w) for w in wanted)}
-        check_room(name, str(found.sha), sizes)
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+        lacking = check_room(name, str(found.sha), sizes)
+        bars = counting(lacking, told)
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, tqdm_class=bars))
     except HFValidationError as error:
         raise ModelError(f"{name}: neither a folder nor the id of a model on the hub") from error
     except GatedRepoError as error:
@@ -115,8 +124,33 @@ def licence(name: str) -> str:
     return f"(hint: accept the licence at https://huggingface.co/{name}, then `hf auth login`)"
 
 
-def check_room(name: str, commit: str, sizes: Mapping[str, int]) -> None:
-    """Before the first byte: is there room for those of the files that the cache lacks? Raises OSError."""
+def counting(total: int, told: Told) -> type[Any]:
+    """What huggingface_hub is to take for its progress bars: these draw nothing, and tell of the bytes. One
+    counts those that came, one those on the disk, one counts files. What is told only grows.
+    """
+    from huggingface_hub.utils import tqdm
+
+    class Counting(tqdm):  # type: ignore[misc]  # it has no types
+        here, mine = 0, 0
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.of_bytes = options.get("unit") == "B"
+            super().__init__(*args, **options | {"disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            with self.get_lock():  # files come in several threads
+                self.mine += int(n or 0)
+                if self.of_bytes:
+                    Counting.here = min(total, max(Counting.here, self.mine))
+                    told(Counting.here, total)
+
+    return Counting
+
+
+def check_room(name: str, commit: str, sizes: Mapping[str, int]) -> int:
+    """Before the first byte: is there room for those of the files that the cache lacks? Their bytes.
+    Raises OSError.
+    """
     from huggingface_hub import constants, try_to_load_from_cache
 
     cached = {file for file in sizes if isinstance(try_to_load_from_cache(name, file, revision=commit), str)}
@@ -125,6 +159,7 @@ def check_room(name: str, commit: str, sizes: Mapping[str, int]) -> None:
     there = next(p for p in (place, *place.parents) if p.exists())
     if needed > max(0, shutil.disk_usage(there).free - SPARE):
         raise OSError(errno.ENOSPC, f"{name} has {needed / 1e9:.1f} GB that are not here", str(place))
+    return needed
 
 
 def _cached(name: str, revision: str | None, no_answer: Exception) -> Path:

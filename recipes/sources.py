@@ -11,7 +11,6 @@ import glob
 import hashlib
 import json
 import os
-import shutil
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -23,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from recipes.hub import is_no_answer
+from recipes.hub import Told, is_no_answer
 from recipes.problems import DataError, HubUnreachable
 from recipes.schema import Dataset
 
@@ -40,13 +39,14 @@ class Row:
     place: str  # "my.jsonl:17", for messages
 
 
-def rows(dataset: Dataset, streaming: bool = False) -> Iterator[Row]:
+def rows(dataset: Dataset, streaming: bool = False, told: Told = lambda done, total: None) -> Iterator[Row]:
     """The rows of `dataset`, at most `max_samples`. Errors: DataError, HubUnreachable.
 
     Args:
         streaming: of data on the hub only what is read is fetched.
+        told: how far a file at an https address is, which is fetched now; data on the hub come later.
     """
-    return islice(_rows(dataset, streaming), dataset.max_samples)
+    return islice(_rows(dataset, streaming, told), dataset.max_samples)
 
 
 def on_hub(path: str) -> bool:
@@ -85,14 +85,14 @@ def lines(dataset: Dataset) -> int | None:
     return min(found, dataset.max_samples or found)
 
 
-def _rows(dataset: Dataset, streaming: bool) -> Iterator[Row]:
+def _rows(dataset: Dataset, streaming: bool, told: Told) -> Iterator[Row]:
     path = dataset.path
     if path.startswith("builtin:"):
         return _builtin(path)
     if path.startswith("http://"):
         raise DataError(f"{path}: data are read from https addresses only")
     if path.startswith("https://"):
-        return _file(fetched(path), dataset, streaming, called=path)
+        return _file(fetched(path, told), dataset, streaming, called=path)
     local = Path(path).expanduser()
     if local.is_file():
         return _file(local, dataset, streaming)
@@ -165,7 +165,7 @@ def _jsonl(path: Path, called: str) -> Iterator[Row]:
         raise DataError(f"{called}: cannot be read: {error.strerror}") from error
 
 
-def fetched(url: str) -> Path:
+def fetched(url: str, told: Told = lambda done, total: None) -> Path:
     """The file at an https address, in the cache of the Hugging Face tools. It is fetched once: what a run
     began with is what it goes on with. Errors: DataError.
     """
@@ -181,10 +181,13 @@ def fetched(url: str) -> Path:
         with urllib.request.urlopen(url, timeout=PATIENCE) as answer, part.open("wb") as file:
             if not answer.url.startswith("https://"):
                 raise DataError(f"{url}: leads to {answer.url}, which is not https")
-            shutil.copyfileobj(answer, file)
-            size, wanted = file.tell(), answer.headers["Content-Length"]
-        if wanted is not None and size != int(wanted):
-            raise DataError(f"{url}: {size:,} bytes came, {int(wanted):,} were announced")
+            wanted = int(answer.headers["Content-Length"] or 0)
+            while block := answer.read(1 << 16):
+                file.write(block)
+                told(file.tell(), wanted)
+            size = file.tell()
+        if wanted and size != wanted:
+            raise DataError(f"{url}: {size:,} bytes came, {wanted:,} were announced")
         os.replace(part, target)
     except urllib.error.HTTPError as error:
         raise DataError(f"{url}: the server answers {error.code} {error.reason}") from error

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked import Forked
 from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported by any test
@@ -25,6 +27,13 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.setenv("COCKTAIL_HOME", str(tmp_path_factory.mktemp("home")))
     for name in ("COCKTAIL_RUN_URL", "COCKTAIL_NAME", "COCKTAIL_DEBUG", "COCKTAIL_PROGRESS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[Forked]:
+    """Starts commands in processes of their own, fast."""
+    with Forked() as process:
+        yield process
 
 
 @pytest.fixture

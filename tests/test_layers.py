@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -237,3 +238,11 @@ def test_scripts_can_be_run() -> None:
         pytest.skip("Windows has no executable bit")
     for name in ("scripts/demo", "scripts/chaos", "scripts/test", "scripts/check", ".ci/run"):
         assert os.access(ROOT / name, os.X_OK), name
+
+
+def test_every_script_is_named_in_their_readme() -> None:
+    text = (ROOT / "scripts" / "README.md").read_text(encoding="utf-8")
+    said = re.findall(r"`([\w*]+(?:\.py)?)`", text)
+    files = [file.name for file in (ROOT / "scripts").iterdir() if file.is_file() and file.suffix != ".md"]
+
+    assert [name for name in files if name != "env" and not any(fnmatch(name, one) for one in said)] == []

@@ -16,9 +16,11 @@ from .wire import Came, Down, Up
 OWNER_S = 60.0  # for an answer: what is decided waits its turn behind the round that is being committed
 
 
-def ask_status(url: RunURL, timeout: float = 10.0) -> dict[str, Any]:
-    """The object of `cocktail status --json`. Raises Unreachable, RefusedByHub, LinkLost."""
-    answer = ask(url.host, url.port, url.key, AskStatus(PROTOCOL, url.token, url.run), timeout)
+def ask_status(url: RunURL, timeout: float = 10.0, recipe: bool = False) -> dict[str, Any]:
+    """The object of `cocktail status --json`, with the recipe's text where it is wanted. Raises Unreachable,
+    RefusedByHub, LinkLost."""
+    question = AskStatus(PROTOCOL, url.token, url.run, recipe)
+    answer = ask(url.host, url.port, url.key, question, timeout)
     if not isinstance(answer, Status):
         raise LinkLost(f"the hub answered {type(answer).__name__} to a question for its status")
     status = json.loads(answer.status)

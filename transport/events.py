@@ -5,7 +5,10 @@ Each has `at`: wall-clock seconds since 1970, for people and logs. Durations ins
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from .status import Moved
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,17 @@ class RoundCommitted(Event):
     seconds: float  # since the round was opened
     up: dict[str, int] = field(default_factory=dict)  # bytes on the wire since the last commit, peer to hub
     down: dict[str, int] = field(default_factory=dict)  # hub to peer; both with ZMTP and CURVE framing
+    fetched: dict[str, int] = field(default_factory=dict)  # of `down`: what a peer lacked before it was ready
     deadline: float = 0.0  # seconds after the opening, as the last update that was waited for left it
+
+    def with_bytes(self, moved: Mapping[str, Moved]) -> RoundCommitted:
+        """The same, with what each peer has moved."""
+        return replace(
+            self,
+            up={peer: m.up for peer, m in moved.items()},
+            down={peer: m.down for peer, m in moved.items()},
+            fetched={peer: m.fetched for peer, m in moved.items() if m.fetched},
+        )
 
 
 @dataclass(frozen=True)

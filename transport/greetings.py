@@ -35,7 +35,7 @@ def greet(hub: HubState, conn: bytes, message: Greeting, now: float) -> None:
         resume(hub, conn, message, now)
     elif isinstance(message, AskStatus):
         known = same(message.token, hub.token)
-        hub.out.send(conn, Status(status_text(hub, now)) if known else wrong_token())
+        hub.out.send(conn, Status(status_text(hub, now, message.recipe)) if known else wrong_token())
     elif not same(message.secret, hub.stop_secret):
         hub.out.send(conn, Refused("token", "only the owner of the run can stop it"))
     else:

@@ -377,11 +377,17 @@ class HubState:
     def _committed(self, ex: Exchange, accepted: list[str], done: do.CommitDone, now: float) -> None:
         sharding.settle(self, ex, done)
         message = self.history.add(ex, accepted, done)
+        for s in ex.members.keys() - set(accepted):
+            if (session := self.members.get(s)) is not None:
+                session.left_out += 1
         for s in accepted:
             if (session := self.members.get(s)) is not None:
                 session.owes = now if session.state is State.APART else None
                 session.accepted += 1
                 session.tokens += done.tokens.get(session.name, 0)
+                if (report := ex.reports[s]).tokens:  # else it repeats the times of the step before
+                    session.compute_s += report.compute_s
+                    session.wait_s += report.wait_s
                 session.share = done.share(session.name)
                 for lease in [r for r in self.leases.held(s) if r < ex.round - STALE]:
                     self.give_back(s, lease)
@@ -393,10 +399,10 @@ class HubState:
                     self.members.kick_other_state(session, session.claims[0])
                 session.claims = None
         self.round += 1
-        up, down = self.members.tell_traffic()
+        moved = self.members.tell_traffic()
         told, steps = ex.told(accepted, done, now), self.settings.steps
-        counted = self.leases.counted
-        self.out.tell(replace(told, step=self.step, steps=steps, counted=counted, up=up, down=down))
+        told = replace(told, step=self.step, steps=steps, counted=self.leases.counted)
+        self.out.tell(told.with_bytes(moved))
         self._wait_again(now)
 
     def _void(self, ex: Exchange, now: float) -> None:

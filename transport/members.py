@@ -12,7 +12,7 @@ from .ledger import OpenSession
 from .messages import Hello, Message, Ping, Refused
 from .sessions import NEXT, Kind, Session, State, clean_name, unique_name
 from .settings import RunSettings
-from .status import Traffic
+from .status import Moved, Traffic
 from .wire import key_of, origin_of
 
 AWAKE_S = 1.0  # ticks come as they are asked for, or this much later
@@ -206,6 +206,8 @@ class Members:
         if state is None:
             self.ignored += 1
             return False
+        if session.state is State.JOINING:  # it is ready
+            self.traffic[session.id].ready = self.traffic[session.id].down
         session.state = state
         return True
 
@@ -214,10 +216,9 @@ class Members:
             if id in self.sessions:
                 self.move(self.sessions[id], kind)
 
-    def tell_traffic(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Bytes up and down by peer since this was last asked."""
-        told = {s.name: self.traffic[s.id].tell() for s in self.sessions.values() if s.id in self.traffic}
-        return {name: up for name, (up, _) in told.items()}, {name: down for name, (_, down) in told.items()}
+    def tell_traffic(self) -> dict[str, Moved]:
+        """Bytes by peer since this was last asked."""
+        return {s.name: self.traffic[s.id].tell() for s in self.sessions.values() if s.id in self.traffic}
 
     # ---- time --------------------------------------------------------------------------------------------
 

@@ -149,12 +149,13 @@ class Pong(Message, frozen=True):
     sent: Finite
 
 
-class AskStatus(Message, frozen=True):
+class AskStatus(Message, frozen=True, omit_defaults=True):
     """A question from a connection that is no peer: `cocktail status`."""
 
     protocol: int
     token: Word
     run: Word
+    recipe: bool = False  # its text too
 
 
 class AskStop(Message, frozen=True):

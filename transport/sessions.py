@@ -76,7 +76,10 @@ class Session:
     rtt: float | None = None  # seconds
     origin: str = ""  # where it comes from (wire.origin_of)
     accepted: int = 0  # packets that were
+    left_out: int = 0  # rounds that were committed without its packet, though it was a member
     tokens: int = 0  # trained tokens counted
+    compute_s: float = 0.0  # of the last step of each round whose packet was accepted, summed
+    wait_s: float = 0.0  # that its device then waited for the exchange
     fits: int = 0  # bytes of an aggregate that it can fetch beside its compute; 0: not known
     share: float | None = None  # of the mean of the last round its packet was in; None: of none yet
     legacy: int = 0  # bytes of its residual that it has handed over

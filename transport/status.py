@@ -11,20 +11,33 @@ if TYPE_CHECKING:
     from .hub_state import HubState
 
 
+@dataclass(frozen=True)
+class Moved:
+    """Bytes."""
+
+    up: int = 0  # peer to hub
+    down: int = 0
+    fetched: int = 0  # of `down`: before the peer was ready, of model and packets that it lacked
+
+
 @dataclass
 class Traffic:
     """Bytes on the wire of one session, ZMTP and CURVE framing included."""
 
     up: int = 0  # peer to hub
     down: int = 0
-    up_told: int = 0  # of which the last RoundCommitted knew
-    down_told: int = 0
+    ready: int | None = None  # `down` when the peer had caught up; None: it has not
+    told: Moved | None = None  # what the last RoundCommitted knew of these
 
-    def tell(self) -> tuple[int, int]:
-        """(up, down) since this was last asked."""
-        told = (self.up - self.up_told, self.down - self.down_told)
-        self.up_told, self.down_told = self.up, self.down
-        return told
+    @property
+    def sums(self) -> Moved:
+        return Moved(self.up, self.down, self.down if self.ready is None else self.ready)
+
+    def tell(self) -> Moved:
+        """Since this was last asked."""
+        now, before = self.sums, self.told or Moved()
+        self.told = now
+        return Moved(now.up - before.up, now.down - before.down, now.fetched - before.fetched)
 
 
 WORDS = {
@@ -37,8 +50,8 @@ WORDS = {
 }
 
 
-def status_text(hub: HubState, now: float) -> str:
-    """The state of the run as JSON text, the keys of `cocktail status --json`."""
+def status_text(hub: HubState, now: float, recipe: bool = False) -> str:
+    """The state of the run as JSON text, the keys of `cocktail status --json`. `recipe`: its text, too."""
     s, elapsed = hub.settings, max(1e-9, now - hub.started)
     total = sum(p.tokens for p in hub.members.sessions.values()) or 1
     remaining = s.samples - hub.leases.counted
@@ -55,13 +68,23 @@ def status_text(hub: HubState, now: float) -> str:
                 "tokens": p.tokens,
                 "up_bytes": t.up,
                 "down_bytes": t.down,
+                "fetched_bytes": t.sums.fetched,
                 "rtt_ms": None if p.rtt is None else round(p.rtt * 1000, 1),
                 "last_seen_s": round(now - p.seen, 1),
+                "joined_s": round(now - p.since, 1),
+                "rounds": p.accepted,
+                "left_out": p.left_out,
+                "compute_s": round(p.compute_s, 3),
+                "wait_s": round(p.wait_s, 3),
             }
         )
     return json.dumps(
         {
             "run": s.run,
+            "recipe_hash": s.recipe_hash,
+            "parameters": s.parameters,
+            "local_steps": s.local_steps,
+            "since_s": round(elapsed, 1),
             "state": state_word(hub),
             "step": hub.step,
             "max_steps": s.steps,
@@ -77,6 +100,7 @@ def status_text(hub: HubState, now: float) -> str:
             "checkpoint": hub.history.snapshots[-1].round if hub.history.snapshots else None,
             "eta_s": round(remaining / rate) if rate > 0 else None,
         }
+        | ({"recipe": s.recipe} if recipe else {})
     )
 
 

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forked import Forked
 from in_this_process import Run, Said
 
 from cocktail_cli.main import main
-
-
-@pytest.fixture(scope="session")
-def forked() -> Iterator[Forked]:
-    """Starts commands in processes of their own, fast."""
-    with Forked() as process:
-        yield process
 
 
 @pytest.fixture

@@ -87,6 +87,12 @@ def test_a_lower_loss_is_drawn_lower() -> None:
     assert second > first
 
 
+def test_places_between_two_rounds_have_no_number() -> None:
+    said = [text.text for text in lines(plot((42, 1.0), (43, 2.0))).iter("text")]
+
+    assert (said.count("42"), said.count("43")) == (1, 1)
+
+
 def test_equal_factors_are_equal_steps_on_a_log_axis() -> None:
     axis = axis_of([1.0, 10_000.0], 0.0, 100.0, log=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -25,13 +26,26 @@ def recipe(folder: Path, text: str = "", data: str = "rows.jsonl") -> str:
 
 def test_recipes_can_be_listed_shown_and_copied(cocktail: Run, tmp_path: Path) -> None:
     assert "smoke" in cocktail("recipes", "list").out
-    assert json.loads(cocktail("recipes", "list", "--json").out)["recipes"][0]["name"]
+    first = json.loads(cocktail("recipes", "list", "--json").out)["recipes"][0]["name"]
+    assert cocktail("recipes", "list", "-q").out.split()[0] == first
     assert cocktail("recipes", "show", "smoke").out.startswith("# smoke.yaml")
     assert "logging_steps: 1" in cocktail("recipes", "show", "smoke", "--resolved").out
     assert cocktail("recipes", "copy", "smoke", "own.yaml").exit == 0
     assert (tmp_path / "own.yaml").read_text() == cocktail("recipes", "show", "smoke").out
     again = cocktail("recipes", "copy", "smoke", "own.yaml")
     assert (again.exit, "exists already" in again.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "command", ["launch", "join", "status", "stop", "peers", "plan", "preview", "export"]
+)
+def test_every_command_can_be_asked_to_say_more_and_without_colours(
+    cocktail: Run, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "")
+
+    assert cocktail(command, "--no-color", "-v", "--help").exit == 0
+    assert os.environ["NO_COLOR"] == "1"
 
 
 def test_a_misspelt_recipe_is_told_the_nearest_name(cocktail: Run) -> None:

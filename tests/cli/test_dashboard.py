@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 import urllib.request
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from a_run import a_run
 from in_this_process import Run
+from test_remote_run import answer
 
 from cocktail_cli.dashboard import Page, source_of
 from cocktail_cli.events import PageOpened, Warning
@@ -95,14 +97,23 @@ def test_where_none_goes_on_it_asks_which(cocktail: Run, tmp_path: Path) -> None
     assert (said.exit, "which run? Going on here: none" in said.err) == (2, True)
 
 
-def test_a_run_url_is_asked_of_its_hub(tmp_path: Path) -> None:
+def test_a_run_url_is_asked_of_its_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = str(RunKeys.generate().url("203.0.113.7", 29400, "amber-otter-42"))
     (tmp_path / "line").write_text(url + "\n")
+    monkeypatch.setattr("transport.ask_status", lambda *_, **__: answer(4, ("ann", 0)))
 
     for given in (url, f"@{tmp_path / 'line'}"):
         source, line = source_of(given)
         assert isinstance(source, Remote)
         assert line() == f"cocktail join {url}"
+
+
+def test_of_a_run_that_cannot_be_reached_there_is_no_page(cocktail: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    said = cocktail("dashboard", str(RunKeys.generate().url("127.0.0.1", port, "amber-otter-42")))
+
+    assert (said.exit, "cannot be reached: no connection" in said.err, said.out) == (5, True, "")
 
 
 def test_an_unknown_run_is_exit_3_and_a_cut_url_exit_2(cocktail: Run) -> None:

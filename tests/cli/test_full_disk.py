@@ -21,27 +21,21 @@ LAUNCH = ("launch", "smoke", "--json", "--no-train", "--port", "0", "--bind", "1
 
 
 def test_a_full_disk_stops_the_run_with_its_reason_and_loses_nothing(forked: Forked, tmp_path: Path) -> None:
-    def join(name: str, url: str) -> Command:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "url").write_text(url + "\n")
-        return forked.start(
-            tmp_path / name, "join", "@url", "-y", "--json", "--device", "cpu", "--name", name
-        )
+    with small_disk(tmp_path / "disk", megabytes=16) as disk:
 
-    with small_disk(tmp_path / "disk", megabytes=16) as disk, Forked(disk.inside) as inside:
+        def inside(name: str, *command: str, first: str = "") -> Command:
+            return forked.start(tmp_path / name, *command, before=disk.enter + first)
+
         out = disk.path / "out"
         command = (*LAUNCH, "max_steps=40", "-o", str(out))
-        launch = inside.start(tmp_path / "launch", *command)
+        launch = inside("launch", *command)
         url = launch.until("run_started")["url"]
-        guest = join("guest", url)
+        guest = forked.join(tmp_path / "guest", url)
         launch.until("step", step=3)
-        again = [inside.start(tmp_path / f"second{more}", *command, *more) for more in ((), ("--resume",))]
+        again = [inside(f"second{more}", *command, *more) for more in ((), ("--resume",))]
         assert [second.wait() for second in again] == [4, 4], "one hub a ledger"
         assert "is going on: its hub (process" in again[0].told[-1]["error"]["message"]
-        poor = tmp_path / "poor"
-        poor.mkdir()
-        (poor / "url").write_text(url + "\n")
-        no_room = inside.start(poor, "join", "@url", "-y", "--json", home=disk.path / "home")
+        no_room = forked.join(tmp_path / "poor", url, before=disk.enter, home=disk.path / "home")
         assert no_room.wait() == 8
         assert str(disk.path / "home") in no_room.told[-1]["error"]["message"]
         reached = max(event["step"] for event in launch.told if event["event"] == "step")
@@ -61,10 +55,10 @@ def test_a_full_disk_stops_the_run_with_its_reason_and_loses_nothing(forked: For
 
         disk.empty()
         little = "import recipes.state; recipes.state.SPARE = 0"  # of the disk is kept free for others
-        resumed = inside.start(tmp_path / "resumed", *command, "--resume", before=little)
+        resumed = inside("resumed", *command, "--resume", first=little)
         started = resumed.until("run_started")
         assert (started["url"], started["round"] > announced) == (url, True)
-        guest = join("guest-again", url)
+        guest = forked.join(tmp_path / "guest-again", url)
         assert (resumed.wait(), guest.wait()) == (0, 0), resumed.told[-1]
         shutil.copytree(disk.outside / "out" / "ledger", tmp_path / "ledger")
         with Ledger(tmp_path / "ledger", write=False) as ledger:
@@ -73,6 +67,6 @@ def test_a_full_disk_stops_the_run_with_its_reason_and_loses_nothing(forked: For
         assert told[-1]["event"] == "run_finished"
 
         subprocess.run([*disk.inside, "mount", "-o", "remount,ro", str(disk.path)], check=True)
-        barred = inside.start(tmp_path / "barred", *LAUNCH, "-o", str(disk.path / "other"))
+        barred = inside("barred", *LAUNCH, "-o", str(disk.path / "other"))
         assert barred.wait() == 4
         assert "other: Read-only file system" in barred.told[-1]["error"]["message"]

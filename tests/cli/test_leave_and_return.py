@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_processes import LAUNCH, running
+from forked import Forked, needs_fork
+from test_processes import LAUNCH
 
 from cocktail_cli.events import Event, Left, Progressed, Step
 from cocktail_cli.hours import parse_hours
@@ -17,11 +18,7 @@ from cocktail_cli.stays import Watch, stays
 from cocktail_cli.terms import Lent, Mood, Terms
 from transport import parse_url
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(os.name == "nt", reason="Windows cannot send Ctrl-C to one process"),
-]
-JOIN = ["join", "-", "-y", "--json", "--name", "gus"]
+pytestmark = [pytest.mark.slow, needs_fork]
 
 
 def states(told: list[dict[str, Any]], first: str) -> list[dict[str, Any]]:
@@ -29,33 +26,36 @@ def states(told: list[dict[str, Any]], first: str) -> list[dict[str, Any]]:
     return [event for event in told if event.get("state", "").startswith(first)]
 
 
-def test_a_leaver_hands_over_keeps_the_rest_and_finds_it_when_it_comes_back(tmp_path: Path) -> None:
+def test_a_leaver_hands_over_keeps_the_rest_and_finds_it_when_it_comes_back(
+    forked: Forked, tmp_path: Path
+) -> None:
     kept = Path(os.environ["COCKTAIL_HOME"]) / "kept"
-    with running(tmp_path, *LAUNCH, "max_steps=5000", "--peers", "0") as launch:
-        started = launch.until("run_started")
-        with running(tmp_path, *JOIN, stdin=started["url"] + "\n") as join:
-            for _ in range(3):
-                join.until("step")
-            join.process.send_signal(signal.SIGINT)
-            assert join.wait() == 0
-        (handed_over,), (wrote,) = states(join.told, "handed over"), states(join.told, "kept")
-        gone = launch.until("peer_left", peer="gus")
-        assert gone["legacy_bytes"] == handed_over["done"] > 0
-        assert "of its residual's length" in handed_over["state"]
-        (path,) = kept.rglob("*.*")
-        assert (path.name, path.stat().st_size) == ("gus.safetensors", wrote["done"])
-        assert 16 * started["parameters"] <= wrote["done"] < 16.1 * started["parameters"]
+    launch = forked.start(tmp_path / "launch", *LAUNCH, "max_steps=5000", "--peers", "0")
+    started = launch.next("run_started")
+    join = forked.join(tmp_path / "gus", started["url"])
+    for _ in range(3):
+        join.next("step")
+    join.send(signal.SIGINT)
+    assert join.wait() == 0
+    (handed_over,), (wrote,) = states(join.told, "handed over"), states(join.told, "kept")
+    gone = launch.next("peer_left", peer="gus")
+    assert gone["legacy_bytes"] == handed_over["done"] > 0
+    assert "of its residual's length" in handed_over["state"]
+    (path,) = kept.rglob("*.*")
+    assert (path.name, path.stat().st_size) == ("gus.safetensors", wrote["done"])
+    assert 16 * started["parameters"] <= wrote["done"] < 16.1 * started["parameters"]
 
-        with running(tmp_path, *JOIN, stdin=started["url"] + "\n") as again:
-            back = again.until("step")
-            assert len(states(again.told, "back with what it kept")) == 1
-            assert not path.exists(), "or a crash later on would bring it back twice"
-            assert back["round"] >= max(step["round"] for step in join.events("step"))
-            launch.until("step", accepted=["gus"])
-            launch.process.send_signal(signal.SIGINT)
-            assert again.wait() == 0
-        assert launch.wait() == 0
+    again = forked.join(tmp_path / "again", started["url"], "--name", "gus")
+    back = again.next("step")
+    assert len(states(again.told, "back with what it kept")) == 1
+    assert not path.exists(), "or a crash later on would bring it back twice"
+    assert back["round"] >= max(step["round"] for step in join.events("step"))
+    launch.next("step", accepted=["gus"])
+    launch.send(signal.SIGINT)
+    assert (again.wait(), launch.wait()) == (0, 0)
     assert not list(kept.rglob("*")), "the run is over"
+    assert launch.told[-1]["event"] == "run_finished", "Ctrl-C ends a run in good order, with a model"
+    assert (launch.folder / "out" / "model.safetensors").is_file()
 
 
 class Scripted(Watch):
@@ -88,21 +88,21 @@ class Seen:
 
 
 def test_a_machine_outside_its_hours_leaves_in_good_order_and_is_back_with_what_it_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    forked: Forked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cocktail_cli.stays.LOOK_S", 0.1)
     view, lent = Seen(), Lent("gus", ["cpu"], None, ask=False)
     watch = Scripted(view.events)
-    with running(tmp_path, *LAUNCH, "max_steps=12", "--peers", "0") as launch:
-        url = parse_url(launch.until("run_started")["url"])
+    launch = forked.start(tmp_path / "launch", *LAUNCH, "max_steps=12", "--peers", "0")
+    url = parse_url(launch.next("run_started")["url"])
 
-        def stay(again: bool) -> Membership:
-            member = Membership(url, lent, view, watch)
-            member.last(60.0, life_line=False)
-            return member
+    def stay(again: bool) -> Membership:
+        member = Membership(url, lent, view, watch)
+        member.last(60.0, life_line=False)
+        return member
 
-        assert stays(watch, stay, False, view.show) == 0
-        assert launch.wait() == 0
+    assert stays(watch, stay, False, view.show) == 0
+    assert launch.wait() == 0
 
     (left,) = launch.events("peer_left")[:1]
     assert left["reason"].startswith("left: outside 22:00-07:00")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cocktail_cli.board import bar, pace_of, share_of
-from cocktail_cli.events import Event, Progressed
+from cocktail_cli.events import Progressed
 from cocktail_cli.meter import Meter
 
 
@@ -17,7 +17,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_progress_is_told_at_intervals_with_its_pace_and_at_its_end(clock: list[float]) -> None:
-    told: list[Event] = []
+    told: list[Progressed] = []
     meter = Meter(told.append, "tokenizing my.jsonl", "rows")
     for second in range(1, 41):
         clock[0] = 100.0 + second / 10
@@ -25,8 +25,19 @@ def test_progress_is_told_at_intervals_with_its_pace_and_at_its_end(clock: list[
     meter(400, 400)
 
     assert [event.done for event in told[:3]] == [50, 100, 150]
-    assert told[1] == Progressed("tokenizing my.jsonl", 100, 400, "rows", 100.0, 3.0)
+    assert told[1] == Progressed("tokenizing my.jsonl", 100, 400, "rows", 0.0, None)
+    assert (told[2].done, told[2].rate, told[2].eta) == (150, 100.0, pytest.approx(2.5))
     assert told[-1].done == 400
+
+
+def test_the_pace_is_of_late_so_what_was_here_before_does_not_count(clock: list[float]) -> None:
+    told: list[Progressed] = []
+    meter = Meter(told.append, "fetching a/b", "bytes")
+    for second in range(1, 31):
+        clock[0] = 100.0 + second
+        meter(5_000_000 + 1000 * second, 5_100_000)
+
+    assert told[-1] == Progressed("fetching a/b", 5_030_000, 5_100_000, "bytes", 1000.0, 70.0)
 
 
 def test_what_is_quick_is_not_worth_a_word(clock: list[float]) -> None:
@@ -36,8 +47,9 @@ def test_what_is_quick_is_not_worth_a_word(clock: list[float]) -> None:
 
 
 def test_where_the_end_is_not_known_there_is_a_pace_but_no_time_left(clock: list[float]) -> None:
-    told: list[Event] = []
+    told: list[Progressed] = []
     meter = Meter(told.append, "tokenizing me/data", "rows")
+    meter(0)
     clock[0] += 2.0
     meter(4000)
 

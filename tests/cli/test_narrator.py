@@ -48,6 +48,15 @@ def test_a_ratio_is_sixteen_bits_a_parameter_over_the_bytes_of_the_socket() -> N
     assert step.ratio_fp16 == pytest.approx(2 * 2 * 2_000_000 / 11_000, abs=0.01)
 
 
+def test_what_a_peer_fetched_before_it_was_ready_is_no_part_of_a_ratio() -> None:
+    fetched = {"b": 3000, "joiner": 1_000_000}
+    plain = step_of(committed())
+    step = step_of(committed(down={"a": 4000, "b": 7000, "joiner": 1_000_000}, fetched=fetched))
+
+    assert (step.ratio_down, step.ratio_fp16) == (plain.ratio_down, plain.ratio_fp16)
+    assert (step.down_bytes["b"], step.fetched_bytes) == (7000, fetched)
+
+
 def test_with_local_steps_a_ratio_and_seconds_are_of_a_step() -> None:
     plain = step_of(committed())
     (told,) = Narrator(1_000_000, local_steps=5).tell(committed())

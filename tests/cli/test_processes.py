@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Forked, needs_fork
 from in_this_process import Run
 
 from cocktail_cli import identity, runs
@@ -151,27 +152,27 @@ def test_a_run_is_launched_watched_stopped_exported_and_asked_to_write(tmp_path:
     assert (second.exit, json.loads(second.out)["error"]["code"]) == (4, "output_in_use")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows cannot send Ctrl-C to one process")
-def test_one_peer_is_killed_one_leaves_and_the_rest_die_with_their_launcher(tmp_path: Path) -> None:
-    with running(tmp_path, *LAUNCH, "max_steps=5000", "--peers", "2") as launch:
-        url = launch.until("run_started")["url"]
-        launch.until("step", peers=2)
-        os.kill(pid_of(tmp_path, "local-2"), signal.SIGKILL)
-        assert launch.until("peer_left")["peer"] == "local-2"
-        with running(tmp_path, "join", "-", "-y", "--json", "--name", "volunteer", stdin=url + "\n") as join:
-            join.until("step")
-            join.process.send_signal(signal.SIGINT)
-            assert join.wait() == 0
-        assert join.told[-1]["event"] == "left"
-        assert not join.told[-1]["finished"]
-        assert launch.until("peer_left", peer="volunteer")["reason"].startswith("left")
-        launch.until("step", peers=1)
+@needs_fork
+def test_one_peer_is_killed_one_leaves_and_the_rest_die_with_their_launcher(
+    forked: Forked, tmp_path: Path
+) -> None:
+    launch = forked.start(tmp_path / "launch", *LAUNCH, "max_steps=5000", "--peers", "1")
+    url = launch.next("run_started")["url"]
+    killed, volunteer = (forked.join(tmp_path / name, url) for name in ("killed", "volunteer"))
+    launch.next("step", peers=3)
+    killed.send(signal.SIGKILL)
+    assert launch.next("peer_left")["peer"] == "killed"
+    volunteer.send(signal.SIGINT)
+    assert volunteer.wait() == 0
+    assert (volunteer.told[-1]["event"], volunteer.told[-1]["finished"]) == ("left", False)
+    assert launch.next("peer_left", peer="volunteer")["reason"].startswith("left")
+    launch.next("step", peers=1)
 
-        launch.process.kill()
-        deadline = time.monotonic() + PATIENCE
-        while alive(pid_of(tmp_path, "local-1")) and time.monotonic() < deadline:
-            time.sleep(0.1)
-    assert not alive(pid_of(tmp_path, "local-1"))
+    launch.send(signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE
+    while alive(pid_of(launch.folder, "local-1")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive(pid_of(launch.folder, "local-1"))
 
 
 def pid_of(folder: Path, peer: str) -> int:
@@ -186,14 +187,3 @@ def alive(pid: int) -> bool:
         return False
     state = Path(f"/proc/{pid}/stat")
     return not (state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z")
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows cannot send Ctrl-C to one process")
-def test_ctrl_c_ends_a_run_in_good_order_with_a_model(tmp_path: Path) -> None:
-    with running(tmp_path, *LAUNCH, "max_steps=5000", "--peers", "1") as launch:
-        launch.until("step", step=2)
-        launch.process.send_signal(signal.SIGINT)
-        assert launch.wait() == 0
-
-    assert launch.told[-1]["event"] == "run_finished"
-    assert (tmp_path / "out" / "model.safetensors").is_file()

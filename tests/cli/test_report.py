@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from in_this_process import Run
 from cocktail_cli.chronicle import Chronicle, Round
 from cocktail_cli.events import Step
 from cocktail_cli.report import as_html, as_text
-from cocktail_cli.sheet import moved, traffic, words
+from cocktail_cli.sheet import ratio_of, traffic, words
 
 
 @pytest.fixture
@@ -155,15 +156,29 @@ def test_bytes_that_differ_widely_are_drawn_on_a_log_axis(run: ARun) -> None:
     assert apart(2000) > 50
 
 
-def test_what_a_joiner_fetched_before_it_took_part_is_counted(run: ARun) -> None:
-    before = run.reader().look()
-    step = Step(3, 20, 2, loss=3.0, peers=1, up_bytes={"ann": 1000}, down_bytes={"ann": 1000, "eve": 10**9})
+def test_what_joiners_fetched_is_told_beside_what_the_rounds_exchanged(run: ARun) -> None:
+    """Eve fetches the model meanwhile; Ann had, in the round that was her first."""
+    before = ratio_of(run.reader().look())
+    fetched = {"ann": 500_000, "eve": 10**9}
+    step = Step(3, 20, 2, loss=3.0, peers=1, up_bytes={"ann": 20_000}, fetched_bytes=fetched)
     run.commit("ann", told=False)
-    run.tell(step, 30.0)
+    run.tell(replace(step, down_bytes=fetched | {"ann": 530_000}), 30.0)
+
     after = run.reader().look()
 
-    assert moved(after) == moved(before) + 2000 + 10**9
-    assert "received 1.0 GB" in " ".join(words(after))
+    assert ratio_of(after) == before
+    assert "To join they fetched another 1.0 GB" in " ".join(words(after))
+
+
+def test_who_was_in_no_round_is_no_contributor(run: ARun) -> None:
+    """The doctor, who had a look, or somebody who did not stay for long enough."""
+    run.join("doctor", 26.0, hardware="doctor")
+    run.leave("doctor", 27.0)
+
+    told = run.reader().look()
+
+    assert "2 peers took part" in " ".join(words(told))
+    assert not any(line.startswith("doctor") for line in as_text(told))
 
 
 def test_what_is_not_known_is_not_told(run: ARun) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from cocktail_cli.asking import fitted
 from cocktail_cli.board import LOW, TOP, Board, megabytes, sparkline
 from cocktail_cli.events import Eval, PeerJoined, PeerLeft, Progressed, RunFinished, RunStarted, Step, Warning
 from cocktail_cli.live import LiveView
@@ -31,6 +32,9 @@ STEP = Step(
     ratio_fp16=137.6,
     fingerprint="00ff00ff00ff00ff",
     step_s=0.5,
+    compute_s={"a": 0.2, "b": 0.2},
+    wait_s={"a": 0.1, "b": 0.1},
+    tokens_by_peer={"a": 300, "b": 300},
 )
 STORY = [
     STARTED,
@@ -65,7 +69,8 @@ def test_without_a_terminal_each_event_is_a_line_with_its_time() -> None:
     step = next(line for line in lines if "step=12/80" in line)
     assert step.split()[1:] == step_line(STEP, 0).split()
     assert "loss=1.8421" in step
-    assert "up_kb=11.0 down_kb=14.0 ratio_fp16=137.6" in step
+    assert "peers=2 tok_s=1200 step_s=0.50 sync_s=0.20 up_kb=11.0" in step
+    assert step.endswith("down_kb=14.0 ratio_fp16=137.6 eta_s=34")
     assert any(line.endswith("b left: left") for line in lines)
     assert not any("\x1b" in line for line in lines)
 
@@ -168,12 +173,20 @@ def test_what_peers_do_a_second_is_measured_between_two_looks_at_the_hub(
 
 def test_a_step_is_compute_and_wait_and_the_rest_and_bytes_are_saved() -> None:
     board = Board()
-    board.take(replace(STEP, compute_s={"a": 0.2, "b": 0.2}, wait_s={"a": 0.1, "b": 0.1}))
+    down, fetched = {"a": 514_000, "b": 14_000, "joiner": 9}, {"a": 500_000, "joiner": 9}
+    board.take(replace(STEP, down_bytes=down, fetched_bytes=fetched))
 
     assert board.times() == [
         "step 0.5 s = compute 0.2 + wait 0.1 + sync 0.2",
-        "50.0 kB moved, 6.8 MB saved, 138x below FP16",
+        "50.0 kB exchanged, 6.8 MB saved, 138x below FP16",
     ]
+
+
+def test_a_step_is_no_shorter_than_what_it_consists_of() -> None:
+    board = Board()
+    board.take(replace(STEP, step_s=0.25))
+
+    assert board.times()[0] == "step 0.3 s = compute 0.2 + wait 0.1 + sync 0.0"
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (120, 40), (40, 10), (200, 60), (20, 5)])
@@ -186,8 +199,35 @@ def test_the_screen_fits_its_terminal(width: int, height: int) -> None:
 
     assert len(lines) < height
     assert len(lines) == 1 or height >= LOW
-    if width >= 60:
-        assert all(len(line) <= width for line in lines if line.startswith(("PEER", "peer-")))
+    assert all(len(line) <= width for line in lines) or height < LOW  # one line, which is cut
+
+
+def test_in_a_slim_terminal_names_are_whole_and_nothing_is_cut_off() -> None:
+    board = Board()
+    for event in [STARTED, PeerJoined("local-1", "RTX 3090, 24 GiB"), STEP]:
+        board.take(event)
+
+    lines = board.screen(39, 24)
+
+    assert lines[0] == "step 12/80 · 15 % · ETA 0h 00m"
+    assert lines[2:6] == [
+        "step 0.5 s = compute 0.2 + wait 0.1 +",
+        "sync 0.2",
+        "50.0 kB exchanged, 6.8 MB saved, 138x",
+        "below FP16",
+    ]
+    assert any(line.split()[:2] == ["local-1", "syncing"] for line in lines)
+    assert board.one_line(39) == "step 12/80 loss 1.842 · ETA 0h 00m"
+
+
+def test_what_is_said_before_a_join_is_broken_between_words() -> None:
+    line = "it will       download 65.5 kB (base model and packets; 4.1 MB are here)"
+
+    assert fitted(line, 80) == [line]
+    assert fitted(line, 45) == [
+        "it will       download 65.5 kB (base model",
+        "              and packets; 4.1 MB are here)",
+    ]
 
 
 def test_a_sparkline_falls_where_the_loss_does() -> None:

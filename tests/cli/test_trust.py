@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import transformers
+from forked import Forked, needs_fork
 from in_this_process import Run
-from test_processes import LAUNCH, running
+from test_processes import LAUNCH
 
 from cocktail_cli.base import check_names
 from cocktail_cli.errors import Failure
@@ -73,18 +74,19 @@ def test_a_flag_alone_lets_no_file_of_code_in() -> None:
 
 
 @pytest.mark.slow
+@needs_fork
 def test_code_runs_where_it_is_trusted_and_elsewhere_the_run_is_refused(
-    tmp_path: Path, cocktail: Run, monkeypatch: pytest.MonkeyPatch
+    forked: Forked, tmp_path: Path, cocktail: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, ran = save_own(tmp_path / "own", tmp_path / "ran"), tmp_path / "ran"
     wants = ["--model", str(model), WANTS, "--trust-remote-code", "max_steps=1000"]
 
-    with running(tmp_path, *LAUNCH, *wants, "--peers", "1") as launch:
-        url = launch.until("run_started")["url"]
-        refused = cocktail("join", url, "-y")
-        launch.until("step", step=2)
-        assert cocktail("stop", "out").exit == 0
-        assert launch.wait() == 0
+    launch = forked.start(tmp_path, *LAUNCH, *wants, "--peers", "1")
+    url = launch.next("run_started")["url"]
+    refused = cocktail("join", url, "-y")
+    launch.next("step", step=2)
+    assert cocktail("stop", "out").exit == 0
+    assert launch.wait() == 0
 
     assert refused.exit == 6
     assert "--trust-remote-code, if you trust" in refused.err

@@ -3,58 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Command, Forked, needs_fork
 from in_process import rows
 
 from transport import Ledger
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT and SIGKILL to single processes"),
-]
+pytestmark = [pytest.mark.slow, needs_fork]
 
-COCKTAIL = [sys.executable, "-m", "cocktail_cli"]
-STEPS, BATCH = 150, 16  # long enough that a process started in the middle still takes part
+STEPS, BATCH = 90, 16
 Told = dict[str, Any]
-
-
-@dataclass
-class Volunteer:
-    """A `cocktail join` in a process of its own."""
-
-    process: subprocess.Popen[str]
-    out: Path  # a file: a pipe that nobody reads would fill up and hold the peer
-    err: Path
-
-    @classmethod
-    def join(cls, url: str, name: str, folder: Path) -> Volunteer:
-        folder.mkdir()
-        out, err = folder / "out", folder / "err"
-        with out.open("w") as stdout, err.open("w") as stderr:
-            process = subprocess.Popen(
-                [*COCKTAIL, "join", "-", "-y", "--json", "--name", name],
-                stdin=subprocess.PIPE,
-                stdout=stdout,
-                stderr=stderr,
-                text=True,
-            )
-        assert process.stdin is not None
-        process.stdin.write(url + "\n")
-        process.stdin.close()
-        return cls(process, out, err)
-
-    def end(self) -> list[Told]:
-        """Its events, once it has ended with exit 0."""
-        assert self.process.wait(60) == 0, self.err.read_text()
-        assert "Traceback" not in self.err.read_text()
-        return [json.loads(line) for line in self.out.read_text().splitlines()]
 
 
 @dataclass
@@ -62,12 +26,13 @@ class Story:
     """A run in which everything happens that a run must survive."""
 
     folder: Path
+    forked: Forked
     url: str = ""
     events: list[Told] = field(default_factory=list)
-    late: Volunteer | None = None
-    guest: Volunteer | None = None  # joins, is stopped with Ctrl-C, and comes back
+    late: Command | None = None
+    guest: Command | None = None  # joins, is stopped with Ctrl-C, and comes back
     interrupted: bool = False
-    guest_again: Volunteer | None = None
+    guest_again: Command | None = None
     killed: bool = False
 
     def of(self, kind: str) -> list[Told]:
@@ -79,8 +44,9 @@ class Story:
     def left(self, name: str) -> list[str]:
         return [event["reason"] for event in self.of("peer_left") if event["peer"] == name]
 
-    def join(self, name: str, folder: str = "") -> Volunteer:
-        return Volunteer.join(self.url, name, self.folder.parent / (folder or name))
+    def join(self, name: str, folder: str = "") -> Command:
+        place = self.folder.parent
+        return self.forked.join(place / (folder or name), self.url, "--name", name, home=place / "home")
 
     def take(self, event: Told) -> None:
         self.events.append(event)
@@ -91,7 +57,7 @@ class Story:
         if self.guest is None:
             self.guest = self.join("guest")
         elif not self.interrupted and len(self.accepted("guest")) == 3:
-            self.guest.process.send_signal(signal.SIGINT)
+            self.guest.send(signal.SIGINT)
             self.interrupted = True
         elif self.guest_again is None and self.left("guest"):
             self.guest_again = self.join("guest", "guest-again")
@@ -99,31 +65,33 @@ class Story:
             self.late = self.join("late")
         elif not self.killed and event["step"] >= 40:
             pid = int((self.folder / "peers" / "local-2.pid").read_text())
-            subprocess.run(["kill", "-9", str(pid)], check=True)
+            os.kill(pid, signal.SIGKILL)
             self.killed = True
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+def story(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> Story:
     folder = tmp_path_factory.mktemp("story")
     data = folder / "rows.jsonl"
     texts = [" ".join([text] * 4) for text in rows(STEPS * BATCH + 8)]
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    story = Story(folder / "run")
-    command = [*COCKTAIL, "launch", "smoke", "--peers", "2", "--port", "0", "--bind", "127.0.0.1", "--json"]
+    story = Story(folder / "run", forked)
+    command = ["launch", "smoke", "--peers", "2", "--port", "0", "--bind", "127.0.0.1", "--json"]
     command += ["--data", str(data), "-o", str(story.folder), "max_steps=-1", "num_train_epochs=1"]
     command += [f"global_batch_size={BATCH}", "val_set_size=8", "eval_steps=60", "packing=false"]
-    errors = folder / "launch.err"
-    with (
-        errors.open("w") as err,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True) as launch,
-    ):
-        assert launch.stdout is not None
-        for line in launch.stdout:
-            story.take(json.loads(line))
-    assert launch.returncode == 0, errors.read_text()
-    assert "Traceback" not in errors.read_text()
+    launch = forked.start(folder / "launch", *command, home=folder / "home")
+    for event in launch.follow():
+        story.take(event)
+    assert launch.wait() == 0, launch.said
+    assert "Traceback" not in launch.said
     return story
+
+
+def told_by(peer: Command) -> list[Told]:
+    """Its events, once it has ended with exit 0."""
+    assert peer.wait(60) == 0, peer.said
+    assert "Traceback" not in peer.said
+    return peer.told
 
 
 def test_the_run_finishes_its_steps_and_counts_every_sample_exactly_once(story: Story) -> None:
@@ -148,7 +116,7 @@ def test_a_peer_killed_with_9_is_noticed_within_seconds_and_named(story: Story) 
 def test_one_stopped_with_ctrl_c_leaves_in_good_order_and_comes_back(story: Story) -> None:
     assert story.guest is not None
     assert story.guest_again is not None
-    first, second = story.guest.end(), story.guest_again.end()
+    first, second = told_by(story.guest), told_by(story.guest_again)
 
     assert first[-1]["event"] == "left"
     assert not first[-1]["finished"]
@@ -161,7 +129,7 @@ def test_one_stopped_with_ctrl_c_leaves_in_good_order_and_comes_back(story: Stor
 def test_one_that_joins_late_takes_part_and_holds_the_same_model(story: Story) -> None:
     """Its fingerprints after each round are those of the peer that was there from the start."""
     assert story.late is not None
-    mine = {event["round"]: event["fingerprint"] for event in story.late.end() if event["event"] == "step"}
+    mine = {event["round"]: event["fingerprint"] for event in told_by(story.late) if event["event"] == "step"}
     told = (story.folder / "peers" / "local-1.jsonl").read_text().splitlines()
     others = [json.loads(line) for line in told]
     theirs = {event["round"]: event["fingerprint"] for event in others if event["event"] == "step"}
@@ -178,7 +146,10 @@ def test_bytes_are_told_for_each_peer_and_direction_with_their_ratio_to_fp16(sto
         for name in step["accepted"]:
             assert step["ratio_up"][name] == pytest.approx(2 * parameters / step["up_bytes"][name], rel=0.01)
     packets = sum(step["packet_bytes"] for step in story.of("step"))
-    down = sum(step["down_bytes"].get("local-1", 0) for step in story.of("step"))
+    down = sum(
+        step["down_bytes"].get("local-1", 0) - step["fetched_bytes"].get("local-1", 0)
+        for step in story.of("step")
+    )
     assert packets < down < 1.6 * packets
 
 

@@ -11,7 +11,7 @@ import pytest
 from recipes.data import build_corpus
 from recipes.problems import DataError
 from recipes.recipe import load_recipe
-from recipes.sources import python_docs
+from recipes.sources import python_docs, rows
 
 
 def test_a_folder_and_a_glob_of_jsonl_are_read_in_the_order_of_their_names(
@@ -74,6 +74,17 @@ def test_a_file_on_the_web_is_fetched_once_and_its_lines_are_told_by_its_address
         ):
             build_corpus(recipe, tokenizer)
 
+    assert served.asked == 1
+
+
+def test_a_file_on_the_web_is_told_of_as_it_comes(web) -> None:
+    served = web(b'{"text": "one"}\n' * 10_000)
+    (dataset,) = load_recipe("smoke", data="https://example.org/my.jsonl").datasets
+    told: list[tuple[int, int]] = []
+
+    rows(dataset, told=lambda done, total: told.append((done, total)))
+
+    assert told == [(65536, 160_000), (131_072, 160_000), (160_000, 160_000)]
     assert served.asked == 1
 
 

@@ -354,6 +354,9 @@ def test_the_hub_counts_the_same_bytes_per_round(start: Callable[..., Running]) 
 
     assert up == pytest.approx(proxy.up, rel=0.02), "all but the goodbye"
     assert down == pytest.approx(proxy.down, rel=0.02)
+    fetched = [e.fetched.get("ann", 0) for e in rounds]
+    assert 0 < fetched[0] <= rounds[0].down["ann"], "until it was ready: no part of any exchange"
+    assert not any(fetched[1:])
 
 
 def test_large_objects_go_to_disk_and_are_checked(start: Callable[..., Running], tmp_path: Path) -> None:

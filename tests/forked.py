@@ -3,7 +3,8 @@
 One process imports what `cocktail join` needs and forks for each command: real processes, pids and signals.
 
     with Forked() as forked:
-        join = forked.start(folder / "ann", "join", "@url", "-y", "--json", before="import time; ...")
+        launch = forked.start(folder / "run", "launch", "smoke", "--json", before="import time; ...")
+        join = forked.join(folder / "ann", launch.until("run_started")["url"])
         join.until("step")
 
 Run as a script it is that process: requests come on stdin, answers go to stdout, a line of JSON each.
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -35,7 +36,7 @@ MODULES = (
     "recipes.finetune",
 )
 MODULES += ("datasets", "zmq", "transformers.models.gpt_neox.modeling_gpt_neox")
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 90.0  # seconds for anything to happen on a busy machine
 
 needs_fork = pytest.mark.skipif(
@@ -53,6 +54,9 @@ class Command:
     status: int | None = None  # exit status; negative: the signal that ended it
     started: float = field(default_factory=time.monotonic)
 
+    def __post_init__(self) -> None:
+        self._unread = self.follow()
+
     @property
     def told(self) -> list[dict[str, Any]]:
         lines = (self.folder / "told").read_text().splitlines(keepends=True)
@@ -61,6 +65,30 @@ class Command:
     @property
     def said(self) -> str:
         return (self.folder / "said").read_text()
+
+    def follow(self) -> Iterator[dict[str, Any]]:
+        """Each event as it is told, until the command has ended. The test's time limit is the deadline."""
+        seen = 0
+        while True:
+            ended = self.poll() is not None
+            for told in self.told[seen:]:
+                seen += 1
+                yield told
+            if ended:
+                return
+            time.sleep(0.05)
+
+    def next(self, event: str, **wanted: Any) -> dict[str, Any]:
+        """As `until`, but of the events behind the one that this returned last."""
+        for told in self._unread:
+            if told.get("event") == event and all(told[key] == value for key, value in wanted.items()):
+                return told
+        raise AssertionError(
+            f"ended with {self.status}, without {event} {wanted}: {self.told[-2:]} {self.said}"
+        )
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [told for told in self.told if told.get("event") == name]
 
     def until(self, event: str, **wanted: Any) -> dict[str, Any]:
         """The first event of this name with these fields, once it is told."""
@@ -96,12 +124,11 @@ class Command:
 class Forked:
     """The process that forks, and the commands it has forked; all are killed at the end."""
 
-    def __init__(self, prefix: Sequence[str] = ()) -> None:
-        """`prefix`: what to put before its command line, to have it somewhere special."""
+    def __init__(self) -> None:
         self.commands: list[Command] = []
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            [*prefix, sys.executable, __file__],
+            [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -134,6 +161,13 @@ class Forked:
         command = Command(folder, self.ask(request), self)
         self.commands.append(command)
         return command
+
+    def join(self, folder: Path, url: str, *arguments: str, **options: Any) -> Command:
+        """A volunteer, by the name of its folder where it is given no other."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "url").write_text(url + "\n")
+        named = arguments if "--name" in arguments else ("--name", folder.name, *arguments)
+        return self.start(folder, "join", "@url", "-y", "--json", *named, **options)
 
     def __enter__(self) -> Forked:
         return self
@@ -170,7 +204,9 @@ def serve() -> None:
 def become(folder: str, arguments: list[str], before: str, terminal: str, home: str) -> None:
     """In the child: the command, as if it had been typed."""
     os.setsid()
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as a terminal gives it: the tests may run under nohup
+    # As a terminal gives them: the tests may run under nohup, or behind an & of a script.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     stdin = os.open(terminal or os.devnull, os.O_RDWR)
     files = [

@@ -5,15 +5,21 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from recipes.own_code import CODE
 from recipes.problems import DataError, HubUnreachable, ModelError
 
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+
 SPARE = 256 << 20  # bytes that stay free on the disk
+SMALL = 64 << 20  # bytes that are fetched without a word
+BUSY = 429  # HTTP's "too many requests"
 
 # huggingface_hub, httpx, requests and datasets each have their own names for "no answer"
 NO_ANSWER = {
@@ -56,6 +62,7 @@ def fetch(name: str, revision: str | None, files: Sequence[str], otherwise: Sequ
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
+        HfHubHTTPError,
         HFValidationError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -68,7 +75,8 @@ def fetch(name: str, revision: str | None, files: Sequence[str], otherwise: Sequ
         wanted = [*files, *([] if safe else otherwise)]
         sizes = {f.rfilename: f.size or 0 for f in listed if any(fnmatch(f.rfilename, w) for w in wanted)}
         check_room(name, str(found.sha), sizes)
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+        with nullcontext() if sum(sizes.values()) > SMALL else no_bars():
+            return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except HFValidationError as error:
         raise ModelError(f"{name}: neither a folder nor the id of a model on the hub") from error
     except GatedRepoError as error:
@@ -80,9 +88,11 @@ def fetch(name: str, revision: str | None, files: Sequence[str], otherwise: Sequ
         hint = "(hint: of a private one `hf auth login` first)"
         raise ModelError(f"{name}: no such folder, and no such model on the hub {hint}") from error
     except Exception as error:
-        if not is_no_answer(error):
-            raise
-        return _cached(name, revision, error)
+        if is_no_answer(error):
+            return _cached(name, revision, error)
+        if isinstance(error, HfHubHTTPError):
+            raise ModelError(f"{name}: the hub answers {refusal(error)}") from error
+        raise
 
 
 def commit_of_data(name: str, revision: str | None) -> str | None:
@@ -92,7 +102,12 @@ def commit_of_data(name: str, revision: str | None) -> str | None:
     Errors: DataError where there is no such data set, or no such revision of it, or it may not be read.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     try:
         return HfApi().dataset_info(name, revision=revision).sha
@@ -105,14 +120,41 @@ def commit_of_data(name: str, revision: str | None) -> str | None:
         hint = "(hint: of a private one `hf auth login` first)"
         raise DataError(f"{name}: no such file, and no such data set on the hub {hint}") from error
     except Exception as error:
-        if not is_no_answer(error):
-            raise
-        return None
+        if is_no_answer(error):
+            return None
+        if isinstance(error, HfHubHTTPError):
+            raise DataError(f"{name}: the hub answers {refusal(error)}") from error
+        raise
 
 
 def licence(name: str) -> str:
     """What opens a gated model."""
     return f"(hint: accept the licence at https://huggingface.co/{name}, then `hf auth login`)"
+
+
+def refusal(error: HfHubHTTPError) -> str:
+    """A no of another kind, and what helps where that is known."""
+    status = status_of(error)
+    hint = " (hint: is this machine's token still valid? `hf auth login`)"
+    return f"{status}{hint if status in (401, 403) else ''}"
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """No progress bars from the hub's client: of a few small files they are noise."""
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    shown = not are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bars()
 
 
 def check_room(name: str, commit: str, sizes: Mapping[str, int]) -> None:
@@ -139,9 +181,18 @@ def _cached(name: str, revision: str | None, no_answer: Exception) -> Path:
 
 
 def is_no_answer(error: BaseException) -> bool:
-    """Whether `error`, or what it was raised from, says that the network or the hub did not answer."""
-    chain = (error, error.__cause__, error.__context__)
-    return any(cls.__name__ in NO_ANSWER for e in chain if e is not None for cls in type(e).__mro__)
+    """Whether `error`, or what it was raised from, says that the network or the hub did not answer, or that
+    the hub cannot just now.
+    """
+    chain = [e for e in (error, error.__cause__, error.__context__) if e is not None]
+    if any(cls.__name__ in NO_ANSWER for e in chain for cls in type(e).__mro__):
+        return True
+    return any((status := status_of(e)) == BUSY or status >= 500 for e in chain)
+
+
+def status_of(error: BaseException) -> int:
+    """Of the hub's answer; 0: there is none."""
+    return getattr(getattr(error, "response", None), "status_code", None) or 0
 
 
 @dataclass(frozen=True)
@@ -188,8 +239,7 @@ def _pushing(name: str) -> Iterator[None]:
     except LocalTokenNotFoundError as error:
         raise ModelError(f"{name}: no token to write with {TOKEN_HINT}") from error
     except HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else None
-        if status in (401, 403):
+        if status_of(error) in (401, 403):
             raise ModelError(f"{name}: this machine's token may not write there {TOKEN_HINT}") from error
         raise HubUnreachable(f"{name} could not be written: {error}") from error
     except Exception as error:

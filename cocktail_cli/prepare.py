@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from transport.catch_up import Progress
 
 LEAVE_WITHIN = 5.0  # seconds
+ANEW = "its optimizer begins anew: what it keeps is of another number of devices, or cannot be kept"
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,8 @@ class Preparation:
             whole = self.machine.plan.way is Way.OWN
             (self.kept.restore if whole else self.kept.restore_residual)(peer)
             self.tell(Progressed(f"back with what it kept at round {self.kept.round}"))
+            if not peer.local.stepped and peer.recipe.training.optim != "sgd":  # which keeps nothing
+                self.tell(Warning(ANEW))
 
     def weights_here(self, supply: Supply) -> None:
         self.machine.weights_here()
@@ -162,7 +165,6 @@ class Preparation:
         from recipes.base import digests_of
         from recipes.finetune import build_peer
         from recipes.fit import micro_batch_for
-        from recipes.local import Alone
         from recipes.spread import spread_peer
         from recipes.trained import attention_here, load_trained
 
@@ -176,7 +178,7 @@ class Preparation:
                 peer = spread_peer(self.ranks, self.folder, snapshot, *as_peer)
             else:
                 peer = build_peer(load_trained(self.recipe, self.folder, self.device, snapshot), *as_peer)
-            if self.micro_batch is None and isinstance(peer.local, Alone):
+            if self.micro_batch is None:
                 peer.micro_batch = micro_batch_for(peer.local, self.recipe, self.link.leave_or_go_on)
         self.take_up(peer)
         recipe = hashlib.sha256(self.link.welcome.recipe.encode()).hexdigest()
@@ -205,7 +207,7 @@ class Imports:
 
     def bring(self) -> None:
         try:
-            from transformers import AutoModelForCausalLM  # noqa: F401
+            from transformers import AutoModelForCausalLM, get_scheduler  # noqa: F401
 
             import recipes.finetune  # noqa: F401
             from recipes.cocktail_sgd import mix_of, rehearse

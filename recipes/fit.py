@@ -7,7 +7,7 @@ machine's own affair: it is found at the start, and halved when memory runs out.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from recipes.optim import STATE
 
 if TYPE_CHECKING:
     from recipes.finetune import Lowered, Peer
-    from recipes.local import Alone
+    from recipes.local import Local
     from recipes.schema import Recipe
 
 T = TypeVar("T")
@@ -28,6 +28,7 @@ FULL = ("DefaultCPUAllocator", "could not create a primitive", "backend out of m
 MOST = 64  # sequences tried on an accelerator
 ON_CPU = 8
 LEAVE = 0.9  # of an accelerator's memory a trial may take so much: fragments and the codec need the rest
+SIZES = ("vocab_size", "num_hidden_layers", "hidden_size")  # of a config
 
 
 class MemoryFull(Exception):
@@ -101,53 +102,71 @@ def fixes(recipe: Recipe) -> tuple[str, ...]:
 # ---- at the start ------------------------------------------------------------------------------------------
 
 
-def micro_batch_for(local: Alone, recipe: Recipe, go_on: Callable[[], object] = lambda: None) -> int:
-    """The micro-batch that this machine has memory for, at the recipe's length.
+def micro_batch_for(local: Local, recipe: Recipe, go_on: Callable[[], object] = lambda: None) -> int:
+    """The micro-batch that this machine has memory for, at the recipe's length; of each device, where the
+    model is spread over several.
 
     An accelerator tries, with the optimizer's memory set aside. A CPU's system would end the process rather
     than say that memory is full, so there it is a modest guess.
     """
-    if local.device.type == "cuda":
+    if local.kind == "cuda":
         return tried(local, recipe, go_on)
-    return guessed(recipe, getattr(local.model, "config", None))
+    return guessed(recipe, local.sizes, local.at_once)
 
 
-def tried(local: Alone, recipe: Recipe, go_on: Callable[[], object]) -> int:
+def tried(local: Local, recipe: Recipe, go_on: Callable[[], object] = lambda: None) -> int:
     """The largest power of two whose forward and backward pass leaves a tenth of the memory."""
     length = recipe.data.max_length
     sample = Sample(np.zeros(length, np.int32), np.arange(length) > 0)
-    fits, size = 1, 1
-    bytes_aside = int(STATE[recipe.training.optim] * local.layout.size)
-    aside = torch.empty(bytes_aside, dtype=torch.uint8, device=local.device)
+    fits, size, before = 1, 1, 0.0
     try:
         while size <= MOST:
             go_on()
-            torch.cuda.reset_peak_memory_stats(local.device)
-            local.zero()
-            local.backward([[sample] * size], size * length)
-            total = torch.cuda.get_device_properties(local.device).total_memory
-            if torch.cuda.max_memory_allocated(local.device) > LEAVE * total:
+            taken = local.attempt([sample] * size, STATE[recipe.training.optim])
+            if taken > LEAVE:
                 break
             fits, size = size, 2 * size
-    except RuntimeError as error:
+            # A share grows no slower than this. Ranks in which memory ran out begin again, which takes long.
+            if before and taken + 2 * (taken - before) > LEAVE:
+                break
+            before = taken
+    except (RuntimeError, MemoryError) as error:
         if not is_full(error):
             raise
-    finally:
-        del aside
-        local.zero()
-        release()
+    release()
     return fits
 
 
-def guessed(recipe: Recipe, config: Any) -> int:
-    """ON_CPU, or less where so many samples would take more than a quarter of the memory that is free."""
-    free = free_memory()
-    sizes = (getattr(config, name, 0) for name in ("vocab_size", "num_hidden_layers", "hidden_size"))
-    vocabulary, layers, width = (value if isinstance(value, int) else 0 for value in sizes)
+def share_taken(device: torch.device, aside: float, work: Callable[[], object]) -> float:
+    """Do `work` with so many bytes set aside. The share of the device's memory that was held at most; 0:
+    nobody counts it.
+    """
+    counted = device.type == "cuda"
+    held = torch.empty(int(aside), dtype=torch.uint8, device=device)
+    if counted:
+        torch.cuda.reset_peak_memory_stats(device)
+    work()
+    del held
+    if not counted:
+        return 0.0
+    return torch.cuda.max_memory_allocated(device) / torch.cuda.get_device_properties(device).total_memory
+
+
+def sizes_of(config: Any) -> tuple[int, ...]:
+    """What of a config a guess is made from; 0: it does not say."""
+    values = (getattr(config, name, 0) for name in SIZES)
+    return tuple(value if isinstance(value, int) else 0 for value in values)
+
+
+def guessed(recipe: Recipe, sizes: Sequence[int], processes: int) -> int:
+    """ON_CPU, or less where so many samples in each process would take more than a quarter of the memory that
+    is free.
+    """
+    vocabulary, layers, width = sizes
     kept = 2 if recipe.training.activation_checkpointing else 34  # vectors of each layer and token, about
     sample = 4 * recipe.data.max_length * (3 * vocabulary + (layers * kept + 34) * width)
-    size = ON_CPU
-    while size > 1 and size * sample > free / 4:
+    size, room = ON_CPU, free_memory() / 4 / processes
+    while size > 1 and size * sample > room:
         size //= 2
     return size
 

@@ -9,13 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recipes.own_code import CODE
 from recipes.problems import DataError, HubUnreachable, ModelError
 
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+
 SPARE = 256 << 20  # bytes that stay free on the disk
 Told = Callable[[int, int], None]  # is told how many bytes are here, and of how many
+BUSY = 429  # HTTP's "too many requests"
 
 # huggingface_hub, httpx, requests and datasets each have their own names for "no answer"
 NO_ANSWER = {
@@ -64,6 +68,7 @@ def fetch(
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
+        HfHubHTTPError,
         HFValidationError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -89,9 +94,11 @@ def fetch(
         hint = "(hint: of a private one `hf auth login` first)"
         raise ModelError(f"{name}: no such folder, and no such model on the hub {hint}") from error
     except Exception as error:
-        if not is_no_answer(error):
-            raise
-        return _cached(name, revision, error)
+        if is_no_answer(error):
+            return _cached(name, revision, error)
+        if isinstance(error, HfHubHTTPError):
+            raise ModelError(f"{name}: the hub answers {refusal(error)}") from error
+        raise
 
 
 def commit_of_data(name: str, revision: str | None) -> str | None:
@@ -101,7 +108,12 @@ def commit_of_data(name: str, revision: str | None) -> str | None:
     Errors: DataError where there is no such data set, or no such revision of it, or it may not be read.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     try:
         return HfApi().dataset_info(name, revision=revision).sha
@@ -114,14 +126,23 @@ def commit_of_data(name: str, revision: str | None) -> str | None:
         hint = "(hint: of a private one `hf auth login` first)"
         raise DataError(f"{name}: no such file, and no such data set on the hub {hint}") from error
     except Exception as error:
-        if not is_no_answer(error):
-            raise
-        return None
+        if is_no_answer(error):
+            return None
+        if isinstance(error, HfHubHTTPError):
+            raise DataError(f"{name}: the hub answers {refusal(error)}") from error
+        raise
 
 
 def licence(name: str) -> str:
     """What opens a gated model."""
     return f"(hint: accept the licence at https://huggingface.co/{name}, then `hf auth login`)"
+
+
+def refusal(error: HfHubHTTPError) -> str:
+    """A no of another kind, and what helps where that is known."""
+    status = status_of(error)
+    hint = " (hint: is this machine's token still valid? `hf auth login`)"
+    return f"{status}{hint if status in (401, 403) else ''}"
 
 
 def counting(total: int, told: Told) -> type[Any]:
@@ -174,9 +195,18 @@ def _cached(name: str, revision: str | None, no_answer: Exception) -> Path:
 
 
 def is_no_answer(error: BaseException) -> bool:
-    """Whether `error`, or what it was raised from, says that the network or the hub did not answer."""
-    chain = (error, error.__cause__, error.__context__)
-    return any(cls.__name__ in NO_ANSWER for e in chain if e is not None for cls in type(e).__mro__)
+    """Whether `error`, or what it was raised from, says that the network or the hub did not answer, or that
+    the hub cannot just now.
+    """
+    chain = [e for e in (error, error.__cause__, error.__context__) if e is not None]
+    if any(cls.__name__ in NO_ANSWER for e in chain for cls in type(e).__mro__):
+        return True
+    return any((status := status_of(e)) == BUSY or status >= 500 for e in chain)
+
+
+def status_of(error: BaseException) -> int:
+    """Of the hub's answer; 0: there is none."""
+    return getattr(getattr(error, "response", None), "status_code", None) or 0
 
 
 @dataclass(frozen=True)
@@ -223,8 +253,7 @@ def _pushing(name: str) -> Iterator[None]:
     except LocalTokenNotFoundError as error:
         raise ModelError(f"{name}: no token to write with {TOKEN_HINT}") from error
     except HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else None
-        if status in (401, 403):
+        if status_of(error) in (401, 403):
             raise ModelError(f"{name}: this machine's token may not write there {TOKEN_HINT}") from error
         raise HubUnreachable(f"{name} could not be written: {error}") from error
     except Exception as error:

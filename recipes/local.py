@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recipes.data import Sample, collate
+from recipes.fit import share_taken, sizes_of
 from recipes.flat import Flat, Layout
 from recipes.model import evaluate, loss_sum
 from recipes.optim import build_optimizer, set_learning_rate
@@ -25,6 +26,7 @@ from recipes.schema import Recipe
 from recipes.trained import computed_in, kind_of
 
 LOCAL, OPTIMIZER = "x", "optimizer"  # names of what is kept: x, and optimizer.<parameter's number>.<what>
+RANK = "@"  # behind the name of what is kept as one of several ranks has it: its number / how many
 GROWS = 2000  # steps after which a larger loss scale is tried, as in torch.amp.GradScaler
 PLAIN = (Tensor, nn.Parameter, int, float)  # what of an optimizer's state can be kept
 
@@ -45,6 +47,19 @@ class Local(Protocol):
 
     def zero(self) -> None:
         """g_i <- 0."""
+
+    @property
+    def kind(self) -> str:
+        """Of its devices: cuda, cpu, ..."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Vocabulary, layers and width of the model; 0: not known."""
+
+    def attempt(self, part: Sequence[Sample], aside: float) -> float:
+        """Compute this micro-batch on each device, with `aside` bytes a parameter set aside, for nothing.
+        The largest share of a device's memory that was held; 0: not known. Raises where memory runs out.
+        """
 
     def backward(self, parts: Sequence[Sequence[Sample]], tokens: int) -> float:
         """g_i += the gradient of the summed losses of up to `at_once` micro-batches by `tokens`; that sum."""
@@ -129,12 +144,28 @@ class Alone:
         return torch.autocast(self.device.type, self.half, enabled=self.half is not None)
 
     @property
+    def kind(self) -> str:
+        return self.device.type
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return sizes_of(getattr(self.model, "config", None))
+
+    @property
     def layout(self) -> Layout:
         return self.flat.layout
 
     @property
     def stepped(self) -> bool:
         return bool(self.optimizer.state)
+
+    def attempt(self, part: Sequence[Sample], aside: float) -> float:
+        self.zero()
+        tokens = sum(sample.count for sample in part)
+        try:
+            return share_taken(self.device, aside * self.layout.size, lambda: self.backward([part], tokens))
+        finally:
+            self.zero()
 
     def check(self) -> None:
         """What is on one device goes with this process."""
@@ -237,10 +268,10 @@ def states_of(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def load_states(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """The way back; other names are passed over."""
+    """The way back; other names are passed over, and what ranks have of their own."""
     state: dict[int, dict[str, Tensor | int]] = {}
     for name in tensors:
-        if name.startswith(f"{OPTIMIZER}."):
+        if name.startswith(f"{OPTIMIZER}.") and RANK not in name:
             number, what = parsed(name)
             key, value = unpacked(what, tensors[name])
             state.setdefault(number, {})[key] = value

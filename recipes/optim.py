@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from transformers import get_scheduler
 
 from recipes.problems import ModelError
 from recipes.schema import Training
@@ -80,6 +79,8 @@ def learning_rate(training: Training, steps: int) -> Callable[[int], float]:
 
     Past the end it stays at the last step's: that is the rate of work which a lost peer left behind.
     """
+    from transformers import get_scheduler  # brings peft and more: ranks have no use for it
+
     schedule = get_scheduler(
         training.lr_scheduler_type,
         torch.optim.SGD([torch.zeros(1)], lr=training.learning_rate),  # it wants one; it is never stepped

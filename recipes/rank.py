@@ -23,17 +23,20 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from recipes.data import Sample, unpack
-from recipes.fit import first_line, is_full
+from recipes.fit import first_line, is_full, share_taken, sizes_of
 from recipes.flat import layout_of
 from recipes.hollow import Filled, hollow
 from recipes.local import (
     LOCAL,
     OPTIMIZER,
+    PLAIN,
+    RANK,
     LossScale,
     backward,
     batch_of,
     load_state,
     load_states,
+    packed,
     parameters_of,
     parsed,
     states_of,
@@ -88,6 +91,7 @@ class Rank:
         self.mesh = init_device_mesh(self.device.type, (count,))
         self.own: list[Range] = []  # x_i, parameter by parameter
         self.aside: list[Range] | None = None  # x_i, while the model computes with x'
+        self.awaited: dict[str, Tensor] = {}  # states of this rank's own, which are about to be written
 
     def answer(self, asked: dict[str, Any], data: bytes) -> dict[str, Any]:
         """Do as asked; what there is to say."""
@@ -95,6 +99,7 @@ class Rank:
             "load": self.load,
             "restore": self.restore,
             "zero": self.zero,
+            "attempt": self.attempt,
             "backward": self.backward,
             "clip": self.clip,
             "step": self.step,
@@ -106,6 +111,7 @@ class Rank:
             "distance": self.distance,
             "states": self.states,
             "expect": self.expect,
+            "take": self.take,
             "read": self.read,
             "write": self.write,
             "bytes": self.bytes,
@@ -116,7 +122,7 @@ class Rank:
         try:
             return can[what](**asked) or {}
         except (RuntimeError, MemoryError) as error:
-            if what not in ("backward", "score") or not is_full(error):
+            if what not in ("attempt", "backward", "score") or not is_full(error):
                 raise
             # The others may wait for this rank in the middle of theirs. What is lost is a gradient.
             return {"full": first_line(error)}
@@ -145,8 +151,14 @@ class Rank:
         self.optimizer = build_optimizer(self.masters, settings.training)
         at = {id(master): i for i, master in enumerate(self.masters)}
         self.numbers = [at[id(master)] for master in parameters_of(self.optimizer)]
-        vocabulary = getattr(self.model.config, "vocab_size", None)
-        return {"parameters": self.layout.size, "numbers": self.numbers, "vocabulary": vocabulary}
+        config = self.model.config
+        return {
+            "parameters": self.layout.size,
+            "numbers": self.numbers,
+            "vocabulary": getattr(config, "vocab_size", None),
+            "kind": self.device.type,
+            "sizes": sizes_of(config),
+        }
 
     def spread(self, filled: Filled, kind: torch.dtype) -> None:
         """Give each parameter its values and keep this rank's shard of it, a block at a time."""
@@ -181,6 +193,14 @@ class Rank:
     def precision(self) -> AbstractContextManager[object]:
         """Of forward passes."""
         return torch.autocast(self.device.type, self.half, enabled=self.half is not None)
+
+    def attempt(self, part: Sequence[Sample], tokens: int, aside: float) -> dict[str, Any]:
+        """A gradient for nothing; the share of this rank's memory that was held at most."""
+        size = sum(len(held.values) for held in self.own)
+        self.zero()
+        share = share_taken(self.device, aside * size, lambda: self.backward(part, tokens))
+        self.zero()
+        return {"share": share}
 
     def backward(self, part: Sequence[Sample], tokens: int) -> dict[str, Any]:
         loss = backward(self.model, part, tokens, self.device, self.precision(), self.scale.value)
@@ -266,8 +286,9 @@ class Rank:
     # ---- what is kept --------------------------------------------------------------------------------------
 
     def states(self) -> dict[str, Any]:
-        """What the optimizer keeps: names, with the numbers among them. Nothing where that is not a value for
-        each parameter, or a number: it then begins anew, as a joiner's.
+        """What the optimizer keeps: names, with the numbers among them. Where that is not a value for each
+        parameter, or a number, but of 8 bits with scales: names of this rank's own, with their shapes.
+        Nothing where it cannot be kept: it then begins anew, as a joiner's.
         """
         found: dict[str, float | None] = {}
         for number, state in self.optimizer.state_dict()["state"].items():
@@ -276,18 +297,49 @@ class Rank:
                 if type(value) is Tensor and value.is_floating_point() and (same or value.ndim == 0):
                     found[f"{OPTIMIZER}.{number}.{what}"] = None if value.ndim else float(value)
                 else:
-                    return {"states": {}}
+                    return {"states": self.own_states()}
         return {"states": found}
 
-    def expect(self, states: dict[str, float | None]) -> None:
-        """An optimizer that keeps these: numbers as they are, tensors for `write`."""
+    def own_states(self) -> dict[str, float | list[int]]:
+        """Each as `packed` has it: a number, or the shape of what `read` gives."""
+        found: dict[str, float | list[int]] = {}
+        for number, parameter in enumerate(parameters_of(self.optimizer)):
+            for what, value in self.optimizer.state.get(parameter, {}).items():
+                if type(value) not in PLAIN:
+                    return {}
+                name, tensor = packed(what, value)
+                kept = list(tensor.shape) or float(tensor)
+                found[f"{OPTIMIZER}.{number}.{name}{self.mark}"] = kept
+        return found
+
+    @property
+    def mark(self) -> str:
+        """Behind the name of what is kept as this rank, of so many, has it."""
+        return f"{RANK}{self.number}/{self.count}"
+
+    def expect(self, states: dict[str, float | list[int] | None]) -> None:
+        """An optimizer that keeps these: numbers as they are, tensors for `write`. What is of a rank's own is
+        awaited, until `take`.
+        """
         state: dict[int, dict[str, Tensor | int]] = {}
+        self.awaited = {}
         for name, value in states.items():
+            if RANK in name:
+                if name.endswith(self.mark):
+                    awaited = torch.empty(value) if isinstance(value, list) else torch.tensor(value)
+                    self.awaited[name] = awaited
+                continue
             number, what = parsed(name)
             like = self.masters[self.numbers[number]]
             kept = torch.zeros_like(like) if value is None else torch.tensor(value)
             state.setdefault(number, {})[what] = kept.detach()
         load_state(self.optimizer, state)
+
+    def take(self) -> None:
+        """What was awaited is written: the optimizer goes on from it."""
+        kept = {name.removesuffix(self.mark): tensor for name, tensor in self.awaited.items()}
+        self.awaited = {}
+        load_states(self.optimizer, kept)
 
     @torch.no_grad()
     def read(self, name: str, start: int, stop: int) -> None:
@@ -308,9 +360,14 @@ class Rank:
     def kept(self, name: str) -> list[Range]:
         if name == LOCAL:
             return self.own
+        if name in self.awaited:
+            return [whole(self.awaited[name])]
         number, what = parsed(name)
-        state = self.optimizer.state[parameters_of(self.optimizer)[number]][what]
-        return [self.range_of(self.numbers[number], state)]
+        state = self.optimizer.state[parameters_of(self.optimizer)[number]]
+        if RANK not in name:
+            return [self.range_of(self.numbers[number], state[what])]
+        what = what.partition(RANK)[0].partition("|")[0]
+        return [whole(packed(what, state[what])[1])] if name.endswith(self.mark) else []
 
     # ---- beginning again -----------------------------------------------------------------------------------
 
@@ -354,6 +411,11 @@ def half_of(
     if training.fp16:
         return torch.float16
     return torch.bfloat16 if training.bf16 is True else None
+
+
+def whole(tensor: Tensor) -> Range:
+    """All of it, which no other rank has."""
+    return Range(0, tensor.numel(), tensor.reshape(-1))
 
 
 def near(ranges: Sequence[Range], start: int, stop: int) -> list[Range]:

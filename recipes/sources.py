@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from recipes.hub import Told, is_no_answer
+from recipes.hub import Told, is_no_answer, licence
 from recipes.problems import DataError, HubUnreachable
 from recipes.schema import Dataset
 
@@ -269,6 +269,8 @@ def _unreadable(called: str, error: Exception) -> DataError | HubUnreachable:
     """`datasets` raises anything; what helps is its text and the name of the data."""
     if is_no_answer(error):
         return HubUnreachable(f"the hub did not answer for the data set {called}: {error}")
+    if "gated dataset" in str(error):
+        return DataError(f"{called}: the hub wants to know who asks {licence(f'datasets/{called}')}")
     cause = f": {error.__cause__}" if error.__cause__ else ""
     return DataError(f"{called}: cannot be loaded: {error}{cause}")
 

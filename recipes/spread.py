@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 from zlib import crc32
@@ -25,7 +26,7 @@ from recipes.data import Sample, batches, pack
 from recipes.fill import fill_of
 from recipes.finetune import Peer
 from recipes.flat import Layout
-from recipes.local import LOCAL, OPTIMIZER, Lazy, parsed
+from recipes.local import LOCAL, OPTIMIZER, RANK, Lazy, parsed
 from recipes.problems import ModelError
 from recipes.schema import Recipe
 from recipes.shared import WINDOW, Shared, windows
@@ -66,7 +67,7 @@ def spread_peer(
             shared.common[start:stop] = torch.from_numpy(x.read(start, stop))
     answers = ranks.all("load", base=str(base), recipe=recipe.to_json())
     assert all(answer["parameters"] == layout.size for answer in answers)
-    local = Spread(ranks, shared, layout, answers[0]["numbers"])
+    local = Spread(ranks, shared, layout, answers[0])
     common = Common(shared.common, mix_of(recipe.compression), recipe.training.seed, round)
     own = crc32(name.encode())
     worker = Worker(local, common, layout.name_at, own, recipe.compression.error_decay)
@@ -91,11 +92,12 @@ class Spread:
     """The loop's `Local` and the worker's `Vector`. A vector it is given is x'.
 
     Args:
-        numbers: of the layout's parameters, in the order in which the optimizer has them.
+        loaded: what a rank says of the model.
     """
 
-    def __init__(self, ranks: Ranks, shared: Shared, layout: Layout, numbers: Sequence[int]) -> None:
-        self.ranks, self.shared, self._layout, self.numbers = ranks, shared, layout, numbers
+    def __init__(self, ranks: Ranks, shared: Shared, layout: Layout, loaded: Mapping[str, Any]) -> None:
+        self.ranks, self.shared, self._layout, self.loaded = ranks, shared, layout, loaded
+        self.numbers: Sequence[int] = loaded["numbers"]  # the layout's, as the optimizer has its parameters
         self.at_once = ranks.count
         self._stepped = False
 
@@ -107,6 +109,15 @@ class Spread:
     def stepped(self) -> bool:
         return self._stepped
 
+    @property
+    def kind(self) -> str:
+        return str(self.loaded["kind"])
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        sizes: Sequence[int] = self.loaded["sizes"]
+        return sizes
+
     # ---- training ------------------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -114,6 +125,12 @@ class Spread:
 
     def zero(self) -> None:
         self.ranks.all("zero")
+
+    def attempt(self, part: Sequence[Sample], aside: float) -> float:
+        """All at once: what one of them has no memory for, none does."""
+        tokens = self.at_once * sum(sample.count for sample in part)
+        answers = self._deal("attempt", [part] * self.at_once, tokens=tokens, aside=aside)
+        return max(float(answer["share"]) for answer in answers)
 
     def backward(self, parts: Sequence[Sequence[Sample]], tokens: int) -> float:
         return float(sum(answer["loss"] for answer in self._deal("backward", parts, tokens=tokens)))
@@ -168,11 +185,13 @@ class Spread:
     # ---- what is kept --------------------------------------------------------------------------------------
 
     def tensors(self) -> Mapping[str, Tensor]:
-        states: dict[str, float | None] = self.ranks.all("states")[0]["states"]
         made: dict[str, Callable[[], Tensor]] = {LOCAL: partial(self._read, LOCAL)}
-        for name, value in states.items():
-            number = partial(torch.tensor, value, dtype=torch.float32)
-            made[name] = partial(self._read, name) if value is None else number
+        for answer in self.ranks.all("states"):
+            for name, value in answer["states"].items():  # of all ranks the same, or of each its own
+                if isinstance(value, float):
+                    made[name] = partial(torch.tensor, value, dtype=torch.float32)
+                else:
+                    made[name] = partial(self._read, name, value)
         return Lazy(made)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -182,26 +201,34 @@ class Spread:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self._write(LOCAL, tensors[LOCAL])
         names = [name for name in tensors if name != LOCAL]
-        if any("|" in name for name in names):  # 8 bits, packed: the optimizer begins anew, as a joiner's
-            names = []
-        numbers = {name: float(t) if (t := tensors[name]).ndim == 0 else None for name in names}
-        self.ranks.all("expect", states=numbers)
+        own = bool(names) and all(RANK in name and name.endswith(f"/{self.at_once}") for name in names)
+        if not own and any(RANK in name or "|" in name for name in names):
+            names = []  # of 8 bits, as one device has them or another number: the optimizer begins anew
+        kept: dict[str, float | list[int] | None] = {}
         for name in names:
-            if numbers[name] is None:
+            shape = list(tensors[name].shape)
+            kept[name] = (shape if own else None) if shape else float(tensors[name])
+        self.ranks.all("expect", states=kept)
+        for name in names:
+            if not isinstance(kept[name], float):
                 self._write(name, tensors[name])
+        if own:
+            self.ranks.all("take")
         self._stepped = bool(names)
 
-    def _read(self, name: str) -> Tensor:
-        """x_i, or what the optimizer keeps for one parameter, from all ranks."""
-        first, last = self._range(name)
+    def _read(self, name: str, own: Sequence[int] | None = None) -> Tensor:
+        """x_i, or what the optimizer keeps for one parameter, from all ranks; or from the one whose `own` it
+        is, in that shape.
+        """
+        first, last = self._range(name) if own is None else (0, prod(own))
         out = torch.empty(last - first)
         for start, stop in windows(first, last):
             self.ranks.all("read", name=name, start=start, stop=stop)
             out[start - first : stop - first] = self.shared.values[: stop - start]
-        return out.view(self.shapes()[name.rpartition(".")[0] or name])
+        return out.view(self.shapes()[name.rpartition(".")[0] or name] if own is None else tuple(own))
 
     def _write(self, name: str, tensor: Tensor) -> None:
-        first, last = self._range(name)
+        first, last = (0, tensor.numel()) if RANK in name else self._range(name)
         flat = tensor.reshape(-1)
         for start, stop in windows(first, last):
             self.shared.values[: stop - start] = flat[start - first : stop - first]

@@ -201,7 +201,8 @@ def test_a_run_goes_on_after_its_hub_was_killed(forked: Forked, tmp_path: Path, 
     launch.wait()
 
     refused = cocktail(*here)
-    assert (refused.exit, "--resume" in json.loads(refused.out.splitlines()[-1])["error"]["hints"][0]) == (4, True)
+    error = json.loads(refused.out.splitlines()[-1])["error"]
+    assert (refused.exit, "--resume" in error["hints"][0]) == (4, True)
     again = forked.start(tmp_path / "again", *here, "--resume")
     resumed = again.next("run_started")
     assert (again.wait(), join.wait()) == (0, 0)

@@ -24,16 +24,17 @@ from cocktail_cli.link import RunLink
 from cocktail_cli.ranks import Ranks
 from recipes.data import Sample
 from recipes.finetune import HandedOver, Peer, StepDone, build_peer
-from recipes.fit import fitted
-from recipes.kept import keep, restore
+from recipes.fit import fitted, tried
+from recipes.kept import keep, read, restore
 from recipes.lease import apply, compute
 from recipes.model import load_model
+from recipes.schema import Recipe
 from recipes.spread import Spread, spread_peer
 from recipes.trained import load_trained
 
 pytestmark = pytest.mark.slow
-MANY, LONG = 64, 512  # sequences and tokens of a micro-batch whose logits alone take 40 MB
-ROOM = 48 << 20  # bytes
+MANY, LONG = 32, 512  # sequences and tokens of a micro-batch whose logits alone take 20 MB
+ROOM = 24 << 20  # bytes
 LEASE = 5  # samples; in micro-batches of 2 that leaves one of two ranks without any at the end
 
 
@@ -74,6 +75,16 @@ def step(peer: Peer, limit: float) -> tuple[float, float]:
 
 def x_of(peer: Peer) -> Tensor:
     return peer.local.tensors()["x"]
+
+
+def one_peer(base: Path, recipe: Recipe) -> Peer:
+    return build_peer(load_model(base), recipe, 2)
+
+
+def limit(process: int, room: int) -> None:
+    """It may take so many bytes more than it has now."""
+    held = int(Path(f"/proc/{process}/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.prlimit(process, resource.RLIMIT_AS, (held + room, resource.RLIM_INFINITY))
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "gpt2_tied", "qwen3"])
@@ -179,6 +190,57 @@ def test_what_it_kept_is_taken_up_by_one_process_or_two(
     torch.testing.assert_close(x_of(again), x_of(alone), rtol=1e-4, atol=1e-5)
 
 
+def test_what_8_bits_keep_is_taken_up_to_the_bit_by_as_many_ranks_and_begins_anew_in_one(
+    ranks: Ranks, tmp_path: Path, data: Path
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    recipe = recipe_of(save_tiny("llama", tmp_path / "model"), data, training={"optim": "adamw_8bit"})
+    two, alone = spread_peer(ranks, tmp_path / "model", None, recipe, 2), one_peer(tmp_path / "model", recipe)
+    for peer, name in ((two, "two"), (alone, "one")):
+        for _ in range(2):
+            step(peer, 0.0)
+        keep(peer, tmp_path / name, {})
+        read(tmp_path / name)
+    states = {name: tensor.clone() for name, tensor in two.local.tensors().items()}
+    ahead = step(two, 0.0), x_of(two)
+    again = spread_peer(ranks, tmp_path / "model", None, recipe, 2)
+    restore(again, tmp_path / "two")
+
+    assert any("uint8" in name for name in states)
+    found = again.local.tensors()
+    assert found.keys() == states.keys()
+    assert all(torch.equal(found[name].view(torch.int32), states[name].view(torch.int32)) for name in states)
+    losses = step(again, 0.0)
+    assert losses == ahead[0]
+    assert torch.equal(x_of(again), ahead[1])
+    other = one_peer(tmp_path / "model", recipe)
+    restore(other, tmp_path / "two")
+    restore(again, tmp_path / "one")
+    for peer, x in ((other, states["x"]), (again, None)):
+        assert not peer.local.stepped
+        assert x is None or torch.equal(x_of(peer), x)
+        step(peer, 0.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of another process")
+def test_the_micro_batch_that_is_found_is_one_for_which_every_rank_has_memory(
+    ranks: Ranks, tmp_path: Path, data: Path
+) -> None:
+    """Found as on accelerators, in two processes of which one may take little."""
+    short = recipe_of(save_tiny("llama", tmp_path / "model"), data)
+    recipe = short.model_copy(update={"data": short.data.model_copy(update={"max_length": LONG})})
+    two = spread_peer(ranks, tmp_path / "model", None, recipe, 1)
+    step(two, 0.0)
+    x, before = x_of(two), [process.pid for process in ranks.processes]
+    limit(before[1], ROOM)
+
+    found = tried(two.local, recipe)
+
+    assert 1 <= found < MANY
+    assert not {process.pid for process in ranks.processes} & set(before)
+    assert torch.equal(x_of(two), x)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of another process")
 def test_memory_that_runs_out_in_one_rank_halves_the_micro_batch_and_the_step_is_the_same(
     ranks: Ranks, tmp_path: Path, data: Path
@@ -194,8 +256,7 @@ def test_memory_that_runs_out_in_one_rank_halves_the_micro_batch_and_the_step_is
     for peer in (two, alone):
         step(peer, 0.0)
     before = [process.pid for process in ranks.processes]
-    limit = int(Path(f"/proc/{before[1]}/statm").read_text().split()[0]) * resource.getpagesize() + ROOM
-    resource.prlimit(before[1], resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    limit(before[1], ROOM)
 
     lowered = []
     for peer in (two, alone):

@@ -100,27 +100,6 @@ def test_what_is_fetched_from_the_hub_is_told_as_it_comes(folders, tmp_path, mon
     assert "it/s" not in capsys.readouterr().err
 
 
-def test_what_the_hub_says_no_to_is_told_with_what_to_do(tmp_path, monkeypatch) -> None:
-    from huggingface_hub import errors
-
-    def message(kind: type[Exception]) -> str:
-        def model_info(self: object, *_: object, **__: object) -> None:
-            raise kind.__new__(kind)  # without __init__, which wants the hub's answer
-
-        monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
-        with pytest.raises(ModelError) as caught:
-            prepare_base(load_recipe("smoke", ["model_revision=v9", "model_name_or_path=a/b"]), tmp_path)
-        return str(caught.value)
-
-    assert "accept the licence at https://huggingface.co/a/b, then `hf auth login`" in message(
-        errors.GatedRepoError
-    )
-    assert "a/b: no such folder, and no such model on the hub (hint: " in message(
-        errors.RepositoryNotFoundError
-    )
-    assert "a/b has no revision v9, or no longer" in message(errors.RevisionNotFoundError)
-
-
 def test_a_disk_without_room_for_a_hub_model_is_found_out_before_the_first_byte(
     tmp_path, monkeypatch
 ) -> None:

@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import tiny_config
+from real_configs import COUNTS, REAL
+from tiny_models import SIZES
 
-from compress.bench import student
+from cocktail_cli.board import megabytes
 from recipes.base import BUILTIN_MODELS, check_fit, load_tokenizer, open_tokenizer, outline, prepare_base
-from recipes.cocktail_sgd import mix_of
 from recipes.data import build_corpus
 from recipes.finetune import build_peer
+from recipes.flat import layout_of
+from recipes.plan import packet_of
 from recipes.recipe import list_recipes, load_recipe, recipe_path
 from recipes.schema import Recipe
-from recipes.trained import load_trained
+from recipes.trained import blueprint_of, load_trained
 
 LIBRARY = {recipe.name: recipe for recipe in list_recipes()}
 TALK = [
@@ -57,24 +59,22 @@ ROWS: dict[str, dict[str, Any]] = {
     "openai/gsm8k": {"question": "What is 2 + 2?", "answer": "It is 2 + 2 = 4. #### 4"},
 }
 
-# model id -> its class, and the tokens and template its tokenizer has
-MODELS: dict[str, tuple[str, dict[str, str], str | None]] = {
-    "EleutherAI/gpt-j-6b": ("gptj", {"eos": "<|endoftext|>", "bos": "<|endoftext|>"}, None),
-    "EleutherAI/gpt-neox-20b": ("gpt_neox", {"eos": "<|endoftext|>", "bos": "<|endoftext|>"}, None),
-    "EleutherAI/pythia-70m": ("gpt_neox", {"eos": "<|endoftext|>", "bos": "<|endoftext|>"}, None),
-    "Qwen/Qwen3-8B": ("qwen3", {"eos": "<|im_end|>", "pad": "<|endoftext|>"}, "qwen3"),
-    "facebook/opt-1.3b": ("opt", {"bos": "</s>", "eos": "</s>", "pad": "<pad>"}, None),
-    "meta-llama/Llama-3.1-8B-Instruct": (
-        "llama",
-        {"bos": "<|begin_of_text|>", "eos": "<|eot_id|>"},
-        "llama3_1",
-    ),
+# model id -> the tokens and the template that its tokenizer has; its config is in real_configs.py
+MODELS: dict[str, tuple[dict[str, str], str | None]] = {
+    "EleutherAI/gpt-j-6b": ({"eos": "<|endoftext|>", "bos": "<|endoftext|>"}, None),
+    "EleutherAI/gpt-neox-20b": ({"eos": "<|endoftext|>", "bos": "<|endoftext|>"}, None),
+    "EleutherAI/pythia-70m": ({"eos": "<|endoftext|>", "bos": "<|endoftext|>"}, None),
+    "Qwen/Qwen3-8B": ({"eos": "<|im_end|>", "pad": "<|endoftext|>"}, "qwen3"),
+    "facebook/opt-1.3b": ({"bos": "</s>", "eos": "</s>", "pad": "<pad>"}, None),
+    "meta-llama/Llama-3.1-8B-Instruct": ({"bos": "<|begin_of_text|>", "eos": "<|eot_id|>"}, "llama3_1"),
 }
 
 
 def twin(name: str, folder: Path) -> None:
-    """A folder as that of model `name`, without weights: its class, its special tokens, its chat template."""
-    kind, tokens, template = MODELS[name]
+    """A folder as that of model `name`, without weights: its config at a tiny size, its special tokens, its
+    chat template.
+    """
+    tokens, template = MODELS[name]
     tokenizer: Any = open_tokenizer(BUILTIN_MODELS["builtin:tiny-gpt-neox"])
     tokenizer.pad_token = None
     tokenizer.add_special_tokens({f"{role}_token": token for role, token in tokens.items()})
@@ -86,7 +86,8 @@ def twin(name: str, folder: Path) -> None:
         tokenizer.chat_template = (places / f"{template}.jinja").read_text(encoding="utf-8")
     tokenizer.save_pretrained(folder)
     ends = {f"{role}_token_id": tokenizer.convert_tokens_to_ids(token) for role, token in tokens.items()}
-    tiny_config(kind, 384, **ends).save_pretrained(folder)
+    small = {**REAL[name], **SIZES[REAL[name]["model_type"]], "vocab_size": 384, **ends}
+    (folder / "config.json").write_text(json.dumps(small))
 
 
 def twin_of(recipe: Recipe, folder: Path, *more: str) -> Recipe:
@@ -94,7 +95,7 @@ def twin_of(recipe: Recipe, folder: Path, *more: str) -> Recipe:
     overrides = ["max_steps=2", "global_batch_size=4", "val_set_size=1"]
     if recipe.model.model_name_or_path in MODELS:
         twin(recipe.model.model_name_or_path, folder)
-        overrides += [f"model_name_or_path={folder}", "max_length=1024"]  # letters are tokens, nearly
+        overrides.append(f"model_name_or_path={folder}")
     for number, dataset in enumerate(recipe.datasets):
         if dataset.path in ROWS:
             file = folder / f"{number}.jsonl"
@@ -156,32 +157,34 @@ def test_of_a_shipped_chat_recipe_the_assistants_words_are_trained(name: str, tm
     assert all("cocktail?" not in text for text in said)
 
 
-# trained parameters: of the model as its config on the hub has it, or of the adapters
-PARAMETERS = {
-    "gpt-neox-20b-full": 20.55e9,
-    "gpt-neox-20b-lora": 138.4e6,
-    "gptj-6b-full": 6.051e9,
-    "gptj-6b-lora": 33.0e6,
-    "llama-3.1-8b-lora": 41.9e6,
-    "opt-1.3b": 1.316e9,
-    "pythia-70m": 70.4e6,
-    "qwen3-8b-qlora": 43.6e6,
-    "smoke": 1.0e6,
-}
-
-
 @pytest.mark.parametrize("name", LIBRARY)
-def test_the_header_says_what_to_run_first_what_a_step_costs_and_where_the_numbers_come_from(
-    name: str,
-) -> None:
+def test_the_header_says_what_is_needed_what_to_run_first_and_where_the_numbers_come_from(name: str) -> None:
     header = recipe_path(name).read_text(encoding="utf-8").split("\nversion:")[0]
-    mix, pair = mix_of(LIBRARY[name].compression), student(1 << 20)
-    packet = mix.encode(mix.draw(1 << 20, seed=0, round=0).difference(pair.x, pair.common))
+    first, needs = header.split("\n", 1)[0], LIBRARY[name].swarm.requires
 
-    told = re.search(r"# On the wire  about ([\d.]+) (k|M)B a step each way", header)
-
-    assert told is not None
     assert "# First" in header
     assert "# From" in header
-    bytes = float(told[1]) * {"k": 1e3, "M": 1e6}[told[2]]
-    assert bytes == pytest.approx(len(packet) / (1 << 20) * PARAMETERS[name], rel=0.05)
+    if needs is not None and needs.bandwidth_mbps is not None:
+        assert f" {needs.bandwidth_mbps:g} Mbit/s," in first
+        vram = needs.vram // 10**9
+        assert re.search(rf"4 x {vram // 4} GB|{vram} (GB|to \d+ GB)", first)
+
+
+@pytest.mark.slow  # models of 20 B parameters, without memory
+@pytest.mark.parametrize("name", LIBRARY)
+def test_the_header_tells_the_parameters_and_the_packet_that_a_plan_of_the_real_model_prints(
+    name: str, tmp_path: Path
+) -> None:
+    recipe, text = LIBRARY[name], recipe_path(name).read_text(encoding="utf-8")
+    model = recipe.model.model_name_or_path
+    folder = BUILTIN_MODELS.get(model) or tmp_path
+    if model in REAL:
+        (tmp_path / "config.json").write_text(json.dumps(REAL[model]))
+    trained = layout_of(blueprint_of(recipe, folder)).size
+
+    if recipe.lora is not None:
+        (told,) = re.findall(r"# ([\d.]+ M) parameters", text)
+        assert told == f"{trained / 1e6:.1f} M"
+    elif model in REAL:
+        assert trained == COUNTS[model]
+    assert f"# On the wire  about {megabytes(packet_of(recipe, trained))} a step each way" in text

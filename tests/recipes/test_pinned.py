@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from recipes.base import BUILTIN_MODELS, prepare_base
-from recipes.hub import commit_of_data
 from recipes.pinned import pinned
-from recipes.problems import DataError, HubUnreachable, ModelError
+from recipes.problems import HubUnreachable
 from recipes.recipe import load_recipe
 from recipes.schema import Recipe
 
@@ -72,34 +71,3 @@ def test_data_on_the_hub_are_named_by_commit_and_other_data_stay_as_they_are(
     assert [one.revision for one in (*run.datasets, *run.eval_datasets)] == [OLD, NEW, None]
     assert run.model == asked.model
     assert pinned(load_recipe("smoke"), tmp_path) == load_recipe("smoke")
-
-
-def test_what_the_hub_says_no_to_is_told_of_data_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import errors
-
-    def met(kind: type[Exception]) -> str | None:
-        def dataset_info(*_: object, **__: object) -> None:
-            raise kind.__new__(kind)  # without __init__, which wants the hub's answer
-
-        monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", dataset_info)
-        return commit_of_data("a/b", "v9")
-
-    for kind, said in (
-        (errors.RevisionNotFoundError, "a/b has no revision v9, or no longer"),
-        (errors.RepositoryNotFoundError, "no such data set on the hub"),
-        (errors.GatedRepoError, "accept the licence at https://huggingface.co/datasets/a/b"),
-    ):
-        with pytest.raises(DataError, match=said):
-            met(kind)
-    assert met(errors.OfflineModeIsEnabled) is None  # what is in the cache is used
-
-
-def test_a_commit_that_is_gone_from_the_hub_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from huggingface_hub.errors import RevisionNotFoundError
-
-    def model_info(*_: object, **__: object) -> None:
-        raise RevisionNotFoundError.__new__(RevisionNotFoundError)
-
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
-    with pytest.raises(ModelError, match=f"{NAME} has no revision {OLD}, or no longer"):
-        prepare_base(recipe(f"model_revision={OLD}"), tmp_path)

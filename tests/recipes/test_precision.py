@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from compress import Cocktail
 from recipes import kept
 from recipes.data import Sample, batches
 from recipes.finetune import Lowered, Peer, StepDone, build_peer, finetune
-from recipes.fit import MemoryFull, micro_batch_for
+from recipes.fit import MemoryFull, guessed, micro_batch_for, tried
 from recipes.flat import Flat
 from recipes.local import Alone, LossScale, packed, unpacked
 from recipes.optim import EXTRA, eight_bit
 from recipes.problems import ModelError
+from recipes.recipe import load_recipe
 from recipes.rounded import rounded
 from recipes.schema import Recipe
 from recipes.trained import attention_here, check_trainable, load_trained
@@ -367,8 +369,38 @@ def test_a_cpu_takes_fewer_samples_where_memory_is_short(base, monkeypatch) -> N
     assert micro_batch_for(local, recipe) == 8
     monkeypatch.setattr("recipes.fit.free_memory", lambda: 150e6)
     assert micro_batch_for(local, recipe) == 2
+    assert guessed(recipe, local.sizes, 2) == 1  # of each of two processes
     monkeypatch.setattr("recipes.fit.free_memory", lambda: 0.0)
     assert micro_batch_for(local, recipe) == 1
+
+
+@dataclass
+class Device:
+    """An accelerator on which a sequence takes `each` of the memory, beside `fixed`."""
+
+    fixed: float
+    each: float
+    tried: list[int] = field(default_factory=list)
+
+    def attempt(self, part: list[Any], aside: float) -> float:
+        self.tried.append(len(part))
+        share = self.fixed + self.each * len(part)
+        if share > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return share
+
+
+@pytest.mark.parametrize(
+    ("fixed", "each", "fits"),
+    [(0.1, 0.001, 64), (0.5, 0.049, 8), (0.5, 0.06, 4), (0.0, 0.12, 4), (0.6, 0.31, 1), (0.9, 0.2, 1)],
+)
+def test_the_largest_power_of_two_that_leaves_a_tenth_of_an_accelerators_memory_is_found(
+    fixed: float, each: float, fits: int
+) -> None:
+    device = Device(fixed, each)
+
+    assert tried(device, load_recipe("smoke")) == fits  # type: ignore[arg-type]
+    assert max(device.tried) <= max(2, fits)  # once two sizes are known, a third is not tried in vain
 
 
 def test_an_attention_that_a_class_has_not_is_told_with_what_it_has(tmp_path) -> None:

@@ -106,6 +106,10 @@ class Member:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 

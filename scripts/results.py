@@ -1,4 +1,4 @@
-"""scripts/RESULTS.md from what the measurements have left in scripts/measured: tables, plots, commands.
+"""scripts/RESULTS.md, and the README's tables, from what measurements have left in scripts/measured.
 
     scripts/results                write it again from the rows that are there
     scripts/results --measure      measure everything first: some hours of a machine that does nothing else
@@ -25,10 +25,17 @@ import results_tables as tables
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "scripts" / "RESULTS.md"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- by scripts/results -->", "<!-- to here -->"
 COMMANDS = {
     "links": ["scripts/rivals links"],
     "faults": ["scripts/rivals faults"],
-    "loss": ["scripts/bench_quality --results recipes/quality.jsonl --workers 2"],
+    "loss": [
+        "scripts/bench_quality --results recipes/quality.jsonl --workers 2",
+        "scripts/bench_quality --results scripts/measured/quality.jsonl --rates 1e-3 2e-3 4e-3 8e-3 "
+        "--cell sample=1,keep=1,bits=16,staleness=0,local_steps=50,outer_rate=0.7,momentum=0.9",
+        "scripts/rivals powersgd",
+    ],
     "growth": ["scripts/rivals growth"],
     "join": ["scripts/rivals join"],
     "packet": ["scripts/rivals packet"],
@@ -91,7 +98,11 @@ def main() -> None:
     for command in commands if args.measure else []:
         subprocess.run(shlex.split(command), cwd=ROOT, check=True)
     args.page.write_text(page(measured.FOLDER))
-    print(f"wrote {args.page}")
+    readme = README.read_text()
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    README.write_text(f"{before}{BEGIN}\n{tables.newcomer(measured.FOLDER)}{END}{after}")
+    print(f"wrote {args.page} and the tables of {README}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The tables and plots of RESULTS.md, from rows of measurements."""
+"""The tables and plots of RESULTS.md, and the three of the README, from rows of measurements."""
 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import quality_plan
 import quality_report
 import rivals_work as work
 from measured import Row, read
-from quality_train import Size
+from quality_train import Setting, Size
 from results_plot import Axis, svg
 
 QUALITY = Path(__file__).resolve().parent.parent / "recipes" / "quality.jsonl"
@@ -28,11 +29,19 @@ SYSTEMS = (
     "hivemind 8-bit",
 )
 LOCAL = (50, 500)  # steps between DiLoCo's exchanges, a row each
+NOTHING = "Not measured yet.\n"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def prose(*words: str) -> str:
+    """A paragraph, or (the first begins with "- ") one point of a list each."""
+    if words[0].startswith("- "):
+        return "\n".join(textwrap.fill(word, 110, subsequent_indent="  ") for word in words) + "\n"
+    return textwrap.fill(" ".join(words), 110) + "\n"
 
 
 def dates(rows: Sequence[Row]) -> str:
@@ -59,69 +68,67 @@ def steps_of(folder: Path) -> dict[str, dict[str, float]]:
 def links(folder: Path) -> str:
     steps, rows = steps_of(folder), read(folder / "links.jsonl")
     if not steps:
-        return "Not measured yet.\n"
+        return NOTHING
     ideal = work.GPTJ_TOKENS / work.GPTJ_S
     speeds = [speed for speed in SPEEDS if any(speed in by for by in steps.values())]
     tokens = [
         [name, *(f"{ideal / by[s]:,.0f}" if s in by else "" for s in speeds)] for name, by in steps.items()
     ]
-    shares = [
-        [
-            name,
-            *(
-                f"{shown(by['unthrottled'] / by[s])}" if s in by and "unthrottled" in by else ""
-                for s in speeds
-            ),
-        ]
-        for name, by in steps.items()
-    ]
     plotted = {
         name: [(float(s), 1 / by[s]) for s in ("20", "100", "500", "1000") if s in by]
         for name, by in steps.items()
     }
-    plot = folder / "links.svg"
-    plot.write_text(
-        svg(
-            "Share of the time that devices compute", "Mbit/s, each way", plotted, Axis(0, 1, log=False), True
-        )
-    )
+    title = "Share of the time that devices compute"
+    (folder / "links.svg").write_text(svg(title, "Mbit/s, each way", plotted, Axis(0, 1, log=False), True))
     return "\n".join(
         [
-            f"Four peers, {dates(rows)}. A step's compute is fixed (slept), so that compute : FP16 bytes :",
-            f"line is that of GPT-J-6B on 8 A100 ({work.GPTJ_S} s and 24 GB a step and machine); a",
-            "line of 100",
-            f"Mbit/s there is one of {100 * work.MBIT:.3f} Mbit/s here. Tokens a second are GPT-J's:",
-            "262,144 over",
-            f"a step's time in those units ({ideal:,.0f} where nothing is waited for).",
-            "",
+            prose(
+                f"Four peers, {dates(rows)}. A step's compute is fixed (slept), so that compute : FP16",
+                "bytes : line is",
+                f"that of GPT-J-6B on 8 A100 ({work.GPTJ_S} s and 24 GB a step and machine): a line of",
+                "100 Mbit/s there",
+                f"is one of {100 * work.MBIT:.3f} Mbit/s here, with {work.RTT:g} ms of round trip. Tokens",
+                "a second are",
+                f"GPT-J's: 262,144 over a step's time in those units ({ideal:,.0f} where nothing is",
+                "waited for).",
+            ),
             table(["tokens/s at Mbit/s", *speeds], tokens),
-            "Share of the same system's unthrottled speed:",
-            "",
-            table(["share at Mbit/s", *speeds], shares),
-            "Bytes that a peer sends in a step, in those of one FP16 gradient (2 bytes a parameter):",
-            "",
-            sent_table(rows, speeds),
+            "Share of the same system's unthrottled speed:\n",
+            table(["share at Mbit/s", *speeds], shares(steps, speeds)),
+            "Bytes that a peer sends in a step, in those of one FP16 gradient (2 bytes a parameter):\n",
+            table(["sent", *speeds], sent(rows, speeds)),
+            "How busy this machine's cores were, other programs on it included:\n",
+            table(["busy", *speeds], busy(rows, speeds)),
             NOTES,
-            "![share of the time that devices compute](measured/links.svg)",
-            "",
+            "![share of the time that devices compute](measured/links.svg)\n",
         ]
     )
 
 
-NOTES = """- *cocktail* is `cocktail launch` and `cocktail join` with the defaults: packets fill the
-time there is, so at
-  100 and 20 Mbit/s they are smaller (the bytes above); what that costs in loss is the next section's
-  matter. Its
-  hub has no limit in the first row, as a server has; in the second its own line is as slow as a peer's.
-- *DDP* exchanges while the last of 8 backward passes of a step runs, and is taken to have all
-  gradients when that
-  one begins.
-- *PowerSGD* has rank 1 on matrices 1,024 wide: about the share of the FP16 bytes that rank 5 has on GPT-J's.
-- *DiLoCo*: local steps and one exchange were measured; rows of H steps are H local steps and one exchange.
-- *hivemind* averages gradients while the next step computes.
-- Systems that send whole gradients run a smaller model at the same ratios, so that their steps are
-  waited for.
-"""
+NOTES = prose(
+    "- *cocktail* is `cocktail launch` and `cocktail join` with the defaults: packets fill the time "
+    "there is, so at 100 and 20 Mbit/s they are smaller (the bytes above); what that costs in loss "
+    "is the next section's matter. Its hub has no limit in the first row, as a server has; in the "
+    "second its own line is as slow as a peer's.",
+    "- *DDP* exchanges while the last of 8 backward passes of a step runs, and is taken to have all "
+    "gradients when that one begins: the best it could have.",
+    "- *PowerSGD* has rank 1 on matrices 1,024 wide: about the share of the FP16 bytes that rank 5 "
+    "has on GPT-J's.",
+    "- *DiLoCo*: local steps and one exchange were measured; a row of H steps is H local steps and "
+    "one exchange.",
+    "- *hivemind* averages gradients while the next step computes; its groups are as it made them.",
+    "- Systems that send whole gradients run a smaller model at the same ratios, so that their steps "
+    "are waited for.",
+)
+
+
+def shares(steps: dict[str, dict[str, float]], speeds: Sequence[str]) -> list[list[str]]:
+    """Of each one's own unthrottled speed."""
+    rows = []
+    for name, by in steps.items():
+        free = by.get("unthrottled")
+        rows.append([name, *(shown(free / by[s]) if free and s in by else "" for s in speeds)])
+    return rows
 
 
 def shown(share: float) -> str:
@@ -129,43 +136,94 @@ def shown(share: float) -> str:
     return f"{share:.1%}" if share >= 0.01 else f"{share:.2%}"
 
 
-def sent_table(rows: Sequence[Row], speeds: Sequence[str]) -> str:
-    found = {(row["system"], row["speed"]): row["sent"] / (2 * row["parameters"]) for row in rows}
-    body = [
-        [
-            name,
-            *(f"{found[name, s]:.4f}" if (name, s) in found and s != "unthrottled" else "" for s in speeds),
-        ]
-        for name in SYSTEMS
-        if any(system == name for system, _ in found)
-    ]
-    return table(["sent", *speeds], body)
+def sent(rows: Sequence[Row], speeds: Sequence[str]) -> list[list[str]]:
+    found = {
+        (row["system"], row["speed"]): f"{row['sent'] / (2 * row['parameters']):.4f}"
+        for row in rows
+        if row["sent"]
+    }
+    return by_system(found, speeds)
+
+
+def busy(rows: Sequence[Row], speeds: Sequence[str]) -> list[list[str]]:
+    return by_system({(row["system"], row["speed"]): f"{row['busy']:.0%}" for row in rows}, speeds)
+
+
+def by_system(found: dict[tuple[str, str], str], speeds: Sequence[str]) -> list[list[str]]:
+    there = [name for name in SYSTEMS if any(system == name for system, _ in found)]
+    return [[name, *(found.get((name, s), "") for s in speeds)] for name in there]
 
 
 # ---- loss --------------------------------------------------------------------------------------------------
 
-TIMED = {  # rows of the quality study that are a system of the wall clock's
-    "all-reduce": ("torch DDP FP16", "all-reduce, FP16 on the wire"),
-    "cocktail": ("cocktail", "cocktail, p=.1 K=.2, 4 bits"),
-}
+DILOCO = Setting(sample=1.0, keep=1.0, bits=16, staleness=0, local_steps=50, outer_rate=0.7, momentum=0.9)
+TIMED = (  # ways of the quality study whose steps were timed, and as which system
+    ("all-reduce, FP16 on the wire", quality_plan.REFERENCE.setting, "torch DDP FP16"),
+    ("cocktail, K=.2 in 4 bits", quality_plan.COCKTAIL, "cocktail"),
+    ("DiLoCo, every 50 steps, FP16", DILOCO, "DiLoCo FP16, H=50"),
+)
 
 
 def loss(folder: Path) -> str:
-    found = quality_cells.read(QUALITY, Size())
+    found = quality(folder)
     parts = [quality_report.markdown(found, one) for one in quality_plan.TABLES]
     return "\n".join(
         [
-            "The cells of the quality study (`recipes/quality.jsonl`): held-out loss in nats a byte",
-            "at equal tokens,",
-            "against bytes. `over all-reduce` is the mean over the seeds that are there.",
-            "",
+            prose(
+                "The cells of the quality study (`recipes/quality.jsonl`): held-out loss in nats a byte",
+                "at equal tokens,",
+                "against bytes. `over all-reduce` is the mean over the seeds that are there.",
+            ),
             *(part for part in parts if part),
+            *rivals_loss(folder, found),
+            prose(
+                "**Against wall clock**: 400 steps of it, each as long as a step of the table above, in",
+                "hours of GPT-J's steps; at speeds at which cocktail's packets are those of the cell.",
+                "hivemind is not in the study; in FP16 it is all-reduce. PowerSGD's ranks are other ones",
+                "here than in the table above, so its rows have no hours.",
+            ),
+            table(["way", "held-out loss", "h at 1000 Mbit/s", "h at 500 Mbit/s"], timed(folder, found)),
         ]
     )
 
 
-# ---- faults ------------------------------------------------------------------------------------------------
+def rivals_loss(folder: Path, found: quality_plan.Found) -> list[str]:
+    """The same for ways that the study has no rows of, each at the best rate that was tried."""
+    reference, rows = quality_plan.losses(found, quality_plan.REFERENCE.setting), list[list[str]]()
+    powersgd = [r for r in read(folder / "powersgd.jsonl") if r["size"] == Size().name and r["seed"] == 1]
+    for rank in sorted({row["rank"] for row in powersgd}):
+        best = min((row for row in powersgd if row["rank"] == rank), key=lambda row: float(row["loss"]))
+        rows.append([f"PowerSGD, rank {rank}", f"{best['ratio']:.0f}x", f"{best['rate']:g}", best["loss"]])
+    if tried := quality_plan.losses(found, DILOCO):
+        rate = min(tried, key=tried.__getitem__)
+        rows.append(["DiLoCo, every 50 steps, FP16", "50x", f"{rate:g}", tried[rate]])
+    if not rows or not reference:
+        return []
+    best_dense = min(reference.values())
+    body = [[*words, f"{loss:.4f}", f"{loss / best_dense - 1:+.2%}"] for *words, loss in rows]
+    head = ["rival, one seed", "less than FP16", "learning rate", "held-out loss", "over all-reduce"]
+    return ["**rivals**\n", table(head, body)]
 
+
+def quality(folder: Path) -> dict[quality_cells.Cell, quality_plan.Found]:
+    """All cells, those of rivals too."""
+    return quality_cells.read(QUALITY, Size()) | quality_cells.read(folder / "quality.jsonl", Size())
+
+
+def timed(folder: Path, found: quality_plan.Found) -> list[list[str]]:
+    steps, rows = steps_of(folder), list[list[str]]()
+    for name, setting, system in TIMED:
+        tried = quality_plan.losses(found, setting)
+        if not tried or system not in steps:
+            continue
+        hours = [
+            steps[system].get(s, float("nan")) * work.GPTJ_S * Size().steps / 3600 for s in ("1000", "500")
+        ]
+        rows.append([name, f"{min(tried.values()):.4f}", *(f"{h:.1f}" if h == h else "" for h in hours)])
+    return rows
+
+
+# ---- faults ------------------------------------------------------------------------------------------------
 
 FAULTS = {
     "none": "nothing",
@@ -179,7 +237,7 @@ FAULTS = {
 def faults(folder: Path) -> str:
     rows = read(folder / "faults.jsonl")
     if not rows:
-        return "Not measured yet.\n"
+        return NOTHING
     order = list(FAULTS)
     body = [
         [FAULTS[r["fault"]], r["system"], stalled(r), peers_apart(r), lost(r), noted(r)]
@@ -188,25 +246,26 @@ def faults(folder: Path) -> str:
     head = ["fault of one peer of four", "system", "seconds lost", "peers apart", "samples lost", ""]
     return "\n".join(
         [
-            f"{dates(rows)}. Lines of 8 Mbit/s, 1 s of compute a step; rivals have timeouts of 30 s",
-            "(hivemind: 5 s",
-            "a chunk).",
-            "",
+            prose(
+                f"{dates(rows)}. Lines of 8 Mbit/s, 1 s of compute a step; rivals have timeouts of 30 s",
+                "(hivemind: 5 s a",
+                "chunk), as their own defaults would have them wait for half an hour, or for ever.",
+            ),
             table(head, body),
-            "Seconds: the longest time between two steps of the first peer, less an ordinary one.",
-            "Apart: further from",
-            "the first peer's model than 1 % of what that has moved. Of cocktail samples are read",
-            "from its ledger after",
-            "the run.",
-            "",
+            prose(
+                "Seconds: the longest time between two steps of the first peer, less an ordinary one.",
+                "Apart: further",
+                "from the first peer's model than 1 % of what that has moved. Samples of cocktail are",
+                "read from its",
+                "ledger after the run; of a run that ends for all, the step under way is counted and",
+                "nothing before it.",
+            ),
         ]
     )
 
 
 def stalled(row: Row) -> str:
-    if row["over"]:
-        return "the run ends for all"
-    return f"{row['stalled']:.1f}" if row["stalled"] is not None else ""
+    return "the run ends for all" if row["over"] else f"{row['stalled']:.1f}"
 
 
 def peers_apart(row: Row) -> str:
@@ -234,42 +293,53 @@ def noted(row: Row) -> str:
 
 # ---- growth ------------------------------------------------------------------------------------------------
 
+KINDS = {
+    "peer": "a peer, by parameters",
+    "hub": "a hub with 4 peers, by parameters",
+    "peers": "a hub, by peers",
+}
+ASSUMED = prose(
+    f"P is parameters, N peers. Fitted to the points up to {bench_growth.FITTED[0]:.0e} parameters and",
+    f"{bench_growth.FITTED[1]} peers, by least squares of relative errors, no constant",
+    "negative; compared with all points",
+    "beyond. Assumed beyond what was measured: one hub owns everything (with shards at peers",
+    "its CPU, memory and bytes",
+    "are spread over them), packets of the defaults (0.134 bit a parameter), one core of",
+    "this machine, memory and disk",
+    "as fast as at the sizes measured, no local steps. A hub holds e, 4 bytes a parameter,",
+    "and a round's packets up to",
+    "a bound; a peer x_i and x'.",
+)
+
 
 def growth(folder: Path) -> str:
     points = read(folder / "growth.jsonl")
     if not points:
-        return "Not measured yet.\n"
-    fits = bench_growth.fitted(points)
-    kinds = {
-        "peer": "a peer, by parameters",
-        "hub": "a hub with 4 peers, by parameters",
-        "peers": "a hub, by peers",
-    }
-    parts = [f"A round, {dates(points)}; CPU is of one core, without the gradient.", ""]
-    for kind, title in kinds.items():
+        return NOTHING
+    parts = [f"A round, {dates(points)}; CPU is of one core, without the gradient.\n"]
+    for kind, title in KINDS.items():
         mine = sorted((p for p in points if p["kind"] == kind), key=lambda p: (p["parameters"], p["peers"]))
         if mine:
-            parts += [f"**{title}**", "", table(*point_rows(kind, mine))]
-    parts += ["**What they fit, and what that says of larger swarms**", "", table(*fit_rows(fits)), ASSUMED]
-    for kind in ("peer", "hub"):
-        curves = {}
-        for what, name in (
-            ("cpu_s", "CPU-s"),
-            ("memory", "memory, GB"),
-            ("up", "sent, GB"),
-            ("bytes", "both ways, GB"),
-        ):
-            scale = 1.0 if what == "cpu_s" else 1e-9
-            curves[name] = [
-                (p["parameters"], p[what] * scale)
-                for p in sorted(points, key=lambda p: float(p["parameters"]))
-                if p["kind"] == kind and what in p
-            ]
-        if any(curves.values()):
-            plot = folder / f"growth-{kind}.svg"
-            plot.write_text(svg(f"{kind}: a round", "parameters", curves))
-            parts += [f"![{kind}: a round](measured/{plot.name})", ""]
+            parts += [f"**{title}**\n", table(*point_rows(kind, mine))]
+    fits = bench_growth.fitted(points)
+    parts += ["**What they fit, and what that says of larger swarms**\n", table(*fit_rows(fits)), ASSUMED]
+    for kind in ("peer", "hub", "peers"):
+        if curves := curves_of(kind, points):
+            by = "peers" if kind == "peers" else "parameters"
+            (folder / f"growth-{kind}.svg").write_text(svg(f"{KINDS[kind]}: a round", by, curves))
+            parts.append(f"![{KINDS[kind]}](measured/growth-{kind}.svg)\n")
     return "\n".join(parts)
+
+
+def curves_of(kind: str, points: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
+    by, mine = "peers" if kind == "peers" else "parameters", [p for p in points if p["kind"] == kind]
+    names = {"cpu_s": ("CPU-s", 1.0), "memory": ("memory, GB", 1e-9), "up": ("sent, GB", 1e-9)}
+    names["bytes"] = "both ways, GB", 1e-9
+    curves = {
+        name: sorted((float(p[by]), p[what] * scale) for p in mine if what in p)
+        for what, (name, scale) in names.items()
+    }
+    return {name: curve for name, curve in curves.items() if curve}
 
 
 def point_rows(kind: str, points: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -284,7 +354,7 @@ def point_rows(kind: str, points: Sequence[Row]) -> tuple[list[str], list[list[s
 
 def fit_rows(fits: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     large = list(bench_growth.LARGE)
-    head = ["quantity", "fit", "off at its points", "off beyond them", *large]
+    head = ["quantity", "fit", "off at its points", "off beyond them (parameters, peers)", *large]
     body = []
     for fit in fits:
         terms = " + ".join(
@@ -300,20 +370,27 @@ def amount(name: str, value: float) -> str:
     return f"{value:,.1f} s" if name.endswith("CPU-s") else f"{value / 1e9:,.2f} GB"
 
 
-ASSUMED = f"""P is parameters, N peers. Fitted to the points up to {bench_growth.FITTED[0]:.0e} parameters and
-{bench_growth.FITTED[1]} peers, by least squares of relative errors, no constant negative; compared
-with all points
-beyond. Assumed beyond what was measured: one hub owns everything (with shards at peers its CPU, memory
-and bytes are
-spread over them), packets of the defaults (0.134 bit a parameter), one core of this machine, memory
-and disk that
-are as fast as at the sizes measured, and no local steps. A hub's memory holds the round's packets up
-to a bound, and
-e, 4 bytes a parameter.
-"""
-
-
 # ---- joining, packets --------------------------------------------------------------------------------------
+
+
+def join(folder: Path) -> str:
+    rows = sorted(read(folder / "join.jsonl"), key=lambda r: (r["mbit"], r["bytes"]))
+    if not rows:
+        return NOTHING
+    head = ["Mbit/s", "MB fetched", "floor: bytes / line, s", "x' here, s", "of the floor"]
+    head += ["first counted round, s", "of it starting Python, s"]
+    return "\n".join(
+        [
+            prose(
+                f"`cocktail join` to its first counted round, {dates(rows)}; 40 ms of round trip. The",
+                "other peer is",
+                "stopped until x' is here, as two machines would not share a processor. Seconds are from",
+                "the command",
+                "on; those of `x' here` from the welcome.",
+            ),
+            table(head, [joining(row) for row in rows]),
+        ]
+    )
 
 
 def joining(row: Row) -> list[str]:
@@ -324,59 +401,75 @@ def joining(row: Row) -> list[str]:
         f"{floor:.1f}",
         f"{row['here_s']:.1f}",
         f"{row['here_s'] / floor:.2f}",
-        f"{row['counted_s']:.1f}" if row.get("counted_s") else "",
+        f"{row['counted_s']:.1f}",
         f"{row['start_s']:.1f}",
     ]
-
-
-def join(folder: Path) -> str:
-    rows = sorted(read(folder / "join.jsonl"), key=lambda r: (r["mbit"], r["bytes"]))
-    if not rows:
-        return "Not measured yet.\n"
-    head = ["Mbit/s", "MB fetched", "floor: bytes / line, s", "x' here, s", "of the floor"]
-    head += ["first counted round, s", "of it starting Python, s"]
-    return "\n".join(
-        [
-            f"`cocktail join` to its first counted round, {dates(rows)}; 40 ms of round trip; the",
-            "other peer is",
-            "stopped until x' is here, as two machines would not share a processor. From the command",
-            "on; `x' here` is",
-            "from the welcome.",
-            "",
-            table(head, [joining(row) for row in rows]),
-        ]
-    )
 
 
 def packet(folder: Path) -> str:
     path = folder / "packet.json"
     if not path.exists():
-        return "Not measured yet.\n"
+        return NOTHING
     found = json.loads(path.read_text())
     head = [
-        "data, p, K, bits",
+        "data; p, K, bits",
         "bit/parameter",
         "less than FP16",
-        "the reference's: bit/parameter",
+        "reference: bit/parameter",
         "less than FP16",
     ]
-    head += ["encode, ms", "reference's, ms", "energy lost", "reference's"]
+    head += ["encode, ms", "reference, ms", "energy lost", "reference"]
     body = []
     for r in found["rows"]:
-        reference = r["p"] * (
+        theirs = r["p"] * (
             1 + r["K"] * (r["bits"] + 16 / 128)
         )  # a bit for each that is visited, scales in FP16
-        body.append(
-            [
-                f"{r['data']}, {r['p']:g}, {r['K']:g}, {r['bits']}",
-                f"{r['bits_per_param']:.4f}",
-                f"{r['ratio_fp16']:.0f}x",
-                f"{reference:.4f}",
-                f"{16 / reference:.0f}x",
-                f"{r['encode_ms']:.1f}",
-                f"{r['reference_encode_ms']:.1f}",
-                f"{r['error']:.4f}",
-                f"{r['reference_error']:.4f}",
-            ]
-        )
+        sizes = [
+            f"{r['bits_per_param']:.4f}",
+            f"{r['ratio_fp16']:.0f}x",
+            f"{theirs:.4f}",
+            f"{16 / theirs:.0f}x",
+        ]
+        times = [f"{r['encode_ms']:.1f}", f"{r['reference_encode_ms']:.1f}"]
+        errors = [f"{r['error']:.4f}", f"{r['reference_error']:.4f}"]
+        body.append([f"{r['data']}; {r['p']:g}, {r['K']:g}, {r['bits']}", *sizes, *times, *errors])
     return f"{found['date']}, 40 M parameters, one thread.\n\n{table(head, body)}"
+
+
+# ---- the README's ------------------------------------------------------------------------------------------
+
+
+def newcomer(folder: Path) -> str:
+    """How fast on my line, what if somebody drops out, what does the model lose."""
+    steps, fault_rows = steps_of(folder), read(folder / "faults.jsonl")
+    speeds = ("1000", "500", "100", "20")
+    found = quality(folder)
+    ruined = [
+        [name, *(in_short(fault_rows, name, fault) for fault in ("kill", "dark", "stop", "late"))]
+        for name in SYSTEMS
+        if any(row["system"] == name for row in fault_rows)
+    ]
+    return "\n".join(
+        [
+            "**How much of my speed is left on such a line?** (`scripts/rivals links`; Mbit/s each",
+            "way, as GPT-J-6B's)\n",
+            table(["", *speeds], shares(steps, speeds)),
+            "**What if one of four drops out?** (`scripts/rivals faults`; seconds lost, peers that",
+            "differ afterwards)\n",
+            table(["", *(FAULTS[fault] for fault in ("kill", "dark", "stop", "late"))], ruined),
+            "**What does the model lose?** (`scripts/bench_quality`; begun: few seeds, a small model)\n",
+            quality_report.markdown(found, quality_plan.TABLES[0]).split("\n\n", 1)[-1],
+        ]
+    )
+
+
+def in_short(rows: Sequence[Row], system: str, fault: str) -> str:
+    for row in rows:
+        if row["system"] == system and row["fault"] == fault:
+            if fault == "late":
+                joined = row.get("joined")
+                return "never in" if joined is None else f"in after {joined:.0f} s"
+            if row["over"]:
+                return "the run ends"
+            return f"{row['stalled']:.1f} s, {row['apart'] if row['apart'] is not None else '?'} apart"
+    return ""

@@ -19,6 +19,7 @@ from hivemind import DHT, DecentralizedAverager
 from hivemind.compression import Float16Compression, Uniform8BitQuantization
 from rivals_work import Work, bytes_sent, orders, say, sleep_until
 
+MATCHMAKING_S = 15.0  # with 3 s, four peers on slow lines split into groups of two and three
 KINDS = {"fp16": Float16Compression, "8bit": Uniform8BitQuantization}
 
 
@@ -35,7 +36,7 @@ class Averaged:
             start=True,
             prefix=f"width{work.width}",
             target_group_size=asked.get("group", asked["world"]),  # a group begins when all are there
-            min_matchmaking_time=asked.get("matchmaking", 3.0),
+            min_matchmaking_time=asked.get("matchmaking", MATCHMAKING_S),
             request_timeout=2.0,
             next_chunk_timeout=asked.get("chunk_s"),
             allreduce_timeout=asked.get("all_s"),

@@ -71,7 +71,8 @@ class Ranks:
 
     def start(self, member: str) -> lab.Member:
         rank = len(self.ranks)
-        asked = {"rank": rank, "world": self.world, "own": address(member), "peers": [], **self.asked}
+        world = max(self.world, rank + 1)
+        asked = {"rank": rank, "world": world, "own": address(member), "peers": [], **self.asked}
         asked["address"] = address(self.ranks[0].member if self.ranks else member)
         if rank and self.system.script == "rivals_hivemind.py":
             asked["peers"] = self.ranks[0].until("ready")["maddrs"]
@@ -88,12 +89,12 @@ class Ranks:
         self.tell(**phase)
         for rank in self.ranks:
             lab.wait_for(
-                lambda rank=rank: len(rank.heard("over")) >= number or rank.heard("failed"),
+                lambda rank=rank: len(rank.heard("over")) >= number or rank.ended,
                 f"{rank.member}: the end of {phase}",
                 timeout,
             )
-            if failed := rank.heard("failed"):
-                raise SystemExit(f"{rank.member}: {failed[-1]['error']}")
+            if rank.ended:
+                raise SystemExit(f"{rank.member} ended: {rank.heard('failed')[-1:]}")
 
 
 @contextmanager

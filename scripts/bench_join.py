@@ -6,7 +6,9 @@ Starts `cocktail launch` with one local peer in the hub's namespace, waits until
 then starts `cocktail join` behind a line of `--rate` Mbit/s both ways. Told: seconds from the hub's welcome
 until x' is here, against 1.15 x bytes / bandwidth + 2 s; how long Python, imports and the dialling took
 before; and how the other peer's rounds went on meanwhile. With --alone that peer is stopped meanwhile
-(SIGSTOP): the late one has the processor to itself, as on a machine of its own.
+(SIGSTOP): the late one has the processor to itself, as on a machine of its own. With --out the figures go
+into a file as well, a line of JSON that replaces the older one of this rate and size, with the time until a
+round is committed that has the late peer's packet.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from measured import keep
 
 ROOT = Path(__file__).resolve().parent.parent
 NETLAB = [sys.executable, str(ROOT / "scripts" / "netlab.py")]
@@ -121,6 +125,7 @@ def measure(folder: Path, args: argparse.Namespace) -> None:
                 break
         if args.alone:
             os.kill(other, signal.SIGCONT)
+        counted = join.until("step")[0] if args.out else 0.0
         join.end()
         rounds = int(told["state"].split()[4]) - last["round"]
         took, bound = times["caught up"] - times["joined"], 1.15 * size * 8 / (args.rate * 1e6) + 2
@@ -131,6 +136,20 @@ def measure(folder: Path, args: argparse.Namespace) -> None:
             f"before it {times['joined'] - join.started:.1f} s of start-up and dialling"
         )
         print(f"rounds committed since its command was given: {rounds}")
+        if args.out:
+            keep(
+                args.out,
+                {
+                    "mbit": args.rate,
+                    "megabytes": args.megabytes,
+                    "bytes": size,
+                    "here_s": took,
+                    "start_s": times["joined"] - join.started,
+                    "counted_s": counted - join.started,
+                    "date": time.strftime("%Y-%m-%d"),
+                },
+                ("mbit", "megabytes"),
+            )
         print("phases:", ", ".join(f"{name} {at - times['joined']:+.1f}" for name, at in times.items()))
     finally:
         launch.end()
@@ -145,6 +164,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=40.0, help="of the model in FP32")
     parser.add_argument("--rounds", type=int, default=20, help="committed before the late peer starts")
     parser.add_argument("--alone", action="store_true", help="the other peer is stopped meanwhile")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("override", nargs="*", help="of the recipe")
     args = parser.parse_args()
     with lab(args.rate, args.rtt), tempfile.TemporaryDirectory() as folder:

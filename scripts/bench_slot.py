@@ -266,10 +266,9 @@ def cocktail(asked: Line) -> None:
         compute_s = gradient.finished - gradient.started if gradient else 0.0
         idle = max(0.0, done.finished - gradient.finished) if gradient else 0.0
         row = {"event": "joined_round", "round": round.round, "end": time.monotonic(), "compute": compute_s}
-        print(
-            json.dumps({**row, "idle": idle, "sent": step.sent_bytes, "received": step.received_bytes}),
-            flush=True,
-        )
+        row |= {"idle": idle, "sent": step.sent_bytes, "received": step.received_bytes}
+        row |= {"fingerprint": step.fingerprint, "accepted": step.accepted}
+        print(json.dumps(row), flush=True)
         return step
 
     work.compute, loop.join = takes_its_time, told

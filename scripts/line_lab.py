@@ -67,12 +67,18 @@ def inside(script: str, arguments: Sequence[str], lab: Sequence[str]) -> list[Li
 class Member:
     """One process, in the namespace of one member of the lab."""
 
-    def __init__(self, member: str, role: str, asked: Line, script: Path = SWARM) -> None:
+    def __init__(
+        self, member: str, role: str, asked: Line, script: Path = SWARM, python: str = sys.executable
+    ) -> None:
         self.member, self.said = member, list[Line]()
-        command = ["ip", "netns", "exec", f"lab-{member}", sys.executable, str(script), role]
+        command = ["ip", "netns", "exec", f"lab-{member}", python, str(script), role]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [*command, json.dumps(asked)], stdout=subprocess.PIPE, text=True, env=environment
+            [*command, json.dumps(asked)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -81,6 +87,12 @@ class Member:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self.said.append(json.loads(line))
+
+    def tell(self, **what: Any) -> None:
+        """One line to it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
 
     def heard(self, kind: str) -> list[Line]:
         return [line for line in list(self.said) if line["kind"] == kind]
@@ -93,6 +105,10 @@ class Member:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -163,8 +179,10 @@ def forget(member: str) -> None:
     netlab.main(["forget", "lab", member])
 
 
-def rates(member: str, mbit: float, rtt: float) -> None:
-    netlab.main(["set", "lab", member, "--up", str(mbit), "--down", str(mbit), "--rtt", str(rtt)])
+def rates(member: str, mbit: float, rtt: float, up: float | None = None) -> None:
+    """Of a member's line, each way alike unless `up` is given."""
+    both = ["--up", str(mbit if up is None else up), "--down", str(mbit)]
+    netlab.main(["set", "lab", member, *both, "--rtt", str(rtt)])
 
 
 def congestion(members: Sequence[str], name: str) -> None:

@@ -16,8 +16,9 @@ home.
 Rates are Mbit/s (0: unlimited) on the wire; a round trip in ms is split over the two directions of the
 member's own link; loss is per packet and direction. Down is a token bucket (tc tbf) at the switch; delay,
 loss and the rate up are the user-space switch's (netlab_switch.py): in the member's own kernel a queue
-would stay short, as its TCP sees it, while a router's fills up. Addresses: hub 10.77.0.1, p1 10.77.0.11, p2
-10.77.0.12 ...
+would stay short, as its TCP sees it, while a router's fills up. Where packets are lost, or a line is slower
+than 10 Mbit/s, each travels alone instead of in segments of up to 64 KiB. Addresses: hub 10.77.0.1, p1
+10.77.0.11, p2 10.77.0.12 ...
 Exit 77 and a reason where the kernel, the rights or the tools for it are missing.
 """
 
@@ -37,6 +38,7 @@ from pathlib import Path
 
 NET = "10.77.0."
 SWITCH = Path(__file__).resolve().with_name("netlab_switch.py")
+SLOW = 10.0  # Mbit/s; on a slower line a segment of 64 KiB would take 50 ms and more
 UNAVAILABLE = 77  # the exit status that test harnesses read as "skipped"
 
 
@@ -58,6 +60,16 @@ class Lab:
     lines: dict[str, Line] = field(default_factory=dict)  # member -> its link; "hub", "p1", "p2" ...
     queue_ms: float = 50.0  # depth of the bucket's queue, at its rate
     switch_pid: int = 0
+
+    @property
+    def packet_by_packet(self) -> bool:
+        lines = self.lines.values()
+        return any(line.loss or 0 < line.up < SLOW or 0 < line.down < SLOW for line in lines)
+
+    @property
+    def least_queue(self) -> int:
+        """Bytes that a queue holds however slow its line is."""
+        return 16_000 if self.packet_by_packet else 64_000
 
     def namespace(self, member: str) -> str:
         return f"{self.name}-{member}"
@@ -119,18 +131,20 @@ def plug_in(lab: Lab, member: str) -> None:
     tell("ip", "-n", inside, "addr", "add", f"{NET}{number_of(member)}/24", "dev", "eth0")
     tell("ip", "-n", inside, "link", "set", "eth0", "up")
     tell("ip", "-n", switch, "link", "set", device, "up")
-    if any(line.loss for line in lab.lines.values()):  # one packet = one segment, so that loss is per packet
-        tell("ip", "-n", inside, "link", "set", "eth0", "gso_max_segs", "1", check=False)
 
 
 def shape(lab: Lab, member: str) -> None:
-    """The rate down of a member's link, at the switch's end."""
+    """The rate down of a member's link, at the switch's end; and how large the segments are that it sends."""
+    segments = "1" if lab.packet_by_packet else "65535"
+    own = ["ip", "-n", lab.namespace(member), "link", "set", "eth0", "gso_max_segs", segments]
+    tell(*own, check=False)
     line, namespace, device = lab.lines[member], lab.namespace("sw"), device_of(member)
     tell("tc", "-n", namespace, "qdisc", "del", "dev", device, "root", check=False)
     if line.down:
         bytes_per_ms = line.down * 1e6 / 8 / 1000
-        burst = max(4_000 if line.loss else 70_000, int(bytes_per_ms * 2))  # a whole 64 KiB segment fits
-        limit = burst + max(64_000, int(bytes_per_ms * lab.queue_ms))
+        least = 4_000 if lab.packet_by_packet else 70_000  # a whole segment fits
+        burst = max(least, int(bytes_per_ms * 2))
+        limit = burst + max(lab.least_queue, int(bytes_per_ms * lab.queue_ms))
         bucket = ["tbf", "rate", f"{line.down}mbit", "burst", str(burst), "limit", str(limit)]
         tell("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *bucket)
 
@@ -148,7 +162,7 @@ def write_ports(lab: Lab) -> Path:
             "loss": 1.0 if line.dark else line.loss / 100,
             "forgotten": line.forgotten,
             "up": line.up * 1e6 / 8,
-            "queue_s": max(lab.queue_ms / 1000, 64_000 / (line.up * 1e6 / 8)) if line.up else 0.0,
+            "queue_s": max(lab.queue_ms / 1000, lab.least_queue / (line.up * 1e6 / 8)) if line.up else 0.0,
         }
         for member, line in lab.lines.items()
     ]
@@ -211,8 +225,10 @@ def change(args: argparse.Namespace) -> None:
     lab = load(args.lab)
     names = {f.name for f in fields(Line)} - {"dark", "forgotten"}
     changed = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    was = lab.packet_by_packet
     lab.lines[args.member] = replace(lab.lines[args.member], **changed)
-    shape(lab, args.member)
+    for member in [args.member] if lab.packet_by_packet == was else lab.lines:
+        shape(lab, member)
     write_ports(lab)
     save(lab)
 

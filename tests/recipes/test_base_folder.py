@@ -8,11 +8,10 @@ import shutil
 
 import pytest
 import torch
-from hub_here import hub_here
 from tiny_models import BUILTIN, VOCABULARY
 
 from recipes.base import check_fit, load_tokenizer, manifest, open_tokenizer, prepare_base
-from recipes.hub import check_room, fetch
+from recipes.hub import check_room
 from recipes.model import load_model
 from recipes.problems import HubUnreachable, ModelError
 from recipes.recipe import load_recipe
@@ -78,26 +77,6 @@ def test_a_hub_model_in_the_cache_is_used_when_the_hub_does_not_answer(
 
     assert base.files == manifest(folders["gpt_neox"])
     assert len(load_tokenizer(recipe.model, base.folder)) == VOCABULARY
-
-
-def test_what_is_fetched_from_the_hub_is_told_as_it_comes(folders, tmp_path, monkeypatch, capsys) -> None:
-    """Of the bytes that are not in the cache, from none to all; and nobody else draws a bar."""
-    told: list[tuple[int, int]] = []
-    with hub_here(folders["gpt_neox"], "me/model") as address:
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-        files = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
-        first = fetch("me/model", None, ["*.json"])
-        fetched = fetch("me/model", None, ["*"], told=lambda done, total: told.append((done, total)))
-        assert fetch("me/model", None, ["*"], told=lambda done, total: pytest.fail("it is here")) == fetched
-
-    assert {file.name for file in first.iterdir()} >= {"config.json"}
-    new = (folders["gpt_neox"] / "model.safetensors").stat().st_size
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert (told[-1], {total for _, total in told}) == ((new, new), {new})
-    assert "it/s" not in capsys.readouterr().err
 
 
 def test_a_disk_without_room_for_a_hub_model_is_found_out_before_the_first_byte(

@@ -64,6 +64,21 @@ def test_what_is_needed_is_fetched_once_and_the_weights_in_one_form(
     assert "pytorch_model.bin" in old.asked
 
 
+def test_what_is_fetched_is_told_as_it_comes(
+    hub: LocalHub, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the bytes that are not in the cache, from none to all; and nobody else draws a bar."""
+    told: list[tuple[int, int]] = []
+    fetch("a/open", None, ["*.json"])
+    fetched = fetch("a/open", None, ["*"], told=lambda done, total: told.append((done, total)))
+    assert fetch("a/open", None, ["*"], told=lambda done, total: pytest.fail("it is here")) == fetched
+
+    new = (folder / "model.safetensors").stat().st_size
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert (told[-1], {total for _, total in told}) == ((new, new), {new})
+    assert "it/s" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "token", "said"),
     [

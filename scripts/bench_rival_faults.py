@@ -1,0 +1,235 @@
+"""What a fault costs cocktail, and what it costs its rivals: the same peers, lines, model and moment.
+
+    scripts/rivals faults                                   every system and fault, about half an hour
+    scripts/rivals faults --system cocktail --fault kill stop
+    scripts/rivals faults --list
+
+kill    every process of the fourth peer is killed, STRIKE seconds into a step
+stop    they are stopped for 60 s, as by a laptop that sleeps
+dark    its line loses everything for 5 s and is well again
+late    a fifth peer comes
+none    nothing: how far apart peers are anyway
+
+Four peers on lines of 8 Mbit/s; a step computes for 1 s, and 3.5 s bring FP16 gradients around. `stalled`:
+the longest time between two steps of the first peer, less an ordinary step; `over`: nobody goes on. `apart`:
+peers whose model, after the last step that all have made, is further from the first peer's than 1 % of what
+that one has moved. `lost`: samples of which the gradient was to be in the model and is not; of cocktail by
+its ledger, once the run is over. A row is a line of JSON in --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import line_lab as lab
+import measured
+import rivals_lab as rivals
+import rivals_work as work
+import torch
+from rivals_lab import SYSTEMS, Line
+
+OUT = measured.FOLDER / "faults.jsonl"
+FAULTS = {"none": 20.0, "kill": 50.0, "stop": 85.0, "dark": 40.0, "late": 50.0}  # seconds watched after it
+LASTS = {"stop": 60.0, "dark": 5.0}
+RIVALS = ("cocktail", "torch DDP FP16", "DiLoCo FP16", "hivemind FP16")
+WIDTH, SECONDS, MBIT, RTT = 256, 1.0, 8.0, 20.0
+BEFORE = 4  # ordinary steps
+STRIKE = {"cocktail": 0.3}  # seconds into a step; its packets of 20 kB are under way then
+STRIKE_RIVALS = 2.5  # 1.5 s into the exchange
+TIMEOUT_S, CHUNK_S = 30.0, 5.0  # that rivals are given; their own defaults are half an hour, and none
+APART = 0.01
+VICTIM, GUEST = "p4", "p5"
+
+
+@dataclass(frozen=True)
+class Case:
+    system: str
+    fault: str
+
+
+def measure(case: Case) -> Line:
+    """Inside the lab."""
+    for member in ("p1", "p2", "p3", VICTIM, GUEST):
+        lab.rates(member, MBIT, RTT)
+    with tempfile.TemporaryDirectory() as folder:
+        found = of_cocktail(case, Path(folder)) if case.system == "cocktail" else of_rival(case, Path(folder))
+    return {**asdict(case), **found, "date": time.strftime("%Y-%m-%d")}
+
+
+def strike(fault: str) -> None:
+    if fault == "dark":
+        lab.link(VICTIM, "down")
+    elif fault in ("kill", "stop"):
+        signal_all(signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+
+
+def heal(fault: str) -> None:
+    if fault == "dark":
+        lab.link(VICTIM, "up")
+    elif fault == "stop":
+        signal_all(signal.SIGCONT)
+
+
+def signal_all(number: int) -> None:
+    """To every process of the victim: some rivals have several."""
+    told = subprocess.run(
+        ["ip", "netns", "pids", f"lab-{VICTIM}"], capture_output=True, text=True, check=True
+    )
+    for pid in map(int, told.stdout.split()):
+        os.kill(pid, number)
+
+
+def watch(fault: str, struck: float, all_over: Callable[[], bool] = lambda: False) -> None:
+    if fault in LASTS:
+        time.sleep(max(0.0, struck + LASTS[fault] - time.monotonic()))
+        heal(fault)
+    while time.monotonic() < struck + FAULTS[fault] and not all_over():
+        time.sleep(0.2)
+
+
+def stall(times: Sequence[float], struck: float, watched: float) -> Line:
+    """Of the first peer: an ordinary step, and how much longer the longest since the fault took, or takes."""
+    usual = median(b - a for a, b in pairwise([t for t in times if t < struck]))
+    since = [b - a for a, b in pairwise([*times, watched]) if b >= struck]
+    return {"usual": usual, "stalled": max(0.0, max(since) - usual), "steps": len(since) - 1}
+
+
+# ---- rivals ------------------------------------------------------------------------------------------------
+
+
+def of_rival(case: Case, folder: Path) -> Line:
+    system, members = SYSTEMS[case.system], ["p1", "p2", "p3", VICTIM]
+    asked: Line = {"save": str(folder), "timeout": TIMEOUT_S, "chunk_s": CHUNK_S, "all_s": TIMEOUT_S}
+    if system.script == "rivals_hivemind.py" and case.fault == "late":
+        asked |= {"group": 5, "matchmaking": 3.0}  # a group waits so long for a fifth
+    with rivals.ranks(system, members, **asked) as ranks:
+        ranks.tell(width=WIDTH, seconds=SECONDS, steps=10_000, local=1)
+        first = ranks.ranks[0]
+        first.until("step", BEFORE, timeout=200)
+        time.sleep(max(0.0, first.heard("step")[-1]["t"] + STRIKE_RIVALS - time.monotonic()))
+        struck = time.monotonic()
+        strike(case.fault)
+        guest = late(ranks, struck) if case.fault == "late" else {}
+        watch(case.fault, struck, lambda: all(rank.ended for rank in ranks.ranks[:3]))
+        watched, over = time.monotonic(), all(rank.ended for rank in ranks.ranks[:3])
+        steps = {rank.member: [line["t"] for line in rank.heard("step")] for rank in ranks.ranks}
+        failed = {rank.member: rank.heard("failed") for rank in ranks.ranks}
+    survivors = members[:3] if case.fault == "kill" else members
+    errors = sorted({lines[0]["error"][:120] for lines in failed.values() if lines})
+    found = stall(steps["p1"], struck, watched) | guest | {"errors": errors, "over": over}
+    return found | apart(folder, [members.index(m) for m in survivors]) | {"lost": lost(case, found, failed)}
+
+
+def late(ranks: rivals.Ranks, struck: float) -> Line:
+    """The fifth one, told what the others were told. Seconds until it is in a step; None: it never was."""
+    guest = ranks.start(GUEST)
+    guest.tell(width=WIDTH, seconds=SECONDS, steps=10_000, local=1)
+    while time.monotonic() < struck + FAULTS["late"]:
+        if (said := guest.heard("averaged")) and said[0]["group"] > 1:
+            return {"joined": said[0]["t"] - struck}
+        time.sleep(0.1)
+    return {"joined": None}
+
+
+def lost(case: Case, found: Line, failed: dict[str, list[Line]]) -> int | None:
+    """Samples. A step that all failed in is lost whole, a killed peer's share with it; None: cannot be told,
+    as nobody says whose parts a mean has."""
+    if found["over"]:
+        return work.PEERS * work.BATCH
+    if case.system.startswith("hivemind"):
+        return None if any(failed.values()) or case.fault in ("kill", "stop", "dark") else 0
+    return 0
+
+
+def apart(folder: Path, ranks: Sequence[int]) -> Line:
+    """How far from the first peer's the others' models are, after the last step that all have made."""
+    made = [{int(p.stem.split("-")[1]) for p in folder.glob(f"{rank}-*.pt")} for rank in ranks]
+    common = set.intersection(*made)
+    if not common:
+        return {"apart": None, "furthest": None}
+    step = max(common)
+    models = [torch.load(folder / f"{rank}-{step}.pt") for rank in ranks]
+    start = torch.nn.utils.parameters_to_vector(work.make_model(WIDTH).parameters()).detach()
+    moved = float((models[0] - start).norm())
+    away = [float((model - models[0]).norm()) / max(moved, 1e-12) for model in models[1:]]
+    return {
+        "apart": sum(distance > APART for distance in away),
+        "furthest": max(away),
+        "compared_after": step,
+    }
+
+
+# ---- cocktail ----------------------------------------------------------------------------------------------
+
+
+def of_cocktail(case: Case, folder: Path) -> Line:
+    from transport import Ledger
+
+    rounds = BEFORE + 8 + round(FAULTS[case.fault] / SECONDS)
+    with rivals.cocktail(folder, WIDTH, rounds, SECONDS) as run:
+        first = run.peers[0]
+        run.until_round(BEFORE + 3, 120)
+        time.sleep(max(0.0, run.rounds(first)[-1]["end"] + STRIKE["cocktail"] - time.monotonic()))
+        struck = time.monotonic()
+        strike(case.fault)
+        guest = run.join(GUEST) if case.fault == "late" else None
+        watch(case.fault, struck)
+        run.told(run.hub, "run_finished", 120)
+        for member in run.members:
+            if not (case.fault == "kill" and member.member == VICTIM):
+                member.end()
+        times = [r["end"] for r in run.rounds(first)]
+        there = [p for p in [*run.peers, guest] if p and not (case.fault == "kill" and p.member == VICTIM)]
+        prints = [{r["round"]: r["fingerprint"] for r in run.rounds(peer)} for peer in there]
+        last = max(prints[0].keys() & set.intersection(*(set(p) for p in prints)))
+        found = stall(times, struck, times[-1]) | {"errors": [], "over": False, "compared_after": last}
+        found["apart"] = sum(p[last] != prints[0][last] for p in prints[1:])
+        found["furthest"] = None if found["apart"] else 0.0
+        if guest:
+            counted = [r["end"] for r in run.rounds(guest) if r["accepted"]]
+            found["joined"] = counted[0] - struck if counted else None
+        if case.fault in LASTS:
+            healed = struck + LASTS[case.fault]
+            back = [r["end"] for r in run.rounds(run.peers[3]) if r["accepted"] and r["end"] > healed]
+            found["back"] = back[0] - healed if back else None
+        ledger = Ledger(folder / "out" / "ledger", write=False)
+        audit = ledger.verify()
+        ledger.close()
+    return found | {"lost": audit.missing, "counted": audit.counted}
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--system", nargs="+", default=list(RIVALS), choices=RIVALS, metavar="SYSTEM")
+    asked.add_argument("--fault", nargs="+", default=list(FAULTS), choices=list(FAULTS), metavar="FAULT")
+    asked.add_argument("--out", type=Path, default=OUT)
+    asked.add_argument("--list", action="store_true")
+    asked.add_argument("--inside", help=argparse.SUPPRESS)
+    args = asked.parse_args()
+    if args.inside:
+        print(json.dumps(measure(Case(**json.loads(args.inside)))))
+        return
+    if args.list:
+        print("\n".join([*RIVALS, *FAULTS]))
+        return
+    for case in [Case(system, fault) for system in args.system for fault in args.fault]:
+        own = ["--inside", json.dumps(asdict(case))]
+        (found,) = lab.inside(__file__, own, ["--peers", "5"])
+        measured.keep(args.out, found, ("system", "fault"))
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

@@ -122,7 +122,6 @@ def launch(
     own_modules(trust_remote_code)
     listen = Listen(bind, port, advertise)
     with view_of(display) as view:
-        view.show(Progressed("starting"))  # what is imported now takes seconds
         from recipes.recipe import load_recipe
 
         resolved = load_recipe(recipe, overrides or [], data, model)
@@ -136,6 +135,7 @@ def launch(
         else:
             listen, resolved = place_of(resumed, listen, Listen()), as_begun(resumed)
         in_folder.log_to(folder / in_folder.LOG, verbose)
+        view.show(Progressed("starting"))  # what is imported now takes seconds
 
         def told(what: str) -> None:
             view.show(Warning(what))

@@ -149,7 +149,7 @@ def test_a_run_is_launched_watched_stopped_exported_and_asked_to_write(tmp_path:
     for what, secret in secrets_of(started["run"]).items():
         assert not [path for path, text in written.items() if secret in text], what
     second = cocktail(*LAUNCH)
-    assert (second.exit, json.loads(second.out.splitlines()[-1])["error"]["code"]) == (4, "output_in_use")
+    assert (second.exit, json.loads(second.out)["error"]["code"]) == (4, "output_in_use")
 
 
 @needs_fork

@@ -201,7 +201,7 @@ def test_a_run_goes_on_after_its_hub_was_killed(forked: Forked, tmp_path: Path, 
     launch.wait()
 
     refused = cocktail(*here)
-    error = json.loads(refused.out.splitlines()[-1])["error"]
+    error = json.loads(refused.out)["error"]
     assert (refused.exit, "--resume" in error["hints"][0]) == (4, True)
     again = forked.start(tmp_path / "again", *here, "--resume")
     resumed = again.next("run_started")

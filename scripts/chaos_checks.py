@@ -26,6 +26,9 @@ WARM_UP = 45.0  # seconds of work in which a process's memory may grow
 LONG_LIVED = 90.0  # seconds of life after that, to say anything about memory
 GROWTH = 16e6, 0.05  # bytes, and share, that memory may grow from the first to the last quarter of a life
 FILES = 16  # descriptors more: a peer may open three more bulk connections, of four each
+OWNERS_FILES = (
+    15  # for each other owner, which was away before: 13 of a link to it, two of its own at the door
+)
 TOLD_WITHIN = 60.0  # seconds from the fault's end until its peer is named
 TELLS = ("kill", "leave", "leave-early", "clock", "twice")  # kinds in which a peer goes: always to be told
 
@@ -237,9 +240,8 @@ class Growth:
     files: int  # more descriptors
     seconds: float
 
-    @property
-    def flat(self) -> bool:
-        return self.more <= GROWTH[0] + GROWTH[1] * self.rss and self.files <= FILES
+    def flat(self, files: int = FILES) -> bool:
+        return self.more <= GROWTH[0] + GROWTH[1] * self.rss and self.files <= files
 
 
 def growth_of(child: Child) -> Growth | None:
@@ -263,13 +265,14 @@ def growth_of(child: Child) -> Growth | None:
 def memory_flat(swarm: Swarm) -> Check:
     """Of the hub and of each peer, the process that lived longest."""
     told, grown = [], []
+    files = FILES + (OWNERS_FILES * (len(swarm.links) - 1) if swarm.owners else 0)
     for name in sorted({child.name for child in swarm.children}):
         child = max((c for c in swarm.children if c.name == name), key=lambda c: len(c.memory))
         growth = growth_of(child)
         if growth is None:
             continue
         told.append(f"{name} {growth.rss / 1e6:.0f} {growth.more / 1e6:+.1f} MB in {growth.seconds:.0f} s")
-        if not growth.flat:
+        if not growth.flat(files):
             grown.append(f"{name} ({growth.files:+d} descriptors)")
     figure = "; ".join(told) or "nobody lived long enough to say"
     return Check("memory is flat", not grown, (f"grown: {', '.join(grown)}; " if grown else "") + figure)

@@ -123,7 +123,7 @@ def test_memory_that_grows_steadily_is_found(tmp_path: Path, more: float, flat: 
     growth = growth_of(child)
 
     assert growth is not None
-    assert growth.flat is flat
+    assert growth.flat() is flat
 
 
 def test_a_swallowed_connection_brings_nothing_more_while_a_new_one_does() -> None:

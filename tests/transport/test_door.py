@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from tcp_proxy import TcpProxy
 
 from transport import PeerLink, RunURL
 from transport.bandwidth import Bandwidth, BothWays
+from transport.codec import decode_to_peer, encode
 from transport.direct import Direct
 from transport.door import Door
 from transport.errors import RefusedByHub, TransportError
 from transport.keys import CurveKeys
-from transport.messages import Owner
+from transport.messages import PROTOCOL, Hello, Message, Owner, Refused, Resume, Welcome
 from transport.sockets import RouterWire, answers
+from transport.wire import HubWire
 
 KEYS = {name: CurveKeys.generate() for name in ("owner", "hub", "ann", "eve")}
 
@@ -126,6 +130,22 @@ def test_a_link_whose_connections_ended_goes_on_where_it_was(house: House, line:
     assert direct.send(4, [owner], {"owner": b"a part"}, lambda: False) == {}
     assert house.door._visitors == sessions
     direct.close()
+
+
+def test_a_session_is_resumed_by_the_key_that_began_it_and_no_other() -> None:
+    said: list[Message] = []
+    wire = SimpleNamespace(send=lambda conn, frames: said.append(decode_to_peer(frames[0])) or True)
+    door = Door(cast(HubWire, wire), "toy-run")
+    door.opened(3, {"ann": "key-a", "bob": "key-b"}, 1000)
+    door._hear(b"key-a.1", [encode(Hello(PROTOCOL, "", "toy-run", "ann", "", {}))])
+    session = cast(Welcome, said[-1]).session
+    resume = [encode(Resume(PROTOCOL, "toy-run", "ann", session))]
+
+    door._hear(b"key-b.1", resume)
+    assert isinstance(said[-1], Refused)
+    door._hear(b"key-a.2", resume)
+    assert isinstance(said[-1], Welcome)
+    assert (said[-1].session, said[-1].resumed) == (session, True)
 
 
 def test_a_link_that_was_lost_between_two_rounds_is_dialled_anew(house: House, line: TcpProxy) -> None:

@@ -24,6 +24,7 @@ from cocktail_cli.resume import check_corpus, same_base
 from cocktail_cli.runs import RunRecord, State, new_name, newest, save
 from cocktail_cli.show import View, look_on
 from cocktail_cli.signals import leave_on_signal
+from cocktail_cli.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from cocktail_cli.dashboard import Page
@@ -286,7 +287,7 @@ class Run:
         """Show the run until it is over; pass on a wish to stop, mind the local peers and the snapshots."""
         from transport.events import RoundCommitted, RunEnded
 
-        feed = Feed(hub.events())
+        feed, watchdog = Feed(hub.events()), Watchdog.of(self.recipe.logging)
         asked = False
         while True:
             if self.stop_asked and not asked:
@@ -309,6 +310,7 @@ class Run:
                     save(replace(newest(self.record), reach=confirmed))
             if isinstance(event, RoundCommitted):
                 snapshots.committed(event.round, event.step)
+                watchdog.see(event.loss)
             if isinstance(event, RunEnded):
                 return event
 

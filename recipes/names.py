@@ -12,8 +12,6 @@ from typing import Any
 # dotted key -> values that ask for nothing
 LATER: dict[str, tuple[Any, ...]] = {
     "compression.lossless": (),
-    "logging.loss_watchdog_threshold": (None,),
-    "logging.loss_watchdog_patience": (None,),
 }
 
 # what axolotl, LLaMA-Factory, torchtune, older transformers and the reference code say -> what we say

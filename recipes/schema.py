@@ -321,6 +321,10 @@ class Logging(Section):
     project: Annotated[str, Field(min_length=1)] = "cocktail"
     run_name: str | None = None  # null: the run's own
     trackio_space_id: str | None = None  # null: on the owner's disk
+    loss_watchdog_threshold: Annotated[Real, Field(gt=0)] | None = (
+        None  # a run whose loss stays above it ends
+    )
+    loss_watchdog_patience: Whole = 3  # rounds in a row
 
 
 class Recipe(Section):

@@ -11,7 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recipes.base import check_fit, check_folder, load_tokenizer, outline
+from recipes.base import BUILTIN_MODELS, check_fit, check_folder, load_tokenizer, outline
 from recipes.encode import Encoder, detect
 from recipes.flat import layout_of
 from recipes.problems import DataError, Finding, HubUnreachable, InputError
@@ -28,11 +28,13 @@ HUB_ROWS = 100  # of data on the hub
 TOLD = 5  # broken rows that are told one by one
 MANY = 0.01  # share of the rows, cut or left out, above which it is a warning
 STEP = 64  # max_length is proposed in multiples of it
+HIGH = {"adapters": 1e-3, "a whole model": 2e-4}  # rates of an adaptive optimizer above which few are meant
 
 
 def examine(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
     """The model, then the data. `offline`: the hub is not asked; what is not in its cache is not checked."""
     tokenizer = None
+    yield from doubts(recipe)
     try:
         folder = outline(recipe.model)
         yield model_of(recipe, folder)
@@ -45,6 +47,15 @@ def examine(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
             yield from data_of(recipe, dataset, tokenizer, offline)
         except (InputError, HubUnreachable) as error:
             yield failed("data", error, offline)
+
+
+def doubts(recipe: Recipe) -> Iterator[Finding]:
+    """What is allowed and seldom meant."""
+    rate, what = recipe.training.learning_rate, "adapters" if recipe.lora else "a whole model"
+    toy = recipe.model.model_name_or_path in BUILTIN_MODELS  # learns from nothing
+    if rate > HIGH[what] and recipe.training.optim != "sgd" and not toy:
+        said = f"training.learning_rate {rate:g} is high for {what}: above {HIGH[what]:g} many runs diverge"
+        yield Finding("warn", "recipe", said)
 
 
 def failed(about: str, error: Exception, offline: bool = False) -> Finding:

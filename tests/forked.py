@@ -35,7 +35,7 @@ MODULES = (
     "cocktail_cli.work",
     "recipes.finetune",
 )
-MODULES += ("datasets", "zmq", "transformers.models.gpt_neox.modeling_gpt_neox")
+MODULES += ("datasets", "zmq", "transformers.models.gpt_neox.modeling_gpt_neox", "transformers.optimization")
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 90.0  # seconds for anything to happen on a busy machine
 

@@ -1,15 +1,19 @@
-"""What a joiner imports while its weights come."""
+"""What a joiner imports while its weights come, and what it says when it is back."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from cocktail_cli.prepare import Imports
+from cocktail_cli.events import Progressed, Warning
+from cocktail_cli.prepare import ANEW, Imports, Preparation
 from recipes.problems import ModelError
 from recipes.recipe import load_recipe
+from transport.catch_up import Way
 
 
 def go_on() -> None:
@@ -32,3 +36,24 @@ def test_who_leaves_before_there_is_a_config_does_not_wait_for_it() -> None:
 
     assert not imports.thread.is_alive()
     assert imports.error is None
+
+
+@pytest.mark.parametrize(
+    ("stepped", "optim", "told"),
+    [(True, "adamw_8bit", []), (False, "adamw_8bit", [Warning(ANEW)]), (False, "sgd", [])],
+)
+def test_a_peer_that_is_back_says_where_its_optimizer_begins_anew(
+    stepped: bool, optim: str, told: list[Warning]
+) -> None:
+    """SGD keeps nothing: there is nothing to miss."""
+    heard: list[object] = []
+    kept: Any = SimpleNamespace(round=3, restore_residual=lambda _: None)
+    machine = SimpleNamespace(plan=SimpleNamespace(way=Way.SNAPSHOT))
+    back: Any = SimpleNamespace(kept=kept, machine=machine, tell=heard.append)
+    peer: Any = SimpleNamespace(
+        local=SimpleNamespace(stepped=stepped), recipe=load_recipe("smoke", [f"optim={optim}"])
+    )
+
+    Preparation.take_up(back, peer)
+
+    assert heard == [Progressed("back with what it kept at round 3"), *told]

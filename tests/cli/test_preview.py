@@ -63,3 +63,4 @@ def test_control_characters_of_a_strangers_data_do_not_reach_the_terminal() -> N
     assert painted("a\x1b[2Jb\nc", True, False) == "a?[2Jb\nc"
     assert painted("a", False, False) == "[a]"
     assert painted("a", True, True) == "\x1b[32ma\x1b[0m"
+    assert painted("a", False, True) == "\x1b[2ma\x1b[0m"

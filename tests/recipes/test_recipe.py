@@ -176,7 +176,7 @@ def test_a_wrong_name_leads_to_the_right_one(write, text: str, key: str, message
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("logging: {loss_watchdog_patience: 3}", "logging.loss_watchdog_patience"),
+        ("compression: {lossless: lz4}", "compression.lossless"),
     ],
 )
 def test_a_planned_key_is_refused_with_its_line(write, text: str, key: str) -> None:

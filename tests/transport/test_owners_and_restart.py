@@ -79,8 +79,11 @@ def test_errors_on_their_way_to_another_owner_outlive_the_hub(tmp_path: Path) ->
     shards = first.hub._shards
     aggregate = shards.aggregate
 
+    def of_bob() -> bool:  # on a busy machine another owner may be taken for lost before him
+        return any(left.peer == "bob" for left in first.hub._state.estates.values())
+
     def until_one_has_left(action: Commit, updates: Sequence[Update]) -> bytes:
-        if first.hub._state.estates:
+        if of_bob():
             raise Ended
         return aggregate(action, updates)
 
@@ -90,11 +93,10 @@ def test_errors_on_their_way_to_another_owner_outlive_the_hub(tmp_path: Path) ->
     peers[1].link.leave_requested.set()
     threads[1].join(15)
     assert peers[1].handed_over
-    first.until(lambda events: first.hub._state.estates)
+    first.until(lambda events: of_bob())
     estates = dict(first.hub._state.estates)
     kill(first)
     go_on(tmp_path, first, peers)
 
-    assert [left.peer for left in estates.values()] == ["bob"]
     with Ledger(tmp_path, write=False) as ledger:
         assert not estates.keys() & ledger.estates.rows().keys()

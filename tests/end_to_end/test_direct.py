@@ -66,12 +66,11 @@ class Member:
             raise
 
 
-@pytest.mark.alone
 def test_four_owners_send_and_receive_what_the_paper_says(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(1)
-    # On a busy machine, which has all of them in one process: all four are in every round, and none that is
+    # One process has them all, on a machine that may be busy: all four are in every round, and none that is
     # silent for seconds is dialled anew, and sent a window of bytes again.
     monkeypatch.setattr("transport.carrier.BACKED_OFF_S", 60.0)
     monkeypatch.setattr("transport.carrier.STALLED_S", 60.0)

@@ -11,7 +11,7 @@ import typer
 from cocktail_cli import folder as in_folder
 from cocktail_cli.dashboard import Page
 from cocktail_cli.errors import writing_to
-from cocktail_cli.events import Progressed, Warning
+from cocktail_cli.events import Warning
 from cocktail_cli.local_peers import LocalSettings
 from cocktail_cli.machine import pick_devices, split_devices
 from cocktail_cli.options import (

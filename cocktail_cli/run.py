@@ -126,6 +126,7 @@ class Run:
 
     def prepare(self) -> RunWork:
         """The base model and the corpus, on this disk; the recipe in full beside them."""
+        self.tell(Progressed("starting"))  # what is imported here takes seconds
         from cocktail_cli.recipes import as_yaml
         from cocktail_cli.work import RunWork
         from recipes.base import check_fit, load_tokenizer, open_tokenizer, prepare_base

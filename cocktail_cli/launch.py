@@ -135,7 +135,6 @@ def launch(
         else:
             listen, resolved = place_of(resumed, listen, Listen()), as_begun(resumed)
         in_folder.log_to(folder / in_folder.LOG, verbose)
-        view.show(Progressed("starting"))  # what is imported now takes seconds
 
         def told(what: str) -> None:
             view.show(Warning(what))

@@ -146,7 +146,7 @@ def check_room(needed: int, most: int | None = None) -> None:
         raise Failure(
             "out_of_disk",
             f"the disk is too full: the model needs {megabytes(needed)} at {cache()}; "
-            f"{megabytes(free + SPARE)} are free, of which {megabytes(SPARE)} are to stay so",
+            f"{megabytes(free + SPARE)} are free, of which {megabytes(SPARE)} must stay free",
             hints=("make room there, or say where there is some: COCKTAIL_HOME=DIR",),
         )
 

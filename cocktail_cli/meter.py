@@ -34,5 +34,5 @@ class Meter:
             self.marks.popleft()
         began, had = self.marks[0]
         rate = (done - had) / (now - began) if now - began >= KNOWN_S else 0.0
-        eta = (total - done) / rate if rate and total else None
+        eta = max(0, total - done) / rate if rate > 0 and total else None  # a total may grow
         self.tell(Progressed(self.state, done, total, self.unit, round(rate, 1), eta))

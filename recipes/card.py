@@ -46,6 +46,7 @@ def card(recipe: Recipe, made: Made) -> str:
     how = method_of(recipe)
     how += ", merged into their base," if made.merged else ""
     revision = f" at `{made.revision}`" if made.revision else ""
+    peers = "one peer" if len(made.samples) == 1 else f"{len(made.samples)} peers"
     loss = "" if made.loss is None else f" Loss on held-out data: {made.loss:.4f}."
     return "\n".join(
         [
@@ -56,7 +57,7 @@ def card(recipe: Recipe, made: Made) -> str:
             f"# {recipe.name}",
             "",
             *([recipe.description, ""] if recipe.description else []),
-            f"{how} of `{base}`{revision}, by {len(made.samples)} peers over the internet with "
+            f"{how} of `{base}`{revision}, by {peers} over the internet with "
             f"[CocktailSGD]({PAPER}): run {made.run}, {made.rounds} rounds.{loss}",
             "",
             "## Data",

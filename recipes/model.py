@@ -108,6 +108,10 @@ def load_model(
                 **chosen,
             )
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
+        if "weights_only" in str(error):  # torch's own words go on to say how to run it all the same
+            raise ModelError(
+                f"{folder}: a .bin file with more than tensors in it, which could be code"
+            ) from error
         message = f"{folder}: transformers cannot load this as a causal language model: {error}"
         raise ModelError(message) from error
     model, told = loaded

@@ -14,14 +14,15 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +158,8 @@ def kib(what: str) -> int:
     raise SystemExit(f"this system does not tell {what}")
 
 
-def one(given: argparse.Namespace) -> None:
-    """In a process of its own: prints the measured bytes and the plan's."""
+def one(given: argparse.Namespace, name: str, answer: Connection) -> None:
+    """In a process of its own: the measured bytes and the plan's."""
     import torch
 
     from recipes.cocktail_sgd import mix_of, rehearse
@@ -169,7 +170,7 @@ def one(given: argparse.Namespace) -> None:
         write_model("tiny", tiny, "cpu")
         train(tiny, 1, 8, 2, given.device, [])
         rehearse(mix_of(recipe_for(tiny, 8, []).compression), 1 << 30)
-        write_model(given.one, folder, given.device)
+        write_model(name, folder, given.device)
         gc.collect()
         if given.device == "cpu":
             ctypes.CDLL(None).malloc_trim(0)
@@ -183,7 +184,31 @@ def one(given: argparse.Namespace) -> None:
         recipe = recipe_for(folder, given.length, given.override)
         planned = memory_of(recipe, folder, given.micro_batch, Machine(1 << 40, given.device != "cpu"))
         parts = {part.name: part.bytes for part in planned.parts}
-        print(json.dumps({"measured": most - before, "planned": planned.bytes, "parts": parts}))
+        answer.send({"measured": most - before, "planned": planned.bytes, "parts": parts})
+
+
+def measured(given: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A row of each model, whose process has the libraries from this one where it can."""
+    fork = given.device == "cpu"
+    if fork:
+        from transformers import AutoModelForCausalLM, get_scheduler  # noqa: F401
+
+        import recipes.finetune
+        import recipes.memory  # noqa: F401
+
+        with suppress(ImportError):  # no numba here
+            import compress.compiled  # noqa: F401
+    context: Any = multiprocessing.get_context("fork" if fork else "spawn")
+    for name in given.only.split(","):
+        here, there = context.Pipe()
+        process = context.Process(target=one, args=(given, name, there))
+        process.start()
+        there.close()
+        try:
+            yield name, here.recv()
+        except EOFError:
+            raise SystemExit(f"{name} ended without an answer") from None
+        process.join()
 
 
 def main() -> None:
@@ -196,18 +221,10 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256, help="tokens of the longest sample")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--override", action="append", default=[], metavar="KEY=VALUE", help="of the recipe")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.one:
-        one(given)
-        return
-    rows = []
-    for name in given.only.split(","):
-        command = [sys.executable, __file__, *sys.argv[1:], "--one", name]
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, check=True, env=GIVES_BACK | dict(os.environ)
-        )
-        rows.append((name, json.loads(done.stdout.splitlines()[-1])))
+    if not GIVES_BACK.keys() <= os.environ.keys():  # read when a process starts
+        os.execve(sys.executable, [sys.executable, __file__, *sys.argv[1:]], GIVES_BACK | dict(os.environ))
+    rows = list(measured(given))
     names = list(dict.fromkeys(part for _, row in rows for part in row["parts"]))
     print(f"| MB | {' | '.join(names)} | planned | measured | planned / measured |")
     print("|---" * (len(names) + 4) + "|")

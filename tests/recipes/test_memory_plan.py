@@ -149,8 +149,9 @@ def test_a_smaller_sample_needs_less_to_encode() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="how much a process held at most is read from /proc")
 def test_the_plan_is_within_a_tenth_of_what_a_process_takes(root: Path) -> None:
     """Of two architectures: one with eager attention, one with grouped heads and sdpa."""
+    asked = ("--only", "gptj,qwen3", "--rounds", "2", "--length", "128")
     done = subprocess.run(
-        [sys.executable, "scripts/bench_memory.py", "--only", "gptj,qwen3", "--rounds", "2"],
+        [sys.executable, "scripts/bench_memory.py", *asked],
         cwd=root, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -234,7 +234,7 @@ def test_a_bin_file_that_would_run_code_is_refused(folders, tmp_path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({"weight": Trap(tmp_path / "sprung")}, folder / "pytorch_model.bin")
 
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError, match=r"a \.bin file with more than tensors in it, which could be code$"):
         load_model(folder)
 
     assert not (tmp_path / "sprung").exists()

@@ -235,12 +235,18 @@ def open_tokenizer(folder: Path, pad_token: str | None = None, code: bool = Fals
 
 
 def check_fit(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """The tokenizer's ids must lie in the embedding, a sample in the context, and packed documents be kept
-    apart where they are to be. Reads the config only.
+    """The tokenizer's ids must lie in the embedding, a sample in the context, packed documents be kept apart
+    where they are to be, and weights be numbers that can be trained. Reads the config only.
 
-    Errors: ModelError with both numbers.
+    Errors: ModelError with what was met and what was expected.
     """
     config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    if quantized := config.get("quantization_config"):
+        method = quantized.get("quant_method", "quantized") if isinstance(quantized, dict) else "quantized"
+        raise ModelError(
+            f"the model's weights are {method} codes, not numbers in float32, float16 or bfloat16 "
+            "(hint: the model that it was made from; model.load_in_4bit=true holds that in 4 bits)"
+        )
     rows, context = config.get("vocab_size"), None
     for key in ("max_position_embeddings", "n_positions", "n_ctx"):
         context = context or config.get(key)

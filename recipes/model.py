@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,7 +93,11 @@ def load_model(
     """The causal LM in `folder`, in evaluation mode. Errors: ModelError."""
     from transformers import AutoModelForCausalLM
 
+    from recipes.weights import stored_in
+
     check_folder(Path(folder))
+    with ExitStack() as files:
+        stored_in(Path(folder), files)  # codes of quantized weights would be taken for numbers
     chosen: dict[str, Any] = dict(loading(Path(folder), code))
     if attn_implementation != "auto":
         chosen["attn_implementation"] = attn_implementation

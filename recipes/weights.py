@@ -35,6 +35,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"
 WIDTH = {"F32": 4, "F16": 2, "BF16": 2}  # what becomes FP32 without a rounding -> bytes
+CODES = ("I8", "F8_E4M3", "F8_E5M2")  # of quantized weights, which mean nothing without their scales
 LONGEST = 100 << 20  # bytes of a header, at most
 
 
@@ -255,6 +256,9 @@ def stored_in(folder: Path, files: ExitStack) -> dict[str, Stored]:
                 raise ModelError(f"{path} has {path.stat().st_size} bytes, its header says {header.size}")
             for key, told in header.tensors.items():
                 first, last = told["data_offsets"]
+                if told["dtype"] in CODES:
+                    floats = "float32, float16 or bfloat16"
+                    raise ModelError(f"{path}: {key} is stored as {told['dtype']}, expected {floats}")
                 data = InFile(file, header.start + first, last - first)
                 tensors[key] = Stored(told["dtype"], tuple(told["shape"]), data)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

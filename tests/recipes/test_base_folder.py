@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import BUILTIN, VOCABULARY
 
 from recipes.base import check_fit, load_tokenizer, manifest, open_tokenizer, prepare_base
@@ -15,6 +16,9 @@ from recipes.hub import check_room
 from recipes.model import load_model
 from recipes.problems import HubUnreachable, ModelError
 from recipes.recipe import load_recipe
+from recipes.weights import open_vector
+
+GPTQ = {"quant_method": "gptq", "bits": 4}
 
 # ---- the base ------------------------------------------------------------------------------------
 
@@ -142,6 +146,23 @@ def test_the_pad_token_is_the_one_asked_for_else_the_tokenizers_else_its_end_tok
     (tmp_path / "t" / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(ModelError, match="neither a pad nor an eos token"):
         open_tokenizer(tmp_path / "t")
+
+
+def test_weights_that_are_codes_are_refused_by_their_kind(folders, tmp_path) -> None:
+    folder, recipe = tmp_path / "codes", load_recipe("smoke", ["max_length=32"])
+    shutil.copytree(folders["llama"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": GPTQ}))
+    with pytest.raises(ModelError, match=r"are gptq codes, not numbers .*model.load_in_4bit=true"):
+        check_fit(recipe, folder, load_tokenizer(recipe.model, BUILTIN))
+
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    for kind, called in ((torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")):
+        save_file({n: t.to(kind) for n, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+        for opened in (load_model, open_vector):
+            with pytest.raises(ModelError, match=f"is stored as {called}, expected float32, float16 or bfl"):
+                opened(folder)
 
 
 def test_ids_outside_the_embedding_and_samples_over_the_context_are_refused(folders, tmp_path) -> None:

@@ -207,7 +207,10 @@ class Worker:
         What was not taken is simply not subtracted: it stays in x_i - x' (law 3). That is a whole packet, or
         its part of a shard that the aggregate leaves out.
         """
-        part = self.common.apply(aggregate)  # 5, 7
+        self.follow(self.common.apply(aggregate), sent)  # 5, 7
+
+    def follow(self, part: Part, sent: Part | None) -> None:
+        """Line 6, where x' has moved by `part`."""
         for piece in part.pieces:
             self.local.add_(piece)  # 6   + C[D]
         if sent is not None:

@@ -4,7 +4,15 @@ learning rate tuned for each way.
     scripts/bench_quality --workers 2          # all cells that are not in the file yet, then the tables
     scripts/bench_quality --show               # the tables and plots of what is in the file
     scripts/bench_quality --cell keep=0.05,bits=2 --rates 1e-3 2e-3 --seeds 1      # cells of one's own
+
+On a GPU (not run yet: none was at hand) models, optimizers and x' lie on it, the owner in the host's memory;
+the base is trained on it too, once a size. It needs a torch with CUDA, which PyPI's for Linux has; the
+environment is .venv, or COCKTAIL_VENV's. `--workers` share one GPU. For a second GPU, once the first has made
+the base, the command is started again with other cells: both append to the same file.
+
     scripts/bench_quality --device cuda --hidden 512 --layers 8 --length 512 --rows 64 --steps 2000
+    scripts/bench_quality --device cuda:1 --hidden 512 --layers 8 --length 512 --rows 64 --steps 2000 \\
+        --cell peers=0 --rates 5e-4 1e-3 --seeds 1 2 3
 
 A cell that has ended is a line of the results file; one that was cut short is made again. A model of another
 size has lines and a base of its own. With --quick: a model and a run of next to nothing, in seconds.

@@ -11,17 +11,18 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pydoc_data import topics
 from typing import Literal
 
 import torch
+from quality_model import Models
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from compress import Cocktail
+from compress import Cocktail, Sample, Shard
 from recipes.cocktail_sgd import Common, Part, Worker, mix_of, outer_of
 from recipes.flat import Flat
 from recipes.optim import build_optimizer, learning_rate, set_learning_rate
@@ -40,8 +41,8 @@ class Size:
     layers: int = 2
     length: int = 128  # bytes of a sample
     rows: int = 8  # samples of a step, over all peers
-    steps: int = 400
-    base_steps: int = 400  # of the pre-training, with twice as many rows
+    steps: int = 1600
+    base_steps: int = 4000  # of the pre-training, with twice as many rows
     device: str = "cpu"
 
     @property
@@ -76,6 +77,7 @@ class Setting:
     averaged: int = 0  # 1: models are averaged in FP32 after each round, without packets (staleness 0)
     dropped: float = 0.0  # share of the packets that come too late
     shared_v: int = 0  # every so many steps the peers' second moments are averaged, for nothing: an ideal
+    owner_keep: float = 0.0  # K of the owner; 0: that of the peers
     flush: int = 0  # bits; at the end one round more, in which all of d_i is sent in so many; 0: none
     rows: int = 0  # of a step, where it is not the study's
 
@@ -206,18 +208,29 @@ def base(size: Size, folder: Path) -> Tensor:
     return load_file(path)["vector"].to(size.device)
 
 
+class One(Common):
+    """x' of all peers, which is the same to the bit: kept once, and sampled once a round."""
+
+    drawn: tuple[int, list[tuple[Shard, Sample]]] = (-1, [])
+
+    def samples(self) -> Iterator[tuple[Shard, Sample]]:
+        if self.drawn[0] != self.round:
+            self.drawn = self.round, [*super().samples()]
+        yield from self.drawn[1]
+
+
 class Peer:
     """A simulated peer: its model as a vector, its half of the algorithm, its optimizer."""
 
-    def __init__(self, size: Size, setting: Setting, start: Tensor, training: Training) -> None:
+    def __init__(self, size: Size, setting: Setting, common: Common, training: Training) -> None:
         self.flat = new_model(size)
-        self.flat.take(start)
-        common = Common(start.clone(), mix_of(setting.compression), training.seed)
+        self.flat.take(common.vector)
         self.worker = Worker(self.flat.vector, common, decay=setting.error_decay)
         self.optimizer = build_optimizer(self.flat.masters, training)
 
-    def step(self, rows: Tensor, clip: float, rate: float) -> None:
-        backward(self.flat, rows, clip)
+    def step(self, grad: Tensor, clip: float, rate: float) -> None:
+        self.flat.grad.copy_(grad)
+        self.flat.clip(clip)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
 
@@ -230,17 +243,27 @@ class Swarm:
 
     def __init__(self, size: Size, setting: Setting, start: Tensor, training: Training) -> None:
         self.setting, self.seed = setting, training.seed
-        self.peers = [Peer(size, setting, start, training) for _ in range(max(setting.peers, 1))]
-        compression = setting.compression
-        outer = outer_of(compression)
-        self.owner = Owners(start.numel(), mix_of(compression), training.seed, outer=outer)
+        mix, outer = mix_of(setting.compression), outer_of(setting.compression)
+        self.common = One(start.clone(), mix, training.seed)
+        self.peers = [Peer(size, setting, self.common, training) for _ in range(max(setting.peers, 1))]
+        flat = self.peers[0].flat
+        self.models = Models(flat.model.config, flat.layout, size.length, size.device)
+        richer = replace(mix, keep=setting.owner_keep or mix.keep)
+        self.owner = Owners(start.numel(), richer, training.seed, outer=outer)
         self.up = self.down = self.round = 0
 
     @property
     def shared(self) -> Tensor:
         """x'; of all-reduce the one model there is."""
-        first = self.peers[0]
-        return first.worker.common.vector if self.setting.peers else first.flat.vector
+        return self.common.vector if self.setting.peers else self.peers[0].flat.vector
+
+    def step(self, rows: Tensor, rate: float) -> None:
+        """One of every peer, on its share of the rows."""
+        count = len(self.peers)
+        parts = [rows[i::count] for i in range(count)]
+        grads = self.models.gradients([peer.flat.vector for peer in self.peers], parts)[0]
+        for peer, grad in zip(self.peers, grads, strict=True):
+            peer.step(grad, self.setting.clip, rate)
 
     def start(self) -> list[Part]:
         return [peer.worker.start() for peer in self.peers]
@@ -249,8 +272,9 @@ class Swarm:
         """Lines 2 to 7; the packets of those who are late are not taken."""
         taken = [(str(i), part.packet, 1.0) for i, part in enumerate(parts) if i not in late]
         aggregate = self.owner.aggregate(self.round, taken)
+        moved = self.common.apply(aggregate)
         for i, (peer, part) in enumerate(zip(self.peers, parts, strict=True)):
-            peer.worker.finish(aggregate, None if i in late else part)
+            peer.worker.follow(moved, None if i in late else part)
         self.up += sum(len(part.packet) for part in parts)
         self.down += len(aggregate)
         self.round += 1
@@ -260,7 +284,7 @@ class Swarm:
         mean = self.everything()
         for peer in self.peers:
             peer.flat.vector.copy_(mean)
-            peer.worker.common.vector.copy_(mean)
+        self.common.vector.copy_(mean)
         self.up += 4 * len(self.peers) * mean.numel()
         self.down += 4 * mean.numel()
 
@@ -289,9 +313,7 @@ class Swarm:
     def flush(self) -> None:
         """A round in which all of d_i goes."""
         mix = Cocktail(1.0, 1.0, self.setting.flush)
-        for peer in self.peers:
-            peer.worker.common.mix = mix
-        self.owner.mix = mix
+        self.common.mix = self.owner.mix = mix
         for owner in self.owner.owners.values():
             owner.mix = mix
         self.exchange(self.start(), set())
@@ -311,8 +333,6 @@ def train(size: Size, setting: Setting, rate: float, seed: int, folder: Path) ->
             curve.append(loss_at(swarm.peers[0].flat, swarm.shared, held_rows[::4]))
     if setting.flush:
         swarm.flush()
-    marks = {peer.worker.common.fingerprint for peer in swarm.peers}
-    assert len(marks) == 1, f"{len(marks)} different x' among {len(swarm.peers)} peers"
     return outcome(size, swarm, start, held_rows, curve, time.process_time() - began)
 
 
@@ -320,15 +340,14 @@ def steps(size: Size, swarm: Swarm, text: Text, rate: Callable[[int], float]) ->
     """All steps, with an exchange after each H of them. With staleness 1 its packets are made before those
     steps, which hide it, and one more round brings the last ones home.
     """
-    setting, peers = swarm.setting, swarm.peers
+    setting = swarm.setting
     stale = bool(setting.peers and setting.staleness)
     last = size.steps + (setting.local_steps if stale else 0)
     for first in range(0, last, setting.local_steps):
         parts = swarm.start() if stale else []
         for step in range(first, min(first + setting.local_steps, size.steps)):
             rows = text.rows(setting.rows or size.rows, swarm.seed, step)
-            for i, peer in enumerate(peers):
-                peer.step(rows[i :: len(peers)], setting.clip, rate(step))
+            swarm.step(rows, rate(step))
             if setting.shared_v and (step + 1) % setting.shared_v == 0:
                 swarm.share_second_moments()
             if step + 1 < min(first + setting.local_steps, size.steps):

@@ -7,14 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from bench_quality import QUICK, run
 from quality_cells import Cell, changed, read, setting_of
+from quality_model import Models
 from quality_plan import RATES, REFERENCE, SEEDS, TABLES, best_rate, missing
 from quality_report import markdown, plot
-from quality_train import Outcome, Setting, train
+from quality_train import Outcome, Setting, backward, new_model, train
 
 from recipes.schema import Compression, Training
 
@@ -35,6 +37,21 @@ def test_without_loss_one_peer_is_all_reduce_and_two_are_their_average(
 
     assert exact.loss == pytest.approx(other.loss, rel=1e-4)
     assert exact.curve == pytest.approx(other.curve, rel=1e-4)
+
+
+def test_models_computed_together_have_the_gradients_that_each_has_in_transformers() -> None:
+    models = [new_model(QUICK) for _ in range(3)]
+    for seed, flat in enumerate(models):
+        noise = torch.randn(flat.vector.shape, generator=torch.Generator().manual_seed(seed))
+        flat.vector.add_(noise, alpha=0.1)
+    rows = torch.randint(256, (3, 2, QUICK.length), generator=torch.Generator().manual_seed(9))
+
+    together = Models(models[0].model.config, models[0].layout, QUICK.length)
+    grads, losses = together.gradients([flat.vector for flat in models], rows.unbind())
+
+    for flat, its_rows, grad, loss in zip(models, rows, grads, losses, strict=True):
+        assert float(loss) == pytest.approx(backward(flat, its_rows, clip=0.0), rel=1e-5)
+        assert float(torch.dist(grad, flat.grad)) < 1e-5 * float(flat.grad.norm())
 
 
 def test_a_cell_is_made_once_and_found_again(tmp_path: Path) -> None:
@@ -75,4 +92,4 @@ def test_the_plan_finds_each_rows_best_rate_and_ends() -> None:
             assert all(Cell(row.setting, best_rate(found, row), seed) in found for seed in table.seeds)
     assert len([c for c in found if c.setting == REFERENCE.setting and c.seed == SEEDS[1]]) == 1
     assert markdown(found, TABLES[0]).count("\n| ") >= len(TABLES[0].all)
-    assert plot(found, TABLES[0]).count("<circle") == len(TABLES[0].rows)
+    assert plot(found, TABLES[0]).count("<circle") == sum(row.setting.peers > 0 for row in TABLES[0].rows)

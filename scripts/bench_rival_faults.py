@@ -176,10 +176,11 @@ def apart(folder: Path, ranks: Sequence[int]) -> Line:
 def of_cocktail(case: Case, folder: Path) -> Line:
     from transport import Ledger
 
-    rounds = BEFORE + 8 + round(FAULTS[case.fault] / SECONDS)
-    with rivals.cocktail(folder, WIDTH, rounds, SECONDS) as run:
+    rounds = BEFORE + 16 + round(FAULTS[case.fault] / SECONDS)
+    with rivals.cocktail(folder, WIDTH, rounds, SECONDS, together=2) as run:
         first = run.peers[0]
-        run.until_round(BEFORE + 3, 120)
+        run.until_round(0, 120)  # all are in
+        run.until_round(run.rounds(first)[-1]["round"] + BEFORE, 120)
         time.sleep(max(0.0, run.rounds(first)[-1]["end"] + STRIKE["cocktail"] - time.monotonic()))
         struck = time.monotonic()
         strike(case.fault)

@@ -153,7 +153,8 @@ def measure_cocktail(case: Case) -> Iterator[Line]:
         tempfile.TemporaryDirectory() as folder,
         rivals.cocktail(Path(folder), width, rounds=10_000) as run,
     ):
-        at = 0
+        run.until_round(0, 120)  # the base model comes over lines without a limit
+        at = 1
         for speed in case.speeds:
             shape(speed, members)
             run.until_round(at + LEARNT, 120)

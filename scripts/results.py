@@ -21,6 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import measured
+import results_costs as costs
 import results_tables as tables
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,9 +45,9 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], str]]] = (
     ("links", "Wall clock over shaped lines", tables.links),
     ("loss", "Loss, bytes and time", tables.loss),
     ("faults", "Faults", tables.faults),
-    ("growth", "How costs grow", tables.growth),
-    ("join", "Time to join", tables.join),
-    ("packet", "The packet, beside the reference's", tables.packet),
+    ("growth", "How costs grow", costs.growth),
+    ("join", "Time to join", costs.join),
+    ("packet", "The packet, beside the reference's", costs.packet),
 )
 GPU = """## On a GPU
 

@@ -1,13 +1,10 @@
-"""The tables and plots of RESULTS.md, and the three of the README, from rows of measurements."""
+"""The tables and plots of RESULTS.md beside rivals, and the three of the README, from rows."""
 
 from __future__ import annotations
 
-import json
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-import bench_growth
 import quality_cells
 import quality_plan
 import quality_report
@@ -15,6 +12,7 @@ import rivals_work as work
 from measured import Row, read
 from quality_train import Setting, Size
 from results_plot import Axis, svg
+from results_text import NOTHING, dates, prose, table
 
 QUALITY = Path(__file__).resolve().parent.parent / "recipes" / "quality.jsonl"
 SPEEDS = ("unthrottled", "1000", "500", "100", "20", "100 down, 20 up")
@@ -29,37 +27,20 @@ SYSTEMS = (
     "hivemind 8-bit",
 )
 LOCAL = (50, 500)  # steps between DiLoCo's exchanges, a row each
-NOTHING = "Not measured yet.\n"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def prose(*words: str) -> str:
-    """A paragraph, or (the first begins with "- ") one point of a list each."""
-    if words[0].startswith("- "):
-        return "\n".join(textwrap.fill(word, 110, subsequent_indent="  ") for word in words) + "\n"
-    return textwrap.fill(" ".join(words), 110) + "\n"
-
-
-def dates(rows: Sequence[Row]) -> str:
-    return ", ".join(sorted({row["date"] for row in rows if "date" in row})) or "never"
 
 
 # ---- wall clock --------------------------------------------------------------------------------------------
 
 
 def steps_of(folder: Path) -> dict[str, dict[str, float]]:
-    """system -> speed -> how many times its compute a step takes. DiLoCo's: both of its times, by steps."""
+    """system -> speed -> how many times its compute a step takes. DiLoCo's local steps are compute alone."""
     found: dict[str, dict[str, float]] = {}
     for row in read(folder / "links.jsonl"):
         if "exchange_s" not in row:
             found.setdefault(row["system"], {})[row["speed"]] = row["step_s"] / row["compute_s"]
             continue
         for local in LOCAL:
-            mean = (row["step_s"] + row["exchange_s"] / local) / row["compute_s"]
+            mean = 1 + row["exchange_s"] / local / row["compute_s"]
             found.setdefault(f"{row['system']}, H={local}", {})[row["speed"]] = mean
     order = [name for system in SYSTEMS for name in (system, *(f"{system}, H={n}" for n in LOCAL))]
     return {name: found[name] for name in order if name in found}
@@ -93,7 +74,9 @@ def links(folder: Path) -> str:
                 "waited for).",
             ),
             table(["tokens/s at Mbit/s", *speeds], tokens),
-            "Share of the same system's unthrottled speed:\n",
+            "Share of the time that devices compute:\n",
+            table(["computing at Mbit/s", *speeds], computing(steps, speeds)),
+            "Share of the same system's unthrottled speed, where that was measured:\n",
             table(["share at Mbit/s", *speeds], shares(steps, speeds)),
             "Bytes that a peer sends in a step, in those of one FP16 gradient (2 bytes a parameter):\n",
             table(["sent", *speeds], sent(rows, speeds)),
@@ -114,12 +97,17 @@ NOTES = prose(
     "gradients when that one begins: the best it could have.",
     "- *PowerSGD* has rank 1 on matrices 1,024 wide: about the share of the FP16 bytes that rank 5 "
     "has on GPT-J's.",
-    "- *DiLoCo*: local steps and one exchange were measured; a row of H steps is H local steps and "
-    "one exchange.",
+    "- *DiLoCo*: one exchange was measured; a row of H steps is that and H times the compute, the best "
+    "it could have.",
     "- *hivemind* averages gradients while the next step computes; its groups are as it made them.",
     "- Systems that send whole gradients run a smaller model at the same ratios, so that their steps "
     "are waited for.",
 )
+
+
+def computing(steps: dict[str, dict[str, float]], speeds: Sequence[str]) -> list[list[str]]:
+    """Compute over the whole of a step."""
+    return [[name, *(shown(1 / by[s]) if s in by else "" for s in speeds)] for name, by in steps.items()]
 
 
 def shares(steps: dict[str, dict[str, float]], speeds: Sequence[str]) -> list[list[str]]:
@@ -291,151 +279,6 @@ def noted(row: Row) -> str:
     return "; ".join(words).replace("|", "\\|")
 
 
-# ---- growth ------------------------------------------------------------------------------------------------
-
-KINDS = {
-    "peer": "a peer, by parameters",
-    "hub": "a hub with 4 peers, by parameters",
-    "peers": "a hub, by peers",
-}
-ASSUMED = prose(
-    f"P is parameters, N peers. Fitted to the points up to {bench_growth.FITTED[0]:.0e} parameters and",
-    f"{bench_growth.FITTED[1]} peers, by least squares of relative errors, no constant",
-    "negative; compared with all points",
-    "beyond. Assumed beyond what was measured: one hub owns everything (with shards at peers",
-    "its CPU, memory and bytes",
-    "are spread over them), packets of the defaults (0.134 bit a parameter), one core of",
-    "this machine, memory and disk",
-    "as fast as at the sizes measured, no local steps. A hub holds e, 4 bytes a parameter,",
-    "and a round's packets up to",
-    "a bound; a peer x_i and x'.",
-)
-
-
-def growth(folder: Path) -> str:
-    points = read(folder / "growth.jsonl")
-    if not points:
-        return NOTHING
-    parts = [f"A round, {dates(points)}; CPU is of one core, without the gradient.\n"]
-    for kind, title in KINDS.items():
-        mine = sorted((p for p in points if p["kind"] == kind), key=lambda p: (p["parameters"], p["peers"]))
-        if mine:
-            parts += [f"**{title}**\n", table(*point_rows(kind, mine))]
-    fits = bench_growth.fitted(points)
-    parts += ["**What they fit, and what that says of larger swarms**\n", table(*fit_rows(fits)), ASSUMED]
-    for kind in ("peer", "hub", "peers"):
-        if curves := curves_of(kind, points):
-            by = "peers" if kind == "peers" else "parameters"
-            (folder / f"growth-{kind}.svg").write_text(svg(f"{KINDS[kind]}: a round", by, curves))
-            parts.append(f"![{KINDS[kind]}](measured/growth-{kind}.svg)\n")
-    return "\n".join(parts)
-
-
-def curves_of(kind: str, points: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
-    by, mine = "peers" if kind == "peers" else "parameters", [p for p in points if p["kind"] == kind]
-    names = {"cpu_s": ("CPU-s", 1.0), "memory": ("memory, GB", 1e-9), "up": ("sent, GB", 1e-9)}
-    names["bytes"] = "both ways, GB", 1e-9
-    curves = {
-        name: sorted((float(p[by]), p[what] * scale) for p in mine if what in p)
-        for what, (name, scale) in names.items()
-    }
-    return {name: curve for name, curve in curves.items() if curve}
-
-
-def point_rows(kind: str, points: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    by = "peers" if kind == "peers" else "parameters"
-    moved = "up" if kind == "peer" else "bytes"
-    head = [by, "MB up" if kind == "peer" else "MB up and down", "CPU-s", "memory, MB"]
-    return head, [
-        [f"{p[by]:,.0f}", f"{p[moved] / 1e6:,.2f}", f"{p['cpu_s']:.3f}", f"{p['memory'] / 1e6:,.0f}"]
-        for p in points
-    ]
-
-
-def fit_rows(fits: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    large = list(bench_growth.LARGE)
-    head = ["quantity", "fit", "off at its points", "off beyond them (parameters, peers)", *large]
-    body = []
-    for fit in fits:
-        terms = " + ".join(
-            f"{value:.3g} {term}".removesuffix(" 1") for term, value in fit["terms"].items() if value
-        )
-        beyond = ", ".join(f"{off:+.0%} ({float(p):.0e}, {n})" for p, n, off in fit["beyond"])
-        said = [amount(fit["name"], fit["says"][one]) for one in large]
-        body.append([fit["name"], terms, f"{fit['inside']:.0%}", beyond, *said])
-    return head, body
-
-
-def amount(name: str, value: float) -> str:
-    return f"{value:,.1f} s" if name.endswith("CPU-s") else f"{value / 1e9:,.2f} GB"
-
-
-# ---- joining, packets --------------------------------------------------------------------------------------
-
-
-def join(folder: Path) -> str:
-    rows = sorted(read(folder / "join.jsonl"), key=lambda r: (r["mbit"], r["bytes"]))
-    if not rows:
-        return NOTHING
-    head = ["Mbit/s", "MB fetched", "floor: bytes / line, s", "x' here, s", "of the floor"]
-    head += ["first counted round, s", "of it starting Python, s"]
-    return "\n".join(
-        [
-            prose(
-                f"`cocktail join` to its first counted round, {dates(rows)}; 40 ms of round trip. The",
-                "other peer is",
-                "stopped until x' is here, as two machines would not share a processor. Seconds are from",
-                "the command",
-                "on; those of `x' here` from the welcome.",
-            ),
-            table(head, [joining(row) for row in rows]),
-        ]
-    )
-
-
-def joining(row: Row) -> list[str]:
-    floor = row["bytes"] * 8 / (row["mbit"] * 1e6)
-    return [
-        f"{row['mbit']:g}",
-        f"{row['bytes'] / 1e6:.1f}",
-        f"{floor:.1f}",
-        f"{row['here_s']:.1f}",
-        f"{row['here_s'] / floor:.2f}",
-        f"{row['counted_s']:.1f}",
-        f"{row['start_s']:.1f}",
-    ]
-
-
-def packet(folder: Path) -> str:
-    path = folder / "packet.json"
-    if not path.exists():
-        return NOTHING
-    found = json.loads(path.read_text())
-    head = [
-        "data; p, K, bits",
-        "bit/parameter",
-        "less than FP16",
-        "reference: bit/parameter",
-        "less than FP16",
-    ]
-    head += ["encode, ms", "reference, ms", "energy lost", "reference"]
-    body = []
-    for r in found["rows"]:
-        theirs = r["p"] * (
-            1 + r["K"] * (r["bits"] + 16 / 128)
-        )  # a bit for each that is visited, scales in FP16
-        sizes = [
-            f"{r['bits_per_param']:.4f}",
-            f"{r['ratio_fp16']:.0f}x",
-            f"{theirs:.4f}",
-            f"{16 / theirs:.0f}x",
-        ]
-        times = [f"{r['encode_ms']:.1f}", f"{r['reference_encode_ms']:.1f}"]
-        errors = [f"{r['error']:.4f}", f"{r['reference_error']:.4f}"]
-        body.append([f"{r['data']}; {r['p']:g}, {r['K']:g}, {r['bits']}", *sizes, *times, *errors])
-    return f"{found['date']}, 40 M parameters, one thread.\n\n{table(head, body)}"
-
-
 # ---- the README's ------------------------------------------------------------------------------------------
 
 
@@ -451,9 +294,8 @@ def newcomer(folder: Path) -> str:
     ]
     return "\n".join(
         [
-            "**How much of my speed is left on such a line?** (`scripts/rivals links`; Mbit/s each",
-            "way, as GPT-J-6B's)\n",
-            table(["", *speeds], shares(steps, speeds)),
+            "**How much of the time do GPUs compute?** (`scripts/rivals links`; Mbit/s each way, GPT-J-6B)\n",
+            table(["", *speeds], computing(steps, speeds)),
             "**What if one of four drops out?** (`scripts/rivals faults`; seconds lost, peers that",
             "differ afterwards)\n",
             table(["", *(FAULTS[fault] for fault in ("kill", "dark", "stop", "late"))], ruined),

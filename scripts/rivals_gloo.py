@@ -36,7 +36,9 @@ class Synchronous:
     def __init__(self, kind: str, work: Work) -> None:
         self.work = work
         # all begin with the same weights; so none are sent, which would take minutes on these lines
-        self.model = DistributedDataParallel(work.model, init_sync=False)
+        # One bucket for PowerSGD: over gloo, what its hook starts for several ends up in any order.
+        bucket = 1000 if kind == "powersgd" else None
+        self.model = DistributedDataParallel(work.model, init_sync=False, bucket_cap_mb=bucket)
         if kind == "fp16":
             self.model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         elif kind == "powersgd":

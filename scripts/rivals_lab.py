@@ -119,13 +119,13 @@ class Cocktail:
         self.folder, self.width, self.members = folder, width, list[lab.Member]()
         self.sample_s = (work.compute_s(width) if seconds is None else seconds) / work.BATCH
 
-    def start(self, rounds: int) -> None:
+    def start(self, rounds: int, together: int) -> None:
         os.environ.update({"COCKTAIL_HOME": f"{self.folder}/home", "HF_HUB_OFFLINE": "1"})
         work.save_model(self.width, self.folder / "model")
         recipe = [f"model.model_name_or_path={self.folder}/model", f"max_length={work.LENGTH}"]
         recipe += [f"global_batch_size={self.SAMPLES}", f"max_steps={rounds}", "val_set_size=64"]
         recipe += ["checkpoint.eval_steps=null", "checkpoint.save_steps=null", "learning_rate=1e-4"]
-        recipe += [f"swarm.min_peers={work.PEERS}"]
+        recipe += [f"swarm.min_peers={together}"]
         place = ["--no-train", "--advertise", "10.77.0.1", "--json", "-o", f"{self.folder}/out"]
         self.hub = self._start("hub", ["launch", "smoke", *recipe, *place])
         self.url = self.told(self.hub, "run_started")["url"]
@@ -165,10 +165,13 @@ class Cocktail:
 
 
 @contextmanager
-def cocktail(folder: Path, width: int, rounds: int, seconds: float | None = None) -> Iterator[Cocktail]:
+def cocktail(
+    folder: Path, width: int, rounds: int, seconds: float | None = None, together: int = work.PEERS
+) -> Iterator[Cocktail]:
+    """It trains while there are `together` peers and more."""
     run = Cocktail(folder, width, seconds)
     try:
-        run.start(rounds)
+        run.start(rounds, together)
         yield run
     finally:
         for member in run.members:

@@ -17,6 +17,7 @@ import netlab
 import results_tables
 import rivals_work as work
 from bench_rival_faults import stall
+from results_text import NOTHING
 from rivals_lab import SYSTEMS
 
 
@@ -91,7 +92,7 @@ def test_what_was_not_measured_is_an_empty_cell(tmp_path: Path) -> None:
 
     assert "| cocktail | 100.0% | 80.0% |" in lines
     assert "| torch DDP FP16 |  |  |" in lines  # its own unthrottled speed is not known
-    assert results_tables.faults(tmp_path) == results_tables.NOTHING
+    assert results_tables.faults(tmp_path) == NOTHING
 
 
 def test_packets_go_one_by_one_where_a_line_is_slow_or_loses_some() -> None:

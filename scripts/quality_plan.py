@@ -20,9 +20,9 @@ BETAS: dict[str, Any] = {"beta1": 0.5, "beta2": 0.99}
 AVERAGE = Setting(staleness=0, averaged=1)
 COCKTAIL = Setting()
 TWO_BITS = Setting(bits=2)
-SUM = Setting(bits=2, outer_rate=4.0, **BETAS)  # x' moves by the sum of what the peers did
+SUM = Setting(sample=0.113, bits=2, outer_rate=4.0, **BETAS)  # x' moves by the sum of what the peers did
 THIN = replace(SUM, sample=0.04)
-THINNEST = replace(SUM, local_steps=8)
+THINNEST = replace(SUM, sample=0.1, local_steps=8)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ METHODS = (
     Row("local AdamW, averaged each step in FP32", AVERAGE),
     Row("p=.1 K=.2, 4 bits (`cocktail`)", COCKTAIL),
     Row("p=.1 K=.2, 2 bits", TWO_BITS),
-    Row("p=.1 K=.2, 2 bits, the sum, betas .5 .99", SUM),
+    Row("p=.113 K=.2, 2 bits, the sum, betas .5 .99", SUM),
     Row("p=.04 K=.2, 2 bits, the sum, betas .5 .99", THIN),
     Row("p=.1 K=.2, 2 bits, the sum, betas .5 .99, H=8", THINNEST),
 )
@@ -93,10 +93,10 @@ GAP = {
     "blocks of 64": {"block": 64},
     "blocks of 4,096": {"block": 4096},
 }
-EQUAL = {  # at what a parameter takes in 2 bits with p=.1 K=.2: 0.12 bit a step
+EQUAL = {  # at about what a parameter takes in 2 bits with p=.113 K=.2: 0.13 bit a step
     "all three": {},
-    "sampling alone": {"sample": 0.0074, "keep": 1.0, "bits": 16},
-    "top-K alone": {"sample": 1.0, "keep": 0.0048, "bits": 16},
+    "sampling alone": {"sample": 0.0084, "keep": 1.0, "bits": 16},
+    "top-K alone": {"sample": 1.0, "keep": 0.0053, "bits": 16},
     "1 bit alone, every 9 steps": {"sample": 1.0, "keep": 1.0, "bits": 1, "local_steps": 9},
     "sampling and 1 bit": {"sample": 0.1, "keep": 1.0, "bits": 1},
     "sampling and top-K": {"sample": 0.1, "keep": 0.058, "bits": 16},

@@ -35,7 +35,7 @@ OUT = measured.FOLDER / "growth.jsonl"
 SIZES = (1e6, 3e6, 1e7, 3e7, 1e8, 3e8, 1e9)
 PEERS = (2, 4, 8, 16, 32, 64)
 AT, WITH = 15e6, 4  # parameters of the points by peers; peers of the points by size
-FITTED = 1e8, 16  # points up to here make the fit
+FITTED = 3e7, 16  # points up to here make the fit
 ROUNDS = 3
 Point = measured.Row
 

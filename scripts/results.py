@@ -51,9 +51,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], str]]] = (
 )
 GPU = """## On a GPU
 
-Not measured: no GPU has been lent for it. `cocktail bench compress --params 6.05e9 --device cuda` is
-the command;
-the codec's times above are of one core of a CPU.
+Not measured: no GPU has been lent for it. `cocktail bench compress --params 6.05e9 --device cuda` is the command.
 """
 
 
@@ -77,7 +75,7 @@ def page(folder: Path) -> str:
         "",
     ]
     parts = [section(name, title, make(folder)) for name, title, make in SECTIONS]
-    return "\n".join(head) + "\n".join([*parts, GPU])
+    return "\n".join([*head, *parts, GPU])
 
 
 def section(name: str, title: str, body: str) -> str:

@@ -51,7 +51,8 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], str]]] = (
 )
 GPU = """## On a GPU
 
-Not measured: no GPU has been lent for it. `cocktail bench compress --params 6.05e9 --device cuda` is the command.
+Not measured: no GPU has been lent for it. The command is `cocktail bench compress --params 6.05e9 --device
+cuda`.
 """
 
 

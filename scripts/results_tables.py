@@ -255,7 +255,9 @@ def faults(folder: Path) -> str:
 
 
 def stalled(row: Row) -> str:
-    return "the run ends for all" if row["over"] else f"{row['stalled']:.1f}"
+    if row["over"]:
+        return "the run ends for all"
+    return f"{row['stalled']:.1f}" + ("" if row["steps"] else ", and still no step")
 
 
 def peers_apart(row: Row) -> str:
@@ -267,7 +269,8 @@ def peers_apart(row: Row) -> str:
 
 
 def lost(row: Row) -> str:
-    return "not told" if row["lost"] is None else str(row["lost"])
+    stuck = not row["over"] and not row["steps"]
+    return "not told" if stuck or row["lost"] is None else str(row["lost"])
 
 
 def noted(row: Row) -> str:
@@ -314,7 +317,7 @@ def in_short(rows: Sequence[Row], system: str, fault: str) -> str:
             if fault == "late":
                 joined = row.get("joined")
                 return "never in" if joined is None else f"in after {joined:.0f} s"
-            if row["over"]:
-                return "the run ends"
+            if row["over"] or not row["steps"]:
+                return "the run ends" if row["over"] else "no step any more"
             return f"{row['stalled']:.1f} s, {row['apart'] if row['apart'] is not None else '?'} apart"
     return ""

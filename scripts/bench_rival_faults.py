@@ -126,7 +126,7 @@ def of_rival(case: Case, folder: Path) -> Line:
         steps = {rank.member: [line["t"] for line in rank.heard("step")] for rank in ranks.ranks}
         failed = {rank.member: rank.heard("failed") for rank in ranks.ranks}
     survivors = members[:3] if case.fault == "kill" else members
-    errors = sorted({lines[0]["error"][:120] for lines in failed.values() if lines})
+    errors = sorted({lines[0]["error"].rpartition("RuntimeError: ")[2] for lines in failed.values() if lines})
     found = stall(steps["p1"], struck, watched) | guest | {"errors": errors, "over": over}
     return found | apart(folder, [members.index(m) for m in survivors]) | {"lost": lost(case, found, failed)}
 

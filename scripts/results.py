@@ -51,9 +51,8 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], str]]] = (
 )
 GPU = """## On a GPU
 
-Not measured: no GPU has been lent for it. `cocktail bench compress --params 6.05e9 --device cuda` is
-the command;
-the codec's times above are of one core of a CPU.
+Not measured: no GPU has been lent for it. The command is `cocktail bench compress --params 6.05e9 --device
+cuda`.
 """
 
 
@@ -77,7 +76,7 @@ def page(folder: Path) -> str:
         "",
     ]
     parts = [section(name, title, make(folder)) for name, title, make in SECTIONS]
-    return "\n".join(head) + "\n".join([*parts, GPU])
+    return "\n".join([*head, *parts, GPU])
 
 
 def section(name: str, title: str, body: str) -> str:

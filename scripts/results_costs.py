@@ -87,7 +87,9 @@ def fit_rows(fits: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def amount(name: str, value: float) -> str:
-    return f"{value:,.1f} s" if name.endswith("CPU-s") else f"{value / 1e9:,.2f} GB"
+    if name.endswith("CPU-s"):
+        return f"{value:,.1f} s"
+    return f"{value / 1e9:,.1f} GB" if value >= 1e9 else f"{value / 1e6:,.1f} MB"
 
 
 # ---- joining, packets --------------------------------------------------------------------------------------

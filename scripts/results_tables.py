@@ -99,7 +99,9 @@ NOTES = prose(
     "has on GPT-J's.",
     "- *DiLoCo*: one exchange was measured; a row of H steps is that and H times the compute, the best "
     "it could have.",
-    "- *hivemind* averages gradients while the next step computes; its groups are as it made them.",
+    "- *hivemind* averages gradients while the next step computes.",
+    "- *Not alone.* Rows at which the cores were 100 % busy had other programs beside them: theirs are the "
+    "seconds that this cost, which is more for a small model, whose step is short.",
     "- Systems that send whole gradients run a smaller model at the same ratios, so that their steps "
     "are waited for.",
 )
@@ -253,7 +255,9 @@ def faults(folder: Path) -> str:
 
 
 def stalled(row: Row) -> str:
-    return "the run ends for all" if row["over"] else f"{row['stalled']:.1f}"
+    if row["over"]:
+        return "the run ends for all"
+    return f"{row['stalled']:.1f}" + ("" if row["steps"] else ", and still no step")
 
 
 def peers_apart(row: Row) -> str:
@@ -265,7 +269,8 @@ def peers_apart(row: Row) -> str:
 
 
 def lost(row: Row) -> str:
-    return "not told" if row["lost"] is None else str(row["lost"])
+    stuck = not row["over"] and not row["steps"]
+    return "not told" if stuck or row["lost"] is None else str(row["lost"])
 
 
 def noted(row: Row) -> str:
@@ -275,7 +280,7 @@ def noted(row: Row) -> str:
         words.append("it is never let in" if joined is None else f"it is in a step after {joined:.1f} s")
     if row.get("back") is not None:
         words.append(f"it is in a round again {row['back']:.1f} s after the end")
-    words += [f"`{error}`" for error in row["errors"][:1]]
+    words += [f"`{error.rpartition('RuntimeError: ')[2]}`" for error in row["errors"][:1]]
     return "; ".join(words).replace("|", "\\|")
 
 
@@ -301,6 +306,7 @@ def newcomer(folder: Path) -> str:
             table(["", *(FAULTS[fault] for fault in ("kill", "dark", "stop", "late"))], ruined),
             "**What does the model lose?** (`scripts/bench_quality`; begun: few seeds, a small model)\n",
             quality_report.markdown(found, quality_plan.TABLES[0]).split("\n\n", 1)[-1],
+            *rivals_loss(folder, found)[1:],
         ]
     )
 
@@ -311,7 +317,7 @@ def in_short(rows: Sequence[Row], system: str, fault: str) -> str:
             if fault == "late":
                 joined = row.get("joined")
                 return "never in" if joined is None else f"in after {joined:.0f} s"
-            if row["over"]:
-                return "the run ends"
+            if row["over"] or not row["steps"]:
+                return "the run ends" if row["over"] else "no step any more"
             return f"{row['stalled']:.1f} s, {row['apart'] if row['apart'] is not None else '?'} apart"
     return ""

@@ -167,11 +167,21 @@ def explain(error: BaseException) -> Failure:
     if code == "unexpected":
         return Failure(code, f"{type(error).__name__}: {said}", hints=("-v shows the traceback",))
     hints = hints_of(error)
-    if code == "out_of_memory":
+    if code == "recipe_invalid":
+        hints = hints or schema_hint(problems)
+    elif code == "out_of_memory":
         hints = hints or (MEMORY_HINT,)
     elif code == "unreachable" and not hints and getattr(error, "layer", "dns") != "dns":
         hints = (HUB_HINT,)
     return Failure(code, SAID.get(code, "") + (said or code.replace("_", " ")), problems, hints)
+
+
+def schema_hint(problems: tuple[Problem, ...]) -> tuple[str, ...]:
+    """What lists the keys of the section in which the first problem with a key is."""
+    sections = [
+        p.key.partition(".")[0] for p in problems if "." in p.key and (p.line or p.file == "override")
+    ]
+    return (f"its keys: cocktail recipes schema {sections[0]}",) if sections else ()
 
 
 def disk_is_full(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""`cocktail recipes list|show|copy`: what the package ships, to read and to start from."""
+"""`cocktail recipes list|show|copy|schema`: what the package ships, to read and to start from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cocktail_cli.machine import pick_device
 from cocktail_cli.options import Device, Json, Quiet, Recipe
 from cocktail_cli.requires import Has, lacking, needs
 
-app = typer.Typer(no_args_is_help=True, help="List the recipes that come with cocktail, show one, copy one.")
+app = typer.Typer(no_args_is_help=True, help="Recipes that come with cocktail, and the keys of a recipe.")
 
 
 @app.command("list")
@@ -112,6 +112,31 @@ def copy(
     typer.echo(json.dumps({"v": 1, "recipe": str(target)}) if as_json else str(target))
     if not (as_json or quiet):
         typer.echo(f"Next: cocktail launch {target}", err=True)
+
+
+@app.command("schema")
+def schema(
+    field: Annotated[
+        str | None,
+        typer.Argument(metavar="FIELD", help="A section or one key (default: all).", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the keys of a recipe: default, type, meaning. With --json: as JSON schema.
+
+    Examples: cocktail recipes schema training
+    cocktail recipes schema learning_rate --json
+    """
+    from recipes.keys import json_schema, rows
+
+    if as_json:
+        typer.echo(json.dumps(json_schema(field or "")))
+        return
+    found = rows(field or "")
+    keys, defaults = max(len(row.key) for row in found), max(len(row.default) for row in found)
+    for row in found:
+        meaning = f"  # {row.meaning}" if row.meaning else ""
+        typer.echo(f"{row.key:<{keys}}  {row.default:<{defaults}}  {row.type}{meaning}")
 
 
 def as_yaml(recipe_json: str) -> str:

@@ -87,7 +87,7 @@ def _explain(document: Document, detail: Any) -> Problem:
         key = key[:-1]  # pydantic adds the branch of a union: ("data_files", "str")
     key = key or tuple(detail["loc"])
     if kind == "extra_forbidden":
-        return _unknown(document, tuple(detail["loc"]))
+        return unknown(document, tuple(detail["loc"]))
     if kind == "missing":
         return document.problem(key, "is required")
     messages = {
@@ -119,7 +119,7 @@ def _explain(document: Document, detail: Any) -> Problem:
     return document.problem(key, message, hint)
 
 
-def _unknown(document: Document, key: Key) -> Problem:
+def unknown(document: Document, key: Key) -> Problem:
     """An unknown key: what was it meant to be?"""
     name = str(key[-1])
     inside = sections()

@@ -77,8 +77,12 @@ def power_of_two(value: int) -> int:
 
 Real = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False)]
 Ratio = Annotated[Real, Field(gt=0, le=1)]
-Seconds = Annotated[float, BeforeValidator(duration), Field(gt=0, allow_inf_nan=False)]
-Size = Annotated[int, BeforeValidator(size), Field(gt=0)]
+Seconds = Annotated[
+    float,
+    BeforeValidator(duration),
+    Field(gt=0, allow_inf_nan=False, description="45s, 10m, 2h, or seconds"),
+]
+Size = Annotated[int, BeforeValidator(size), Field(gt=0, description="24GiB, 80GB, or bytes")]
 StepsOrRatio = Annotated[Real, Field(ge=0), AfterValidator(steps_or_ratio)]
 Whole = Annotated[int, Field(ge=1)]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Strict(False)]
@@ -334,7 +338,7 @@ class Recipe(Section):
     model: Model
     lora: Lora | None = None  # null: full fine-tuning
     datasets: Annotated[tuple[Dataset, ...], Strict(False), Field(min_length=1)]
-    eval_datasets: Annotated[tuple[Dataset, ...], Strict(False)] = ()
+    eval_datasets: Annotated[tuple[Dataset, ...], Strict(False)] = ()  # held out; keys as in datasets
     data: Data = Data()
     training: Training = Training()
     compression: Compression = Compression()

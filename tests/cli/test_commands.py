@@ -36,6 +36,27 @@ def test_recipes_can_be_listed_shown_and_copied(cocktail: Run, tmp_path: Path) -
     assert (again.exit, "exists already" in again.err) == (2, True)
 
 
+def test_the_keys_of_a_recipe_are_told_with_default_type_and_what_schema_py_says(cocktail: Run) -> None:
+    every = cocktail("recipes", "schema").out.splitlines()
+    [rate] = cocktail("recipes", "schema", "learning_rate").out.splitlines()
+    told = {line.split()[0] for line in every}
+
+    assert rate.split(maxsplit=2) == ["training.learning_rate", "2e-05", "number, above 0, below 1"]
+    assert {"datasets.0.path", "swarm.requires.vram", "lora.lora_r", "eval_datasets"} <= told
+    assert len(told) == len(every)
+    [optim] = cocktail("recipes", "schema", "training.optim").out.splitlines()
+    assert optim.endswith("| adafactor | sgd"), "comments inside a type are not about the key"
+    assert cocktail("recipes", "schema", "quant_bucket_size").out.endswith("# values that share a scale\n")
+    section = json.loads(cocktail("recipes", "schema", "datasets", "--json").out)
+    assert section["properties"]["split"]["default"] == "train"
+
+
+def test_an_unknown_field_of_the_schema_is_told_the_nearest(cocktail: Run) -> None:
+    for wrong in ("learing_rate", "training.learing_rate"):
+        said = cocktail("recipes", "schema", wrong)
+        assert (said.exit, "learning_rate`?" in said.err) == (3, True)
+
+
 @pytest.mark.parametrize(
     "command", ["launch", "join", "status", "stop", "peers", "plan", "preview", "export"]
 )
@@ -70,6 +91,7 @@ def test_an_unknown_key_is_told_with_line_and_hint(cocktail: Run, tmp_path: Path
     assert said.exit == 3
     assert "my.yaml:6" in said.err
     assert "learning_rate" in said.err
+    assert said.err.endswith("hint: its keys: cocktail recipes schema training\n")
 
 
 def test_an_unknown_override_is_exit_3(cocktail: Run) -> None:

@@ -20,6 +20,14 @@ from cocktail_cli.trust import check_trust
 def export(
     run: RunArgument,
     output_dir: Annotated[Path, typer.Option("--output-dir", "-o", metavar="DIR", help="A new folder.")],
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="N|best",
+            help="After N rounds only; best: where held-out loss was lowest.",
+        ),
+    ] = None,
     merge_lora: Annotated[
         bool, typer.Option("--merge-lora", help="Put the adapters into the base: a model that needs no peft.")
     ] = False,
@@ -39,7 +47,10 @@ def export(
 ) -> None:
     """Write a run's model: all that is committed, while it runs or after.
 
+    Any round can be had again: the ledger has them all.
+
     Examples: cocktail export RUN -o model
+    cocktail export RUN -o best --checkpoint best
     cocktail export RUN -o model --merge-lora --dtype bfloat16 --push me/my-model
     """
     from cocktail_cli.snapshots import Place
@@ -56,14 +67,15 @@ def export(
     check_trust(recipe, trust_remote_code)
     if merge_lora and recipe.lora is None:
         raise Failure("usage", f"--merge-lora: {record.run} trains the whole model, there are no adapters")
+    round = None if checkpoint is None else round_of(checkpoint, source / in_folder.LEDGER)
     repository = Repository(push, private) if push else None
     if repository is not None:
         repository.open()  # before anything is written: it is the token that is missing most often
     place = Place(recipe, Path(record.base), source)
     with view_of(Display(quiet=quiet or as_json)) as view:
         meter = Meter(view.show, "writing the model", "bytes")
-        merged = place.write_merged(output_dir, dtype) if merge_lora else None
-        rounds = merged if merged is not None else place.write_model(output_dir, dtype, meter)
+        merged = place.write_merged(output_dir, dtype, round) if merge_lora else None
+        rounds = merged if merged is not None else place.write_model(output_dir, dtype, meter, round)
     told: dict[str, object] = {"v": 1, "run": record.run, "model": str(output_dir), "rounds": rounds}
     if repository is not None:
         told["pushed"] = repository.push(output_dir, f"{record.run}, {rounds} rounds")
@@ -72,6 +84,27 @@ def export(
         return
     typer.echo(str(output_dir))
     if not quiet:
+        if checkpoint == "best":
+            typer.echo(f"best: after {rounds} rounds", err=True)
         if repository is not None:
             typer.echo(f"pushed: {told['pushed']}", err=True)
         typer.echo(f'Next: cocktail generate {output_dir} "Once upon a time"', err=True)
+
+
+def round_of(checkpoint: str, ledger: Path) -> int:
+    """How many rounds are in the model that --checkpoint names. Raises Failure (usage)."""
+    from transport import Ledger
+
+    with Ledger(ledger, write=False) as opened:
+        committed, evaluations = len(opened.rounds()), opened.evaluations()
+    if checkpoint == "best":
+        if not evaluations:
+            hint = "with checkpoint.eval_steps and held-out data a recipe has it measured"
+            raise Failure(
+                "usage", "--checkpoint best: held-out loss was not measured in this run", hints=(hint,)
+            )
+        return min(evaluations, key=lambda row: row.loss).round
+    if not checkpoint.isdecimal() or int(checkpoint) > committed:
+        hint = f"0 (the base) to {committed}, or best"
+        raise Failure("usage", f"--checkpoint {checkpoint}: {committed} rounds are committed", hints=(hint,))
+    return int(checkpoint)

@@ -128,25 +128,30 @@ class Place:
             return Folded(fold(common, (bytes(packet[:]) for packet in found.packets)), layout)
 
     def write_model(
-        self, folder: Path, dtype: Dtype = "float32", told: Told = lambda done, total: None
+        self,
+        folder: Path,
+        dtype: Dtype = "float32",
+        told: Told = lambda done, total: None,
+        round: int | None = None,
     ) -> int:
-        """All that is committed, as a model in `folder`; how many rounds are in it: an export is a fold."""
+        """x' before `round` (None: all that is committed), as a model in `folder`; how many rounds are in it:
+        an export is a fold."""
         from recipes.base import written_whole
         from recipes.merge import recast_model
 
-        with self.fold(told=told) as fold, written_whole(folder) as part:
+        with self.fold(round, told=told) as fold, written_whole(folder) as part:
             self.write_beside(part, fold)
             fold.write(part)
             if dtype != "float32":
                 recast_model(part, dtype)
         return fold.round
 
-    def write_merged(self, folder: Path, dtype: Dtype = "float32") -> int:
+    def write_merged(self, folder: Path, dtype: Dtype = "float32", round: int | None = None) -> int:
         """The same, with the adapters in the weights of their base."""
         from recipes.base import written_whole
         from recipes.merge import write_merged
 
-        x, tokenizer = self.folded(), self.folder / in_folder.TOKENIZER
+        x, tokenizer = self.folded(round), self.folder / in_folder.TOKENIZER
         with written_whole(folder) as part:
             write_merged(part, self.recipe, self.base, x.layout, x.common.vector, tokenizer, dtype)
             (part / CARD).write_text(self.card(x.common.round, merged=True), encoding="utf-8")

@@ -23,6 +23,7 @@ from cocktail_cli.runs import RunRecord, save
 from cocktail_cli.snapshots import Snapshots
 from recipes.base import open_tokenizer, prepare_base
 from recipes.cocktail_sgd import Common, mix_of
+from recipes.flat import Flat
 from recipes.hub import Repository
 from recipes.model import load_model
 from recipes.problems import HubUnreachable, ModelError
@@ -30,6 +31,7 @@ from recipes.recipe import load_recipe
 from recipes.schema import Recipe
 from recipes.trained import open_trained
 from transport import Ledger
+from transport.ledger import EvaluationRow
 
 LORA = load_recipe(
     "smoke", ["lora_r=2", "lora_target_modules=[query_key_value]", "max_steps=40", "save_steps=4"]
@@ -157,6 +159,27 @@ def test_a_whole_model_is_exported_in_float16_too_and_has_nothing_to_merge(
     assert other.exit == 2
     assert "no adapters" in other.err
     assert not (tmp_path / "other").exists()
+
+
+def test_an_export_of_a_checkpoint_is_the_model_as_it_was_after_so_many_rounds(
+    cocktail: Run, whole: Story, tmp_path: Path
+) -> None:
+    def vector(checkpoint: str) -> torch.Tensor:
+        done = cocktail(
+            "export", "amber-otter-42", "-o", str(tmp_path / checkpoint), "--checkpoint", checkpoint
+        )
+        assert done.exit == 0, done.err
+        return Flat(load_model(tmp_path / checkpoint)).vector
+
+    unmeasured = cocktail("export", "amber-otter-42", "-o", "best", "--checkpoint", "best")
+    assert (unmeasured.exit, "not measured" in unmeasured.err) == (2, True)
+    beyond = cocktail("export", "amber-otter-42", "-o", "best", "--checkpoint", "7")
+    assert (beyond.exit, "hint: 0 (the base) to 6, or best" in beyond.err) == (2, True)
+    for round, loss in ((0, 4.0), (2, 3.0), (6, 3.5)):
+        whole.ledger.evaluated(EvaluationRow(round, round, loss, 8, round == 6))
+
+    assert torch.equal(vector("4"), whole.before[4])
+    assert torch.equal(vector("best"), whole.before[2])
 
 
 def test_what_is_pushed_is_the_model_and_nothing_beside_it(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -35,27 +36,67 @@ def generate(
     seed: Annotated[
         int | None, typer.Option("--seed", help="For the same text again at a temperature.")
     ] = None,
+    base: Annotated[
+        bool, typer.Option("--base", help="First as the base model of the run goes on, to compare.")
+    ] = False,
+    interactive: Annotated[
+        bool, typer.Option("-i", help="A conversation: one prompt after the other, until Ctrl-D.")
+    ] = False,
     trust_remote_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:
-    """Let a model go on from a prompt.
+    """Let a model go on from a prompt, or answer in a conversation.
 
-    Example: cocktail generate outputs/smoke "The import statement"
+    Examples: cocktail generate outputs/smoke "The import statement"
+    cocktail generate RUN "The import statement" --base
+    cocktail generate RUN -i
     """
-    from recipes.model import generate as write
+    from recipes.model import Writer
 
+    if base and interactive:
+        raise Failure("usage", "one of --base and -i at a time")
+    start = Path(load(model).base) if base else None
     folder = Path(model) if Path(model).is_dir() else Path(load(model).output_dir)
     if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         hint = "of a run that was cut short: cocktail export RUN -o DIR"
         raise Failure("model_invalid", f"{folder} holds no model (no config.json)", hints=(hint,))
+    settings = (max_new_tokens, temperature, seed)
+    if interactive:
+        writer = Writer(folder, trust_remote_code)
+        said: list[dict[str, str]] = []
+        for asked in prompts(prompt):
+            said.append({"role": "user", "content": asked})
+            text = writer.answer(said, *settings)
+            said.append({"role": "assistant", "content": text})
+            told = {"v": 1, "model": str(folder), "prompt": asked, "text": text}
+            typer.echo(json.dumps(told) if as_json else text)
+        return
     if prompt is None:
         if sys.stdin.isatty():
             raise Failure("usage", "no prompt", hints=('cocktail generate DIR "a prompt"',))
         prompt = sys.stdin.read()
     if not prompt.strip():
         raise Failure("usage", "the prompt is empty", hints=('cocktail generate DIR "a prompt"',))
-    text = write(folder, prompt, max_new_tokens, temperature, seed, trust_remote_code)
+    # one after the other, and with the run's tokenizer: two models may be more than fit
+    before = Writer(start, trust_remote_code, tokenizer=folder).write(prompt, *settings) if start else None
+    text = Writer(folder, trust_remote_code).write(prompt, *settings)
     if as_json:
-        typer.echo(json.dumps({"v": 1, "model": str(folder), "prompt": prompt, "text": text}))
-    else:
+        compared = {} if before is None else {"base": str(start), "base_text": before}
+        typer.echo(json.dumps({"v": 1, "model": str(folder), "prompt": prompt, "text": text} | compared))
+    elif before is None:
         typer.echo(prompt + text)
+    else:
+        typer.echo(f"base:\n{prompt}{before}\n\n{model}:\n{prompt}{text}")
+
+
+def prompts(first: str | None) -> Iterator[str]:
+    """What the user says, line by line, until the end of the input."""
+    if first is not None:
+        yield first
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return
+        if line.strip():
+            yield line

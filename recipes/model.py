@@ -44,6 +44,7 @@ __all__ = [
     "BaseFile",
     "Flat",
     "Layout",
+    "Writer",
     "check_fit",
     "evaluate",
     "export",
@@ -201,7 +202,55 @@ def load_adapted(folder: Path, code: bool = False) -> nn.Module:
     return model
 
 
-@torch.no_grad()
+class Writer:
+    """A model that was loaded to write, once or many times.
+
+    Args:
+        folder: of the model, or of an adapter.
+        code: run that of the folder.
+        tokenizer: folder of another tokenizer than the model's own.
+    """
+
+    def __init__(self, folder: Path, code: bool = False, tokenizer: Path | None = None) -> None:
+        folder = Path(folder)
+        self.tokenizer = open_tokenizer(tokenizer or folder, code=code)
+        self.model: Any = load_adapted(folder, code) if is_adapter(folder) else load_model(folder, code=code)
+
+    @torch.no_grad()
+    def write(
+        self,
+        prompt: str,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        special: bool = True,  # begin as the tokenizer begins a text
+    ) -> str:
+        """What the model writes after `prompt`; temperature 0 takes the likeliest token each time."""
+        if seed is not None:
+            torch.manual_seed(seed)
+        tokenizer = self.tokenizer
+        inputs = tokenizer(
+            prompt or tokenizer.eos_token,
+            return_tensors="pt",
+            return_token_type_ids=False,
+            add_special_tokens=special,
+        )
+        sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature > 0 else {}
+        write, pad = self.model.generate, tokenizer.pad_token_id
+        tokens = write(**inputs, max_new_tokens=max_new_tokens, pad_token_id=pad, **sampling)
+        return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+    def answer(
+        self, said: Sequence[Mapping[str, str]], max_new_tokens: int, temperature: float, seed: int | None
+    ) -> str:
+        """What it says next in a conversation; without a chat template it goes on from what was said last."""
+        if self.tokenizer.chat_template is None:
+            return self.write(said[-1]["content"], max_new_tokens, temperature, seed)
+        apply: Any = self.tokenizer.apply_chat_template
+        text = apply(list(said), tokenize=False, add_generation_prompt=True)
+        return self.write(text, max_new_tokens, temperature, seed, special=False)
+
+
 def generate(
     folder: Path,
     prompt: str,
@@ -210,14 +259,5 @@ def generate(
     seed: int | None = None,
     code: bool = False,  # run that of the folder
 ) -> str:
-    """What the model in `folder` writes after `prompt`; temperature 0 takes the likeliest token each time."""
-    folder = Path(folder)
-    tokenizer = open_tokenizer(folder, code=code)
-    model: Any = load_adapted(folder, code) if is_adapter(folder) else load_model(folder, code=code)
-    if seed is not None:
-        torch.manual_seed(seed)
-    inputs = tokenizer(prompt or tokenizer.eos_token, return_tensors="pt", return_token_type_ids=False)
-    sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature > 0 else {}
-    write: Any = model.generate
-    tokens = write(**inputs, max_new_tokens=max_new_tokens, pad_token_id=tokenizer.pad_token_id, **sampling)
-    return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+    """What the model in `folder` writes after `prompt`."""
+    return Writer(folder, code).write(prompt, max_new_tokens, temperature, seed)

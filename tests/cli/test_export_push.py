@@ -1,7 +1,9 @@
-"""`cocktail export` with its options, and what goes to the hub, whose client is a stand-in."""
+"""`cocktail export` with its options, `generate` from what it writes, and what goes to the hub, whose client
+is a stand-in."""
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -25,7 +27,7 @@ from recipes.base import open_tokenizer, prepare_base
 from recipes.cocktail_sgd import Common, mix_of
 from recipes.flat import Flat
 from recipes.hub import Repository
-from recipes.model import load_model
+from recipes.model import Writer, generate, load_model
 from recipes.problems import HubUnreachable, ModelError
 from recipes.recipe import load_recipe
 from recipes.schema import Recipe
@@ -180,6 +182,47 @@ def test_an_export_of_a_checkpoint_is_the_model_as_it_was_after_so_many_rounds(
 
     assert torch.equal(vector("4"), whole.before[4])
     assert torch.equal(vector("best"), whole.before[2])
+
+
+def test_a_prompt_is_gone_on_from_by_the_base_and_by_what_became_of_it(cocktail: Run, whole: Story) -> None:
+    whole.place.write_model(whole.folder)
+
+    done = cocktail("generate", "amber-otter-42", "The", "--base", "--max-new-tokens", "3", "--json")
+
+    assert done.exit == 0, done.err
+    told = json.loads(done.out)
+    assert (told["model"], told["base"]) == (str(whole.folder), str(whole.folder / "base"))
+    assert told["text"] == generate(whole.folder, "The", 3)
+    assert told["base_text"] == generate(whole.folder / "base", "The", 3)
+    assert cocktail("generate", "amber-otter-42", "--base", "-i").exit == 2
+
+
+@pytest.mark.parametrize(
+    ("template", "second"),
+    [
+        ("{% for m in messages %}{{ m.role[0] }}:{{ m.content }}|{% endfor %}", "u:one|a:1|u:two|"),
+        ("", "two"),
+    ],
+)
+def test_in_a_conversation_the_model_hears_what_was_said_by_the_chat_template(
+    cocktail: Run, whole: Story, monkeypatch: pytest.MonkeyPatch, template: str, second: str
+) -> None:
+    whole.place.write_model(whole.folder)
+    if template:
+        (whole.folder / "chat_template.jinja").write_text(template)
+    heard: list[str] = []
+
+    def write(self: Writer, prompt: str, *settings: object, **more: object) -> str:
+        heard.append(prompt)
+        return str(len(heard))
+
+    monkeypatch.setattr(Writer, "write", write)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
+
+    done = cocktail("generate", "amber-otter-42", "-i")
+
+    assert (done.exit, done.out) == (0, "1\n2\n"), done.err
+    assert heard[1] == second
 
 
 def test_what_is_pushed_is_the_model_and_nothing_beside_it(

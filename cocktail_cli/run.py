@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import queue
+import shlex
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -112,6 +114,7 @@ class Run:
                 self.stop_by = time.monotonic() if at_once else self.stop_by
                 with suppress(OSError):  # of a full disk, perhaps the error itself
                     save(newest(record).ended("failed", narrator.step, narrator.eval_loss))
+                self.say_how_to_go_on(record)
                 raise
             finally:
                 snapshots.close()
@@ -346,10 +349,12 @@ class Run:
         if full:
             with suppress(OSError):
                 save(newest(record).ended("failed", narrator.step, narrator.eval_loss))
+            self.say_how_to_go_on(record)
             raise out_of_disk(self.folder, (AGAIN,))
         if state == "finished":
             work.owner.forget()
         if ended.exit_code or not narrator.rounds:
+            self.say_how_to_go_on(record)
             raise Failure(CODES.get(ended.exit_code, "unexpected"), ended.reason)
         self.tell(
             RunFinished(
@@ -361,6 +366,12 @@ class Run:
                 planned=record.planned,
             )
         )
+
+    def say_how_to_go_on(self, record: RunRecord) -> None:
+        """The command that resumes the run, and its URL again. Not for the diary: the URL lets in."""
+        said = f"{record.run} is not finished: {resuming(sys.argv)} goes on with it, at {newest(record).url}"
+        for view in self.views[:1]:
+            view.show(Warning(said))
 
 
 class Feed:
@@ -386,6 +397,12 @@ class Feed:
             return self.waiting.get(timeout=timeout)
         except queue.Empty:
             return None
+
+
+def resuming(arguments: list[str]) -> str:
+    """The command line of a launch, with --resume."""
+    command, *rest = arguments[1:] or ["launch"]
+    return shlex.join(["cocktail", command, *(["--resume"] if "--resume" not in rest else []), *rest])
 
 
 def shown(folder: Path) -> str:

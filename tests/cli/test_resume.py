@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from cocktail_cli.work import settings_of
 from recipes.base import prepare_base
 from recipes.recipe import load_recipe, recipe_from_json
 from transport import Ledger
+from transport.events import RunEnded
 
 SMOKE = load_recipe("smoke")
 
@@ -61,6 +63,26 @@ def test_an_output_folder_with_an_unfinished_run_says_how_to_go_on(tmp_path: Pat
     with pytest.raises(Failure, match="of another recipe") as refused:
         claim(tmp_path, "abc")
     assert not any("--resume" in hint for hint in refused.value.hints)
+
+
+def test_a_launch_that_ends_unfinished_says_again_the_url_and_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(record(tmp_path, url="cocktail://k.new-token@203.0.113.7:29444/amber-otter-42"))
+    monkeypatch.setattr("sys.argv", ["cocktail", "launch", "smoke", "max_steps=9"])
+    told: list[Any] = []
+    diary: list[Any] = []
+    views: Any = [SimpleNamespace(show=told.append), SimpleNamespace(show=diary.append)]
+    nothing: Any = SimpleNamespace(rounds=0, step=0, eval_loss=None)
+
+    ended = RunEnded(0.0, False, "too few peers", 7, 0, 0)
+
+    with pytest.raises(Failure, match="too few peers"):
+        Run(SMOKE, tmp_path, views).hand_over(nothing, record(tmp_path), nothing, ended, full=False)
+
+    assert "cocktail launch --resume smoke max_steps=9 goes on" in told[0].message
+    assert told[0].message.endswith("at cocktail://k.new-token@203.0.113.7:29444/amber-otter-42")
+    assert diary == [], "the URL lets in"
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def test_problems_are_told_with_place_key_and_hint() -> None:
         "error: my.yaml has 2 problems",
         "  my.yaml:2   name                   is missing",
         "  my.yaml:11  training.learing_rate  unknown key (did you mean `learning_rate`?)",
+        "hint: its keys: cocktail recipes schema training",
     ]
 
 

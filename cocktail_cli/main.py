@@ -13,13 +13,14 @@ import traceback
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 import cocktail_cli
 from cocktail_cli import (
     bench,
+    config,
     dashboard,
     doctor,
     export,
@@ -107,7 +108,7 @@ def run(as_json: bool, loud: bool) -> NoReturn:
     try:
         own_rooms()
         # With --json a usage error must be JSON as well, so Typer is asked not to print it.
-        code = app(understood(sys.argv[1:]), standalone_mode=not as_json)
+        code = app(understood(sys.argv[1:]), standalone_mode=not as_json, default_map=settings(sys.argv[1:]))
         sys.exit(code if isinstance(code, int) else 0)
     except Interrupted as signal:
         let_go()
@@ -131,6 +132,12 @@ def understood(arguments: list[str]) -> list[str]:
         return arguments
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return [one for one in arguments[:end] if one not in EVERYWHERE] + arguments[end:]
+
+
+def settings(arguments: list[str]) -> dict[str, dict[str, Any]]:
+    """This machine's own, where the command has a use for them and is not only asked for its help."""
+    wanted = arguments[:1] and arguments[0] in SHOWING and not {"-h", "--help"} & set(arguments)
+    return config.defaults() if wanted else {}
 
 
 def fail(failure: Failure, as_json: bool) -> NoReturn:

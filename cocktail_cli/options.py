@@ -100,6 +100,7 @@ MaxUp = Annotated[
     float | None,
     typer.Option(
         "--max-up",
+        envvar="COCKTAIL_MAX_UP",
         metavar="RATE",
         parser=parse_rate,
         help="A peer here sends no faster than this: --max-up 5mbit, 500kbit or 2MB/s.",
@@ -110,6 +111,7 @@ MaxDown = Annotated[
     float | None,
     typer.Option(
         "--max-down",
+        envvar="COCKTAIL_MAX_DOWN",
         metavar="RATE",
         parser=parse_rate,
         help="A peer here receives no faster than this: --max-down 50mbit.",

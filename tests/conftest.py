@@ -24,7 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The registry of runs and the cache of a test are its own."""
-    monkeypatch.setenv("COCKTAIL_HOME", str(tmp_path_factory.mktemp("home")))
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("COCKTAIL_HOME", str(home))
+    monkeypatch.setenv("COCKTAIL_CONFIG", str(home / "config.toml"))
     for name in ("COCKTAIL_RUN_URL", "COCKTAIL_NAME", "COCKTAIL_DEBUG", "COCKTAIL_PROGRESS"):
         monkeypatch.delenv(name, raising=False)
 

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "transport": "zmq msgspec",
     "recipes": "compress torch numpy transformers tokenizers datasets peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2",
-    "cocktail_cli": "compress transport recipes typer rich platformdirs starlette uvicorn torch "
+    "cocktail_cli": "compress transport recipes typer rich platformdirs tomli starlette uvicorn torch "
     "transformers yaml pynvml",
 }
 

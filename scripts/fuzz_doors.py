@@ -172,7 +172,7 @@ class Books:
     def evaluated(self, row: Any) -> None:
         self.note(row.round, row.step, row.loss, row.tokens)
 
-    def commit(self, row: Any, packet: bytes, counted: Sequence[Counted]) -> Any:
+    def commit(self, row: Any, packet: bytes, counted: Sequence[Counted], given: Any = None) -> Any:
         self.note(row.round, row.step, row.fingerprint >> 1, row.loss, row.tokens)
         return row
 

@@ -48,7 +48,8 @@ def test_a_wrong_rate_is_a_usage_error(cocktail: Run, command: tuple[str, str]) 
     said = cocktail(*command, "--max-up", "20", "--json")
 
     assert said.exit == 2
-    assert "'--max-up': '20' is not a rate" in said.out
+    assert "'--max-up'" in said.out
+    assert "'20' is not a rate" in said.out
 
 
 def test_launch_passes_the_rates_on_to_its_local_peers(

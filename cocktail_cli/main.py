@@ -135,8 +135,11 @@ def understood(arguments: list[str]) -> list[str]:
 
 
 def settings(arguments: list[str]) -> dict[str, dict[str, Any]]:
-    """This machine's own, where the command has a use for them and is not only asked for its help."""
-    wanted = arguments[:1] and arguments[0] in SHOWING and not {"-h", "--help"} & set(arguments)
+    """This machine's own, where the command has a use for them and is not only asked for its help. A launch
+    tells its local peers (--life-line) all that they need, and they keep no volunteer's hours.
+    """
+    others = {"-h", "--help", "--life-line"}
+    wanted = arguments[:1] and arguments[0] in SHOWING and not others & set(arguments)
     return config.defaults() if wanted else {}
 
 

@@ -12,7 +12,7 @@ from in_this_process import Run
 
 from cocktail_cli import config
 from cocktail_cli.hours import parse_hours
-from cocktail_cli.main import app
+from cocktail_cli.main import app, settings
 
 URL = "cocktail://a@127.0.0.1:1/b"
 
@@ -70,8 +70,10 @@ def test_a_file_that_says_something_else_is_named(cocktail: Run, text: str, said
     assert said in found.err
 
 
-def test_help_and_other_commands_do_not_mind(cocktail: Run) -> None:
+def test_help_local_peers_and_other_commands_do_not_mind(cocktail: Run) -> None:
     write("hours\n")
+
+    assert settings(["join", URL, "--life-line"]) == {}
 
     assert cocktail("join", "--help").exit == 0
     assert cocktail("status").exit == 0

@@ -68,11 +68,6 @@ def mix_of(compression: Compression) -> Cocktail:
     )
 
 
-def outer_of(compression: Compression) -> Outer:
-    """What the owner makes of the mean, as a recipe's `compression` section asks for it."""
-    return Outer(compression.outer_learning_rate, compression.outer_momentum, compression.owner_error_decay)
-
-
 def over_all(mix: Cocktail, keep: float) -> Cocktail:
     """C over the whole vector, which keeps this share of it: how a leaver's residual is written."""
     # blocks: a unit for each element takes 8 bytes; of each chunk something is kept, however small K is
@@ -81,7 +76,8 @@ def over_all(mix: Cocktail, keep: float) -> Cocktail:
 
 def rehearse(mix: Cocktail, size: int) -> None:
     """One packet there and back, in vain: where x' has `size` parameters and its shards are long, the first
-    packet on a machine waits seconds for a compiler, and the first of a process for its imports."""
+    packet on a machine waits seconds for a compiler, and the first of a process for its imports.
+    """
     if mix.sample * size >= WORTH * mix.shards:
         x = torch.linspace(-1, 1, 2 * WORTH)
         sample = replace(mix, sample=0.5).draw(len(x), 0, 0)

@@ -16,10 +16,10 @@ from safetensors import SafetensorError, safe_open
 
 from compress import Cocktail, PacketError, decode, join, split
 from recipes.aggregate import MEAN, Rule, Taken, rule_of
-from recipes.cocktail_sgd import Owner, mix_of, outer_of, over_all
+from recipes.cocktail_sgd import Owner, mix_of, over_all
 from recipes.fill import Fill, as_is, fill_of
 from recipes.opened import ROOM, RejectedUpdate
-from recipes.relax import PLAIN, Outer
+from recipes.relax import PLAIN, Outer, outer_of
 from recipes.schema import Recipe
 from recipes.whole import write_whole
 

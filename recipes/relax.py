@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from recipes.schema import Compression
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -113,3 +115,8 @@ class Outer:
 
 
 PLAIN = Outer()
+
+
+def outer_of(compression: Compression) -> Outer:
+    """What the owner makes of the mean, as a recipe's `compression` section asks for it."""
+    return Outer(compression.outer_learning_rate, compression.outer_momentum, compression.owner_error_decay)

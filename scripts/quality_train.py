@@ -23,10 +23,11 @@ from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from compress import Cocktail, Sample, Shard
-from recipes.cocktail_sgd import Common, Part, Worker, mix_of, outer_of
+from recipes.cocktail_sgd import Common, Part, Worker, mix_of
 from recipes.flat import Flat
 from recipes.optim import build_optimizer, learning_rate, set_learning_rate
 from recipes.owners import Owners
+from recipes.relax import outer_of
 from recipes.schema import Compression, Training
 
 STRETCH = 4096  # bytes; every tenth stretch of the documentation is held out

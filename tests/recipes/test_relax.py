@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress import Cocktail, decode
-from recipes.cocktail_sgd import Common, Part, Worker, mix_of, outer_of
+from recipes.cocktail_sgd import Common, Part, Worker, mix_of
 from recipes.owners import Owners, even
-from recipes.relax import Outer
+from recipes.relax import Outer, outer_of
 from recipes.schema import Compression
 
 SEED, N, PEERS = 7, 600, 3

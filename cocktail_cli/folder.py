@@ -17,7 +17,7 @@ from typing import TextIO
 from cocktail_cli.errors import Failure
 from cocktail_cli.events import Event, PageOpened, RunStarted, Step, as_json
 from cocktail_cli.metrics import Line, Metrics, known_in, missed
-from cocktail_cli.runs import FILE, RunRecord, read
+from cocktail_cli.runs import RunRecord, read
 from cocktail_cli.show import sentence, step_line
 from cocktail_cli.trackers import FOLDER as TRACKING
 from cocktail_cli.trackers import Tracker
@@ -183,10 +183,6 @@ def log_to(path: Path | None, verbose: int) -> None:
         logger.propagate = False
     # It tells at its import, which is peft's, which of its kernels this machine lacks: nobody asked for them.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-
-
-def is_run(folder: Path) -> bool:
-    return (folder / FILE).is_file()
 
 
 class Stderr:

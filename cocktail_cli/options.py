@@ -35,7 +35,7 @@ Recipe = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE",
-        help="Name of a shipped recipe, or path of a YAML file.",
+        help="Name of a shipped recipe, path or https address of a YAML file.",
         autocompletion=recipe_names,
     ),
 ]

@@ -11,13 +11,10 @@ import glob
 import hashlib
 import json
 import os
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPException
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,10 +22,10 @@ from typing import Any
 from recipes.hub import Told, is_no_answer, licence
 from recipes.problems import DataError, HubUnreachable
 from recipes.schema import Dataset
+from recipes.web import Unfetched, opened
 
 PYTHON_DOCS = "builtin:python-docs"
 _LOADERS = {".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
-PATIENCE = 30.0  # seconds for a server to say something
 
 
 @dataclass(frozen=True)
@@ -178,9 +175,7 @@ def fetched(url: str, told: Told = lambda done, total: None) -> Path:
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with urllib.request.urlopen(url, timeout=PATIENCE) as answer, part.open("wb") as file:
-            if not answer.url.startswith("https://"):
-                raise DataError(f"{url}: leads to {answer.url}, which is not https")
+        with opened(url) as answer, part.open("wb") as file:
             wanted = int(answer.headers["Content-Length"] or 0)
             while block := answer.read(1 << 16):
                 file.write(block)
@@ -189,10 +184,8 @@ def fetched(url: str, told: Told = lambda done, total: None) -> Path:
         if wanted and size != wanted:
             raise DataError(f"{url}: {size:,} bytes came, {wanted:,} were announced")
         os.replace(part, target)
-    except urllib.error.HTTPError as error:
-        raise DataError(f"{url}: the server answers {error.code} {error.reason}") from error
-    except (urllib.error.URLError, ConnectionError, TimeoutError, HTTPException) as error:
-        raise DataError(f"{url}: cannot be fetched: {error}") from error
+    except Unfetched as error:
+        raise DataError(f"{url}: {error}") from error
     finally:
         part.unlink(missing_ok=True)
     return target

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import TextIO
 
@@ -43,7 +44,7 @@ def claim(folder: Path, recipe_hash: str) -> None:
     Raises:
         Failure: output_in_use.
     """
-    other = ("choose another folder: -o DIR",)
+    other = ("choose another folder: -o DIR, or --fresh for one beside it",)
     if folder.exists() and not folder.is_dir():
         raise Failure("output_in_use", f"{folder} is a file", hints=other)
     record = read(folder)
@@ -65,6 +66,14 @@ def claim(folder: Path, recipe_hash: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for old in (folder / STREAM, *(folder / LEDGER).glob("*")):  # of a launch that ended before its run began
         old.unlink(missing_ok=True)
+
+
+def beside(folder: Path) -> Path:
+    """The folder; where a run is in it the first that does not exist of folder-2, folder-3 and so on."""
+    if read(folder) is None:
+        return folder
+    others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(other for other in others if not other.exists())
 
 
 def check_left(folder: Path, record: RunRecord | None) -> None:

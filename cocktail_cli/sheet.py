@@ -21,6 +21,7 @@ STATES = {
     "running": "is running",
     "waiting": "waits for peers",
     "finished": "is finished",
+    "paused": "is paused by its owner, and may go on",
     "failed": "ended without a result",
     "unreachable": "cannot be reached any more",
     "died": "has stopped: its hub is gone, and may be started again",

@@ -19,12 +19,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from recipes.hub import Told, is_no_answer, licence
+from recipes.hub import Told, fetch_data, is_no_answer, licence
 from recipes.problems import DataError, HubUnreachable
 from recipes.schema import Dataset
 from recipes.web import Unfetched, opened
 
 PYTHON_DOCS = "builtin:python-docs"
+HUB_FILE = "hf://datasets/"  # then repository@commit/path
 _LOADERS = {".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 
 
@@ -41,7 +42,8 @@ def rows(dataset: Dataset, streaming: bool = False, told: Told = lambda done, to
 
     Args:
         streaming: of data on the hub only what is read is fetched.
-        told: how far a file at an https address is, which is fetched now; data on the hub come later.
+        told: how far a file at an https address is, which is fetched now; data on the hub come later, or
+            by `bring`.
     """
     return islice(_rows(dataset, streaming, told), dataset.max_samples)
 
@@ -60,14 +62,43 @@ def count(dataset: Dataset) -> int | None:
     """
     if not on_hub(dataset.path):
         return sum(1 for _ in rows(dataset))
+    return _announced(dataset, _builder(dataset))
+
+
+def bring(dataset: Dataset, told: Told) -> int | None:
+    """Data on the hub into its cache, where `datasets` finds their files; the number of rows, as `count`.
+
+    Errors: DataError, HubUnreachable, OSError where there is no room for them.
+    """
+    found, wanted = _builder(dataset), dict[tuple[str, str], list[str]]()
+    for url in [url for urls in (found.config.data_files or {}).values() for url in urls]:
+        if url.startswith(HUB_FILE):
+            repository, _, place = url.removeprefix(HUB_FILE).partition("@")
+            commit, _, path = place.partition("/")
+            wanted.setdefault((repository, commit), []).append(path)
+    for (repository, commit), paths in wanted.items():
+        if not Path(found.cache_dir).exists():  # else `datasets` has made what it reads of them
+            fetch_data(repository, commit, paths, told)
+    return _announced(dataset, found)
+
+
+def _builder(dataset: Dataset) -> Any:
+    """What `datasets` knows of data on the hub before it reads them."""
     from datasets import load_dataset_builder
 
+    named = dataset.data_files
+    files: Any = list(named) if isinstance(named, tuple) else named
     try:
         with no_bars():
-            found = load_dataset_builder(dataset.path, dataset.name, revision=dataset.revision)
+            return load_dataset_builder(
+                dataset.path, dataset.name, data_files=files, revision=dataset.revision
+            )
     except Exception as error:
         raise _unreadable(dataset.path, error) from error
-    split = (found.info.splits or {}).get(dataset.split)
+
+
+def _announced(dataset: Dataset, builder: Any) -> int | None:
+    split = (builder.info.splits or {}).get(dataset.split)
     most = dataset.max_samples
     return None if split is None else min(split.num_examples, most or split.num_examples)
 
@@ -270,16 +301,18 @@ def _unreadable(called: str, error: Exception) -> DataError | HubUnreachable:
 
 @contextmanager
 def no_bars() -> Iterator[None]:
-    """No progress bars from datasets: the library tells, the command shows."""
+    """No progress bars from datasets and the hub's client: the library tells, the command shows."""
     import datasets
+    from huggingface_hub import utils
 
-    shown = datasets.are_progress_bars_disabled() is False
-    datasets.disable_progress_bars()
+    showing = [library for library in (datasets, utils) if not library.are_progress_bars_disabled()]
+    for library in showing:
+        library.disable_progress_bars()
     try:
         yield
     finally:
-        if shown:
-            datasets.enable_progress_bars()
+        for library in showing:
+            library.enable_progress_bars()
 
 
 def _looks_local(path: str) -> bool:

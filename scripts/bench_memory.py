@@ -18,10 +18,8 @@ import multiprocessing
 import os
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -49,66 +47,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 SMALL = ("gpt-neox", "gptj", "llama", "opt", "qwen3")
 
 
-@dataclass
-class OneRound:
-    round: int
-    step: int
-    samples: int
-    steps: int = 100
-    exchange: bool = True
-    eval_part: int = 0
-    eval_parts: int = 0
-    spans: int = 1
-
-
-@dataclass
-class Committed:
-    accepted: list[str]
-    refused: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass
-class Mirror:
-    """A link to nobody: what a peer sends comes back as what all sent."""
-
-    lease: bytes
-    samples: int
-    rounds: int
-    name: str = "ann"
-    leaving: threading.Event = field(default_factory=threading.Event)
-    ended: str | None = None
-    fits: int = 0
-    packet: bytes = b""
-    room: int = 0
-    done: int = 0
-
-    def fetch(self, name: str) -> bytes:
-        return self.packet if name.startswith("packet/") else self.lease
-
-    def packets(self, start: int, stop: int) -> Iterator[bytes]:
-        return iter(())
-
-    def ready(self, round: int, fingerprint: int) -> None: ...
-
-    def next_round(self) -> OneRound | None:
-        if self.done == self.rounds:
-            self.ended = "that was enough"
-            return None
-        self.done += 1
-        return OneRound(self.done - 1, self.done - 1, self.samples)
-
-    def exchange(self, packet: bytes, delivery: object) -> Committed:
-        self.packet = packet
-        return Committed([self.name])
-
-    def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None: ...
-
-    def hand_over(self, round: int, packet: bytes) -> bool | None:
-        return None
-
-    def leave(self, reason: str) -> None: ...
-
-
 def recipe_for(folder: Path, length: int, overrides: list[str]) -> Any:
     from recipes.recipe import load_recipe
 
@@ -134,6 +72,7 @@ def train(folder: Path, micro_batch: int, length: int, rounds: int, device: str,
     """Build a peer, let it train; the trained parameters it has."""
     import numpy as np
 
+    from cocktail_cli.mirror import Mirror
     from recipes.data import Sample, pack
     from recipes.finetune import build_peer, finetune
     from recipes.trained import load_trained

@@ -110,5 +110,5 @@ def told(curve: Curve) -> list[tuple[int, float]]:
 
 def state_word(hub: HubState) -> str:
     if hub.phase.value == "ended":
-        return "finished" if hub.finished else "failed"
+        return "finished" if hub.finished else "paused" if hub.paused else "failed"
     return "waiting" if hub.phase.value == "waiting" else "running"

@@ -15,13 +15,13 @@ from recipes.schema import Dataset, Recipe
 from recipes.sources import on_hub
 
 TEMPLATES = Path(__file__).parent / "templates"
-ASKED = "of a recipe from the web only what is on the hub, at https or builtin is taken"
+ASKED = "a recipe from the web may only name what is on the hub, at https, or builtin"
 
 
 def names_what_is_here(document: Document, recipe: Recipe) -> list[Problem]:
     """The keys of `document` that say where, and say here."""
     return [
-        document.problem(key, f"{value} would be of this machine: {ASKED}", hint)
+        document.problem(key, f"{value} is of this machine: {ASKED}", hint)
         for key, value, hint in places(recipe)
         if value is not None and (document.origin(key) or "").startswith(f"{document.file}:")
     ]

@@ -32,7 +32,8 @@ def opened(url: str) -> Iterator[Any]:
     except urllib.error.HTTPError as error:
         raise Unfetched(f"the server answers {error.code} {error.reason}") from error
     except (urllib.error.URLError, ConnectionError, TimeoutError, HTTPException) as error:
-        raise Unfetched(f"cannot be fetched: {error}") from error
+        why = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise Unfetched(f"cannot be fetched: {why}") from error
 
 
 @cache  # one command asks more than once, and is to be told the same

@@ -302,7 +302,9 @@ def leads_there(family: int, there: str) -> bool:
 
 def power() -> Finding:
     """A laptop on its battery is soon asleep, and a peer that sleeps is late."""
-    mains = [file.read_text().strip() for file in Path("/sys/class/power_supply").glob("A*/online")]
+    mains = []
+    if sys.platform.startswith("linux"):
+        mains = [file.read_text().strip() for file in Path("/sys/class/power_supply").glob("A*/online")]
     if not mains:
         return found("ok", "power", "no battery, or not known on this system")
     if "1" in mains:

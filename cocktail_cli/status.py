@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +24,7 @@ from cocktail_cli.show import Display
 
 TIMEOUT = 10.0  # seconds for an answer
 EVERY = 2.0  # seconds between two questions of --watch
-WHO = ("PEER", "HARDWARE", "STATE")  # columns that begin at the left
+WHO = ("PEER", "HARDWARE", "STATE")  # columns that begin at the left; then what each did
 DID = (
     "SINCE",
     "ROUNDS",
@@ -78,8 +79,9 @@ def status(
         list_runs(as_json, quiet)
         return
     if watch:
+        line = partial(in_short, as_json=as_json) if as_json or quiet else line_of
         with suppress(KeyboardInterrupt):
-            watched(run, in_words=None if as_json or quiet else line_of, as_json=as_json)
+            watched(run, line, on_screen=line is line_of and Display().live(sys.stdout))
         return
     found = ask(run)
     if as_json or quiet:
@@ -108,9 +110,9 @@ def after(found: dict[str, Any]) -> str:
 # ---- again and again ---------------------------------------------------------------------------------------
 
 
-def watched(run: str, in_words: Callable[[dict[str, Any]], str] | None, as_json: bool) -> None:
-    """Answer after answer, until the run is over. `in_words`: None: for programs."""
-    if in_words is not None and Display().live(sys.stdout):
+def watched(run: str, line: Callable[[dict[str, Any]], str], on_screen: bool) -> None:
+    """Answer after answer, until the run is over: as a table, or a line for each that tells something new."""
+    if on_screen:
         from cocktail_cli.live import LiveView
 
         view = LiveView(sys.stdout, sys.stdout, color=True)
@@ -124,7 +126,7 @@ def watched(run: str, in_words: Callable[[dict[str, Any]], str] | None, as_json:
     for found in answers_of(run):
         seen = found["state"], found["step"], [peer["name"] for peer in found["peers"]]
         if seen != told:
-            typer.echo(in_words(found) if in_words is not None else in_short(found, as_json))
+            typer.echo(line(found))
             sys.stdout.flush()
         told = seen
 

@@ -66,7 +66,7 @@ def count(dataset: Dataset) -> int | None:
 
 
 def bring(dataset: Dataset, told: Told) -> int | None:
-    """Data on the hub into its cache, where `datasets` finds their files; the number of rows, as `count`.
+    """Data on the hub into its cache, as `datasets` reads them; the number of rows, as `count`.
 
     Errors: DataError, HubUnreachable, OSError where there is no room for them.
     """
@@ -77,8 +77,13 @@ def bring(dataset: Dataset, told: Told) -> int | None:
             commit, _, path = place.partition("/")
             wanted.setdefault((repository, commit), []).append(path)
     for (repository, commit), paths in wanted.items():
-        if not Path(found.cache_dir).exists():  # else `datasets` has made what it reads of them
+        if not Path(found.cache_dir).exists():  # else they were read before
             fetch_data(repository, commit, paths, told)
+    try:
+        with no_bars():
+            found.download_and_prepare()  # which finds the files here
+    except Exception as error:
+        raise _unreadable(dataset.path, error) from error
     return _announced(dataset, found)
 
 

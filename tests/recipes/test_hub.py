@@ -166,7 +166,7 @@ def test_rows_of_the_hub_are_told_as_they_come_and_nobody_else_draws_a_bar(
 ) -> None:
     both = hub.add("a/both", {"train.jsonl": ROWS, "test.jsonl": ROWS * 9, "notes.txt": ROWS}, "datasets")
     told: list[tuple[int, int]] = []
-    bring(Dataset(path="a/both"), lambda done, total: told.append((done, total)))
+    assert bring(Dataset(path="a/both"), lambda done, total: told.append((done, total))) == 5
     here = list(both.asked)
 
     assert [done for done, _ in told] == sorted(done for done, _ in told)

@@ -44,14 +44,15 @@ def claim(folder: Path, recipe_hash: str) -> None:
     Raises:
         Failure: output_in_use.
     """
-    other = ("choose another folder: -o DIR, or --fresh for one beside it",)
+    other = ("choose another folder: -o DIR",)
     if folder.exists() and not folder.is_dir():
         raise Failure("output_in_use", f"{folder} is a file", hints=other)
     record = read(folder)
     check_left(folder, record)
     if record is not None:
         same, over = record.is_of(recipe_hash), record.state == "finished"
-        hints: tuple[str, ...] = (*other, f"its model: cocktail export {record.run} -o DIR")
+        anew = f"begin anew in {beside(folder).name}: the same command with --fresh"
+        hints: tuple[str, ...] = (anew, *other, f"its model: cocktail export {record.run} -o DIR")
         if same and not over:
             hints = ("go on with it: the same command with --resume", *hints)
         raise Failure(

@@ -131,7 +131,7 @@ def launch(
     if resume and fresh:
         raise Failure("usage", "one of --resume and --fresh at a time")
     if detach and dashboard:
-        hint = "cocktail dashboard shows it later"
+        hint = "cocktail dashboard RUN shows it at any time"
         raise Failure("usage", "with --detach there is nobody to show a page to", hints=(hint,))
     display = Display(as_json, quiet, verbose, not no_color, progress)
     local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus, vram_limit, trust_remote_code)

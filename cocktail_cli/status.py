@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import sys
 import time
@@ -24,20 +25,21 @@ from cocktail_cli.show import Display
 
 TIMEOUT = 10.0  # seconds for an answer
 EVERY = 2.0  # seconds between two questions of --watch
+PATIENCE = 30  # questions that a hub may leave without an answer
 WHO = ("PEER", "HARDWARE", "STATE")  # columns that begin at the left; then what each did
 DID = (
+    "SHARE",
+    "TOKENS",
+    "UP",
+    "DOWN",
+    "RTT",
+    "SEEN",
     "SINCE",
     "ROUNDS",
     "LATE",
-    "TOKENS",
-    "SHARE",
-    "UP",
-    "DOWN",
-    "FETCHED",
     "COMPUTE",
     "WAIT",
-    "RTT",
-    "SEEN",
+    "FETCHED",
 )
 OVER = ("paused", "finished", "failed")
 
@@ -79,15 +81,16 @@ def status(
         list_runs(as_json, quiet)
         return
     if watch:
-        line = partial(in_short, as_json=as_json) if as_json or quiet else line_of
+        words = partial(in_short, as_json=as_json) if as_json or quiet else line_of
         with suppress(KeyboardInterrupt):
-            watched(run, line, on_screen=line is line_of and Display().live(sys.stdout))
+            watched(run, words, on_screen=words is line_of and Display().live(sys.stdout))
         return
     found = ask(run)
     if as_json or quiet:
         typer.echo(in_short(found, as_json))
         return
-    for line in screen(found, peers):
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in screen(found, peers, width):
         typer.echo(line)
     if next_step := after(found):
         typer.echo(f"Next: {next_step}", err=True)
@@ -132,13 +135,25 @@ def watched(run: str, line: Callable[[dict[str, Any]], str], on_screen: bool) ->
 
 
 def answers_of(run: str) -> Iterator[dict[str, Any]]:
-    """The last of them says how the run ended."""
+    """The last of them says how the run ended. Between two of them its hub may be started again, or be gone
+    while the model is written.
+    """
+    from transport.errors import Unreachable
+
+    found = ask(run)
+    silent = 0
     while True:
-        found = ask(run)
-        yield found
-        if found["state"] in OVER:
-            return
+        if not silent:
+            yield found
+            if found["state"] in OVER:
+                return
         time.sleep(EVERY)
+        try:
+            found, silent = ask(run), 0
+        except (Failure, Unreachable):
+            silent += 1
+            if silent > PATIENCE:
+                raise
 
 
 def line_of(found: dict[str, Any]) -> str:
@@ -181,7 +196,10 @@ def unreachable(record: RunRecord, error: Exception) -> Failure:
     return Failure(
         "unreachable",
         f"the hub of {record.run} (process {record.pid}): {error}",
-        hints=(f"if it was killed, what is committed is kept: cocktail export {record.run} -o DIR",),
+        hints=(
+            "if it was stopped just now, its model is being written: ask again",
+            f"if it was killed, what is committed is kept: cocktail export {record.run} -o DIR",
+        ),
     )
 
 
@@ -199,8 +217,8 @@ def remembered(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def screen(found: dict[str, Any], in_full: bool = False) -> Iterator[str]:
-    """A run for people: a line for the run, a line for each peer."""
+def screen(found: dict[str, Any], in_full: bool = False, width: int | None = None) -> Iterator[str]:
+    """A run for people: a line for the run, a line for each peer. `width`: of the terminal."""
     parts = [str(found["run"]), str(found["state"]), f"step {found['step']}/{found['max_steps']}"]
     for key, label in (("loss", "loss"), ("eval_loss", "eval")):
         if found.get(key) is not None:
@@ -211,7 +229,7 @@ def screen(found: dict[str, Any], in_full: bool = False) -> Iterator[str]:
     if found.get("reach"):
         yield f"reach: {found['reach']}"
     if in_full:
-        yield from table(found["peers"])
+        yield from table(found["peers"], width)
         return
     if found["peers"]:
         yield f"{'PEER':<20} {'HARDWARE':<20} {'STATE':<9} {'UP':>9} {'DOWN':>9} {'SHARE':>6}"
@@ -222,29 +240,30 @@ def screen(found: dict[str, Any], in_full: bool = False) -> Iterator[str]:
         yield f"{name:<20} {gpu[:20]:<20} {state:<9} {up:>9} {down:>9} {share:>5.0f}%"
 
 
-def table(peers: list[dict[str, Any]]) -> Iterator[str]:
-    """All of each peer, a line each; columns as wide as they must be."""
+def table(peers: list[dict[str, Any]], width: int | None) -> Iterator[str]:
+    """All of each peer, a line each; columns as wide as they must be, and as many as there is room for."""
     rows = [[*WHO, *DID]] if peers else []
     for peer in peers:
         rtt = "-" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.0f} ms"
         rows.append(
             [
                 *(printable(str(peer[key]), 20) for key in ("name", "gpu", "state")),
-                spell(peer["joined_s"]),
-                *(f"{peer[key]:,}" for key in ("rounds", "left_out")),
-                short(peer["tokens"]),
                 f"{100 * peer['share']:.0f}%",
-                *(megabytes(peer[key]) for key in ("up_bytes", "down_bytes", "fetched_bytes")),
-                *(spell(peer[key]) for key in ("compute_s", "wait_s")),
+                *(short(peer[key]) for key in ("tokens", "up_bytes", "down_bytes")),
                 rtt,
-                spell(peer["last_seen_s"]),
+                *(spell(peer[key]) for key in ("last_seen_s", "joined_s")),
+                *(f"{peer[key]:,}" for key in ("rounds", "left_out")),
+                *(spell(peer[key]) for key in ("compute_s", "wait_s")),
+                short(peer["fetched_bytes"]),
             ]
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    while width is not None and sum(widths) + len(widths) > width and len(widths) > len(WHO):
+        widths.pop()
     for row in rows:
-        cells = list(zip(row, widths, strict=True))
-        words = [cell.ljust(width) for cell, width in cells[: len(WHO)]]
-        yield "  ".join([*words, *(cell.rjust(width) for cell, width in cells[len(WHO) :])])
+        cells = list(zip(row, widths, strict=False))
+        words = [cell.ljust(wide) for cell, wide in cells[: len(WHO)]]
+        yield " ".join([*words, *(cell.rjust(wide) for cell, wide in cells[len(WHO) :])])
 
 
 def list_runs(as_json: bool, quiet: bool) -> None:

@@ -11,6 +11,7 @@ from in_this_process import Run
 
 from cocktail_cli import status
 from cocktail_cli.board import Board
+from cocktail_cli.errors import Failure
 
 PEER = {
     "name": "attic\x1b[2J",
@@ -69,6 +70,22 @@ def test_what_is_watched_without_a_terminal_is_a_line_for_each_change_until_the_
     )
 
 
+def test_a_hub_that_is_gone_for_a_while_is_waited_for(cocktail: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = Failure("unreachable", "the hub of amber-otter-42: no connection")
+    told: list[Any] = [answer(1), gone, gone, answer(20, "finished")]
+
+    def ask(run: str) -> dict[str, Any]:
+        if isinstance(found := told.pop(0) if told else gone, Failure):
+            raise found
+        return dict(found)
+
+    monkeypatch.setattr(status, "ask", ask)
+    monkeypatch.setattr(status, "EVERY", 0.0)
+
+    assert len(cocktail("status", "amber-otter-42", "--watch").out.splitlines()) == 2
+    assert cocktail("status", "amber-otter-42", "--watch").exit == 5
+
+
 def test_a_program_watches_objects_a_line_each(cocktail: Run, answers: list[dict[str, Any]]) -> None:
     answers += [answer(1), answer(20, "finished")]
     said = cocktail("status", "amber-otter-42", "--watch", "--json")
@@ -92,9 +109,15 @@ def test_all_that_is_known_of_each_peer_can_be_seen_and_none_of_it_moves_the_cur
     said = cocktail("status", "amber-otter-42", "--peers")
 
     head, row = said.out.splitlines()[-2:]
-    assert head.split()[:5] == ["PEER", "HARDWARE", "STATE", "SINCE", "ROUNDS"]
-    assert "attic?[2J  RTX 3090  training  11 min       7     2   12.3k    42%  1.5 MB" in row
-    assert row.endswith("31 ms   1 s")
+    assert head.split() == [*status.WHO, *status.DID]
+    assert row.startswith("attic?[2J RTX 3090 training   42%  12.3k 1.5M 3.0M 31 ms  1 s 11 min      7    2")
+
+
+def test_a_narrow_terminal_has_the_columns_that_it_has_room_for() -> None:
+    head, row = status.table([PEER], 45)
+
+    assert head.split() == ["PEER", "HARDWARE", "STATE", "SHARE", "TOKENS"]
+    assert len(row) <= 45
 
 
 def test_which_run_is_to_be_watched_must_be_said(cocktail: Run) -> None:

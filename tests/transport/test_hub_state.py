@@ -299,6 +299,7 @@ def test_the_owner_stops_after_the_exchange_in_flight_or_at_once() -> None:
         ended = swarm.settle()
 
         assert (ended.finished, ended.exit_code, ended.reason) == (False, 0, "stopped by its owner")
+        assert state_word(swarm.hub) == "finished", "its model is made of what is committed"
         assert ended.rounds == (2 if now else 3)
 
 

@@ -57,7 +57,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to train. What stands in a recipe too has the recipe's default here."""
+    """One way to train. What stands in a recipe too is as preset `cocktail-paper` has it."""
 
     peers: int = 4  # 0: synchronous all-reduce in FP32, which is one model on the whole batch
     sample: float = 0.1  # p
@@ -67,7 +67,7 @@ class Setting:
     block: int = 256
     staleness: Literal[0, 1] = 1
     local_steps: int = 1  # H
-    outer_rate: float = 1.0
+    outer_rate: float = 1.0  # 0: as many as there are packets
     momentum: float = 0.0  # of the owner's step
     error_decay: float = 1.0
     owner_error_decay: float = 1.0
@@ -92,7 +92,7 @@ class Setting:
             block_size=self.block,
             staleness=self.staleness,
             local_steps=self.local_steps,
-            outer_learning_rate=self.outer_rate,
+            outer_learning_rate=self.outer_rate or "packets",
             outer_momentum=self.momentum,
             error_decay=self.error_decay,
             owner_error_decay=self.owner_error_decay,

@@ -25,7 +25,7 @@ from torch import Tensor
 from compress import Expanded, Update, pieces
 from recipes.fill import fill_of
 from recipes.opened import CORES, Packets, RejectedUpdate, length, on_all_cores, rounded, usable
-from recipes.relax import PLAIN, Outer, packets_of
+from recipes.relax import PLAIN, Outer
 from recipes.schema import Compression
 
 FEWEST = 3  # packets that have a median which one liar cannot move
@@ -85,7 +85,7 @@ class Collected:
     D: Tensor  # (m,)
     held: tuple[Taken, ...]  # whose packets were shortened
     usual: float  # how large a value is that a usual packet holds; inf: nobody can say
-    packets: float  # how many of the heaviest one's weight they make
+    packets: int  # that count for something
 
 
 def collect(
@@ -117,7 +117,7 @@ def collect(
     # by peer, never by arrival: float sums depend on order
     taken = bounded(on_all_cores(take, sorted(updates), m), rule)
     held, usual = tuple(replace(t, update=None) for t in taken if t.scale < 1), usual_of(taken)
-    many = packets_of([weight for _, _, weight in updates])
+    many = sum(weight > 0 for _, _, weight in updates) or len(updates)
     rate = outer.rate_of(many)
     if held or rule.kind != "mean":
         D = RULES[rule.kind](taken, m, rule).mul_(rate).add_(error)

@@ -285,7 +285,7 @@ class Before:
     error: Tensor  # (m,) e on it
     momentum: Tensor | None  # (m,) v on it
     usual: float
-    packets: float
+    packets: int
 
 
 class Owner:
@@ -314,7 +314,7 @@ class Owner:
         self.momentum = torch.zeros(parameters if outer.momentum else 0)  # v   (P,), or nothing
         self.held: tuple[Taken, ...] = ()  # whose packets the newest aggregate has only in part
         self.usual = 0.0  # how large a value of a packet usually is; inf: nobody can say
-        self.packets = 1.0  # in the newest round, the heaviest as one
+        self.packets = 1  # in the newest round
         self._before: Before | None = None  # the newest aggregate
         self._drawn: tuple[int, Sample] | None = None
         self._newest = -1  # round of which packets have arrived

@@ -159,7 +159,7 @@ class Owners:
                 there = [n for n in range(len(self.shards)) if name_of(n) in names]
                 kept = {n: [file.get_tensor(name_of(n, kind)) for kind in kinds] for n in there}
             round, usual = int(said["round"]), [float(one) for one in said["usual"].split()]
-            packets = [float(one) for one in said.get("packets", "1 " * len(usual)).split()]
+            packets = [int(one) for one in said.get("packets", "1 " * len(usual)).split()]
         except (SafetensorError, KeyError, TypeError) as problem:
             raise ValueError(f"{path} does not hold the owner's error: {problem}") from problem
         if strangers := names - {name_of(number, kind) for number in kept for kind in kinds}:

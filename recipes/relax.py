@@ -14,9 +14,8 @@ are those of our quality study. No code asks for the name, so each key may be ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import fsum
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -114,13 +113,19 @@ class Outer:
     momentum: float = 0.0  # Nesterov's, in the form of torch.optim.SGD
     decay: float = 1.0  # of e
 
-    def rate_of(self, packets: float) -> float:
-        """Of a round with so many `packets`, the heaviest of them as one."""
-        return packets if self.rate == "packets" else self.rate
+    def rate_of(self, packets: int) -> float:
+        """Of the owner's step in a round with so many packets."""
+        return float(packets) if self.rate == "packets" else self.rate
 
-    def counts(self, share: float, packets: float) -> float:
-        """What a leaver's residual counts, whose packets had this share of the mean; never more than once."""
-        return min(share * packets, 1.0) if self.rate == "packets" else share
+    def peers_rate(self, rate: float, members: int) -> float:
+        """What a peer's optimizer takes for the learning rate of the whole swarm: where the owner multiplies
+        by the number of packets, each peer divides by that of the members. So a swarm's step is as long
+        whoever comes and goes, and one peer alone trains as if there were no swarm."""
+        return rate / members if self.rate == "packets" else rate
+
+    def counts(self, share: float, packets: int) -> float:
+        """What a leaver's residual counts, whose packets had this share of the mean."""
+        return share * packets if self.rate == "packets" else share
 
     def step(self, u: Tensor, v: Tensor) -> Tensor:
         """u + momentum v, where v, changed in place, has taken u in: u has the rate in it already. All (m,);
@@ -128,13 +133,6 @@ class Outer:
         """
         v.mul_(self.momentum).add_(u)
         return (v * self.momentum).add_(u)
-
-
-def packets_of(weights: Sequence[float]) -> float:
-    """How many packets of the heaviest one's weight the weights make: N where they are equal, 1 of one.
-    The mean times this is the sum of all packets, of which none counts more than once.
-    """
-    return fsum(weights) / max(weights) if any(weights) else float(len(weights))
 
 
 PLAIN = Outer()

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from recipes.schema import Compression
 
 
+USUAL = {"adam_beta1": 0.9, "adam_beta2": 0.999}
+
+
 @dataclass(frozen=True)
 class Preset:
     what: str
@@ -32,7 +35,6 @@ class Preset:
     training: Mapping[str, Any] = field(default_factory=lambda: USUAL)  # likewise
 
 
-USUAL = {"adam_beta1": 0.9, "adam_beta2": 0.999}
 MEAN: dict[str, Any] = {"outer_learning_rate": 1.0}
 EVERYTHING: dict[str, Any] = {**MEAN, "random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 16}
 FRESH: dict[str, Any] = {**EVERYTHING, "staleness": 0}

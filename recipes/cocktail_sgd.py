@@ -285,6 +285,7 @@ class Before:
     error: Tensor  # (m,) e on it
     momentum: Tensor | None  # (m,) v on it
     usual: float
+    packets: int
 
 
 class Owner:
@@ -313,6 +314,7 @@ class Owner:
         self.momentum = torch.zeros(parameters if outer.momentum else 0)  # v   (P,), or nothing
         self.held: tuple[Taken, ...] = ()  # whose packets the newest aggregate has only in part
         self.usual = 0.0  # how large a value of a packet usually is; inf: nobody can say
+        self.packets = 1  # in the newest round
         self._before: Before | None = None  # the newest aggregate
         self._drawn: tuple[int, Sample] | None = None
         self._newest = -1  # round of which packets have arrived
@@ -361,7 +363,7 @@ class Owner:
         D = self._stepped(round, found)
         packet = mix.at(round).encode(D, seed=round)  # C[D]
         self._sent(round, D, packet)
-        self.held, self.usual, self._packets = found.held, found.usual, None
+        self.held, self._packets = found.held, None
         return packet
 
     def replay(self, round: int, updates: Sequence[tuple[str, bytes, float]], packet: bytes) -> None:
@@ -370,9 +372,7 @@ class Owner:
         The packet is taken as it is. To make it again would need the same encoder to the bit (this machine,
         this many threads), and what was sent is what the packet says in any case.
         """
-        found = self._collect(round, updates)
-        self._sent(round, self._stepped(round, found), packet)
-        self.usual = found.usual
+        self._sent(round, self._stepped(round, self._collect(round, updates)), packet)
 
     def inherit(self, peer: str, packet: bytes, share: float) -> float:
         """e <- e + share * s * what a leaver's legacy holds: the swarm's mean has not lost this residual.
@@ -387,7 +387,7 @@ class Owner:
             RejectedUpdate: it does not decode, is not finite, or is far too long. e is unchanged.
         """
         update, scale = self.legacy(peer, packet)
-        self.add(update, share * scale)
+        self.add(update, share, scale)
         return scale
 
     def legacy(self, peer: str, packet: bytes) -> tuple[Expanded | Update, float]:
@@ -396,30 +396,30 @@ class Owner:
         usual = self.usual * self.error.numel() ** 0.5
         return update, shortened(peer, norm_of(peer, update), usual, self.rule)
 
-    def add(self, update: Expanded | Update, share: float) -> None:
-        """e <- e + share * what an update of the whole vector holds."""
-        update.add_to(self.error, 0, self.error.numel(), share)
+    def add(self, update: Expanded | Update, share: float, scale: float) -> None:
+        """e <- e + share * scale * what an update of the whole vector holds."""
+        update.add_to(self.error, 0, self.error.numel(), self.outer.counts(share, self.packets) * scale)
 
     def _collect(
         self, round: int, updates: Sequence[tuple[str, bytes, float]], packets: Packets | None = None
     ) -> Collected:
-        """The mean u on the round's sample; u + e, where nothing else is made of it."""
+        """The outer step along the mean, on the round's sample; with e, where momentum is not to have it."""
         sample = self.sample(round)
-        error = sample.take(self.error) if self.outer.plain else torch.zeros(sample.m)
-        return collect(error, updates, self.rule, packets)
+        error = torch.zeros(sample.m) if self.outer.momentum else sample.take(self.error)
+        return collect(error, updates, self.rule, packets, self.outer)
 
     def _stepped(self, round: int, found: Collected) -> Tensor:
         """D, (m,), of what `_collect` has found. What is about to change is noted, and v moves."""
-        sample, plain = self.sample(round), self.outer.plain
-        e = found.error if plain else sample.take(self.error)
-        v = sample.take(self.momentum) if self.outer.momentum else None
-        self._before = Before(sample, e, v, self.usual)
-        if plain:
+        sample, e, v = self.sample(round), found.error, None
+        if self.outer.momentum:
+            e, v = sample.take(self.error), sample.take(self.momentum)
+        self._before = Before(sample, e, v, self.usual, self.packets)
+        self.usual, self.packets = found.usual, found.packets
+        if v is None:
             return found.D
-        moved = torch.zeros(sample.m) if v is None else v.clone()
+        moved = v.clone()
         D = self.outer.step(found.D, moved).add_(e)
-        if v is not None:
-            sample.put_(self.momentum, moved)
+        sample.put_(self.momentum, moved)
         return D
 
     def _sent(self, round: int, D: Tensor, packet: bytes) -> None:
@@ -435,7 +435,7 @@ class Owner:
             self._before.sample.put_(self.error, self._before.error)
             if self._before.momentum is not None:
                 self._before.sample.put_(self.momentum, self._before.momentum)
-            self.usual, self._before = self._before.usual, None
+            self.usual, self.packets, self._before = self._before.usual, self._before.packets, None
 
     def settle(self) -> None:
         """The newest aggregate is committed: there is nothing to undo."""

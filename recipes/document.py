@@ -45,8 +45,11 @@ class Document:
         if key in self.lines:
             return f"{self.file}:{self.lines[key]}"
         section = self.values.get("compression")
-        preset = section.get("preset") if isinstance(section, dict) and key[0] == "compression" else None
-        return f"preset {preset}" if preset in PRESETS and key[-1] in PRESETS[preset].keys else None
+        name = str(section.get("preset")) if isinstance(section, dict) else ""
+        if (preset := PRESETS.get(name)) is None:
+            return None
+        says = {"compression": preset.keys, "training": preset.training}.get(str(key[0]), {})
+        return f"preset {name}" if key[-1] in says else None
 
     def problem(self, key: Key, message: str, hint: str = "") -> Problem:
         """A problem at `key`, placed at the line of the key or of what holds it."""

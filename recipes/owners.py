@@ -134,7 +134,7 @@ class Owners:
         parts = [(self.owners[n], part) for n, [(_, part, _)] in cut.items() if part]
         found = [(owner, *owner.legacy(peer, part)) for owner, part in parts]
         for owner, update, scale in found:
-            owner.add(update, share * scale)
+            owner.add(update, share, scale)
         return min((scale for _, _, scale in found), default=1.0)
 
     def save(self, path: Path, round: int, given: int = 0) -> None:
@@ -144,7 +144,9 @@ class Owners:
         if self.outer.momentum:
             kept |= {name_of(n, MOMENTUM): owner.momentum for n, owner in self.owners.items()}
         usual = " ".join(str(owner.usual) for owner in self.owners.values())
-        write_whole(path, kept, {"round": str(round), "usual": usual, "given": str(given)})
+        packets = " ".join(str(owner.packets) for owner in self.owners.values())
+        told = {"round": str(round), "usual": usual, "packets": packets, "given": str(given)}
+        write_whole(path, kept, told)
 
     def load(self, path: Path) -> int:
         """Own the shards that are in the file, each e and v as `save` wrote it; returns the round it is
@@ -157,6 +159,7 @@ class Owners:
                 there = [n for n in range(len(self.shards)) if name_of(n) in names]
                 kept = {n: [file.get_tensor(name_of(n, kind)) for kind in kinds] for n in there}
             round, usual = int(said["round"]), [float(one) for one in said["usual"].split()]
+            packets = [int(one) for one in said.get("packets", "1 " * len(usual)).split()]
         except (SafetensorError, KeyError, TypeError) as problem:
             raise ValueError(f"{path} does not hold the owner's error: {problem}") from problem
         if strangers := names - {name_of(number, kind) for number in kept for kind in kinds}:
@@ -167,11 +170,11 @@ class Owners:
                 if tuple(one.shape) != want or str(one.dtype) != "torch.float32":
                     raise ValueError(f"{path} has {one.dtype} {tuple(one.shape)}, not {want}")
         self.own(kept)
-        for (number, tensors), length in zip(kept.items(), usual, strict=True):
+        for (number, tensors), length, many in zip(kept.items(), usual, packets, strict=True):
             owner = self.owners[number]
             for mine, one in zip((owner.error, owner.momentum), tensors, strict=False):
                 mine.copy_(one)
-            owner.usual = length
+            owner.usual, owner.packets = length, many
         return round
 
     def joined(self, round: int, own: bytes, parts: Sequence[tuple[str, Collection[int], bytes]]) -> bytes:

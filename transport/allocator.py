@@ -27,4 +27,5 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError):  # musl has none, and no thresholds
         return False
     asked = (M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, KEPT), (M_ARENA_MAX, 1)
-    return all([mallopt(*one) for one in asked])
+    told = [mallopt(*one) for one in asked]
+    return all(told)

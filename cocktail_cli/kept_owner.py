@@ -104,7 +104,7 @@ class KeptOwner:
         """e itself, as it is before `round`; nothing that led to it is needed any more."""
         assert self.log is not None
         self.owner.save(self.folder / ERROR, round, self.given)
-        self.log.clear()
+        self.log.clear(round)
 
     def joined(self, round: int, own: bytes, parts: Sequence[tuple[str, Collection[int], bytes]]) -> bytes:
         """The packet of all shards: `own`, and what other owners have sent. Raises UpdateRejected."""

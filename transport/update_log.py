@@ -118,10 +118,11 @@ class UpdateLog:
         if want != stop:
             raise LedgerError(f"{self.path} lacks the updates of round {want}, which is committed")
 
-    def clear(self) -> None:
-        """The owner's error is on the disk: nothing that led to it is needed any more."""
+    def clear(self, next: int) -> None:
+        """The owner's error is on the disk as it is before round `next`: nothing that led to it is needed any
+        more. A round that was logged and comes again, as all its owners were lost, is logged anew."""
         self._log.cut()
-        self._newest = 0
+        self._newest, self._next = 0, next
 
     def close(self) -> None:
         self._log.close()

@@ -274,6 +274,22 @@ def keep_for_others(life: Life, owned: list[int], *, dies: bool) -> Callable[[by
     return keep
 
 
+def test_a_round_whose_owners_were_all_lost_is_logged_again_by_a_hub_that_owns_its_shards_then(
+    tmp_path: Path,
+) -> None:
+    life = Life(tmp_path, 1 << 30)
+    life.owner.own(0, [], lambda errors: pytest.fail("there are none yet"))
+    life.owner.aggregate(0, updates_of(0))  # nobody's packet came: not committed
+
+    life.owner.own(0, [0, 1], lambda errors: pytest.fail("it had none"))
+    commit(life.ledger, 0, life.owner.aggregate(0, updates_of(0)))
+    life.end()
+
+    again = Life(tmp_path, 1 << 30)
+    assert torch.equal(error_of(again.owner), error_of(life.owner))
+    again.end()
+
+
 @pytest.mark.parametrize(
     ("least", "dies"),
     [(0, False), (1 << 30, False), (1 << 30, True)],

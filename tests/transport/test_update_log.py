@@ -126,7 +126,7 @@ def test_a_log_of_another_version_is_refused_in_words() -> None:
 
 def test_a_cleared_log_begins_with_the_next_round(tmp_path: Path) -> None:
     log = some(tmp_path / "log", 3)
-    log.clear()
+    log.clear(3)
     assert log.size == 0
     log.append(3, bytes([3]) * 32, updates_of(3))
     log.close()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,17 +132,22 @@ class KeptOwner:
         from recipes.aggregate import RejectedUpdate
 
         assert self.log is not None, "recover first"
-        begin, left, few = self.log.begin, self.inherited, self.few(round, updates)
+        log, left, few = self.log, self.inherited, self.few(round, updates)
         with ThreadPoolExecutor(1, "cocktail-updates") as beside:
-            logged = beside.submit(begin, round, updates, left) if few else None
+            logged = beside.submit(log.begin, round, updates, left) if few else None
+            flushed: list[Future[None]] = []
 
             def keep(found: Mapping[int, Moved]) -> Callable[[], object]:
-                return (logged or beside.submit(begin, round, (), left, self.owner.written(found))).result
+                job = logged or beside.submit(log.begin, round, (), left, self.owner.written(found))
+                flushed.append(beside.submit(log.flush))
+                return job.result
 
             try:
                 packet = self.owner.aggregate(round, updates, keep)
             except RejectedUpdate as error:
                 raise UpdateRejected(error.peer, error.reason) from error
+        for job in flushed:
+            job.result()
         self.log.seal(hashlib.sha256(packet).digest())
         self.inherited.clear()
         return packet

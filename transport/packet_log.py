@@ -124,7 +124,7 @@ class PacketLog:
             self._length += self._file.write(piece)
 
     def flush(self) -> None:
-        """Have what was begun on the disk, so that `seal` need not wait for it."""
+        """Have what was begun on the disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
 

@@ -92,8 +92,10 @@ class UpdateLog:
         if round != self._next:
             raise LedgerError(f"updates of round {round} cannot follow those of round {self._next - 1}")
         self._log.begin(pieces(updates, inherited, came_to))
-        if came_to:  # that is long
-            self._log.flush()
+
+    def flush(self) -> None:
+        """Have what was begun on the disk, so that `seal` need not wait for much."""
+        self._log.flush()
 
     def seal(self, sha256: bytes) -> None:
         """What was begun is logged, with the hash of the packet that came of it, once the disk has it."""

@@ -192,6 +192,8 @@ class Worker:
         for shard, sample in common.samples():
             d = self.local.difference(shard, sample, common.vector)  # 1   (m,)
             packets.append(self._encode(mix, d, shard, sample))  # 2
+            if self.decay == 1:
+                del d  # before as much again is made
             update = decode(packets[-1], sample.m)
             pieces.append(Piece(shard, sample, update, None if self.decay == 1 else rest(d, update)))
         self.fill = self.fill.sent(0 if common.round < common.mix.full else sum(map(len, packets)))

@@ -25,7 +25,6 @@ import multiprocessing
 import os
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -52,68 +51,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 SMALL = ("gpt-neox", "gptj", "llama", "opt", "qwen3")
-
-
-@dataclass
-class OneRound:
-    round: int
-    step: int
-    samples: int
-    steps: int = 100
-    exchange: bool = True
-    eval_part: int = 0
-    eval_parts: int = 0
-    spans: int = 1
-
-
-@dataclass
-class Committed:
-    accepted: list[str]
-    refused: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass
-class Mirror:
-    """A link to nobody: what a peer sends comes back as what all sent."""
-
-    leases: list[bytes]  # of each round
-    samples: int
-    before_the_last: Callable[[], None] = lambda: None
-    name: str = "ann"
-    leaving: threading.Event = field(default_factory=threading.Event)
-    ended: str | None = None
-    fits: int = 0
-    packet: bytes = b""
-    room: int = 0
-    done: int = 0
-
-    def fetch(self, name: str) -> bytes:
-        return self.packet if name.startswith("packet/") else self.leases[self.done - 1]
-
-    def packets(self, start: int, stop: int) -> Iterator[bytes]:
-        return iter(())
-
-    def ready(self, round: int, fingerprint: int) -> None: ...
-
-    def next_round(self) -> OneRound | None:
-        if self.done == len(self.leases):
-            self.ended = "that was enough"
-            return None
-        self.done += 1
-        if self.done == len(self.leases):
-            self.before_the_last()
-        return OneRound(self.done - 1, self.done - 1, self.samples)
-
-    def exchange(self, packet: bytes, delivery: object) -> Committed:
-        self.packet = packet
-        return Committed([self.name])
-
-    def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None: ...
-
-    def hand_over(self, round: int, packet: bytes) -> bool | None:
-        return None
-
-    def leave(self, reason: str) -> None: ...
 
 
 def recipe_for(folder: Path, length: int, overrides: list[str]) -> Any:
@@ -288,6 +225,7 @@ def leases(given: argparse.Namespace, words: int) -> list[bytes]:
 
 def train(folder: Path, given: argparse.Namespace, memory: Host | Cuda) -> dict[str, int]:
     """Build a peer and let it train; the parts that it had."""
+    from cocktail_cli.mirror import Mirror
     from recipes.finetune import build_peer, finetune
     from recipes.trained import load_trained
 
@@ -298,7 +236,18 @@ def train(folder: Path, given: argparse.Namespace, memory: Host | Cuda) -> dict[
     peer = build_peer(model, recipe, given.micro_batch)
     del model
     watch = Watch(peer, memory, before)
-    link = Mirror(leases(given, peer.vocabulary), given.micro_batch, watch.last_round)
+    link, waiting = Mirror(b"", given.micro_batch, given.rounds), leases(given, peer.vocabulary)
+    opened = link.next_round
+
+    def next_round() -> Any:
+        round = opened()
+        if round is not None:
+            link.lease = waiting[round.round]
+        if round is not None and round.round == given.rounds - 1:
+            watch.last_round()
+        return round
+
+    link.next_round = next_round
     for _ in finetune(link, peer, 0):
         pass
     return watch.parts()

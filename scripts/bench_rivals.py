@@ -75,7 +75,8 @@ def measure(case: Case) -> Iterator[Line]:
                 steps = steps_for(system, speed, width)
                 phases += 1
                 busy = Busy()
-                ranks.phase(phases, 280, width=width, steps=steps, local=LOCAL)
+                patience = 280 + 8 * steps * exchange_s(system, speed, width)
+                ranks.phase(phases, patience, width=width, steps=steps, local=LOCAL)
                 said = ranks.ranks[0].heard("step")[-steps:]
                 found = row(case.system, speed, width, busy.share()) | step_of(system, said, width)
                 if averaged := ranks.ranks[0].heard("averaged"):

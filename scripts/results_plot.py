@@ -83,4 +83,4 @@ def short(value: float) -> str:
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:g}{unit}"
-    return f"{value:g}"
+    return f"{value:.4g}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import quality_cells
@@ -147,11 +149,8 @@ def by_system(found: dict[tuple[str, str], str], speeds: Sequence[str]) -> list[
 # ---- loss --------------------------------------------------------------------------------------------------
 
 DILOCO = Setting(sample=1.0, keep=1.0, bits=16, staleness=0, local_steps=50, outer_rate=0.7, momentum=0.9)
-TIMED = (  # ways of the quality study whose steps were timed, and as which system
-    ("all-reduce, FP16 on the wire", quality_plan.REFERENCE.setting, "torch DDP FP16"),
-    ("cocktail, K=.2 in 4 bits", quality_plan.COCKTAIL, "cocktail"),
-    ("DiLoCo, every 50 steps, FP16", DILOCO, "DiLoCo FP16, H=50"),
-)
+TIMED_AT = ("1000", "500", "100", "20")
+ENOUGH = 0.8  # of a cell's bytes that went over a timed line: then its step takes no longer there
 
 
 def loss(folder: Path) -> str:
@@ -167,12 +166,14 @@ def loss(folder: Path) -> str:
             *(part for part in parts if part),
             *rivals_loss(folder, found),
             prose(
-                "**Against wall clock**: 400 steps of it, each as long as a step of the table above, in",
-                "hours of GPT-J's steps; at speeds at which cocktail's packets are those of the cell.",
-                "hivemind is not in the study; in FP16 it is all-reduce. PowerSGD's ranks are other ones",
-                "here than in the table above, so its rows have no hours.",
+                f"**Against wall clock**: {Size().steps:,} steps, each as long as one of the table above,",
+                "in hours of GPT-J's steps. A row of cocktail has them at speeds at which the packets that",
+                "were timed had its bytes, or nearly so. hivemind is not in the study: what it averages is",
+                "all-reduce's gradient. PowerSGD's hours are those of a rank that sends ten times less than",
+                "the one whose loss stands here.",
             ),
-            table(["way", "held-out loss", "h at 1000 Mbit/s", "h at 500 Mbit/s"], timed(folder, found)),
+            table(["way", "held-out loss", *(f"h at {s} Mbit/s" for s in TIMED_AT)], timed(folder, found)),
+            "![held-out loss against time at 100 Mbit/s](measured/loss.svg)\n",
         ]
     )
 
@@ -180,9 +181,7 @@ def loss(folder: Path) -> str:
 def rivals_loss(folder: Path, found: quality_plan.Found) -> list[str]:
     """The same for ways that the study has no rows of, each at the best rate that was tried."""
     reference, rows = quality_plan.losses(found, quality_plan.REFERENCE.setting), list[list[str]]()
-    powersgd = [r for r in read(folder / "powersgd.jsonl") if r["size"] == Size().name and r["seed"] == 1]
-    for rank in sorted({row["rank"] for row in powersgd}):
-        best = min((row for row in powersgd if row["rank"] == rank), key=lambda row: float(row["loss"]))
+    for rank, best in powersgd(folder).items():
         rows.append([f"PowerSGD, rank {rank}", f"{best['ratio']:.0f}x", f"{best['rate']:g}", best["loss"]])
     if tried := quality_plan.losses(found, DILOCO):
         rate = min(tried, key=tried.__getitem__)
@@ -195,22 +194,92 @@ def rivals_loss(folder: Path, found: quality_plan.Found) -> list[str]:
     return ["**rivals**\n", table(head, body)]
 
 
+def powersgd(folder: Path) -> dict[int, Row]:
+    """rank -> its row at the best rate."""
+    rows = [r for r in read(folder / "powersgd.jsonl") if r["size"] == Size().name and r["seed"] == 1]
+    ranks = sorted({row["rank"] for row in rows})
+    return {k: min((r for r in rows if r["rank"] == k), key=lambda r: float(r["loss"])) for k in ranks}
+
+
 def quality(folder: Path) -> dict[quality_cells.Cell, quality_plan.Found]:
     """All cells, those of rivals too."""
     return quality_cells.read(QUALITY, Size()) | quality_cells.read(folder / "quality.jsonl", Size())
 
 
+@dataclass(frozen=True)
+class Timed:
+    """A way of the study, and its end: how long a step takes, by speed, in those of its compute."""
+
+    name: str
+    loss: float
+    steps: dict[str, float]
+    curve: tuple[float, ...] = ()  # held-out losses on a quarter of the text, at even distances
+
+    def hours(self, speed: str) -> float:
+        return self.steps[speed] * work.GPTJ_S * Size().steps / 3600
+
+
+def timed_ways(folder: Path, found: quality_plan.Found) -> list[Timed]:
+    """With the first seed, at the best rate."""
+    steps, ways = steps_of(folder), list[Timed]()
+
+    def add(name: str, setting: Setting, by: dict[str, float]) -> None:
+        ends = [o for c, o in found.items() if c.setting == setting and c.seed == quality_plan.SEEDS[0]]
+        if ends and by:
+            best = min(ends, key=lambda outcome: outcome.loss)
+            ways.append(Timed(name, best.loss, by, tuple(best.curve)))
+
+    for row in quality_plan.METHODS:
+        if row.setting.peers and not row.setting.averaged:
+            by, ratios = affordable(folder, found, row.setting), ratios_of(found, row.setting)
+            add(f"cocktail, {max(ratios, default=0):.0f}x less", row.setting, by)
+    for system in ("torch DDP FP16", "torch DDP FP32", "hivemind FP16"):
+        add(f"{system}: all-reduce", quality_plan.REFERENCE.setting, steps.get(system, {}))
+    add("DiLoCo FP16, H=50", DILOCO, steps.get("DiLoCo FP16, H=50", {}))
+    for rank, best in powersgd(folder).items():
+        ways.append(Timed(f"PowerSGD, rank {rank}", best["loss"], steps.get("torch DDP PowerSGD", {})))
+    return ways
+
+
+def affordable(folder: Path, found: quality_plan.Found, setting: Setting) -> dict[str, float]:
+    """cocktail's steps at the speeds at which it sent about what this setting sends, or more."""
+    ratios = ratios_of(found, setting)
+    mine = {row["speed"]: row for row in read(folder / "links.jsonl") if row["system"] == "cocktail"}
+    steps = steps_of(folder).get("cocktail", {})
+    return {
+        speed: steps[speed]
+        for speed, row in mine.items()
+        if ratios and row["sent"] / (2 * row["parameters"]) >= ENOUGH / max(ratios)
+    }
+
+
+def ratios_of(found: quality_plan.Found, setting: Setting) -> list[float]:
+    """How many times fewer bytes than FP16, of each of its cells."""
+    return [outcome.ratio for cell, outcome in found.items() if cell.setting == setting]
+
+
 def timed(folder: Path, found: quality_plan.Found) -> list[list[str]]:
-    steps, rows = steps_of(folder), list[list[str]]()
-    for name, setting, system in TIMED:
-        tried = quality_plan.losses(found, setting)
-        if not tried or system not in steps:
-            continue
-        hours = [
-            steps[system].get(s, float("nan")) * work.GPTJ_S * Size().steps / 3600 for s in ("1000", "500")
-        ]
-        rows.append([name, f"{min(tried.values()):.4f}", *(f"{h:.1f}" if h == h else "" for h in hours)])
-    return rows
+    ways = timed_ways(folder, found)
+    at = "100"
+    curves = {
+        way.name: [(way.hours(at) * (i + 1) / len(way.curve), loss) for i, loss in enumerate(way.curve)]
+        for way in ways
+        if at in way.steps and way.curve
+    }
+    if curves:
+        losses = [loss for points in curves.values() for _, loss in points]
+        up = Axis(min(losses) - 0.02, max(losses) + 0.02, log=False)
+        drawn = svg(
+            "Held-out loss (a quarter of the text) against time at 100 Mbit/s",
+            "hours of GPT-J's steps",
+            curves,
+            up,
+        )
+        (folder / "loss.svg").write_text(drawn)
+    return [
+        [way.name, f"{way.loss:.4f}", *(f"{way.hours(s):,.1f}" if s in way.steps else "" for s in TIMED_AT)]
+        for way in ways
+    ]
 
 
 # ---- faults ------------------------------------------------------------------------------------------------
@@ -280,8 +349,13 @@ def noted(row: Row) -> str:
         words.append("it is never let in" if joined is None else f"it is in a step after {joined:.1f} s")
     if row.get("back") is not None:
         words.append(f"it is in a round again {row['back']:.1f} s after the end")
-    words += [f"`{error.rpartition('RuntimeError: ')[2]}`" for error in row["errors"][:1]]
+    words += [f"`{in_words(error)}`" for error in row["errors"][:1]]
     return "; ".join(words).replace("|", "\\|")
+
+
+def in_words(error: str) -> str:
+    """The first sentence, without the place in the source."""
+    return re.sub(r"^\[[^]]*\] ?", "", error.rpartition("RuntimeError: ")[2]).split(". ")[0]
 
 
 # ---- the README's ------------------------------------------------------------------------------------------

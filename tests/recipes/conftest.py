@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from a_web import Web
 from tiny_models import BUILTIN, CONFIGS
 
 from recipes.base import open_tokenizer
 from recipes.data import Corpus, build_corpus
 from recipes.recipe import load_recipe
+from recipes.web import text_at
 
 BARE = """\
 version: 1
@@ -73,3 +75,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             return folder
 
     return Made()
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What the web says from now on: a body, and how it is answered."""
+
+    def serving(*args: Any, **more: Any) -> Web:
+        web = Web(*args, **more)
+        monkeypatch.setattr("urllib.request.urlopen", web)
+        text_at.cache_clear()
+        return web
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    return serving

@@ -19,7 +19,7 @@ from recipes.pinned import pinned
 from recipes.problems import DataError, HubUnreachable, ModelError
 from recipes.recipe import load_recipe
 from recipes.schema import Dataset, Recipe
-from recipes.sources import rows
+from recipes.sources import bring, rows
 
 ROWS = b"".join(json.dumps({"text": f"row {i}"}).encode() + b"\n" for i in range(5))
 CARD = b"---\nconfigs:\n- config_name: default\n  data_files: rows.jsonl\n---\n"
@@ -166,13 +166,34 @@ def test_a_run_keeps_the_commits_it_began_with_until_they_are_gone_from_the_hub(
         prepare_base(run, tmp_path)
 
 
-def test_rows_of_the_hub_are_those_of_their_commit(
-    hub: LocalHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def of_datasets(hub: LocalHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """That library asks this hub too."""
     pytest.importorskip("datasets")
     monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.url)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "data")
+
+
+@pytest.mark.usefixtures("of_datasets")
+def test_rows_of_the_hub_are_told_as_they_come_and_nobody_else_draws_a_bar(
+    hub: LocalHub, capfd: pytest.CaptureFixture[str]
+) -> None:
+    both = hub.add("a/both", {"train.jsonl": ROWS, "test.jsonl": ROWS * 9, "notes.txt": ROWS}, "datasets")
+    told: list[tuple[int, int]] = []
+    assert bring(Dataset(path="a/both"), lambda done, total: told.append((done, total))) == 5
+    here = list(both.asked)
+
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert (told[-1], {total for _, total in told}) == ((10 * len(ROWS),) * 2, {10 * len(ROWS)})
+    assert len(list(rows(Dataset(path="a/both")))) == 5
+    assert both.asked == here
+    bring(Dataset(path="a/both"), lambda done, total: pytest.fail("it is here"))
+    assert "%|" not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("of_datasets")
+def test_rows_of_the_hub_are_those_of_their_commit(hub: LocalHub) -> None:
     data = hub.repos["datasets/a/open"]
     first = data.branches["main"]
     data.commit({"rows.jsonl": b'{"text": "another"}\n', "README.md": CARD})

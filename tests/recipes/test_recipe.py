@@ -71,7 +71,6 @@ def test_an_unknown_name_is_told_with_the_nearest_one() -> None:
     ("name", "message"),
     [
         ("missing.yaml", "no such file"),
-        ("https://example.org/r.yaml", "a recipe cannot be read from the web in this version"),
         (".", "is a folder, not a recipe"),
     ],
 )

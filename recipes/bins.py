@@ -7,6 +7,7 @@ header, the same for everybody.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -27,15 +28,17 @@ KNOWN += (torch.bool, torch.uint8, torch.int32, torch.int64)  # of buffers
 
 
 def converted(folder: Path, place: Path, code: bool = False) -> Path:
-    """A folder below `place` with the model in `folder`, its weights in one safetensors file. Made once.
+    """A folder below `place` with the model in `folder`, its weights in one safetensors file.
 
-    The commit of a model from the hub stays in its path (`commit_of`). Errors: ModelError; OSError where the
-    disk is full.
+    A model of the hub keeps its commit in the path (`commit_of`), and is made once. Errors: ModelError;
+    OSError where the disk is full.
     """
     if commit_of(folder):
         place = place / folder.parent.parent.name / "snapshots" / folder.name
-    if (place / "model.safetensors").exists():
-        return place
+        if (place / "model.safetensors").exists():
+            return place
+    else:  # never that of another model, with which a launch has failed
+        place /= hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     tied, tensors = tied_names(blueprint(folder, code=code)), dict(tensors_in(folder))
     for name, first in tied.items():  # only where the file has one for both: else they may be no tied ones
         if name in tensors and first in tensors and tensors[name].data_ptr() == tensors[first].data_ptr():

@@ -65,6 +65,15 @@ def test_what_peers_get_is_one_safetensors_file_with_the_same_bits(saved, tmp_pa
         assert vector.on_disk
 
 
+def test_weights_that_were_saved_again_are_not_taken_for_those_before(folders, saved, tmp_path) -> None:
+    weights = load_file(folders["llama"] / "model.safetensors")
+    folder = saved("llama", weights)
+    before = prepared(folder, tmp_path)
+    torch.save({name: tensor + 1 for name, tensor in weights.items()}, folder / "pytorch_model.bin")
+
+    assert prepared(folder, tmp_path).digest != before.digest
+
+
 def test_other_kinds_of_numbers_stay_what_they_are_wherever_they_lie(folders, saved, tmp_path) -> None:
     weights = load_file(folders["gpt_neox"] / "model.safetensors")
     weights = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}

@@ -192,6 +192,7 @@ class Worker:
         for shard, sample in common.samples():
             d = self.local.difference(shard, sample, common.vector)  # 1   (m,)
             packets.append(self._encode(mix, d, shard, sample))  # 2
+            d = d if self.decay < 1 else d.new_empty(0)  # let go before as much again is made
             update = decode(packets[-1], sample.m)
             pieces.append(Piece(shard, sample, update, None if self.decay == 1 else rest(d, update)))
         self.fill = self.fill.sent(0 if common.round < common.mix.full else sum(map(len, packets)))
@@ -231,8 +232,7 @@ class Worker:
             room: bytes; as many coordinates as they hold. None comes back where they hold none, or d_i is 0.
             keep: the largest share of all coordinates that is wanted.
 
-        Raises:
-            NonFiniteError: as `start`.
+        Raises NonFiniteError, as `start`.
         """
         common, mix, n = self.common, self.common.mix, self.common.vector.numel()
         keep = min(keep, max(room, 1) * 8 / (mix.bits * n))  # a first guess: positions cost nothing

@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from recipes.base import beside, commit_of, written_whole
+from recipes.base import BLOCK, beside, commit_of, written_whole
 from recipes.problems import ModelError
 from recipes.state import check_room
 from recipes.weights import blueprint, in_memory, tied_names, write_header
 
 ONE, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-KNOWN = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-KNOWN += (torch.bool, torch.uint8, torch.int32, torch.int64)  # of buffers
+WEIGHTS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+BUFFERS = (torch.bool, torch.uint8, torch.int32, torch.int64)
 
 
 def converted(folder: Path, place: Path, code: bool = False) -> Path:
@@ -65,7 +65,7 @@ def tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
             raise ModelError(f"{folder / name} holds no weights by name")
         for key, tensor in held.items():
             kind = getattr(tensor, "dtype", type(tensor).__name__)
-            if not isinstance(key, str) or kind not in KNOWN:
+            if not isinstance(key, str) or kind not in (*WEIGHTS, *BUFFERS):
                 floats = "float32, float16 or bfloat16"
                 raise ModelError(f"{folder / name}: {key} is stored as {kind}, expected {floats}")
             yield key, tensor
@@ -101,6 +101,8 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with open(path, "wb") as file:
         file.write(header)
         for name in order:
-            file.write(in_memory(tensors[name]).data)
+            data = in_memory(tensors[name]).data
+            for start in range(0, len(data), BLOCK):
+                file.write(bytes(data[start : start + BLOCK]))
         file.flush()
         os.fsync(file.fileno())

@@ -204,7 +204,8 @@ def _adapter(
 ) -> StoredVector:
     layout, names = layout_of(model), stored_names(model)
     name, revision = recipe.model.model_name_or_path, commit_of(base)
-    called = str(base.absolute()) if revision is None else name
+    local = Path(name).expanduser()  # the owner's own folder, also where its weights were written anew
+    called = name if revision is not None else str((local if local.is_dir() else base).absolute())
     texts = {CONFIG: config_text(model, called, revision)}
     stored = tuple(names[name] for name in layout.names)
     return StoredVector(layout, stored, parts, {}, files, texts=texts, file=ADAPTER)

@@ -58,7 +58,7 @@ def measured(
     from recipes.trained import load_trained
 
     tell(Progressed("preparing the base model"))
-    with tempfile.TemporaryDirectory(prefix="cocktail-") as place:
+    with tempfile.TemporaryDirectory(prefix="cocktail-", ignore_cleanup_errors=True) as place:
         name = recipe.model.model_name_or_path
         base = prepare_base(recipe, Path(place) / "base", Meter(tell, f"fetching {name}", "bytes")).folder
         tokenizer = load_tokenizer(recipe.model, base)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cocktail_cli.board import megabytes
+from cocktail_cli.board import counted, megabytes
 from cocktail_cli.doctor import found
 from cocktail_cli.errors import explain
 from cocktail_cli.identity import own_keys
@@ -80,7 +80,8 @@ def round_trips(url: RunURL) -> list[float]:
 
 
 def said(status: dict[str, Any]) -> str:
-    return f"{status['state']}, step {status['step']}/{status['max_steps']}, {len(status['peers'])} peers"
+    there = counted(len(status["peers"]), "peer")
+    return f"{status['state']}, step {status['step']}/{status['max_steps']}, {there}"
 
 
 def down_rate(link: PeerLink) -> float:

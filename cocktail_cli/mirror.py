@@ -17,6 +17,7 @@ class OneRound:
     eval_part: int = 0
     eval_parts: int = 0
     spans: int = 1
+    members: tuple[str, ...] = ("ann",)
 
 
 @dataclass

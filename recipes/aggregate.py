@@ -88,6 +88,18 @@ class Collected:
     packets: int  # that count for something
 
 
+@dataclass(frozen=True)
+class Moved:
+    """What a round's packets have come to: without C[D], D is e. With it the packets are not needed again."""
+
+    D: Tensor  # (m,)
+    momentum: Tensor | None  # (m,) v on the sample, where the owner has one
+    usual: float
+    packets: int
+    held: tuple[Taken, ...] = ()
+    error: Tensor | None = None  # (m,) e before, where it was read
+
+
 def collect(
     error: Tensor,
     updates: Sequence[tuple[str, bytes, float]],

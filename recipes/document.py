@@ -15,7 +15,6 @@ from typing import Any, get_args
 
 import yaml
 
-from recipes.names import LATER
 from recipes.problems import Problem, RecipeError
 from recipes.relax import PRESETS
 from recipes.schema import Dataset, Recipe, Section
@@ -161,10 +160,6 @@ def leaves() -> dict[str, Key]:
     found: dict[str, Key] = {name: (name,) for name in Recipe.model_fields if name not in inside}
     for section, model in inside.items():
         found.update({leaf: (section, leaf) for leaf in model.model_fields})
-    for name in LATER:
-        section, _, leaf = name.partition(".")
-        if leaf and section in inside:
-            found.setdefault(leaf, (section, leaf))
     return found
 
 

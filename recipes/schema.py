@@ -3,8 +3,8 @@
 A recipe is what all peers must share (the science). What one machine may choose (device, micro-batch,
 bandwidth) is a flag of the command, never a key. Names follow transformers 5 and TRL where they have one.
 
-Defaults are written here and nowhere else. Keys which are planned but which this version cannot honour are
-not here; they stand in `names.LATER` and are refused with their own words.
+Defaults are written here and nowhere else. What one might expect and does not find here has its words in
+`names.py`.
 """
 
 from __future__ import annotations

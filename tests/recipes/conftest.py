@@ -62,16 +62,19 @@ def write(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder saved by `save_pretrained` for each architecture, with the builtin tokenizer."""
-    made = {}
-    for name, config in CONFIGS.items():
-        torch.manual_seed(1)
-        folder = tmp_path_factory.mktemp(name)
-        transformers.AutoModelForCausalLM.from_config(config()).save_pretrained(folder)
-        for file in BUILTIN.glob("tokenizer*.json"):
-            shutil.copyfile(file, folder / file.name)
-        made[name] = folder
-    return made
+    """A folder saved by `save_pretrained` for each architecture that is asked for, with the builtin
+    tokenizer."""
+
+    class Made(dict[str, Path]):
+        def __missing__(self, name: str) -> Path:
+            torch.manual_seed(1)
+            folder = self[name] = tmp_path_factory.mktemp(name)
+            transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).save_pretrained(folder)
+            for file in BUILTIN.glob("tokenizer*.json"):
+                shutil.copyfile(file, folder / file.name)
+            return folder
+
+    return Made()
 
 
 @pytest.fixture

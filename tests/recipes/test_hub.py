@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+import torch
 from local_hub import OTHER, TOKEN, LocalHub, contents
+from safetensors.torch import load_file
 
 from recipes.access import gated
-from recipes.base import prepare_base
+from recipes.base import commit_of, fetch_model, prepare_base
 from recipes.hub import Repository, commit_of_data, fetch
 from recipes.pinned import pinned
 from recipes.problems import DataError, HubUnreachable, ModelError
@@ -52,16 +55,28 @@ def test_what_is_needed_is_fetched_once_and_the_weights_in_one_form(
 ) -> None:
     files = contents(folder)
     both = hub.add("a/both", {**files, "pytorch_model.bin": b"", "README.md": b"", "model.onnx": b""})
-    tensors = files.pop("model.safetensors")
-    old = hub.add("a/old", {**files, "pytorch_model.bin": tensors})
 
     first = prepare_base(recipe("a/both"), tmp_path)
     again = prepare_base(recipe("a/both"), tmp_path)
 
     assert sorted(both.asked) == sorted(contents(folder))
     assert first.files == again.files
-    assert "pytorch_model.bin" in {file.name for file in prepare_base(recipe("a/old"), tmp_path).files}
+
+
+def test_a_model_of_bin_files_is_written_anew_and_stays_the_commit_that_it_is(
+    hub: LocalHub, folder: Path, tmp_path: Path
+) -> None:
+    files, saved = contents(folder), BytesIO()
+    torch.save(load_file(folder / "model.safetensors"), saved)
+    del files["model.safetensors"]
+    old = hub.add("a/old", {**files, "pytorch_model.bin": saved.getvalue()})
+
+    base = prepare_base(recipe("a/old"), tmp_path / "run")
+
     assert "pytorch_model.bin" in old.asked
+    assert {file.name for file in base.files} == set(contents(folder))
+    assert commit_of(base.folder) == commit_of(fetch_model("a/old", None))
+    assert pinned(recipe("a/old"), base.folder).model.model_revision == commit_of(base.folder)
 
 
 def test_what_is_fetched_is_told_as_it_comes(

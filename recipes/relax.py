@@ -126,8 +126,9 @@ class Outer:
         return rate / members if self.rate == "packets" else rate
 
     def counts(self, share: float, packets: int) -> float:
-        """What a leaver's residual counts, whose packets had this share of the mean."""
-        return share * packets if self.rate == "packets" else share
+        """What a leaver's residual counts, whose packets had this share of the mean. A share of 1 is of an
+        owner's error, or of a peer that was alone: both are in steps of the swarm."""
+        return share * packets if self.rate == "packets" and share < 1 else share
 
     def step(self, u: Tensor, v: Tensor) -> Tensor:
         """u + momentum v, where v, changed in place, has taken u in: u has the rate in it already. All (m,);

@@ -311,6 +311,16 @@ def test_of_a_sum_nothing_is_lost_and_nothing_counts_twice_whoever_is_late_or_le
     torch.testing.assert_close(trio.common + trio.error + unsent, start + made, rtol=0, atol=1e-5)
 
 
+def test_an_owners_error_that_changes_hands_counts_once_however_many_packets_there_are() -> None:
+    trio, heir = Trio(outer_learning_rate="packets"), Trio(outer_learning_rate="packets")
+    trio.round(), trio.round(), heir.round(), heir.round()
+    before, given = heir.error, trio.error
+    assert heir.owner.inherit("owner", trio.owner.own([]), 1.0) == 1
+    assert given.any()
+
+    assert torch.equal(heir.error, before + given)
+
+
 def test_an_aggregate_that_was_not_committed_leaves_no_momentum() -> None:
     trio = Trio(preset="diloco", local_steps=2)
     trio.round()

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from transport import Wanted
     from transport.messages import SnapshotOffer
 
-# What a base may consist of: data only. No pickle but `.bin`, which is read with weights_only=True, and no
+# What a base may consist of: data only. No pickle (an owner writes `.bin` anew before it is served), and no
 # Python but where this machine's owner trusts it.
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-KINDS = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
-WEIGHTS = re.compile(r".*\.(safetensors|bin)(\.index\.json)?")
+KINDS = (".json", ".safetensors", ".model", ".txt", ".jinja")
+WEIGHTS = re.compile(r".*\.safetensors(\.index\.json)?")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 SPARE = 256 << 20  # bytes that stay free on the disk
 FETCHING = ".fetching"

@@ -20,6 +20,7 @@ from cocktail_cli.events import (
     PeerReady,
     Progressed,
     RunFinished,
+    RunPaused,
     RunStarted,
     Step,
 )
@@ -153,6 +154,7 @@ class Board:
     run: str = ""
     recipe: str = ""
     me: str = ""  # this machine's name in the run, where it is a peer that joined
+    watched: bool = False  # this process has no part in the run: all it knows are answers of the hub
     step: int = 0
     steps: int = 0
     tokens: int = 0
@@ -194,7 +196,7 @@ class Board:
             measured = event.total > 0 or event.rate > 0
             self.progress, self.progressed = (event if measured else None), time.monotonic()
             self.state = self.state if measured and self.losses else event.state
-        elif isinstance(event, (Left, RunFinished)):
+        elif isinstance(event, (Left, RunFinished, RunPaused)):
             self.state = event.reason
 
     def note(self, what: str) -> None:
@@ -230,7 +232,11 @@ class Board:
             row.share, row.rtt, row.seen = peer["share"], peer["rtt_ms"], now - peer["last_seen_s"]
             row.add(now, peer.get("tokens", 0), peer["up_bytes"], peer["down_bytes"])
         self.tokens = status.get("tokens") or self.tokens
-        if not self.losses:  # of a joiner, whose first step is still to come
+        if self.watched:
+            self.state, self.losses = status["state"], [loss for _, loss in status.get("losses", ())]
+            left = status["max_steps"] - status["step"]
+            self.step_s = (status.get("eta_s") or 0.0) / max(1, left)
+        if self.watched or not self.losses:  # of a joiner, whose first step is still to come
             self.step, self.steps = status.get("step", self.step), status.get("max_steps", self.steps)
         loss = status.get("eval_loss")
         if loss is not None and self.evals[-1:] != [loss]:
@@ -258,7 +264,8 @@ class Board:
     def title(self, width: int) -> str:
         share = f" · {100 * self.step // self.steps} %" if self.steps else ""
         far = f"step {self.step}/{self.steps}{share}{self.left()}"
-        titles = (f"── {self.run} · {self.recipe} · {far} ──", f"── {self.run} · {far}", far)
+        whole = " · ".join(part for part in (self.run, self.recipe, far) if part)
+        titles = (f"── {whole} ──", f"── {self.run} · {far}", far)
         return next((title for title in titles if len(title) <= width), far)
 
     def left(self) -> str:
@@ -320,6 +327,8 @@ class Board:
     def keys(self) -> str:
         if self.me:
             return "Ctrl-C: leave after this step · twice: leave now"
+        if self.watched:
+            return "Ctrl-C: look no more; the run goes on"
         return "Ctrl-C: end after this exchange · twice: at once"
 
 

@@ -31,6 +31,7 @@ else:
 
 COMMANDS = ("launch", "join")  # that have such options
 KEYS: dict[str, type | Callable[[str], object]] = {  # what a value is, or what reads it
+    "cache-dir": str,
     "device": str,
     "gpus": int,
     "hours": parse_hours,

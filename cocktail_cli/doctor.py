@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -41,6 +42,8 @@ DISK = 10 << 30  # bytes that a small model, its snapshots and the packets of a 
 MEMORY = 4 << 30
 SKEW = 60.0  # seconds from which certificates may be refused
 ANSWER = 5.0  # seconds for the hub's
+# addresses of documentation (RFC 5737, RFC 3849): nobody's
+WAYS = (("IPv4", socket.AF_INET, "192.0.2.1"), ("IPv6", socket.AF_INET6, "2001:db8::1"))
 
 
 def doctor(
@@ -108,6 +111,8 @@ def checks(run_url: str | None, device: str, port: int) -> Iterator[Finding]:
         ("files", files),
         ("port", lambda: listens(port)),
         ("proxy", proxy),
+        ("address", address),
+        ("power", power),
     ]
     for about, check in simple:
         yield guarded(about, check)
@@ -277,6 +282,34 @@ def proxy() -> Finding:
         text = f"{named[0]} is set: the Hugging Face hub is asked through it, a run is not"
         return found("warn", "proxy", text, "the run's TCP port must be reachable directly")
     return found("ok", "proxy", "none")
+
+
+def address() -> Finding:
+    """Whether runs whose URL has an IPv4 address can be dialled from here at all. Nothing is sent."""
+    ways = [name for name, family, there in WAYS if leads_there(family, there)]
+    if "IPv4" in ways:
+        return found("ok", "address", f"this machine has a way out over {' and '.join(ways)}")
+    text = "no way out over IPv4: a run is reached only if its URL has a name or an IPv6 address"
+    return found("warn", "address", text, "ask the run's owner for --advertise NAME, or another network")
+
+
+def leads_there(family: int, there: str) -> bool:
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((there, 9))
+        return True
+    return False
+
+
+def power() -> Finding:
+    """A laptop on its battery is soon asleep, and a peer that sleeps is late."""
+    mains = []
+    if sys.platform.startswith("linux"):
+        mains = [file.read_text().strip() for file in Path("/sys/class/power_supply").glob("A*/online")]
+    if not mains:
+        return found("ok", "power", "no battery, or not known on this system")
+    if "1" in mains:
+        return found("ok", "power", "on the mains")
+    return found("warn", "power", "on battery: this machine sleeps soon, and slows down", "plug it in")
 
 
 def gib(count: float) -> str:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cocktail_cli.board import megabytes
+from cocktail_cli.board import counted, megabytes
 from cocktail_cli.doctor import found
 from cocktail_cli.errors import explain
 from cocktail_cli.identity import own_keys
@@ -32,33 +33,41 @@ TRIES = 3  # TCP connections, of which the fastest counts
 
 def run(text: str) -> Iterator[Finding]:
     """The layers from the outside in; the first that fails ends it."""
-    from transport import PeerLink, ask_status, parse_url
+    from transport import ask_status, parse_url
 
     try:
         url = parse_url(text)
-        rtt = round_trip(url)
+        rtt = min(round_trips(url))
         status = ask_status(url, ANSWER)
         yield found("ok", "run", f"{url.run} at {url.address}, {1000 * rtt:.0f} ms: {said(status)}")
-        link = PeerLink(url, NAME, "doctor", versions(), keys=own_keys(), alone=False)
-        try:
-            link.connect(ANSWER)
-            yield found(
-                "ok", "versions", f"those of the run: {', '.join(f'{k} {v}' for k, v in versions().items())}"
-            )
+        with visiting(url) as link:
+            same = ", ".join(f"{package} {number}" for package, number in versions().items())
+            yield found("ok", "versions", f"those of the run: {same}")
             yield fetched(link)
             yield sent(link)
-        finally:
-            link.leave("the doctor has seen enough")
     except Exception as error:
         failure = explain(error)
         yield found("fail", "run", failure.message, "; ".join(failure.hints))
 
 
-def round_trip(url: RunURL) -> float:
-    """Seconds of a TCP handshake. Raises what the hub's address is to blame for."""
+@contextmanager
+def visiting(url: RunURL) -> Iterator[PeerLink]:
+    """In the run, under a name of one's own."""
+    from transport import PeerLink
+
+    link = PeerLink(url, NAME, NAME, versions(), keys=own_keys(), alone=False)
+    try:
+        link.connect(ANSWER)
+        yield link
+    finally:
+        link.leave("the doctor has seen enough")
+
+
+def round_trips(url: RunURL) -> list[float]:
+    """Seconds of a few TCP handshakes. Raises what the hub's address is to blame for."""
     from transport.errors import Unreachable
 
-    best = float("inf")
+    took = []
     for _ in range(TRIES):
         started = time.monotonic()
         try:
@@ -66,20 +75,18 @@ def round_trip(url: RunURL) -> float:
         except OSError as error:
             layer = "dns" if isinstance(error, socket.gaierror) else "tcp"
             raise Unreachable(url.host, url.port, layer, f"{url.address}: {error}") from error
-        best = min(best, time.monotonic() - started)
-    return best
+        took.append(time.monotonic() - started)
+    return took
 
 
 def said(status: dict[str, Any]) -> str:
-    return f"{status['state']}, step {status['step']}/{status['max_steps']}, {len(status['peers'])} peers"
+    there = counted(len(status["peers"]), "peer")
+    return f"{status['state']}, step {status['step']}/{status['max_steps']}, {there}"
 
 
-def fetched(link: PeerLink) -> Finding:
-    """How fast the base model comes, and how much of it is missing here."""
-    from cocktail_cli.base import folder_of, room, to_fetch
-
-    files = link.welcome.base
-    largest = max(files, key=lambda file: file.size)
+def down_rate(link: PeerLink) -> float:
+    """Bytes a second at which the base model comes."""
+    largest = max(link.welcome.base, key=lambda file: file.size)
     before, started = link.bytes_down, time.monotonic()
     download = link.begin(f"base/{largest.name}")
     try:
@@ -87,7 +94,14 @@ def fetched(link: PeerLink) -> Finding:
             time.sleep(0.02)
     finally:
         link.forget(download)
-    rate = (link.bytes_down - before) / max(time.monotonic() - started, 1e-3)
+    return (link.bytes_down - before) / max(time.monotonic() - started, 1e-3)
+
+
+def fetched(link: PeerLink) -> Finding:
+    """How fast the base model comes, and how much of it is missing here."""
+    from cocktail_cli.base import folder_of, room, to_fetch
+
+    files, rate = link.welcome.base, down_rate(link)
     lacking, free = to_fetch(files, folder_of(files)), room()
     text = f"{8 * rate / 1e6:.0f} Mbit/s down; the base model is {megabytes(sum(f.size for f in files))}"
     if lacking > free:
@@ -97,8 +111,10 @@ def fetched(link: PeerLink) -> Finding:
     return found("ok", "line", f"{text}, {megabytes(lacking)} of it not here yet")
 
 
-def sent(link: PeerLink) -> Finding:
-    """How fast packets would go up: a small upload says how much fills the line for a moment."""
+def up_rate(link: PeerLink) -> float | None:
+    """Bytes a second at which packets would go, at most: a small upload says how much fills the line for a
+    moment. None: the hub takes nothing but packets, as those of earlier versions.
+    """
     size, rate = FIRST, 0.0
     for number in range(2):
         started = time.monotonic()
@@ -108,16 +124,21 @@ def sent(link: PeerLink) -> Finding:
                 raise TimeoutError
 
         try:
-            taken = link.put(f"trial/{number}", bytes(size), in_time)
+            if not link.put(f"trial/{number}", bytes(size), in_time):
+                return None
         except TimeoutError:
-            said = f"less than {8e-3 * size / SLOWEST:.0f} kbit/s up"
-            return found(
-                "warn", "line", said, "packets will be late: compression.topk_ratio lower, or another line"
-            )
-        if not taken:  # a hub of an earlier version takes nothing but packets
-            return found(
-                "ok", "line", "the hub takes no trial uploads: how fast this line sends is not known"
-            )
+            return rate or size / SLOWEST
         rate = size / max(time.monotonic() - started, 1e-3)
         size = min(SEND, max(FIRST, int(rate * SEND_S)))
+    return rate
+
+
+def sent(link: PeerLink) -> Finding:
+    """How fast packets would go up."""
+    rate = up_rate(link)
+    if rate is None:
+        return found("ok", "line", "the hub takes no trial uploads: how fast this line sends is not known")
+    if rate <= FIRST / SLOWEST:
+        hint = "packets will be late: compression.topk_ratio lower, or another line"
+        return found("warn", "line", f"less than {8e-3 * rate:.0f} kbit/s up", hint)
     return found("ok", "line", f"{8 * rate / 1e6:.1f} Mbit/s up")

@@ -67,6 +67,12 @@ class Failure(Exception):
         self.problems = problems
         self.hints = hints
 
+    @classmethod
+    def of_json(cls, error: dict[str, Any]) -> Failure:
+        """The failure of another process of ours, as it has told it with --json."""
+        problems = tuple(Problem(**problem) for problem in error["problems"])
+        return cls(error["code"], error["message"], problems, tuple(error["hints"]))
+
     @property
     def exit(self) -> int:
         """The exit status of the command."""

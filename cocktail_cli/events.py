@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from typing import Any, get_args
 
 VERSION = 1
 
@@ -173,6 +175,16 @@ class RunFinished:
 
 
 @dataclass(frozen=True)
+class RunPaused:
+    """The run is over for now: `launch --resume` goes on with it."""
+
+    run: str
+    steps: int
+    planned: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Left:
     """This machine is no longer in the run (told by `cocktail join`)."""
 
@@ -200,13 +212,14 @@ Event = (
     | Checkpoint
     | Warning
     | RunFinished
+    | RunPaused
     | Left
 )
 
 
-def name_of(event: Event) -> str:
+def name_of(kind: type[Event]) -> str:
     """`PeerJoined` -> `peer_joined`."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
 def timestamp(when: datetime | None = None) -> str:
@@ -216,5 +229,13 @@ def timestamp(when: datetime | None = None) -> str:
 
 def as_json(event: Event, when: datetime | None = None) -> str:
     """One line of the NDJSON stream."""
-    head = {"v": VERSION, "t": timestamp(when), "event": name_of(event)}
+    head = {"v": VERSION, "t": timestamp(when), "event": name_of(type(event))}
     return json.dumps(head | dataclasses.asdict(event))
+
+
+def of_json(told: Mapping[str, Any]) -> Event:
+    """The event of such a line, once it is parsed."""
+    kind = next(kind for kind in get_args(Event) if name_of(kind) == told["event"])
+    known = {field.name for field in dataclasses.fields(kind)}
+    event: Event = kind(**{key: value for key, value in told.items() if key in known})
+    return event

@@ -11,7 +11,7 @@ import typer
 from cocktail_cli import folder as in_folder
 from cocktail_cli.errors import Failure
 from cocktail_cli.meter import Meter
-from cocktail_cli.options import Json, Quiet, RunArgument, TrustCode
+from cocktail_cli.options import Json, ProgressOption, Quiet, RunArgument, TrustCode
 from cocktail_cli.runs import load
 from cocktail_cli.show import Display, view_of
 from cocktail_cli.trust import check_trust
@@ -44,6 +44,7 @@ def export(
     trust_remote_code: TrustCode = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    progress: ProgressOption = "auto",
 ) -> None:
     """Write a run's model: all that is committed, while it runs or after.
 
@@ -72,7 +73,7 @@ def export(
     if repository is not None:
         repository.open()  # before anything is written: it is the token that is missing most often
     place = Place(recipe, Path(record.base), source)
-    with view_of(Display(quiet=quiet or as_json)) as view:
+    with view_of(Display(quiet=quiet or as_json, progress=progress)) as view:
         meter = Meter(view.show, "writing the model", "bytes")
         merged = place.write_merged(output_dir, dtype, round) if merge_lora else None
         rounds = merged if merged is not None else place.write_model(output_dir, dtype, meter, round)

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import TextIO
 
@@ -50,7 +51,8 @@ def claim(folder: Path, recipe_hash: str) -> None:
     check_left(folder, record)
     if record is not None:
         same, over = record.is_of(recipe_hash), record.state == "finished"
-        hints: tuple[str, ...] = (*other, f"its model: cocktail export {record.run} -o DIR")
+        anew = f"begin anew in {beside(folder).name}: the same command with --fresh"
+        hints: tuple[str, ...] = (anew, *other, f"its model: cocktail export {record.run} -o DIR")
         if same and not over:
             hints = ("go on with it: the same command with --resume", *hints)
         raise Failure(
@@ -65,6 +67,14 @@ def claim(folder: Path, recipe_hash: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for old in (folder / STREAM, *(folder / LEDGER).glob("*")):  # of a launch that ended before its run began
         old.unlink(missing_ok=True)
+
+
+def beside(folder: Path) -> Path:
+    """The folder; where a run is in it the first that does not exist of folder-2, folder-3 and so on."""
+    if read(folder) is None:
+        return folder
+    others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(other for other in others if not other.exists())
 
 
 def check_left(folder: Path, record: RunRecord | None) -> None:

@@ -27,6 +27,7 @@ from cocktail_cli.identity import own_keys, under
 from cocktail_cli.local_peers import hold_life_line
 from cocktail_cli.machine import limit_memory, own_name, pick_devices
 from cocktail_cli.options import (
+    CacheDir,
     Device,
     Gpus,
     Json,
@@ -104,6 +105,7 @@ def join(
     max_down: MaxDown = None,
     vram_limit: VramLimit = None,
     max_disk: MaxDisk = None,
+    cache_dir: CacheDir = None,  # acted upon where it is read
     hours: LendHours = None,
     until: Until = None,
     only_idle: OnlyIdle = False,

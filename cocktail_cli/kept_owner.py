@@ -1,7 +1,7 @@
 """The owner's half of Algorithm 1 whose error e, and outer momentum, survive the hub: law 3, at the owner.
 
     between   inherit: e moves by what a leaver handed over; held in memory until the next aggregate
-    round t   aggregate: e moves; what went in is on the disk (updates.log)  ->  the ledger commits round t
+    round t   aggregate: e moves; what moves it is on the disk (updates.log)  ->  the ledger commits round t
     start     e = error.safetensors (or 0), then each committed round since, replayed from the log
 
 A round that was logged and not committed is dropped by the log, and never reached the saved e, which is
@@ -12,17 +12,18 @@ the leaver is gone and cannot say it again. Both files lie in the ledger's folde
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transport import Ledger
 from transport.errors import LedgerError, UpdateRejected
 from transport.estates import HUB
-from transport.update_log import Update, UpdateLog
+from transport.update_log import RoundUpdates, Update, UpdateLog
 
 if TYPE_CHECKING:
+    from recipes.aggregate import Moved
     from recipes.owners import Owners
 
 ERROR = "error.safetensors"
@@ -63,8 +64,18 @@ class KeptOwner:
                 raise LedgerError(f"the logged updates of round {round} are not those it was committed with")
             for legacy in taken.inherited:
                 self.owner.inherit(*legacy)
-            self.owner.replay(round, taken.updates, packet)
+            self._again(taken, packet)
         self._forget_given(ledger, stop)
+
+    def _again(self, taken: RoundUpdates, packet: bytes) -> None:
+        """The round that was committed as `packet`."""
+        if not taken.came_to:
+            self.owner.replay(taken.round, taken.updates, packet)
+            return
+        try:
+            self.owner.repeat(taken.round, taken.came_to, packet)
+        except ValueError as error:
+            raise LedgerError(str(error)) from error
 
     def _forget_given(self, ledger: Ledger, round: int) -> None:
         """A hub that was killed when it gave shards away had kept their errors for others, and not yet struck
@@ -93,7 +104,7 @@ class KeptOwner:
         """e itself, as it is before `round`; nothing that led to it is needed any more."""
         assert self.log is not None
         self.owner.save(self.folder / ERROR, round, self.given)
-        self.log.clear()
+        self.log.clear(round)
 
     def joined(self, round: int, own: bytes, parts: Sequence[tuple[str, Collection[int], bytes]]) -> bytes:
         """The packet of all shards: `own`, and what other owners have sent. Raises UpdateRejected."""
@@ -115,22 +126,35 @@ class KeptOwner:
         self.inherited.append((peer, packet, share))
         return scale
 
-    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
-        """The packet C[D] of `round`; what went into it is on the disk, written while the packet was made.
-        Raises UpdateRejected, with nothing changed and nothing logged."""
+    def aggregate(self, round: int, updates: Sequence[Update]) -> bytes:
+        """The packet C[D] of `round`; what went into it, or D where that is shorter, is on the disk, written
+        while the packet was made. Raises UpdateRejected, with nothing changed and nothing logged."""
         from recipes.aggregate import RejectedUpdate
 
         assert self.log is not None, "recover first"
+        log, left, few = self.log, self.inherited, self.few(round, updates)
         with ThreadPoolExecutor(1, "cocktail-updates") as beside:
-            logged = beside.submit(self.log.begin, round, updates, self.inherited)
+            logged = beside.submit(log.begin, round, updates, left) if few else None
+            flushed: list[Future[None]] = []
+
+            def keep(found: Mapping[int, Moved]) -> Callable[[], object]:
+                job = logged or beside.submit(log.begin, round, (), left, self.owner.written(found))
+                flushed.append(beside.submit(log.flush))
+                return job.result
+
             try:
-                packet = self.owner.aggregate(round, updates)
+                packet = self.owner.aggregate(round, updates, keep)
             except RejectedUpdate as error:
                 raise UpdateRejected(error.peer, error.reason) from error
-        logged.result()
+        for job in flushed:
+            job.result()
         self.log.seal(hashlib.sha256(packet).digest())
         self.inherited.clear()
         return packet
+
+    def few(self, round: int, updates: Sequence[Update]) -> bool:
+        """Are these packets shorter than what they come to?"""
+        return sum(len(packet) for _, packet, _ in updates) <= self.owner.moved_bytes(round)
 
     def committed(self, round: int) -> None:
         """The round is durable. Where what led to e has grown long, write down e itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,8 @@ import typer
 
 from cocktail_cli import folder as in_folder
 from cocktail_cli.dashboard import Page
-from cocktail_cli.errors import writing_to
+from cocktail_cli.detached import Parting, start
+from cocktail_cli.errors import Failure, writing_to
 from cocktail_cli.events import Warning
 from cocktail_cli.local_peers import LocalSettings
 from cocktail_cli.machine import pick_devices, split_devices
@@ -56,6 +58,13 @@ def launch(
         bool,
         typer.Option("--resume", help="Go on with the unfinished run in the output folder, same URL."),
     ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Leave the run that is in the output folder, begin anew in DIR-2."),
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Print the URL and go; the run goes on without this terminal.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and plan only, as `validate` and `plan` do.")
     ] = False,
@@ -88,6 +97,7 @@ def launch(
     verbose: Verbose = 0,
     no_color: NoColor = False,
     progress: ProgressOption = "auto",
+    detached: Annotated[bool, typer.Option("--detached", hidden=True)] = False,
 ) -> None:
     """Start a run: its hub and local peers. Prints the line others join with, ends with the model on disk.
 
@@ -95,6 +105,7 @@ def launch(
     cocktail launch my.yaml learning_rate=1e-4 --data rows.jsonl --model ./my-model -o outputs/first
 
     After a crash of this machine: the same command with --resume. Peers elsewhere come back by themselves.
+    With --detach `cocktail status` and `stop` reach the run, and cocktail.log in its folder has its words.
 
     With --json every line of stdout is an event:
     {"v":1,"t":...,"event":"step","step":3,"loss":4.1,"peers":3,...}
@@ -117,6 +128,11 @@ def launch(
             quiet=quiet,
         )
         return
+    if resume and fresh:
+        raise Failure("usage", "one of --resume and --fresh at a time")
+    if detach and dashboard:
+        hint = "cocktail dashboard RUN shows it at any time"
+        raise Failure("usage", "with --detach there is nobody to show a page to", hints=(hint,))
     display = Display(as_json, quiet, verbose, not no_color, progress)
     local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus, vram_limit, trust_remote_code)
     own_modules(trust_remote_code)
@@ -126,14 +142,19 @@ def launch(
 
         resolved = load_recipe(recipe, overrides or [], data, model)
         check_trust(resolved, trust_remote_code)
-        for wanted in [] if no_train else local.devices_of(peers):  # what is not there is found out early
+        here = [] if no_train or detach else local.devices_of(peers)
+        for wanted in here:  # what is not there is found out early
             pick_devices(wanted, gpus)
         folder = (output_dir or Path(resolved.output_dir)).resolve()
+        folder = in_folder.beside(folder) if fresh else folder
         resumed = unfinished(folder, resolved) if resume else None
         if resumed is None:
             in_folder.claim(folder, resolved.recipe_hash)
         else:
             listen, resolved = place_of(resumed, listen, Listen()), as_begun(resumed)
+        if detach:
+            start(sys.argv[1:], folder, view)
+            return
         in_folder.log_to(folder / in_folder.LOG, verbose)
 
         def told(what: str) -> None:
@@ -143,5 +164,6 @@ def launch(
         recorder = in_folder.Recorder(folder, told, resolved.training.global_batch_size, trackers)
         page = Page() if dashboard else None
         with closing(recorder), writing_to(folder), closing(page) if page else nullcontext():
-            run = Run(resolved, folder, [view, recorder], resumed, page)
+            shown = Parting(view) if detached else view
+            run = Run(resolved, folder, [shown, recorder], resumed, page)
             run.carry_out(listen, local, 0 if no_train else peers)

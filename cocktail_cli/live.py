@@ -29,11 +29,13 @@ from cocktail_cli.events import (
     Progressed,
     Reached,
     RunFinished,
+    RunPaused,
     RunStarted,
     Warning,
 )
 from cocktail_cli.show import farewell, invitation, sentence
 
+SAID = (Warning, PageOpened, PeerAsks, Reached, Left, Joined, Checkpoint, RunPaused)  # above the table
 REDRAW_S = 1.0  # seconds: for what changes by itself, such as when a peer was last seen
 ASK_S = 3.0
 
@@ -61,7 +63,7 @@ class LiveView:
             elif isinstance(event, RunFinished):
                 self.close()
                 farewell(event, self.out, self.err)
-            elif isinstance(event, (Warning, PageOpened, PeerAsks, Reached, Left, Joined, Checkpoint)):
+            elif isinstance(event, SAID):
                 self.say(sentence(event))
             elif isinstance(event, Progressed) and self.board.progress is None and not self.board.run:
                 self.say(event.state)
@@ -93,6 +95,13 @@ class LiveView:
                 self.over.wait(ASK_S)
 
         self.begin(looking)
+
+    def watch(self, status: dict[str, Any]) -> None:
+        """Show a run that this process has no part in, by what its hub answers."""
+        with self.lock:
+            self.board.run, self.board.watched = str(status["run"]), True
+            self.board.look(status)
+            self.draw()
 
     def begin(self, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, name="live view", daemon=True)

@@ -6,6 +6,7 @@ A Typer callback at the root would take them before the command only, so they ar
 
 from __future__ import annotations
 
+import os
 from datetime import time
 from pathlib import Path
 from typing import Annotated, Literal
@@ -35,7 +36,7 @@ Recipe = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE",
-        help="Name of a shipped recipe, or path of a YAML file.",
+        help="Name of a shipped recipe, path or https address of a YAML file.",
         autocompletion=recipe_names,
     ),
 ]
@@ -54,6 +55,15 @@ DataPath = Annotated[
 ModelName = Annotated[
     str | None, typer.Option("--model", metavar="MODEL", help="Folder or hub id, instead of the recipe's.")
 ]
+
+
+def cache_at(place: str | None) -> str | None:
+    """For this process and those that it starts: runs.cache reads it there."""
+    if place:
+        os.environ["COCKTAIL_CACHE"] = place
+    return place
+
+
 TrustCode = Annotated[
     bool,
     typer.Option(
@@ -125,6 +135,17 @@ VramLimit = Annotated[
         metavar="SIZE",
         parser=parse_size,
         help="A peer here takes no more of a GPU's memory: --vram-limit 20GiB.",
+        show_default=False,
+    ),
+]
+CacheDir = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-dir",
+        envvar="COCKTAIL_CACHE",
+        metavar="DIR",
+        callback=cache_at,
+        help="Fetched models lie there (default: below COCKTAIL_HOME, or the system's folder for caches).",
         show_default=False,
     ),
 ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cocktail_cli.board import megabytes
+from cocktail_cli.board import counted, megabytes
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.gpus import GIB, Gpu, gpu_of, this_machine
 from cocktail_cli.machine import pick_device
@@ -314,7 +314,7 @@ def lines(plan: Plan, line: Line) -> Iterator[str]:
     yield f"         the hub receives and sends {total} a step"
     how = "the longer of" if step.hidden else "both:"
     each = f"{step.seconds:.1f} s, {how} compute ~{step.compute:.1f} s and exchange {step.exchange:.1f} s"
-    yield f"step     {each}; {plan.peers} peers, waits for the {step.bottleneck}"
+    yield f"step     {each}; {counted(plan.peers, 'peer')}, waits for the {step.bottleneck}"
     if plan.hours is None:
         yield "time     not known: the data set does not say how many rows it has (training.max_steps does)"
     else:

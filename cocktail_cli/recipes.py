@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -70,7 +69,7 @@ def show(
 
     Example: cocktail recipes show smoke --resolved
     """
-    from recipes.recipe import load_recipe, recipe_path
+    from recipes.recipe import load_recipe, source_of
 
     if as_json or resolved:
         loaded = load_recipe(recipe)
@@ -81,7 +80,7 @@ def show(
         else:
             typer.echo(as_yaml(loaded.to_json()), nl=False)
         return
-    typer.echo(recipe_path(recipe).read_text(encoding="utf-8-sig"), nl=False)
+    typer.echo(source_of(recipe).text, nl=False)
 
 
 @app.command("copy")
@@ -100,15 +99,15 @@ def copy(
 
     With --json one object: recipe, the path of the copy.
     """
-    from recipes.recipe import recipe_path
+    from recipes.recipe import source_of
 
-    source = recipe_path(recipe)
+    source = source_of(recipe)
     target = destination or Path(source.name)
     target = target / source.name if target.is_dir() else target
     if target.exists() and not force:
         raise Failure("usage", f"{target} exists already", hints=("--force overwrites it",))
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
+    target.write_text(source.text, encoding="utf-8", newline="")
     typer.echo(json.dumps({"v": 1, "recipe": str(target)}) if as_json else str(target))
     if not (as_json or quiet):
         typer.echo(f"Next: cocktail launch {target}", err=True)

@@ -72,7 +72,7 @@ class Remote:
         except (Unreachable, LinkLost):
             if not self.answer:
                 raise
-            over = self.answer["state"] in ("finished", "failed")
+            over = self.answer["state"] in ("paused", "finished", "failed")
             return self.told(self.answer["state"] if over else "unreachable")
         return self.told(self.answer["state"])
 

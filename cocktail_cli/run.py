@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING
 
 from cocktail_cli import folder as in_folder
 from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk
-from cocktail_cli.events import Event, Progressed, Reached, RunFinished, RunStarted, Warning, timestamp
+from cocktail_cli.events import (
+    Event,
+    Progressed,
+    Reached,
+    RunFinished,
+    RunPaused,
+    RunStarted,
+    Warning,
+    timestamp,
+)
 from cocktail_cli.identity import own_keys
 from cocktail_cli.local_peers import LEAVE_WITHIN, Ended, LocalPeers, LocalSettings
 from cocktail_cli.meter import Meter
@@ -135,7 +144,7 @@ class Run:
         from recipes.base import check_fit, load_tokenizer, open_tokenizer, prepare_base
         from recipes.data import build_corpus
         from recipes.pinned import pinned
-        from recipes.sources import lines, rows
+        from recipes.sources import bring, lines, on_hub, rows
 
         old, kept = self.resumed, self.folder / in_folder.TOKENIZER
         code = self.recipe.model.trust_remote_code
@@ -169,6 +178,11 @@ class Run:
             meters[path](rows, counts.get(path) or 0)
 
         counts = {dataset.path: lines(dataset) for dataset in self.recipe.datasets}
+        if not self.recipe.data.streaming:  # else of data on the hub only what is read is fetched
+            for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
+                if on_hub(dataset.path):
+                    fetching = Meter(self.tell, f"fetching {dataset.path}", "bytes")
+                    counts[dataset.path] = bring(dataset, fetching)
         corpus = build_corpus(self.recipe, tokenizer, self.folder / in_folder.STREAM, tokenized)
         if old is None:
             tokenizer.save_pretrained(kept)
@@ -333,9 +347,12 @@ class Run:
         self, work: RunWork, record: RunRecord, narrator: Narrator, ended: RunEnded, full: bool
     ) -> None:
         """Write what is committed as a model, unless the disk is full; say how the run ended."""
+        from transport.events import PAUSED
+
         state: State = "finished" if ended.exit_code == 0 and narrator.rounds else "failed"
+        state = "paused" if ended.exit_code == PAUSED else state
         try:
-            if narrator.rounds and not full:
+            if narrator.rounds and not full and state != "paused":
                 self.tell(Progressed("writing the model"))
                 rounds = work.place.write_model(
                     self.folder, told=Meter(self.tell, "writing the model", "bytes")
@@ -353,6 +370,10 @@ class Run:
             raise out_of_disk(self.folder, (AGAIN,))
         if state == "finished":
             work.owner.forget()
+        if state == "paused":
+            self.tell(RunPaused(record.run, narrator.step, record.planned, ended.reason))
+            self.say_how_to_go_on(record)
+            return
         if ended.exit_code or not narrator.rounds:
             self.say_how_to_go_on(record)
             raise Failure(CODES.get(ended.exit_code, "unexpected"), ended.reason)
@@ -369,7 +390,8 @@ class Run:
 
     def say_how_to_go_on(self, record: RunRecord) -> None:
         """The command that resumes the run, and its URL again. Not for the diary: the URL lets in."""
-        said = f"{record.run} is not finished: {resuming(sys.argv)} goes on with it, at {newest(record).url}"
+        again = resuming(sys.argv, shown(self.folder))
+        said = f"{record.run} is not finished: {again} goes on with it, at {newest(record).url}"
         for view in self.views[:1]:
             view.show(Warning(said))
 
@@ -399,10 +421,18 @@ class Feed:
             return None
 
 
-def resuming(arguments: list[str]) -> str:
-    """The command line of a launch, with --resume."""
+def resuming(arguments: list[str], folder: str) -> str:
+    """The command line of a launch, with --resume. `folder`: where its run is."""
     command, *rest = arguments[1:] or ["launch"]
-    return shlex.join(["cocktail", command, *(["--resume"] if "--resume" not in rest else []), *rest])
+    rest = settled([one for one in rest if one != "--resume"], folder)
+    return shlex.join(["cocktail", command, "--resume", *rest])
+
+
+def settled(arguments: list[str], folder: str) -> list[str]:
+    """The words of a launch, which names the folder that --fresh has found for it."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = [one for one in arguments[:end] if one != "--fresh"]
+    return [*options, *(["-o", folder] if len(options) < end else []), *arguments[end:]]
 
 
 def shown(folder: Path) -> str:

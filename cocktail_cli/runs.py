@@ -19,7 +19,7 @@ import platformdirs
 
 from cocktail_cli.errors import Failure
 
-State = Literal["running", "finished", "failed", "died"]  # died: found out, never written
+State = Literal["running", "paused", "finished", "failed", "died"]  # died: found out, never written
 
 FILE = "run.json"
 
@@ -84,6 +84,8 @@ def home() -> Path:
 
 def cache() -> Path:
     """Where fetched base models live: may be deleted at any time."""
+    if alone := os.environ.get("COCKTAIL_CACHE"):
+        return Path(alone).expanduser()
     wanted = os.environ.get("COCKTAIL_HOME")
     return Path(wanted).expanduser() / "cache" if wanted else platformdirs.user_cache_path("cocktail")
 

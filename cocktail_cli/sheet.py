@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
+from statistics import median
 from xml.etree.ElementTree import Element
 
 from cocktail_cli.board import counted, megabytes, spell
@@ -21,6 +22,7 @@ STATES = {
     "running": "is running",
     "waiting": "waits for peers",
     "finished": "is finished",
+    "paused": "is paused by its owner, and may go on",
     "failed": "ended without a result",
     "unreachable": "cannot be reached any more",
     "died": "has stopped: its hub is gone, and may be started again",
@@ -180,8 +182,11 @@ def traffic(c: Chronicle) -> Iterator[Element]:
     ratios = [(float(r.round), ratio) for r in known if (ratio := r.ratio(c.about.parameters))]
     if ratios:
         title, said = "Times fewer bytes than FP16", f"In the newest round {ratios[-1][1]:,.0f} times fewer."
-        series = [Series("times fewer than FP16", ratios, "a")]
-        yield curves(Plot("ratio", title, said, series, "round", lambda y: f"{y:,.0f}x", zero=True))
+        series, times = [Series("times fewer than FP16", ratios, "a")], [ratio for _, ratio in ratios]
+        log = max(times) > 5 * median(times)  # a first round has next to nothing to send
+        yield curves(
+            Plot("ratio", title, said, series, "round", lambda y: f"{y:,.0f}x", log=log, zero=not log)
+        )
 
 
 def idle(c: Chronicle) -> Element:

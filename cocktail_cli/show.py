@@ -31,6 +31,7 @@ from cocktail_cli.events import (
     Progressed,
     Reached,
     RunFinished,
+    RunPaused,
     RunStarted,
     Step,
     Warning,
@@ -212,6 +213,8 @@ def sentence(event: Event) -> str | None:
         return f"eval step={event.step} loss={event.loss:.4f}"
     if isinstance(event, Checkpoint):
         return f"snapshot of round {event.round} in {event.model}: {megabytes(event.bytes)}"
+    if isinstance(event, RunPaused):
+        return f"{event.run} is paused after {event.steps} of {event.planned} steps"
     if isinstance(event, Warning):
         return f"warning: {event.message}"
     if isinstance(event, Left):

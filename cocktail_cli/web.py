@@ -155,7 +155,7 @@ def application(source: Source, key: str, join_line: Callable[[], str], again: f
         if not (local and hmac.compare_digest(given.encode(), key.encode())):
             return PlainTextResponse("The join line is for the run's owner.", 403)
         line = join_line()
-        return PlainTextResponse(line or "The run is over.", 200 if line else 404)
+        return PlainTextResponse(line, 200 if line else 204)  # not 404: a browser would complain of it
 
     return Starlette(
         routes=[

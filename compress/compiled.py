@@ -26,7 +26,7 @@ WORD = np.uint64(64)  # elements whose comparisons make one word
 ONE = np.uint64(1)
 AHEAD, EVERY = 16, 64  # blocks that memory is asked ahead for, and elements from one asking to the next
 FAR = np.uint64(1024)  # elements, likewise
-STEP = np.uint64(255)  # positions that one gap byte and its value take, at most
+THREE, SEVEN, BYTE = np.uint64(3), np.uint64(7), np.uint64(255)  # a byte's bits, and a word's bytes
 PIECE = 1 << 13  # elements at a time: stays in L1
 intrinsic: Any = numba.extending.intrinsic  # untyped: the functions lose their first argument by it
 
@@ -273,16 +273,24 @@ def squares(
     by_byte: np.ndarray,  # (256,) int64: of all codes in a byte
     scales: np.ndarray,  # (rows,) float32
 ) -> float:
-    """The sum of the squares of all values."""
+    """The sum of the squares of all values. Buckets of whole words, the rule, take half the time."""
     total, each = 0.0, 8 // width
+    words = packed[: len(packed) // 8 * 8].view(np.uint64)
     for row in range(len(scales)):
         first, last = row * bucket, min((row + 1) * bucket, count)
-        whole = np.int64(0)
-        for byte in packed[first // each : last // each]:
-            whole += by_byte[np.uint32(byte)]
+        begin, end = np.uint64(first // each), np.uint64(last // each)
+        whole = odd = np.int64(0)  # two sums: one would wait for itself
+        if (begin | end) & SEVEN == 0:
+            for word in words[begin >> THREE : end >> THREE]:
+                for i in range(0, 64, 16):
+                    whole += by_byte[(word >> np.uint64(i)) & BYTE]
+                    odd += by_byte[(word >> np.uint64(i + 8)) & BYTE]
+        else:
+            for byte in packed[begin:end]:
+                whole += by_byte[np.uint64(byte)]
         for i in range(last // each * each, last):
             whole += squared[(packed[i // each] >> (i % each * width)) & ((1 << width) - 1)]
-        total += np.float64(whole) * np.float64(scales[row]) * np.float64(scales[row])
+        total += np.float64(whole + odd) * np.float64(scales[row]) * np.float64(scales[row])
     return total
 
 
@@ -294,6 +302,8 @@ def add_codes(
     gaps: np.ndarray,  # (k,) uint8, no escapes
     first: int,  # the walk begins with this value
     before: int,  # the position before it
+    inside: int,  # values from this one on stand at `start` or behind it,
+    until: int,  # and before this one at `stop - 1` or before it
     packed: np.ndarray,  # codes, as above
     width: int,
     bucket: int,
@@ -304,25 +314,29 @@ def add_codes(
     """out[start:stop] += factor * the values that stand there. No product but the last is rounded, nor is it
     fused with the sum: what torch's `index_add_` does.
 
-    Of 4 bits, the usual width, a bucket that cannot reach beyond `stop` is added without comparing, a byte's
-    two values at once, its products made once for each code: two thirds of the time.
+    Of 4 bits, the usual width, a bucket of which all values are known to stand there is added without
+    comparing, eight values at once, its products made once for each code: half of the time.
     """
     begin, end, at = np.uint64(start), np.uint64(stop), np.uint64(before + 1)  # at: the next free position
     bits, mask = np.uint64(width), np.uint64((1 << width) - 1)
     size, count = np.uint64(bucket), np.uint64(len(gaps))
+    steps, codes = gaps[: len(gaps) // 8 * 8].view(np.uint64), packed[: len(packed) // 4 * 4].view(np.uint32)
     products = np.empty(16, np.float32)
     for row in range(np.uint64(first) // size, np.uint64(len(scales))):
         scale = scales[row]
         one, last = max(np.uint64(first), row * size), min((row + ONE) * size, count)
-        if width == 4 and (one | last) & ONE == 0 and begin <= at and at + (last - one) * STEP <= end:
+        known = np.uint64(inside) <= one and last <= np.uint64(until)
+        if width == 4 and known and (one | last) & SEVEN == 0:
             for number in range(16):
                 products[number] = levels[number] * scale * factor
-            for byte in range(one >> ONE, last >> ONE):
-                at += np.uint64(gaps[byte << ONE])
-                out[at] += products[packed[byte] & np.uint8(15)]
-                at += np.uint64(gaps[byte << ONE | ONE]) + ONE
-                out[at] += products[packed[byte] >> np.uint8(4)]
-                at += ONE
+            for eight in range(one >> THREE, last >> THREE):
+                step, code = steps[eight], np.uint64(codes[eight])
+                for _ in range(8):  # unrolled
+                    at += step & BYTE
+                    out[at] += products[code & mask]
+                    at += ONE
+                    step >>= np.uint64(8)
+                    code >>= bits
             continue
         for i in range(one, last):
             at += np.uint64(gaps[i])
@@ -330,7 +344,7 @@ def add_codes(
                 return
             if at >= begin:
                 bit = i * bits
-                code = (np.uint64(packed[bit >> np.uint64(3)]) >> (bit & np.uint64(7))) & mask
+                code = (np.uint64(packed[bit >> THREE]) >> (bit & SEVEN)) & mask
                 out[at] += levels[code] * scale * factor
             at += ONE
 

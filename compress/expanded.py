@@ -9,7 +9,7 @@ bucket, a long vector, on a machine with numba. Of every other packet `expanded`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 
 import numpy as np
@@ -24,7 +24,7 @@ from compress.quantize import Codes, dequantize, signed_table, widen
 from compress.sections import expand
 from compress.update import Update
 
-STRIDE = 1 << 12  # values from one whose position is at hand to the next
+STRIDE = 1 << 10  # values from one whose position is at hand to the next
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ class Expanded:
 
     def add_to(self, out: torch.Tensor, start: int, stop: int, factor: float) -> None:
         """out[start:stop] += factor * what stands there; out: (m,)."""
-        row = int(np.searchsorted(self.before, start)) - 1
-        walk = self.gaps, row * STRIDE, int(self.before[row])
+        begin, end = (int(np.searchsorted(self.before, at)) for at in (start, stop))
+        row = begin - 1
+        walk = self.gaps, row * STRIDE, int(self.before[row]), begin * STRIDE, (end - 1) * STRIDE
         codes = self.codes.packed, self.codes.bits, self.codes.bucket
         self.fast.add_codes(
             out.numpy(), start, stop, *walk, *codes, self.levels, self.scales, np.float32(factor)
@@ -76,11 +77,17 @@ def expanded(packet: bytes, m: int) -> Expanded | Update:
     plain = head.kind == GAPS and head.shift == 0 and head.sections[0].raw == head.k
     if fast is None or not plain or head.bits not in (1, 2, 4, 8) or head.bucket * head.bits % 8:
         return decode(packet, m)
-    gaps, _ = (np.frombuffer(expand(section), np.uint8) for section in head.sections[:2])
+    gaps, _ = (in_words(np.frombuffer(expand(section), np.uint8)) for section in head.sections[:2])
     before = np.empty(-(-head.k // STRIDE) + 1, np.int64)
     if not fast.strides(gaps, STRIDE, before):
         return decode(packet, m)  # an escape among them
     if before[-1] >= m:
         raise PacketError(f"a position {before[-1]:,} in a vector of {m:,}")
     codes = read_codes(head)
+    codes = replace(codes, packed=in_words(codes.packed))
     return Expanded(m, gaps, before, codes, signed_table(codes.levels), widen(codes.scales), fast)
+
+
+def in_words(part: np.ndarray) -> np.ndarray:
+    """The same bytes where they can be read eight at once: what was stored begins anywhere in its packet."""
+    return part if part.ctypes.data % 8 == 0 else part.copy()

@@ -16,6 +16,7 @@ import torch
 
 ROW = 1 << 16
 ROWS_AT_ONCE = 64  # on a device: 64 x 65536 elements as int64 = 32 MiB of scratch
+AT_ONCE = 1 << 17  # changed elements, some 50 bytes of scratch each
 
 
 def fingerprint(x: torch.Tensor, start: int = 0) -> int:
@@ -65,13 +66,15 @@ def fingerprint_after(
     new: torch.Tensor,  # (k,) float32
 ) -> int:
     """Fingerprint of the vector whose elements at `coordinates` changed from `old` to `new`."""
-    if not len(coordinates):
-        return before
-    coordinates = coordinates.to(old.device, torch.int64)
-    row = coordinates >> 16
-    weight = _across().to(old.device)[coordinates & (ROW - 1)] * _down(int(row.max()) + 1).to(old.device)[row]
-    change = _long(_bits(new)) - _long(_bits(old))
-    return (before + int((weight * change).sum())) & 0xFFFFFFFFFFFFFFFF
+    total, device = before, old.device
+    for start in range(0, len(coordinates), AT_ONCE):
+        here = slice(start, start + AT_ONCE)
+        where = coordinates[here].to(device, torch.int64)
+        row = where >> 16
+        down = _down(int(row.max()) + 1).to(device)
+        weight = _across().to(device)[where & (ROW - 1)] * down[row]
+        total += int((weight * (_long(_bits(new[here])) - _long(_bits(old[here])))).sum())
+    return total & 0xFFFFFFFFFFFFFFFF
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:

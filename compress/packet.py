@@ -140,8 +140,8 @@ def _checksum(packet: Bytes) -> int:
 
 def read_codes(head: Head) -> Codes:
     """Its codes, expanded, and its scales, found plausible. PacketError."""
-    packed, *halves = (np.frombuffer(expand(section), np.uint8) for section in head.sections[2:])
-    scales = planes(np.concatenate(halves), -2).view("<u2")
+    packed, low, high = (np.frombuffer(expand(section), np.uint8) for section in head.sections[2:])
+    scales = low | high.astype("<u2") << np.uint16(8)
     check_scales(scales, head.levels, head.bits)
     return Codes(head.bits, head.bucket, head.k, packed, head.levels, scales)
 

@@ -22,6 +22,7 @@ from compress.sections import Section, shrink
 ALL, GAPS, MASK, ELIAS_FANO, PLAIN = range(5)
 FEW = 4096  # up to here all four ways are tried
 CROWDED = 0.22  # from this density on a mask is coded better than gaps
+CHUNK = 1 << 16  # positions or bytes of gaps at a time; a multiple of 8, so that low bits end with a byte
 FINE = 40  # mean of the gap's upper part, at most
 
 
@@ -133,16 +134,17 @@ def _gaps(positions: np.ndarray, m: int, fast: ModuleType | None = None) -> Plac
         np.subtract(positions[1:], positions[:-1], out=step[1:], casting="unsafe")
         if int(step.sum(dtype=np.int64)) == int(positions[-1]) + 1:
             return small_steps(step)
-    gap = np.diff(positions, prepend=positions.dtype.type(-1)) - 1
-    low = pack(gap & ((1 << shift) - 1), shift)
-    upper = gap >> shift
-    if upper.max() < 255:
-        coded = upper.astype(np.uint8)
-    else:
-        more = upper // 255
-        coded = np.full(k + int(more.sum()), 255, np.uint8)
-        coded[np.arange(k) + np.cumsum(more)] = upper - 255 * more
-    return Places(GAPS, shift, shrink(coded.data), shrink(low.data))
+    main, low = list[np.ndarray](), list[np.ndarray]()
+    for start in range(0, k, CHUNK):
+        before = positions[start - 1] if start else positions.dtype.type(-1)
+        gap = np.diff(positions[start : start + CHUNK], prepend=before) - 1
+        low.append(pack(gap & ((1 << shift) - 1), shift))
+        upper = gap >> shift
+        far = np.flatnonzero(upper >= 255)
+        escapes = np.repeat(far, upper[far] // 255)
+        upper[far] %= 255
+        main.append(np.insert(upper.astype(np.uint8), escapes, 255))
+    return Places(GAPS, shift, shrink(np.concatenate(main).data), shrink(np.concatenate(low).data))
 
 
 def _load_gaps(
@@ -152,26 +154,23 @@ def _load_gaps(
         positions = np.empty(k, np.int64)
         if fast.places(main, positions):
             return positions
-    last = main != 255  # the byte that ends each gap
-    if int(np.count_nonzero(last)) != k:
-        raise PacketError(f"gaps of {np.count_nonzero(last):,} survivors, the header says {k:,}")
-    if len(main) == k:
-        upper = main
-    else:
-        total = np.cumsum(main, dtype=np.int64)[last]
-        upper = np.diff(total, prepend=0)
+    ends = int(np.count_nonzero(main != 255))  # the byte that ends each gap
+    if ends != k:
+        raise PacketError(f"gaps of {ends:,} survivors, the header says {k:,}")
     if len(main) and main[-1] == 255:
         raise PacketError("gaps that end in an escape")
-    if int(upper.sum(dtype=np.int64)) << shift > m:  # before the sum below could overflow
+    positions = np.empty(k, np.int64)
+    done = passed = 0  # survivors so far, and what all gaps up to there add up to
+    for start in range(0, len(main), CHUNK):
+        window = main[start : start + CHUNK]
+        total = np.cumsum(window, dtype=np.int64) + passed
+        here = total[window != 255]
+        positions[done : done + len(here)] = (here << shift) + np.arange(done, done + len(here))
+        done, passed = done + len(here), int(total[-1])
+    if passed << shift > m:
         raise PacketError(f"gaps that lead out of a vector of {m:,}")
-    if upper is main:  # no 255 among them: one more still fits a byte
-        step = (
-            main + np.uint8(1) if shift == 0 else (main.astype(np.int64) << shift) + unpack(low, shift, k) + 1
-        )
-    else:
-        step = (upper << shift) + unpack(low, shift, k) + 1
-    positions = np.cumsum(step, dtype=np.int64)
-    positions -= 1
+    if shift:
+        positions += np.cumsum(unpack(low, shift, k), dtype=np.int64)
     return positions
 
 

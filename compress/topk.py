@@ -69,17 +69,28 @@ def largest(v: np.ndarray | Source, k: int) -> Survivors:
         worst = int(np.argmax(~np.isfinite(found.values)))
         raise NonFiniteError(float(found.values[worst]), int(found.positions[worst]))
     surplus = len(patterns) - k
-    if surplus <= spare(source.size, k):
-        return found
-    magnitudes = patterns.view(np.int32) & MAGNITUDE
-    border = np.partition(magnitudes, surplus)[surplus]
-    keep = magnitudes >= border
-    surplus = int(np.count_nonzero(keep)) - k
-    if surplus:
-        ties = np.flatnonzero(magnitudes == border)
-        keep[ties[len(ties) - surplus :]] = False
-    kept = np.flatnonzero(keep)
-    return Survivors(found.positions.take(kept), found.values.take(kept))
+    return found if surplus <= spare(source.size, k) else _cut(found, k)
+
+
+def _cut(found: Survivors, k: int) -> Survivors:
+    """The k largest of them, in their place: beside them no more than their magnitudes are held."""
+    magnitudes, surplus = found.values.view(np.int32) & MAGNITUDE, len(found.values) - k
+    magnitudes.partition(surplus)
+    border = magnitudes[surplus]
+    ties = k - int(np.count_nonzero(magnitudes[surplus:] > border))  # that stay: the first
+    count = 0
+    for start in range(0, len(magnitudes), CHUNK):
+        positions, values = (a[start : start + CHUNK] for a in (found.positions, found.values))
+        here = values.view(np.int32) & MAGNITUDE
+        equal = np.flatnonzero(here == border)[:ties]
+        ties -= len(equal)
+        keep = here > border
+        keep[equal] = True
+        kept = np.flatnonzero(keep)
+        stop = count + len(kept)
+        found.positions[count:stop], found.values[count:stop] = positions.take(kept), values.take(kept)
+        count = stop
+    return Survivors(found.positions[:count], found.values[:count])
 
 
 def everything(v: np.ndarray) -> Survivors:

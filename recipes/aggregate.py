@@ -4,7 +4,8 @@
     n_i > REFUSED M: refused by name       at least 3 packets, and M > 0
     s_i = min(1, HELD M l_i / n_i)         below 1: held
     l_i = sqrt(k / k_i), from 1 on         k_i: its values, k: their median; bounded as the recipe bounds K
-    D = e + A(s_1 u_1, ... s_N u_N)        A: the mean sum_i w_i s_i u_i, or a rule that resists more
+    D = e + a A(s_1 u_1, ... s_N u_N)      A: the mean sum_i w_i s_i u_i, or a rule that resists more
+                                           a: the owner's step, which may be the number of packets
 
 All of it follows from the packets, their weights and the recipe, so that e is replayed to the bit: no clock,
 no memory of earlier rounds, no random numbers. What a bound or a rule leaves out is in nobody's residual and
@@ -24,6 +25,7 @@ from torch import Tensor
 from compress import Expanded, Update, pieces
 from recipes.fill import fill_of
 from recipes.opened import CORES, Packets, RejectedUpdate, length, on_all_cores, rounded, usable
+from recipes.relax import PLAIN, Outer
 from recipes.schema import Compression
 
 FEWEST = 3  # packets that have a median which one liar cannot move
@@ -83,6 +85,19 @@ class Collected:
     D: Tensor  # (m,)
     held: tuple[Taken, ...]  # whose packets were shortened
     usual: float  # how large a value is that a usual packet holds; inf: nobody can say
+    packets: int  # that count for something
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a round's packets have come to: without C[D], D is e. With it the packets are not needed again."""
+
+    D: Tensor  # (m,)
+    momentum: Tensor | None  # (m,) v on the sample, where the owner has one
+    usual: float
+    packets: int
+    held: tuple[Taken, ...] = ()
+    error: Tensor | None = None  # (m,) e before, where it was read
 
 
 def collect(
@@ -90,8 +105,9 @@ def collect(
     updates: Sequence[tuple[str, bytes, float]],
     rule: Rule,
     packets: Packets | None = None,
+    outer: Outer = PLAIN,
 ) -> Collected:
-    """Algorithm 2, line 3: D on the round's sample.
+    """Algorithm 2, line 3: D on the round's sample, with the outer step's rate.
 
     Args:
         error: (m,) e on the sample; it is not changed.
@@ -113,9 +129,13 @@ def collect(
     # by peer, never by arrival: float sums depend on order
     taken = bounded(on_all_cores(take, sorted(updates), m), rule)
     held, usual = tuple(replace(t, update=None) for t in taken if t.scale < 1), usual_of(taken)
+    many = sum(weight > 0 for _, _, weight in updates) or len(updates)
+    rate = outer.rate_of(many)
     if held or rule.kind != "mean":
-        return Collected(error, error + RULES[rule.kind](taken, m, rule), held, usual)
-    return Collected(error, add(error.clone(), taken), held, usual)
+        D = RULES[rule.kind](taken, m, rule).mul_(rate).add_(error)
+    else:
+        D = add(error.clone(), [replace(t, share=t.share * rate) for t in taken])
+    return Collected(error, D, held, usual, many)
 
 
 def add(out: Tensor, taken: Sequence[Taken]) -> Tensor:

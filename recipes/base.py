@@ -33,12 +33,8 @@ if TYPE_CHECKING:
 BUILTIN = Path(__file__).parent / "builtin"
 BUILTIN_MODELS = {"builtin:tiny-gpt-neox": BUILTIN / "tiny-gpt-neox"}
 
-WEIGHTS = (
-    "model*.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model*.bin",
-    "pytorch_model.bin.index.json",
-)
+WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
+BINS = ("pytorch_model*.bin", "pytorch_model.bin.index.json")  # written anew as the former
 TEXT = (
     "tokenizer*.json",
     "tokenizer.model",
@@ -85,7 +81,8 @@ class Base:
 
 def prepare_base(recipe: Recipe, folder: Path, told: Told = lambda done, total: None) -> Base:
     """The base of `recipe` as a local folder: a local folder is used as it is, a hub id is fetched into the
-    hub's cache (`told`: how far), a builtin model is made in `folder` from the recipe's seed.
+    hub's cache (`told`: how far). In `folder` a builtin model is made from the recipe's seed, and one whose
+    weights are `.bin` written anew.
 
     Errors: ModelError where something is missing, HubUnreachable where the hub does not answer.
     """
@@ -93,12 +90,16 @@ def prepare_base(recipe: Recipe, folder: Path, told: Told = lambda done, total: 
     if name.startswith("builtin:"):
         made = _make_builtin(name, recipe.training.seed, Path(folder))
         return Base(made, manifest(made))
-    local = Path(name).expanduser()
-    if local.is_dir():
-        check_folder(local)
-        return Base(local, manifest(local, code))
-    fetched = fetch_model(name, recipe.model.model_revision, code, told)
-    return Base(fetched, manifest(fetched, code))
+    found = Path(name).expanduser()
+    if found.is_dir():
+        check_folder(found)
+    else:
+        found = fetch_model(name, recipe.model.model_revision, code, told)
+    if not any(next(found.glob(pattern), None) for pattern in WEIGHTS):
+        from recipes.bins import converted
+
+        found = converted(found, Path(folder), code)
+    return Base(found, manifest(found, code))
 
 
 def fetch_model(
@@ -107,7 +108,7 @@ def fetch_model(
     """Hub model `name` as a folder of the hub's cache. Errors: as prepare_base."""
     if _looks_local(name):
         raise ModelError(f"no such model folder: {name}")
-    fetched = fetch(name, revision, [*WEIGHTS[:2], *beside(code)], WEIGHTS[2:], told)
+    fetched = fetch(name, revision, [*WEIGHTS, *beside(code)], BINS, told)
     check_folder(fetched, name)
     return fetched
 
@@ -144,13 +145,8 @@ def beside(code: bool) -> tuple[str, ...]:
 
 
 def manifest(folder: Path, code: bool = False) -> tuple[BaseFile, ...]:
-    """The files a peer needs to hold this base, with their hashes. Safetensors win over .bin."""
-    names = {path.name for pattern in beside(code) for path in folder.glob(pattern)}
-    for patterns in (WEIGHTS[:2], WEIGHTS[2:]):
-        weights = {path.name for pattern in patterns for path in folder.glob(pattern)}
-        if weights:
-            names |= weights
-            break
+    """The files a peer needs to hold this base, with their hashes."""
+    names = {path.name for pattern in (*WEIGHTS, *beside(code)) for path in folder.glob(pattern)}
     return tuple(described(folder / name) for name in sorted(names))
 
 

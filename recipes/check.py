@@ -1,24 +1,20 @@
 """From plain values to a `Recipe`, or to all that is wrong with them at once.
 
-Three passes: planned keys are dropped or refused, pydantic checks names, types and ranges, and the
-cross-checks look at keys together. A pass that finds something still lets the next one run where that makes
-sense, so that one attempt shows as many problems as possible.
+Two passes: pydantic checks names, types and ranges, and the cross-checks look at keys together. All that the
+first one finds is shown in one attempt.
 """
 
 from __future__ import annotations
 
-import copy
 import difflib
 from typing import Any
 
 from pydantic import ValidationError
 
 from recipes.document import Document, Key, leaves, sections
-from recipes.names import LATER, OTHER_NAMES
+from recipes.names import INSTEAD, OTHER_NAMES, WITHOUT
 from recipes.problems import Problem, RecipeError
 from recipes.schema import Dataset, Recipe, Requires
-
-NOT_YET = "not supported in this version"
 
 # lr_scheduler_type -> (one of these is needed, these are allowed)
 _SCHEDULE_KEYS: dict[str, tuple[set[str], set[str]]] = {
@@ -30,48 +26,17 @@ _SCHEDULE_KEYS: dict[str, tuple[set[str], set[str]]] = {
 
 def check(document: Document, problems: list[Problem]) -> Recipe:
     """The recipe, frozen. Errors: RecipeError with `problems` and everything found here."""
-    values = copy.deepcopy(document.values)
-    problems = [*problems, *drop_planned(document, values)]
     recipe = None
     try:
-        recipe = Recipe.model_validate(values)
+        recipe = Recipe.model_validate(document.values)
     except ValidationError as error:
-        problems += [
-            _explain(document, detail) for detail in error.errors(include_url=False) if _real(detail)
-        ]
+        found = error.errors(include_url=False)
+        problems = [*problems, *(_explain(document, detail) for detail in found if _real(detail))]
     if recipe is not None:
-        problems += cross_check(document, recipe)
+        problems = [*problems, *cross_check(document, recipe)]
     if recipe is None or problems:
         raise RecipeError(_once(problems), document.file)
     return recipe
-
-
-def drop_planned(document: Document, values: dict[str, Any]) -> list[Problem]:
-    """Take keys of later versions out of `values`; tell those that ask for something."""
-    problems = []
-    for name, neutral in LATER.items():
-        for key, holder in _holders(values, name):
-            leaf = str(key[-1])
-            if leaf not in holder:
-                continue
-            value = holder.pop(leaf)
-            if not any(value == n and type(value) is type(n) for n in neutral):
-                problems.append(document.problem(key, NOT_YET))
-    return problems
-
-
-def _holders(values: dict[str, Any], name: str) -> list[tuple[Key, dict[str, Any]]]:
-    """(full key, mapping that may hold it) for a dotted name; one for each item where the section is a
-    list."""
-    section, _, leaf = name.partition(".")
-    if not leaf:
-        return [((section,), values)]
-    held = values.get(section)
-    if isinstance(held, dict):
-        return [((section, leaf), held)]
-    if isinstance(held, list):
-        return [((section, i, leaf), item) for i, item in enumerate(held) if isinstance(item, dict)]
-    return []
 
 
 def _real(detail: Any) -> bool:
@@ -114,6 +79,8 @@ def _explain(document: Document, detail: Any) -> Problem:
     hint = ""
     if isinstance(given, bool) and kind in {"string_type", "literal_error"}:
         hint = "YAML reads yes, no, on and off as true or false; put it in quotes"
+    elif isinstance(given, str):
+        hint = INSTEAD.get((".".join(map(str, key)), given), "")
     if kind not in {"value_error", "too_short", "string_too_short"} and not isinstance(given, dict | list):
         message += f", not {'null' if given is None else repr(given)}"
     return document.problem(key, message, hint)
@@ -129,11 +96,11 @@ def unknown(document: Document, key: Key) -> Problem:
     if key[:2] == ("swarm", "requires") and len(key) > 2:
         where = Requires
     known = list(where.model_fields) if where else []
-    if name in OTHER_NAMES and OTHER_NAMES[name] not in LATER:
+    if name in WITHOUT:
+        return document.problem(key, WITHOUT[name])
+    if name in OTHER_NAMES:
         hint = "it means the opposite" if name.startswith("train_on_input") else ""
         return document.problem(key, f"cocktail calls this {OTHER_NAMES[name]}", hint)
-    if name in OTHER_NAMES:
-        return document.problem(key, f"cocktail calls this {OTHER_NAMES[name]}, which is {NOT_YET}")
     right = leaves().get(name)
     if right is not None and right != key:
         place = f"under `{right[0]}:`" if len(right) > 1 else "at the top level"

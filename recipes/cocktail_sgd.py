@@ -43,7 +43,7 @@ from compress import (
     split,
 )
 from compress.kernels import WORTH
-from recipes.aggregate import MEAN, Collected, Rule, Taken, collect, shortened
+from recipes.aggregate import MEAN, Collected, Moved, Rule, Taken, collect, shortened
 from recipes.fill import as_is
 from recipes.opened import ROOM, Packets, RejectedUpdate, norm_of, usable
 from recipes.relax import PLAIN, Outer
@@ -192,6 +192,7 @@ class Worker:
         for shard, sample in common.samples():
             d = self.local.difference(shard, sample, common.vector)  # 1   (m,)
             packets.append(self._encode(mix, d, shard, sample))  # 2
+            d = d if self.decay < 1 else d.new_empty(0)  # let go before as much again is made
             update = decode(packets[-1], sample.m)
             pieces.append(Piece(shard, sample, update, None if self.decay == 1 else rest(d, update)))
         self.fill = self.fill.sent(0 if common.round < common.mix.full else sum(map(len, packets)))
@@ -231,8 +232,7 @@ class Worker:
             room: bytes; as many coordinates as they hold. None comes back where they hold none, or d_i is 0.
             keep: the largest share of all coordinates that is wanted.
 
-        Raises:
-            NonFiniteError: as `start`.
+        Raises NonFiniteError, as `start`.
         """
         common, mix, n = self.common, self.common.mix, self.common.vector.numel()
         keep = min(keep, max(room, 1) * 8 / (mix.bits * n))  # a first guess: positions cost nothing
@@ -285,6 +285,7 @@ class Before:
     error: Tensor  # (m,) e on it
     momentum: Tensor | None  # (m,) v on it
     usual: float
+    packets: int
 
 
 class Owner:
@@ -313,6 +314,7 @@ class Owner:
         self.momentum = torch.zeros(parameters if outer.momentum else 0)  # v   (P,), or nothing
         self.held: tuple[Taken, ...] = ()  # whose packets the newest aggregate has only in part
         self.usual = 0.0  # how large a value of a packet usually is; inf: nobody can say
+        self.packets = 1  # in the newest round
         self._before: Before | None = None  # the newest aggregate
         self._drawn: tuple[int, Sample] | None = None
         self._newest = -1  # round of which packets have arrived
@@ -350,29 +352,40 @@ class Owner:
             RejectedUpdate: one packet does not decode, is not finite, or is far longer than the others. e is
                 unchanged: call again without that peer.
         """
-        return self.send(round, self.collect(round, updates), self.mix)
-
-    def collect(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> Collected:
-        """Line 3, as `aggregate`, up to the outer step; e is unchanged."""
-        return self._collect(round, updates, self._packets_of(round))
-
-    def send(self, round: int, found: Collected, mix: Cocktail) -> bytes:
-        """Line 4, with a mix that may differ in K and q: a packet says its own, and is replayed as it is."""
-        D = self._stepped(round, found)
-        packet = mix.at(round).encode(D, seed=round)  # C[D]
-        self._sent(round, D, packet)
-        self.held, self.usual, self._packets = found.held, found.usual, None
+        moved = self.collect(round, updates)
+        packet = self.encode(round, moved, self.mix)
+        self.send(round, moved, packet)
         return packet
 
-    def replay(self, round: int, updates: Sequence[tuple[str, bytes, float]], packet: bytes) -> None:
-        """Lines 3 and 4 of a round that is committed as `packet`: e moves as it did then, to the bit.
+    def collect(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> Moved:
+        """Line 3, as `aggregate`; e is unchanged."""
+        return self._stepped(round, self._collect(round, updates, self._packets_of(round)))
 
-        The packet is taken as it is. To make it again would need the same encoder to the bit (this machine,
-        this many threads), and what was sent is what the packet says in any case.
+    def encode(self, round: int, moved: Moved, mix: Cocktail) -> bytes:
+        """C[D], with a mix that may differ in K and q: a packet says its own, and is replayed as it is."""
+        return mix.at(round).encode(moved.D, seed=round)
+
+    def send(self, round: int, moved: Moved, packet: bytes) -> None:
+        """Line 4: e is what the packet has left of D, in the place of D.
+
+        The packet is taken as it is, also by a replay. To make it again would need the same encoder to the
+        bit (this machine, this many threads), and what was sent is what the packet says in any case.
         """
-        found = self._collect(round, updates)
-        self._sent(round, self._stepped(round, found), packet)
-        self.usual = found.usual
+        sample, D = self.sample(round), moved.D
+        e = sample.take(self.error) if moved.error is None else moved.error
+        v = sample.take(self.momentum) if self.outer.momentum else None
+        self._before = Before(sample, e, v, self.usual, self.packets)
+        if moved.momentum is not None:
+            sample.put_(self.momentum, moved.momentum)
+        expanded(packet, sample.m).add_to(D, 0, sample.m, -1.0)
+        if self.outer.decay != 1:
+            D.mul_(self.outer.decay)
+        sample.put_(self.error, D)  # 4   e <- D - C[D]
+        self.held, self.usual, self.packets, self._packets = moved.held, moved.usual, moved.packets, None
+
+    def replay(self, round: int, updates: Sequence[tuple[str, bytes, float]], packet: bytes) -> None:
+        """Lines 3 and 4 of a round that is committed as `packet`: e moves as it did then, to the bit."""
+        self.send(round, self._stepped(round, self._collect(round, updates)), packet)
 
     def inherit(self, peer: str, packet: bytes, share: float) -> float:
         """e <- e + share * s * what a leaver's legacy holds: the swarm's mean has not lost this residual.
@@ -387,7 +400,7 @@ class Owner:
             RejectedUpdate: it does not decode, is not finite, or is far too long. e is unchanged.
         """
         update, scale = self.legacy(peer, packet)
-        self.add(update, share * scale)
+        self.add(update, share, scale)
         return scale
 
     def legacy(self, peer: str, packet: bytes) -> tuple[Expanded | Update, float]:
@@ -396,38 +409,26 @@ class Owner:
         usual = self.usual * self.error.numel() ** 0.5
         return update, shortened(peer, norm_of(peer, update), usual, self.rule)
 
-    def add(self, update: Expanded | Update, share: float) -> None:
-        """e <- e + share * what an update of the whole vector holds."""
-        update.add_to(self.error, 0, self.error.numel(), share)
+    def add(self, update: Expanded | Update, share: float, scale: float) -> None:
+        """e <- e + share * scale * what an update of the whole vector holds."""
+        update.add_to(self.error, 0, self.error.numel(), self.outer.counts(share, self.packets) * scale)
 
     def _collect(
         self, round: int, updates: Sequence[tuple[str, bytes, float]], packets: Packets | None = None
     ) -> Collected:
-        """The mean u on the round's sample; u + e, where nothing else is made of it."""
+        """The outer step along the mean, on the round's sample; with e, where momentum is not to have it."""
         sample = self.sample(round)
-        error = sample.take(self.error) if self.outer.plain else torch.zeros(sample.m)
-        return collect(error, updates, self.rule, packets)
+        error = torch.zeros(sample.m) if self.outer.momentum else sample.take(self.error)
+        return collect(error, updates, self.rule, packets, self.outer)
 
-    def _stepped(self, round: int, found: Collected) -> Tensor:
-        """D, (m,), of what `_collect` has found. What is about to change is noted, and v moves."""
-        sample, plain = self.sample(round), self.outer.plain
-        e = found.error if plain else sample.take(self.error)
-        v = sample.take(self.momentum) if self.outer.momentum else None
-        self._before = Before(sample, e, v, self.usual)
-        if plain:
-            return found.D
-        moved = torch.zeros(sample.m) if v is None else v.clone()
-        D = self.outer.step(found.D, moved).add_(e)
-        if v is not None:
-            sample.put_(self.momentum, moved)
-        return D
-
-    def _sent(self, round: int, D: Tensor, packet: bytes) -> None:
+    def _stepped(self, round: int, found: Collected) -> Moved:
+        """D of what `_collect` has found; where there is momentum, by that."""
+        if not self.outer.momentum:
+            return Moved(found.D, None, found.usual, found.packets, found.held, found.error)
         sample = self.sample(round)
-        expanded(packet, sample.m).add_to(D, 0, sample.m, -1.0)
-        if self.outer.decay != 1:
-            D.mul_(self.outer.decay)
-        sample.put_(self.error, D)  # 4   e <- D - C[D]
+        v = sample.take(self.momentum)
+        D, e = self.outer.step(found.D, v), sample.take(self.error)
+        return Moved(D.add_(e), v, found.usual, found.packets, found.held, e)
 
     def undo(self) -> None:
         """The newest aggregate was not committed: e is what it was before. To be called before `inherit`."""
@@ -435,7 +436,7 @@ class Owner:
             self._before.sample.put_(self.error, self._before.error)
             if self._before.momentum is not None:
                 self._before.sample.put_(self.momentum, self._before.momentum)
-            self.usual, self._before = self._before.usual, None
+            self.usual, self.packets, self._before = self._before.usual, self._before.packets, None
 
     def settle(self) -> None:
         """The newest aggregate is committed: there is nothing to undo."""

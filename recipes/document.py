@@ -15,7 +15,6 @@ from typing import Any, get_args
 
 import yaml
 
-from recipes.names import LATER
 from recipes.problems import Problem, RecipeError
 from recipes.relax import PRESETS
 from recipes.schema import Dataset, Recipe, Section
@@ -30,7 +29,7 @@ MAX_DEPTH = 16
 class Document:
     """A recipe before it is checked: plain values, and where each was written."""
 
-    file: str
+    file: str  # its path, or its address
     values: dict[str, Any]
     lines: dict[Key, int] = field(default_factory=dict)
     overridden: dict[Key, str] = field(default_factory=dict)  # key -> the text of the override
@@ -45,8 +44,11 @@ class Document:
         if key in self.lines:
             return f"{self.file}:{self.lines[key]}"
         section = self.values.get("compression")
-        preset = section.get("preset") if isinstance(section, dict) and key[0] == "compression" else None
-        return f"preset {preset}" if preset in PRESETS and key[-1] in PRESETS[preset].keys else None
+        name = str(section.get("preset")) if isinstance(section, dict) else ""
+        if (preset := PRESETS.get(name)) is None:
+            return None
+        says = {"compression": preset.keys, "training": preset.training}.get(str(key[0]), {})
+        return f"preset {name}" if key[-1] in says else None
 
     def problem(self, key: Key, message: str, hint: str = "") -> Problem:
         """A problem at `key`, placed at the line of the key or of what holds it."""
@@ -61,21 +63,28 @@ class Document:
         return Problem(self.file, None, name, message, hint)
 
 
-def read(path: Path) -> Document:
-    """Errors: RecipeError where the file does not open, is no YAML, or is no mapping."""
-    file = str(path)
+def read(path: Path) -> str:
+    """Errors: RecipeError where the file does not open, or is no text."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise RecipeError([Problem(file, None, "", "larger than 1 MiB: this is no recipe")], file)
-        text = path.read_bytes().decode("utf-8-sig")
+            raise RecipeError(
+                [Problem(str(path), None, "", "larger than 1 MiB: this is no recipe")], str(path)
+            )
+        return decoded(path.read_bytes(), str(path))
+    except OSError as error:
+        problem = Problem(str(path), None, "", f"cannot be read: {error.strerror}")
+        raise RecipeError([problem], str(path)) from None
+
+
+def decoded(data: bytes, file: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RecipeError([Problem(file, None, "", f"not UTF-8 text: {error.reason}")], file) from None
-    except OSError as error:
-        raise RecipeError([Problem(file, None, "", f"cannot be read: {error.strerror}")], file) from None
-    return parse(text, file)
 
 
 def parse(text: str, file: str) -> Document:
+    """Errors: RecipeError where it is no YAML, or no mapping."""
     try:
         _check_events(text, file)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -151,10 +160,6 @@ def leaves() -> dict[str, Key]:
     found: dict[str, Key] = {name: (name,) for name in Recipe.model_fields if name not in inside}
     for section, model in inside.items():
         found.update({leaf: (section, leaf) for leaf in model.model_fields})
-    for name in LATER:
-        section, _, leaf = name.partition(".")
-        if leaf and section in inside:
-            found.setdefault(leaf, (section, leaf))
     return found
 
 

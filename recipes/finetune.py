@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -43,6 +43,7 @@ class Round(Protocol):
     round: int
     step: int
     steps: int
+    members: Sequence[str]
     samples: int  # sequences in this peer's lease; 0: exchange only
     exchange: bool  # False: nothing is exchanged (the last evaluation)
     eval_part: int

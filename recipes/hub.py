@@ -133,6 +133,29 @@ def commit_of_data(name: str, revision: str | None) -> str | None:
         raise
 
 
+def fetch_data(name: str, commit: str, files: Sequence[str], told: Told) -> None:
+    """These files of hub data set `name` into the cache.
+
+    Errors: DataError, HubUnreachable, OSError where there is no room for them.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        found = HfApi().dataset_info(name, revision=commit, files_metadata=True)
+        sizes = {f.rfilename: f.size or 0 for f in found.siblings or [] if f.rfilename in files}
+        bars = counting(check_room(name, commit, sizes, "dataset"), told)
+        snapshot_download(
+            name, repo_type="dataset", revision=commit, allow_patterns=list(sizes), tqdm_class=bars
+        )
+    except Exception as error:
+        if is_no_answer(error):
+            raise HubUnreachable(f"the hub did not answer for the data set {name}: {error}") from error
+        if isinstance(error, HfHubHTTPError):
+            raise DataError(f"{name}: the hub answers {refusal(error)}") from error
+        raise
+
+
 def licence(name: str) -> str:
     """What opens a gated model."""
     return f"(hint: accept the licence at https://huggingface.co/{name}, then `hf auth login`)"
@@ -168,13 +191,16 @@ def counting(total: int, told: Told) -> type[Any]:
     return Counting
 
 
-def check_room(name: str, commit: str, sizes: Mapping[str, int]) -> int:
+def check_room(name: str, commit: str, sizes: Mapping[str, int], kind: str = "model") -> int:
     """Before the first byte: is there room for those of the files that the cache lacks? Their bytes.
     Raises OSError.
     """
     from huggingface_hub import constants, try_to_load_from_cache
 
-    cached = {file for file in sizes if isinstance(try_to_load_from_cache(name, file, revision=commit), str)}
+    def is_cached(file: str) -> bool:
+        return isinstance(try_to_load_from_cache(name, file, revision=commit, repo_type=kind), str)
+
+    cached = {file for file in sizes if is_cached(file)}
     needed = sum(size for file, size in sizes.items() if file not in cached)
     place = Path(constants.HF_HUB_CACHE)
     there = next(p for p in (place, *place.parents) if p.exists())

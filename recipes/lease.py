@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from recipes.data import Sample, batches, unpack
 from recipes.fit import fitted
 from recipes.optim import learning_rate
+from recipes.relax import outer_of
 
 if TYPE_CHECKING:
     from recipes.finetune import Event, Link, Peer, Round
@@ -104,7 +105,9 @@ def apply(peer: Peer, round: Round, gradient: Gradient | None) -> None:
 
 def take_step(peer: Peer, round: Round, number: int) -> None:
     """The `number`-th of a round."""
+    training = peer.recipe.training
     if peer.rate_at is None:
-        peer.rate_at = learning_rate(peer.recipe.training, round.steps)
+        peer.rate_at = learning_rate(training, round.steps)
     peer.rate = peer.rate_at(round.step + number)
-    peer.local.step(peer.rate)
+    busy = min(len(round.members), training.global_batch_size)  # more than samples have none
+    peer.local.step(outer_of(peer.recipe.compression).peers_rate(peer.rate, max(busy, 1)))

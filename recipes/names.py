@@ -1,17 +1,22 @@
-"""Names that are not keys of this version: planned ones, and those that other tools use.
+"""Names and values that one might expect, and that are none here.
 
 Silent synonyms would make two spellings of one recipe with two hashes, so another tool's name is an error
-that gives ours. A planned key may be written with the value that changes nothing; it is then dropped, so that
-it does not enter the hash.
+that gives ours.
 """
 
 from __future__ import annotations
 
-from typing import Any
+# a switch that there is not -> what is so instead
+WITHOUT: dict[str, str] = {
+    "lossless": "there is no such switch: packets always go through zstd or lz4, which changes no value",
+}
 
-# dotted key -> values that ask for nothing
-LATER: dict[str, tuple[Any, ...]] = {
-    "compression.lossless": (),
+# (key, value) -> what to write instead
+INSTEAD: dict[tuple[str, str], str] = {
+    (
+        "swarm.join",
+        "open",
+    ): "`token`, and put the run URL where everybody finds it: it is all one needs",
 }
 
 # what axolotl, LLaMA-Factory, torchtune, older transformers and the reference code say -> what we say

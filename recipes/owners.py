@@ -8,23 +8,33 @@ not committed is taken back: `undo`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load
 
 from compress import Cocktail, PacketError, decode, join, split
-from recipes.aggregate import MEAN, Rule, Taken, rule_of
+from recipes.aggregate import MEAN, Moved, Rule, Taken, rule_of
 from recipes.cocktail_sgd import Owner, mix_of, over_all
 from recipes.fill import Fill, as_is, fill_of
 from recipes.opened import ROOM, RejectedUpdate
 from recipes.relax import PLAIN, Outer, outer_of
 from recipes.schema import Recipe
-from recipes.whole import write_whole
+from recipes.whole import header, write_whole
 
 Updates = Sequence[tuple[str, bytes, float]]  # (peer, packet, weight)
+# Told, before an aggregate changes any e, what it will be by; gives what waits until that is kept.
+Keep = Callable[[Mapping[int, Moved]], Callable[[], object]]
 ERROR, MOMENTUM = "error", "momentum"  # e and v, in a file
+
+
+def no_log(found: Mapping[int, Moved]) -> Callable[[], object]:
+    """Nobody keeps it."""
+    return lambda: None
 
 
 class Owners:
@@ -96,13 +106,18 @@ class Owners:
             for number, [(_, part, _)] in self._cut([(peer, packet, 0.0)], owners).items():
                 owners[number].arrived(round, peer, part)
 
-    def aggregate(self, round: int, updates: Updates) -> bytes:
-        """As `Owner.aggregate`. All lines 3 come first: where a packet is refused, no e has moved."""
+    def aggregate(self, round: int, updates: Updates, keep: Keep = no_log) -> bytes:
+        """As `Owner.aggregate`. All lines 3 come first: where a packet is refused, no e has moved, and `keep`
+        was told nothing."""
         parts = self._cut(updates)
         found = {number: owner.collect(round, parts[number]) for number, owner in self.owners.items()}
+        kept = keep(found)
         self.fill = self.fill.within(self._fits)
         mix = self.fill.mixed(self.mix)
-        sent = {number: self.owners[number].send(round, one, mix) for number, one in found.items()}
+        sent = {number: self.owners[number].encode(round, one, mix) for number, one in found.items()}
+        kept()
+        for number, packet in sent.items():
+            self.owners[number].send(round, found[number], packet)
         if sent and round >= mix.full:
             self.fill = self.fill.sent(sum(map(len, sent.values())) / sum(self.shards[n].size for n in sent))
         return join([sent.get(shard.number, b"") for shard in self.shards])
@@ -117,6 +132,38 @@ class Owners:
         for number, owner in self.owners.items():
             if moved[number]:
                 owner.replay(round, parts[number], moved[number])
+
+    def moved_bytes(self, round: int) -> int:
+        """How long `written` is, about."""
+        return sum(
+            4 * owner.sample(round).m * (2 if self.outer.momentum else 1) for owner in self.owners.values()
+        )
+
+    def written(self, found: Mapping[int, Moved]) -> list[bytes | memoryview]:
+        """What an aggregate makes of e, as a file of safetensors in pieces: for `repeat`."""
+        tensors = {name_of(n): moved.D for n, moved in found.items()}
+        tensors |= {name_of(n, MOMENTUM): m.momentum for n, m in found.items() if m.momentum is not None}
+        told = {
+            "usual": " ".join(str(moved.usual) for moved in found.values()),
+            "packets": " ".join(str(moved.packets) for moved in found.values()),
+        }
+        raw = (tensor.view(torch.uint8).numpy().data for tensor in tensors.values())
+        return [header(tensors, told), *raw]
+
+    def repeat(self, round: int, written: bytes, packet: bytes) -> None:
+        """As `replay`, of what was `written`. Raises ValueError: it is not of these shards."""
+        sent = split(packet, len(self.shards))
+        try:
+            tensors = load(written)
+            said = json.loads(written[8 : 8 + int.from_bytes(written[:8], "little")])["__metadata__"]
+            usual, packets = said["usual"].split(), said["packets"].split()
+            for (number, owner), length, many in zip(self.owners.items(), usual, packets, strict=True):
+                v = tensors[name_of(number, MOMENTUM)] if self.outer.momentum else None
+                if sent[number]:
+                    moved = Moved(tensors[name_of(number)], v, float(length), int(many))
+                    owner.send(round, moved, sent[number])
+        except (SafetensorError, KeyError) as problem:
+            raise ValueError(f"what round {round} came to is not of these shards: {problem}") from problem
 
     def undo(self) -> None:
         """The newest aggregate was not committed: every e is what it was before."""
@@ -134,7 +181,7 @@ class Owners:
         parts = [(self.owners[n], part) for n, [(_, part, _)] in cut.items() if part]
         found = [(owner, *owner.legacy(peer, part)) for owner, part in parts]
         for owner, update, scale in found:
-            owner.add(update, share * scale)
+            owner.add(update, share, scale)
         return min((scale for _, _, scale in found), default=1.0)
 
     def save(self, path: Path, round: int, given: int = 0) -> None:
@@ -144,7 +191,9 @@ class Owners:
         if self.outer.momentum:
             kept |= {name_of(n, MOMENTUM): owner.momentum for n, owner in self.owners.items()}
         usual = " ".join(str(owner.usual) for owner in self.owners.values())
-        write_whole(path, kept, {"round": str(round), "usual": usual, "given": str(given)})
+        packets = " ".join(str(owner.packets) for owner in self.owners.values())
+        told = {"round": str(round), "usual": usual, "packets": packets, "given": str(given)}
+        write_whole(path, kept, told)
 
     def load(self, path: Path) -> int:
         """Own the shards that are in the file, each e and v as `save` wrote it; returns the round it is
@@ -157,6 +206,7 @@ class Owners:
                 there = [n for n in range(len(self.shards)) if name_of(n) in names]
                 kept = {n: [file.get_tensor(name_of(n, kind)) for kind in kinds] for n in there}
             round, usual = int(said["round"]), [float(one) for one in said["usual"].split()]
+            packets = [int(one) for one in said.get("packets", "1 " * len(usual)).split()]
         except (SafetensorError, KeyError, TypeError) as problem:
             raise ValueError(f"{path} does not hold the owner's error: {problem}") from problem
         if strangers := names - {name_of(number, kind) for number in kept for kind in kinds}:
@@ -167,11 +217,11 @@ class Owners:
                 if tuple(one.shape) != want or str(one.dtype) != "torch.float32":
                     raise ValueError(f"{path} has {one.dtype} {tuple(one.shape)}, not {want}")
         self.own(kept)
-        for (number, tensors), length in zip(kept.items(), usual, strict=True):
+        for (number, tensors), length, many in zip(kept.items(), usual, packets, strict=True):
             owner = self.owners[number]
             for mine, one in zip((owner.error, owner.momentum), tensors, strict=False):
                 mine.copy_(one)
-            owner.usual = length
+            owner.usual, owner.packets = length, many
         return round
 
     def joined(self, round: int, own: bytes, parts: Sequence[tuple[str, Collection[int], bytes]]) -> bytes:

@@ -1,4 +1,5 @@
-"""Recipes by name or path: `load_recipe("smoke", ["learning_rate=1e-4"])` gives a frozen, checked `Recipe`.
+"""Recipes by name, path or https address: `load_recipe("smoke", ["learning_rate=1e-4"])` gives a frozen,
+checked `Recipe`.
 
 Precedence: override > recipe > default; never the environment, so that two people with one recipe get one
 run. Nothing here imports torch or transformers: the command line checks recipes while it answers a key press.
@@ -10,13 +11,16 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlparse
 
 from pydantic import ValidationError
 
 from recipes.check import check
-from recipes.document import Document, override, read
+from recipes.document import MAX_BYTES, Document, decoded, override, parse, read
+from recipes.elsewhere import names_what_is_here
 from recipes.problems import DataError, HubUnreachable, InputError, ModelError, Problem, RecipeError
 from recipes.schema import Compression, Dataset, Recipe
+from recipes.web import Unfetched, text_at
 
 __all__ = [
     "Compression",
@@ -34,9 +38,23 @@ __all__ = [
     "load_resolved",
     "recipe_from_json",
     "recipe_path",
+    "source_of",
 ]
 
 LIBRARY = Path(__file__).parent / "library"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A recipe as it is written."""
+
+    file: str  # its path, or its address
+    name: str  # of the file alone
+    text: str
+
+    @property
+    def from_web(self) -> bool:
+        return on_web(self.file)
 
 
 @dataclass(frozen=True)
@@ -64,7 +82,8 @@ def load_resolved(
     model: str | None = None,
 ) -> Resolved:
     """As `load_recipe`, with the text."""
-    document = read(recipe_path(name_or_path))
+    source = source_of(name_or_path)
+    document = parse(source.text, source.file)
     if data is not None:
         document.values["datasets"] = [{"path": data}]
         document.overridden[("datasets",)] = f"--data {data}"
@@ -76,7 +95,10 @@ def load_resolved(
             document.lines.pop(("model", key), None)
         document.values["model"] = {**section, "model_name_or_path": model}
         document.overridden[("model", "model_name_or_path")] = f"--model {model}"
-    return Resolved(check(document, override(document, overrides)), document)
+    recipe = check(document, override(document, overrides))
+    if source.from_web and (reaches := names_what_is_here(document, recipe)):
+        raise RecipeError(reaches, source.file)
+    return Resolved(recipe, document)
 
 
 def recipe_from_json(text: str) -> Recipe:
@@ -91,6 +113,28 @@ def recipe_from_json(text: str) -> Recipe:
         raise RecipeError(problems, "the run's recipe (is it from another version?)") from None
 
 
+def source_of(name_or_path: str | Path) -> Source:
+    """The text of a shipped recipe's name, of a path, or of an https address, which is asked anew by each
+    command: nothing of it is kept but what a run has of its recipe. Errors: RecipeError.
+    """
+    file = str(name_or_path)
+    if not on_web(file):
+        path = recipe_path(name_or_path)
+        return Source(str(path), path.name, read(path))
+    try:
+        if not file.startswith("https://"):
+            raise Unfetched("recipes are read from https addresses only")
+        text = decoded(text_at(file, MAX_BYTES), file)
+    except Unfetched as error:
+        raise RecipeError([Problem(file, None, "", str(error))], file) from None
+    name = Path(urlparse(file).path).name or "recipe"
+    return Source(file, name if name.endswith((".yaml", ".yml")) else f"{name}.yaml", text)
+
+
+def on_web(name: str) -> bool:
+    return name.startswith(("http://", "https://"))
+
+
 def recipe_path(name_or_path: str | Path) -> Path:
     """The file of a shipped recipe's name, or of a path. Errors: RecipeError with the nearest name."""
     text = str(name_or_path)
@@ -100,9 +144,7 @@ def recipe_path(name_or_path: str | Path) -> Path:
         return shipped[text]  # a name before a file of that name: `smoke` is the same run everywhere
     if path.is_file():
         return path
-    if text.startswith(("http://", "https://")):
-        message, hint = "a recipe cannot be read from the web in this version", "download it first"
-    elif path.is_dir():
+    if path.is_dir():
         message, hint = "is a folder, not a recipe", ""
     elif path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         message, hint = "no such file", ""

@@ -4,18 +4,19 @@ All of them are Algorithm 1 with a C, a number H of local steps, and an outer st
 
     H optimizer steps at every peer, then  d_i = x_i - x';  send C[d_i];  x_i and x' move by C[D]
     what C leaves out of d_i is multiplied by `error_decay`
-    owner: u = sum_i w_i C[d_i];  v <- momentum v + u;  D = rate (u + momentum v) + e
+    owner: u = rate sum_i w_i C[d_i];  v <- momentum v + u;  D = u + momentum v + e
            e <- owner_error_decay (D - C[D])
 
 The description is the recipe's `compression` section. A preset is a name for what its paper says of it: the
-keys that a recipe does not write. No code asks for the name, so each key may be changed alone.
+keys that a recipe does not write, and the betas that go with them. `cocktail` is the schema's defaults, which
+are those of our quality study. No code asks for the name, so each key may be changed alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,26 +24,37 @@ if TYPE_CHECKING:
     from recipes.schema import Compression
 
 
+USUAL = {"adam_beta1": 0.9, "adam_beta2": 0.999}
+
+
 @dataclass(frozen=True)
 class Preset:
     what: str
     paper: str
     keys: Mapping[str, Any]  # of the `compression` section; all others have the defaults of schema.py
+    training: Mapping[str, Any] = field(default_factory=lambda: USUAL)  # likewise
 
 
-EVERYTHING: dict[str, Any] = {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 16}
+MEAN: dict[str, Any] = {"outer_learning_rate": 1.0}
+EVERYTHING: dict[str, Any] = {**MEAN, "random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 16}
 FRESH: dict[str, Any] = {**EVERYTHING, "staleness": 0}
 
 PRESETS: dict[str, Preset] = {
     "cocktail": Preset(
         "sampled, sparse and quantized, hidden behind the next step",
-        "CocktailSGD: Fine-tuning Foundation Models over 500Mbps Networks, Wang et al., ICML 2023",
+        "CocktailSGD, as below; the sum for the mean, bits and betas: our quality study (LOG.md)",
         {},
+        {},
+    ),
+    "cocktail-paper": Preset(
+        "the same as its paper and its reference implementation have it: the mean, in 4 bits",
+        "CocktailSGD: Fine-tuning Foundation Models over 500Mbps Networks, Wang et al., ICML 2023",
+        {**MEAN, "random_ratio": 0.1, "topk_ratio": 0.2, "quant_bits": 4},
     ),
     "lora-cocktail": Preset(
         "adapters are small: all of them each step, in 4 bits, hidden behind the next step",
         "CocktailSGD, as above; LoRA: Low-Rank Adaptation of Large Language Models, Hu et al., 2021",
-        {"random_ratio": 1.0, "topk_ratio": 1.0},
+        {**EVERYTHING, "quant_bits": 4},
     ),
     "allreduce": Preset(
         "everything each step, waited for: with `optim: sgd` synchronous SGD on the whole batch",
@@ -77,6 +89,7 @@ PRESETS: dict[str, Preset] = {
         "30 steps alone, then 64 of each 4,096 values in 2 bits; what stays decays, in the place of momentum",
         "Communication Efficient LLM Pre-training with SparseLoCo, Sarfi et al., 2025",
         {
+            **MEAN,
             "random_ratio": 1.0,
             "topk_ratio": 64 / 4096,
             "topk_chunk": 4096,
@@ -96,22 +109,32 @@ PRESETS: dict[str, Preset] = {
 
 @dataclass(frozen=True)
 class Outer:
-    """What an owner makes of the mean. The default leaves it as it is: D = u + e."""
+    """What an owner makes of the mean. `PLAIN` leaves it as it is: D = mean + e."""
 
-    rate: float = 1.0
+    rate: float | Literal["packets"] = 1.0
     momentum: float = 0.0  # Nesterov's, in the form of torch.optim.SGD
     decay: float = 1.0  # of e
 
-    @property
-    def plain(self) -> bool:
-        return self.rate == 1 and self.momentum == 0
+    def rate_of(self, packets: int) -> float:
+        """Of the owner's step in a round with so many packets."""
+        return float(packets) if self.rate == "packets" else self.rate
+
+    def peers_rate(self, rate: float, members: int) -> float:
+        """What a peer's optimizer takes for the learning rate of the whole swarm: where the owner multiplies
+        by the number of packets, each peer divides by that of the members. So a swarm's step is as long
+        whoever comes and goes, and one peer alone trains as if there were no swarm."""
+        return rate / members if self.rate == "packets" else rate
+
+    def counts(self, share: float, packets: int) -> float:
+        """What a leaver's residual counts, whose packets had this share of the mean."""
+        return share * packets if self.rate == "packets" else share
 
     def step(self, u: Tensor, v: Tensor) -> Tensor:
-        """rate (u + momentum v), where v, changed in place, has taken u in. All (m,); each product and sum
-        rounded alone, so that a replay has the same bits.
+        """u + momentum v, where v, changed in place, has taken u in: u has the rate in it already. All (m,);
+        each product and sum rounded alone, so that a replay has the same bits.
         """
         v.mul_(self.momentum).add_(u)
-        return (v * self.momentum).add_(u).mul_(self.rate)
+        return (v * self.momentum).add_(u)
 
 
 PLAIN = Outer()

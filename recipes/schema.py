@@ -3,8 +3,8 @@
 A recipe is what all peers must share (the science). What one machine may choose (device, micro-batch,
 bandwidth) is a flag of the command, never a key. Names follow transformers 5 and TRL where they have one.
 
-Defaults are written here and nowhere else. Keys which are planned but which this version cannot honour are
-not here; they stand in `names.LATER` and are refused with their own words.
+Defaults are written here and nowhere else. What one might expect and does not find here has its words in
+`names.py`.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ class Training(Section):
         "sgd",
     ] = "adamw_torch_fused"
     weight_decay: Annotated[Real, Field(ge=0)] = 0.0
-    adam_beta1: Annotated[Real, Field(ge=0, lt=1)] = 0.9
-    adam_beta2: Annotated[Real, Field(ge=0, lt=1)] = 0.999
+    adam_beta1: Annotated[Real, Field(ge=0, lt=1)] = 0.5  # other presets: 0.9
+    adam_beta2: Annotated[Real, Field(ge=0, lt=1)] = 0.99  # other presets: 0.999
     adam_epsilon: Annotated[Real, Field(gt=0)] = 1e-8
     max_grad_norm: Annotated[Real, Field(ge=0)] = 1.0  # 0: no clipping
     bf16: Literal["auto"] | bool = "auto"  # compute in bfloat16; auto: where weights or a GPU are made for it
@@ -215,6 +215,7 @@ class Training(Section):
 class Compression(Section):
     preset: Literal[
         "cocktail",
+        "cocktail-paper",
         "allreduce",
         "local-sgd",
         "diloco",
@@ -223,13 +224,13 @@ class Compression(Section):
         "onebit",
         "lora-cocktail",
     ] = "cocktail"  # what stands in for the keys below where they are not written (relax.py)
-    random_ratio: Annotated[Ratio, Field(ge=1e-6)] = 0.1  # p: share of the coordinates that a round visits
+    random_ratio: Annotated[Ratio, Field(ge=1e-6)] = 0.113  # p: share of the coordinates that a round visits
     topk_ratio: Ratio = 0.2  # K: share of those that is kept
     auto: bool = True  # K and bits follow line and compute, within these; where staleness is 1 and K below 1
     topk_ratio_min: Ratio | None = None  # null: an eighth of topk_ratio
     topk_ratio_max: Ratio | None = None  # null: topk_ratio
     topk_chunk: Annotated[int, Field(ge=0, le=2**20)] = 0  # of each so many neighbours; 0: of all of them
-    quant_bits: Literal[1, 2, 3, 4, 8, 16, 32] = 4
+    quant_bits: Literal[1, 2, 3, 4, 8, 16, 32] = 2
     quant_bucket_size: Annotated[int, Field(ge=8, le=65536, multiple_of=8)] = 128  # values that share a scale
     stochastic_rounding: bool = False
     sample_kind: Literal["block", "element", "fragment"] = (
@@ -239,7 +240,9 @@ class Compression(Section):
     shards: Annotated[int, Field(ge=1, le=1024)] = 1  # ranges of the vector, each with a packet of its own
     staleness: Literal[0, 1] = 1  # 1: the exchange hides behind the next steps' compute
     local_steps: Whole = 1  # H: optimizer steps between two exchanges
-    outer_learning_rate: Annotated[Real, Field(gt=0)] = 1.0  # of the owner's step along the mean
+    outer_learning_rate: Annotated[Real, Field(gt=0)] | Literal["packets"] = (
+        "packets"  # the owner's step along the mean; packets: their number, which makes it their sum
+    )
     outer_momentum: Annotated[Real, Field(ge=0, lt=1)] = 0.0  # Nesterov's, at the owner
     error_decay: Annotated[Real, Field(ge=0, le=1)] = 1.0  # what a round leaves at a peer is multiplied by
     owner_error_decay: Annotated[Real, Field(ge=0, le=1)] = 1.0  # and at the owner
@@ -345,6 +348,17 @@ class Recipe(Section):
     swarm: Swarm = Swarm()
     checkpoint: Checkpoint = Checkpoint()
     logging: Logging = Logging()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _betas_of_the_preset(cls, given: Any) -> Any:
+        compression, training = (
+            given.get(name, {}) if isinstance(given, dict) else None for name in ("compression", "training")
+        )
+        if not isinstance(compression, dict) or not isinstance(training, dict):
+            return given
+        preset = PRESETS.get(str(compression.get("preset", "")))
+        return {**given, "training": {**preset.training, **training}} if preset else given
 
     @property
     def output_dir(self) -> str:

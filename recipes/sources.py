@@ -11,24 +11,22 @@ import glob
 import hashlib
 import json
 import os
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPException
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from recipes.hub import Told, is_no_answer, licence
+from recipes.hub import Told, fetch_data, is_no_answer, licence
 from recipes.problems import DataError, HubUnreachable
 from recipes.schema import Dataset
+from recipes.web import Unfetched, opened
 
 PYTHON_DOCS = "builtin:python-docs"
+HUB_FILE = "hf://datasets/"  # then repository@commit/path
 _LOADERS = {".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
-PATIENCE = 30.0  # seconds for a server to say something
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,8 @@ def rows(dataset: Dataset, streaming: bool = False, told: Told = lambda done, to
 
     Args:
         streaming: of data on the hub only what is read is fetched.
-        told: how far a file at an https address is, which is fetched now; data on the hub come later.
+        told: how far a file at an https address is, which is fetched now; data on the hub come later, or
+            by `bring`.
     """
     return islice(_rows(dataset, streaming, told), dataset.max_samples)
 
@@ -63,14 +62,48 @@ def count(dataset: Dataset) -> int | None:
     """
     if not on_hub(dataset.path):
         return sum(1 for _ in rows(dataset))
-    from datasets import load_dataset_builder
+    return _announced(dataset, _builder(dataset))
 
+
+def bring(dataset: Dataset, told: Told) -> int | None:
+    """Data on the hub into its cache, as `datasets` reads them; the number of rows, as `count`.
+
+    Errors: DataError, HubUnreachable, OSError where there is no room for them.
+    """
+    found, wanted = _builder(dataset), dict[tuple[str, str], list[str]]()
+    for url in [url for urls in (found.config.data_files or {}).values() for url in urls]:
+        if url.startswith(HUB_FILE):
+            repository, _, place = url.removeprefix(HUB_FILE).partition("@")
+            commit, _, path = place.partition("/")
+            wanted.setdefault((repository, commit), []).append(path)
+    for (repository, commit), paths in wanted.items():
+        if not Path(found.cache_dir).exists():  # else they were read before
+            fetch_data(repository, commit, paths, told)
     try:
         with no_bars():
-            found = load_dataset_builder(dataset.path, dataset.name, revision=dataset.revision)
+            found.download_and_prepare()  # which finds the files here
     except Exception as error:
         raise _unreadable(dataset.path, error) from error
-    split = (found.info.splits or {}).get(dataset.split)
+    return _announced(dataset, found)
+
+
+def _builder(dataset: Dataset) -> Any:
+    """What `datasets` knows of data on the hub before it reads them."""
+    from datasets import load_dataset_builder
+
+    named = dataset.data_files
+    files: Any = list(named) if isinstance(named, tuple) else named
+    try:
+        with no_bars():
+            return load_dataset_builder(
+                dataset.path, dataset.name, data_files=files, revision=dataset.revision
+            )
+    except Exception as error:
+        raise _unreadable(dataset.path, error) from error
+
+
+def _announced(dataset: Dataset, builder: Any) -> int | None:
+    split = (builder.info.splits or {}).get(dataset.split)
     most = dataset.max_samples
     return None if split is None else min(split.num_examples, most or split.num_examples)
 
@@ -178,9 +211,7 @@ def fetched(url: str, told: Told = lambda done, total: None) -> Path:
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with urllib.request.urlopen(url, timeout=PATIENCE) as answer, part.open("wb") as file:
-            if not answer.url.startswith("https://"):
-                raise DataError(f"{url}: leads to {answer.url}, which is not https")
+        with opened(url) as answer, part.open("wb") as file:
             wanted = int(answer.headers["Content-Length"] or 0)
             while block := answer.read(1 << 16):
                 file.write(block)
@@ -189,10 +220,8 @@ def fetched(url: str, told: Told = lambda done, total: None) -> Path:
         if wanted and size != wanted:
             raise DataError(f"{url}: {size:,} bytes came, {wanted:,} were announced")
         os.replace(part, target)
-    except urllib.error.HTTPError as error:
-        raise DataError(f"{url}: the server answers {error.code} {error.reason}") from error
-    except (urllib.error.URLError, ConnectionError, TimeoutError, HTTPException) as error:
-        raise DataError(f"{url}: cannot be fetched: {error}") from error
+    except Unfetched as error:
+        raise DataError(f"{url}: {error}") from error
     finally:
         part.unlink(missing_ok=True)
     return target
@@ -277,16 +306,18 @@ def _unreadable(called: str, error: Exception) -> DataError | HubUnreachable:
 
 @contextmanager
 def no_bars() -> Iterator[None]:
-    """No progress bars from datasets: the library tells, the command shows."""
+    """No progress bars from datasets and the hub's client: the library tells, the command shows."""
     import datasets
+    from huggingface_hub import utils
 
-    shown = datasets.are_progress_bars_disabled() is False
-    datasets.disable_progress_bars()
+    showing = [library for library in (datasets, utils) if not library.are_progress_bars_disabled()]
+    for library in showing:
+        library.disable_progress_bars()
     try:
         yield
     finally:
-        if shown:
-            datasets.enable_progress_bars()
+        for library in showing:
+            library.enable_progress_bars()
 
 
 def _looks_local(path: str) -> bool:

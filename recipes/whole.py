@@ -29,7 +29,7 @@ def write_whole(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str
             for tensor in tensors.values():
                 flat = tensor.detach().reshape(-1)
                 for start in range(0, flat.numel(), PIECE):
-                    file.write(flat[start : start + PIECE].cpu().numpy().tobytes())
+                    file.write(flat[start : start + PIECE].cpu().numpy().data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)

@@ -41,6 +41,7 @@ from recipes.model import evaluate, load_model
 from recipes.optim import learning_rate, set_learning_rate
 from recipes.probe import Doubt, Evidence, Gain, Probe, Updates
 from recipes.recipe import load_recipe
+from recipes.relax import outer_of
 from recipes.schema import Recipe
 from transport.admission import STRIKES
 
@@ -171,7 +172,8 @@ class Trial:
         self.strikes, self.outcome = Counter[int](), Outcome()
         self.liars = {i: Liar(self.lie, 1000 + i) for i in range(LIARS)} if self.lie in LIES else {}
         size, mix = self.peers[0].flat.layout.size, mix_of(self.recipe.compression)
-        self.owner = Owner(size, mix, training.seed, KINDS[self.rule.split("+")[0]])
+        self.outer = outer_of(self.recipe.compression)
+        self.owner = Owner(size, mix, training.seed, KINDS[self.rule.split("+")[0]], outer=self.outer)
         self.watch = Watch(self.recipe, corpus, self.folder) if self.rule.endswith(PROBE) else None
         for i in range(LIARS if self.lie == "absent" else 0):
             del self.peers[i]
@@ -201,7 +203,7 @@ class Trial:
         for i, lease in self.owed.items():
             if lease:
                 present[i].backward(self.data(i), lease, self.recipe.training.max_grad_norm)
-                set_learning_rate(present[i].optimizer, rate)
+                set_learning_rate(present[i].optimizer, self.outer.peers_rate(rate, len(present)))
                 present[i].optimizer.step()
         aggregate, taken = self.aggregate(round, packets, delivers)
         for i, peer in list(self.peers.items()):

@@ -62,6 +62,7 @@ def loss(name: str, seed: int, larger: float) -> Line:
     from recipes.optim import learning_rate, set_learning_rate
     from recipes.owners import owners_of
     from recipes.recipe import load_recipe
+    from recipes.relax import outer_of
     from transport.slot import Slot
 
     torch.set_num_threads(1)
@@ -72,6 +73,7 @@ def loss(name: str, seed: int, larger: float) -> Line:
         corpus = build_corpus(recipe, load_tokenizer(recipe.model, base.folder))
         peers, slots = [build_peer(recipe, base.folder) for _ in RATES], [Slot() for _ in RATES]
     owner, batch = owners_of(recipe, peers[0].flat.layout.size), recipe.training.global_batch_size
+    outer = outer_of(recipe.compression)
     for peer in peers:
         peer.worker.fill = fill_of(recipe.compression)
     now, step, idle, done = 0.0, 0, 0.0, 0.0
@@ -93,7 +95,7 @@ def loss(name: str, seed: int, larger: float) -> Line:
         steps = step + max(1, round((BUDGET * COMPUTE_S - now) / took))
         rate = learning_rate(recipe.training, steps)
         for peer, part, slot_of in zip(peers, parts, range(len(peers)), strict=True):
-            set_learning_rate(peer.optimizer, rate(step))
+            set_learning_rate(peer.optimizer, outer.peers_rate(rate(step), len(peers)))
             peer.optimizer.step()
             peer.worker.finish(aggregate, part)
             slots[slot_of] = slots[slot_of].computed(COMPUTE_S).sent(len(part.packet), up[slot_of])

@@ -162,7 +162,9 @@ def main() -> int:
     if not (work / "rows.jsonl").is_file():
         write_data(work / "rows.jsonl")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what nohup starts is deaf to it, and rightly so
+    # What nohup starts is deaf to the one, what a script starts with & to the other, and rightly so.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return hub_killed(given, work) if given.times else mixed(given, work)
     except KeyboardInterrupt:

@@ -55,7 +55,8 @@ def main() -> None:
     if given.presets:
         presets(parameters)
         return
-    rows = {f"p={mix.sample:g} K={mix.keep:g} {mix.bits} bit": measure(mix, parameters) for mix in SETTINGS}
+    mixes = (mix_of(Compression()), *SETTINGS)
+    rows = {f"p={mix.sample:g} K={mix.keep:g} {mix.bits} bit": measure(mix, parameters) for mix in mixes}
     print(f"| each way, each round | bit/parameter | below FP16 | {' | '.join(MODELS)} |")
     print("|---|---|---|" + "---|" * len(MODELS))
     for name, cost in rows.items():

@@ -8,6 +8,8 @@ import json
 import struct
 import tempfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -16,7 +18,7 @@ import numpy as np
 import torch
 from fuzz_bytes import EDGES, Target, bent, mutated
 
-from compress import Cocktail, PacketError, decode, pieces
+from compress import Cocktail, PacketError, Update, decode, expanded, kernels, pieces
 from compress.packet import BODY, HEAD, LEVELS
 from compress.sections import LZ4
 from recipes.aggregate import RejectedUpdate
@@ -87,13 +89,24 @@ def field(rng: Random, data: bytearray, m: int) -> None:
     data[at : at + size] = (value & ((1 << 8 * size) - 1)).to_bytes(size, "little")
 
 
+@contextmanager
+def compiled_too() -> Iterator[None]:
+    """Short vectors are added up by compiled loops as long ones are."""
+    worth, kernels.WORTH = kernels.WORTH, 0
+    try:
+        yield
+    finally:
+        kernels.WORTH = worth
+
+
 def check_packet(case: bytes) -> bool:
-    """The two decoders agree, to the bit or in their refusal."""
+    """The two decoders agree, to the bit or in their refusal, and so do the sums of packets kept for them."""
     m, packet = struct.unpack_from("<I", case)[0], case[4:]
     try:
         update = decode(packet, m)
     except PacketError:
         update = None
+    check_sum(packet, m, update)
     try:
         parts = list(pieces(memoryview(packet), m, 64))
     except PacketError:
@@ -110,6 +123,22 @@ def check_packet(case: bytes) -> bool:
     )
     assert not parts or (torch.equal(joined[0], at) and torch.equal(joined[1], update.values))
     return True
+
+
+def check_sum(packet: bytes, m: int, update: Update | None) -> None:
+    with compiled_too():
+        try:
+            found = expanded(packet, m)
+        except PacketError:
+            assert update is None, "decode takes what cannot be expanded"
+            return
+    assert update is not None, "what decode refuses is expanded"
+    sums = [torch.linspace(-1, 1, m) for _ in range(2)]
+    for start, stop in ((0, m // 3), (m // 3, m)):
+        found.add_to(sums[0], start, stop, 0.7)
+    update.add_to(sums[1], 0, m, 0.7)
+    assert torch.equal(*(each.view(torch.int32) for each in sums)), "a sum is not that of the update"
+    assert np.isclose(found.norm(), update.norm(), rtol=1e-7, atol=0)
 
 
 # ---- the owner ---------------------------------------------------------------------------------------------

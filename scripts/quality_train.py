@@ -57,7 +57,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to train. What stands in a recipe too has the recipe's default here."""
+    """One way to train. What stands in a recipe too is as preset `cocktail-paper` has it."""
 
     peers: int = 4  # 0: synchronous all-reduce in FP32, which is one model on the whole batch
     sample: float = 0.1  # p
@@ -67,7 +67,7 @@ class Setting:
     block: int = 256
     staleness: Literal[0, 1] = 1
     local_steps: int = 1  # H
-    outer_rate: float = 1.0
+    outer_rate: float = 1.0  # 0: `packets`, and `rate` is the swarm's
     momentum: float = 0.0  # of the owner's step
     error_decay: float = 1.0
     owner_error_decay: float = 1.0
@@ -92,7 +92,7 @@ class Setting:
             block_size=self.block,
             staleness=self.staleness,
             local_steps=self.local_steps,
-            outer_learning_rate=self.outer_rate,
+            outer_learning_rate=self.outer_rate or "packets",
             outer_momentum=self.momentum,
             error_decay=self.error_decay,
             owner_error_decay=self.owner_error_decay,
@@ -245,6 +245,7 @@ class Swarm:
     def __init__(self, size: Size, setting: Setting, start: Tensor, training: Training) -> None:
         self.setting, self.seed = setting, training.seed
         mix, outer = mix_of(setting.compression), outer_of(setting.compression)
+        self.outer = outer
         self.common = One(start.clone(), mix, training.seed)
         self.peers = [Peer(size, setting, self.common, training) for _ in range(max(setting.peers, 1))]
         flat = self.peers[0].flat
@@ -264,7 +265,7 @@ class Swarm:
         parts = [rows[i::count] for i in range(count)]
         grads = self.models.gradients([peer.flat.vector for peer in self.peers], parts)[0]
         for peer, grad in zip(self.peers, grads, strict=True):
-            peer.step(grad, self.setting.clip, rate)
+            peer.step(grad, self.setting.clip, self.outer.peers_rate(rate, count))
 
     def start(self) -> list[Part]:
         return [peer.worker.start() for peer in self.peers]

@@ -34,6 +34,7 @@ from recipes.model import evaluate, export, generate, load_model, loss_sum
 from recipes.optim import build_optimizer, learning_rate, set_learning_rate
 from recipes.owners import Owners, even, owners_of
 from recipes.recipe import load_recipe
+from recipes.relax import PLAIN, outer_of
 from recipes.schema import Recipe
 
 
@@ -112,7 +113,7 @@ def simulate(recipe: Recipe, corpus: Corpus, folder: Path, count: int, churn: Ch
     peers = {place: build_peer(recipe, folder) for place in range(max(count, 1))}
     steps = training.total_steps(len(corpus.samples))
     every = recipe.checkpoint.eval_every(steps) or steps
-    rate = learning_rate(training, steps)
+    rate, outer = learning_rate(training, steps), outer_of(compression) if count else PLAIN
     owner = owners_of(recipe, peers[0].flat.layout.size)
     up = down = packets = done = 0
     last = -(-steps // local_steps) - 1 + stale  # one more round brings the last steps home
@@ -131,7 +132,7 @@ def simulate(recipe: Recipe, corpus: Corpus, folder: Path, count: int, churn: Ch
             lease = range((done - 1) * training.global_batch_size, len(corpus))[: training.global_batch_size]
             for place, peer in enumerate(working):
                 peer.backward(corpus, lease[place :: len(working)], training.max_grad_norm)
-                set_learning_rate(peer.optimizer, rate(done - 1))
+                set_learning_rate(peer.optimizer, outer.peers_rate(rate(done - 1), len(working)))
                 peer.optimizer.step()
         if count:
             parts = parts or started_by(peers)

@@ -27,7 +27,13 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("COCKTAIL_HOME", str(home))
     monkeypatch.setenv("COCKTAIL_CONFIG", str(home / "config.toml"))
-    for name in ("COCKTAIL_RUN_URL", "COCKTAIL_NAME", "COCKTAIL_DEBUG", "COCKTAIL_PROGRESS"):
+    for name in (
+        "COCKTAIL_RUN_URL",
+        "COCKTAIL_NAME",
+        "COCKTAIL_DEBUG",
+        "COCKTAIL_PROGRESS",
+        "COCKTAIL_CACHE",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -15,7 +15,14 @@ GOLDEN = ROOT / "cocktail_cli" / "ERRORS.md"
 # What a user may read: the class that is made, and which of its arguments is the text.
 TEXT = {
     "cocktail_cli": {"Failure": 1, "BadParameter": 0},
-    "recipes": {"DataError": 0, "ModelError": 0, "HubUnreachable": 0, "Problem": 3, "MemoryFull": 0},
+    "recipes": {
+        "DataError": 0,
+        "ModelError": 0,
+        "HubUnreachable": 0,
+        "Problem": 3,
+        "MemoryFull": 0,
+        "Unfetched": 0,
+    },
     "transport": {
         "UrlError": 0,
         "AddressInUse": 2,

@@ -28,11 +28,10 @@ def ask_status(url: RunURL, timeout: float = 10.0, recipe: bool = False) -> dict
     return status
 
 
-def ask_stop(
-    host: str, port: int, server_key: str, run: str, secret: str, now: bool = False, timeout: float = 10.0
-) -> None:
-    """End the run; returns when the hub has heard it. Raises Unreachable, RefusedByHub, LinkLost."""
-    answer = ask(host, port, server_key, AskStop(PROTOCOL, secret, run, now), timeout)
+def ask_stop(url: RunURL, secret: str, now: bool = False, pause: bool = False, timeout: float = 10.0) -> None:
+    """End the run, or pause it; returns when the hub has heard it. Raises Unreachable, RefusedByHub,
+    LinkLost."""
+    answer = ask(url.host, url.port, url.key, AskStop(PROTOCOL, secret, url.run, now, pause), timeout)
     if not isinstance(answer, Over):
         raise LinkLost(f"the hub answered {type(answer).__name__} to a stop")
 

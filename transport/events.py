@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from .status import Moved
 
+PAUSED = 75  # exit code of a run whose owner means to go on with it
+
 
 @dataclass(frozen=True)
 class Event:
@@ -119,6 +121,6 @@ class Warned(Event):
 class RunEnded(Event):
     finished: bool  # True: every sample was counted
     reason: str
-    exit_code: int  # 0 finished or stopped by its owner, 7 too few peers, 1 a bug, 8 disk full
+    exit_code: int  # 0 finished or stopped by its owner, PAUSED, 7 too few peers, 1 a bug, 8 disk full
     rounds: int
     counted: int

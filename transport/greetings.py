@@ -40,7 +40,8 @@ def greet(hub: HubState, conn: bytes, message: Greeting, now: float) -> None:
         hub.out.send(conn, Refused("token", "only the owner of the run can stop it"))
     else:
         hub.out.send(conn, Over("stopping", hub.finished))
-        hub.end_by("stopped by its owner", now, at_once=message.now)
+        how = "paused" if message.pause else "stopped"
+        hub.end_by(f"{how} by its owner", now, at_once=message.now, pause=message.pause)
 
 
 def hello(hub: HubState, conn: bytes, m: Hello, now: float, *, approved: bool = False) -> None:

@@ -93,9 +93,10 @@ class HubState:
         self.started = now
         self.counted_at_start = self.leases.counted
         self.finished, self.reason = False, ""  # how the run ended
-        self.resumable = False  # it failed: its owner may start it again
+        self.resumable = False  # it failed, or is paused: its owner may start it again
         self.token, self.stop_secret = token, stop_secret
         self._stop_at: float | None = None  # when a stop that waits for the exchange stops waiting
+        self.paused = False  # it is the owner who stops it, and he means to go on
         self.waiting_since = self._ticked = self.hold_until = now
         self.told_of_waiting = False
         self.members.recall(known.key for known in recovered.peers)
@@ -226,9 +227,9 @@ class HubState:
         self.end_by(reason, now, at_once=at_once)
         return self._drain(now)
 
-    def end_by(self, reason: str, now: float, *, at_once: bool) -> None:
+    def end_by(self, reason: str, now: float, *, at_once: bool, pause: bool = False) -> None:
         if self.phase is not Phase.ENDED:
-            self.reason = reason
+            self.reason, self.paused = reason, pause
             in_flight = self.phase in (Phase.OPEN, Phase.CLOSED)
             self._stop_at = now if at_once or not in_flight else now + self.settings.stop_s
 
@@ -320,7 +321,7 @@ class HubState:
             return
         idle = self.phase in (Phase.WAITING, Phase.FINAL)
         if self._stop_at is not None and (idle or now >= self._stop_at):
-            self.end(self.reason, 0)
+            self.end(self.reason, events.PAUSED if self.paused else 0)
         elif self.phase is Phase.WAITING:
             open_or_wait(self, now)
         elif self.phase is Phase.OPEN:

@@ -159,12 +159,14 @@ class AskStatus(Message, frozen=True, omit_defaults=True):
 
 
 class AskStop(Message, frozen=True):
-    """The owner ends the run: `cocktail stop`. `secret` is in the owner's run.json, not in the URL."""
+    """The owner ends the run or pauses it: `cocktail stop`. `secret` is in the owner's run.json, not in the
+    URL."""
 
     protocol: int
     secret: Word
     run: Word
     now: bool = False  # do not wait for the exchange in flight
+    pause: bool = False  # it may go on later
 
 
 class AskOwner(Message, frozen=True):
@@ -300,7 +302,9 @@ class Over(Message, frozen=True):
 
     reason: str
     finished: bool  # True: the run reached its end
-    resumable: bool = False  # it failed, and may be started again: what a peer has of it is worth keeping
+    resumable: bool = (
+        False  # it failed or is paused, and may be started again: what a peer has is worth keeping
+    )
 
 
 class Status(Message, frozen=True):

@@ -105,23 +105,28 @@ class PacketLog:
     def end(self) -> int:
         return self._end
 
-    def append(self, round: int, *payload: bytes) -> Record:
+    def append(self, round: int, *payload: bytes | memoryview) -> Record:
         """Write one record, its payload in pieces, and wait until the disk has it. After an error open it
         anew."""
         self.begin(payload)
         return self.seal(round)
 
-    def begin(self, payload: Iterable[bytes]) -> None:
+    def begin(self, payload: Iterable[bytes | memoryview]) -> None:
         """Write a payload, or its first pieces, where the next record is to stand. It is none before `seal`,
         and another `begin` writes over it."""
         self._file.seek(self._end + HEADER_SIZE)
         self._digest, self._length = hashlib.sha256(), 0
         self._go_on(payload)
 
-    def _go_on(self, payload: Iterable[bytes]) -> None:
+    def _go_on(self, payload: Iterable[bytes | memoryview]) -> None:
         for piece in payload:
             self._digest.update(piece)
             self._length += self._file.write(piece)
+
+    def flush(self) -> None:
+        """Have what was begun on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def seal(self, round: int, *rest: bytes) -> Record:
         """Make a record of what was begun, with the rest of it, and wait until the disk has it."""

@@ -110,5 +110,6 @@ def told(curve: Curve) -> list[tuple[int, float]]:
 
 def state_word(hub: HubState) -> str:
     if hub.phase.value == "ended":
-        return "finished" if hub.finished else "failed"
+        ended = hub.finished or (hub.round and not hub.resumable)  # a run that its owner stops has a model
+        return "finished" if ended else "paused" if hub.paused else "failed"
     return "waiting" if hub.phase.value == "waiting" else "running"

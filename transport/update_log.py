@@ -12,6 +12,10 @@ The hash comes last, so that all else is written while the packet is being made.
 peers that left, which the owner took over before this round, in this order; their weight is their share of
 the mean.
 
+Of many peers the packets are longer than what they come to. Then that is logged, as the owner writes it:
+"CKU3" stands in front, no update follows, and what they came to lies between the last of the inherited and
+the hash.
+
 A round that was logged and never committed is cut off at the next start. Once e itself is on the disk the log
 is cleared; a crash between the two leaves rounds older than e, which who reads from e's round on leaves out.
 """
@@ -26,9 +30,10 @@ from pathlib import Path
 from .errors import LedgerError
 from .packet_log import HEADER_SIZE, PacketLog, read_packets, unpack_header
 
-FORMAT = b"CKU2"
+PACKETS, SUM = b"CKU2", b"CKU3"  # what of a round is in its record
 HEAD = struct.Struct("<4sII")
 ENTRY = struct.Struct("<HQd")
+HASH = 32  # bytes
 
 Update = tuple[str, bytes, float]  # peer, packet, weight: as `Work.aggregate` takes them
 
@@ -41,6 +46,7 @@ class RoundUpdates:
     sha256: bytes  # of the aggregated packet that came of them
     updates: tuple[Update, ...]
     inherited: tuple[Update, ...] = ()
+    came_to: bytes = b""  # instead of updates
 
 
 class UpdateLog:
@@ -69,17 +75,27 @@ class UpdateLog:
         self.begin(round, updates, inherited)
         self.seal(sha256)
 
-    def begin(self, round: int, updates: Sequence[Update], inherited: Sequence[Update] = ()) -> None:
-        """Write what went into a round, for a thread beside the one that makes its packet. Nothing is logged
-        before `seal`; another `begin` writes over it. The newest round, where it was not committed after all,
-        may be begun again: what was logged of it is cut off.
+    def begin(
+        self,
+        round: int,
+        updates: Sequence[Update],
+        inherited: Sequence[Update] = (),
+        came_to: Sequence[bytes | memoryview] = (),
+    ) -> None:
+        """Write what went into a round, or what it came to, for a thread beside the one that makes its
+        packet. Nothing is logged before `seal`; another `begin` writes over it. The newest round, where it
+        was not committed after all, may be begun again: what was logged of it is cut off.
         """
         if round == self._next - 1 and self._newest < self._log.end:
             self._log.cut(self._newest)
             self._next = round
         if round != self._next:
             raise LedgerError(f"updates of round {round} cannot follow those of round {self._next - 1}")
-        self._log.begin(pieces(updates, inherited))
+        self._log.begin(pieces(updates, inherited, came_to))
+
+    def flush(self) -> None:
+        """Have what was begun on the disk, so that `seal` need not wait for much."""
+        self._log.flush()
 
     def seal(self, sha256: bytes) -> None:
         """What was begun is logged, with the hash of the packet that came of it, once the disk has it."""
@@ -104,10 +120,11 @@ class UpdateLog:
         if want != stop:
             raise LedgerError(f"{self.path} lacks the updates of round {want}, which is committed")
 
-    def clear(self) -> None:
-        """The owner's error is on the disk: nothing that led to it is needed any more."""
+    def clear(self, next: int) -> None:
+        """The owner's error is on the disk as it is before round `next`: nothing that led to it is needed any
+        more. A round that was logged and comes again, as all its owners were lost, is logged anew."""
         self._log.cut()
-        self._newest = 0
+        self._newest, self._next = 0, next
 
     def close(self) -> None:
         self._log.close()
@@ -127,18 +144,21 @@ def whole(path: Path, stop: int) -> tuple[int, int | None]:
     return end, last
 
 
-def pieces(updates: Sequence[Update], inherited: Sequence[Update]) -> Iterator[bytes]:
-    """The payload of a record but for the hash, without a copy of the packets."""
-    yield HEAD.pack(FORMAT, len(updates), len(inherited))
+def pieces(
+    updates: Sequence[Update], inherited: Sequence[Update], came_to: Sequence[bytes | memoryview] = ()
+) -> Iterator[bytes | memoryview]:
+    """The payload of a record but for the hash, without a copy of what is in it."""
+    yield HEAD.pack(SUM if came_to else PACKETS, len(updates), len(inherited))
     for peer, packet, weight in (*updates, *inherited):
         name = peer.encode()
         yield ENTRY.pack(len(name), len(packet), weight) + name
         yield packet
+    yield from came_to
 
 
 def unpacked(round: int, payload: bytes) -> RoundUpdates:
     """Inverse of `pieces` and the hash. The record's checksum was verified: it is what was written."""
-    if not payload.startswith(FORMAT):
+    if not payload.startswith((PACKETS, SUM)):
         raise LedgerError(f"the updates of round {round} were logged by another version of cocktail")
     _, count, inherited = HEAD.unpack_from(payload)
     at, updates = HEAD.size, list[Update]()
@@ -147,4 +167,5 @@ def unpacked(round: int, payload: bytes) -> RoundUpdates:
         at += ENTRY.size
         updates.append((payload[at : at + name].decode(), payload[at + name : at + name + size], weight))
         at += name + size
-    return RoundUpdates(round, payload[at:], tuple(updates[:count]), tuple(updates[count:]))
+    end = len(payload) - HASH if payload.startswith(SUM) else at
+    return RoundUpdates(round, payload[end:], tuple(updates[:count]), tuple(updates[count:]), payload[at:end])

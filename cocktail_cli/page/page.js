@@ -24,8 +24,8 @@ async function showJoin() {
   const key = takeKey();
   if (!key) return;
   const answer = await fetch("join", { headers: { Authorization: `Bearer ${key}` } });
-  if (!answer.ok) return;
   const line = await answer.text();
+  if (!answer.ok || !line) return; // nobody can join now
   document.getElementById("join-line").textContent = line;
   document.getElementById("copy").addEventListener("click", () => copy(line));
   document.getElementById("join").hidden = false;

@@ -17,6 +17,7 @@ from transport import RunKeys
 from transport.ledger import Counted, EvaluationRow, Ledger, RoundRow
 
 BEGAN = datetime(2026, 11, 20, 14, 0, 0, tzinfo=timezone.utc).timestamp()
+PORT = 1  # where no hub listens, on any machine
 PARAMETERS = 1_000_000
 
 
@@ -43,7 +44,7 @@ class ARun:
 
     def start(self, round: int = 0, seconds: float = 0.0) -> None:
         versions = {"cocktail-sgd": "0.1.0"}
-        place = f"{self.record.url.partition('.')[0]}.***@127.0.0.1:29400/{self.record.run}"
+        place = f"{self.record.url.partition('.')[0]}.***@127.0.0.1:{PORT}/{self.record.run}"
         started = RunStarted(
             self.record.run,
             place,
@@ -109,10 +110,10 @@ def a_run(folder: Path) -> Iterator[ARun]:
     (folder / in_folder.RESOLVED).write_text(recipe.to_json())
     record = RunRecord(
         run="amber-otter-42",
-        url=str(keys.url("127.0.0.1", 29400, "amber-otter-42")),
+        url=str(keys.url("127.0.0.1", PORT, "amber-otter-42")),
         keys=asdict(keys),
         pid=1,
-        port=29400,
+        port=PORT,
         bind="127.0.0.1",
         output_dir=str(folder),
         base=str(folder / "base"),

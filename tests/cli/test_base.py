@@ -198,7 +198,17 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_fetched(monkeypatch: 
 
 @pytest.mark.parametrize(
     "name",
-    ["../evil.json", "/etc/passwd", "a/b.json", "modeling.py", ".hidden.json", "c:evil.json", "x" * 200, ""],
+    [
+        "../evil.json",
+        "/etc/passwd",
+        "a/b.json",
+        "modeling.py",
+        "weights.bin",
+        ".hidden.json",
+        "c:x.json",
+        "x" * 200,
+        "",
+    ],
 )
 def test_a_file_that_could_leave_the_folder_or_be_code_is_refused(name: str) -> None:
     with pytest.raises(Failure) as caught:

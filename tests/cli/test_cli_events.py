@@ -41,7 +41,7 @@ def test_a_step_tells_bytes_of_each_peer_and_the_fingerprint() -> None:
 def test_names_of_events_are_those_of_the_documentation() -> None:
     events = [Eval(0, 0, 1.0), Warning("careful"), RunFinished("r", "m", 1, None, "finished")]
 
-    assert [name_of(event) for event in events] == ["eval", "warning", "run_finished"]
+    assert [name_of(type(event)) for event in events] == ["eval", "warning", "run_finished"]
 
 
 def test_times_are_utc() -> None:

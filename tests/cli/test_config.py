@@ -53,7 +53,7 @@ def test_without_a_file_nothing_is_set() -> None:
     ("text", "said"),
     [
         ('max_up = "8mbit"\n', "no such setting: max_up\nhint: did you mean max-up?"),
-        ("learning_rate = 1\n", "no such setting: learning_rate\nhint: there are device, gpus, "),
+        ("learning_rate = 1\n", "no such setting: learning_rate\nhint: there are cache-dir, device, "),
         ('max-up = "fast"\n', "max-up: "),
         ("hours = [1, 2]\n", "hours: "),
         ('gpus = "two"\n', "gpus is 'two', expected int"),

@@ -35,6 +35,8 @@ def test_a_machine_is_looked_at_line_by_line(cocktail: Run) -> None:
         "files",
         "port",
         "proxy",
+        "address",
+        "power",
         "hub",
     ]
     assert "not asked: HF_HUB_OFFLINE is set" in said.out
@@ -98,6 +100,16 @@ def test_few_open_files_are_a_warning_with_the_command_that_mends_it(
     assert doctor.files().hint == "ulimit -n 1024"
 
 
+def test_a_machine_without_a_way_out_over_ipv4_is_told_what_it_can_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "leads_there", lambda family, there: family == socket.AF_INET6)
+    finding = doctor.address()
+
+    assert finding.level == "warn"
+    assert "IPv6" in finding.text
+
+
 def test_the_environment_can_be_pasted(cocktail: Run) -> None:
     said = cocktail("doctor", "--env")
 
@@ -120,6 +132,7 @@ def test_a_run_is_asked_joined_and_left(cocktail: Run, tmp_path: Path) -> None:
     material = Material.prepare(tmp_path / "base")
     with stalling_hub(material, tmp_path / "ledger") as running:
         said = cocktail("doctor", str(running.url), "--json")
+        line = json.loads(cocktail("bench", "net", str(running.url), "--json").out)
 
     assert said.exit == 0, said.out
     assert "waiting, step 0/1000, 0 peers" in of(said.out, "run")["text"]
@@ -127,4 +140,21 @@ def test_a_run_is_asked_joined_and_left(cocktail: Run, tmp_path: Path) -> None:
     lines = [one["text"] for one in json.loads(said.out)["findings"] if one["about"] == "line"]
     assert "Mbit/s down" in lines[0]
     assert "Mbit/s up" in lines[1]
-    assert running.left("doctor") == ["left: the doctor has seen enough"]
+    assert running.left("doctor") == ["left: the doctor has seen enough"] * 2
+    assert line["rtt_ms"] <= line["slowest_rtt_ms"]
+    for way in ("up", "down"):
+        took = line["packet_bytes"] / line[f"{way}_bytes_per_s"]
+        assert line[f"packet_{way}_s"] == pytest.approx(took, abs=1e-4)
+
+
+def test_a_step_is_measured_without_a_network(cocktail: Run) -> None:
+    small = ["data.max_length=32", "global_batch_size=4", "compression.local_steps=2"]
+    said = cocktail(
+        "bench", "step", "smoke", *small, "--peers", "2", "--steps", "3", "--device", "cpu", "--json"
+    )
+
+    row = json.loads(said.out)
+    assert (said.exit, row["samples"], row["parameters"]) == (0, 2, 1_012_992)
+    assert 0 < row["tokens"] <= 2 * 32
+    assert 0 < row["compute_s"] <= row["step_s"] <= row["slowest_s"]
+    assert row["tokens_per_s"] == pytest.approx(row["tokens"] / row["step_s"])

@@ -109,11 +109,13 @@ def die(*_: Any) -> None:
     raise Killed
 
 
+@pytest.mark.parametrize("shorter", ["packets", "what they come to"])
 @pytest.mark.parametrize("least", [0, 1 << 30], ids=["e is saved often", "e is never saved"])
 @pytest.mark.parametrize("dies", ["logged", "committed", "saving", "saved"])
 def test_killed_at_any_step_the_run_is_what_it_would_have_been(
-    tmp_path: Path, dies: str, least: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, dies: str, least: int, shorter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Owners, "moved_bytes", lambda *_: 1 << 30 if shorter == "packets" else 0)
     for _ in range(ROUNDS):
         life = Life(tmp_path, least)
         life.owner.longest = least and life.owner.longest  # small: after every round
@@ -227,6 +229,7 @@ def test_what_counts_for_less_is_logged_with_the_weight_that_it_had_and_judged_w
 ) -> None:
     monkeypatch.setattr("recipes.trained.count_trained", lambda recipe, folder: P)
     monkeypatch.setattr("recipes.trained.check_trainable", lambda *_: None)
+    monkeypatch.setattr(Owners, "moved_bytes", lambda *_: 1 << 30)
     nothing: Any = SimpleNamespace(pack_held_out=lambda: b"")
     work = RunWork(load_recipe("smoke", []), Base(tmp_path, ()), nothing, tmp_path)
     work.owner = KeptOwner(Owners(P, MIX, SEED), tmp_path)
@@ -269,6 +272,22 @@ def keep_for_others(life: Life, owned: list[int], *, dies: bool) -> Callable[[by
         return number
 
     return keep
+
+
+def test_a_round_whose_owners_were_all_lost_is_logged_again_by_a_hub_that_owns_its_shards_then(
+    tmp_path: Path,
+) -> None:
+    life = Life(tmp_path, 1 << 30)
+    life.owner.own(0, [], lambda errors: pytest.fail("there are none yet"))
+    life.owner.aggregate(0, updates_of(0))  # nobody's packet came: not committed
+
+    life.owner.own(0, [0, 1], lambda errors: pytest.fail("it had none"))
+    commit(life.ledger, 0, life.owner.aggregate(0, updates_of(0)))
+    life.end()
+
+    again = Life(tmp_path, 1 << 30)
+    assert torch.equal(error_of(again.owner), error_of(life.owner))
+    again.end()
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,24 @@ def test_bytes_that_differ_widely_are_drawn_on_a_log_axis(run: ARun) -> None:
     assert apart(2000) > 50
 
 
+def test_a_first_round_with_next_to_nothing_in_it_does_not_flatten_the_later_ones(run: ARun) -> None:
+    about = run.reader().look().about
+
+    def apart(first: int) -> float:
+        """Pixels between two later rounds, of which one moves twice the other's bytes."""
+        moved = [first, 1000, 2000]
+        rounds = tuple(
+            Round(r, r, 10.0 * r, 1.0, 4.0, ("ann",), up=up, down=up) for r, up in enumerate(moved)
+        )
+        _, chart = traffic(Chronicle(about, "running", rounds=rounds))
+        line = next(chart.iter("polyline"))
+        one, two = [float(point.split(",")[1]) for point in line.get("points", "").split()[-2:]]
+        return abs(one - two)
+
+    assert apart(10) > 10
+    assert apart(1000) > 50
+
+
 def test_what_joiners_fetched_is_told_beside_what_the_rounds_exchanged(run: ARun) -> None:
     """Eve fetches the model meanwhile; Ann had, in the round that was her first."""
     before = ratio_of(run.reader().look())

@@ -44,6 +44,13 @@ def test_who_looks_gets_the_run_and_not_the_line_to_join_it(run: ARun) -> None:
         assert not any(secret in text for text in got)
 
 
+def test_of_a_run_that_nobody_can_join_there_is_no_line_and_no_error(run: ARun) -> None:
+    app = application(run.reader(), KEY, lambda: "", again=0.0)
+    page = TestClient(app, base_url="http://127.0.0.1:29480", client=HERE)
+
+    assert page.get("/join", headers={"Authorization": f"Bearer {KEY}"}).status_code == 204
+
+
 def test_the_line_is_for_the_key_and_for_this_machine(run: ARun) -> None:
     def asked(key: str, client: tuple[str, int]) -> tuple[int, bool]:
         shown = {"Authorization": f"Bearer {key}".encode()}

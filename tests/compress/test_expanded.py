@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -99,7 +101,9 @@ def test_short_vectors_leave_the_compiler_alone(monkeypatch: pytest.MonkeyPatch)
 def test_a_packet_that_decode_refuses_is_refused_in_its_words() -> None:
     packet = Cocktail().encode(vector())
     damaged = packet[:200] + bytes([packet[200] ^ 1]) + packet[201:]
-    for wrong, m in ((packet[:-1], M), (packet, M - 1), (packet[:80], M), (damaged, M)):
+    unused = packet[:48] + (1 << 61).to_bytes(8, "little") + packet[56:]  # section 1, of no bytes, as zstd
+    unused = unused[:4] + zlib.crc32(unused[8:]).to_bytes(4, "little") + unused[8:]
+    for wrong, m in ((packet[:-1], M), (packet, M - 1), (packet[:80], M), (damaged, M), (unused, M)):
         with pytest.raises(PacketError) as here:
             expanded(wrong, m)
         with pytest.raises(PacketError) as there:

@@ -19,7 +19,7 @@ from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 from cocktail_cli.kept_owner import KeptOwner
 from compress import Cocktail
 from recipes.cocktail_sgd import over_all
-from recipes.owners import Owners
+from recipes.owners import Keep, Owners, no_log
 from transport import Ledger
 from transport.events import Event
 from transport.ledger import RoundRow
@@ -52,9 +52,9 @@ class NamingOwner(Owners):
     def __init__(self) -> None:
         super().__init__(P, MIX, SEED)
 
-    def aggregate(self, round: int, updates: Updates) -> bytes:
+    def aggregate(self, round: int, updates: Updates, keep: Keep = no_log) -> bytes:
         said = [[peer, json.loads(packet.partition(b"\n")[0]), weight] for peer, packet, weight in updates]
-        return json.dumps([round, said]).encode() + b"\n" + super().aggregate(round, plain(updates))
+        return json.dumps([round, said]).encode() + b"\n" + super().aggregate(round, plain(updates), keep)
 
     def replay(self, round: int, updates: Updates, packet: bytes) -> None:
         super().replay(round, plain(updates), packet.partition(b"\n")[2])

@@ -22,6 +22,7 @@ STEPS = 10
 # of ten steps
 SHORT: dict[str, dict[str, Any]] = {
     "cocktail": {},
+    "cocktail-paper": {},
     "lora-cocktail": {},
     "allreduce": {"weighting": "uniform"},
     "local-sgd": {"local_steps": 4},

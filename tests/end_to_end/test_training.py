@@ -120,7 +120,7 @@ def test_a_recipe_as_users_write_it_trains_one_peer_like_plain_pytorch(
         assert moved > 0.01
         ours = swarm.members["ann"].common
         # within rounding; Adam makes more of it where a gradient is nearly zero
-        assert (ours - plain).norm() < 1e-4 * (plain - before).norm()
+        assert (ours - plain).norm() < 3e-4 * (plain - before).norm()
 
 
 def test_all_peers_hold_the_same_bits_after_every_round_joiners_included(

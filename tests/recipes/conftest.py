@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from a_web import Web
 from tiny_models import BUILTIN, CONFIGS
 
 from recipes.base import open_tokenizer
 from recipes.data import Corpus, build_corpus
 from recipes.recipe import load_recipe
+from recipes.web import text_at
 
 BARE = """\
 version: 1
@@ -60,13 +62,30 @@ def write(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder saved by `save_pretrained` for each architecture, with the builtin tokenizer."""
-    made = {}
-    for name, config in CONFIGS.items():
-        torch.manual_seed(1)
-        folder = tmp_path_factory.mktemp(name)
-        transformers.AutoModelForCausalLM.from_config(config()).save_pretrained(folder)
-        for file in BUILTIN.glob("tokenizer*.json"):
-            shutil.copyfile(file, folder / file.name)
-        made[name] = folder
-    return made
+    """A folder saved by `save_pretrained` for each architecture that is asked for, with the builtin
+    tokenizer."""
+
+    class Made(dict[str, Path]):
+        def __missing__(self, name: str) -> Path:
+            torch.manual_seed(1)
+            folder = self[name] = tmp_path_factory.mktemp(name)
+            transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).save_pretrained(folder)
+            for file in BUILTIN.glob("tokenizer*.json"):
+                shutil.copyfile(file, folder / file.name)
+            return folder
+
+    return Made()
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What the web says from now on: a body, and how it is answered."""
+
+    def serving(*args: Any, **more: Any) -> Web:
+        web = Web(*args, **more)
+        monkeypatch.setattr("urllib.request.urlopen", web)
+        text_at.cache_clear()
+        return web
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
+    return serving

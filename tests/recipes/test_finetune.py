@@ -54,6 +54,7 @@ class OneRound:
     eval_part: int = 0
     eval_parts: int = 0
     spans: int = 1
+    members: tuple[str, ...] = ("ann",)
 
 
 @dataclass
@@ -191,6 +192,22 @@ def test_what_came_too_late_is_delivered_with_the_next_packet() -> None:
     assert [delivery.delivers for delivery in hub.deliveries] == [[], [0], [0, 1], [0, 1, 2]]
     assert ("ready", 2) in hub.said
     assert ("ready", 3) in hub.said
+
+
+def test_of_two_members_each_takes_half_a_step_where_the_owner_takes_the_sum_and_says_the_swarms_rate() -> (
+    None
+):
+    moved = []
+    for asked, members in [("packets", ("ann",)), ("packets", ("ann", "bob")), (1.0, ("ann", "bob"))]:
+        hub = FakeHub(recipe(outer_learning_rate=asked), [OneRound(0, 0, members=members)])
+        peer = peer_for(hub)
+        before = peer.worker.x.clone()
+        steps(hub, peer)
+        moved.append(peer.worker.x - before)
+        assert peer.rate == 0.1
+
+    assert torch.equal(moved[1], moved[0] / 2)
+    assert torch.equal(moved[2], moved[0])
 
 
 def test_asked_to_leave_it_finishes_the_exchange_in_flight_and_says_goodbye() -> None:

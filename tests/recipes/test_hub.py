@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+import torch
 from local_hub import OTHER, TOKEN, LocalHub, contents
+from safetensors.torch import load_file
 
 from recipes.access import gated
-from recipes.base import prepare_base
+from recipes.base import commit_of, fetch_model, prepare_base
 from recipes.hub import Repository, commit_of_data, fetch
 from recipes.pinned import pinned
 from recipes.problems import DataError, HubUnreachable, ModelError
 from recipes.recipe import load_recipe
 from recipes.schema import Dataset, Recipe
-from recipes.sources import rows
+from recipes.sources import bring, rows
 
 ROWS = b"".join(json.dumps({"text": f"row {i}"}).encode() + b"\n" for i in range(5))
 CARD = b"---\nconfigs:\n- config_name: default\n  data_files: rows.jsonl\n---\n"
@@ -52,16 +55,28 @@ def test_what_is_needed_is_fetched_once_and_the_weights_in_one_form(
 ) -> None:
     files = contents(folder)
     both = hub.add("a/both", {**files, "pytorch_model.bin": b"", "README.md": b"", "model.onnx": b""})
-    tensors = files.pop("model.safetensors")
-    old = hub.add("a/old", {**files, "pytorch_model.bin": tensors})
 
     first = prepare_base(recipe("a/both"), tmp_path)
     again = prepare_base(recipe("a/both"), tmp_path)
 
     assert sorted(both.asked) == sorted(contents(folder))
     assert first.files == again.files
-    assert "pytorch_model.bin" in {file.name for file in prepare_base(recipe("a/old"), tmp_path).files}
+
+
+def test_a_model_of_bin_files_is_written_anew_and_stays_the_commit_that_it_is(
+    hub: LocalHub, folder: Path, tmp_path: Path
+) -> None:
+    files, saved = contents(folder), BytesIO()
+    torch.save(load_file(folder / "model.safetensors"), saved)
+    del files["model.safetensors"]
+    old = hub.add("a/old", {**files, "pytorch_model.bin": saved.getvalue()})
+
+    base = prepare_base(recipe("a/old"), tmp_path / "run")
+
     assert "pytorch_model.bin" in old.asked
+    assert {file.name for file in base.files} == set(contents(folder))
+    assert commit_of(base.folder) == commit_of(fetch_model("a/old", None))
+    assert pinned(recipe("a/old"), base.folder).model.model_revision == commit_of(base.folder)
 
 
 def test_what_is_fetched_is_told_as_it_comes(
@@ -151,13 +166,34 @@ def test_a_run_keeps_the_commits_it_began_with_until_they_are_gone_from_the_hub(
         prepare_base(run, tmp_path)
 
 
-def test_rows_of_the_hub_are_those_of_their_commit(
-    hub: LocalHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def of_datasets(hub: LocalHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """That library asks this hub too."""
     pytest.importorskip("datasets")
     monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.url)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "data")
+
+
+@pytest.mark.usefixtures("of_datasets")
+def test_rows_of_the_hub_are_told_as_they_come_and_nobody_else_draws_a_bar(
+    hub: LocalHub, capfd: pytest.CaptureFixture[str]
+) -> None:
+    both = hub.add("a/both", {"train.jsonl": ROWS, "test.jsonl": ROWS * 9, "notes.txt": ROWS}, "datasets")
+    told: list[tuple[int, int]] = []
+    assert bring(Dataset(path="a/both"), lambda done, total: told.append((done, total))) == 5
+    here = list(both.asked)
+
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert (told[-1], {total for _, total in told}) == ((10 * len(ROWS),) * 2, {10 * len(ROWS)})
+    assert len(list(rows(Dataset(path="a/both")))) == 5
+    assert both.asked == here
+    bring(Dataset(path="a/both"), lambda done, total: pytest.fail("it is here"))
+    assert "%|" not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("of_datasets")
+def test_rows_of_the_hub_are_those_of_their_commit(hub: LocalHub) -> None:
     data = hub.repos["datasets/a/open"]
     first = data.branches["main"]
     data.commit({"rows.jsonl": b'{"text": "another"}\n', "README.md": CARD})

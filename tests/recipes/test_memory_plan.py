@@ -146,16 +146,25 @@ def test_a_smaller_sample_needs_less_to_encode() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="how much a process held at most is read from /proc")
-def test_the_plan_is_within_a_tenth_of_what_a_process_takes(root: Path) -> None:
-    """Of two architectures: one with eager attention, one with grouped heads and sdpa."""
-    asked = ("--only", "gptj,qwen3", "--rounds", "2", "--length", "128")
+@pytest.mark.skipif(sys.platform != "linux", reason="how much a process holds is read from /proc")
+def test_the_plan_is_within_a_tenth_of_what_a_process_takes_and_so_is_each_part(root: Path) -> None:
+    """Of four architectures: eager attention and sdpa, grouped heads, tied and untied embeddings."""
+    asked = ("--only", "gptj,qwen3,opt,gpt-neox", "--length", "64")
     done = subprocess.run(
         [sys.executable, "scripts/bench_memory.py", *asked],
-        cwd=root, capture_output=True, text=True, timeout=120,
+        cwd=root, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
-    ratios = [float(line.split("|")[-2]) for line in done.stdout.splitlines()[2:]]
-    assert len(ratios) == 2
-    assert all(0.9 < ratio < 1.1 for ratio in ratios), done.stdout
+    head, _, *lines = [[cell.strip() for cell in line.split("|")[2:-1]] for line in done.stdout.splitlines()]
+    compared = set()
+    for planned, measured in zip(lines[::3], lines[1::3], strict=True):
+        for part, plan, found in zip(head, map(float, planned), map(float, measured), strict=True):
+            if part == "rest":
+                assert found < 10, done.stdout
+            elif max(plan, found) > 10:  # MB: below that it is the allocator and Python that are measured
+                assert plan == pytest.approx(found, rel=0.1), f"{part}: {done.stdout}"
+                compared.add(part)
+    assert len(lines) == 3 * 4
+    assert compared >= {"weights", "common", "gradient", "optimizer"}
+    assert compared >= {"activations", "logits", "exchange", "whole"}

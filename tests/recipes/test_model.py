@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import CONFIGS, TIED, VOCABULARY
 
-from recipes.base import manifest
 from recipes.data import Sample, collate
 from recipes.flat import Flat, Layout, layout_of
 from recipes.model import evaluate, export, generate, load_model, loss_sum
@@ -225,29 +224,6 @@ def test_a_model_with_weights_in_bin_files_only_is_read_as_tensors(folders, tmp_
     (folder / "model.safetensors").unlink()
 
     assert evaluate(load_model(folder), samples, 2) == evaluate(model, samples, 2)
-    assert "pytorch_model.bin" in [file.name for file in manifest(folder)]
-
-
-def test_a_bin_file_that_would_run_code_is_refused(folders, tmp_path) -> None:
-    folder = tmp_path / "evil"
-    shutil.copytree(folders["gpt_neox"], folder)
-    (folder / "model.safetensors").unlink()
-    torch.save({"weight": Trap(tmp_path / "sprung")}, folder / "pytorch_model.bin")
-
-    with pytest.raises(ModelError, match=r"a \.bin file with more than tensors in it, which could be code$"):
-        load_model(folder)
-
-    assert not (tmp_path / "sprung").exists()
-
-
-class Trap:
-    """Unpickled, it makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
 
 
 def test_a_folder_that_lacks_a_weight_is_refused_and_not_filled_at_random(folders, tmp_path) -> None:

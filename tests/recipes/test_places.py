@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import io
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from recipes.data import build_corpus
@@ -28,40 +24,6 @@ def test_a_folder_and_a_glob_of_jsonl_are_read_in_the_order_of_their_names(
             "two<|endoftext|>",
         ]
     assert len(alone.samples) == 1
-
-
-class Web:
-    """What `urlopen` answers, once."""
-
-    def __init__(
-        self, body: bytes, announced: int | None = None, url: str = "https://example.org/my.jsonl"
-    ) -> None:
-        self.body, self.url, self.asked = io.BytesIO(body), url, 0
-        self.headers = {"Content-Length": str(len(body) if announced is None else announced)}
-
-    def __call__(self, url: str, timeout: float) -> Web:
-        self.asked += 1
-        return self
-
-    def __enter__(self) -> Web:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def read(self, size: int) -> bytes:
-        return self.body.read(size)
-
-
-@pytest.fixture
-def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def serving(*args: Any, **more: Any) -> Web:
-        web = Web(*args, **more)
-        monkeypatch.setattr("urllib.request.urlopen", web)
-        return web
-
-    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
-    return serving
 
 
 def test_a_file_on_the_web_is_fetched_once_and_its_lines_are_told_by_its_address(web, tokenizer) -> None:

@@ -14,19 +14,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from bench_quality import QUICK, run
 from quality_cells import Cell, changed, read, setting_of
 from quality_model import Models
-from quality_plan import RATES, REFERENCE, SEEDS, TABLES, best_rate, missing
+from quality_plan import RATES, REFERENCE, SEEDS, SUM, TABLES, best_rate, missing
 from quality_report import markdown, plot
 from quality_train import Outcome, Setting, backward, new_model, train
 
+from recipes.relax import PRESETS
 from recipes.schema import Compression, Training
 
 EXACT = Setting(peers=1, sample=1.0, keep=1.0, bits=32, staleness=0)  # packets that lose nothing
 TWO = replace(EXACT, peers=2)
 
 
-def test_the_studys_cocktail_is_the_recipes_default() -> None:
-    assert Setting().compression == Compression()
-    assert Setting().training(1e-3, 7, 9) == Training(learning_rate=1e-3, seed=7, max_steps=9)
+def test_the_study_begins_at_the_papers_preset_and_what_it_recommends_is_the_default() -> None:
+    paper, best = Compression(preset="cocktail-paper"), replace(SUM, outer_rate=0.0)
+    betas = PRESETS["cocktail-paper"].training
+
+    assert Setting().compression.model_copy(update={"preset": "cocktail-paper"}) == paper
+    assert Setting().training(1e-3, 7, 9) == Training(learning_rate=1e-3, seed=7, max_steps=9, **betas)
+    assert best.compression == Compression()
+    assert best.training(1e-3, 7, 9) == Training(learning_rate=1e-3, seed=7, max_steps=9)
 
 
 @pytest.mark.parametrize(("setting", "same"), [(EXACT, REFERENCE.setting), (TWO, replace(TWO, averaged=1))])

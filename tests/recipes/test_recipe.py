@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from recipes.document import leaves, sections
-from recipes.names import LATER, OTHER_NAMES
+from recipes.names import INSTEAD, OTHER_NAMES, WITHOUT
 from recipes.problems import Problem
 from recipes.recipe import (
     Recipe,
@@ -71,7 +71,6 @@ def test_an_unknown_name_is_told_with_the_nearest_one() -> None:
     ("name", "message"),
     [
         ("missing.yaml", "no such file"),
-        ("https://example.org/r.yaml", "a recipe cannot be read from the web in this version"),
         (".", "is a folder, not a recipe"),
     ],
 )
@@ -94,24 +93,17 @@ def test_loading_recipes_imports_neither_torch_nor_transformers() -> None:
 
 def test_leaf_names_are_unique_so_that_a_bare_leaf_names_one_key() -> None:
     names = [leaf for model in sections().values() for leaf in model.model_fields]
-    names += [key.partition(".")[2] for key in LATER if not key.startswith(("datasets", "eval_datasets"))]
     counts = Counter([*names, *Recipe.model_fields])
 
     assert [name for name, count in counts.items() if count > 1 and name] == []
-    assert not set(leaves()) & set(OTHER_NAMES)
+    assert not set(leaves()) & (set(OTHER_NAMES) | set(WITHOUT))
     assert not set(OTHER_NAMES) & set(Dataset.model_fields)
 
 
 def test_other_tools_names_lead_to_keys_that_exist() -> None:
     known = {".".join(map(str, key)) for key in leaves().values()} | set(sections())
 
-    assert set(OTHER_NAMES.values()) <= known | set(LATER)
-
-
-def test_planned_keys_are_no_keys_yet() -> None:
-    held = {f"{section}.{leaf}" for section, model in sections().items() for leaf in model.model_fields}
-
-    assert not held & set(LATER)
+    assert set(OTHER_NAMES.values()) <= known
 
 
 def test_several_mistakes_are_told_at_once_each_with_its_line(write) -> None:
@@ -170,20 +162,23 @@ def test_a_wrong_name_leads_to_the_right_one(write, text: str, key: str, message
     assert [(p.line, p.key, p.message) for p in problems(write(SMALL + text + "\n"))] == [(7, key, message)]
 
 
-# ---- what this version cannot do -----------------------------------------------------------------
+# ---- what there is not ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "key"),
-    [
-        ("compression: {lossless: lz4}", "compression.lossless"),
-    ],
-)
-def test_a_planned_key_is_refused_with_its_line(write, text: str, key: str) -> None:
-    [problem] = problems(write(SMALL + text + "\n"))
+def test_a_switch_that_there_is_not_is_refused_with_what_is_so_instead(write) -> None:
+    [problem] = problems(write(SMALL + "compression: {lossless: lz4}\n"))
 
-    assert (problem.line, problem.key) == (7, key)
-    assert problem.message == "not supported in this version"
+    assert (problem.line, problem.key, problem.message) == (7, "compression.lossless", WITHOUT["lossless"])
+
+
+def test_an_open_run_is_one_whose_url_is_published(write) -> None:
+    [problem] = problems(write(SMALL + "swarm: {join: open}\n"))
+
+    assert (problem.line, problem.key) == (7, "swarm.join")
+    assert (problem.message, problem.hint) == (
+        "must be 'token' or 'approve', not 'open'",
+        INSTEAD["swarm.join", "open"],
+    )
 
 
 def test_a_probe_wants_the_packets_at_the_hub(write) -> None:
@@ -193,7 +188,7 @@ def test_a_probe_wants_the_packets_at_the_hub(write) -> None:
     assert "a probe (probe_batch_size) needs the packets at the hub: owners: hub" in problem.message
 
 
-def test_a_planned_key_that_asks_for_nothing_changes_nothing(write) -> None:
+def test_a_default_that_is_written_changes_nothing(write) -> None:
     plain = load_recipe(write(SMALL))
     spelt = load_recipe(
         write(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from compress import Cocktail, decode
 from recipes.cocktail_sgd import Common, Part, Worker, mix_of
 from recipes.owners import Owners, even
-from recipes.relax import Outer, outer_of
+from recipes.relax import outer_of
 from recipes.schema import Compression
 
 SEED, N, PEERS = 7, 600, 3
@@ -33,17 +33,23 @@ class Trio:
         self.workers = [Worker(x0.clone(), Common(x0.clone(), mix, SEED), decay=decay) for _ in range(PEERS)]
         self.owner = Owners(N, mix, SEED, outer=outer_of(self.asked))
         self.sent: list[Part] = []
+        self.taken: list[tuple[str, bytes, float]] = []
 
     @property
     def common(self) -> Tensor:
         return self.workers[0].common.vector
+
+    @property
+    def error(self) -> Tensor:
+        return torch.cat([owner.error for owner in self.owner.owners.values()])
 
     def steps(self) -> None:
         for worker, optimum in zip(self.workers, self.optima, strict=True):
             for _ in range(self.asked.local_steps):
                 worker.x.sub_(self.rate * (worker.x - optimum))
 
-    def round(self) -> bytes:
+    def round(self, late: Collection[int] = (), weights: Sequence[float] = (1.0,) * PEERS) -> bytes:
+        """`late`: whose packets are not taken."""
         if self.asked.staleness:
             sent = [worker.start() for worker in self.workers]
             self.steps()
@@ -52,9 +58,10 @@ class Trio:
             sent = [worker.start() for worker in self.workers]
         self.sent = sent
         round = self.workers[0].common.round
-        packet = self.owner.aggregate(round, [(str(i), part.packet, 1.0) for i, part in enumerate(sent)])
-        for worker, part in zip(self.workers, sent, strict=True):
-            worker.finish(packet, part)
+        self.taken = [(str(i), s.packet, weights[i]) for i, s in enumerate(sent) if i not in late]
+        packet = self.owner.aggregate(round, self.taken)
+        for i, (worker, part) in enumerate(zip(self.workers, sent, strict=True)):
+            worker.finish(packet, None if i in late else part)
         return packet
 
 
@@ -184,14 +191,15 @@ def test_onebit_sends_signs_after_its_first_steps_and_loses_nothing_on_either_si
     assert sizes[0] == sizes[1] > 7 * sizes[2]
 
 
-def test_cocktail_and_lora_cocktail_hide_the_exchange_and_differ_in_what_is_left_out() -> None:
-    cocktail, lora = Trio(preset="cocktail"), Trio(preset="lora-cocktail")
-    for trio in (cocktail, lora):
+def test_the_three_cocktails_hide_the_exchange_and_differ_in_what_is_left_out() -> None:
+    cocktail, paper, lora = (Trio(preset=name) for name in ("cocktail", "cocktail-paper", "lora-cocktail"))
+    for trio in (cocktail, paper, lora):
         trio.round(), trio.round()
 
-    assert cocktail.asked.staleness == lora.asked.staleness == 1
-    assert len(cocktail.sent[0].pieces[0].update.positions) == round(0.2 * round(0.1 * N / 2) * 2)
+    assert cocktail.asked.staleness == paper.asked.staleness == lora.asked.staleness == 1
+    assert len(paper.sent[0].pieces[0].update.positions) == round(0.2 * round(0.1 * N / 2) * 2)
     assert len(lora.sent[0].pieces[0].update.positions) == N
+    assert cocktail.asked.model_dump() == Compression().model_dump()
 
 
 # ---- the parts ---------------------------------------------------------------------------------------------
@@ -223,6 +231,84 @@ def test_an_owner_that_is_started_again_has_its_momentum_to_the_bit(
         assert owner.momentum.any()
         assert torch.equal(owner.momentum, again.owners[number].momentum)
         assert torch.equal(owner.error, again.owners[number].error)
+
+
+WHOLE: dict[str, object] = {"preset": "allreduce", "quant_bits": 32, "outer_learning_rate": "packets"}
+
+
+def test_a_step_of_as_many_as_there_are_packets_is_that_number_as_a_step_and_of_one_packet_the_mean() -> None:
+    packets, three = Trio(outer_learning_rate="packets"), Trio(outer_learning_rate=3.0)
+    for _ in range(3):
+        assert packets.round() == three.round()
+
+    alone, mean = Trio(outer_learning_rate="packets"), Trio(outer_learning_rate=1.0)
+    for _ in range(3):
+        assert alone.round(late=[0, 2]) == mean.round(late=[0, 2])
+
+
+def test_of_packets_that_weigh_unlike_the_mean_is_taken_as_often_as_there_are_some_with_a_weight() -> None:
+    trio = Trio(**WHOLE)
+    before = trio.common.clone()
+    trio.round(weights=(10.0, 0.0, 30.0))
+    one, _, three = (part.pieces[0].update.dense() for part in trio.sent)
+
+    close(trio.common, before + 2 * (one / 4 + 3 * three / 4))
+
+
+@pytest.mark.parametrize("members", [1, 2, 3])
+def test_the_swarms_step_is_as_long_however_many_make_it(members: int) -> None:
+    """All go for the same optimum, and a step is a fifth of the way there."""
+    trio = Trio(**WHOLE)
+    outer = outer_of(trio.asked)
+    trio.rate, trio.optima = outer.peers_rate(0.2, members), [torch.ones(N)] * PEERS
+    before = trio.common.clone()
+    trio.round(late=range(members, PEERS))
+
+    close(trio.common, before + 0.2 * (1 - before))
+    assert outer_of(Compression(preset="diloco")).peers_rate(0.2, 3) == 0.2
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_a_sum_is_replayed_to_the_bit_however_many_packets_each_round_had(
+    momentum: float, tmp_path: Path
+) -> None:
+    trio = Trio(outer_learning_rate="packets", outer_momentum=momentum, rate=0.02)
+    again = Owners(N, mix_of(trio.asked), SEED, outer=outer_of(trio.asked))
+    for t, late in enumerate([(), (1,), (0, 2), (), (2,)]):
+        packet = trio.round(late, (1000.0, 700.0, 3.0))
+        if t == 1:
+            trio.owner.save(tmp_path / "error", 2)
+            again.load(tmp_path / "error")
+            assert again.owners[0].packets == trio.owner.owners[0].packets == 2
+        elif t > 1:
+            again.replay(t, trio.taken, packet)
+
+    assert torch.equal(trio.error, again.owners[0].error)
+    assert torch.equal(trio.owner.owners[0].momentum, again.owners[0].momentum)
+
+
+def test_of_a_sum_nothing_is_lost_and_nothing_counts_twice_whoever_is_late_or_leaves() -> None:
+    """x' + e + all that is unsent is x_0 and every step that anybody has made."""
+    trio = Trio(random_ratio=0.5, block_size=16, outer_learning_rate="packets", rate=0.05)
+    start, made = trio.common.double(), torch.zeros(N, dtype=torch.float64)
+
+    def steps() -> None:
+        for worker, optimum in zip(trio.workers, trio.optima, strict=True):
+            step = 0.05 * (worker.x - optimum)
+            worker.x.sub_(step)
+            made.sub_(step.double())
+
+    trio.steps = steps  # type: ignore[method-assign]
+    for late in ([], [1], [0, 2], [0], []):
+        trio.round(late)
+    leaver = trio.workers.pop()
+    legacy = leaver.legacy(1 << 20)
+    assert legacy is not None
+    trio.owner.inherit("2", legacy.packet, 1 / 3)
+    leaver.take_out(legacy)
+    unsent = sum((worker.x - trio.common).double() for worker in (*trio.workers, leaver))
+
+    torch.testing.assert_close(trio.common + trio.error + unsent, start + made, rtol=0, atol=1e-5)
 
 
 def test_an_aggregate_that_was_not_committed_leaves_no_momentum() -> None:
@@ -280,7 +366,7 @@ def test_the_first_steps_are_sent_whole_and_the_walk_goes_on_where_it_would_be(s
     whole = 3 + staleness  # rounds; a stale one delivers the steps before it
 
     assert [mix.draw(N, SEED, t).m == N for t in range(6)] == [t < whole for t in range(6)]
-    assert (mix.at(whole - 1).bits, mix.at(whole).bits) == (16, 4)
+    assert (mix.at(whole - 1).bits, mix.at(whole).bits) == (16, 2)
     later = mix_of(Compression()).draw(N, SEED, whole)
     assert torch.equal(mix.draw(N, SEED, whole).units, later.units)
 
@@ -289,13 +375,6 @@ def test_uniform_weights_count_peers_and_not_their_tokens() -> None:
     updates = [("a", b"1", 30.0), ("b", b"2", 10.0), ("c", b"3", 0.0)]
 
     assert even(updates) == [("a", b"1", 1.0), ("b", b"2", 1.0), ("c", b"3", 0.0)]
-
-
-def test_an_outer_step_at_rate_one_without_momentum_is_the_mean_to_the_bit() -> None:
-    u = torch.randn(50)
-
-    assert Outer().plain
-    assert torch.equal(Outer().step(u.clone(), torch.randn(50)), u)
 
 
 def largest_of_each(v: Tensor, chunk: int, count: Callable[[int], int]) -> list[int]:

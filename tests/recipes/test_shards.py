@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
 from compress import Cocktail, PacketError, decode, join, split
-from recipes.aggregate import OPEN, RejectedUpdate
+from recipes.aggregate import OPEN, Moved, RejectedUpdate
 from recipes.cocktail_sgd import Common, Owner, Worker
 from recipes.owners import Owners, part_of
+from recipes.relax import Outer
 
 N, SEED = 500, 7
 MIX = Cocktail(sample=0.5, keep=0.4, bits=4, block=16, shards=3)
@@ -102,6 +104,30 @@ def test_a_round_in_which_a_shard_did_not_move_is_replayed_without_it() -> None:
     assert torch.equal(again.owners[0].error, owners.owners[0].error)
     assert torch.equal(again.owners[2].error, owners.owners[2].error)
     assert not again.owners[1].error.any()
+
+
+@pytest.mark.parametrize("outer", [Outer(), Outer(0.7, 0.9, 0.95)], ids=["plain", "with momentum"])
+def test_what_a_round_came_to_moves_e_as_its_packets_did(outer: Outer) -> None:
+    peers, owners, again = workers(), *(Owners(N, MIX, SEED, outer=outer) for _ in range(2))
+    for round in range(3):
+        written: list[bytes] = []
+
+        def keep(found: Mapping[int, Moved], to: list[bytes] = written) -> Callable[[], object]:
+            to.append(b"".join(owners.written(found)))
+            return lambda: None
+
+        packet = owners.aggregate(round, updates_of(peers), keep)
+        again.repeat(round, *written, packet)
+        for peer in peers:
+            peer.catch_up(packet)
+
+        assert len(written[0]) - owners.moved_bytes(round) in range(1, 600)
+        for number, owner in owners.owners.items():
+            assert torch.equal(owner.error, again.owners[number].error)
+            assert torch.equal(owner.momentum, again.owners[number].momentum)
+            assert owner.usual == again.owners[number].usual
+    with pytest.raises(ValueError, match="came to is not of these shards"):
+        Owners(N, MIX, SEED, owned=[1]).repeat(0, written[0][:-1], packet)
 
 
 def test_errors_come_back_from_the_disk_shard_by_shard(tmp_path: Path) -> None:

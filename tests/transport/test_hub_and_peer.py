@@ -218,8 +218,8 @@ def test_status_and_stop(start: Callable[..., Running]) -> None:
     link.connect()
     status = ask_status(running.url)
     with pytest.raises(RefusedByHub, match="only the owner"):
-        ask_stop("127.0.0.1", running.hub.port, running.keys.public, "toy-run", "guess")
-    ask_stop("127.0.0.1", running.hub.port, running.keys.public, "toy-run", running.keys.stop)
+        ask_stop(running.url, "guess")
+    ask_stop(running.url, running.keys.stop)
     over = link.next_round()
     link.leave("bye")
 

@@ -12,6 +12,7 @@ from transport import events
 from transport.messages import AskOwner, AskStop
 from transport.rounds import PHASES, Phase
 from transport.sessions import NEXT, Kind, State
+from transport.status import state_word
 
 WORDS = ["step"] * 6 + ["up", "up", "down", "down", "work", "work", "job", "job"]
 WORDS += [
@@ -298,7 +299,19 @@ def test_the_owner_stops_after_the_exchange_in_flight_or_at_once() -> None:
         ended = swarm.settle()
 
         assert (ended.finished, ended.exit_code, ended.reason) == (False, 0, "stopped by its owner")
+        assert state_word(swarm.hub) == "finished", "its model is made of what is committed"
         assert ended.rounds == (2 if now else 3)
+
+
+def test_a_pause_is_a_stop_whose_run_may_go_on_and_its_peers_are_told_so() -> None:
+    swarm = swarm_of(2)
+    until(swarm, lambda: swarm.hub.round == 2 and swarm.hub.phase is Phase.OPEN)
+    swarm.act(swarm.hub.receive(b"the owner", AskStop(1, STOP, "toy-run", pause=True), swarm.now))
+    ended = swarm.settle()
+
+    assert (ended.exit_code, ended.reason, ended.rounds) == (events.PAUSED, "paused by its owner", 3)
+    assert swarm.hub.resumable
+    assert state_word(swarm.hub) == "paused"
 
 
 def test_the_tables_name_every_state() -> None:

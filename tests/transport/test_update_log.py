@@ -39,6 +39,15 @@ def test_what_went_into_a_round_is_read_as_it_was_written(
     assert repr(read) == repr(RoundUpdates(7, sha256, tuple(updates), tuple(inherited)))
 
 
+@given(st.binary(min_size=32, max_size=32), st.binary(min_size=1), UPDATES)
+def test_what_a_round_came_to_is_read_as_it_was_written(
+    sha256: bytes, came_to: bytes, inherited: list[tuple[str, bytes, float]]
+) -> None:
+    read = unpacked(7, b"".join(pieces([], inherited, [came_to[:1], came_to[1:]])) + sha256)
+
+    assert repr(read) == repr(RoundUpdates(7, sha256, (), tuple(inherited), came_to))
+
+
 def test_another_process_reads_the_rounds_and_goes_on(tmp_path: Path) -> None:
     some(tmp_path / "log").close()
 
@@ -117,7 +126,7 @@ def test_a_log_of_another_version_is_refused_in_words() -> None:
 
 def test_a_cleared_log_begins_with_the_next_round(tmp_path: Path) -> None:
     log = some(tmp_path / "log", 3)
-    log.clear()
+    log.clear(3)
     assert log.size == 0
     log.append(3, bytes([3]) * 32, updates_of(3))
     log.close()

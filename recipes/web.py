@@ -1,0 +1,55 @@
+"""What lies at an https address, and why it does not come."""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from http.client import HTTPException
+from typing import Any
+
+PATIENCE = 30.0  # seconds for a server to say something; for a text, to say all of it
+
+
+class Unfetched(Exception):
+    """The address gave nothing that is of use."""
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Any]:
+    """The answer, to be read. What goes wrong while it is read is told in the same words.
+
+    Errors: Unfetched.
+    """
+    try:
+        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+            if not answer.url.startswith("https://"):
+                raise Unfetched(f"leads to {answer.url}, which is not https")
+            yield answer
+    except urllib.error.HTTPError as error:
+        raise Unfetched(f"the server answers {error.code} {error.reason}") from error
+    except (urllib.error.URLError, ConnectionError, TimeoutError, HTTPException) as error:
+        why = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise Unfetched(f"cannot be fetched: {why}") from error
+
+
+@cache  # one command asks more than once, and is to be told the same
+def text_at(url: str, most: int) -> bytes:
+    """A text of at most so many bytes, whole. Errors: Unfetched."""
+    until, data = time.monotonic() + PATIENCE, b""
+    with opened(url) as answer:
+        wanted = int(answer.headers["Content-Length"] or 0)
+        while block := answer.read1(1 << 16):
+            data += block
+            if len(data) > most:
+                raise Unfetched(f"is larger than {most >> 10:,} KiB")
+            if time.monotonic() > until:
+                raise Unfetched(f"has not come within {PATIENCE:.0f} s")
+        if "text/html" in (answer.headers["Content-Type"] or ""):
+            raise Unfetched("is a page to look at: take the address of the file itself (its `raw` form)")
+    if wanted and len(data) != wanted:
+        raise Unfetched(f"{len(data):,} bytes came, {wanted:,} were announced")
+    return data

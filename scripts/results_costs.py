@@ -24,7 +24,7 @@ ASSUMED = prose(
     "negative; compared with all points",
     "beyond. Assumed beyond what was measured: one hub owns everything (with shards at peers",
     "its CPU, memory and bytes",
-    "are spread over them), packets of the defaults (0.134 bit a parameter), one core of",
+    "are spread over them), packets of the paper's setting (0.134 bit a parameter), one core of",
     "this machine, memory and disk",
     "as fast as at the sizes measured, no local steps. A hub holds e, 4 bytes a parameter,",
     "and a round's packets up to",

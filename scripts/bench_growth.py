@@ -37,7 +37,7 @@ PEERS = (2, 4, 8, 16, 32, 64)
 AT, WITH = 15e6, 4  # parameters of the points by peers; peers of the points by size
 FITTED = 3e7, 16  # points up to here make the fit
 ROUNDS = 3
-HUB_ROUNDS = 6  # as many at each size: what is kept of them for those who catch up has a bound, but no smaller one
+HUB_ROUNDS = 6  # at each size as many: some are kept for those who catch up
 Point = measured.Row
 
 

@@ -31,7 +31,14 @@ def ask_status(url: RunURL, timeout: float = 10.0, recipe: bool = False) -> dict
 def ask_stop(url: RunURL, secret: str, now: bool = False, pause: bool = False, timeout: float = 10.0) -> None:
     """End the run, or pause it; returns when the hub has heard it. Raises Unreachable, RefusedByHub,
     LinkLost."""
-    answer = ask(url.host, url.port, url.key, AskStop(PROTOCOL, secret, url.run, now, pause), timeout)
+    question = AskStop(PROTOCOL, secret, url.run, now, pause)
+    try:
+        answer = ask(url.host, url.port, url.key, question, timeout)
+    except LinkLost:  # a hub that has no peers ends at once, and its answer may be lost with the connection
+        try:
+            answer = ask(url.host, url.port, url.key, question, timeout)
+        except Unreachable:
+            return
     if not isinstance(answer, Over):
         raise LinkLost(f"the hub answered {type(answer).__name__} to a stop")
 

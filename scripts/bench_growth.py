@@ -11,8 +11,8 @@ hub      the hub of bench_hub.py with the owner of a real run and four peers tha
 peers    the same hub by number of peers, at 15 M parameters
 
 Each quantity is a straight line in what it must grow with (FITS), fitted by least squares of relative errors
-to the small points (up to FITTED parameters and peers) and compared with those beyond. A point is a line of
-JSON in --out, and replaces the older one.
+to the small points (up to FITTED parameters and peers; a hub's memory to 1e8) and compared with those
+beyond. A point is a line of JSON in --out, and replaces the older one.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ PEERS = (2, 4, 8, 16, 32, 64)
 AT, WITH = 15e6, 4  # parameters of the points by peers; peers of the points by size
 FITTED = 3e7, 16  # points up to here make the fit
 ROUNDS = 3
+FULL = 3e7  # parameters
 HUB_ROUNDS = 6  # at each size as many: some are kept for those who catch up
 Point = measured.Row
 
@@ -105,10 +106,11 @@ class Fit:
     what: str
     where: tuple[str, ...]  # kinds of points
     terms: tuple[str, ...]
+    up_to: float = FITTED[0]  # parameters of the points that make it
 
     def row(self, point: Point) -> list[float]:
         p, n = float(point["parameters"]), float(point["peers"])
-        known = {"1": 1.0, "P": p, "N": n, "N P": n * p}
+        known = {"1": 1.0, "P": p, "N": n, "N P": n * p, f"min(P, {FULL:.0e})": min(p, FULL)}
         return [known[term] for term in self.terms]
 
     def constants(self, points: list[Point]) -> list[float]:
@@ -133,7 +135,8 @@ FITS = {
     "hub, bytes": Fit("bytes", ("hub", "peers"), ("N", "N P")),
     # A packet's cost is laid to its bytes alone: points by peers are of one size, which tells no fixed part.
     "hub, CPU-s": Fit("cpu_s", ("hub", "peers"), ("1", "P", "N P")),
-    "hub, memory": Fit("memory", ("hub", "peers"), ("1", "P", "N")),
+    # What a hub keeps beside e has a bound, which is reached at about FULL parameters.
+    "hub, memory": Fit("memory", ("hub", "peers"), ("1", "P", f"min(P, {FULL:.0e})", "N"), 1e8),
 }
 LARGE: dict[str, Point] = {
     "20.6 B parameters, 8 peers": {"parameters": 20.6e9, "peers": 8},
@@ -143,8 +146,8 @@ LARGE: dict[str, Point] = {
 }
 
 
-def small(point: Point) -> bool:
-    return bool(point["parameters"] <= FITTED[0] and point["peers"] <= FITTED[1])
+def small(point: Point, up_to: float = FITTED[0]) -> bool:
+    return bool(point["parameters"] <= up_to and point["peers"] <= FITTED[1])
 
 
 def fitted(points: list[Point]) -> list[Point]:
@@ -152,10 +155,10 @@ def fitted(points: list[Point]) -> list[Point]:
     found = []
     for name, fit in FITS.items():
         mine = [p for p in points if p["kind"] in fit.where]
-        if len(inner := [p for p in mine if small(p)]) <= len(fit.terms):
+        if len(inner := [p for p in mine if small(p, fit.up_to)]) <= len(fit.terms):
             continue
         constants = fit.constants(inner)
-        beyond = [(p, fit.at(constants, p) / p[fit.what] - 1) for p in mine if not small(p)]
+        beyond = [(p, fit.at(constants, p) / p[fit.what] - 1) for p in mine if not small(p, fit.up_to)]
         found.append(
             {
                 "name": name,

@@ -20,15 +20,12 @@ KINDS = {
 }
 ASSUMED = prose(
     f"P is parameters, N peers. Fitted to the points up to {bench_growth.FITTED[0]:.0e} parameters and",
-    f"{bench_growth.FITTED[1]} peers, by least squares of relative errors, no constant",
-    "negative; compared with all points",
-    "beyond. Assumed beyond what was measured: one hub owns everything (with shards at peers",
-    "its CPU, memory and bytes",
-    "are spread over them), packets of the paper's setting (0.134 bit a parameter), one core of",
-    "this machine, memory and disk",
-    "as fast as at the sizes measured, no local steps. A hub holds e, 4 bytes a parameter,",
-    "and a round's packets up to",
-    "a bound; a peer x_i and x'.",
+    f"{bench_growth.FITTED[1]} peers (a hub's memory to 1e+08), by least squares of relative errors, no",
+    "constant negative; compared with all points beyond. Assumed beyond what was measured: one hub owns",
+    "everything (with shards at peers its CPU, memory and bytes are spread over them), packets of the",
+    "paper's setting (0.134 bit a parameter), one core of this machine, memory and disk as fast as at the",
+    "sizes measured, no local steps. A hub holds e, 4 bytes a parameter, and a round's packets up to a",
+    "bound; a peer x_i and x'.",
 )
 
 

@@ -27,7 +27,7 @@ from recipes.schema import Recipe
 from recipes.whole import header, write_whole
 
 Updates = Sequence[tuple[str, bytes, float]]  # (peer, packet, weight)
-# Told, before an aggregate changes any e, what it will be by; gives what waits until that is kept.
+# Told, before an aggregate changes any e, what they come from; gives what waits until that is kept.
 Keep = Callable[[Mapping[int, Moved]], Callable[[], object]]
 ERROR, MOMENTUM = "error", "momentum"  # e and v, in a file
 

@@ -39,6 +39,7 @@ from cocktail_cli import (
 from cocktail_cli.errors import Failure, Interrupted, explain
 from cocktail_cli.folder import log_to
 from cocktail_cli.options import AFTER, CHECK, RECIPES, RUN, TOOLS
+from cocktail_cli.title import hide
 
 app = typer.Typer(
     help="Fine-tune a large language model with other people's GPUs over ordinary internet links.",
@@ -86,6 +87,7 @@ def root(
 
 def main() -> NoReturn:
     """Run the command line and exit with the code that `cocktail_cli.errors` documents."""
+    hide()
     options = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     as_json = "--json" in options
     loud = (

@@ -26,6 +26,7 @@ from recipes.trained import blueprint_of, computed_in, kind_of
 
 FLOAT = 4  # bytes
 SENT = 13  # bytes of a value that was sent: position, int64, number, float32, and its part of the packet
+ENCODING = 12  # bytes of a value that is chosen; 11 to 14, as the threshold was met
 DECODING = 18  # bytes of a value while it is decoded
 FINGERPRINT = 50  # bytes of a value while the fingerprint follows it, so many values at a time
 FOUR_BITS = 0.5 + FLOAT / 64  # bytes a quantized weight, with the scale of each 64
@@ -169,7 +170,7 @@ def block_of(model: nn.Module) -> int:
 def exchange(compression: Compression, size: int, beside: int, step: int = 0) -> Part:
     """Encoding runs beside the compute, taking in what came follows it: the activations are gone by then.
 
-    encoding    4 m + 13 k: the difference, and what is chosen of it; of chunks 8 m + 20 k
+    encoding    4 m + 12 k: the difference, and what is chosen of it; of chunks 8 m + 20 k
     sent        13 k: what was sent waits, decoded, and its packet
     taking in   28 k: what came, and where that lies in the vector; 8 k less where all of it is visited
                 4 m more where what stays decays
@@ -177,9 +178,9 @@ def exchange(compression: Compression, size: int, beside: int, step: int = 0) ->
     whole = compression.uncompressed_steps > 0  # to begin with
     m = size if whole else int(size * compression.random_ratio)
     k = size if whole else int(m * compression.topk_ratio)
-    encoding = 2 * FLOAT * m + 20 * k if compression.topk_chunk and k < m else FLOAT * m + SENT * k
+    encoding = 2 * FLOAT * m + 20 * k if compression.topk_chunk and k < m else FLOAT * m + ENCODING * k
     taking_in = (28 if m < size else 20) * k + FINGERPRINT * min(k, FINGERPRINT_AT_ONCE)
     stays = FLOAT * m if compression.error_decay < 1 else 0
     most = max(encoding, DECODING * k + stays)
     after = SENT * k + max(taking_in, step) + stays - beside
-    return Part("exchange", max(most, after), "4 m + 13 k, or 41 k after the compute")
+    return Part("exchange", max(most, after), "4 m + 12 k, or 41 k after the compute")

@@ -16,8 +16,8 @@ def hide() -> None:
     """To be called first. Does not return where it starts this process anew; then it puts the URL back into
     sys.argv, which nobody else sees.
 
-    Nothing is done where no process can become another (Windows, which does not show arguments to other users),
-    and where sys.argv is not what was typed.
+    Nothing is done where no process can become another (Windows, which does not show arguments to other
+    users), and where sys.argv is not what was typed.
     """
     if url := os.environ.pop(TYPED, ""):
         sys.argv[:] = [url if argument == masked(url) else argument for argument in sys.argv]

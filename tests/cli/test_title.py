@@ -29,7 +29,8 @@ def test_a_command_given_a_url_has_it_and_does_not_show_its_token(url: str) -> N
     with subprocess.Popen(
         [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         heard = json.loads(process.stdout.readline())
         asked = ["ps", "-ww", "-o", "args=", "-p", str(process.pid)]
         seen = subprocess.run(asked, capture_output=True, text=True, check=True).stdout

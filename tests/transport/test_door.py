@@ -65,7 +65,7 @@ def test_a_member_brings_its_part_and_fetches_the_packet(house: House) -> None:
     assert direct.send(3, [house.owner], {"owner": b"a part", "hub": b"left"}, lambda: False) == {
         "hub": b"left"
     }
-    assert house.came == [(3, "ann", b"a part")]
+    until(lambda: house.came == [(3, "ann", b"a part")])
     assert direct.fetch(3, [house.owner], 1 << 20) == {"owner": b"packet of shards"}
     assert direct.fetch(2, [house.owner], 1 << 20) == {}, "it is not served"
     direct.close()
@@ -124,8 +124,10 @@ def test_a_link_whose_connections_ended_goes_on_where_it_was(house: House, line:
     direct, owner = Direct(lambda owner: link), house.at(line.port)
     assert direct.send(3, [owner], {"owner": b"a part"}, lambda: False) == {}
     sessions = dict(house.door._visitors)
+    line.dark.set()  # or it is up again before anybody looks
     line.cut()
     until(lambda: not link._carrier.connected)
+    line.dark.clear()
 
     assert direct.send(4, [owner], {"owner": b"a part"}, lambda: False) == {}
     assert house.door._visitors == sessions

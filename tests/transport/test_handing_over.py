@@ -164,7 +164,7 @@ def test_a_legacy_on_its_way_outlives_the_opening_of_a_round(tmp_path: Path) -> 
     with MemorySwarm(toy_settings(samples=400), work, tmp_path) as swarm:
         wire = MemoryPeerWire(swarm.wire)
         link = PeerLink(
-            swarm.url, "ann", patience=10.0, flows=1, wire=wire, bandwidth=Bandwidth(up=4_000_000.0)
+            swarm.url, "ann", patience=10.0, flows=1, wire=wire, bandwidth=Bandwidth(up=1_500_000.0)
         )
         ann = Leaver(link)
         for _ in range(2):

@@ -20,9 +20,9 @@ BETAS: dict[str, Any] = {"beta1": 0.5, "beta2": 0.99}
 AVERAGE = Setting(staleness=0, averaged=1)
 COCKTAIL = Setting()
 TWO_BITS = Setting(bits=2)
-SUM = Setting(sample=0.113, bits=2, outer_rate=4.0, **BETAS)  # x' moves by the sum of what the peers did
+SUM = Setting(sample=0.113, bits=2, outer_rate=0.0, **BETAS)  # the recipes' default
 THIN = replace(SUM, sample=0.04)
-THINNEST = replace(SUM, sample=0.1, local_steps=8)
+THINNEST = replace(SUM, sample=0.13, bits=1, staleness=0, local_steps=8, error_decay=0.8)
 
 
 @dataclass(frozen=True)
@@ -48,25 +48,19 @@ class Table:
 
 
 def with_peers(rows: tuple[Row, ...], peers: int) -> tuple[Row, ...]:
-    """The owner's step, where it is not 1, is the number of peers."""
-    found = []
-    for row in rows:
-        if not row.setting.peers:
-            found.append(row)
-            continue
-        outer = 1.0 if row.setting.outer_rate == 1 else float(peers)
-        found.append(replace(row, setting=replace(row.setting, peers=peers, outer_rate=outer)))
-    return tuple(found)
+    return tuple(
+        replace(row, setting=replace(row.setting, peers=peers)) if row.setting.peers else row for row in rows
+    )
 
 
 METHODS = (
     Row("all-reduce, betas .5 .99", Setting(peers=0, **BETAS)),
     Row("local AdamW, averaged each step in FP32", AVERAGE),
-    Row("p=.1 K=.2, 4 bits (`cocktail`)", COCKTAIL),
+    Row("p=.1 K=.2, 4 bits (`cocktail-paper`)", COCKTAIL),
     Row("p=.1 K=.2, 2 bits", TWO_BITS),
-    Row("p=.113 K=.2, 2 bits, the sum, betas .5 .99", SUM),
+    Row("p=.113 K=.2, 2 bits, the sum, betas .5 .99 (`cocktail`)", SUM),
     Row("p=.04 K=.2, 2 bits, the sum, betas .5 .99", THIN),
-    Row("p=.1 K=.2, 2 bits, the sum, betas .5 .99, H=8", THINNEST),
+    Row("p=.13 K=.2, 1 bit, the sum, betas .5 .99, fresh, H=8, error decay .8", THINNEST),
 )
 
 
@@ -82,8 +76,8 @@ GAP = {
     "beta1 .7": {"beta1": 0.7},
     "beta1 0": {"beta1": 0.0},
     "second moments averaged each step (for nothing)": {"shared_v": 1},
-    "owner's step of 1": {"outer_rate": 1.0},
-    "owner's step of 2": {"outer_rate": 2.0},
+    "the mean": {"outer_rate": 1.0},
+    "twice the mean": {"outer_rate": 2.0},
     "owner's momentum .5": {"momentum": 0.5},
     "the owner sends all that is visited": {"owner_keep": 1.0},
     "error decay .9": {"error_decay": 0.9},
@@ -107,8 +101,8 @@ WITHOUT = {
     "the owner forgets e": {"owner_error_decay": 0.0},
     "peers forget what a round left of what it visited": {"error_decay": 0.0},
     "both": {"owner_error_decay": 0.0, "error_decay": 0.0},
-    "10 % of the packets too late": {"dropped": 0.1, "outer_rate": 0.0},  # their number differs by round
-    "30 % of the packets too late": {"dropped": 0.3, "outer_rate": 0.0},
+    "10 % of the packets too late": {"dropped": 0.1},
+    "30 % of the packets too late": {"dropped": 0.3},
 }
 SIXTEEN = replace(SUM, rows=16)  # twice the batch, so that 16 peers have a sample each
 
@@ -120,7 +114,7 @@ TABLES = (
     Table("without", changed_from(SUM, WITHOUT)),
     Table(
         "peers",
-        changed_from(SIXTEEN, {f"{n} peers": {"peers": n, "outer_rate": float(n)} for n in (1, 2, 4, 8, 16)}),
+        changed_from(SIXTEEN, {f"{n} peers": {"peers": n} for n in (1, 2, 4, 8, 16)}),
         reference=Row("all-reduce, FP32, 16 samples", Setting(peers=0, rows=16)),
     ),
 )

@@ -26,7 +26,7 @@ TWO = replace(EXACT, peers=2)
 
 
 def test_the_study_begins_at_the_papers_preset_and_what_it_recommends_is_the_default() -> None:
-    paper, best = Compression(preset="cocktail-paper"), replace(SUM, outer_rate=0.0)
+    paper, best = Compression(preset="cocktail-paper"), SUM
     betas = PRESETS["cocktail-paper"].training
 
     assert Setting().compression.model_copy(update={"preset": "cocktail-paper"}) == paper

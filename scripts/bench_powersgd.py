@@ -20,6 +20,7 @@ from quality_train import Size, backward, base, documentation, loss_at, new_mode
 from torch import Tensor
 
 from recipes.optim import build_optimizer, learning_rate, set_learning_rate
+from recipes.relax import PRESETS
 from recipes.schema import Training
 
 OUT = measured.FOLDER / "powersgd.jsonl"
@@ -61,7 +62,8 @@ def cell(size: Size, rank: int, rate: float, seed: int, folder: Path) -> measure
         for i, p in enumerate(weights)
         if not small(p.shape, rank)
     }
-    training = Training(learning_rate=rate, seed=seed, max_steps=size.steps)
+    betas = PRESETS["allreduce"].training  # those of the reference
+    training = Training(learning_rate=rate, seed=seed, max_steps=size.steps, **betas)
     optimizer, rate_at = build_optimizer(flat.masters, training), learning_rate(training, size.steps)
     for step in range(size.steps):
         rows, found = text.rows(size.rows, seed, step), list[list[Tensor]]()

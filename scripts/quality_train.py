@@ -194,7 +194,7 @@ def base(size: Size, folder: Path) -> Tensor:
     if not path.exists():
         flat, raw = new_model(size), sources()
         text = Text(raw, size.length)
-        training = Training(learning_rate=2e-3, adam_beta2=0.99)
+        training = Training(learning_rate=2e-3, adam_beta1=0.9, adam_beta2=0.99)
         optimizer = build_optimizer(flat.masters, training)
         rate = learning_rate(training, size.base_steps)
         for step in range(size.base_steps):

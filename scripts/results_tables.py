@@ -168,9 +168,9 @@ def loss(folder: Path) -> str:
             prose(
                 f"**Against wall clock**: {Size().steps:,} steps, each as long as one of the table above,",
                 "in hours of GPT-J's steps. A row of cocktail has them at speeds at which the packets that",
-                "were timed had its bytes, or nearly so; one that does not hide its exchange has none. hivemind",
-                "is not in the study: what it averages is all-reduce's gradient. PowerSGD's hours are those of",
-                "a rank that sends ten times less than the one whose loss stands here.",
+                "were timed had its bytes, or nearly so; one that does not hide its exchange has none.",
+                "hivemind is not in the study: what it averages is all-reduce's gradient. PowerSGD's hours are",
+                "those of a rank that sends ten times less than the one whose loss stands here.",
             ),
             table(["way", "held-out loss", *(f"h at {s} Mbit/s" for s in TIMED_AT)], timed(folder, found)),
             "![held-out loss against time at 100 Mbit/s](measured/loss.svg)\n",

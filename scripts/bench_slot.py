@@ -42,11 +42,11 @@ LARGER = 350
 SETTINGS: dict[str, tuple[str, ...]] = {
     "auto": (),
     "auto, up to K=0.4": ("compression.topk_ratio_max=0.4",),
-    "K=0.2, 4 bit": ("compression.auto=false",),
-    "K=0.1, 4 bit": ("compression.auto=false", "compression.topk_ratio=0.1"),
-    "K=0.1, 2 bit": ("compression.auto=false", "compression.topk_ratio=0.1", "compression.quant_bits=2"),
-    "K=0.05, 2 bit": ("compression.auto=false", "compression.topk_ratio=0.05", "compression.quant_bits=2"),
-    "K=0.025, 2 bit": ("compression.auto=false", "compression.topk_ratio=0.025", "compression.quant_bits=2"),
+    "K=0.2, 4 bit": ("compression.auto=false", "compression.quant_bits=4"),
+    "K=0.2, 2 bit": ("compression.auto=false",),
+    "K=0.1, 2 bit": ("compression.auto=false", "compression.topk_ratio=0.1"),
+    "K=0.05, 2 bit": ("compression.auto=false", "compression.topk_ratio=0.05"),
+    "K=0.025, 2 bit": ("compression.auto=false", "compression.topk_ratio=0.025"),
 }
 
 

@@ -80,12 +80,12 @@ def loss(name: str, seed: int, larger: float) -> Line:
     held = Counter[str]()
     sizes: list[tuple[int, ...]] = []
     while now < BUDGET * COMPUTE_S:
-        parts = [peer.worker.start(slot.up) for peer, slot in zip(peers, slots, strict=True)]
+        parts = [peer.worker.start(round(slot.up / larger)) for peer, slot in zip(peers, slots, strict=True)]
         for place, peer in enumerate(peers):
             lease = [i % len(corpus) for i in range(step * batch, (step + 1) * batch)][place :: len(peers)]
             peer.backward(corpus, lease, recipe.training.max_grad_norm)
         updates = [(str(i), part.packet, 1.0) for i, part in enumerate(parts)]
-        owner.fits(min(slot.down for slot in slots)) if all(slot.down for slot in slots) else None
+        owner.fits(round(min(slot.down for slot in slots) / larger))
         aggregate = owner.aggregate(step, updates)
         held.update(taken.peer for taken in owner.held)
         up = [len(part.packet) / rate for part, rate in zip(parts, rates, strict=True)]
@@ -98,8 +98,10 @@ def loss(name: str, seed: int, larger: float) -> Line:
             set_learning_rate(peer.optimizer, outer.peers_rate(rate(step), len(peers)))
             peer.optimizer.step()
             peer.worker.finish(aggregate, part)
-            slots[slot_of] = slots[slot_of].computed(COMPUTE_S).sent(len(part.packet), up[slot_of])
-            slots[slot_of] = slots[slot_of].came(len(aggregate), down[slot_of])
+            slots[slot_of] = (
+                slots[slot_of].computed(COMPUTE_S).sent(round(larger * len(part.packet)), up[slot_of])
+            )
+            slots[slot_of] = slots[slot_of].came(round(larger * len(aggregate)), down[slot_of])
         sizes.append((*(len(part.packet) for part in parts), len(aggregate)))
         now, step = now + took, step + 1
         idle, done = idle + max(0.0, took - COMPUTE_S), done + took

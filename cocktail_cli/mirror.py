@@ -6,24 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-
-@dataclass
-class OneRound:
-    round: int
-    step: int
-    samples: int
-    steps: int = 100
-    exchange: bool = True
-    eval_part: int = 0
-    eval_parts: int = 0
-    spans: int = 1
-    members: tuple[str, ...] = ("ann",)
-
-
-@dataclass
-class Committed:
-    accepted: list[str]
-    refused: dict[str, str] = field(default_factory=dict)
+from transport.messages import Committed, Round
 
 
 @dataclass
@@ -50,17 +33,17 @@ class Mirror:
 
     def ready(self, round: int, fingerprint: int) -> None: ...
 
-    def next_round(self) -> OneRound | None:
+    def next_round(self) -> Round | None:
         if self.done == self.rounds:
             self.ended = "that was enough"
             return None
-        self.done += 1
-        steps = self.rounds * self.local_steps
-        return OneRound(self.done - 1, (self.done - 1) * self.local_steps, self.samples, steps)
+        number, self.done = self.done, self.done + 1
+        every = self.local_steps
+        return Round(number, number * every, self.rounds * every, [self.name], self.samples, exchange=True)
 
     def exchange(self, packet: bytes, delivery: object) -> Committed:
         self.packet = packet
-        return Committed([self.name])
+        return Committed(self.done - 1, len(packet), "", [self.name])  # it comes back unchecked
 
     def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None: ...
 

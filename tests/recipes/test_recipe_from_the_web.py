@@ -66,7 +66,7 @@ def test_a_problem_in_it_is_told_with_address_and_line(web) -> None:
         (DATA + "model: {model_name_or_path: ./model}", "model.model_name_or_path", "model_name_or_path=./m"),
         (MODEL + DATA + "data: {chat_template: ./a.jinja}", "data.chat_template", "chat_template=./a.jinja"),
         (MODEL + DATA + "checkpoint: {output_dir: ../../x}", "checkpoint.output_dir", "output_dir=../x"),
-        (MODEL + DATA + "checkpoint: {output_dir: /tmp/x}", "checkpoint.output_dir", "output_dir=/tmp/x"),
+        (MODEL + DATA + "checkpoint: {output_dir: /srv/x}", "checkpoint.output_dir", "output_dir=/srv/x"),
     ],
 )
 def test_what_it_says_lies_here_is_refused_and_the_same_said_here_is_not(

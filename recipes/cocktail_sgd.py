@@ -205,6 +205,7 @@ class Worker:
         its part of a shard that the aggregate leaves out.
         """
         self.follow(self.common.apply(aggregate), sent)  # 5, 7
+        self.fill = self.fill.came(0 if self.common.round <= self.common.mix.full else len(aggregate))
 
     def follow(self, part: Part, sent: Part | None) -> None:
         """Line 6, where x' has moved by `part`."""

@@ -5,10 +5,11 @@
     cost     of a step: K (q + 1/8) + H(K) bits a visited coordinate, H the entropy of its position
     next     the highest step whose packet, the last one's bytes in proportion to the cost, fits
 
-The sender is a peer, and what fits is what its line up carries beside its compute; or an owner, and it is the
-least that peers say they can fetch beside theirs. It starts where the recipe is, and stays there while
-nothing is known. It goes up RISE steps at a time, and only with room to spare: so it rests where what fits
-stays the same, and where it varies by less than that.
+The sender is a peer, and what fits is what its line up carries beside its compute, and no more than AHEAD
+times what comes back: what an owner cannot pass on waits in e, where nobody sees it. Or it is an owner, and
+what fits is the least that peers say they can fetch beside theirs. It starts where the recipe is, and stays
+there while nothing is known. It goes up RISE steps at a time, and only with room to spare: so it rests where
+what fits stays the same, and where it varies by less than that.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from recipes.schema import Compression
 STEP = 2**0.25
 RISE = 2  # steps at once
 SPARE = 0.85  # of the room: a richer packet takes no more
+AHEAD = 1.5  # x the aggregate; by SPARE of it a peer that is alone may still go a step up
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Fill:
     ladder: tuple[Rung, ...]  # from the sparsest on
     at: int = 0
     size: float = 0.0  # bytes of the newest one; 0: it says nothing
+    back: float = 0.0  # bytes of the aggregate that came for it; 0: likewise
 
     @property
     def wide(self) -> float:
@@ -53,10 +56,14 @@ class Fill:
     def sent(self, size: float) -> Fill:
         return replace(self, size=size)
 
+    def came(self, back: float) -> Fill:
+        return replace(self, back=back)
+
     def within(self, room: float) -> Fill:
         """So many bytes fit; 0: not known."""
         if not self.size or not room:
             return self
+        room = min(room, AHEAD * self.back) if self.back else room
         a_bit = self.size / self.ladder[self.at].cost
         fitting = [i for i, rung in enumerate(self.ladder) if rung.cost * a_bit <= room]
         to = max(fitting, default=0)

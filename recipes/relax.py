@@ -107,28 +107,31 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+MOST = 4  # packets that are added up; of more it is so many times their mean (LOG.md)
+
+
 @dataclass(frozen=True)
 class Outer:
     """What an owner makes of the mean. `PLAIN` leaves it as it is: D = mean + e."""
 
-    rate: float | Literal["packets"] = 1.0
+    rate: float | Literal["packets"] = 1.0  # packets: their number, up to MOST
     momentum: float = 0.0  # Nesterov's, in the form of torch.optim.SGD
     decay: float = 1.0  # of e
 
     def rate_of(self, packets: int) -> float:
         """Of the owner's step in a round with so many packets."""
-        return float(packets) if self.rate == "packets" else self.rate
+        return float(min(packets, MOST)) if self.rate == "packets" else self.rate
 
     def peers_rate(self, rate: float, members: int) -> float:
         """What a peer's optimizer takes for the learning rate of the whole swarm: where the owner multiplies
         by the number of packets, each peer divides by that of the members. So a swarm's step is as long
         whoever comes and goes, and one peer alone trains as if there were no swarm."""
-        return rate / members if self.rate == "packets" else rate
+        return rate / self.rate_of(members) if self.rate == "packets" else rate
 
     def counts(self, share: float, packets: int) -> float:
         """What a leaver's residual counts, whose packets had this share of the mean. A share of 1 is of an
         owner's error, or of a peer that was alone: both are in steps of the swarm."""
-        return share * packets if self.rate == "packets" and share < 1 else share
+        return share * self.rate_of(packets) if self.rate == "packets" and share < 1 else share
 
     def step(self, u: Tensor, v: Tensor) -> Tensor:
         """u + momentum v, where v, changed in place, has taken u in: u has the rate in it already. All (m,);

@@ -241,7 +241,7 @@ class Compression(Section):
     staleness: Literal[0, 1] = 1  # 1: the exchange hides behind the next steps' compute
     local_steps: Whole = 1  # H: optimizer steps between two exchanges
     outer_learning_rate: Annotated[Real, Field(gt=0)] | Literal["packets"] = (
-        "packets"  # the owner's step along the mean; packets: their number, which makes it their sum
+        "packets"  # the owner's step along the mean; packets: their number, up to 4: their sum
     )
     outer_momentum: Annotated[Real, Field(ge=0, lt=1)] = 0.0  # Nesterov's, at the owner
     error_decay: Annotated[Real, Field(ge=0, le=1)] = 1.0  # what a round leaves at a peer is multiplied by

@@ -15,7 +15,7 @@ from torch import Tensor
 from compress import Cocktail, decode
 from recipes.cocktail_sgd import Common, Part, Worker, mix_of
 from recipes.owners import Owners, even
-from recipes.relax import outer_of
+from recipes.relax import MOST, Outer, outer_of
 from recipes.schema import Compression
 
 SEED, N, PEERS = 7, 600, 3
@@ -253,6 +253,15 @@ def test_of_packets_that_weigh_unlike_the_mean_is_taken_as_often_as_there_are_so
     one, _, three = (part.pieces[0].update.dense() for part in trio.sent)
 
     close(trio.common, before + 2 * (one / 4 + 3 * three / 4))
+
+
+@pytest.mark.parametrize("members", [1, 3, MOST, MOST + 1, 64])
+def test_beyond_so_many_the_owners_step_is_no_longer_and_a_peers_rate_no_smaller(members: int) -> None:
+    outer = Outer("packets")
+
+    assert outer.rate_of(members) == min(members, MOST)
+    assert outer.peers_rate(0.2, members) * outer.rate_of(members) == pytest.approx(0.2)
+    assert outer.counts(1 / members, members) == (pytest.approx(outer.rate_of(members) / members))
 
 
 @pytest.mark.parametrize("members", [1, 2, 3])

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 
 import quality_cells
 import quality_plan
@@ -102,8 +103,6 @@ NOTES = prose(
     "- *DiLoCo*: one exchange was measured; a row of H steps is that and H times the compute, the best "
     "it could have.",
     "- *hivemind* averages gradients while the next step computes.",
-    "- *Not alone.* Rows at which the cores were 100 % busy had other programs beside them: theirs are the "
-    "seconds that this cost, which is more for a small model, whose step is short.",
     "- Systems that send whole gradients run a smaller model at the same ratios, so that their steps "
     "are waited for.",
 )
@@ -164,6 +163,7 @@ def loss(folder: Path) -> str:
                 "against bytes. `over all-reduce` is the mean over the seeds that are there.",
             ),
             *(part for part in parts if part),
+            longer(),
             *rivals_loss(folder, found),
             prose(
                 f"**Against wall clock**: {Size().steps:,} steps, each as long as one of the table above,",
@@ -179,19 +179,35 @@ def loss(folder: Path) -> str:
 
 
 def rivals_loss(folder: Path, found: quality_plan.Found) -> list[str]:
-    """The same for ways that the study has no rows of, each at the best rate that was tried."""
-    reference, rows = quality_plan.losses(found, quality_plan.REFERENCE.setting), list[list[str]]()
-    for rank, best in powersgd(folder).items():
-        rows.append([f"PowerSGD, rank {rank}", f"{best['ratio']:.0f}x", f"{best['rate']:g}", best["loss"]])
+    """The same for ways that the study has no rows of, each at the rate that was best with the first seed."""
+    reference, rows = quality_plan.REFERENCE, list[list[str]]()
+    dense = {s: quality_plan.losses(found, reference.setting, s) for s in quality_plan.SEEDS}
+    rate = quality_plan.best_rate(found, reference)
+    best = {seed: losses[rate] for seed, losses in dense.items() if rate in losses}
+
+    def row(name: str, ratio: str, rate: float, losses: dict[int, float]) -> list[str]:
+        pairs = [loss / best[seed] - 1 for seed, loss in losses.items() if seed in best]
+        each = ", ".join(f"{loss:.4f}" for loss in losses.values())
+        return [name, ratio, f"{rate:g}", each, f"{mean(pairs):+.2%}"]
+
+    for rank, one in powersgd(folder).items():
+        losses = {r["seed"]: r["loss"] for r in powersgd_rows(folder, rank) if r["rate"] == one["rate"]}
+        rows.append(row(f"PowerSGD, rank {rank}", f"{one['ratio']:.0f}x", one["rate"], losses))
     if tried := quality_plan.losses(found, DILOCO):
         rate = min(tried, key=tried.__getitem__)
-        rows.append(["DiLoCo, every 50 steps, FP16", "50x", f"{rate:g}", tried[rate]])
-    if not rows or not reference:
+        seeds = {s: quality_plan.losses(found, DILOCO, s) for s in quality_plan.SEEDS}
+        losses = {s: by_rate[rate] for s, by_rate in seeds.items() if rate in by_rate}
+        rows.append(row("DiLoCo, every 50 steps, FP16", "50x", rate, losses))
+    if not rows or not best:
         return []
-    best_dense = min(reference.values())
-    body = [[*words, f"{loss:.4f}", f"{loss / best_dense - 1:+.2%}"] for *words, loss in rows]
-    head = ["rival, one seed", "less than FP16", "learning rate", "held-out loss", "over all-reduce"]
-    return ["**rivals**\n", table(head, body)]
+    head = ["rival", "less than FP16", "learning rate", "held-out loss, by seed", "over all-reduce"]
+    return ["**rivals**\n", table(head, rows)]
+
+
+def powersgd_rows(folder: Path, rank: int) -> list[Row]:
+    """By seed."""
+    rows = [r for r in read(folder / "powersgd.jsonl") if r["size"] == Size().name and r["rank"] == rank]
+    return sorted(rows, key=lambda r: int(r["seed"]))
 
 
 def powersgd(folder: Path) -> dict[int, Row]:
@@ -204,6 +220,11 @@ def powersgd(folder: Path) -> dict[int, Row]:
 def quality(folder: Path) -> dict[quality_cells.Cell, quality_plan.Found]:
     """All cells, those of rivals too."""
     return quality_cells.read(QUALITY, Size()) | quality_cells.read(folder / "quality.jsonl", Size())
+
+
+def longer() -> str:
+    """Of twice the steps."""
+    return quality_report.markdown(quality_cells.read(QUALITY, Size(steps=3200)), quality_plan.LONGER)
 
 
 @dataclass(frozen=True)
@@ -378,8 +399,9 @@ def newcomer(folder: Path) -> str:
             "**What if one of four drops out?** (`scripts/rivals faults`; seconds lost, peers that",
             "differ afterwards)\n",
             table(["", *(FAULTS[fault] for fault in ("kill", "dark", "stop", "late"))], ruined),
-            "**What does the model lose?** (`scripts/bench_quality`; begun: few seeds, a small model)\n",
+            "**What does the model lose?** (`scripts/bench_quality`; 1,600 steps, a small model)\n",
             quality_report.markdown(found, quality_plan.TABLES[0]).split("\n\n", 1)[-1],
+            longer(),
             *rivals_loss(folder, found)[1:],
         ]
     )

@@ -201,11 +201,10 @@ class Worker:
     def finish(self, aggregate: bytes, sent: Part | None) -> None:
         """Lines 5 to 7. `sent` is what `start` gave if the owner took it; None if it came too late.
 
-        What was not taken is simply not subtracted: it stays in x_i - x' (law 3). That is a whole packet, or
-        its part of a shard that the aggregate leaves out.
+        What was not taken, be it of one shard, is simply not subtracted: it stays in x_i - x' (law 3).
         """
         self.follow(self.common.apply(aggregate), sent)  # 5, 7
-        self.fill = self.fill.came(0 if self.common.round <= self.common.mix.full else len(aggregate))
+        self.fill = self.fill.came(len(aggregate))
 
     def follow(self, part: Part, sent: Part | None) -> None:
         """Line 6, where x' has moved by `part`."""

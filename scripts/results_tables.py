@@ -180,41 +180,41 @@ def loss(folder: Path) -> str:
 
 def rivals_loss(folder: Path, found: quality_plan.Found) -> list[str]:
     """The same for ways that the study has no rows of, each at the rate that was best with the first seed."""
-    reference, rows = quality_plan.REFERENCE, list[list[str]]()
-    dense = {s: quality_plan.losses(found, reference.setting, s) for s in quality_plan.SEEDS}
-    rate = quality_plan.best_rate(found, reference)
-    best = {seed: losses[rate] for seed, losses in dense.items() if rate in losses}
-
-    def row(name: str, ratio: str, rate: float, losses: dict[int, float]) -> list[str]:
-        pairs = [loss / best[seed] - 1 for seed, loss in losses.items() if seed in best]
-        each = ", ".join(f"{loss:.4f}" for loss in losses.values())
-        return [name, ratio, f"{rate:g}", each, f"{mean(pairs):+.2%}"]
-
-    for rank, one in powersgd(folder).items():
-        losses = {r["seed"]: r["loss"] for r in powersgd_rows(folder, rank) if r["rate"] == one["rate"]}
-        rows.append(row(f"PowerSGD, rank {rank}", f"{one['ratio']:.0f}x", one["rate"], losses))
-    if tried := quality_plan.losses(found, DILOCO):
-        rate = min(tried, key=tried.__getitem__)
-        seeds = {s: quality_plan.losses(found, DILOCO, s) for s in quality_plan.SEEDS}
-        losses = {s: by_rate[rate] for s, by_rate in seeds.items() if rate in by_rate}
-        rows.append(row("DiLoCo, every 50 steps, FP16", "50x", rate, losses))
-    if not rows or not best:
+    dense = by_seed(found, quality_plan.REFERENCE)
+    ways = [
+        (f"PowerSGD, rank {rank}", one[0]["ratio"], one[0]["rate"], {r["seed"]: r["loss"] for r in one})
+        for rank, one in powersgd(folder).items()
+    ]
+    diloco = quality_plan.Row("DiLoCo, every 50 steps, FP16", DILOCO)
+    if losses := by_seed(found, diloco):
+        rate = quality_plan.best_rate(found, diloco)
+        ways.append((diloco.name, max(ratios_of(found, DILOCO)), rate, losses))
+    if not ways or not dense:
         return []
+    rows = []
+    for name, ratio, rate, losses in ways:
+        over = mean(loss / dense[seed] - 1 for seed, loss in losses.items() if seed in dense)
+        each = ", ".join(f"{loss:.4f}" for loss in losses.values())
+        rows.append([name, f"{ratio:.0f}x", f"{rate:g}", each, f"{over:+.2%}"])
     head = ["rival", "less than FP16", "learning rate", "held-out loss, by seed", "over all-reduce"]
     return ["**rivals**\n", table(head, rows)]
 
 
-def powersgd_rows(folder: Path, rank: int) -> list[Row]:
-    """By seed."""
-    rows = [r for r in read(folder / "powersgd.jsonl") if r["size"] == Size().name and r["rank"] == rank]
-    return sorted(rows, key=lambda r: int(r["seed"]))
+def by_seed(found: quality_plan.Found, row: quality_plan.Row) -> dict[int, float]:
+    """seed -> loss, of those that are there at the row's rate."""
+    rate = quality_plan.best_rate(found, row)
+    tried = {seed: quality_plan.losses(found, row.setting, seed) for seed in quality_plan.SEEDS}
+    return {seed: losses[rate] for seed, losses in tried.items() if rate in losses}
 
 
-def powersgd(folder: Path) -> dict[int, Row]:
-    """rank -> its row at the best rate."""
-    rows = [r for r in read(folder / "powersgd.jsonl") if r["size"] == Size().name and r["seed"] == 1]
-    ranks = sorted({row["rank"] for row in rows})
-    return {k: min((r for r in rows if r["rank"] == k), key=lambda r: float(r["loss"])) for k in ranks}
+def powersgd(folder: Path) -> dict[int, list[Row]]:
+    """rank -> its rows by seed, at the rate that was best with the first one."""
+    rows = sorted(
+        (r for r in read(folder / "powersgd.jsonl") if r["size"] == Size().name),
+        key=lambda r: (int(r["rank"]), int(r["seed"]), float(r["loss"])),
+    )
+    best = {r["rank"]: r["rate"] for r in reversed(rows) if r["seed"] == quality_plan.SEEDS[0]}
+    return {k: [r for r in rows if r["rank"] == k and r["rate"] == best[k]] for k in sorted(best)}
 
 
 def quality(folder: Path) -> dict[quality_cells.Cell, quality_plan.Found]:
@@ -257,8 +257,8 @@ def timed_ways(folder: Path, found: quality_plan.Found) -> list[Timed]:
     for system in ("torch DDP FP16", "torch DDP FP32", "hivemind FP16"):
         add(f"{system}: all-reduce", quality_plan.REFERENCE.setting, steps.get(system, {}))
     add("DiLoCo FP16, H=50", DILOCO, steps.get("DiLoCo FP16, H=50", {}))
-    for rank, best in powersgd(folder).items():
-        ways.append(Timed(f"PowerSGD, rank {rank}", best["loss"], steps.get("torch DDP PowerSGD", {})))
+    for rank, (first, *_) in powersgd(folder).items():
+        ways.append(Timed(f"PowerSGD, rank {rank}", first["loss"], steps.get("torch DDP PowerSGD", {})))
     return ways
 
 

@@ -19,7 +19,7 @@ import time
 import traceback
 import tracemalloc
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,7 @@ from fuzz_bytes import Target
 
 FOLDER = Path(__file__).resolve().parent.parent / "outputs" / "fuzz"
 GROUPS = ("messages", "bulk", "packets", "legacy", "files")
+FIRST = 100  # cases, among which are some that are taken
 MEASURED = 50  # of so many cases one has its memory measured
 SECONDS = 1.0  # of the processor, for one case
 ENDLESS = 20.0  # likewise, after which it is interrupted
@@ -80,10 +81,11 @@ def turns(chosen: Sequence[Target], cases: int) -> Iterator[tuple[Target, int]]:
             done[target.name] = until
 
 
-def warm(target: Target, case: bytes) -> None:
-    """What the first case of a process imports is not its own; its findings come when it is tried."""
+def warm(target: Target, cases: Iterable[bytes]) -> None:
+    """What the first cases of a process import and compile is not their own; findings come later."""
     with suppress(Exception):
-        target.check(case)
+        for case in cases:
+            target.check(case)
 
 
 def try_case(target: Target, case: bytes, tally: Tally, *, measure: bool) -> None:
@@ -116,7 +118,7 @@ def fuzz(chosen: Sequence[Target], cases: int, seed: int, folder: Path, tell: bo
     told = time.monotonic()
     for target in chosen:
         interrupt_after(ENDLESS)
-        warm(target, case_of(target, seed, 0))
+        warm(target, (case_of(target, seed, number) for number in range(FIRST)))
     for target, number in turns(chosen, cases):
         tally = out.tallies[target.name]
         case = case_of(target, seed, number)
@@ -163,7 +165,7 @@ def replay(path: Path) -> None:
     """One kept case again; raises what it found."""
     name, case = path.read_text(encoding="ascii").split()
     target, tally = next(t for t in targets() if t.name == name), Tally()
-    warm(target, bytes.fromhex(case))
+    warm(target, [bytes.fromhex(case)])
     try_case(target, bytes.fromhex(case), tally, measure=True)
     print(
         f"ok     {name}: {'taken' if tally.taken else 'refused'}, {tally.peak:,} bytes, {tally.slowest:.3f} s"

@@ -51,10 +51,14 @@ def test_owners_are_killed_leave_and_outlive_their_hub(tmp_path: Path, forked: F
     three_rounds_of(hub, 3)
     assert not still(hub)
 
+    [kept] = (tmp_path / "bob" / "home" / "kept").glob("*/bob@*.updates.log")
+    end = time.monotonic() + PATIENCE
+    while not kept.stat().st_size:  # it has just handed shards over, and written its error down anew
+        assert time.monotonic() < end, "no round since"
+        time.sleep(0.01)
     peers["bob"].send(signal.SIGKILL)
     three_rounds_of(hub, 2)
     assert len(still(hub)) <= 1, "the round that it was killed in"
-    [kept] = (tmp_path / "bob" / "home" / "kept").glob("*/bob@*.updates.log")
     assert kept.stat().st_size, "what led to its error"
     peers["bob"] = join("bob", " again")
     three_rounds_of(hub, 3)

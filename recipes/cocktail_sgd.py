@@ -172,7 +172,7 @@ class Worker:
     ) -> None:
         self.local: Vector = Here(x) if isinstance(x, Tensor) else x
         self.common, self.name_at, self.dither, self.decay = common, name_at, dither, decay
-        self.fill = as_is(common.mix)  # how rich the next packet is
+        self.fill, self.back = as_is(common.mix), 0  # of the next packet; bytes of the newest aggregate
 
     @property
     def x(self) -> Tensor:
@@ -180,14 +180,14 @@ class Worker:
         assert isinstance(self.local, Here)
         return self.local.x
 
-    def start(self, fits: int = 0) -> Part:
-        """Lines 1 and 2 of the round that x' is at; in `fits` bytes, where known. Changes neither x nor x'.
+    def start(self, fits: int = 0, alone: bool = False) -> Part:
+        """Lines 1 and 2 of the round that x' is at; in `fits` bytes, where known, and where this peer is not
+        `alone` in hardly more than came back. Changes neither x nor x'.
 
-        Raises:
-            NonFiniteError: d_i holds an infinity or a NaN; names the parameter.
+        Raises NonFiniteError: d_i holds an infinity or a NaN; it names the parameter.
         """
         common, packets, pieces = self.common, list[bytes](), list[Piece]()
-        self.fill = self.fill.within(fits)
+        self.fill = self.fill.within(fits, 0 if alone else self.back)
         mix = self.fill.mixed(common.mix).at(common.round)
         for shard, sample in common.samples():
             d = self.local.difference(shard, sample, common.vector)  # 1   (m,)
@@ -204,7 +204,7 @@ class Worker:
         What was not taken, be it of one shard, is simply not subtracted: it stays in x_i - x' (law 3).
         """
         self.follow(self.common.apply(aggregate), sent)  # 5, 7
-        self.fill = self.fill.came(len(aggregate))
+        self.back = len(aggregate)
 
     def follow(self, part: Part, sent: Part | None) -> None:
         """Line 6, where x' has moved by `part`."""

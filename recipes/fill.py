@@ -5,11 +5,13 @@
     cost     of a step: K (q + 1/8) + H(K) bits a visited coordinate, H the entropy of its position
     next     the highest step whose packet, the last one's bytes in proportion to the cost, fits
 
-The sender is a peer, and what fits is what its line up carries beside its compute, and no more than AHEAD
-times what comes back: what an owner cannot pass on waits in e, where nobody sees it. Or it is an owner, and
-what fits is the least that peers say they can fetch beside theirs. It starts where the recipe is, and stays
-there while nothing is known. It goes up RISE steps at a time, and only with room to spare: so it rests where
-what fits stays the same, and where it varies by less than that.
+The sender is a peer, and what fits is what its line up carries beside its compute; where there are others, no
+more than AHEAD times what comes back: what an owner cannot pass on waits in e, where nobody sees it. Or it is
+an owner, and what fits is the least that peers say they can fetch beside theirs.
+
+The first packet is the sparsest, which any line has carried soonest; where nobody knows even then what fits,
+the recipe's K and q are sent. It goes up RISE steps at a time, and only where the line has room to spare: so
+it rests where what fits stays the same, and where it varies by less than that.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from recipes.schema import Compression
 STEP = 2**0.25
 RISE = 2  # steps at once
 SPARE = 0.85  # of the room: a richer packet takes no more
-AHEAD = 1.5  # x the aggregate; by SPARE of it a peer that is alone may still go a step up
+AHEAD = STEP**0.5  # so a packet of the owner's step fits, and none of the next
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,9 @@ class Fill:
     """One sender: where on the ladder its next packet is."""
 
     ladder: tuple[Rung, ...]  # from the sparsest on
+    usual: int = 0  # where the recipe is
     at: int = 0
     size: float = 0.0  # bytes of the newest one; 0: it says nothing
-    back: float = 0.0  # bytes of the aggregate that came for it; 0: likewise
 
     @property
     def wide(self) -> float:
@@ -56,16 +58,13 @@ class Fill:
     def sent(self, size: float) -> Fill:
         return replace(self, size=size)
 
-    def came(self, back: float) -> Fill:
-        return replace(self, back=back)
-
-    def within(self, room: float) -> Fill:
-        """So many bytes fit; 0: not known."""
+    def within(self, room: float, back: float = 0) -> Fill:
+        """So many bytes fit, and so many came back; 0: not known."""
         if not self.size or not room:
-            return self
-        room = min(room, AHEAD * self.back) if self.back else room
+            return replace(self, at=self.usual if self.size else 0)
         a_bit = self.size / self.ladder[self.at].cost
-        fitting = [i for i, rung in enumerate(self.ladder) if rung.cost * a_bit <= room]
+        most = min(room, AHEAD * back) if back else room
+        fitting = [i for i, rung in enumerate(self.ladder) if rung.cost * a_bit <= most]
         to = max(fitting, default=0)
         if to > self.at:
             spare = [i for i in fitting if self.ladder[i].cost * a_bit <= SPARE * room]
@@ -94,7 +93,7 @@ def fill_of(compression: Compression) -> Fill:
     fewer = 2 if bits in (3, 4) else bits
     sparser = [Rung(k, fewer if k < keep / 2 else bits) for k in reversed(towards(keep, low))]
     richer = [Rung(k, bits) for k in towards(keep, high)]
-    return Fill((*sparser, Rung(keep, bits), *richer), len(sparser))
+    return Fill((*sparser, Rung(keep, bits), *richer), usual=len(sparser))
 
 
 def towards(start: float, end: float) -> list[float]:

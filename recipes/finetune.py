@@ -277,7 +277,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
             exchange: Future[Exchanged] | None = None
             if round.exchange and stale:
                 peer.encoded.clear()
-                exchange = thread.submit(exchanged, link, peer, time.monotonic())
+                exchange = thread.submit(exchanged, link, peer, round, time.monotonic())
             if round.eval_parts and not link.leaving.is_set():
                 held_out = held_out or unpack(link.fetch("eval"), peer.vocabulary)
                 yield (yield from fitted(peer, partial(evaluate_part, link, peer, round, held_out)))
@@ -289,7 +289,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                     break
             if round.exchange and not stale:  # fresh: the packet holds the step just made
                 apply(peer, round, gradient)
-                exchange = thread.submit(exchanged, link, peer, time.monotonic())
+                exchange = thread.submit(exchanged, link, peer, round, time.monotonic())
             if exchange is not None:
                 done = exchange.result()
                 if stale:
@@ -306,11 +306,11 @@ def catch_up(link: Link, peer: Peer, now: int) -> CaughtUp:
     return CaughtUp(now, now - start)
 
 
-def exchanged(link: Link, peer: Peer, started: float) -> Exchanged:
+def exchanged(link: Link, peer: Peer, round: Round, started: float) -> Exchanged:
     """Lines 1 to 5: encode, send, wait for the commit, receive. Changes nothing; runs beside the compute."""
     common, delivered = peer.worker.common, list(peer.undelivered)
     try:
-        sent = peer.worker.start(link.fits)
+        sent = peer.worker.start(link.fits, alone=len(round.members) == 1)
     finally:
         peer.encoded.set()
     flight = peer.flight = Flight(sent, delivered)

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.slow
 class Liar(Worker):
     """Sends ten times the opposite of what it found."""
 
-    def start(self, fits: int = 0) -> Part:
-        part = super().start(fits)
+    def start(self, fits: int = 0, alone: bool = False) -> Part:
+        part = super().start(fits, alone)
         [piece] = part.pieces
         return replace(part, packet=self.common.mix.encode(-10 * piece.update.dense()))
 

@@ -110,4 +110,5 @@ def take_step(peer: Peer, round: Round, number: int) -> None:
         peer.rate_at = learning_rate(training, round.steps)
     peer.rate = peer.rate_at(round.step + number)
     busy = min(len(round.members), training.global_batch_size)  # more than samples have none
-    peer.local.step(outer_of(peer.recipe.compression).peers_rate(peer.rate, max(busy, 1)))
+    share = outer_of(peer.recipe.compression).peers_share(max(busy, 1))
+    peer.local.step(share * peer.rate, share * training.adam_beta1)

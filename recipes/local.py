@@ -69,8 +69,8 @@ class Local(Protocol):
         the loss scale is lower now, and it is to be computed again.
         """
 
-    def step(self, rate: float) -> None:
-        """x_i <- x_i - optimizer(g_i)."""
+    def step(self, rate: float, beta1: float | None = None) -> None:
+        """x_i <- x_i - optimizer(g_i). beta1: None leaves it."""
 
     def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> tuple[float, int]:
         """Sum and number of token losses at `vector` (P,), in micro-batches of `size`; x_i stays."""
@@ -187,8 +187,8 @@ class Alone:
         norm = self.flat.clip(limit)
         return norm if self.scale.held(norm) else None
 
-    def step(self, rate: float) -> None:
-        set_learning_rate(self.optimizer, rate)
+    def step(self, rate: float, beta1: float | None = None) -> None:
+        set_learning_rate(self.optimizer, rate, beta1)
         self.flat.step(self.optimizer)
 
     def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> tuple[float, int]:

@@ -92,6 +92,9 @@ def learning_rate(training: Training, steps: int) -> Callable[[int], float]:
     return lambda step: training.learning_rate * factors(min(step, steps - 1))
 
 
-def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: Optimizer, rate: float, beta1: float | None = None) -> None:
+    """Of all groups; and the momentum, where there is one."""
     for group in optimizer.param_groups:
         group["lr"] = rate
+        if beta1 is not None and "betas" in group:
+            group["betas"] = (beta1, *group["betas"][1:])

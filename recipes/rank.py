@@ -220,8 +220,8 @@ class Rank:
                 grad.mul_(factor)
         return {"norm": norm if self.scale.held(norm) else None}
 
-    def step(self, rate: float) -> None:
-        set_learning_rate(self.optimizer, rate)
+    def step(self, rate: float, beta1: float | None = None) -> None:
+        set_learning_rate(self.optimizer, rate, beta1)
         for master, parameter in zip(self.masters, self.trained(), strict=True):
             master.grad = None if parameter.grad is None else local(parameter.grad)
         self.optimizer.step()

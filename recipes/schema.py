@@ -183,8 +183,8 @@ class Training(Section):
         "sgd",
     ] = "adamw_torch_fused"
     weight_decay: Annotated[Real, Field(ge=0)] = 0.0
-    adam_beta1: Annotated[Real, Field(ge=0, lt=1)] = 0.5  # other presets: 0.9
-    adam_beta2: Annotated[Real, Field(ge=0, lt=1)] = 0.99  # other presets: 0.999
+    adam_beta1: Annotated[Real, Field(ge=0, lt=1)] = 0.5  # of the swarm (relax.py); presets may have another
+    adam_beta2: Annotated[Real, Field(ge=0, lt=1)] = 0.999
     adam_epsilon: Annotated[Real, Field(gt=0)] = 1e-8
     max_grad_norm: Annotated[Real, Field(ge=0)] = 1.0  # 0: no clipping
     bf16: Literal["auto"] | bool = "auto"  # compute in bfloat16; auto: where weights or a GPU are made for it
@@ -216,6 +216,7 @@ class Compression(Section):
     preset: Literal[
         "cocktail",
         "cocktail-paper",
+        "cocktail-wide",
         "allreduce",
         "local-sgd",
         "diloco",
@@ -241,7 +242,7 @@ class Compression(Section):
     staleness: Literal[0, 1] = 1  # 1: the exchange hides behind the next steps' compute
     local_steps: Whole = 1  # H: optimizer steps between two exchanges
     outer_learning_rate: Annotated[Real, Field(gt=0)] | Literal["packets"] = (
-        "packets"  # the owner's step along the mean; packets: their number, up to 4: their sum
+        "packets"  # the owner's step along the mean; packets: their number, up to 8: their sum
     )
     outer_momentum: Annotated[Real, Field(ge=0, lt=1)] = 0.0  # Nesterov's, at the owner
     error_decay: Annotated[Real, Field(ge=0, le=1)] = 1.0  # what a round leaves at a peer is multiplied by

@@ -139,8 +139,8 @@ class Spread:
         norm: float | None = self.ranks.all("clip", limit=limit)[0]["norm"]  # all have the same
         return norm
 
-    def step(self, rate: float) -> None:
-        self.ranks.all("step", rate=rate)
+    def step(self, rate: float, beta1: float | None = None) -> None:
+        self.ranks.all("step", rate=rate, beta1=beta1)
         self._stepped = True
 
     def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> tuple[float, int]:

@@ -203,7 +203,9 @@ class Trial:
         for i, lease in self.owed.items():
             if lease:
                 present[i].backward(self.data(i), lease, self.recipe.training.max_grad_norm)
-                set_learning_rate(present[i].optimizer, self.outer.peers_rate(rate, len(present)))
+                share = self.outer.peers_share(len(present))
+                beta1 = self.recipe.training.adam_beta1
+                set_learning_rate(present[i].optimizer, share * rate, share * beta1)
                 present[i].optimizer.step()
         aggregate, taken = self.aggregate(round, packets, delivers)
         for i, peer in list(self.peers.items()):

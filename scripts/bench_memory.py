@@ -158,9 +158,9 @@ class Watch:
         local.backward = lambda *given: self.passing(backward, *given)
 
     def most_of(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*given: Any) -> Any:
+        def watched(*given: Any, **named: Any) -> Any:
             self.memory.begin()
-            result = function(*given)
+            result = function(*given, **named)
             self.found[what] = self.memory.most() - self.empty
             return result
 

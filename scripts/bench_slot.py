@@ -95,7 +95,8 @@ def loss(name: str, seed: int, larger: float) -> Line:
         steps = step + max(1, round((BUDGET * COMPUTE_S - now) / took))
         rate = learning_rate(recipe.training, steps)
         for peer, part, slot_of in zip(peers, parts, range(len(peers)), strict=True):
-            set_learning_rate(peer.optimizer, outer.peers_rate(rate(step), len(peers)))
+            share = outer.peers_share(len(peers))
+            set_learning_rate(peer.optimizer, share * rate(step), share * recipe.training.adam_beta1)
             peer.optimizer.step()
             peer.worker.finish(aggregate, part)
             slots[slot_of] = (

@@ -229,10 +229,10 @@ class Peer:
         self.worker = Worker(self.flat.vector, common, decay=setting.error_decay)
         self.optimizer = build_optimizer(self.flat.masters, training)
 
-    def step(self, grad: Tensor, clip: float, rate: float) -> None:
+    def step(self, grad: Tensor, clip: float, rate: float, beta1: float) -> None:
         self.flat.grad.copy_(grad)
         self.flat.clip(clip)
-        set_learning_rate(self.optimizer, rate)
+        set_learning_rate(self.optimizer, rate, beta1)
         self.optimizer.step()
 
     def second_moments(self) -> list[Tensor]:
@@ -264,8 +264,9 @@ class Swarm:
         count = len(self.peers)
         parts = [rows[i::count] for i in range(count)]
         grads = self.models.gradients([peer.flat.vector for peer in self.peers], parts)[0]
+        share = self.outer.peers_share(count)
         for peer, grad in zip(self.peers, grads, strict=True):
-            peer.step(grad, self.setting.clip, self.outer.peers_rate(rate, count))
+            peer.step(grad, self.setting.clip, share * rate, share * self.setting.beta1)
 
     def start(self) -> list[Part]:
         return [peer.worker.start() for peer in self.peers]

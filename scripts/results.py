@@ -36,8 +36,7 @@ COMMANDS = {
         "scripts/bench_quality --results recipes/quality.jsonl --steps 3200 --rates 4e-3 --seeds 1 2 3 "
         "--cell peers=0",
         "scripts/bench_quality --results recipes/quality.jsonl --steps 3200 --rates 8e-3 --seeds 1 2 3 "
-        "--cell sample=0.129,bits=1,staleness=0,local_steps=8,outer_rate=0,error_decay=0.8,beta1=0.5,"
-        "beta2=0.99",
+        "--cell sample=0.129,bits=1,staleness=0,local_steps=8,outer_rate=0,error_decay=0.8,beta1=0.5",
         "scripts/bench_quality --results scripts/measured/quality.jsonl --rates 1e-3 2e-3 4e-3 8e-3 "
         "--cell sample=1,keep=1,bits=16,staleness=0,local_steps=50,outer_rate=0.7,momentum=0.9",
         "scripts/rivals powersgd",

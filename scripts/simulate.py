@@ -132,7 +132,8 @@ def simulate(recipe: Recipe, corpus: Corpus, folder: Path, count: int, churn: Ch
             lease = range((done - 1) * training.global_batch_size, len(corpus))[: training.global_batch_size]
             for place, peer in enumerate(working):
                 peer.backward(corpus, lease[place :: len(working)], training.max_grad_norm)
-                set_learning_rate(peer.optimizer, outer.peers_rate(rate(done - 1), len(working)))
+                share = outer.peers_share(len(working))
+                set_learning_rate(peer.optimizer, share * rate(done - 1), share * training.adam_beta1)
                 peer.optimizer.step()
         if count:
             parts = parts or started_by(peers)

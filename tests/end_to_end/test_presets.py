@@ -23,6 +23,7 @@ STEPS = 10
 SHORT: dict[str, dict[str, Any]] = {
     "cocktail": {},
     "cocktail-paper": {},
+    "cocktail-wide": {},
     "lora-cocktail": {},
     "allreduce": {"weighting": "uniform"},
     "local-sgd": {"local_steps": 4},

@@ -13,6 +13,7 @@ from recipes.cocktail_sgd import Part
 from recipes.finetune import HandedOver, finetune
 from recipes.lease import parts_of
 from recipes.optim import learning_rate
+from recipes.recipe import recipe_from_json
 
 H = 2  # of the 4 samples of a lease two each
 
@@ -56,6 +57,26 @@ def test_the_learning_rate_counts_steps() -> None:
     assert rate(1) > rate(3) > rate(5) > 0
 
 
+@pytest.mark.parametrize("optim", ["adamw_torch_fused", "adafactor", "sgd"])
+@pytest.mark.parametrize(
+    ("preset", "members", "share"), [("cocktail", 1, 1), ("cocktail", 4, 4), ("local-sgd", 4, 1)]
+)
+def test_where_packets_are_added_up_each_peer_takes_its_part_of_the_rate_and_of_the_momentum(
+    optim: str, preset: str, members: int, share: int
+) -> None:
+    asked = recipe(preset=preset, local_steps=1).to_json()
+    asked = asked.replace('"optim":"sgd"', f'"optim":"{optim}"')
+    names = ("ann", "ben", "cid", "dan")[:members]
+    hub = FakeHub(recipe_from_json(asked), [OneRound(0, 0, members=names)])
+    peer = peer_for(hub)
+    (done,) = steps(hub, peer)
+
+    (group,) = peer.local.optimizer.param_groups
+    training = hub.recipe.training
+    assert group["lr"] == done.lr / share == training.learning_rate / share
+    assert "betas" not in group or group["betas"] == (training.adam_beta1 / share, training.adam_beta2)
+
+
 def test_the_last_round_has_the_steps_that_are_left() -> None:
     """Five steps are two rounds of two and one of one, with all of the lease in it."""
     hub = FakeHub(recipe(local_steps=H), [OneRound(t, H * t, steps=5) for t in range(3)])
@@ -80,11 +101,11 @@ def test_no_step_is_made_while_the_packet_is_encoded() -> None:
     peer = peer_for(hub)
     start, moved = peer.worker.start, []
 
-    def slow(fits: int) -> Part:
+    def slow(fits: int, alone: bool) -> Part:
         before = peer.worker.x.clone()
         time.sleep(0.05)
         moved.append(not torch.equal(before, peer.worker.x))
-        return start(fits)
+        return start(fits, alone)
 
     peer.worker.start = slow  # type: ignore[method-assign]
     steps(hub, peer)

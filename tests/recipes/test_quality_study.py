@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from bench_quality import QUICK, run
 from quality_cells import Cell, changed, read, setting_of
 from quality_model import Models
-from quality_plan import RATES, REFERENCE, SEEDS, SUM, TABLES, best_rate, missing
+from quality_plan import RATES, REFERENCE, SEEDS, SUM, TABLES, WIDE, best_rate, missing
 from quality_report import markdown, plot
 from quality_train import Outcome, Setting, backward, new_model, train
 
@@ -32,6 +32,10 @@ def test_the_study_begins_at_the_papers_preset_and_what_it_recommends_is_the_def
     assert Setting().compression.model_copy(update={"preset": "cocktail-paper"}) == paper
     assert Setting().training(1e-3, 7, 9) == Training(learning_rate=1e-3, seed=7, max_steps=9, **betas)
     assert best.compression == Compression()
+    assert WIDE.compression.model_copy(update={"preset": "cocktail-wide"}) == Compression(
+        preset="cocktail-wide"
+    )
+    assert PRESETS["cocktail-wide"].training == {"adam_beta1": WIDE.beta1}
     assert best.training(1e-3, 7, 9) == Training(learning_rate=1e-3, seed=7, max_steps=9)
 
 

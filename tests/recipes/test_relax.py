@@ -191,12 +191,15 @@ def test_onebit_sends_signs_after_its_first_steps_and_loses_nothing_on_either_si
     assert sizes[0] == sizes[1] > 7 * sizes[2]
 
 
-def test_the_three_cocktails_hide_the_exchange_and_differ_in_what_is_left_out() -> None:
-    cocktail, paper, lora = (Trio(preset=name) for name in ("cocktail", "cocktail-paper", "lora-cocktail"))
-    for trio in (cocktail, paper, lora):
+def test_the_cocktails_hide_the_exchange_and_differ_in_what_is_left_out() -> None:
+    names = ("cocktail", "cocktail-paper", "cocktail-wide", "lora-cocktail")
+    cocktail, paper, wide, lora = all_of_them = [Trio(preset=name) for name in names]
+    for trio in all_of_them:
         trio.round(), trio.round()
 
-    assert cocktail.asked.staleness == paper.asked.staleness == lora.asked.staleness == 1
+    assert {trio.asked.staleness for trio in all_of_them} == {1}
+    assert wide.sent[0].pieces[0].sample.m > 3 * cocktail.sent[0].pieces[0].sample.m
+    assert len(wide.sent[0].pieces[0].update.positions) < len(cocktail.sent[0].pieces[0].update.positions)
     assert len(paper.sent[0].pieces[0].update.positions) == round(0.2 * round(0.1 * N / 2) * 2)
     assert len(lora.sent[0].pieces[0].update.positions) == N
     assert cocktail.asked.model_dump() == Compression().model_dump()
@@ -256,11 +259,11 @@ def test_of_packets_that_weigh_unlike_the_mean_is_taken_as_often_as_there_are_so
 
 
 @pytest.mark.parametrize("members", [1, 3, MOST, MOST + 1, 64])
-def test_beyond_so_many_the_owners_step_is_no_longer_and_a_peers_rate_no_smaller(members: int) -> None:
+def test_beyond_so_many_the_owners_step_is_no_longer_and_a_peers_share_no_smaller(members: int) -> None:
     outer = Outer("packets")
 
     assert outer.rate_of(members) == min(members, MOST)
-    assert outer.peers_rate(0.2, members) * outer.rate_of(members) == pytest.approx(0.2)
+    assert outer.peers_share(members) * outer.rate_of(members) == pytest.approx(1)
     assert outer.counts(1 / members, members) == (pytest.approx(outer.rate_of(members) / members))
 
 
@@ -269,12 +272,12 @@ def test_the_swarms_step_is_as_long_however_many_make_it(members: int) -> None:
     """All go for the same optimum, and a step is a fifth of the way there."""
     trio = Trio(**WHOLE)
     outer = outer_of(trio.asked)
-    trio.rate, trio.optima = outer.peers_rate(0.2, members), [torch.ones(N)] * PEERS
+    trio.rate, trio.optima = 0.2 * outer.peers_share(members), [torch.ones(N)] * PEERS
     before = trio.common.clone()
     trio.round(late=range(members, PEERS))
 
     close(trio.common, before + 0.2 * (1 - before))
-    assert outer_of(Compression(preset="diloco")).peers_rate(0.2, 3) == 0.2
+    assert outer_of(Compression(preset="diloco")).peers_share(3) == 1
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])

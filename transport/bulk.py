@@ -313,6 +313,8 @@ class BulkPeer:
         out: list[Out] = []
         if not self._flows:
             return out
+        for window in self.windows.values():
+            window.look(now)
         for upload in self.uploads.values():
             if upload.done is None and not upload.agreed and upload.put_on is None:
                 upload.put_on = self._least()

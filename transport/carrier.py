@@ -30,7 +30,7 @@ FIRST_RETRY, LAST_RETRY = 0.25, 4.0  # seconds between dials
 AHEAD = 4  # objects fetched before anybody asks for them
 STALLED_S = 10.0  # a bulk flow that owes an answer for this long is dialled anew
 # After a silence of this length TCP waits up to as long again before it tries once more. Dialling anew is
-# quicker, and costs a window at most.
+# quicker, and costs a window at most: where the control connection was as silent, or another flow is not.
 BACKED_OFF_S = 2.5
 
 
@@ -62,6 +62,7 @@ class Carrier:
         self._error: Unreachable | None = None  # of the newest dial
         self._give_up_at: float | None = None
         self._moved: dict[int, float] = {}  # when a flow last brought something, or began to owe it
+        self._brought = 0.0  # when any bulk flow last brought something
         self._attached: dict[int, float] = {}  # when a bulk flow was attached
         self._outbox: deque[Message] = deque()
         self._thread = threading.Thread(target=self._run, name="cocktail-link", daemon=True)
@@ -204,7 +205,7 @@ class Carrier:
         self.bulk.fetch(name, in_memory, size, ahead=True)
 
     def _came_in_bulk(self, event: Came, message: Message, now: float) -> None:
-        self._moved[event.flow] = now
+        self._moved[event.flow] = self._brought = now
         if isinstance(message, Attached):
             self.bulk.up(event.flow, message.credit, now - self._attached[event.flow], now)
         elif isinstance(message, Refused):  # the session is over; the control connection will hear so too
@@ -244,7 +245,8 @@ class Carrier:
             for flow in sorted(self._up | {CONTROL}):
                 self._hang_up(flow, now)
         for flow in self._up - {CONTROL}:
-            if self.bulk.owes(flow) and now >= self._moved[flow] + STALLED_S:
+            overtaken = self._brought >= self._moved[flow] + BACKED_OFF_S
+            if self.bulk.owes(flow) and (overtaken or now >= self._moved[flow] + STALLED_S):
                 self._hang_up(flow, now)
         for flow in [f for f, at in self._dial_at.items() if now >= at and self._wanted(f)]:
             del self._dial_at[flow]

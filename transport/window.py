@@ -13,7 +13,9 @@ and the rest of the house go through as well. So, for each direction of a peer,
   comes in a larger burst.
 - The round trip is the shortest of the last three clean answers and of all since: clean is the answer to an
   Attach, and to a piece that met no other of ours in a queue. While there is more to do, every 6 s so much is
-  let come in that there is none: else a round trip that grew longer would be taken for one.
+  let come in that there is none: else a round trip that grew longer would be taken for one. Where a window
+  lets one piece go at a time there is none either, and each answer counts: a large piece can take two round
+  trips where an Attach takes one, as the buffer over there holds less, and would stay alone for ever.
 - Where there is not more to do, answers say how much there was, not how fast the line is: periods stand
   still.
 
@@ -32,6 +34,7 @@ MARGIN = 1.25  # rates differ from moment to moment, and grow only where there i
 RATE_S = 2.0  # one period of the best rate
 CLEAN_S, CLEAN = 6.0, 3  # between two clean answers; so many are remembered, since one may be held up
 STEADY_S, EARLY = 0.5, 0.25  # a rate is of no less time: seconds, or so much of the time since the start
+HELD_S = 1.0  # of silence: what is still under way is held up on its connection, not in a queue
 DRAINED = 0.75  # of rate x round trip: with no more than this under way the line itself is idle at times
 
 
@@ -103,6 +106,11 @@ class Window:
         self.under += size
         return sent
 
+    def look(self, now: float) -> None:
+        """Do not wait for a clean round trip where nothing comes in."""
+        if self._draining and now >= self._last + HELD_S:
+            self._clean_at, self._draining = now, False
+
     def lost(self, sent: Sent) -> None:
         """Nobody waits for its answer any more."""
         self.under -= sent.size
@@ -116,7 +124,8 @@ class Window:
         self._answered += size
         took = max(1e-4, now - sent.at)
         self._faster(self._rate_since(sent, now), now, more)
-        if sent.clean and (self._draining or self.rtt is None):
+        alone = more and not self.under
+        if sent.clean and (self._draining or alone or self.rtt is None):
             self.clean(took, now)
         elif self._clean:
             self._clean[-1] = min(self._clean[-1], took)

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from transport.window import FIRST, LARGEST, QUEUE_S, SMALLEST, Sent, Window
+from transport.window import CLEAN_S, FIRST, HELD_S, LARGEST, QUEUE_S, SMALLEST, Sent, Window
 
 MBIT = 1e6 / 8  # bytes a second
 
@@ -32,6 +32,7 @@ class Line:
         self.rate, self.rtt, self.now, self.busy = rate, rtt, 0.0, 0.0
         self.stalls: Iterator[tuple[float, float]] = iter(())  # when the other side does nothing: from, until
         self.stall = (0.0, 0.0)
+        self.piece = 0  # 0: what the window says; an upload keeps what it began with
         self.window = Window()
         self.window.most = credit * LARGEST
         self.window.clean(rtt, 0.0)
@@ -42,10 +43,12 @@ class Line:
         end, done, queue, most = self.now + seconds, 0, 0.0, 0
         while self.now < end:
             while self.window.room:
-                sent = self.window.sent(1, self.window.piece, 0, self.now)
+                trips = 2 if self.piece and not self.window.under else 1  # its end finds no room over there
+                sent = self.window.sent(1, self.piece or self.window.piece, 0, self.now)
                 queue = max(queue, self.busy - self.now)
                 self.busy = max(self.busy, self.now) + sent.size / self.rate
-                heapq.heappush(self.on_it, (self.answers(self.busy + self.rtt), next(self.numbers), sent))
+                came = self.answers(self.busy + trips * self.rtt)
+                heapq.heappush(self.on_it, (came, next(self.numbers), sent))
             most = max(most, len(self.on_it))
             self.now, _, sent = heapq.heappop(self.on_it)
             self.window.answered(sent, sent.size, self.now, more=True)
@@ -104,6 +107,39 @@ def test_a_line_that_becomes_slower_has_its_queue_back_within_seconds() -> None:
 
     assert seen.queue < 0.2
     assert seen.rate > 0.92 * 20 * MBIT
+
+
+def test_a_line_that_was_slow_is_filled_again_though_pieces_stay_as_large_as_they_were() -> None:
+    line = Line(50 * MBIT, 0.042)
+    line.piece = FIRST
+    line.run(2.0)
+    line.rate = 2 * MBIT
+    line.run(5.0)
+    line.rate = 50 * MBIT
+    line.run(3.0)
+
+    assert line.run(1.0).rate > 0.9 * 50 * MBIT
+
+
+def test_one_piece_that_is_held_up_does_not_hold_the_others_up() -> None:
+    window, now = Window(), 0.0
+    window.most = 1 << 20
+    window.clean(0.1, 0.0)
+    window.sent(1, FIRST, 0, 0.0)
+    while now < CLEAN_S:
+        assert window.room
+        sent = window.sent(2, FIRST, 0, now)
+        now += 0.1
+        window.answered(sent, FIRST, now, more=True)
+    assert not window.room, "it waits for a clean round trip"
+    window.look(now + HELD_S - 0.1)
+    assert not window.room
+    window.look(now + HELD_S)
+
+    assert window.room
+    sent = window.sent(2, FIRST, 0, now + HELD_S)
+    window.answered(sent, FIRST, now + HELD_S + 0.1, more=True)
+    assert window.room, "and does not at once wait for it again"
 
 
 @pytest.mark.parametrize("rtt", [0.005, 0.3])

@@ -45,6 +45,7 @@ class RunLink:
         self.direct: Direct | None = None  # to owners that can be reached
         self.committed: Committed | None = None  # the newest
         self.slot = Slot()  # what its line carries beside its compute
+        self.opened_at = 0.0  # when the newest round was
         self.spans = 1  # rounds that the lease before the newest one was to last
 
     @property
@@ -80,7 +81,8 @@ class RunLink:
             packet = self.assembled(name)
             packet = self.link.fetch(name) if packet is None else packet
         if name.startswith("packet/"):
-            self.slot = self.slot.came(len(packet), time.monotonic() - started)
+            now = time.monotonic()
+            self.slot = self.slot.came(len(packet), now - started).ended(now - self.opened_at)
         return packet
 
     def packets(self, start: int, stop: int) -> Iterator[bytes]:
@@ -101,7 +103,7 @@ class RunLink:
                 self.resumable = message.resumable
             return None
         self.spans = self.round.spans if self.round is not None else 1
-        self.round = message
+        self.round, self.opened_at = message, time.monotonic()
         return message
 
     def exchange(self, packet: bytes, delivery: Delivery) -> Committed:

@@ -22,10 +22,10 @@ from math import ceil, log2
 from compress import Cocktail
 from recipes.schema import Compression
 
-STEP = 2**0.25
-RISE = 2  # steps at once
-SPARE = 0.85  # of the room: a richer packet takes no more
-AHEAD = STEP**0.5  # so a packet of the owner's step fits, and none of the next
+STEP = 2 ** (1 / 16)
+RISE = 8  # steps at once
+SPARE = 0.97  # of the room: a richer packet takes no more
+AHEAD = 2**0.125  # so a packet of the owner's step fits, and none that is much richer
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,8 @@ def loss(name: str, seed: int, larger: float) -> Line:
             slots[slot_of] = (
                 slots[slot_of].computed(COMPUTE_S).sent(round(larger * len(part.packet)), up[slot_of])
             )
-            slots[slot_of] = slots[slot_of].came(round(larger * len(aggregate)), down[slot_of])
+            came = slots[slot_of].came(round(larger * len(aggregate)), down[slot_of])
+            slots[slot_of] = came.ended(max(up) + max(down))
         sizes.append((*(len(part.packet) for part in parts), len(aggregate)))
         now, step = now + took, step + 1
         idle, done = idle + max(0.0, took - COMPUTE_S), done + took

@@ -1,11 +1,17 @@
 """How long a packet may be that its line carries while the peer computes. No clock, no I/O.
 
-    fits = SHARE x T x rate     T     seconds that a round's gradient takes
-                                rate  bytes a second of whole transfers; of both the median of the last WINDOW
+    fits = share x T x rate    T      seconds that a round's gradient takes
+                               rate   bytes a second of whole transfers; of both the median of the last WINDOW
+                               share  of T, for each direction: SHARE at first
 
 In a round all packets go up, are summed, and the sum comes down. No device waits if that is done within T.
-Nobody has anything to fetch before the last is up; so each direction has a share of T that is the same for
-all, not what the other leaves. What remains is for encoding, the sum and the disk.
+Nobody has anything to fetch before the last is up; so each direction has the same share of T, not what the
+other leaves. What remains is for encoding, the sum and the disk, which nobody knows before. But each sees how
+long the whole took, E, and if that is not within LOW and HIGH of T,
+
+    share <- share x AIM x T / E     by no more than MORE up, LESS down
+
+A peer whose own transfers are less than MINE of E takes no less for it: what takes so long is others'.
 """
 
 from __future__ import annotations
@@ -13,7 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import median
 
-SHARE = 0.35
+SHARE, LEAST_SHARE, MOST_SHARE = 0.35, 0.1, 0.8
+LOW, AIM, HIGH = 0.91, 0.94, 0.97
+MORE, LESS = 1.1, 0.7
+MINE = 0.25
 WINDOW = 3  # one odd time says nothing
 MOST = 2**40  # bytes
 SHORT = 16 * 1024  # bytes
@@ -28,24 +37,37 @@ class Slot:
     times: Last = ()  # T
     ups: Last = ()  # rates
     downs: Last = ()
+    share: float = SHARE
+    spent: float = 0.0  # seconds of the newest round's transfers
 
     def computed(self, seconds: float) -> Slot:
         return replace(self, times=after(self.times, seconds))
 
     def sent(self, size: int, seconds: float) -> Slot:
-        return replace(self, ups=measured(self.ups, size, seconds))
+        return replace(self, ups=measured(self.ups, size, seconds), spent=seconds)
 
     def came(self, size: int, seconds: float) -> Slot:
-        return replace(self, downs=measured(self.downs, size, seconds))
+        spent = self.spent + seconds
+        return replace(self, downs=measured(self.downs, size, seconds), spent=spent)
+
+    def ended(self, seconds: float) -> Slot:
+        """The sum is here, E seconds after the round was opened."""
+        if not self.times or seconds <= 0:
+            return self
+        used = seconds / median(self.times)
+        if LOW <= used <= HIGH or (used > HIGH and self.spent < MINE * seconds):
+            return self
+        share = self.share * min(MORE, max(LESS, AIM / used))
+        return replace(self, share=min(MOST_SHARE, max(LEAST_SHARE, share)))
 
     @property
     def up(self) -> int:
         """Bytes that fit; 0: not known."""
-        return fits(self.times, self.ups)
+        return fits(self.share, self.times, self.ups)
 
     @property
     def down(self) -> int:
-        return fits(self.times, self.downs)
+        return fits(self.share, self.times, self.downs)
 
 
 def after(values: Last, new: float) -> Last:
@@ -62,5 +84,5 @@ def measured(rates: Last, size: int, seconds: float) -> Last:
     return after(rates, rate)
 
 
-def fits(times: Last, rates: Last) -> int:
-    return max(1, min(MOST, int(SHARE * median(times) * median(rates)))) if times and rates else 0
+def fits(share: float, times: Last, rates: Last) -> int:
+    return max(1, min(MOST, int(share * median(times) * median(rates)))) if times and rates else 0

@@ -199,6 +199,7 @@ def test_peers_with_wide_lines_and_their_owner_grow_to_the_same_step(
         for worker, part in zip(workers, parts, strict=True):
             worker.finish(aggregate, part)
 
-    assert {abs(worker.fill.at - owner.fill.at) for worker in workers} <= {0, 1}
+    keeps = {worker.fill.ladder[worker.fill.at].keep for worker in workers}
+    assert all(0.85 < keep / owner.fill.ladder[owner.fill.at].keep < 1.15 for keep in keeps)
     assert at == "what fits" or owner.fill.at == owner.fill.usual == workers[0].fill.at
     assert at == "usual" or SPARE**2 * line <= len(aggregate) <= 1.05 * line

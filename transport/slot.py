@@ -9,9 +9,10 @@ Nobody has anything to fetch before the last is up; so each direction has the sa
 other leaves. What remains is for encoding, the sum and the disk, which nobody knows before. But each sees how
 long the whole took, E, and if that is not within LOW and HIGH of T,
 
-    share <- share x AIM x T / E     by no more than MORE up, LESS down
+    share <- share x AIM x T / E     by no more than MORE up, LESS down, and then not for SETTLE rounds
 
-A peer whose own transfers are less than MINE of E takes no less for it: what takes so long is others'.
+It grows only where packets are FULL: nearly what fits. A peer whose own transfers are less than MINE of E
+takes no less for it: what takes so long is others'.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from statistics import median
 SHARE, LEAST_SHARE, MOST_SHARE = 0.35, 0.1, 0.8
 LOW, AIM, HIGH = 0.91, 0.94, 0.97
 MORE, LESS = 1.1, 0.7
-MINE = 0.25
+MINE, FULL = 0.25, 0.85
+SETTLE = 2  # what a peer can fetch is in the owner's packets a round later
 WINDOW = 3  # one odd time says nothing
 MOST = 2**40  # bytes
 SHORT = 16 * 1024  # bytes
@@ -38,27 +40,31 @@ class Slot:
     ups: Last = ()  # rates
     downs: Last = ()
     share: float = SHARE
+    settling: int = 0  # rounds
     spent: float = 0.0  # seconds of the newest round's transfers
+    full: bool = False  # whether one of them was nearly what fits
 
     def computed(self, seconds: float) -> Slot:
         return replace(self, times=after(self.times, seconds))
 
     def sent(self, size: int, seconds: float) -> Slot:
-        return replace(self, ups=measured(self.ups, size, seconds), spent=seconds)
+        full = 0 < FULL * self.up <= size
+        return replace(self, ups=measured(self.ups, size, seconds), spent=seconds, full=full)
 
     def came(self, size: int, seconds: float) -> Slot:
-        spent = self.spent + seconds
-        return replace(self, downs=measured(self.downs, size, seconds), spent=spent)
+        full, spent = self.full or 0 < FULL * self.down <= size, self.spent + seconds
+        return replace(self, downs=measured(self.downs, size, seconds), spent=spent, full=full)
 
     def ended(self, seconds: float) -> Slot:
         """The sum is here, E seconds after the round was opened."""
-        if not self.times or seconds <= 0:
-            return self
+        if self.settling or not self.times or seconds <= 0:
+            return replace(self, settling=max(0, self.settling - 1))
         used = seconds / median(self.times)
-        if LOW <= used <= HIGH or (used > HIGH and self.spent < MINE * seconds):
+        more, less = used < LOW and self.full, used > HIGH and self.spent >= MINE * seconds
+        if not more and not less:
             return self
         share = self.share * min(MORE, max(LESS, AIM / used))
-        return replace(self, share=min(MOST_SHARE, max(LEAST_SHARE, share)))
+        return replace(self, share=min(MOST_SHARE, max(LEAST_SHARE, share)), settling=SETTLE)
 
     @property
     def up(self) -> int:
@@ -85,4 +91,4 @@ def measured(rates: Last, size: int, seconds: float) -> Last:
 
 
 def fits(share: float, times: Last, rates: Last) -> int:
-    return max(1, min(MOST, int(share * median(times) * median(rates)))) if times and rates else 0
+    return max(1, int(min(MOST, share * median(times) * median(rates)))) if times and rates else 0

@@ -52,14 +52,11 @@ def test_a_peer_finds_what_its_line_carries_beside_a_rounds_compute(spans: int) 
     assert line.reports[-1].fits > SHARE * a_round * SIZE / 0.1
 
 
-@pytest.mark.parametrize(("compute_s", "grows"), [(10.0, True), (0.005, False)])
-def test_it_takes_more_of_the_compute_where_rounds_end_early_and_less_where_they_end_late(
-    compute_s: float, grows: bool
-) -> None:
+def test_it_takes_less_of_the_compute_where_a_round_ended_late() -> None:
     run = RunLink(Line(1))  # type: ignore[arg-type]
     run.next_round()
-    run.exchange(bytes(SIZE), Delivery(0, 0, [], 0.0, 0, compute_s=compute_s, wait_s=0.0))
+    run.exchange(bytes(SIZE), Delivery(0, 0, [], 0.0, 0, compute_s=0.005, wait_s=0.0))
     assert run.slot.share == SHARE
     run.fetch("packet/0")
 
-    assert (run.slot.share > SHARE) is grows
+    assert run.slot.share < SHARE

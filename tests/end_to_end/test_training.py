@@ -77,7 +77,10 @@ def test_a_run_of_one_peer_trains_like_plain_pytorch(
         swarm.finish()
 
         plain = plain_pytorch(swarm, len(swarm.all(hub.RoundCommitted)) - staleness)
-        torch.testing.assert_close(swarm.members["ann"].common, plain, rtol=0, atol=2e-5)
+        ours, before = swarm.members["ann"].common, Flat(swarm.model()).vector
+        assert (plain - before).abs().max() > 0.01
+        # within rounding; Adam makes more of it where a gradient is nearly zero
+        assert (ours - plain).norm() < 3e-4 * (plain - before).norm()
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

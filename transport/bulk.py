@@ -322,19 +322,17 @@ class BulkPeer:
             agreed = upload.agreed or (upload.eager and upload.put_on is not None)
             while upload.done is None and agreed and upload.todo and up > 0 and self.windows[True].room:
                 index = upload.todo.popleft()
-                size = len(upload.chunk(index))
-                flow = self._mark(Piece(True, upload.name, index), size, 0, now, upload.put_on)
-                chunk = Chunk(upload.name, index, upload.sha256[:OF])
-                out.append(Out(flow, chunk, upload.chunk(index)))
-                up -= size
+                data = upload.chunk(index)
+                flow = self._mark(Piece(True, upload.name, index), len(data), 0, now, upload.put_on)
+                out.append(Out(flow, Chunk(upload.name, index, upload.sha256[:OF]), data))
+                up -= len(data)
         for download in sorted(self.downloads.values(), key=lambda d: len(d.todo) > FEW):
             self._fit(download)
             more = not download.done
             while more and download.asking and down > 0 and self.windows[False].room:
                 index = download.next()
                 size = download.length(index)
-                piece = Piece(False, download.name, index)
-                flow = self._mark(piece, size or download.piece, size, now, None)
+                flow = self._mark(Piece(False, download.name, index), size or download.piece, size, now, None)
                 out.append(Out(flow, Get(download.name, index, download.piece), answer=size))
                 down -= size
         return out

@@ -164,7 +164,7 @@ def loss(folder: Path) -> str:
             ),
             *(part for part in parts if part),
             longer(),
-            *rivals_loss(folder, found),
+            *(["**rivals**\n", table(RIVAL_HEAD, rivals)] if (rivals := rival_losses(folder, found)) else []),
             prose(
                 f"**Against wall clock**: {Size().steps:,} steps, each as long as one of the table above,",
                 "in hours of GPT-J's steps. A row of cocktail has them at speeds at which the packets that",
@@ -178,8 +178,11 @@ def loss(folder: Path) -> str:
     )
 
 
-def rivals_loss(folder: Path, found: quality_plan.Found) -> list[str]:
-    """The same for ways that the study has no rows of, each at the rate that was best with the first seed."""
+RIVAL_HEAD = ["rival", "less than FP16", "learning rate", "held-out loss, by seed", "over all-reduce"]
+
+
+def rival_losses(folder: Path, found: quality_plan.Found) -> list[list[str]]:
+    """Loss rows of the rivals in the columns of RIVAL_HEAD, at the rate that was best with the first seed."""
     dense = by_seed(found, quality_plan.REFERENCE)
     ways = [
         (f"PowerSGD, rank {rank}", one[0]["ratio"], one[0]["rate"], {r["seed"]: r["loss"] for r in one})
@@ -189,15 +192,12 @@ def rivals_loss(folder: Path, found: quality_plan.Found) -> list[str]:
     if losses := by_seed(found, diloco):
         rate = quality_plan.best_rate(found, diloco)
         ways.append((diloco.name, max(ratios_of(found, DILOCO)), rate, losses))
-    if not ways or not dense:
-        return []
     rows = []
-    for name, ratio, rate, losses in ways:
+    for name, ratio, rate, losses in ways if dense else []:
         over = mean(loss / dense[seed] - 1 for seed, loss in losses.items() if seed in dense)
         each = ", ".join(f"{loss:.4f}" for loss in losses.values())
         rows.append([name, f"{ratio:.0f}x", f"{rate:g}", each, f"{over:+.2%}"])
-    head = ["rival", "less than FP16", "learning rate", "held-out loss, by seed", "over all-reduce"]
-    return ["**rivals**\n", table(head, rows)]
+    return rows
 
 
 def by_seed(found: quality_plan.Found, row: quality_plan.Row) -> dict[int, float]:
@@ -395,16 +395,24 @@ def newcomer(folder: Path) -> str:
     return "\n".join(
         [
             "**How much of the time do GPUs compute?** (`scripts/rivals links`; Mbit/s each way, GPT-J-6B)\n",
-            table(["", *speeds], computing(steps, speeds)),
-            "**What if one of four drops out?** (`scripts/rivals faults`; seconds lost, peers that",
-            "differ afterwards)\n",
+            table(["", *speeds], [row for row in computing(steps, speeds) if row[0] != "torch DDP FP32"]),
+            "**What if one of four drops out?** (`scripts/rivals faults`; seconds lost, peers apart after)\n",
             table(["", *(FAULTS[fault] for fault in ("kill", "dark", "stop", "late"))], ruined),
-            "**What does the model lose?** (`scripts/bench_quality`; 1,600 steps, a small model)\n",
-            quality_report.markdown(found, quality_plan.TABLES[0]).split("\n\n", 1)[-1],
-            longer(),
-            *rivals_loss(folder, found)[1:],
+            "**What does the model lose?** (`scripts/bench_quality`; 1,600 steps, four peers, small model)\n",
+            table(["", "less than FP16", "held-out loss over all-reduce"], losses_in_short(folder, found)),
         ]
     )
+
+
+def losses_in_short(folder: Path, found: quality_plan.Found) -> list[list[str]]:
+    """Bytes and loss of our presets and of the rivals, for the README."""
+    four_peers, rows = quality_plan.TABLES[0], []
+    for row in four_peers.rows:
+        ends = quality_report.outcomes(found, row, four_peers.seeds)
+        gaps = quality_report.over(found, row, four_peers)
+        if row.setting.peers and "`" in row.name and ends and gaps:
+            rows.append([row.name, f"{ends[0].ratio:.0f}x", f"{gaps[0]:+.2%}"])
+    return rows + [[name, ratio, over] for name, ratio, _, _, over in rival_losses(folder, found)]
 
 
 def in_short(rows: Sequence[Row], system: str, fault: str) -> str:

@@ -27,7 +27,7 @@ def recipe_names(incomplete: str) -> Offers:
 
 def run_names(incomplete: str) -> Offers:
     """The runs that this machine knows."""
-    from cocktail_cli.runs import known_runs
+    from cocktail_cli.machine import known_runs
 
     with suppress(OSError):
         return beginning(incomplete, [(run.run, f"{run.state}, {run.recipe}") for run in known_runs()])
@@ -36,7 +36,7 @@ def run_names(incomplete: str) -> Offers:
 
 def overrides(incomplete: str) -> Offers:
     """`training.learning_rate=`, `learning_rate=`; after the = what a field can be, where it is a choice."""
-    from recipes.schema import Recipe
+    from recipes.config import Recipe
 
     found: Offers = []
     for key, annotation in leaves(Recipe):

@@ -18,28 +18,16 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import cocktail_cli
-from cocktail_cli import (
-    bench,
-    config,
-    dashboard,
-    doctor,
-    export,
-    generate,
-    join,
-    launch,
-    peers,
-    plan,
-    preview,
-    recipes,
-    report,
-    status,
-    stop,
-    validate,
-)
-from cocktail_cli.errors import Failure, Interrupted, explain
-from cocktail_cli.folder import log_to
-from cocktail_cli.options import AFTER, CHECK, RECIPES, RUN, TOOLS
-from cocktail_cli.title import hide
+from cocktail_cli.commands.check import doctor, plan, preview, validate
+from cocktail_cli.commands.results import export, generate, report
+from cocktail_cli.commands.run import dashboard, join, launch, peers, status, stop
+from cocktail_cli.commands.tools import bench, recipes
+from cocktail_cli.host import log_to
+from cocktail_cli.machine import hide
+
+from . import user_config
+from .errors import Failure, Interrupted, explain
+from .options import AFTER, CHECK, RECIPES, RUN, TOOLS
 
 app = typer.Typer(
     help="Fine-tune a large language model with other people's GPUs over ordinary internet links.",
@@ -142,7 +130,7 @@ def settings(arguments: list[str]) -> dict[str, dict[str, Any]]:
     """
     others = {"-h", "--help", "--life-line"}
     wanted = arguments[:1] and arguments[0] in SHOWING and not others & set(arguments)
-    return config.defaults() if wanted else {}
+    return user_config.defaults() if wanted else {}
 
 
 def fail(failure: Failure, as_json: bool) -> NoReturn:

@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from cocktail_cli.completion import overrides, recipe_names, run_names
-from cocktail_cli.hours import Hours, parse_hours, parse_time
-from cocktail_cli.rates import parse_rate, parse_size
+from cocktail_cli.machine import Hours, parse_hours, parse_rate, parse_size, parse_time
+
+from .completion import overrides, recipe_names, run_names
 
 Progress = Literal["auto", "rich", "plain", "none"]
 

@@ -2,16 +2,14 @@
 folder.
 """
 
-from compress.cocktail import Cocktail
+from compress.codec import Cocktail
 from compress.errors import NonFiniteError, PacketError
-from compress.expanded import Expanded, expanded
 from compress.fingerprint import fingerprint, fingerprint_after
 from compress.packet import VERSION as PACKET_VERSION
-from compress.packet import decode
-from compress.pieces import pieces
-from compress.sample import Sample
-from compress.shards import Shard, join, split
-from compress.update import Update
+from compress.packet import Expanded, decode, expanded, pieces
+from compress.sampling import Sample
+from compress.sharding import Shard, join, split
+from compress.sparse_update import Update
 
 __all__ = [
     "PACKET_VERSION",

@@ -25,11 +25,11 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from transport import ask_status, parse_url
-from transport.codec import decode_to_peer, encode
-from transport.keys import CurveKeys, as_z85
-from transport.messages import AskStatus, Attach, Attached, Get, Hello, Message, Pong, Welcome
-from transport.sockets import MAX_FRAME, raise_file_limit
-from transport.url import RunURL
+from transport.protocol.keys import CurveKeys, as_z85
+from transport.protocol.message_codec import decode_to_peer, encode
+from transport.protocol.messages import AskStatus, Attach, Attached, Get, Hello, Message, Pong, Welcome
+from transport.protocol.run_url import RunURL
+from transport.wire.zeromq_sockets import MAX_FRAME, raise_file_limit
 
 BLOB = "base/blob"  # an object of some megabytes that the hub has
 KIB, MIB = 1 << 10, 1 << 20

@@ -1,5 +1,5 @@
 """CocktailSGD's Algorithm 1 in one process over `compress` alone: four workers, a byte-level NeoX, Python's
-own documentation as text. For measurements of the compressor; the real thing is in recipes/cocktail_sgd.py.
+own documentation as text. For measurements of the compressor.
 """
 
 from __future__ import annotations

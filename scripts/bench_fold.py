@@ -28,7 +28,7 @@ UNIT = 1 << 20  # elements written at a time
 def make(folder: Path, size: int) -> int:
     """The base and one packet that fits every round; bytes of the packet."""
     from compress import Cocktail
-    from compress.bench import student
+    from compress.codec_bench import student
 
     mix = Cocktail(sample=0.125)  # 1/8 of a multiple of 2048: each round's sample has the same length
     m = mix.walk(size, 7, 0).m
@@ -45,10 +45,10 @@ def make(folder: Path, size: int) -> int:
 def fold(folder: Path, size: int, rounds: int) -> dict[str, float]:
     """In this process, which has done nothing else; its figures."""
     from compress import Cocktail
-    from compress.streams import InFile
-    from recipes.flat import Layout
-    from recipes.state import Fold, write_hashes
-    from recipes.weights import Stored, StoredVector
+    from compress.packet.section_streams import InFile
+    from recipes.weight_files.parameter_layout import Layout
+    from recipes.weight_files.snapshot_fold import Fold, write_hashes
+    from recipes.weight_files.stored_weights import Stored, StoredVector
 
     kib = resident()
     before, began, used = kib("VmRSS"), time.perf_counter(), time.process_time()

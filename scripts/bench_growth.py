@@ -50,7 +50,7 @@ def measure_peer(parameters: int) -> Point:
     import torch
 
     from compress import Cocktail
-    from recipes.cocktail_sgd import Common, Worker, rehearse
+    from recipes.algorithm.cocktail_sgd import Common, Worker, rehearse
 
     torch.set_num_threads(1)
     rehearse(Cocktail(), parameters)

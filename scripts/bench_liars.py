@@ -5,7 +5,7 @@
 The smoke recipe, shortened, with a GPT-NeoX of 0.14 M parameters and 10 peers in lockstep, among whom the
 batch is shared. Two of them lie from round `--from` on, in the numbers of their packets only. A peer whose
 packets were refused three times is out, as at a hub; samples whose work was not taken are leased again.
-`+probe`: the owner probes as well (recipes/probe.py). `+known`: he knows who lies, whose packets count for
+`+probe`: the owner probes as well (recipes.training). `+known`: he knows who lies, whose packets count for
 nothing: the floor of what weighing can do. `flip0`: two send nothing, and take their samples.
 
 In some rows nobody lies. `absent`: the two are not there; `code`, `base64`: one peer trains on Python source,
@@ -33,17 +33,17 @@ from simulate import Peer, build_peer
 from torch import Tensor
 
 from compress import PacketError, decode
-from recipes.aggregate import MEAN, OPEN, RejectedUpdate, Rule, median_of
-from recipes.base import load_tokenizer, prepare_base
-from recipes.cocktail_sgd import Owner, Part, Piece, mix_of
-from recipes.data import Corpus, build_corpus
-from recipes.model import evaluate, load_model
-from recipes.optim import learning_rate, set_learning_rate
-from recipes.probe import Doubt, Evidence, Gain, Probe, Updates
-from recipes.recipe import load_recipe
-from recipes.relax import outer_of
-from recipes.schema import Recipe
-from transport.admission import STRIKES
+from recipes.algorithm.cocktail_sgd import Owner, Part, Piece, mix_of
+from recipes.algorithm.robust_mean import MEAN, OPEN, RejectedUpdate, Rule, median_of
+from recipes.config.loader import load_recipe
+from recipes.config.presets import outer_of
+from recipes.config.schema import Recipe
+from recipes.data.corpus import Corpus, build_corpus
+from recipes.models.base_model import load_tokenizer, prepare_base
+from recipes.models.causal_lm import evaluate, load_model
+from recipes.training.contribution_score import Doubt, Evidence, Gain, Probe, Updates
+from recipes.training.optimizers import learning_rate, set_learning_rate
+from transport.membership.admission import STRIKES
 
 PEERS, LIARS = 10, 2
 SHORT = ["max_steps=40", "global_batch_size=30", "max_length=64", "val_set_size=0.1", "warmup_steps=3"]

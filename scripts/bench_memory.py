@@ -54,7 +54,7 @@ SMALL = ("gpt-neox", "gptj", "llama", "opt", "qwen3")
 
 
 def recipe_for(folder: Path, length: int, overrides: list[str]) -> Any:
-    from recipes.recipe import load_recipe
+    from recipes.config.loader import load_recipe
 
     return load_recipe(
         "smoke", [f"data.max_length={length}", "data.packing=false", *overrides], model=str(folder)
@@ -66,7 +66,7 @@ def write_model(name: str, folder: Path, device: str, words: int) -> None:
     import torch
     import transformers
 
-    from recipes.base import quiet
+    from recipes.models.base_model import quiet
 
     kind, fields = MODELS[name]
     fields = fields | ({"vocab_size": words} if name in SMALL else {})
@@ -215,7 +215,7 @@ def leases(given: argparse.Namespace, words: int) -> list[bytes]:
     the same all steps of Adam are equally long."""
     import numpy as np
 
-    from recipes.data import Sample, pack
+    from recipes.data.corpus import Sample, pack
 
     drawn = np.random.default_rng(0)
     lengths = [given.length] + [given.length // 2] * (given.micro_batch - 1)
@@ -225,9 +225,9 @@ def leases(given: argparse.Namespace, words: int) -> list[bytes]:
 
 def train(folder: Path, given: argparse.Namespace, memory: Host | Cuda) -> dict[str, int]:
     """Build a peer and let it train; the parts that it had."""
-    from cocktail_cli.mirror import Mirror
-    from recipes.finetune import build_peer, finetune
-    from recipes.trained import load_trained
+    from cocktail_cli.volunteer.loopback_link import Mirror
+    from recipes.models.trainable import load_trained
+    from recipes.training.loop import build_peer, finetune
 
     recipe = recipe_for(folder, given.length, given.override)
     before = memory.held()
@@ -255,7 +255,7 @@ def train(folder: Path, given: argparse.Namespace, memory: Host | Cuda) -> dict[
 
 def warm(given: argparse.Namespace, place: Path) -> None:
     """What is loaded, imported and compiled when it is first used."""
-    from recipes.cocktail_sgd import mix_of, rehearse
+    from recipes.algorithm.cocktail_sgd import mix_of, rehearse
 
     small = argparse.Namespace(**vars(given) | {"micro_batch": 1, "length": 8, "rounds": 3})
     write_model("tiny", place / "tiny", "cpu", 0)
@@ -273,7 +273,7 @@ def kib(what: str) -> int:
 
 def one(given: argparse.Namespace, name: str, answer: Connection) -> None:
     """In a process of its own: the plan's bytes and the measured ones, by part."""
-    from recipes.memory import Machine, memory_of
+    from recipes.planning.memory_plan import Machine, memory_of
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"

@@ -19,9 +19,9 @@ import torch
 from quality_train import Size, backward, base, documentation, loss_at, new_model
 from torch import Tensor
 
-from recipes.optim import build_optimizer, learning_rate, set_learning_rate
-from recipes.relax import PRESETS
-from recipes.schema import Training
+from recipes.config.presets import PRESETS
+from recipes.config.schema import Training
+from recipes.training.optimizers import build_optimizer, learning_rate, set_learning_rate
 
 OUT = measured.FOLDER / "powersgd.jsonl"
 WORKERS, DENSE = 4, 2

@@ -55,15 +55,15 @@ def loss(name: str, seed: int, larger: float) -> Line:
     import torch
     from simulate import build_peer
 
-    from recipes.base import load_tokenizer, prepare_base
-    from recipes.data import build_corpus
-    from recipes.fill import fill_of
-    from recipes.model import evaluate
-    from recipes.optim import learning_rate, set_learning_rate
-    from recipes.owners import owners_of
-    from recipes.recipe import load_recipe
-    from recipes.relax import outer_of
-    from transport.slot import Slot
+    from recipes.algorithm.adaptive_rate import fill_of
+    from recipes.algorithm.shard_aggregator import owners_of
+    from recipes.config.loader import load_recipe
+    from recipes.config.presets import outer_of
+    from recipes.data.corpus import build_corpus
+    from recipes.models.base_model import load_tokenizer, prepare_base
+    from recipes.models.causal_lm import evaluate
+    from recipes.training.optimizers import learning_rate, set_learning_rate
+    from transport.transfer.bandwidth_budget import Slot
 
     torch.set_num_threads(1)
     recipe = load_recipe("smoke", [*SETTINGS[name], f"seed={seed}", "max_steps=200", "global_batch_size=24"])
@@ -253,8 +253,8 @@ def compare_lines(cases: Mapping[str, Case]) -> None:
 
 def cocktail(asked: Line) -> None:
     """`cocktail` as it is; of a peer each gradient takes as long as it is told, and each round is said."""
-    import recipes.finetune as loop
-    import recipes.lease as work
+    import recipes.training.lease_gradient as work
+    import recipes.training.loop as loop
 
     compute, join = work.compute, loop.join
 

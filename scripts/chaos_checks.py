@@ -14,10 +14,10 @@ from chaos_faults import LEAVES, RECONNECTS, Record, is_step
 from chaos_schedule import GUEST, HUB, KINDS
 from chaos_swarm import Child, Json, Swarm
 
-from recipes.cocktail_sgd import Common, mix_of
-from recipes.flat import Flat
-from recipes.model import load_model
-from recipes.recipe import recipe_from_json
+from recipes.algorithm.cocktail_sgd import Common, mix_of
+from recipes.config.loader import recipe_from_json
+from recipes.models.causal_lm import load_model
+from recipes.weight_files.parameter_layout import Flat
 from transport import Ledger
 
 LOSS_WITHIN = 0.02  # of the held-out loss of the run without faults

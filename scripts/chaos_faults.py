@@ -22,8 +22,8 @@ from chaos_swarm import GUEST as OUT_OF_ORDER
 from chaos_swarm import STARTS, Child, Json, Stopped, Swarm, Told
 
 from transport import parse_url
-from transport.admin import ask_status
-from transport.errors import TransportError
+from transport.peer.admin_client import ask_status
+from transport.protocol.errors import TransportError
 
 LEAVES = 25.0  # seconds from the signal to the end of the process
 GIVEN_UP = 60.0  # seconds until one that does not is killed, so that the run can go on

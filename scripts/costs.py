@@ -14,10 +14,10 @@ import argparse
 from dataclasses import dataclass
 
 from compress import Cocktail
-from compress.bench import SETTINGS, student
-from recipes.cocktail_sgd import mix_of
-from recipes.relax import PRESETS
-from recipes.schema import Compression
+from compress.codec_bench import SETTINGS, student
+from recipes.algorithm.cocktail_sgd import mix_of
+from recipes.config.presets import PRESETS
+from recipes.config.schema import Compression
 
 MODELS = {"GPT-Neo 1.3 B": 1.32e9, "GPT-J 6 B": 6.05e9, "GPT-NeoX 20 B": 20.6e9}
 LINK = 100e6  # bit/s, one way

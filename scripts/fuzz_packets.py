@@ -18,17 +18,18 @@ import numpy as np
 import torch
 from fuzz_bytes import EDGES, Target, bent, mutated
 
-from compress import Cocktail, PacketError, Update, decode, expanded, kernels, pieces
-from compress.packet import BODY, HEAD, LEVELS
-from compress.sections import LZ4
-from recipes.aggregate import RejectedUpdate
-from recipes.cocktail_sgd import Owner
-from recipes.data import Sample, pack, unpack
-from recipes.kept import FORMAT, digest, read
-from recipes.problems import DataError, ModelError, RecipeError
-from recipes.recipe import load_recipe, recipe_from_json
-from recipes.weights import Kind, read_header, write_header
-from recipes.whole import write_whole
+from compress import Cocktail, PacketError, Update, decode, expanded, pieces
+from compress.backends import dispatch
+from compress.packet.entropy_coding import LZ4
+from compress.packet.format import BODY, HEAD, LEVELS
+from recipes.algorithm.cocktail_sgd import Owner
+from recipes.algorithm.robust_mean import RejectedUpdate
+from recipes.config.loader import load_recipe, recipe_from_json
+from recipes.data.corpus import Sample, pack, unpack
+from recipes.errors import DataError, ModelError, RecipeError
+from recipes.training.peer_checkpoint import FORMAT, digest, read
+from recipes.weight_files.atomic_safetensors import write_whole
+from recipes.weight_files.stored_weights import Kind, read_header, write_header
 
 M = 900  # length of a sampled vector
 WIDTHS = (1, 2, 3, 4, 8, 16, 32)
@@ -92,11 +93,11 @@ def field(rng: Random, data: bytearray, m: int) -> None:
 @contextmanager
 def compiled_too() -> Iterator[None]:
     """Short vectors are added up by compiled loops as long ones are."""
-    worth, kernels.WORTH = kernels.WORTH, 0
+    worth, dispatch.WORTH = dispatch.WORTH, 0
     try:
         yield
     finally:
-        kernels.WORTH = worth
+        dispatch.WORTH = worth
 
 
 def check_packet(case: bytes) -> bool:

@@ -30,12 +30,11 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from transport import Hub, Ledger, RunKeys, RunSettings
-from transport.allocator import keep_freed_memory
-from transport.bulk import CHUNK
-from transport.codec import decode_to_peer, encode
-from transport.events import RoundCommitted, RunEnded, Warned
-from transport.keys import CurveKeys, as_z85
-from transport.messages import (
+from transport.hub.malloc_tuning import keep_freed_memory
+from transport.protocol.events import RoundCommitted, RunEnded, Warned
+from transport.protocol.keys import CurveKeys, as_z85
+from transport.protocol.message_codec import decode_to_peer, encode
+from transport.protocol.messages import (
     OF,
     PROTOCOL,
     Attach,
@@ -56,7 +55,8 @@ from transport.messages import (
     Round,
     Welcome,
 )
-from transport.sockets import COMMON, HUB, PEER, raise_file_limit, set_options
+from transport.transfer.transfers import CHUNK
+from transport.wire.zeromq_sockets import COMMON, HUB, PEER, raise_file_limit, set_options
 
 RUN, SAME = "bench", 7  # SAME: fingerprint of every x'
 SEED, VARIANTS = 1, 8  # different packets, sent in turn
@@ -115,9 +115,9 @@ class OwnerWork(Relay):
     """The owner of a real run, with the books of its error."""
 
     def __init__(self, size: int, ledger: Ledger) -> None:
-        from cocktail_cli.kept_owner import KeptOwner
-        from recipes.cocktail_sgd import rehearse
-        from recipes.owners import Owners
+        from cocktail_cli.aggregation.durable_aggregator import KeptOwner
+        from recipes.algorithm.cocktail_sgd import rehearse
+        from recipes.algorithm.shard_aggregator import Owners
 
         owner = Owners(parameters(size), mix(), SEED)
         rehearse(mix(), parameters(size))

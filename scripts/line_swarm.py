@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, parse_url
-from transport.errors import RunOver, SessionRenewed, TransportError
-from transport.messages import Chunk, Get, Over, Ping, Pong, PutDone, Report, Round
+from transport.protocol.errors import RunOver, SessionRenewed, TransportError
+from transport.protocol.messages import Chunk, Get, Over, Ping, Pong, PutDone, Report, Round
 
 TOKENS = 10  # of each sample
 BLOB = "base/blob"

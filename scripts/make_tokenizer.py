@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from recipes.sources import python_docs
+from recipes.data.sources import python_docs
 
 VOCABULARY = 320  # 256 bytes and the 63 commonest pieces: few enough to be learnt in a minute
 END = "<|endoftext|>"

@@ -2,7 +2,7 @@
 
     python scripts/simulate.py RECIPE [key=value ...] [--peers N] [--prompt TEXT] [--churn KIND --every N]
 
-Runs Algorithm 1 and 2 as they are (recipes/cocktail_sgd.py) with N peers in lockstep, every preset and key of
+Runs Algorithm 1 and 2 as they are (recipes.algorithm) with N peers in lockstep, every preset and key of
 `compression` included, and prints the held-out loss of x' and the bytes that would travel. `--peers 0` trains
 in the ordinary way, one model and no exchange: the reference. Everything is drawn from the recipe's seed, so
 a line can be had again.
@@ -26,16 +26,16 @@ from pathlib import Path
 import torch
 from torch.optim import Optimizer
 
-from recipes.base import load_tokenizer, prepare_base
-from recipes.cocktail_sgd import Common, Part, Worker, mix_of
-from recipes.data import Corpus, build_corpus, collate
-from recipes.flat import Flat
-from recipes.model import evaluate, export, generate, load_model, loss_sum
-from recipes.optim import build_optimizer, learning_rate, set_learning_rate
-from recipes.owners import Owners, even, owners_of
-from recipes.recipe import load_recipe
-from recipes.relax import PLAIN, outer_of
-from recipes.schema import Recipe
+from recipes.algorithm.cocktail_sgd import Common, Part, Worker, mix_of
+from recipes.algorithm.shard_aggregator import Owners, even, owners_of
+from recipes.config.loader import load_recipe
+from recipes.config.presets import PLAIN, outer_of
+from recipes.config.schema import Recipe
+from recipes.data.corpus import Corpus, build_corpus, collate
+from recipes.models.base_model import load_tokenizer, prepare_base
+from recipes.models.causal_lm import evaluate, export, generate, load_model, loss_sum
+from recipes.training.optimizers import build_optimizer, learning_rate, set_learning_rate
+from recipes.weight_files.parameter_layout import Flat
 
 
 @dataclass

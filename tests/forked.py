@@ -30,10 +30,10 @@ import pytest
 # What a command would import, and what that imports in its turn.
 MODULES = (
     "cocktail_cli.main",
-    "cocktail_cli.link",
-    "cocktail_cli.run",
-    "cocktail_cli.work",
-    "recipes.finetune",
+    "cocktail_cli.volunteer.run_link",
+    "cocktail_cli.host.host_session",
+    "cocktail_cli.host.hub_delegate",
+    "recipes.training.loop",
 )
 MODULES += ("datasets", "zmq", "transformers.models.gpt_neox.modeling_gpt_neox", "transformers.optimization")
 ROOT = Path(__file__).resolve().parents[1]

@@ -46,7 +46,9 @@ UNIX_MODULES = {"fcntl", "pwd", "grp", "resource", "termios", "tty", "pty", "cur
 UNIX_ARGUMENTS = {"pass_fds", "preexec_fn"}  # of subprocess
 UNIX_PATHS = ("/proc", "/sys/", "/dev/", "/tmp", "/etc/", "/var/", "/usr/")
 # What runs behind a guard elsewhere: where, and what guards it.
-GUARDED = {"cocktail_cli/ranks.py pass_fds": "machine.pick_devices refuses --gpus on Windows"}
+GUARDED = {
+    "cocktail_cli/volunteer/gpu_processes.py pass_fds": "machine.pick_devices refuses --gpus on Windows"
+}
 FORKS = {"fork", "forkserver"}  # as a word: multiprocessing's ways to start a process
 
 
@@ -96,7 +98,8 @@ def test_no_file_of_the_command_imports_torch_at_its_top() -> None:
         f"{path.relative_to(ROOT)}: {module}"
         for path in files("cocktail_cli")
         for module in at_the_top(ast.parse(path.read_text(encoding="utf-8")))
-        if module.split(".")[0] in (*HEAVY, "rich") and path.name != "live.py"  # imported where it is used
+        if module.split(".")[0] in (*HEAVY, "rich")
+        and path.name != "live_view.py"  # imported where it is used
     ]
 
     assert found == []
@@ -105,7 +108,7 @@ def test_no_file_of_the_command_imports_torch_at_its_top() -> None:
 def test_only_the_live_view_imports_rich() -> None:
     users = [path.name for path in files("cocktail_cli") if "rich" in tops(path)]
 
-    assert users == ["live.py"]
+    assert users == ["live_view.py"]
 
 
 def tops(path: Path) -> set[str]:

@@ -3,16 +3,11 @@
 Beside these names: `transport.events`, `transport.errors`, `transport.messages`, `transport.memory`.
 """
 
-from .admin import ask_owner, ask_status, ask_stop
-from .bandwidth import Bandwidth
-from .catch_up import CatchUp
-from .hub import Hub
-from .keys import RunKeys
-from .ledger import Ledger
-from .peer import PeerLink
-from .settings import RunSettings
-from .supply import Supply, Wanted
-from .url import RunURL, parse_url
+from transport.hub import Hub
+from transport.ledger import Ledger
+from transport.peer import CatchUp, PeerLink, Supply, Wanted, ask_owner, ask_status, ask_stop
+from transport.protocol import RunKeys, RunSettings, RunURL, parse_url
+from transport.wire import Bandwidth
 
 __all__ = [
     "Bandwidth",

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .events import Event
-from .ids import Runs
-from .ledger import Known
-from .messages import Estate, Message, Owner
+from transport.ledger import Known
+from transport.protocol import Estate, Event, Message, Owner, Runs
 
 
 @dataclass(frozen=True)

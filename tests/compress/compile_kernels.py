@@ -15,7 +15,9 @@ from triton.compiler import ASTSource
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from compress.kernels import codes, select, vectors
+from compress.backends.triton import code_kernels as codes
+from compress.backends.triton import selection_kernels as select
+from compress.backends.triton import vector_kernels as vectors
 
 VECTORS = {"x": "*fp32", "y": "*fp32", "units": "*i64", "out": "*fp32", "m": "i64", "shift": "i32"}
 ADD = {"x": "*fp32", "at": "*i64", "values": "*fp32", "k": "i64", "alpha": "fp32"}

@@ -16,8 +16,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from compress import Cocktail, decode, packet, positions
-from compress.quantize import quantize
+from compress import Cocktail, decode
+from compress.packet import format, index_coding
+from compress.quantization.quantizer import quantize
 
 M = 700
 
@@ -53,19 +54,19 @@ def main() -> None:
         mix = Cocktail(keep=0.1, bits=bits, bucket=16)
         made.append(entry(f"{bits} bits", mix.encode(torch.from_numpy(v)), M))
     ways = {
-        "gaps": positions._gaps,
-        "mask": positions._mask,
-        "Elias-Fano": positions._elias_fano,
-        "plain": positions._plain,
+        "gaps": index_coding._gaps,
+        "mask": index_coding._mask,
+        "Elias-Fano": index_coding._elias_fano,
+        "plain": index_coding._plain,
     }
     for name, way in ways.items():
-        made.append(entry(name, packet.write(M, way(at, M), quantize(v[at], 4, 16)), M))
+        made.append(entry(name, format.write(M, way(at, M), quantize(v[at], 4, 16)), M))
     for name, m, at in (
         ("gaps in two parts", 100_000, np.array([3, 300, 301, 9000, 99_999])),
         ("gaps with escapes", 1400, np.array([*range(38), 400, 1201])),
     ):
         few = quantize(v[: len(at)], 2, 128)
-        made.append(entry(name, packet.write(m, positions._gaps(at, m), few), m))
+        made.append(entry(name, format.write(m, index_coding._gaps(at, m), few), m))
     same = np.repeat(np.float32([1.5, -0.25]), 2000)
     made.append(entry("repeats", Cocktail(keep=1, bits=8).encode(torch.from_numpy(same)), 4000))
     made.append(entry("nothing", Cocktail().encode(torch.zeros(9)), 9))

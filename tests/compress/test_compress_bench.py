@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from compress import Cocktail, decode
-from compress.bench import (
+from compress.codec_bench import (
     GRID,
     SETTINGS,
     Pair,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from in_process import rows, save_tiny
 
-from transport.shares import Speeds
+from transport.scheduling.load_balancer import Speeds
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -24,8 +24,8 @@ from typing import Any
 
 import pytest
 
-from recipes import whole
-from transport import ledger, packet_log
+from recipes.weight_files import atomic_safetensors
+from transport.ledger import packet_log, run_ledger
 
 WAL = "ledger.db-wal"
 NOT_KEPT = ("ledger.lock", "ledger.db-shm")  # a lock, which ends with its process; an index, which is remade
@@ -156,8 +156,8 @@ def watched(folder: Path, at: Callable[[str], None]) -> Iterator[None]:
     connect = sqlite3.connect
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packet_log, "open", opened, raising=False)
-        patch.setattr(ledger.sqlite3, "connect", connected)
-        patch.setattr(whole, "open", opened, raising=False)
+        patch.setattr(run_ledger.sqlite3, "connect", connected)
+        patch.setattr(atomic_safetensors, "open", opened, raising=False)
         patch.setattr(os, "fsync", around(os.fsync, "fsync"))
         patch.setattr(os, "replace", around(os.replace, "replace"))
         yield

@@ -28,19 +28,19 @@ from transformers import (
     Qwen3Config,
 )
 
-from cocktail_cli.link import RunLink
-from cocktail_cli.owning import half_of
-from cocktail_cli.work import RunWork, folded, settings_of
-from recipes.base import BUILTIN_MODELS, Base, load_tokenizer, prepare_base
-from recipes.data import build_corpus
-from recipes.finetune import Event, Peer, StepDone, build_peer, finetune
-from recipes.model import export, load_model
-from recipes.schema import Model, Recipe
-from recipes.trained import load_trained
+from cocktail_cli.host.hub_delegate import RunWork, folded, settings_of
+from cocktail_cli.volunteer.run_link import RunLink
+from cocktail_cli.volunteer.shard_aggregator_link import half_of
+from recipes.config.schema import Model, Recipe
+from recipes.data.corpus import build_corpus
+from recipes.models.base_model import BUILTIN_MODELS, Base, load_tokenizer, prepare_base
+from recipes.models.causal_lm import export, load_model
+from recipes.models.trainable import load_trained
+from recipes.training.loop import Event, Peer, StepDone, build_peer, finetune
 from transport import Ledger
-from transport import events as hub
-from transport.memory import MemorySwarm
-from transport.owning import Owning
+from transport.aggregators.aggregator_thread import Owning
+from transport.in_process import MemorySwarm
+from transport.protocol import events as hub
 
 BUILTIN = "builtin:tiny-gpt-neox"
 TOKENIZER = BUILTIN_MODELS[BUILTIN]

@@ -155,10 +155,10 @@ def test_bytes_are_told_for_each_peer_and_direction_with_their_ratio_to_fp16(sto
 
 def test_the_exported_model_is_the_one_that_was_measured(story: Story) -> None:
     """It loads with from_pretrained, and its held-out loss is the last one that the run told."""
-    from recipes.base import open_tokenizer
-    from recipes.data import build_corpus
-    from recipes.model import evaluate, load_model
-    from recipes.recipe import recipe_from_json
+    from recipes.config.loader import recipe_from_json
+    from recipes.data.corpus import build_corpus
+    from recipes.models.base_model import open_tokenizer
+    from recipes.models.causal_lm import evaluate, load_model
 
     model = Path(story.events[-1]["model"])
     recipe = recipe_from_json((story.folder / "recipe.json").read_text())

@@ -12,17 +12,17 @@ import pytest
 import torch
 from in_process import recipe_of, rows
 
-from cocktail_cli.link import RunLink
-from cocktail_cli.owning import half_of, open_door, to_owners
-from cocktail_cli.work import RunWork, folded, settings_of
-from recipes.base import load_tokenizer, prepare_base
-from recipes.data import build_corpus
-from recipes.finetune import StepDone, build_peer, finetune
-from recipes.model import load_model
+from cocktail_cli.host.hub_delegate import RunWork, folded, settings_of
+from cocktail_cli.volunteer.run_link import RunLink
+from cocktail_cli.volunteer.shard_aggregator_link import half_of, open_door, to_owners
+from recipes.data.corpus import build_corpus
+from recipes.models.base_model import load_tokenizer, prepare_base
+from recipes.models.causal_lm import load_model
+from recipes.training.loop import StepDone, build_peer, finetune
 from transport import Hub, Ledger, PeerLink, RunKeys
-from transport import events as hub
-from transport.keys import CurveKeys
-from transport.owning import Owning
+from transport.aggregators.aggregator_thread import Owning
+from transport.protocol import events as hub
+from transport.protocol.keys import CurveKeys
 
 NAMES = ("ann", "bob", "cat", "dan")
 
@@ -72,8 +72,8 @@ def test_four_owners_send_and_receive_what_the_paper_says(
     torch.set_num_threads(1)
     # One process has them all, on a machine that may be busy: all four are in every round, and none that is
     # silent for seconds is dialled anew, and sent a window of bytes again.
-    monkeypatch.setattr("transport.carrier.BACKED_OFF_S", 60.0)
-    monkeypatch.setattr("transport.carrier.STALLED_S", 60.0)
+    monkeypatch.setattr("transport.peer.connection_manager.BACKED_OFF_S", 60.0)
+    monkeypatch.setattr("transport.peer.connection_manager.STALLED_S", 60.0)
     everything = {"preset": "allreduce", "staleness": 1, "shards": 8}
     recipe = recipe_of(
         Path("builtin:tiny-gpt-neox"),

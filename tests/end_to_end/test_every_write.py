@@ -16,15 +16,15 @@ from crash_points import Crashes, State, recorded
 from torch import Tensor
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
-from cocktail_cli.kept_owner import KeptOwner
+from cocktail_cli.aggregation.durable_aggregator import KeptOwner
 from compress import Cocktail
-from recipes.cocktail_sgd import over_all
-from recipes.owners import Keep, Owners, no_log
+from recipes.algorithm.cocktail_sgd import over_all
+from recipes.algorithm.shard_aggregator import Keep, Owners, no_log
 from transport import Ledger
-from transport.events import Event
-from transport.ledger import RoundRow
-from transport.memory import MemorySwarm
-from transport.messages import Over, Round
+from transport.in_process import MemorySwarm
+from transport.ledger.run_ledger import RoundRow
+from transport.protocol.events import Event
+from transport.protocol.messages import Over, Round
 
 pytestmark = pytest.mark.slow
 

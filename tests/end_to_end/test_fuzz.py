@@ -15,10 +15,10 @@ from fuzz import GROUPS, Tally, TooMuch, case_of, fuzz, keep, replay, targets, t
 from fuzz_bytes import Target, message
 from fuzz_doors import HUB_BYTES, PEER_BYTES, hear, joined_carrier, open_hub
 
-from transport.bandwidth import Buckets
-from transport.codec import encode
-from transport.messages import Evaluated
-from transport.wire import Came
+from transport.protocol.message_codec import encode
+from transport.protocol.messages import Evaluated
+from transport.wire.frames import Came
+from transport.wire.rate_limit import Buckets
 
 CASES = {"messages": 86_000, "bulk": 2_000, "packets": 8_000, "legacy": 500, "files": 3_500}  # 100,000
 

@@ -15,20 +15,19 @@ import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 from safetensors.torch import save_file
 
-from cocktail_cli.events import Event, Progressed
-from cocktail_cli.join import versions
-from cocktail_cli.link import RunLink
-from cocktail_cli.prepare import Preparation
-from cocktail_cli.runs import cache
-from cocktail_cli.work import folded
+from cocktail_cli.host.hub_delegate import folded, versions
+from cocktail_cli.machine.run_registry import cache
+from cocktail_cli.ui.events import Event, Progressed
+from cocktail_cli.volunteer.bootstrap import Preparation
+from cocktail_cli.volunteer.run_link import RunLink
 from compress import PACKET_VERSION
-from recipes.finetune import StepDone, finetune
+from recipes.training.loop import StepDone, finetune
 from transport import RunSettings
-from transport.catch_up import Way
-from transport.chunks import hashes_of
-from transport.errors import RefusedByHub
-from transport.messages import Hello, Refused, SnapshotOffer
-from transport.sessions import refusal
+from transport.membership.sessions import refusal
+from transport.peer.catch_up import Way
+from transport.protocol.errors import RefusedByHub
+from transport.protocol.messages import Hello, Refused, SnapshotOffer
+from transport.transfer.chunks import hashes_of
 
 AT = 4  # round of the snapshot
 

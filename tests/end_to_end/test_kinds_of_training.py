@@ -9,9 +9,9 @@ import torch
 from in_process import Swarm, recipe_of
 from peft import AutoPeftModelForCausalLM
 
-from recipes.data import collate
-from recipes.model import load_model
-from transport import events as hub
+from recipes.data.corpus import collate
+from recipes.models.causal_lm import load_model
+from transport.protocol import events as hub
 
 pytestmark = pytest.mark.slow
 

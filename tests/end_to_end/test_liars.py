@@ -12,12 +12,12 @@ import pytest
 import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 
-from cocktail_cli.work import RunWork
-from recipes.cocktail_sgd import Part, Worker
-from recipes.finetune import Event, StepDone
-from recipes.probe import Evidence, Verdict
+from cocktail_cli.host.hub_delegate import RunWork
+from recipes.algorithm.cocktail_sgd import Part, Worker
+from recipes.training.contribution_score import Evidence, Verdict
+from recipes.training.loop import Event, StepDone
 from transport import Ledger
-from transport import events as hub
+from transport.protocol import events as hub
 
 pytestmark = pytest.mark.slow
 

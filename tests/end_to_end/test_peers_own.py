@@ -9,8 +9,8 @@ import pytest
 import torch
 from in_process import Member, Swarm, recipe_of
 
-from recipes.finetune import Event, StepDone
-from transport import events as hub
+from recipes.training.loop import Event, StepDone
+from transport.protocol import events as hub
 
 # Nobody is lost by a machine that is busy: bits are compared.
 SWARM = {"step_timeout": 60.0, "peer_timeout": 60.0, "start_timeout": 60.0}

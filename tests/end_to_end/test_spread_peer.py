@@ -20,17 +20,17 @@ import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 from torch import Tensor
 
-from cocktail_cli.link import RunLink
-from cocktail_cli.ranks import Ranks
-from recipes.data import Sample
-from recipes.finetune import HandedOver, Peer, StepDone, build_peer
-from recipes.fit import fitted, tried
-from recipes.kept import keep, read, restore
-from recipes.lease import apply, compute
-from recipes.model import load_model
-from recipes.schema import Recipe
-from recipes.spread import Spread, spread_peer
-from recipes.trained import load_trained
+from cocktail_cli.volunteer.gpu_processes import Ranks
+from cocktail_cli.volunteer.run_link import RunLink
+from recipes.config.schema import Recipe
+from recipes.data.corpus import Sample
+from recipes.models.causal_lm import load_model
+from recipes.models.trainable import load_trained
+from recipes.multi_gpu.fsdp_peer import Spread, spread_peer
+from recipes.training.lease_gradient import apply, compute
+from recipes.training.loop import HandedOver, Peer, StepDone, build_peer
+from recipes.training.micro_batch import fitted, tried
+from recipes.training.peer_checkpoint import keep, read, restore
 
 pytestmark = pytest.mark.slow
 MANY, LONG = 32, 512  # sequences and tokens of a micro-batch whose logits alone take 20 MB

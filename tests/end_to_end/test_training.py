@@ -11,15 +11,15 @@ import torch
 from in_process import FAMILIES, Member, Swarm, recipe_of, rows, save_tiny
 from transformers import get_cosine_schedule_with_warmup
 
-from compress import kernels
-from recipes.cocktail_sgd import Common
-from recipes.data import collate
-from recipes.finetune import Event, StepDone
-from recipes.flat import Flat
-from recipes.model import evaluate, load_model, loss_sum
-from recipes.optim import build_optimizer
-from recipes.recipe import load_recipe
-from transport import events as hub
+from compress.backends import dispatch
+from recipes.algorithm.cocktail_sgd import Common
+from recipes.config.loader import load_recipe
+from recipes.data.corpus import collate
+from recipes.models.causal_lm import evaluate, load_model, loss_sum
+from recipes.training.loop import Event, StepDone
+from recipes.training.optimizers import build_optimizer
+from recipes.weight_files.parameter_layout import Flat
+from transport.protocol import events as hub
 
 pytestmark = pytest.mark.slow
 
@@ -168,7 +168,7 @@ def test_a_run_takes_any_vector_by_the_loops_of_long_ones_and_of_short_ones(
     worth: int, neox: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that is exchanged: the empty first round, deltas, what a leaver hands over, what a joiner folds."""
-    monkeypatch.setattr(kernels, "WORTH", worth)
+    monkeypatch.setattr(dispatch, "WORTH", worth)
     with Swarm(recipe_of(neox, data), tmp_path / "run") as swarm:
 
         def at_round(member: Member, event: Event) -> None:

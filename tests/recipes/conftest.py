@@ -13,10 +13,10 @@ import transformers
 from a_web import Web
 from tiny_models import BUILTIN, CONFIGS
 
-from recipes.base import open_tokenizer
-from recipes.data import Corpus, build_corpus
-from recipes.recipe import load_recipe
-from recipes.web import text_at
+from recipes.config.loader import load_recipe
+from recipes.data.corpus import Corpus, build_corpus
+from recipes.downloads.https_fetch import text_at
+from recipes.models.base_model import open_tokenizer
 
 BARE = """\
 version: 1

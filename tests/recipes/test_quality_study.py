@@ -18,8 +18,8 @@ from quality_plan import RATES, REFERENCE, SEEDS, SUM, TABLES, WIDE, best_rate, 
 from quality_report import markdown, plot
 from quality_train import Outcome, Setting, backward, new_model, train
 
-from recipes.relax import PRESETS
-from recipes.schema import Compression, Training
+from recipes.config.presets import PRESETS
+from recipes.config.schema import Compression, Training
 
 EXACT = Setting(peers=1, sample=1.0, keep=1.0, bits=32, staleness=0)  # packets that lose nothing
 TWO = replace(EXACT, peers=2)

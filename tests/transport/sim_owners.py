@@ -12,13 +12,13 @@ from sim_swarm import TOKEN, SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
 from transport import actions as do
-from transport import sharding
-from transport.estates import Left
-from transport.hub_state import HubState
-from transport.messages import Close, Committed, Hello, Holds, Owner, Report, Round
-from transport.owners import digest_of
-from transport.peer_state import Link, PeerState
-from transport.uploads import owner_called, refuses
+from transport.aggregators import shard_coordinator
+from transport.aggregators.shard_assignment import digest_of
+from transport.hub.hub_state import HubState
+from transport.hub.upload_checks import owner_called, refuses
+from transport.ledger.residual_handoffs import Left
+from transport.peer.peer_state import Link, PeerState
+from transport.protocol.messages import Close, Committed, Hello, Holds, Owner, Report, Round
 
 SHARDS = 4
 KINDS = ("hub", "door", "none")  # how others reach the first peer, the second, the third, and so on
@@ -97,7 +97,7 @@ class SimOwner(SimPeer):
         whose = owner_called(ex, owner.name)
         assert whose is not None, "or it would have been refused"
         swarm.passed[whose, self.name] = digest
-        swarm.tell(lambda hub: sharding.part_uploaded(hub, session, whose, r, digest, swarm.now))
+        swarm.tell(lambda hub: shard_coordinator.part_uploaded(hub, session, whose, r, digest, swarm.now))
         return True
 
     def owns_as(self, owner: Owner) -> bool:
@@ -172,12 +172,12 @@ class OwnersSim(SimSwarm):
             self.jobs.popleft()
             name = next((s.name for s in self.hub.members.sessions.values() if s.id == reach.session), "")
             ok = any(not peer.dead and peer.state.hello.name == name for peer in self.peers)
-            self.tell(lambda hub: sharding.reached(hub, reach.session, ok))
+            self.tell(lambda hub: shard_coordinator.reached(hub, reach.session, ok))
         elif self.jobs and isinstance(left := self.jobs[0], do.Inherit) and left.to_all:
             self.jobs.popleft()
             self.estates += 1
             kept = Left(left.peer, left.share, frozenset(range(SHARDS)))
-            self.tell(lambda hub: sharding.left(hub, self.estates, kept))
+            self.tell(lambda hub: shard_coordinator.left(hub, self.estates, kept))
         else:
             super().job()
 
@@ -186,7 +186,7 @@ class OwnersSim(SimSwarm):
         self.asked, weights = job, {claim.peer: 1.0 for claim in job.claims}
 
         def close(hub: HubState) -> None:
-            sharding.close(hub, job.round, self.attempt, weights)
+            shard_coordinator.close(hub, job.round, self.attempt, weights)
 
         self.tell(close)
         self.finish()

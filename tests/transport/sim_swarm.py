@@ -14,16 +14,16 @@ from msgspec.structs import replace
 from toy_swarm import toy_settings
 
 from transport import actions as do
-from transport.codec import decode_to_hub, decode_to_peer, encode
-from transport.events import Event, RunEnded
-from transport.hub_state import HubState
-from transport.ids import Pool, expand
-from transport.ledger import RECENT, EvaluationRow, Known, OpenSession, Recovered, RoundRow
-from transport.messages import Evaluated, Hello, Leave, Message, Ready, Report, Round
-from transport.peer_state import Link, PeerState
-from transport.rounds import Phase
-from transport.settings import RunSettings
-from transport.uploads import refuses
+from transport.hub.hub_state import HubState
+from transport.hub.upload_checks import refuses
+from transport.ledger.run_ledger import RECENT, EvaluationRow, Known, OpenSession, Recovered, RoundRow
+from transport.peer.peer_state import Link, PeerState
+from transport.protocol.events import Event, RunEnded
+from transport.protocol.message_codec import decode_to_hub, decode_to_peer, encode
+from transport.protocol.messages import Evaluated, Hello, Leave, Message, Ready, Report, Round
+from transport.protocol.run_settings import RunSettings
+from transport.protocol.sample_ranges import Pool, expand
+from transport.scheduling.rounds import Phase
 
 TOKEN, STOP = "token", "stop-secret"
 TOKENS = 10

@@ -14,15 +14,15 @@ from os import strerror
 from msgspec.structs import replace
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
-from cocktail_cli.owning import open_door, to_owners
+from cocktail_cli.volunteer.shard_aggregator_link import open_door, to_owners
 from transport import PeerLink, RunSettings, RunURL
-from transport.direct import Direct
-from transport.door import Door
-from transport.errors import Reopened, UpdateRejected
-from transport.keys import CurveKeys
-from transport.messages import Committed, Report, Round
-from transport.owners import digest_of
-from transport.owning import Owning
+from transport.aggregators.aggregator_thread import Owning
+from transport.aggregators.shard_assignment import digest_of
+from transport.aggregators.shard_clients import Direct
+from transport.aggregators.shard_server import Door
+from transport.protocol.errors import Reopened, UpdateRejected
+from transport.protocol.keys import CurveKeys
+from transport.protocol.messages import Committed, Report, Round
 
 SHARDS = 6
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transport import PeerLink, RunSettings
-from transport.errors import Leaving, RunOver, SessionRenewed, TransportError, UpdateRejected
-from transport.messages import Committed, Over, Report, Round
+from transport.protocol.errors import Leaving, RunOver, SessionRenewed, TransportError, UpdateRejected
+from transport.protocol.messages import Committed, Over, Report, Round
 
 TOKENS = 10  # of each sample
 

@@ -1,0 +1,1 @@
+"""Commands that check a recipe, a machine or a line before a run."""

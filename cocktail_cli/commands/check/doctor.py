@@ -1,0 +1,363 @@
+"""`cocktail doctor`: is this machine fit to train, to own a run, to join one? A line each, a fix each."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from cocktail_cli import __version__
+from cocktail_cli.host import BIND, PORT
+from cocktail_cli.machine import EVERYWHERE, memory_of, pick_device, reach_of
+from cocktail_cli.options import Device, Json, Quiet
+from cocktail_cli.ui import megabytes, tell
+
+if TYPE_CHECKING:
+    from recipes.errors import Finding
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "huggingface_hub",
+    "pyzmq",
+    "numba",
+)
+FILES = 1024  # open ones that a hub of some hundred peers needs
+DISK = 10 << 30  # bytes that a small model, its snapshots and the packets of a run fill
+MEMORY = 4 << 30
+SKEW = 60.0  # seconds from which certificates may be refused
+ANSWER = 5.0  # seconds for the hub's
+# addresses of documentation (RFC 5737, RFC 3849): nobody's
+WAYS = (("IPv4", socket.AF_INET, "192.0.2.1"), ("IPv6", socket.AF_INET6, "2001:db8::1"))
+
+
+def doctor(
+    run_url: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN_URL", help="Also: can this run be reached and joined?", show_default=False
+        ),
+    ] = None,
+    device: Device = "auto",
+    port: Annotated[
+        int,
+        typer.Option("--port", envvar="COCKTAIL_PORT", min=1, max=65535, help="A hub here would listen on."),
+    ] = PORT,
+    env: Annotated[
+        bool, typer.Option("--env", help="Print versions to paste into a report; check nothing.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check this machine: versions, device, disk, the Hugging Face hub, port, clock; with a URL also the run.
+
+    Asks the Hugging Face hub, and the run whose URL is given; nobody else.
+
+    Examples: cocktail doctor
+    cocktail doctor cocktail://...
+
+    Exit 4 where a line says fail. With --json one object:
+    {"v": 1, "findings": [{"level", "about", "text", "hint"}]}
+    """
+    if env:
+        for line in environment():
+            typer.echo(line)
+        return
+    code = tell(checks(run_url, device, port), as_json, quiet, "preflight")
+    if code:
+        raise typer.Exit(code)
+
+
+def environment() -> Iterator[str]:
+    """What a bug report needs, as Markdown."""
+    yield f"- cocktail {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    yield "- " + ", ".join(f"{name} {installed(name) or 'not installed'}" for name in PACKAGES)
+    yield f"- {cuda()}"
+    yield f"- {os.cpu_count()} cores, {megabytes(memory_of('cpu'))} of memory"
+
+
+def installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def checks(run_url: str | None, device: str, port: int) -> Iterator[Finding]:
+    """Every check, in the order in which one would mend things."""
+    simple: list[tuple[str, Callable[[], Finding]]] = [
+        ("python", python),
+        ("packages", packages),
+        ("device", lambda: trains_on(device)),
+        ("memory", memory),
+        ("curve", curve),
+        ("codec", codec),
+        ("disk", disk),
+        ("files", files),
+        ("port", lambda: listens(port)),
+        ("proxy", proxy),
+        ("address", address),
+        ("power", power),
+    ]
+    for about, check in simple:
+        yield guarded(about, check)
+    yield from hub()
+    if run_url is not None:
+        from .doctor_run_url import run
+
+        yield from run(run_url)
+
+
+def found(level: Literal["ok", "warn", "fail"], about: str, text: str, hint: str = "") -> Finding:
+    from recipes.errors import Finding
+
+    return Finding(level, about, text, hint)
+
+
+def guarded(about: str, check: Callable[[], Finding]) -> Finding:
+    """A check that breaks is a finding too, and the next one is made."""
+    try:
+        return check()
+    except Exception as error:
+        return found("warn", about, f"could not be checked: {type(error).__name__}: {error}")
+
+
+# ---- this machine ------------------------------------------------------------------------------------------
+
+
+def python() -> Finding:
+    text = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    if sys.prefix == sys.base_prefix:
+        return found(
+            "warn", "python", f"{text}, no environment of its own", "uv tool install, pipx or a venv"
+        )
+    return found("ok", "python", text)
+
+
+def packages() -> Finding:
+    missing = [name for name in PACKAGES if installed(name) is None and name != "numba"]
+    if missing:
+        return found("fail", "packages", f"missing: {', '.join(missing)}", "install cocktail-sgd again")
+    return found("ok", "packages", ", ".join(f"{name} {installed(name)}" for name in PACKAGES[:4]))
+
+
+def cuda() -> str:
+    """torch, what it was built for, and the driver."""
+    import torch
+
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    return f"torch {torch.__version__} for {built}; driver {driver() or 'none'}"
+
+
+def driver() -> str | None:
+    """The version of NVIDIA's driver, where its tool is there."""
+    said = nvidia("--query-gpu=driver_version")
+    return said[0] if said else None
+
+
+def nvidia(query: str) -> list[str]:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    done = subprocess.run([tool, query, "--format=csv,noheader"], capture_output=True, text=True, timeout=20)
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+
+
+def trains_on(wanted: str) -> Finding:
+    """The device of `--device auto`, or whether the one asked for is there."""
+    import torch
+
+    from cocktail_cli.errors import Failure
+
+    try:
+        device = pick_device(wanted)
+    except Failure as error:
+        return found("fail", "device", error.message, "--device auto takes what is there")
+    if device.startswith("cuda"):
+        free, total = torch.cuda.mem_get_info(device)
+        name, bf16 = torch.cuda.get_device_name(device), torch.cuda.is_bf16_supported()
+        text = f"{name}, {cuda()}, bf16 {'yes' if bf16 else 'no'}, {gib(free)} of {gib(total)} GiB free"
+        if free < 0.8 * total:
+            holders = "; ".join(nvidia("--query-compute-apps=pid,process_name,used_memory")[:3])
+            return found("warn", "device", text, f"others hold it: {holders or 'unknown'}")
+        return found("ok", "device", text)
+    if device == "cpu" and driver():
+        hint = "install torch for this driver: https://pytorch.org/get-started/locally"
+        return found(
+            "fail", "device", f"an NVIDIA driver is here, but this torch cannot use it ({cuda()})", hint
+        )
+    if device == "cpu":
+        text = f"the CPU, {os.cpu_count()} cores: enough to own a run, slow to train in one"
+        return found("warn", "device", text, "a GPU, or join with another machine")
+    return found("ok", "device", device)
+
+
+def memory() -> Finding:
+    total = memory_of("cpu")
+    if not total:
+        return found("warn", "memory", "how much this machine has is not known")
+    level: Literal["ok", "warn"] = "ok" if total >= MEMORY else "warn"
+    return found(
+        level, "memory", f"{gib(total)} GiB", "" if level == "ok" else "a small model: cocktail plan RECIPE"
+    )
+
+
+def curve() -> Finding:
+    from transport import RunKeys
+
+    RunKeys.generate()
+    return found("ok", "transport", f"pyzmq {installed('pyzmq')}, encrypted (CURVE)")
+
+
+def codec() -> Finding:
+    if installed("numba") is None:
+        return found("warn", "codec", "numba is missing: packets take longer to make", "pip install numba")
+    return found("ok", "codec", f"numba {installed('numba')}")
+
+
+def disk() -> Finding:
+    """Where models are fetched to, and where runs are written."""
+    from cocktail_cli.machine import cache
+    from recipes.downloads import hub_cache
+
+    places = {str(there(Path(p))) for p in (hub_cache(), cache(), Path.cwd())}
+    free = {place: shutil.disk_usage(place).free for place in places}
+    text = ", ".join(f"{megabytes(size)} free at {place}" for place, size in free.items())
+    least = min(free, key=lambda place: free[place])
+    if free[least] < DISK:
+        return found(
+            "warn", "disk", text, f"make room at {least}, or set HF_HOME and COCKTAIL_HOME to another disk"
+        )
+    return found("ok", "disk", text)
+
+
+def there(path: Path) -> Path:
+    """The path, or what of it exists."""
+    return path if path.exists() else there(path.parent)
+
+
+def files() -> Finding:
+    try:
+        import resource
+    except ImportError:  # not on Windows, which has no such limit
+        return found("ok", "files", "no limit on this system")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < FILES:
+        enough = f"ulimit -n {FILES}" if hard < 0 or hard >= FILES else f"an administrator raises {hard}"
+        return found("warn", "files", f"{soft} open files at most: a hub of many peers needs more", enough)
+    return found("ok", "files", "open files are not limited" if soft < 0 else f"{soft} open files")
+
+
+def listens(port: int) -> Finding:
+    """Whether a hub could listen here, and what is known of the address."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((EVERYWHERE[0], port))
+        except OSError as error:
+            text = f"{port} cannot be listened on: {error.strerror}"
+            return found("warn", "port", text, "to own a run: cocktail launch --port 0, or end what holds it")
+    return found("ok", "port", f"{port} is free; {reach_of(BIND, port, None).known}")
+
+
+def proxy() -> Finding:
+    named = [
+        name for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy") if os.environ.get(name)
+    ]
+    if named:
+        text = f"{named[0]} is set: the Hugging Face hub is asked through it, a run is not"
+        return found("warn", "proxy", text, "the run's TCP port must be reachable directly")
+    return found("ok", "proxy", "none")
+
+
+def address() -> Finding:
+    """Whether runs whose URL has an IPv4 address can be dialled from here at all. Nothing is sent."""
+    ways = [name for name, family, there in WAYS if leads_there(family, there)]
+    if "IPv4" in ways:
+        return found("ok", "address", f"this machine has a way out over {' and '.join(ways)}")
+    text = "no way out over IPv4: a run is reached only if its URL has a name or an IPv6 address"
+    return found("warn", "address", text, "ask the run's owner for --advertise NAME, or another network")
+
+
+def leads_there(family: int, there: str) -> bool:
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((there, 9))
+        return True
+    return False
+
+
+def power() -> Finding:
+    """A laptop on its battery is soon asleep, and a peer that sleeps is late."""
+    mains = []
+    if sys.platform.startswith("linux"):
+        mains = [file.read_text().strip() for file in Path("/sys/class/power_supply").glob("A*/online")]
+    if not mains:
+        return found("ok", "power", "no battery, or not known on this system")
+    if "1" in mains:
+        return found("ok", "power", "on the mains")
+    return found("warn", "power", "on battery: this machine sleeps soon, and slows down", "plug it in")
+
+
+def gib(count: float) -> str:
+    return f"{count / 2**30:.1f}"
+
+
+# ---- the Hugging Face hub ----------------------------------------------------------------------------------
+
+
+def hub() -> Iterator[Finding]:
+    """Does it answer, who are we to it, and is this machine's clock right?"""
+    from recipes.downloads import OFFLINE, asked
+
+    try:
+        answer = asked(ANSWER)
+    except Exception as error:
+        yield found("warn", "hub", f"could not be asked: {type(error).__name__}: {error}")
+        return
+    if answer is OFFLINE:
+        yield found("ok", "hub", "not asked: HF_HUB_OFFLINE is set, so only what is in its cache is used")
+        return
+    if answer.error:
+        hint = "models in folders need no hub; what is in its cache is used"
+        yield found("warn", "hub", f"{answer.endpoint} does not answer: {answer.error}", hint)
+        return
+    if answer.user:
+        yield found("ok", "hub", f"{answer.endpoint} answers, logged in as {answer.user}")
+    elif answer.token:
+        yield found("warn", "hub", f"{answer.endpoint} does not take this machine's token", "hf auth login")
+    else:
+        text = f"{answer.endpoint} answers; no token, which gated models need"
+        yield found("ok", "hub", text, "hf auth login")
+    yield from licences()
+    yield clock(answer.skew)
+
+
+def licences() -> Iterator[Finding]:
+    """The shipped recipes whose models this machine may not read yet."""
+    from recipes.config import list_recipes, on_hub
+    from recipes.downloads import gated, licence
+
+    named = {recipe.model.model_name_or_path: recipe.name for recipe in list_recipes()}
+    for model in gated([name for name in named if on_hub(name)]):
+        yield found("warn", "licence", f"{named[model]} needs {model}, which is gated {licence(model)}")
+
+
+def clock(skew: float | None) -> Finding:
+    if skew is None:
+        return found("warn", "clock", "not compared: the hub's answer has no date")
+    said = f"{abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} the hub's"
+    if abs(skew) > SKEW:
+        return found("fail", "clock", said, "sudo timedatectl set-ntp true")
+    return found("ok", "clock", said)

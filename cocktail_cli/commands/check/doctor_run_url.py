@@ -1,0 +1,146 @@
+"""The part of `cocktail doctor` that asks a run: is it reached, how far is it, how fast is the line, does it
+take this machine?
+
+It joins as a peer would, under a name of its own, fetches some of the base model, uploads what the hub throws
+away, and leaves before it is given work.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cocktail_cli.errors import explain
+from cocktail_cli.machine import own_keys
+from cocktail_cli.ui import counted, megabytes
+
+from .doctor import found
+
+if TYPE_CHECKING:
+    from recipes.errors import Finding
+    from transport import PeerLink, RunURL
+
+ANSWER = 10.0  # seconds for the hub
+NAME = "doctor"
+FETCH_S, FETCH = 3.0, 32 << 20  # of the base model, at most so long and so much
+FIRST, SEND_S, SEND = 64 << 10, 2.0, 4 << 20  # upwards: a first look, then about so long, at most so much
+SLOWEST = 30.0  # seconds for either
+TRIES = 3  # TCP connections, of which the fastest counts
+
+
+def run(text: str) -> Iterator[Finding]:
+    """The layers from the outside in; the first that fails ends it."""
+    from cocktail_cli.host import versions
+    from transport import ask_status, parse_url
+
+    try:
+        url = parse_url(text)
+        rtt = min(round_trips(url))
+        status = ask_status(url, ANSWER)
+        yield found("ok", "run", f"{url.run} at {url.address}, {1000 * rtt:.0f} ms: {said(status)}")
+        with visiting(url) as link:
+            same = ", ".join(f"{package} {number}" for package, number in versions().items())
+            yield found("ok", "versions", f"those of the run: {same}")
+            yield fetched(link)
+            yield sent(link)
+    except Exception as error:
+        failure = explain(error)
+        yield found("fail", "run", failure.message, "; ".join(failure.hints))
+
+
+@contextmanager
+def visiting(url: RunURL) -> Iterator[PeerLink]:
+    """In the run, under a name of one's own."""
+    from cocktail_cli.host import versions
+    from transport import PeerLink
+
+    link = PeerLink(url, NAME, NAME, versions(), keys=own_keys(), alone=False)
+    try:
+        link.connect(ANSWER)
+        yield link
+    finally:
+        link.leave("the doctor has seen enough")
+
+
+def round_trips(url: RunURL) -> list[float]:
+    """Seconds of a few TCP handshakes. Raises what the hub's address is to blame for."""
+    from transport.protocol import Unreachable
+
+    took = []
+    for _ in range(TRIES):
+        started = time.monotonic()
+        try:
+            socket.create_connection((url.host, url.port), timeout=ANSWER).close()
+        except OSError as error:
+            layer = "dns" if isinstance(error, socket.gaierror) else "tcp"
+            raise Unreachable(url.host, url.port, layer, f"{url.address}: {error}") from error
+        took.append(time.monotonic() - started)
+    return took
+
+
+def said(status: dict[str, Any]) -> str:
+    there = counted(len(status["peers"]), "peer")
+    return f"{status['state']}, step {status['step']}/{status['max_steps']}, {there}"
+
+
+def down_rate(link: PeerLink) -> float:
+    """Bytes a second at which the base model comes."""
+    largest = max(link.welcome.base, key=lambda file: file.size)
+    before, started = link.bytes_down, time.monotonic()
+    download = link.begin(f"base/{largest.name}")
+    try:
+        while not download.done and link.bytes_down - before < FETCH and time.monotonic() - started < FETCH_S:
+            time.sleep(0.02)
+    finally:
+        link.forget(download)
+    return (link.bytes_down - before) / max(time.monotonic() - started, 1e-3)
+
+
+def fetched(link: PeerLink) -> Finding:
+    """How fast the base model comes, and how much of it is missing here."""
+    from cocktail_cli.volunteer import folder_of, room, to_fetch
+
+    files, rate = link.welcome.base, down_rate(link)
+    lacking, free = to_fetch(files, folder_of(files)), room()
+    text = f"{8 * rate / 1e6:.0f} Mbit/s down; the base model is {megabytes(sum(f.size for f in files))}"
+    if lacking > free:
+        return found(
+            "fail", "line", f"{text}, {megabytes(free)} are free here", "COCKTAIL_HOME on a larger disk"
+        )
+    return found("ok", "line", f"{text}, {megabytes(lacking)} of it not here yet")
+
+
+def up_rate(link: PeerLink) -> float | None:
+    """Bytes a second at which packets would go, at most: a small upload says how much fills the line for a
+    moment. None: the hub takes nothing but packets, as those of earlier versions.
+    """
+    size, rate = FIRST, 0.0
+    for number in range(2):
+        started = time.monotonic()
+
+        def in_time(_: object, since: float = started) -> None:
+            if time.monotonic() - since > SLOWEST:
+                raise TimeoutError
+
+        try:
+            if not link.put(f"trial/{number}", bytes(size), in_time):
+                return None
+        except TimeoutError:
+            return rate or size / SLOWEST
+        rate = size / max(time.monotonic() - started, 1e-3)
+        size = min(SEND, max(FIRST, int(rate * SEND_S)))
+    return rate
+
+
+def sent(link: PeerLink) -> Finding:
+    """How fast packets would go up."""
+    rate = up_rate(link)
+    if rate is None:
+        return found("ok", "line", "the hub takes no trial uploads: how fast this line sends is not known")
+    if rate <= FIRST / SLOWEST:
+        hint = "packets will be late: compression.topk_ratio lower, or another line"
+        return found("warn", "line", f"less than {8e-3 * rate:.0f} kbit/s up", hint)
+    return found("ok", "line", f"{8 * rate / 1e6:.1f} Mbit/s up")

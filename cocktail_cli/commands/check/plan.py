@@ -1,0 +1,370 @@
+"""`cocktail plan`: will it fit, what travels, how long does it take, what would be better. No weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cocktail_cli.errors import EXIT, Failure
+from cocktail_cli.machine import GIB, RUNTIME, Gpu, check_trust, gpu_of, parse_rate, pick_device, this_machine
+from cocktail_cli.options import (
+    DataPath,
+    Device,
+    Gpus,
+    Json,
+    MicroBatch,
+    ModelName,
+    Overrides,
+    Quiet,
+    Recipe,
+    TrustCode,
+)
+from cocktail_cli.ui import counted, megabytes
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe as Resolved
+    from recipes.planning import Line, Machine, Memory, Step
+
+RATE = 100e6 / 8  # bytes a second, where nobody says
+# What makes it smaller, dearest for the result last; the first that is enough is proposed.
+SMALLER = (
+    "training.activation_checkpointing=true",
+    "training.optim=adamw_8bit",
+    "compression.state_device=cpu",
+    "model.dtype=bfloat16",
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the plan is for."""
+
+    recipe: str
+    overrides: Sequence[str]
+    data: str | None
+    model: str | None
+    gpu: Gpu
+    gpus: int  # over which a peer is spread
+    peers: int | None
+    line: Line
+    micro_batch: int | None
+    step_time: float | None  # seconds, measured
+    price: float | None  # of a GPU hour
+
+    @property
+    def machine(self) -> Machine:
+        from recipes.planning import Machine
+
+        return Machine(self.gpu.bytes, self.gpu.name != "cpu", self.gpus)
+
+    def load(self, *more: str) -> Resolved:
+        from recipes.config import load_recipe
+
+        return load_recipe(self.recipe, [*self.overrides, *more], self.data, self.model)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer."""
+
+    recipe: Resolved
+    gpu: Gpu
+    peers: int
+    micro_batch: int
+    memory: Memory
+    step: Step
+    steps: int | None
+    price: float | None
+    hint: str
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.bytes + RUNTIME <= self.gpu.bytes
+
+    @property
+    def hours(self) -> float | None:
+        return self.step.seconds * self.steps / 3600 if self.steps else None
+
+    @property
+    def cost(self) -> float | None:
+        return self.hours * self.peers * self.price if self.hours and self.price else None
+
+
+def plan(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", metavar="NAME", help="Such as a100-80g (default: this machine).")
+    ] = None,
+    peers: Annotated[
+        int | None, typer.Option("--peers", min=1, help="That train (default: the recipe's min_peers).")
+    ] = None,
+    bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            "--bandwidth",
+            metavar="RATE",
+            parser=parse_rate,
+            help="Of each peer, either way: 200mbit (default: what the recipe requires, else 100mbit).",
+        ),
+    ] = None,
+    price: Annotated[float | None, typer.Option("--price", min=0, help="Of one GPU hour.")] = None,
+    step_time: Annotated[
+        str | None,
+        typer.Option("--step-time", metavar="TIME", help="A peer's compute in a step, as measured: 8s."),
+    ] = None,
+    data: DataPath = None,
+    model: ModelName = None,
+    device: Device = "auto",
+    gpus: Gpus = 1,
+    micro_batch_size: MicroBatch = None,
+    trust_remote_code: TrustCode = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Plan a run: memory by part, bytes, seconds, hours, cost. No weights are fetched; speeds are estimates.
+
+    Examples: cocktail plan gptj-6b-lora --gpu rtx-4090 --peers 8 --bandwidth 200mbit
+    cocktail plan my.yaml max_length=2048 --micro-batch-size 4 --price 1.10
+
+    Exit 4 where it does not fit. With --json one object: {"v": 1, "recipe", "hash", "gpu", "peers",
+    "micro_batch", "parameters", "memory": {"parts": [{"name", "bytes", "how"}], "bytes", "fits", ...},
+    "traffic", "time", "bottleneck", "hint"}
+    """
+    from recipes.config import duration
+    from recipes.planning import Line
+
+    wanted = gpu_of(gpu) if gpu else this_machine(pick_device(device))
+    try:
+        measured = float(duration(step_time)) if step_time else None
+    except ValueError as error:
+        raise Failure("usage", f"--step-time: {error}") from error
+    rate = bandwidth or RATE
+    asked = Asked(
+        recipe,
+        overrides or [],
+        data,
+        model,
+        wanted,
+        gpus,
+        peers,
+        Line(rate, rate),
+        micro_batch_size,
+        measured,
+        price,
+    )
+    check_trust(asked.load(), trust_remote_code)
+    made = make(asked)
+    if as_json:
+        typer.echo(json.dumps(as_object(made)))
+    elif quiet:
+        typer.echo("fits" if made.fits else "does not fit")
+    else:
+        for line in lines(made, asked.line):
+            typer.echo(line)
+    if not made.fits:
+        raise typer.Exit(EXIT["preflight"])
+
+
+def make(asked: Asked) -> Plan:
+    """Raises the rooms' errors for a recipe, model or data that cannot be used."""
+    from recipes.models import check_fit, load_tokenizer
+    from recipes.planning import compute_seconds, packet_of, share_of, step_of, survey
+
+    recipe = asked.load()
+    folder = outlined(recipe)
+    tokenizer = load_tokenizer(recipe.model, folder)
+    check_fit(recipe, folder, tokenizer)
+    peers = asked.peers or recipe.swarm.min_peers
+    micro_batch, memory = fitted(asked, recipe)
+    known = survey(recipe, tokenizer)
+    share = share_of(recipe, peers)
+    done = memory.flops / (micro_batch * recipe.data.max_length) * known.length(recipe) * share
+    compute = asked.step_time or compute_seconds(
+        done, asked.gpus * asked.gpu.peak(computes_in(recipe, asked))
+    )
+    step = step_of(recipe, packet_of(recipe, memory.parameters), compute, asked.line)
+    samples = known.samples(recipe)
+    most = recipe.training.max_steps
+    steps = most if most > 0 else recipe.training.total_steps(samples) if samples else None
+    made = Plan(recipe, asked.gpu, peers, micro_batch, memory, step, steps, asked.price, "")
+    hint = quicker(asked, made) if made.fits else smaller(asked, made)
+    return replace(made, hint=hint)
+
+
+def fitted(asked: Asked, recipe: Resolved) -> tuple[int, Memory]:
+    """The micro-batch that was asked for, or else the largest power of two that fits; and what it takes."""
+    from cocktail_cli.volunteer import micro_batch_of
+    from recipes.planning import memory_of
+    from recipes.training import LEAVE, MOST, ON_CPU
+
+    def needed(size: int) -> Memory:
+        return memory_of(recipe, outlined(recipe), size, asked.machine)
+
+    size = micro_batch_of(recipe, asked.micro_batch)
+    if size is not None:
+        return size, needed(size)
+    one, two = needed(1), needed(2)
+    gpu = asked.machine.gpu
+    room = asked.gpu.bytes * (LEAVE if gpu else 1) - RUNTIME - one.bytes
+    share = math.ceil(recipe.training.global_batch_size / (asked.peers or recipe.swarm.min_peers))
+    most = min(MOST if gpu else ON_CPU, share)
+    enough = max(1, min(most, 1 + int(room // max(1, two.bytes - one.bytes))))
+    size = 1 << (enough.bit_length() - 1)
+    return size, {1: one, 2: two}.get(size) or needed(size)
+
+
+def computes_in(recipe: Resolved, asked: Asked) -> str:
+    """The kind of number that takes the time."""
+    training, dtype = recipe.training, recipe.model.dtype
+    if training.bf16 is True or training.fp16 or dtype in ("bfloat16", "float16"):
+        return "half"
+    return "half" if training.bf16 == "auto" and asked.machine.gpu else "float32"
+
+
+def outlined(recipe: Resolved) -> Path:
+    """The folder with the model's config."""
+    from recipes.models import outline
+
+    return outline(recipe.model)
+
+
+# ---- what would be better ----------------------------------------------------------------------------------
+
+
+def smaller(asked: Asked, plan: Plan) -> str:
+    """The first change that makes it fit, or else the one that saves most."""
+    from recipes.errors import RecipeError
+    from recipes.planning import memory_of
+
+    size, least, best = plan.micro_batch, plan.memory.bytes, ""
+    while (size := size // 2) >= 1:
+        memory = memory_of(plan.recipe, outlined(plan.recipe), size, asked.machine)
+        if memory.bytes + RUNTIME <= asked.gpu.bytes:
+            return f"--micro-batch-size {size} needs {gib(memory.bytes + RUNTIME)}"
+    last = "model.load_in_4bit=true" if plan.recipe.lora else "lora.lora_r=16"
+    for change in (*SMALLER, f"data.max_length={plan.recipe.data.max_length // 2}", last):
+        try:
+            recipe = asked.load(change)
+        except RecipeError:
+            continue  # no change to this recipe
+        size, memory = fitted(asked, recipe)
+        if memory.bytes + RUNTIME <= asked.gpu.bytes:
+            return f"{change} needs {gib(memory.bytes + RUNTIME)}, with a micro-batch of {size}"
+        if memory.bytes < least:
+            best, least = change, memory.bytes
+    too_much = "a larger GPU or a smaller model is needed"
+    return f"{best} needs {gib(least + RUNTIME)}, still too much: {too_much}" if best else too_much
+
+
+def quicker(asked: Asked, plan: Plan) -> str:
+    """What the slower of compute and network asks for."""
+    from recipes.algorithm import fill_of
+    from recipes.planning import topk_for
+
+    step, recipe = plan.step, plan.recipe
+    if step.bottleneck == "network":
+        keep = topk_for(recipe, plan.memory.parameters, asked.line, step.compute * step.every)
+        if keep is not None:
+            alone = "; compression.auto does so" if keep >= fill_of(recipe.compression).ladder[0].keep else ""
+            return f"compression.topk_ratio={keep:g} hides the exchange behind the compute{alone}"
+        return "a larger training.global_batch_size gives the line more time"
+    most = min(
+        math.floor(plan.peers * step.compute / max(step.exchange, 1e-9)),
+        recipe.training.global_batch_size,
+    )
+    if most > plan.peers:
+        return f"up to {most:,} such peers make it faster; now their lines wait"
+    return ""
+
+
+# ---- to the eye --------------------------------------------------------------------------------------------
+
+
+def lines(plan: Plan, line: Line) -> Iterator[str]:
+    recipe, memory, step = plan.recipe, plan.memory, plan.step
+    count = memory.parameters
+    size = f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
+    yield f"model    {recipe.model.model_name_or_path}: trains {size} parameters"
+    parts = " + ".join(f"{part.name} {in_gib(part.bytes)}" for part in memory.parts if not part.host)
+    total = f"{gib(memory.bytes + RUNTIME)} of {gib(plan.gpu.bytes)} of {plan.gpu.name}"
+    yield f"memory   {parts} + runtime {in_gib(RUNTIME)} GiB, micro-batch {plan.micro_batch}"
+    yield f"         = {total}: {'fits' if plan.fits else 'does not fit'}"
+    for part in memory.parts:
+        if part.host:
+            yield f"         in the host's memory: {part.name} {gib(part.bytes)}"
+    full = 2 * count
+    rate = f"{8 * line.up / 1e6:g} Mbit/s"
+    ratio = f"{megabytes(full)} a step as FP16: {full * step.every / step.packet:.0f}x"
+    every = f" every {step.every} steps" if step.every > 1 else ""
+    ways = f"up {step.up:.1f} s, down {step.down:.1f} s at {rate}"
+    yield f"traffic  packet {megabytes(step.packet)}{every} ({ratio}); {ways}"
+    total = megabytes(plan.peers * step.packet / step.every)
+    yield f"         the hub receives and sends {total} a step"
+    how = "the longer of" if step.hidden else "both:"
+    each = f"{step.seconds:.1f} s, {how} compute ~{step.compute:.1f} s and exchange {step.exchange:.1f} s"
+    yield f"step     {each}; {counted(plan.peers, 'peer')}, waits for the {step.bottleneck}"
+    if plan.hours is None:
+        yield "time     not known: the data set does not say how many rows it has (training.max_steps does)"
+    else:
+        cost = f", ~{plan.cost:.2f} at {plan.price:g} a GPU hour" if plan.cost is not None else ""
+        yield f"time     {plan.steps:,} steps = {hours(plan.hours)}{cost}"
+    if plan.hint:
+        yield f"hint     {plan.hint}"
+
+
+def as_object(plan: Plan) -> dict[str, Any]:
+    memory, step = plan.memory, plan.step
+    return {
+        "v": 1,
+        "recipe": plan.recipe.name,
+        "hash": plan.recipe.recipe_hash,
+        "gpu": plan.gpu.name,
+        "peers": plan.peers,
+        "micro_batch": plan.micro_batch,
+        "parameters": memory.parameters,
+        "memory": {
+            "parts": [asdict(part) for part in memory.parts],
+            "runtime": RUNTIME,
+            "bytes": memory.bytes + RUNTIME,
+            "available": plan.gpu.bytes,
+            "fits": plan.fits,
+        },
+        "traffic": {
+            "packet": step.packet,
+            "every": step.every,
+            "fp16": 2 * memory.parameters,
+            "up_s": step.up,
+            "down_s": step.down,
+        },
+        "time": {
+            "compute_s": step.compute,
+            "exchange_s": step.exchange,
+            "step_s": step.seconds,
+            "steps": plan.steps,
+            "hours": plan.hours,
+            "cost": plan.cost,
+        },
+        "bottleneck": step.bottleneck,
+        "hint": plan.hint,
+    }
+
+
+def in_gib(count: float) -> str:
+    return f"{count / GIB:.1f}" if count >= 0.1 * GIB else f"{count / GIB:.3f}"
+
+
+def gib(count: float) -> str:
+    return f"{in_gib(count)} GiB"
+
+
+def hours(count: float) -> str:
+    """`2 h 16 min`"""
+    minutes = round(60 * count)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{max(minutes, 1)} min"

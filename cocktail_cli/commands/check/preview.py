@@ -1,0 +1,153 @@
+"""`cocktail preview`: what the rows of a recipe's data become, token by token, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cocktail_cli.machine import check_trust
+from cocktail_cli.options import DataPath, Json, ModelName, NoColor, Overrides, Recipe, TrustCode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from recipes.data import Glimpse, Sample
+
+BINS = 8  # of the histogram
+BAR = 40  # columns of its longest bar
+
+
+def preview(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    count: Annotated[int, typer.Option("-n", min=0, help="Samples to show, of each data set.")] = 3,
+    data: DataPath = None,
+    model: ModelName = None,
+    trust_remote_code: TrustCode = False,
+    as_json: Json = False,
+    no_color: NoColor = False,
+) -> None:
+    """Show samples as the model gets them: trained tokens green, the others dim (without colours: in [ ]).
+
+    Reads the first 1,024 rows of each data set and fetches no weights. Examples: cocktail preview smoke
+    cocktail preview my.yaml --data rows.jsonl -n 1
+
+    With --json one object: {"v": 1, "recipe", "data": [{"path", "type", "rows", "samples", "tokens",
+    "trained", "dropped", "cut", "left_out", "full", "lengths", "warnings", "shown": [{"documents", "parts":
+    [{"text", "tokens", "trained"}]}]}]}
+    """
+    from recipes.config import load_recipe
+    from recipes.data import glimpse
+    from recipes.models import check_fit, load_tokenizer, outline
+
+    resolved = load_recipe(recipe, overrides or [], data, model)
+    check_trust(resolved, trust_remote_code)
+    folder = outline(resolved.model)
+    tokenizer = load_tokenizer(resolved.model, folder)
+    check_fit(resolved, folder, tokenizer)
+    seen = glimpse(resolved, tokenizer)
+    longest = resolved.data.max_length
+    if as_json:
+        rows = [described(one, tokenizer, longest, count) for one in seen]
+        typer.echo(json.dumps({"v": 1, "recipe": resolved.name, "data": rows}))
+        return
+    color = sys.stdout.isatty() and not no_color and not os.environ.get("NO_COLOR")
+    for one in seen:
+        for line in lines(one, tokenizer, longest, count, color):
+            typer.echo(line)
+    given = [*(overrides or []), *(["--data", data] if data else []), *(["--model", model] if model else [])]
+    typer.echo(f"Next: cocktail launch {shlex.join([recipe, *given])}", err=True)
+
+
+def described(one: Glimpse, tokenizer: PreTrainedTokenizerBase, longest: int, count: int) -> dict[str, Any]:
+    """A data set for programs."""
+    samples, lost = one.packed.samples, one.packed.lost
+    tokens = sum(len(sample.tokens) for sample in samples)
+    return {
+        "path": one.path,
+        "type": one.kind,
+        "rows": lost.documents,
+        "samples": len(samples),
+        "tokens": tokens,
+        "trained": sum(sample.count for sample in samples),
+        "dropped": lost.tokens,
+        "cut": lost.cut,
+        "left_out": lost.samples,
+        "full": round(tokens / (len(samples) * longest), 4) if samples else 0.0,
+        "lengths": histogram(samples, longest),
+        "warnings": list(one.warnings),
+        "shown": [{"documents": len(s.lengths), "parts": list(parts(s, tokenizer))} for s in samples[:count]],
+    }
+
+
+def parts(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, Any]]:
+    """Stretches of one document that are trained throughout, or not at all."""
+    start = 0
+    for length in sample.lengths:
+        places = range(start, start + length)
+        for trained, run in groupby(places, key=lambda place: bool(sample.trained[place])):
+            ids = sample.tokens[list(run)]
+            yield {
+                "text": tokenizer.decode(ids),
+                "tokens": len(ids),
+                "trained": trained,
+                "document": start,
+            }
+        start += length
+
+
+def lines(
+    one: Glimpse, tokenizer: PreTrainedTokenizerBase, longest: int, count: int, color: bool
+) -> Iterator[str]:
+    """A data set for people."""
+    told = described(one, tokenizer, longest, count)
+    yield f"{one.path}: {one.kind}, the first {told['rows']:,} rows are {told['samples']:,} samples"
+    for number, (sample, shown) in enumerate(zip(one.packed.samples, told["shown"], strict=False), start=1):
+        several = f" in {shown['documents']} documents" if shown["documents"] > 1 else ""
+        yield ""
+        yield f"sample {number}: {len(sample.tokens):,} tokens{several}, {sample.count:,} trained"
+        for _, document in groupby(shown["parts"], key=lambda part: part["document"]):
+            yield "".join(painted(part["text"], part["trained"], color) for part in document)
+    yield ""
+    yield f"lengths, in tokens (max_length {longest:,})"
+    top = max((row["samples"] for row in told["lengths"]), default=1) or 1
+    for row in told["lengths"]:
+        bar = "▇" * round(BAR * row["samples"] / top)
+        yield f"  {row['from']:>6,} - {row['to']:<6,} {row['samples']:>6,} {bar}"
+    share = 100 * told["trained"] / max(told["tokens"], 1)
+    every = told["tokens"] + told["dropped"]
+    yield f"trained   {share:.1f} % of {told['tokens']:,} tokens"
+    yield f"full      {100 * told['full']:.1f} % of max_length, on average"
+    yield (
+        f"dropped   {told['dropped']:,} tokens ({100 * told['dropped'] / max(every, 1):.1f} %): "
+        f"{told['cut']:,} rows cut, {told['left_out']:,} samples without a trained token"
+    )
+    for warning in one.warnings:
+        yield f"warn      {warning}"
+
+
+def painted(text: str, trained: bool, color: bool) -> str:
+    """Without control characters, which a stranger's data may hold for the terminal."""
+    clean = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+    if color:
+        return typer.style(clean, fg="green") if trained else typer.style(clean, dim=True)
+    return clean if trained else f"[{clean}]"
+
+
+def histogram(samples: list[Sample], longest: int) -> list[dict[str, int]]:
+    """How many samples have how many tokens: equal ranges from 1 to max_length."""
+    edges = [longest * bin // BINS for bin in range(BINS + 1)]
+    counts = [0] * BINS
+    for sample in samples:
+        counts[next(bin for bin in range(BINS) if len(sample.tokens) <= edges[bin + 1])] += 1
+    return [
+        {"from": low + 1, "to": high, "samples": n}
+        for low, high, n in zip(edges[:-1], edges[1:], counts, strict=True)
+    ]

@@ -1,0 +1,124 @@
+"""`cocktail validate`: what is wrong with a recipe, its data or its model, before anything is fetched."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cocktail_cli.machine import check_trust
+from cocktail_cli.options import DataPath, Json, ModelName, Overrides, Quiet, Recipe, TrustCode
+from cocktail_cli.ui import tell
+
+if TYPE_CHECKING:
+    from recipes.config import Resolved
+    from recipes.errors import Finding
+
+COLUMN = 56  # where origins begin
+
+
+def validate(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    data: DataPath = None,
+    model: ModelName = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Do not ask the hub: what is not in its cache is not checked.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="A warning is a failure.")] = False,
+    print_: Annotated[
+        bool, typer.Option("--print", help="Print every value and where it comes from; check no more.")
+    ] = False,
+    trust_remote_code: TrustCode = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check a recipe: keys, model, data, and what its first 1,000 rows become.
+
+    Of a model on the hub only config and tokenizer are fetched, of its data sets the first rows.
+
+    Examples: cocktail validate my.yaml learning_rate=1e-4 --data rows.jsonl
+    cocktail validate smoke --print
+
+    With --json one object: {"v": 1, "recipe", "hash", "findings": [{"level", "about", "text", "hint"}]}
+    """
+    if offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub and datasets are first imported
+    from recipes.config import load_resolved
+
+    resolved = load_resolved(recipe, overrides or [], data, model)
+    if print_:
+        typer.echo(printed(resolved, as_json))
+        return
+    checked = resolved.recipe
+    check_trust(checked, trust_remote_code)
+    code = tell(
+        findings(resolved, offline),
+        as_json,
+        quiet,
+        "recipe_invalid",
+        strict,
+        recipe=checked.name,
+        hash=checked.recipe_hash,
+    )
+    if code:
+        raise typer.Exit(code)
+    if not as_json and not quiet:
+        typer.echo(f"Next: cocktail plan {recipe} · cocktail launch {recipe}", err=True)
+
+
+def findings(resolved: Resolved, offline: bool = False) -> Iterator[Finding]:
+    """The recipe's own first: it needs no torch, so it is told at once."""
+    from recipes.errors import Finding
+
+    said = sum(origin is not None for _, _, origin in values(resolved))
+    digest = resolved.recipe.recipe_hash[:8]
+    yield Finding("ok", "recipe", f"schema {resolved.recipe.version}, {said} keys set, sha256 {digest}")
+    from recipes.planning import examine
+
+    yield from examine(resolved.recipe, offline)
+
+
+def values(resolved: Resolved) -> Iterator[tuple[tuple[str | int, ...], Any, str | None]]:
+    """(key, value, origin) of every key, in the order of the schema. A mapping in a section is one value."""
+    for name, held in resolved.recipe.model_dump(mode="json").items():
+        inner: list[tuple[str | int, ...]] = [(name,)]
+        if isinstance(held, dict):
+            inner = [(name, leaf) for leaf in held]
+        elif isinstance(held, list) and held:
+            inner = [(name, place, leaf) for place, item in enumerate(held) for leaf in item]
+        for key in inner:
+            value = held
+            for part in key[1:]:
+                value = value[part]
+            yield key, value, resolved.document.origin(key)
+
+
+def printed(resolved: Resolved, as_json: bool) -> str:
+    """The recipe with all its keys, as YAML that says beside each value where it was written."""
+    if as_json:
+        origins = {".".join(map(str, key)): origin or "default" for key, _, origin in values(resolved)}
+        checked = resolved.recipe
+        keys = json.loads(checked.to_json())
+        return json.dumps({"v": 1, "hash": checked.recipe_hash, "recipe": keys, "origins": origins})
+    lines: list[str] = []
+    above: tuple[str | int, ...] = ()
+    for key, value, origin in values(resolved):
+        if len(key) > 1 and key[:1] != above[:1]:
+            lines.append(f"{key[0]}:")
+        first = len(key) == 3 and key[:2] != above[:2]  # of an entry of a list
+        indent = "" if len(key) == 1 else "  - " if first else "    " if len(key) == 3 else "  "
+        lines.append(f"{indent + written(str(key[-1]), value):<{COLUMN}}  # {origin or 'default'}")
+        above = key
+    return "\n".join(lines)
+
+
+def written(name: str, value: Any) -> str:
+    """`name: value` on one line."""
+    import yaml
+
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
+    return f"{name}: {text.removesuffix(chr(10)).removesuffix('...').strip()}"

@@ -1,0 +1,109 @@
+"""`cocktail export`: the model of a run, as its ledger has it, as a folder that transformers loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.host import run_folder as in_folder
+from cocktail_cli.machine import check_trust, load
+from cocktail_cli.options import Json, ProgressOption, Quiet, RunArgument, TrustCode
+from cocktail_cli.ui import Display, Meter, view_of
+
+
+def export(
+    run: RunArgument,
+    output_dir: Annotated[Path, typer.Option("--output-dir", "-o", metavar="DIR", help="A new folder.")],
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="N|best",
+            help="After N rounds only; best: where held-out loss was lowest.",
+        ),
+    ] = None,
+    merge_lora: Annotated[
+        bool, typer.Option("--merge-lora", help="Put the adapters into the base: a model that needs no peft.")
+    ] = False,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option("--dtype", help="Of the weights.")
+    ] = "float32",
+    push: Annotated[
+        str | None,
+        typer.Option("--push", metavar="ORG/NAME", help="And upload it to the Hugging Face hub."),
+    ] = None,
+    private: Annotated[
+        bool | None, typer.Option("--private/--public", help="Of a new repository (default: your account's).")
+    ] = None,
+    trust_remote_code: TrustCode = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    progress: ProgressOption = "auto",
+) -> None:
+    """Write a run's model: all that is committed, while it runs or after.
+
+    Any round can be had again: the ledger has them all.
+
+    Examples: cocktail export RUN -o model
+    cocktail export RUN -o best --checkpoint best
+    cocktail export RUN -o model --merge-lora --dtype bfloat16 --push me/my-model
+    """
+    from cocktail_cli.host import Place
+    from recipes.config import recipe_from_json
+    from recipes.downloads import Repository
+
+    record = load(run)
+    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+        raise Failure(
+            "output_in_use", f"{output_dir} is not an empty folder", hints=("choose another: -o DIR",)
+        )
+    source = Path(record.output_dir)
+    recipe = recipe_from_json((source / in_folder.RESOLVED).read_text(encoding="utf-8"))
+    check_trust(recipe, trust_remote_code)
+    if merge_lora and recipe.lora is None:
+        raise Failure("usage", f"--merge-lora: {record.run} trains the whole model, there are no adapters")
+    round = None if checkpoint is None else round_of(checkpoint, source / in_folder.LEDGER)
+    repository = Repository(push, private) if push else None
+    if repository is not None:
+        repository.open()  # before anything is written: it is the token that is missing most often
+    place = Place(recipe, Path(record.base), source)
+    with view_of(Display(quiet=quiet or as_json, progress=progress)) as view:
+        meter = Meter(view.show, "writing the model", "bytes")
+        merged = place.write_merged(output_dir, dtype, round) if merge_lora else None
+        rounds = merged if merged is not None else place.write_model(output_dir, dtype, meter, round)
+    told: dict[str, object] = {"v": 1, "run": record.run, "model": str(output_dir), "rounds": rounds}
+    if repository is not None:
+        told["pushed"] = repository.push(output_dir, f"{record.run}, {rounds} rounds")
+    if as_json:
+        typer.echo(json.dumps(told))
+        return
+    typer.echo(str(output_dir))
+    if not quiet:
+        if checkpoint == "best":
+            typer.echo(f"best: after {rounds} rounds", err=True)
+        if repository is not None:
+            typer.echo(f"pushed: {told['pushed']}", err=True)
+        typer.echo(f'Next: cocktail generate {output_dir} "Once upon a time"', err=True)
+
+
+def round_of(checkpoint: str, ledger: Path) -> int:
+    """How many rounds are in the model that --checkpoint names. Raises Failure (usage)."""
+    from transport import Ledger
+
+    with Ledger(ledger, write=False) as opened:
+        committed, evaluations = len(opened.rounds()), opened.evaluations()
+    if checkpoint == "best":
+        if not evaluations:
+            hint = "with checkpoint.eval_steps and held-out data a recipe has it measured"
+            raise Failure(
+                "usage", "--checkpoint best: held-out loss was not measured in this run", hints=(hint,)
+            )
+        return min(evaluations, key=lambda row: row.loss).round
+    if not checkpoint.isdecimal() or int(checkpoint) > committed:
+        hint = f"0 (the base) to {committed}, or best"
+        raise Failure("usage", f"--checkpoint {checkpoint}: {committed} rounds are committed", hints=(hint,))
+    return int(checkpoint)

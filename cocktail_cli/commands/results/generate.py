@@ -1,0 +1,102 @@
+"""`cocktail generate`: let a model write, to see what it learnt."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cocktail_cli.completion import run_names
+from cocktail_cli.errors import Failure
+from cocktail_cli.machine import load
+from cocktail_cli.options import Json, TrustCode
+
+
+def generate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR|RUN", help="A model's folder, or a finished run's name.", autocompletion=run_names
+        ),
+    ],
+    prompt: Annotated[
+        str | None,
+        typer.Argument(metavar="PROMPT", help="What it goes on from (default: stdin).", show_default=False),
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", min=1, help="How much it writes at most.")
+    ] = 128,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="0: always the likeliest token.")
+    ] = 0.0,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="For the same text again at a temperature.")
+    ] = None,
+    base: Annotated[
+        bool, typer.Option("--base", help="First as the base model of the run goes on, to compare.")
+    ] = False,
+    interactive: Annotated[
+        bool, typer.Option("-i", help="A conversation: one prompt after the other, until Ctrl-D.")
+    ] = False,
+    trust_remote_code: TrustCode = False,
+    as_json: Json = False,
+) -> None:
+    """Let a model go on from a prompt, or answer in a conversation.
+
+    Examples: cocktail generate outputs/smoke "The import statement"
+    cocktail generate RUN "The import statement" --base
+    cocktail generate RUN -i
+    """
+    from recipes.models import Writer
+
+    if base and interactive:
+        raise Failure("usage", "one of --base and -i at a time")
+    start = Path(load(model).base) if base else None
+    folder = Path(model) if Path(model).is_dir() else Path(load(model).output_dir)
+    if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+        hint = "of a run that was cut short: cocktail export RUN -o DIR"
+        raise Failure("model_invalid", f"{folder} holds no model (no config.json)", hints=(hint,))
+    settings = (max_new_tokens, temperature, seed)
+    if interactive:
+        writer = Writer(folder, trust_remote_code)
+        said: list[dict[str, str]] = []
+        for asked in prompts(prompt):
+            said.append({"role": "user", "content": asked})
+            text = writer.answer(said, *settings)
+            said.append({"role": "assistant", "content": text})
+            told = {"v": 1, "model": str(folder), "prompt": asked, "text": text}
+            typer.echo(json.dumps(told) if as_json else text)
+        return
+    if prompt is None:
+        if sys.stdin.isatty():
+            raise Failure("usage", "no prompt", hints=('cocktail generate DIR "a prompt"',))
+        prompt = sys.stdin.read()
+    if not prompt.strip():
+        raise Failure("usage", "the prompt is empty", hints=('cocktail generate DIR "a prompt"',))
+    # one after the other, and with the run's tokenizer: two models may be more than fit
+    before = Writer(start, trust_remote_code, tokenizer=folder).write(prompt, *settings) if start else None
+    text = Writer(folder, trust_remote_code).write(prompt, *settings)
+    if as_json:
+        compared = {} if before is None else {"base": str(start), "base_text": before}
+        typer.echo(json.dumps({"v": 1, "model": str(folder), "prompt": prompt, "text": text} | compared))
+    elif before is None:
+        typer.echo(prompt + text)
+    else:
+        typer.echo(f"base:\n{prompt}{before}\n\n{model}:\n{prompt}{text}")
+
+
+def prompts(first: str | None) -> Iterator[str]:
+    """What the user says, line by line, until the end of the input."""
+    if first is not None:
+        yield first
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return
+        if line.strip():
+            yield line

@@ -1,0 +1,1 @@
+"""Commands that start, join and steer a run."""

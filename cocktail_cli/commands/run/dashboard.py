@@ -1,0 +1,171 @@
+"""`cocktail dashboard`: a run as a page in the browser, served on this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cocktail_cli.completion import run_names
+from cocktail_cli.errors import Failure
+from cocktail_cli.host import OWN_GROUP, hold_life_line
+from cocktail_cli.machine import RunRecord, known_runs, load, newest
+from cocktail_cli.options import Json, Quiet
+from cocktail_cli.ui import Event, PageOpened, Warning
+from cocktail_cli.volunteer import read_url
+
+if TYPE_CHECKING:
+    from cocktail_cli.dashboard import Source
+
+LAST_LOOK = 5.0  # seconds that the page of a launch outlives it: those who watch see how it ended
+
+
+def dashboard(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN_URL|RUN",
+            help="Nothing: the run that goes on here. @FILE, -: the URL from a file or stdin.",
+            show_default=False,
+            autocompletion=run_names,
+        ),
+    ] = None,
+    bind: Annotated[
+        str,
+        typer.Option("--bind", metavar="ADDRESS", help="Address to serve at; 0.0.0.0: others may look too."),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            min=0,
+            max=65535,
+            help="TCP port; 0: a free one (default: 29480, or a free one).",
+            show_default=False,
+        ),
+    ] = None,
+    life_line: Annotated[bool, typer.Option("--life-line", hidden=True)] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show a run as a page in the browser, until Ctrl-C. Works offline, also when the run is over.
+
+    Prints the address. With what follows its # the page shows the join line too, without it the page is one
+    to look at. From elsewhere: ssh -L 29480:127.0.0.1:29480 HOST, then open it at home.
+
+    Examples: cocktail dashboard
+    cocktail dashboard amber-otter-42 --port 8000
+
+    With --json one object: url, read_only.
+    """
+    import secrets
+
+    from cocktail_cli.dashboard import application, listen, server
+
+    source, join_line = source_of(run)
+    key = secrets.token_urlsafe(18)
+    app = application(source, key, join_line)
+    with listen(bind, port) as sock:
+        host, number = sock.getsockname()[:2]
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+        address = f"http://{shown}:{number}/"
+        if as_json:
+            typer.echo(json.dumps({"v": 1, "url": f"{address}#key={key}", "read_only": address}))
+        else:
+            typer.echo(f"{address}#key={key}")
+            if not quiet:
+                typer.echo(f"To look at only: {address}   Ctrl-C ends the page, not the run.", err=True)
+        sys.stdout.flush()
+        if life_line:
+            hold_life_line(lambda why: None, lambda: False, grace=LAST_LOOK)
+        with suppress(KeyboardInterrupt):  # uvicorn has ended in good order, and says it again
+            server(app).run(sockets=[sock])
+
+
+def source_of(run: str | None) -> tuple[Source, Callable[[], str]]:
+    """Where a run is looked at, and what tells the line to join it.
+
+    Raises:
+        Failure: run_unknown, usage.
+        transport.errors.RefusedByHub, Unreachable: of a run elsewhere.
+    """
+    from cocktail_cli.dashboard import Reader
+
+    if run is None:
+        going_on = [record.run for record in known_runs() if record.state == "running"]
+        if len(going_on) != 1:
+            many = ", ".join(going_on) or "none"
+            raise Failure("usage", f"which run? Going on here: {many}", hints=("cocktail status lists all",))
+        run = going_on[0]
+    if run == "-" or run.startswith("@"):
+        run = read_url(run).strip()  # not in argv, where every user of the machine can read it
+    if run.startswith("cocktail:"):
+        from cocktail_cli.dashboard import Remote
+
+        remote = Remote(run)
+        remote.watch()
+        return remote, lambda: f"cocktail join {run}"
+    record = load(run)
+    reader = Reader(record)
+    reader.look()  # what cannot be read is found out now
+    return reader, lambda: invitation(newest(record))
+
+
+def invitation(record: RunRecord) -> str:
+    """The line as it is now: the owner may have made a new one."""
+    return f"cocktail join {record.url}" if record.state == "running" else ""
+
+
+# ---- beside a launch ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Page:
+    """The page of a launch: a process of its own, so that nobody who looks can slow the hub down.
+
+    It lives as long as its stdin, and a little longer.
+    """
+
+    process: subprocess.Popen[str] | None = None
+    line: str = ""  # the process's first; without an end: it has not said anything yet
+
+    def start(self, folder: Path) -> None:
+        command = [sys.executable, "-m", "cocktail_cli", "dashboard", str(folder), "--life-line", "--json"]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+            creationflags=OWN_GROUP,
+        )
+        threading.Thread(target=self.hear, name="page", daemon=True).start()
+
+    def hear(self) -> None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline() or "\n"
+
+    def news(self) -> Iterator[Event]:
+        """Where the page is, once."""
+        if not self.line:
+            return
+        said, self.line = json.loads(self.line.strip() or "{}"), ""
+        if "url" in said:
+            yield PageOpened(said["url"])
+        else:
+            yield Warning(f"there is no page: {said.get('error', {}).get('message', 'its process ended')}")
+
+    def close(self) -> None:
+        if self.process is not None and self.process.stdin is not None:
+            with suppress(OSError):  # it is gone
+                self.process.stdin.close()

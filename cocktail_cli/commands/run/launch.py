@@ -1,0 +1,175 @@
+"""`cocktail launch`: prepare a run, start its hub and local peers, show it, hand over the model."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cocktail_cli.commands.check.plan import plan
+from cocktail_cli.commands.check.validate import validate
+from cocktail_cli.errors import Failure, writing_to
+from cocktail_cli.host import (
+    BIND,
+    PORT,
+    Listen,
+    LocalSettings,
+    Parting,
+    Run,
+    as_begun,
+    place_of,
+    start,
+    unfinished,
+)
+from cocktail_cli.host import run_folder as in_folder
+from cocktail_cli.machine import check_trust, own_modules, pick_devices, split_devices
+from cocktail_cli.options import (
+    DataPath,
+    Device,
+    Gpus,
+    Json,
+    MaxDown,
+    MaxUp,
+    MicroBatch,
+    ModelName,
+    NoColor,
+    Output,
+    Overrides,
+    ProgressOption,
+    Quiet,
+    Recipe,
+    TrustCode,
+    Verbose,
+    VramLimit,
+)
+from cocktail_cli.ui import Display, Warning, trackers_of, view_of
+
+from .dashboard import Page
+
+
+def launch(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    peers: Annotated[int, typer.Option("--peers", min=0, help="Peers to start on this machine.")] = 1,
+    no_train: Annotated[
+        bool, typer.Option("--no-train", help="Only coordinate: start no peer here.")
+    ] = False,
+    data: DataPath = None,
+    model: ModelName = None,
+    output_dir: Output = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the unfinished run in the output folder, same URL."),
+    ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Leave the run that is in the output folder, begin anew in DIR-2."),
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Print the URL and go; the run goes on without this terminal.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check and plan only, as `validate` and `plan` do.")
+    ] = False,
+    bind: Annotated[str, typer.Option("--bind", metavar="ADDRESS", help="Address to listen on.")] = BIND,
+    port: Annotated[
+        int, typer.Option("--port", envvar="COCKTAIL_PORT", min=0, max=65535, help="TCP port; 0: a free one.")
+    ] = PORT,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            "--advertise",
+            envvar="COCKTAIL_ADVERTISE",
+            metavar="HOST[:PORT]",
+            help="Address to put in the run URL.",
+        ),
+    ] = None,
+    dashboard: Annotated[
+        bool,
+        typer.Option("--dashboard", help="And a page in the browser, on this machine, as long as it runs."),
+    ] = False,
+    device: Device = "auto",
+    gpus: Gpus = 1,
+    micro_batch_size: MicroBatch = None,
+    max_up: MaxUp = None,
+    max_down: MaxDown = None,
+    vram_limit: VramLimit = None,
+    trust_remote_code: TrustCode = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+    no_color: NoColor = False,
+    progress: ProgressOption = "auto",
+    detached: Annotated[bool, typer.Option("--detached", hidden=True)] = False,
+) -> None:
+    """Start a run: its hub and local peers. Prints the line others join with, ends with the model on disk.
+
+    Examples: cocktail launch smoke --peers 3
+    cocktail launch my.yaml learning_rate=1e-4 --data rows.jsonl --model ./my-model -o outputs/first
+
+    After a crash of this machine: the same command with --resume. Peers elsewhere come back by themselves.
+    With --detach `cocktail status` and `stop` reach the run, and cocktail.log in its folder has its words.
+
+    With --json every line of stdout is an event:
+    {"v":1,"t":...,"event":"step","step":3,"loss":4.1,"peers":3,...}
+    """
+    if dry_run:
+        trust = trust_remote_code
+        validate(recipe, overrides, data, model, trust_remote_code=trust, as_json=as_json, quiet=quiet)
+        plan(
+            recipe,
+            overrides,
+            peers=peers or None,
+            bandwidth=max_up,
+            data=data,
+            model=model,
+            device=split_devices(device)[0],
+            gpus=gpus,
+            micro_batch_size=micro_batch_size,
+            trust_remote_code=trust,
+            as_json=as_json,
+            quiet=quiet,
+        )
+        return
+    if resume and fresh:
+        raise Failure("usage", "one of --resume and --fresh at a time")
+    if detach and dashboard:
+        hint = "cocktail dashboard RUN shows it at any time"
+        raise Failure("usage", "with --detach there is nobody to show a page to", hints=(hint,))
+    display = Display(as_json, quiet, verbose, not no_color, progress)
+    local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus, vram_limit, trust_remote_code)
+    own_modules(trust_remote_code)
+    listen = Listen(bind, port, advertise)
+    with view_of(display) as view:
+        from recipes.config import load_recipe
+
+        resolved = load_recipe(recipe, overrides or [], data, model)
+        check_trust(resolved, trust_remote_code)
+        here = [] if no_train or detach else local.devices_of(peers)
+        for wanted in here:  # what is not there is found out early
+            pick_devices(wanted, gpus)
+        folder = (output_dir or Path(resolved.output_dir)).resolve()
+        folder = in_folder.beside(folder) if fresh else folder
+        resumed = unfinished(folder, resolved) if resume else None
+        if resumed is None:
+            in_folder.claim(folder, resolved.recipe_hash)
+        else:
+            listen, resolved = place_of(resumed, listen, Listen()), as_begun(resumed)
+        if detach:
+            start(sys.argv[1:], folder, view)
+            return
+        in_folder.log_to(folder / in_folder.LOG, verbose)
+
+        def told(what: str) -> None:
+            view.show(Warning(what))
+
+        trackers = trackers_of(resolved, folder, told)
+        recorder = in_folder.Recorder(folder, told, resolved.training.global_batch_size, trackers)
+        page = Page() if dashboard else None
+        with closing(recorder), writing_to(folder), closing(page) if page else nullcontext():
+            shown = Parting(view) if detached else view
+            run = Run(resolved, folder, [shown, recorder], resumed, page)
+            run.carry_out(listen, local, 0 if no_train else peers)

@@ -1,0 +1,157 @@
+"""`cocktail peers` and `cocktail kick`: the owner sees who is in a run, and decides who may be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.machine import RunRecord, load, save
+from cocktail_cli.options import Json, Quiet, RunArgument
+from cocktail_cli.ui import megabytes, printable, spell
+
+from .status import unreachable
+
+if TYPE_CHECKING:
+    from transport.protocol import Order
+
+WHOM = "PEER"  # a name, or the 16 digits of a key
+
+
+def peers(
+    run: RunArgument,
+    approve: Annotated[
+        str | None, typer.Option("--approve", metavar=WHOM, help="Let in one that wants in.")
+    ] = None,
+    deny: Annotated[str | None, typer.Option("--deny", metavar=WHOM, help="Send it away.")] = None,
+    unban: Annotated[
+        str | None, typer.Option("--unban", metavar=WHOM, help="Lift a ban: it may ask to join again.")
+    ] = None,
+    rotate_token: Annotated[
+        bool,
+        typer.Option("--rotate-token", help="Make a new join line; the old one lets in no newcomer."),
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show who is in a run of this machine, who wants in, who is gone and who is banned; or decide it. PEER
+    is a name, or the 16 digits of a key.
+
+    Example: cocktail peers amber-otter-42 --approve attic-3090
+
+    With --json one object: join (token, approve) and peers, each with name, key, gpu, state, since_s,
+    strikes, up_bytes, down_bytes, reason.
+    """
+    wanted = [("approve", approve), ("deny", deny), ("unban", unban), ("token", rotate_token or None)]
+    given = [(order, word) for order, word in wanted if word is not None]
+    if len(given) > 1:
+        raise Failure("usage", "one of --approve, --deny, --unban and --rotate-token at a time")
+    record = load(run)
+    if rotate_token:
+        rotate(record, as_json)
+    elif given:
+        tell(ask(record, given[0][0], peer=str(given[0][1])), as_json, quiet)
+    else:
+        show(ask(record, "list"), as_json, quiet)
+
+
+def kick(
+    run: RunArgument,
+    peer: Annotated[str, typer.Argument(metavar=WHOM, help="A name, or the 16 digits of a key.")],
+    ban: Annotated[
+        bool, typer.Option("--ban", help="And never again: its key, whatever name it goes by.")
+    ] = False,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Told to the peer.")] = "",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Send a peer away from a run of this machine; its work goes to others. Without --ban it may ask to join
+    again. A ban ends all that run with its key.
+
+    Example: cocktail kick amber-otter-42 attic-3090 --ban
+    """
+    order: Order = "ban" if ban else "kick"
+    tell(ask(load(run), order, peer=peer, reason=reason), as_json, quiet)
+
+
+def ask(record: RunRecord, order: Any, **fields: str) -> dict[str, Any]:
+    """The hub's answer to its owner.
+
+    Raises:
+        Failure: run_unknown where the run is over, usage where no such peer is, unreachable.
+    """
+    from transport import ask_owner, parse_url
+    from transport.protocol import RefusedByHub, Unreachable
+
+    if record.state != "running":
+        raise Failure("run_unknown", f"the run {record.run} is not running ({record.state})")
+    try:
+        return ask_owner(parse_url(record.local_url()), record.keys["stop"], order, **fields)
+    except Unreachable as error:
+        raise unreachable(record, error) from error
+    except RefusedByHub as error:
+        if error.code != "unknown":
+            raise
+        raise Failure("usage", str(error), hints=(f"cocktail peers {record.run}",)) from error
+
+
+def rotate(record: RunRecord, as_json: bool) -> None:
+    """A new token: in run.json first, so that a hub that is started again has it, then in the hub."""
+    from transport import RunKeys
+    from transport.protocol import RefusedByHub
+
+    if record.state == "finished":
+        raise Failure("run_unknown", f"the run {record.run} is over: nobody can join it")
+    new = record.with_token(RunKeys.new_token())
+    save(new)
+    if record.state == "running":
+        try:
+            ask(record, "token", token=new.keys["token"])
+        except RefusedByHub:
+            save(record)
+            raise
+    if as_json:
+        typer.echo(json.dumps({"v": 1, "did": "rotated", "run": new.run, "url": new.url}))
+    else:
+        typer.echo(new.url)
+
+
+def tell(done: dict[str, Any], as_json: bool, quiet: bool) -> None:
+    """What became of an order."""
+    if as_json:
+        typer.echo(json.dumps({"v": 1, **done}))
+    elif not quiet:
+        typer.echo(f"{done['did']} {printable(', '.join(done['peers']))} (key {done['key']})")
+
+
+def show(found: dict[str, Any], as_json: bool, quiet: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"v": 1, **found}))
+    elif quiet:
+        for peer in found["peers"]:
+            typer.echo(printable(f"{peer['key']} {peer['state']} {peer['name']}"))
+    else:
+        for line in screen(found["peers"]):
+            typer.echo(line)
+
+
+def screen(peers: list[dict[str, Any]]) -> Iterator[str]:
+    """A line for each."""
+    if not peers:
+        yield "nobody has come yet"
+        return
+    yield (
+        f"{'PEER':<20} {'KEY':<16} {'HARDWARE':<20} {'STATE':<9} {'SINCE':>7} {'STRIKES':>7} "
+        f"{'UP':>9} {'DOWN':>9}"
+    )
+    for peer in peers:
+        name, gpu = printable(peer["name"], 20), printable(peer["gpu"], 20)
+        since = "-" if peer["since_s"] is None else spell(peer["since_s"])
+        up, down = megabytes(peer["up_bytes"]), megabytes(peer["down_bytes"])
+        yield (
+            f"{name:<20} {peer['key']:<16} {gpu:<20} {peer['state']:<9} {since:>7} {peer['strikes']:>7} "
+            f"{up:>9} {down:>9}  {printable(peer['reason'])}"
+        ).rstrip()

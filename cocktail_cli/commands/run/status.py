@@ -1,0 +1,297 @@
+"""`cocktail status`: one screen about a run, asked of its hub; or the runs this machine knows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from cocktail_cli.completion import run_names
+from cocktail_cli.errors import Failure
+from cocktail_cli.machine import RunRecord, known_runs, load
+from cocktail_cli.options import Json, Quiet
+from cocktail_cli.ui import Display, megabytes, printable, short, spell, timestamp
+
+TIMEOUT = 10.0  # seconds for an answer
+EVERY = 2.0  # seconds between two questions of --watch
+PATIENCE = 30  # questions that a hub may leave without an answer
+WHO = ("PEER", "HARDWARE", "STATE")  # columns that begin at the left; then what each did
+DID = (
+    "SHARE",
+    "TOKENS",
+    "UP",
+    "DOWN",
+    "RTT",
+    "SEEN",
+    "SINCE",
+    "ROUNDS",
+    "LATE",
+    "COMPUTE",
+    "WAIT",
+    "FETCHED",
+)
+OVER = ("paused", "finished", "failed")
+
+
+def status(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN_URL|RUN",
+            help="Nothing: the runs this machine knows.",
+            show_default=False,
+            autocompletion=run_names,
+        ),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on showing it, until Ctrl-C or the end of the run.")
+    ] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="Of each peer all that the hub knows.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show how a run fares.
+
+    Examples: cocktail status amber-otter-42
+    cocktail status cocktail://... --watch
+
+    With --watch a table on a terminal; elsewhere, and with -q or --json, a line for each change.
+
+    With --json one object: run, state (waiting, running, paused, finished, failed), step, max_steps, loss,
+    eval_loss, losses and eval_losses (while it runs: pairs of step and loss, 128 at most), tokens,
+    tokens_per_s, eta_s, since_s, checkpoint (round of the newest snapshot), parameters, local_steps,
+    recipe_hash, reach (of a run of this machine), and peers, each with name, gpu, state, share, tokens,
+    up_bytes, down_bytes, fetched_bytes (of these: before it was ready), rtt_ms, last_seen_s, joined_s,
+    rounds, left_out, compute_s, wait_s.
+    """
+    if run is None:
+        if watch or peers:
+            raise Failure("usage", "which run? --watch and --peers want one", hints=("cocktail status",))
+        list_runs(as_json, quiet)
+        return
+    if watch:
+        words = partial(in_short, as_json=as_json) if as_json or quiet else line_of
+        with suppress(KeyboardInterrupt):
+            watched(run, words, on_screen=words is line_of and Display().live(sys.stdout))
+        return
+    found = ask(run)
+    if as_json or quiet:
+        typer.echo(in_short(found, as_json))
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in screen(found, peers, width):
+        typer.echo(line)
+    if next_step := after(found):
+        typer.echo(f"Next: {next_step}", err=True)
+
+
+def in_short(found: dict[str, Any], as_json: bool) -> str:
+    """A status for programs: an object, or its four words."""
+    if as_json:
+        return json.dumps({"v": 1, **found})
+    return f"{found['state']} {found['step']}/{found['max_steps']} {found['loss']} {len(found['peers'])}"
+
+
+def after(found: dict[str, Any]) -> str:
+    """What one would type, where the run does not go on."""
+    if found["state"] == "finished" and "output_dir" in found:
+        return f'cocktail report {found["run"]} · cocktail generate {found["output_dir"]} "Once upon a time"'
+    return "the command that launched it, with --resume" if found["state"] == "paused" else ""
+
+
+# ---- again and again ---------------------------------------------------------------------------------------
+
+
+def watched(run: str, line: Callable[[dict[str, Any]], str], on_screen: bool) -> None:
+    """Answer after answer, until the run is over: as a table, or a line for each that tells something new."""
+    if on_screen:
+        from cocktail_cli.ui import LiveView
+
+        view = LiveView(sys.stdout, sys.stdout, color=True)
+        try:
+            for found in answers_of(run):
+                view.watch(found)
+        finally:
+            view.close()
+        return
+    told: tuple[Any, ...] = ()
+    for found in answers_of(run):
+        seen = found["state"], found["step"], [peer["name"] for peer in found["peers"]]
+        if seen != told:
+            typer.echo(line(found))
+            sys.stdout.flush()
+        told = seen
+
+
+def answers_of(run: str) -> Iterator[dict[str, Any]]:
+    """The last of them says how the run ended. Between two of them its hub may be started again, or be gone
+    while the model is written.
+    """
+    from transport.protocol import Unreachable
+
+    found = ask(run)
+    silent = 0
+    while True:
+        if not silent:
+            yield found
+            if found["state"] in OVER:
+                return
+        time.sleep(EVERY)
+        try:
+            found, silent = ask(run), 0
+        except (Failure, Unreachable):
+            silent += 1
+            if silent > PATIENCE:
+                raise
+
+
+def line_of(found: dict[str, Any]) -> str:
+    """`2026-11-20T14:02:40Z running step=131/452 loss=1.8420 peers=2 tok_s=1900 eta_s=3360`."""
+    fields = [timestamp(), found["state"], f"step={found['step']}/{found['max_steps']}"]
+    fields += [f"{key}={found[key]:.4f}" for key in ("loss", "eval_loss") if found.get(key) is not None]
+    fields.append(f"peers={len(found['peers'])}")
+    if found.get("tokens_per_s"):
+        fields.append(f"tok_s={found['tokens_per_s']:.0f}")
+    if found.get("eta_s") and found["state"] == "running":
+        fields.append(f"eta_s={found['eta_s']}")
+    return " ".join(fields)
+
+
+# ---- one screen --------------------------------------------------------------------------------------------
+
+
+def ask(run: str) -> dict[str, Any]:
+    """The hub's answer; what run.json says where a known run is over and its hub gone.
+
+    Raises:
+        Failure: run_unknown, or unreachable where the hub should run and does not answer.
+    """
+    from transport import ask_status, parse_url
+    from transport.protocol import Unreachable
+
+    if run.startswith("cocktail:"):
+        return ask_status(parse_url(run), TIMEOUT)
+    record = load(run)
+    if record.state != "running":
+        return remembered(record)
+    try:
+        return ask_status(parse_url(record.local_url()), TIMEOUT) | {"reach": record.reach}
+    except Unreachable as error:
+        raise unreachable(record, error) from error
+
+
+def unreachable(record: RunRecord, error: Exception) -> Failure:
+    """A run of this machine whose hub does not answer."""
+    return Failure(
+        "unreachable",
+        f"the hub of {record.run} (process {record.pid}): {error}",
+        hints=(
+            "if it was stopped just now, its model is being written: ask again",
+            f"if it was killed, what is committed is kept: cocktail export {record.run} -o DIR",
+        ),
+    )
+
+
+def remembered(record: RunRecord) -> dict[str, Any]:
+    """A finished run in the words of a running one."""
+    return {
+        "run": record.run,
+        "state": record.state,
+        "step": record.steps,
+        "max_steps": record.planned or record.steps,
+        "loss": None,
+        "eval_loss": record.eval_loss,
+        "peers": [],
+        "output_dir": record.output_dir,
+    }
+
+
+def screen(found: dict[str, Any], in_full: bool = False, width: int | None = None) -> Iterator[str]:
+    """A run for people: a line for the run, a line for each peer. `width`: of the terminal."""
+    parts = [str(found["run"]), str(found["state"]), f"step {found['step']}/{found['max_steps']}"]
+    for key, label in (("loss", "loss"), ("eval_loss", "eval")):
+        if found.get(key) is not None:
+            parts.append(f"{label} {found[key]:.4f}")
+    if found.get("eta_s"):
+        parts.append(f"ETA {found['eta_s'] // 60:.0f} min")
+    yield " · ".join(parts)
+    if found.get("reach"):
+        yield f"reach: {found['reach']}"
+    if in_full:
+        yield from table(found["peers"], width)
+        return
+    if found["peers"]:
+        yield f"{'PEER':<20} {'HARDWARE':<20} {'STATE':<9} {'UP':>9} {'DOWN':>9} {'SHARE':>6}"
+    for peer in found["peers"]:
+        name, gpu, state = (printable(str(peer.get(key) or "")) for key in ("name", "gpu", "state"))
+        up, down = megabytes(peer.get("up_bytes") or 0), megabytes(peer.get("down_bytes") or 0)
+        share = 100 * (peer.get("share") or 0)
+        yield f"{name:<20} {gpu[:20]:<20} {state:<9} {up:>9} {down:>9} {share:>5.0f}%"
+
+
+def table(peers: list[dict[str, Any]], width: int | None) -> Iterator[str]:
+    """All of each peer, a line each; columns as wide as they must be, and as many as there is room for."""
+    rows = [[*WHO, *DID]] if peers else []
+    for peer in peers:
+        rtt = "-" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.0f} ms"
+        rows.append(
+            [
+                *(printable(str(peer[key]), 20) for key in ("name", "gpu", "state")),
+                f"{100 * peer['share']:.0f}%",
+                *(short(peer[key]) for key in ("tokens", "up_bytes", "down_bytes")),
+                rtt,
+                *(spell(peer[key]) for key in ("last_seen_s", "joined_s")),
+                *(f"{peer[key]:,}" for key in ("rounds", "left_out")),
+                *(spell(peer[key]) for key in ("compute_s", "wait_s")),
+                short(peer["fetched_bytes"]),
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    while width is not None and sum(widths) + len(widths) > width and len(widths) > len(WHO):
+        widths.pop()
+    for row in rows:
+        cells = list(zip(row, widths, strict=False))
+        words = [cell.ljust(wide) for cell, wide in cells[: len(WHO)]]
+        yield " ".join([*words, *(cell.rjust(wide) for cell, wide in cells[len(WHO) :])])
+
+
+def list_runs(as_json: bool, quiet: bool) -> None:
+    """The runs of this machine, without their secrets."""
+    records = [
+        replace(r, state="died") if r.state == "running" and not answers(r) else r for r in known_runs()
+    ]
+    if as_json:
+        shown = [
+            {key: value for key, value in asdict(r).items() if key not in ("url", "keys")} for r in records
+        ]
+        typer.echo(json.dumps({"v": 1, "runs": shown}))
+        return
+    for record in records:
+        typer.echo(
+            record.run
+            if quiet
+            else f"{record.run:<24} {record.state:<9} {record.recipe:<20} {record.output_dir}"
+        )
+    if not records and not quiet:
+        typer.echo("No runs were launched on this machine yet. Next: cocktail launch smoke", err=True)
+
+
+def answers(record: RunRecord) -> bool:
+    """Whether anything listens where the run's hub should."""
+    from transport import parse_url
+
+    hub = parse_url(record.local_url())
+    try:
+        socket.create_connection((hub.host, hub.port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,57 @@
+"""`cocktail stop`: the owner ends a run, and what is committed becomes the model; or pauses it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from cocktail_cli.machine import load
+from cocktail_cli.options import Json, Quiet, RunArgument
+
+from .status import unreachable
+
+TIMEOUT = 10.0  # seconds for an answer
+
+
+def stop(
+    run: RunArgument,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for the exchange in flight.")] = False,
+    pause: Annotated[
+        bool, typer.Option("--pause", help="Write no model: `launch --resume` goes on with it later.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """End a run of this machine: its peers are told, its model is written. Or pause it: its peers keep what
+    is their own, and the launch ends.
+
+    Examples: cocktail stop amber-otter-42
+    cocktail stop amber-otter-42 --pause
+
+    With --json one object: run, was (its state), output_dir.
+    """
+    from transport import ask_stop, parse_url
+    from transport.protocol import Unreachable
+
+    record = load(run)
+    if record.state == "running":
+        try:
+            ask_stop(parse_url(record.local_url()), record.keys["stop"], now, pause, TIMEOUT)
+        except Unreachable as error:
+            raise unreachable(record, error) from error
+    if as_json:
+        typer.echo(
+            json.dumps({"v": 1, "run": record.run, "was": record.state, "output_dir": record.output_dir})
+        )
+    elif quiet:
+        typer.echo(record.run)
+    elif record.state == "running" and pause:
+        typer.echo(f"{record.run} is pausing; the command that launched it goes on with it, with --resume")
+    elif record.state == "running":
+        typer.echo(f"{record.run} is ending; its model will be in {record.output_dir}")
+    elif record.state == "paused":
+        typer.echo(f"{record.run} is paused; cocktail export {record.run} -o DIR makes a model of it")
+    else:
+        typer.echo(f"{record.run} was over already ({record.state}); see {record.output_dir}")

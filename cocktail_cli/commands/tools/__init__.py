@@ -1,0 +1,1 @@
+"""Commands beside a run: shipped recipes and benchmarks."""

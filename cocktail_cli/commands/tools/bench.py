@@ -1,0 +1,153 @@
+"""`cocktail bench`: what packets (beside the reference's), a line and a step take on this machine."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated
+
+import typer
+
+from cocktail_cli.machine import check_trust, own_modules, pick_device
+from cocktail_cli.options import (
+    DataPath,
+    Device,
+    Json,
+    MicroBatch,
+    ModelName,
+    Overrides,
+    ProgressOption,
+    Quiet,
+    Recipe,
+    TrustCode,
+)
+from cocktail_cli.ui import Display, megabytes, view_of
+from cocktail_cli.volunteer import read_url
+
+app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
+
+
+@app.callback()
+def root() -> None:
+    """Measure this machine."""
+
+
+@app.command("compress")
+def compress(
+    params: Annotated[
+        float, typer.Option("--params", min=1000, help="Size of the vector: 40e6, 6.05e9.")
+    ] = 40e6,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Encode and decode as a run would, and print bytes, times and errors.
+
+    Example: cocktail bench compress
+
+    With --json one object: {"v": 1, "rows": [{"data", "p", "K", "bits", "bits_per_param", "ratio_fp16",
+    "encode_ms", "decode_ms", ...}]}
+    """
+    from compress.codec_bench import bench, table
+
+    rows = bench(int(params), pick_device(device))
+    typer.echo(json.dumps({"v": 1, "rows": rows}) if as_json else table(rows))
+
+
+@app.command("net")
+def net(
+    run_url: Annotated[
+        str,
+        typer.Argument(metavar="RUN_URL", help="The run's line; @FILE or - for one in a file or on stdin."),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Measure the line to a run: round trip, both directions, and a packet of the run over it.
+
+    Joins for a few seconds under the name doctor, and gets no work.
+
+    Example: cocktail bench net cocktail://...
+
+    With --json one object: {"v": 1, "run", "rtt_ms", "slowest_rtt_ms", "down_bytes_per_s",
+    "up_bytes_per_s" (null: an old hub), "packet_bytes", "packet_down_s", "packet_up_s"}
+    """
+    from cocktail_cli.commands.check.doctor_run_url import ANSWER, down_rate, round_trips, up_rate, visiting
+    from recipes.config import recipe_from_json
+    from recipes.planning import packet_of
+    from transport import ask_status, parse_url
+
+    url = parse_url(read_url(run_url))
+    trips = [1000 * seconds for seconds in round_trips(url)]
+    parameters = ask_status(url, ANSWER)["parameters"]
+    with visiting(url) as link:
+        recipe, down, up = recipe_from_json(link.welcome.recipe), down_rate(link), up_rate(link)
+    packet = packet_of(recipe, parameters)
+    if as_json:
+        found = {
+            "run": url.run,
+            "rtt_ms": round(min(trips), 2),
+            "slowest_rtt_ms": round(max(trips), 2),
+            "down_bytes_per_s": round(down),
+            "up_bytes_per_s": None if up is None else round(up),
+            "packet_bytes": packet,
+            "packet_down_s": round(packet / down, 4) if down else None,
+            "packet_up_s": round(packet / up, 4) if up else None,
+        }
+        typer.echo(json.dumps({"v": 1, **found}))
+        return
+    typer.echo(f"rtt     {min(trips):.1f} ms, the slowest of {len(trips)} {max(trips):.1f} ms")
+    for way, rate in (("down", down), ("up", up)):
+        took = f", a packet of {megabytes(packet)} in {packet / rate:.2f} s" if rate else ""
+        typer.echo(f"{way:<7} {megabit(rate)}{took}")
+
+
+def megabit(rate: float | None) -> str:
+    return "not known: the hub takes no trial uploads" if rate is None else f"{8e-6 * rate:.1f} Mbit/s"
+
+
+@app.command("step")
+def step(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="To measure, after one to warm up.")] = 5,
+    peers: Annotated[
+        int | None,
+        typer.Option("--peers", min=1, help="That share a batch (default: the recipe's min_peers)."),
+    ] = None,
+    data: DataPath = None,
+    model: ModelName = None,
+    device: Device = "auto",
+    micro_batch_size: MicroBatch = None,
+    trust_remote_code: TrustCode = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    progress: ProgressOption = "auto",
+) -> None:
+    """Train alone for a few steps, without a network, and print what a step takes here.
+
+    The model is fetched as for a launch; of the data only the first rows are read.
+
+    Examples: cocktail bench step smoke
+    cocktail bench step my.yaml --steps 10 --peers 8 --device cuda
+
+    With --json one object: {"v": 1, "recipe", "device", "parameters", "micro_batch", "samples", "tokens",
+    "step_s", "compute_s", "codec_s", "tokens_per_s", "packet_bytes", "slowest_s", "memory_bytes"}
+    """
+    from recipes.config import load_recipe
+
+    from .bench_step import measured, table
+
+    own_modules(trust_remote_code)
+    loaded = load_recipe(recipe, overrides or [], data, model)
+    check_trust(loaded, trust_remote_code)
+    many = peers or loaded.swarm.min_peers
+    with view_of(Display(quiet=quiet or as_json, progress=progress)) as view:
+        row = measured(loaded, pick_device(device), micro_batch_size, steps, many, view.show)
+    if as_json:
+        typer.echo(json.dumps({"v": 1, **row}))
+    elif quiet:
+        typer.echo(f"{row['step_s']:.3f}")
+    else:
+        for line in table(row):
+            typer.echo(line)
+        took = math.ceil(100 * row["compute_s"]) / 100
+        typer.echo(f"Next: cocktail plan {recipe} --peers {many} --step-time {took:g}s", err=True)

@@ -1,0 +1,150 @@
+"""`cocktail bench step`: what a step of a recipe takes on this machine, with no line in between."""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, cast
+
+from cocktail_cli.ui import Event, Meter, Progressed, megabytes
+from cocktail_cli.volunteer import Mirror, micro_batch_of
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe
+    from recipes.data import Sample
+    from recipes.training import Link, Peer
+
+WARM = 1  # rounds before those that count: the first compiles, and has nothing to exchange yet
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of one step, of several in a row; bytes of a packet."""
+
+    samples: int
+    tokens: int  # in these
+    step_s: float
+    compute_s: float
+    codec_s: (
+        float  # encoding what goes out, decoding what comes in: beside the compute, where the run is stale
+    )
+    packet: int
+
+
+def measured(
+    recipe: Recipe,
+    device: str,
+    micro_batch: int | None,
+    steps: int,
+    peers: int,
+    tell: Callable[[Event], None],
+) -> dict[str, Any]:
+    """A peer is built as a join would, and trains on the first rows of the data. Raises the rooms' errors."""
+    from recipes.data import pack
+    from recipes.models import check_fit, load_tokenizer, load_trained, prepare_base
+    from recipes.planning import share_of
+    from recipes.training import build_peer, micro_batch_for
+
+    tell(Progressed("preparing the base model"))
+    with tempfile.TemporaryDirectory(prefix="cocktail-", ignore_cleanup_errors=True) as place:
+        name = recipe.model.model_name_or_path
+        base = prepare_base(recipe, Path(place) / "base", Meter(tell, f"fetching {name}", "bytes")).folder
+        tokenizer = load_tokenizer(recipe.model, base)
+        check_fit(recipe, base, tokenizer)
+        every = recipe.compression.local_steps
+        lease = first(recipe, tokenizer, math.ceil(share_of(recipe, peers)) * every)
+        tell(Progressed("loading the model"))
+        peer = build_peer(
+            load_trained(recipe, base, device), recipe, micro_batch_of(recipe, micro_batch) or 1
+        )
+        if micro_batch_of(recipe, micro_batch) is None:
+            peer.micro_batch = micro_batch_for(peer.local, recipe)
+        link = Mirror(pack(lease), len(lease), WARM + math.ceil(steps / every), every)
+        rounds = list(rounds_of(link, peer, lease, tell))
+    return row(recipe, device, peer, rounds)
+
+
+def first(recipe: Recipe, tokenizer: Any, count: int) -> Sequence[Sample]:
+    """So many samples of the beginning of the data; from the start again where there are fewer."""
+    from recipes.data import glimpse
+
+    samples = [sample for part in glimpse(recipe, tokenizer, count) for sample in part.packed.samples]
+    return list(islice(cycle(samples), count))
+
+
+def rounds_of(
+    link: Mirror, peer: Peer, lease: Sequence[Sample], tell: Callable[[Event], None]
+) -> Iterator[Measured]:
+    """Round after round, in seconds of a step; those that only warm up are not among them."""
+    from recipes.training import StepDone, finetune
+
+    every, tokens = link.local_steps, sum(sample.count for sample in lease)
+    before = time.monotonic()
+    # The cast: a Protocol's plain attributes promise that they can be set.
+    for event in finetune(cast("Link", link), peer, 0):
+        if not isinstance(event, StepDone):
+            continue
+        now = time.monotonic()
+        tell(Progressed("training", event.round + 1, link.rounds, "rounds"))
+        if event.round >= WARM:
+            compute = (event.compute_finished or 0.0) - (event.compute_started or 0.0)
+            yield Measured(
+                len(lease) // every,
+                tokens // every,
+                (now - before) / every,
+                compute / every,
+                (event.exchange_finished - event.exchange_started) / every,
+                event.sent_bytes,
+            )
+        before = now
+
+
+def row(recipe: Recipe, device: str, peer: Peer, rounds: Sequence[Measured]) -> dict[str, Any]:
+    """The medians."""
+    step = median(one.step_s for one in rounds)
+    return {
+        "recipe": recipe.name,
+        "device": device,
+        "parameters": peer.local.layout.size,
+        "micro_batch": peer.micro_batch,
+        "samples": rounds[0].samples,
+        "tokens": rounds[0].tokens,
+        "step_s": step,
+        "compute_s": median(one.compute_s for one in rounds),
+        "codec_s": median(one.codec_s for one in rounds),
+        "tokens_per_s": rounds[0].tokens / step,
+        "packet_bytes": rounds[-1].packet,
+        "slowest_s": max(one.step_s for one in rounds),
+        "memory_bytes": most_memory(device),
+    }
+
+
+def most_memory(device: str) -> int | None:
+    """Bytes at most: of the GPU what was allocated, else of this process; None: the system does not say."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else 1024 * used
+
+
+def table(row: dict[str, Any]) -> Iterator[str]:
+    per = f"{row['samples']:,} sequences, {row['tokens']:,} trained tokens, micro-batch {row['micro_batch']}"
+    yield f"{'step':<9} {row['step_s']:.3f} s (the slowest {row['slowest_s']:.3f} s), {per}"
+    yield f"{'compute':<9} {row['compute_s']:.3f} s"
+    yield f"{'codec':<9} {row['codec_s']:.3f} s, a packet of {megabytes(row['packet_bytes'])}"
+    yield f"{'speed':<9} {row['tokens_per_s']:,.0f} tokens/s on {row['device']}"
+    if row["memory_bytes"]:
+        yield f"{'memory':<9} {megabytes(row['memory_bytes'])} at most"

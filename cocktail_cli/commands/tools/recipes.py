@@ -1,0 +1,148 @@
+"""`cocktail recipes list|show|copy|schema`: what the package ships, to read and to start from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.machine import pick_device
+from cocktail_cli.options import Device, Json, Quiet, Recipe
+from cocktail_cli.volunteer import Has, lacking, needs
+
+app = typer.Typer(no_args_is_help=True, help="Recipes that come with cocktail, and the keys of a recipe.")
+
+
+@app.command("list")
+def list_(
+    fits: Annotated[
+        bool, typer.Option("--fits", help="Say of each whether this machine has what it requires.")
+    ] = False,
+    device: Device = "auto",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """List the recipes that come with cocktail.
+
+    Example: cocktail recipes list --fits
+    """
+    from recipes.config import list_recipes
+
+    here = Has.here([pick_device(device)]) if fits else None
+    rows = []
+    for recipe in list_recipes():
+        row = {
+            "name": recipe.name,
+            "model": recipe.model.model_name_or_path,
+            "peers": f"{recipe.swarm.min_peers}+",
+            "needs": needs(recipe),
+        }
+        if here is not None:
+            row["here"] = "; ".join(lacking(recipe, here)) or "fits"
+        rows.append(row | {"description": recipe.description})
+    if as_json:
+        typer.echo(json.dumps({"v": 1, "recipes": rows}))
+        return
+    if quiet:
+        for row in rows:
+            typer.echo(row["name"])
+        return
+    columns = list(rows[0])
+    widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in columns[:-1]}
+    for row in [{key: key.upper() for key in columns}, *rows]:
+        typer.echo("  ".join(row[key].ljust(widths.get(key, 0)) for key in columns))
+    typer.echo("Next: cocktail recipes show NAME · cocktail plan NAME · cocktail launch NAME", err=True)
+
+
+@app.command("show")
+def show(
+    recipe: Recipe,
+    resolved: Annotated[
+        bool, typer.Option("--resolved", help="All keys with their values, defaults included.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print a recipe: as it is written, or with every key (--resolved, --json).
+
+    Example: cocktail recipes show smoke --resolved
+    """
+    from recipes.config import load_recipe, source_of
+
+    if as_json or resolved:
+        loaded = load_recipe(recipe)
+        if as_json:
+            typer.echo(
+                json.dumps({"v": 1, "hash": loaded.recipe_hash, "recipe": json.loads(loaded.to_json())})
+            )
+        else:
+            typer.echo(as_yaml(loaded.to_json()), nl=False)
+        return
+    typer.echo(source_of(recipe).text, nl=False)
+
+
+@app.command("copy")
+def copy(
+    recipe: Recipe,
+    destination: Annotated[
+        Path | None, typer.Argument(metavar="DEST", help="Default: the recipe's name here.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite DEST.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Copy a recipe, to change it.
+
+    Example: cocktail recipes copy smoke my.yaml
+
+    With --json one object: recipe, the path of the copy.
+    """
+    from recipes.config import source_of
+
+    source = source_of(recipe)
+    target = destination or Path(source.name)
+    target = target / source.name if target.is_dir() else target
+    if target.exists() and not force:
+        raise Failure("usage", f"{target} exists already", hints=("--force overwrites it",))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(source.text, encoding="utf-8", newline="")
+    typer.echo(json.dumps({"v": 1, "recipe": str(target)}) if as_json else str(target))
+    if not (as_json or quiet):
+        typer.echo(f"Next: cocktail launch {target}", err=True)
+
+
+@app.command("schema")
+def schema(
+    field: Annotated[
+        str | None,
+        typer.Argument(metavar="FIELD", help="A section or one key (default: all).", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the keys of a recipe: default, type, meaning. With --json: as JSON schema.
+
+    Examples: cocktail recipes schema training
+    cocktail recipes schema learning_rate --json
+    """
+    from recipes.config import json_schema, rows
+
+    if as_json:
+        typer.echo(json.dumps(json_schema(field or "")))
+        return
+    found = rows(field or "")
+    keys, defaults = max(len(row.key) for row in found), max(len(row.default) for row in found)
+    for row in found:
+        meaning = f"  # {row.meaning}" if row.meaning else ""
+        typer.echo(f"{row.key:<{keys}}  {row.default:<{defaults}}  {row.type}{meaning}")
+
+
+def as_yaml(recipe_json: str) -> str:
+    """A resolved recipe as YAML, its keys in the order of the schema."""
+    import yaml
+
+    from recipes.config import recipe_from_json
+
+    keys = recipe_from_json(recipe_json).model_dump(mode="json")
+    return str(yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=100))

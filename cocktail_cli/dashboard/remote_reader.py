@@ -1,0 +1,156 @@
+"""A run whose folder lies elsewhere, as its hub tells whoever has the run URL: `cocktail status`, again and
+again. Of what was before the first question it tells the loss, and what those who are there have done.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from cocktail_cli.ui import printable
+
+from .run_folder_reader import with_recipe
+from .run_story import STAYS, About, Chronicle, Contribution, Evaluation, Round, Stay, ranked
+
+TIMEOUT = 5.0  # seconds for an answer
+EVERY = 2.0  # seconds between two questions, where nobody asks for more
+ROUNDS = 20_000  # that are kept
+NOTE = "Of what was before this page was opened the hub tells the loss, and the sums of those who are there."
+
+
+class Remote:
+    """Looks at a run through its hub."""
+
+    def __init__(self, url: str) -> None:
+        from transport import parse_url
+
+        self.url, self.lock = parse_url(url), threading.Lock()
+        self.about = About(self.url.run)
+        self.began = 0.0  # when it was first asked
+        self.rounds: list[Round] = []
+        self.stays: dict[str, Stay] = {}  # of those who are there
+        self.gone: list[Stay] = []
+        self.peers: dict[str, Contribution] = {}  # as they were when last heard of
+        self.tokens: dict[str, int] = {}  # that each has delivered
+        self.before: tuple[tuple[int, float], ...] = ()
+        self.answer: Mapping[str, Any] = {}
+
+    def watch(self) -> None:
+        """Look now, and from now on whether anybody asks for it or not: a hub does not tell what was.
+
+        Raises: as `look`.
+        """
+        self.look()
+        threading.Thread(target=self.go_on, name="watch", daemon=True).start()
+
+    def go_on(self) -> None:
+        from transport.protocol import TransportError
+
+        while True:
+            time.sleep(EVERY)
+            with suppress(TransportError):  # refused by now: what was heard before stays
+                self.look()
+
+    def look(self) -> Chronicle:
+        """Ask, and add the answer to what was heard before. A hub that is gone is told as such.
+
+        Raises:
+            transport.errors.RefusedByHub, Unreachable: at the first question.
+        """
+        with self.lock:
+            return self.asked()
+
+    def asked(self) -> Chronicle:
+        from transport import ask_status
+        from transport.protocol import LinkLost, Unreachable
+
+        try:
+            self.hear(ask_status(self.url, TIMEOUT, recipe=not self.answer), time.time())
+        except (Unreachable, LinkLost):
+            if not self.answer:
+                raise
+            over = self.answer["state"] in ("paused", "finished", "failed")
+            return self.told(self.answer["state"] if over else "unreachable")
+        return self.told(self.answer["state"])
+
+    def hear(self, answer: Mapping[str, Any], now: float) -> None:
+        """One answer, at this time."""
+        before, self.answer = self.answer, answer
+        if not before:
+            self.begin(answer, now)
+        peers = {printable(peer["name"]): peer for peer in answer["peers"]}
+        for name in self.stays.keys() - peers.keys():
+            self.gone = [*self.gone[-STAYS:], replace(self.stays.pop(name), left=now)]
+        for name in peers.keys() - self.stays.keys():
+            self.stays[name] = Stay(name, now - peers[name]["joined_s"])
+        had, self.peers = self.peers, self.peers | {name: gave(name, peer) for name, peer in peers.items()}
+        self.tokens |= {name: peer["tokens"] for name, peer in peers.items()}
+        if before and answer["round"] > before["round"]:
+            self.add_round(before, had, now)
+
+    def begin(self, answer: Mapping[str, Any], now: float) -> None:
+        known = About(self.about.run, recipe_hash=answer["recipe_hash"], parameters=answer["parameters"])
+        self.about = with_recipe(known, answer["recipe"]) if "recipe" in answer else known
+        self.began = now
+        self.before = tuple((step, loss) for step, loss in answer["losses"])
+
+    def add_round(self, before: Mapping[str, Any], had: Mapping[str, Contribution], now: float) -> None:
+        """What happened since the answer before: a round, or a few taken as one."""
+        answer, many = self.answer, self.answer["round"] - before["round"]
+        since = {name: self.peers[name].since(had.get(name)) for name in self.stays}
+        in_it = {name: one for name, one in since.items() if one.rounds or one.left_out}
+        self.rounds = [
+            *self.rounds[-ROUNDS:],
+            Round(
+                round=answer["round"] - 1,
+                step=answer["step"],
+                at=now,
+                seconds=(now - (self.rounds[-1].at if self.rounds else self.began)) / many,
+                loss=answer["loss"],
+                members=tuple(sorted(in_it)),
+                left_out=tuple(sorted(name for name, one in in_it.items() if one.left_out)),
+                up=sum(one.up for one in in_it.values()) // many,
+                down=sum(one.down - one.fetched for one in in_it.values()) // many,
+                compute_s=sum(one.compute_s for one in in_it.values()) / many,
+                wait_s=sum(one.wait_s for one in in_it.values()) / many,
+                local_steps=answer["local_steps"],
+            ),
+        ]
+
+    def told(self, state: str) -> Chronicle:
+        answer, total = self.answer, sum(self.tokens.values()) or 1
+        return Chronicle(
+            about=self.about,
+            state=state,
+            step=answer["step"],
+            steps=answer["max_steps"],
+            started=min([self.began, *(stay.joined for stay in (*self.gone, *self.stays.values()))]),
+            seen=self.rounds[-1].at if self.rounds else self.began,
+            rounds=tuple(self.rounds),
+            before=self.before,
+            evaluations=tuple(Evaluation(0, s, loss) for s, loss in answer["eval_losses"]),
+            stays=(*self.gone, *self.stays.values()),
+            contributions=ranked(
+                replace(one, part=self.tokens[name] / total) for name, one in self.peers.items()
+            ),
+            note=NOTE,
+        )
+
+
+def gave(name: str, peer: Mapping[str, Any]) -> Contribution:
+    """What the hub says of a peer that is there: sums since it joined."""
+    return Contribution(
+        peer=name,
+        hardware=printable(peer["gpu"]),
+        rounds=peer["rounds"],
+        left_out=peer["left_out"],
+        up=peer["up_bytes"],
+        down=peer["down_bytes"],
+        fetched=peer["fetched_bytes"],
+        compute_s=peer["compute_s"],
+        wait_s=peer["wait_s"],
+    )

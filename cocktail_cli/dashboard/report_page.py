@@ -1,0 +1,312 @@
+"""What the page and the report show of a run: words, charts with their tables, the recipe. A pure function of
+a `Chronicle`, so two looks at a run in which nothing happened are the same to the byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+from statistics import median
+from xml.etree.ElementTree import Element
+
+from cocktail_cli.ui import counted, megabytes, spell, timestamp
+
+from .charts import Bar, Plot, Row, Series, lines, rows, thin
+from .markup import Child, el
+from .run_story import Chronicle, Contribution, Round, Stay
+
+PEERS = 200  # that are in a table by name
+CROSSES = 200  # of one peer: rounds without it
+
+STATES = {
+    "running": "is running",
+    "waiting": "waits for peers",
+    "finished": "is finished",
+    "paused": "is paused by its owner, and may go on",
+    "failed": "ended without a result",
+    "unreachable": "cannot be reached any more",
+    "died": "has stopped: its hub is gone, and may be started again",
+}
+
+
+def sections(c: Chronicle) -> list[Element]:
+    """All of it, top to bottom."""
+    made = [section("summary", "Summary", figures(c), *(el("p", line) for line in words(c)))]
+    if c.losses:
+        made.append(section("loss", "Loss", loss(c)))
+    if c.rounds:
+        made.append(section("waiting", "Waiting", idle(c)))
+        made.append(section("bytes", "Bytes", *traffic(c)))
+    if c.stays:
+        made.append(section("peers", "Peers", timeline(c)))
+    if took_part(c):
+        made.append(section("contributions", "Contributions", shares(c)))
+        made.append(section("contributors", "Contributors", *contributors(c)))
+    if c.about.recipe_text:
+        made.append(section("recipe", "Recipe", *recipe(c)))
+    return made
+
+
+def section(name: str, title: str, *children: Child) -> Element:
+    return el("section", el("h2", title, id=f"{name}-h"), *children, id=name, aria_labelledby=f"{name}-h")
+
+
+# ---- in words ----------------------------------------------------------------------------------------------
+
+
+def headline(c: Chronicle) -> str:
+    """One line; a screen reader is told it again when it changes."""
+    return f"{c.about.run} {STATES.get(c.state, c.state)}, step {c.step:,} of {c.steps:,}"
+
+
+def words(c: Chronicle) -> Iterator[str]:
+    """The run in sentences."""
+    about, losses = c.about, c.losses
+    if about.model:
+        size = f" ({about.parameters:,} trained parameters)" if about.parameters else ""
+        data = ", ".join(about.data)
+        yield f"{about.method} of {about.model}{size} on {data}, by the recipe {about.recipe}."
+    took = f" in {spell(duration(c))}" if c.rounds else ""
+    ended = f": {c.reason}" if c.reason else ""
+    rounds = counted(c.rounds[-1].round + 1 if c.rounds else 0, "round")
+    yield f"{headline(c)}: {rounds}{took}{ended}."
+    if losses:
+        held = f"; on held-out data {falls([e.loss for e in c.evaluations])}" if c.evaluations else ""
+        yield f"The loss in training {falls([losses[0][1], losses[-1][1]])}{held} (nats a token)."
+    if up := sum(r.up for r in c.rounds):
+        down, times = sum(r.down for r in c.rounds), ratio_of(c)
+        below = f", {times:,.0f} times less than all parameters in FP16" if times else ""
+        yield f"In the rounds the peers sent {megabytes(up)} and received {megabytes(down)}{below}."
+    if fetched := sum(one.fetched for one in c.contributions):
+        yield f"To join they fetched another {megabytes(fetched)}: the model, and the packets they lacked."
+    if (share := idle_of(c.rounds)) is not None:
+        yield f"Their devices waited {share:.1%} of their time for an exchange."
+    if did := took_part(c):
+        missed, packets = sum(one.left_out for one in did), sum(one.rounds + one.left_out for one in did)
+        late = f"; {missed:,} of {packets:,} packets were late or refused" if missed else ""
+        are = "is" if len(c.present) == 1 else "are"
+        yield f"{counted(len(did), 'peer')} took part, {len(c.present)} {are} there now{late}."
+    if c.note:
+        yield c.note
+    if c.seen:
+        yield f"Newest entry: {utc(c.seen)}."
+
+
+def took_part(c: Chronicle) -> list[Contribution]:
+    """Those who were in a round. Who is still fetching was not, nor a doctor who only had a look."""
+    return [one for one in c.contributions if one.rounds or one.left_out]
+
+
+def falls(values: Sequence[float]) -> str:
+    """`fell from 4.70 to 2.61`."""
+    if len(values) == 1 or values[0] == values[-1]:
+        return f"is {values[-1]:.4f}"
+    return f"{'fell' if values[-1] < values[0] else 'rose'} from {values[0]:.4f} to {values[-1]:.4f}"
+
+
+def figures(c: Chronicle) -> Element:
+    """The few numbers that one looks for first."""
+    losses = [loss for _, loss in c.losses]
+    share, times = idle_of(c.rounds), ratio_of(c)
+    shown = [
+        ("state", "no answer" if c.state == "unreachable" else c.state),
+        ("step", f"{c.step:,} / {c.steps:,}"),
+        ("loss", f"{losses[-1]:.4f}" if losses else "-"),
+        ("held-out", f"{c.evaluations[-1].loss:.4f}" if c.evaluations else "-"),
+        ("peers now", f"{len(c.present)}"),
+        ("below FP16", f"{times:,.0f}x" if times else "-"),
+        ("idle", f"{share:.1%}" if share is not None else "-"),
+        ("left" if c.state == "running" else "took", left(c) if c.state == "running" else spell(duration(c))),
+    ]
+    return el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in shown), class_="figures")
+
+
+def left(c: Chronicle) -> str:
+    """How long it will still take, at the pace of the last twenty steps."""
+    recent = c.rounds[-21:]
+    steps = recent[-1].step - recent[0].step if recent else 0
+    if not steps:
+        return "-"
+    return spell((recent[-1].at - recent[0].at) / steps * (c.steps - c.step))
+
+
+def duration(c: Chronicle) -> float:
+    return max(0.0, (c.seen or 0.0) - (c.started or 0.0)) if c.started else 0.0
+
+
+def ratio_of(c: Chronicle) -> float | None:
+    """How many times fewer bytes than FP16, over the exchanges of all rounds of which bytes are known."""
+    known = [r for r in c.rounds if r.up + r.down]
+    full = sum(r.fp16(c.about.parameters) for r in known)
+    return full / sum(r.up + r.down for r in known) if full else None
+
+
+def idle_of(rounds: Sequence[Round] | Sequence[Contribution]) -> float | None:
+    wait, compute = sum(r.wait_s for r in rounds), sum(r.compute_s for r in rounds)
+    return wait / (wait + compute) if wait + compute else None
+
+
+def utc(seconds: float) -> str:
+    return timestamp(datetime.fromtimestamp(seconds, timezone.utc)).replace("T", " ").replace("Z", " UTC")
+
+
+# ---- charts ------------------------------------------------------------------------------------------------
+
+
+def figure(chart: Element, table: Element) -> Element:
+    return el("figure", chart, table)
+
+
+def loss(c: Chronicle) -> Element:
+    trained = c.losses
+    held = [(float(e.step), e.loss) for e in c.evaluations]
+    series = [Series("training", trained, "a"), Series("held-out", held, "b")]
+    said = f"Loss in training {falls([y for _, y in trained])}."
+    return curves(Plot("curve", "Loss by step", said, series, "step", lambda y: f"{y:.4g}"))
+
+
+def traffic(c: Chronicle) -> Iterator[Element]:
+    """Bytes of one peer in one round, and how many times fewer than FP16 that is."""
+    known = [r for r in c.rounds if r.up + r.down]
+    if not known:
+        yield el("p", "How many bytes went over the lines is not known.")
+        return
+    up = [(float(r.round), r.up / len(r.members)) for r in known]
+    down = [(float(r.round), r.down / len(r.members)) for r in known]
+    said = f"In the newest round a peer sent {megabytes(up[-1][1])} and received {megabytes(down[-1][1])}."
+    series = [Series("sent", up, "a"), Series("received", down, "c")]
+    wide = [value for _, value in (*up, *down) if value > 0]
+    log = max(wide) > 20 * min(wide) and len(wide) == 2 * len(known)
+    title = "Bytes of a peer by round"
+    yield curves(Plot("moved", title, said, series, "round", short_bytes, log=log, zero=not log))
+    ratios = [(float(r.round), ratio) for r in known if (ratio := r.ratio(c.about.parameters))]
+    if ratios:
+        title, said = "Times fewer bytes than FP16", f"In the newest round {ratios[-1][1]:,.0f} times fewer."
+        series, times = [Series("times fewer than FP16", ratios, "a")], [ratio for _, ratio in ratios]
+        log = max(times) > 5 * median(times)  # a first round has next to nothing to send
+        yield curves(
+            Plot("ratio", title, said, series, "round", lambda y: f"{y:,.0f}x", log=log, zero=not log)
+        )
+
+
+def idle(c: Chronicle) -> Element:
+    points = [(float(r.round), 100 * share) for r in c.rounds if (share := r.idle) is not None]
+    if not points:
+        return el("p", "How long devices waited is not known.")
+    said = f"All rounds together: {idle_of(c.rounds) or 0:.1%}. The mean over the peers of each round."
+    series = [Series("share of a step spent waiting", points, "a")]
+    return curves(Plot("idle", "Idle share by round", said, series, "round", percent, zero=True))
+
+
+def short_bytes(value: float) -> str:
+    return megabytes(value).replace(".0 ", " ")
+
+
+def percent(value: float) -> str:
+    return f"{value:.3g} %"
+
+
+def curves(plot: Plot) -> Element:
+    """A chart and the table with its numbers."""
+    shown = [one for one in plot.series if one.points]
+    if not shown:
+        return el("p", plot.said)
+    columns = [dict(thin(one.points)) for one in shown]
+    xs = sorted({x for column in columns for x in column})
+    body = [[f"{x:,.0f}", *(plot.text(column[x]) if x in column else "" for column in columns)] for x in xs]
+    many = max(len(one.points) for one in shown)
+    averaged = f" ({many:,} points, neighbours averaged)" if many > len(xs) else ""
+    numbers = table(plot.title + averaged, [plot.x_name, *(one.name for one in shown)], body)
+    return figure(lines(plot), folded(f"{plot.name}-table", numbers))
+
+
+def timeline(c: Chronicle) -> Element:
+    """When each peer was there, and the rounds that went on without it."""
+    start, end = c.started or 0.0, c.seen or 0.0
+    bars: dict[str, list[Bar]] = {}
+    for stay in c.stays:
+        bars.setdefault(stay.peer, []).extend(bars_of(stay, start, end))
+    missed: dict[str, list[Bar]] = {}
+    for r in c.rounds:
+        for peer in r.left_out:
+            mark = Bar(r.at - start, r.at - start, f"{peer}: round {r.round} without it")
+            missed.setdefault(peer, []).append(mark)
+    drawn = [Row(peer, parts, missed.get(peer, [])[-CROSSES:]) for peer, parts in bars.items()]
+    said = f"{len(bars)} peers came, {len(c.present)} are there. Time runs from the start of the run."
+    body = [
+        [s.peer, utc(s.joined), utc(s.left) if s.left else "", s.reason] for s in reversed(c.stays[-PEERS:])
+    ]
+    stays = table("Who came and went, newest first", ["peer", "joined", "left", "why"], body)
+    chart = rows("timeline", "Peers over time", said, drawn, timed=True)
+    return figure(chart, folded("timeline-table", stays))
+
+
+def bars_of(stay: Stay, start: float, end: float) -> Iterator[Bar]:
+    """From its coming to its going; pale while it fetches the model."""
+    gone = f"left {utc(stay.left)}: {stay.reason}" if stay.left else "still there"
+    title = f"{stay.peer}: joined {utc(stay.joined)}, {gone}"
+    joined, ready, left = (max(0.0, (at or end) - start) for at in (stay.joined, stay.ready, stay.left))
+    if stay.ready is not None:
+        yield Bar(joined, ready, f"{stay.peer}: fetched the model until {utc(stay.ready)}", pale=True)
+        joined = ready
+    yield Bar(joined, max(joined, left), title)
+
+
+def shares(c: Chronicle) -> Element:
+    """Who did how much of the work."""
+    first = c.contributions[0]
+    drawn = [
+        Row(one.peer, [Bar(0, one.part, f"{one.peer}: {one.part:.1%}")], text=f"{one.part:.0%}")
+        for one in took_part(c)
+    ]
+    said = f"{first.peer} did most: {first.part:.0%}."
+    return el("figure", rows("shares", "Share of the work", said, drawn))
+
+
+def contributors(c: Chronicle) -> Iterator[Element]:
+    """What is known of each. Of a run whose ledger lies elsewhere that is less."""
+    columns: dict[str, Callable[[Contribution], str]] = {
+        "hardware": lambda one: one.hardware,
+        "share": lambda one: f"{one.part:.1%}",
+        "samples": lambda one: f"{one.samples:,}",
+        "rounds": lambda one: f"{one.rounds:,}",
+        "left out": lambda one: f"{one.left_out:,}",
+        "idle": lambda one: "-" if (idle := idle_of([one])) is None else f"{idle:.1%}",
+        "sent": lambda one: megabytes(one.up),
+        "received": lambda one: megabytes(one.down),
+    }
+    did = took_part(c)
+    if not any(one.samples for one in did):
+        del columns["samples"]
+    body = [[one.peer, *(of(one) for of in columns.values())] for one in did[:PEERS]]
+    yield scrolled(table("What each gave", ["peer", *columns], body), "what each gave")
+    if len(did) > PEERS:
+        yield el("p", f"and {len(did) - PEERS:,} more.")
+
+
+def recipe(c: Chronicle) -> Iterator[Element]:
+    yield el("p", "sha256 of the recipe in full: ", el("code", c.about.recipe_hash))
+    code = el("pre", el("code", c.about.recipe_text), tabindex="0", aria_label="the recipe")
+    yield el("details", el("summary", f"{c.about.recipe}.yaml"), code, id="recipe-text")
+
+
+# ---- tables ------------------------------------------------------------------------------------------------
+
+
+def table(caption: str, head: Sequence[str], body: Iterable[Sequence[str]]) -> Element:
+    """The first cell of a row names it."""
+    top = el("tr", *(el("th", name, scope="col") for name in head))
+    under = (
+        el("tr", el("th", first, scope="row"), *(el("td", cell) for cell in cells)) for first, *cells in body
+    )
+    return el("table", el("caption", caption), el("thead", top), el("tbody", *under))
+
+
+def folded(name: str, numbers: Element) -> Element:
+    """Closed until it is asked for."""
+    return el("details", el("summary", "The numbers"), scrolled(numbers, name), id=name)
+
+
+def scrolled(numbers: Element, name: str) -> Element:
+    """In a box of its own, which the keyboard can scroll."""
+    return el("div", numbers, class_="scroll", tabindex="0", role="region", aria_label=name.replace("-", " "))

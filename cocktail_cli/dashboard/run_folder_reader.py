@@ -1,0 +1,255 @@
+"""A run's output folder as a `Chronicle`, hub or no hub.
+
+The ledger is the truth about rounds, loss and samples. What it does not keep (bytes, waiting, who came and
+went) stands in events.jsonl; a hub that was killed may have committed a round that is not in there. Both only
+grow, so a second look reads what is new.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from cocktail_cli.commands.run.status import answers
+from cocktail_cli.host import run_folder as in_folder
+from cocktail_cli.machine import RunRecord, newest
+from cocktail_cli.ui import VERSION, printable
+
+from .run_story import STAYS, About, Chronicle, Contribution, Evaluation, Round, Stay, ranked
+
+QUIET = 30.0  # seconds
+
+
+class Reader:
+    """Reads one run's folder, again and again. One thread at a time.
+
+    `there`: does anybody listen where the hub should? Asked where nothing was heard for QUIET seconds.
+    """
+
+    def __init__(self, record: RunRecord, there: Callable[[RunRecord], bool] = answers) -> None:
+        self.record, self.folder, self.there = record, Path(record.output_dir), there
+        self.asked, self.gone = 0.0, False  # when that was last asked, and what was said
+        self.tail = Tail(self.folder / in_folder.EVENTS)
+        self.rounds: list[Round] = []  # by number: the ledger has no gaps
+        self.evaluations: tuple[Evaluation, ...] = ()
+        self.told: dict[int, dict[str, Any]] = {}  # Step events whose rounds the ledger is still to show
+        self.stays: list[Stay] = []
+        self.by_peer: dict[str, Contribution] = {}
+        self.about = about(record)
+        self.steps, self.reason = record.steps, ""
+        self.started: float | None = None
+        self.seen: float | None = None
+
+    def look(self) -> Chronicle:
+        """The run as it is now.
+
+        Raises:
+            transport.errors.LedgerError: there is no ledger, or it is none.
+        """
+        self.record = newest(self.record)
+        for event in self.tail.new():
+            self.hear(event)
+        self.read_ledger()
+        newest_step = self.rounds[-1].step if self.rounds else 0
+        state = self.state(time.time())
+        total = sum(one.samples for one in self.by_peer.values()) or 1
+        parts = [replace(one, part=one.samples / total) for one in self.by_peer.values()]
+        return Chronicle(
+            about=self.about,
+            state=state,
+            step=newest_step,
+            steps=self.steps,
+            started=self.started,
+            seen=self.seen,
+            rounds=tuple(self.rounds),
+            evaluations=self.evaluations,
+            stays=tuple(self.stays if state == "running" else self.over()),
+            contributions=ranked(parts),
+            reason=self.reason,
+        )
+
+    def state(self, now: float) -> str:
+        """As run.json says; that of a hub that was killed still says `running`."""
+        if now - max(self.seen or 0.0, self.asked) > QUIET:
+            self.asked, self.gone = now, not self.there(self.record)
+        elif now - (self.seen or 0.0) <= QUIET:
+            self.gone = False
+        return "died" if self.gone and self.record.state == "running" else self.record.state
+
+    def over(self) -> Iterator[Stay]:
+        """Nobody is in a run that has ended, whether its hub came to say so or not."""
+        for stay in self.stays:
+            gone = stay.left is None and self.seen is not None
+            yield replace(stay, left=self.seen, reason="the run ended") if gone else stay
+
+    # ---- the ledger ----------------------------------------------------------------------------------------
+
+    def read_ledger(self) -> None:
+        from transport.ledger import Ledger
+        from transport.protocol import size
+
+        with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
+            start = len(self.rounds)
+            rows = ledger.rounds(start)
+            counted = ledger.counted(start, start + len(rows))  # of no round that was committed since
+            self.evaluations = tuple(Evaluation(e.round, e.step, e.loss) for e in ledger.evaluations())
+        for row in rows:
+            left_out = tuple(sorted(set(row.members) - set(row.accepted)))
+            seconds = max(0.0, row.committed - row.opened)
+            told = Round(row.round, row.step, row.committed, seconds, row.loss, row.members, left_out)
+            self.rounds.append(told)
+            self.seen = max(self.seen or 0.0, row.committed)
+            self.started = self.started or row.opened
+            for peer in row.members:
+                missed = peer in left_out
+                self.add(peer, rounds=not missed, left_out=missed)
+            if (event := self.told.pop(row.round, None)) is not None:
+                self.measure(event)
+        for one in counted:
+            self.add(one.peer, samples=size(one.ids))
+
+    def add(self, peer: str, **numbers: float) -> Contribution:
+        """More of one peer."""
+        peer = printable(peer)
+        had = self.by_peer.get(peer, Contribution(peer))
+        sums: dict[str, Any] = {key: getattr(had, key) + value for key, value in numbers.items()}
+        self.by_peer[peer] = replace(had, **sums)
+        return self.by_peer[peer]
+
+    # ---- events.jsonl --------------------------------------------------------------------------------------
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """One line of the diary. Of a kind or a version that is not known it says nothing."""
+        at, kind = seconds_of(event["t"]), event["event"]
+        self.seen = max(self.seen or 0.0, at)
+        if kind == "run_started":
+            self.begin(event, at)
+        elif kind == "peer_joined":
+            self.come(event["peer"], event["hardware"], at)
+        elif kind == "peer_ready":
+            self.change(event["peer"], ready=at)
+        elif kind == "peer_left":
+            self.change(event["peer"], left=at, reason=event["reason"])
+        elif kind == "step":
+            self.steps = event["steps"]
+            if event["round"] < len(self.rounds):
+                self.measure(event)
+            else:
+                self.told[event["round"]] = dict(event)
+        elif kind == "run_finished":
+            self.reason = event["reason"]
+
+    def begin(self, event: Mapping[str, Any], at: float) -> None:
+        """A launch; where the hub before was killed its peers are gone with it."""
+        self.started, self.steps = self.started or at, event["steps"]
+        self.about = replace(self.about, parameters=event["parameters"], versions=event.get("versions", {}))
+        for peer in {stay.peer for stay in self.stays if stay.left is None}:
+            self.change(peer, left=at, reason="the hub was started again")
+
+    def come(self, peer: str, hardware: str, at: float) -> None:
+        self.by_peer[peer] = replace(self.add(peer), hardware=hardware)
+        self.stays = [*self.stays[-STAYS:], Stay(peer, at)]
+
+    def change(self, peer: str, **news: Any) -> None:
+        """Of its newest stay."""
+        for i in reversed(range(len(self.stays))):
+            if self.stays[i].peer == peer:
+                self.stays[i] = replace(self.stays[i], **news)
+                return
+
+    def measure(self, event: Mapping[str, Any]) -> None:
+        """What a Step event knows of a round that the ledger has."""
+        had = self.rounds[event["round"]]
+        up, down, fetched = event["up_bytes"], event["down_bytes"], event.get("fetched_bytes", {})
+        # A round that delivered nothing repeats the times of the step before.
+        compute = event.get("compute_s", {}) if had.loss is not None else {}
+        wait = event.get("wait_s", {}) if had.loss is not None else {}
+        self.rounds[had.round] = replace(
+            had,
+            up=sum(up.get(peer, 0) for peer in had.members),
+            down=sum(down.get(peer, 0) - fetched.get(peer, 0) for peer in had.members),
+            compute_s=sum(compute.values()),
+            wait_s=sum(wait.values()),
+            local_steps=event.get("local_steps", 1),
+        )
+        for peer in sorted({*up, *down, *compute, *wait}):
+            self.add(
+                peer,
+                up=up.get(peer, 0),
+                down=down.get(peer, 0),
+                fetched=fetched.get(peer, 0),
+                compute_s=compute.get(peer, 0.0),
+                wait_s=wait.get(peer, 0.0),
+            )
+
+
+class Tail:
+    """The lines that a file has got since the last look. One that is still being written waits."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.at = path, 0
+
+    def new(self) -> Iterator[Mapping[str, Any]]:
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:  # a launch that has not come so far
+            return
+        with file:
+            file.seek(self.at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self.at += len(line)
+                try:
+                    event = json.loads(line)
+                except ValueError:  # cut short by a kill
+                    continue
+                if event.get("v") == VERSION:
+                    yield event
+
+
+def about(record: RunRecord) -> About:
+    """What the recipe in a run's folder says; of one that cannot be read only its name."""
+    known = About(
+        run=record.run,
+        recipe=record.recipe,
+        recipe_hash=record.recipe_hash,
+        base_sha256=record.base_sha256,
+        data_sha256=record.data_sha256,
+    )
+    text = Path(record.output_dir) / in_folder.RESOLVED
+    return with_recipe(known, text.read_text(encoding="utf-8")) if text.exists() else known
+
+
+def with_recipe(known: About, text: str) -> About:
+    """The same with what a recipe's JSON text says. One of another version of this program adds nothing: what
+    became of its run can be told without it.
+    """
+    import yaml
+
+    from recipes.config import recipe_from_json
+    from recipes.errors import InputError
+    from recipes.models import method_of, nameable, public, told
+
+    try:
+        recipe = recipe_from_json(text)
+    except InputError:
+        return known
+    return replace(
+        known,
+        recipe=recipe.name,
+        recipe_text=yaml.safe_dump(told(recipe), sort_keys=False, allow_unicode=True),
+        model=nameable(recipe.model.model_name_or_path),
+        data=tuple(public(dataset) for dataset in recipe.datasets),
+        method=method_of(recipe),
+    )
+
+
+def seconds_of(stamp: str) -> float:
+    """Inverse of events.timestamp."""
+    return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()

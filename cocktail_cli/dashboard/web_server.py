@@ -1,0 +1,272 @@
+"""The page over HTTP: what it serves, to whom. Starlette and uvicorn do the protocol.
+
+- It only shows: nothing can be changed through it, GET and HEAD are all it knows.
+- Anybody who reaches it sees the run; the join line is for whoever has the owner's key, on this machine.
+- A page of somebody else's cannot read it: the Host must be an address or localhost (DNS rebinding), and
+  nothing is shared across origins. It loads nothing from elsewhere.
+- A look at the run is taken once a second at most, however many are watching.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Protocol
+from xml.etree.ElementTree import Element
+
+from cocktail_cli.errors import Failure
+
+from .markup import el, html
+from .report_page import headline, sections
+from .run_story import Chronicle
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from uvicorn import Server
+
+PORT = 29480
+AGAIN = 1.0  # seconds between two looks at the run
+WATCHERS = 64  # connections at once; more are told to come later
+HEAD = 16 * 1024  # bytes of a request
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+logger = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """Where the run is looked at."""
+
+    def look(self) -> Chronicle: ...
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One look at the run."""
+
+    tag: str  # of what is to be seen
+    page: str  # HTML
+
+
+class Screen:
+    """The newest look at the run, for everybody who asks."""
+
+    def __init__(self, source: Source, again: float) -> None:
+        self.source, self.again = source, again
+        self.lock = threading.Lock()
+        self.at = 0.0
+        self.drawn: Drawn | None = None
+
+    def look(self) -> Drawn:
+        with self.lock:
+            if self.drawn is None or time.monotonic() - self.at >= self.again:
+                self.drawn = draw(self.source.look())
+                self.at = time.monotonic()
+            return self.drawn
+
+
+def draw(c: Chronicle) -> Drawn:
+    """The whole page: it can be read without JavaScript too."""
+    shown = sections(c)
+    tag = hashlib.sha256("".join(map(html, shown)).encode()).hexdigest()[:32]
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("title", headline(c)),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("link", rel="stylesheet", href="style.css"),
+        el("link", rel="icon", href="icon.svg"),
+        el("script", src="page.js", defer=True),
+    )
+    top = el(
+        "header",
+        el("h1", c.about.run),
+        el("p", f"cocktail · recipe {c.about.recipe}" if c.about.recipe else "cocktail", class_="sub"),
+        el("p", id="notice", role="alert", hidden=True),
+        el("p", id="said", class_="unseen", role="status"),
+        el("noscript", el("p", "Without JavaScript this page does not renew itself: reload it.")),
+        invitation(),
+    )
+    main = el("main", *shown, data_tag=f'"{tag}"', data_headline=headline(c))
+    page = el("html", head, el("body", top, main), lang="en")
+    return Drawn(f'"{tag}"', "<!doctype html>\n" + html(page))
+
+
+def invitation() -> Element:
+    """Where page.js puts the join line, if it is given one."""
+    return el(
+        "section",
+        el("h2", "Invite peers", id="join-h"),
+        el("p", "Anyone with this line can join until the run is over. Treat it like a password."),
+        el("code", id="join-line", tabindex="0"),
+        el("button", "Copy", id="copy", type="button"),
+        " ",
+        el("span", id="copied", role="status"),
+        id="join",
+        aria_labelledby="join-h",
+        hidden=True,
+    )
+
+
+# ---- HTTP --------------------------------------------------------------------------------------------------
+
+
+def application(source: Source, key: str, join_line: Callable[[], str], again: float = AGAIN) -> Starlette:
+    """The page of one run. What `join_line` returns goes to whoever shows `key`; nothing: nobody can join."""
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.responses import PlainTextResponse, Response
+    from starlette.routing import Route
+
+    from transport.protocol import TransportError
+
+    screen = Screen(source, again)
+
+    def page(request: Request) -> Response:
+        try:
+            drawn = screen.look()
+        except (TransportError, OSError) as error:
+            logger.warning("the run cannot be read: %s", error)
+            return PlainTextResponse("The run cannot be read at the moment.", 503)
+        if request.headers.get("If-None-Match") == drawn.tag:
+            return Response(status_code=304)
+        return Response(drawn.page, media_type="text/html", headers={"ETag": drawn.tag})
+
+    def join(request: Request) -> Response:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        local = request.client is not None and is_loopback(request.client.host)
+        if not (local and hmac.compare_digest(given.encode(), key.encode())):
+            return PlainTextResponse("The join line is for the run's owner.", 403)
+        line = join_line()
+        return PlainTextResponse(line, 200 if line else 204)  # not 404: a browser would complain of it
+
+    return Starlette(
+        routes=[
+            Route("/", page),
+            Route("/live", page),
+            Route("/join", join),
+            *(Route(f"/{name}", part(name, kind)) for name, kind in PARTS.items()),
+        ],
+        middleware=[Middleware(Guard)],
+    )
+
+
+PARTS = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+
+def part(name: str, kind: str) -> Callable[[Request], Response]:
+    """An endpoint that serves one file of the folder `page`."""
+    from starlette.responses import Response
+
+    body = read_part(name)
+    return lambda request: Response(body, media_type=kind)
+
+
+def read_part(name: str) -> str:
+    return (files("cocktail_cli") / "page" / name).read_text(encoding="utf-8")
+
+
+class Guard:
+    """Refuses what does not come from a page of ours; says to browsers what they may do with an answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from starlette.datastructures import Headers, MutableHeaders
+        from starlette.responses import PlainTextResponse
+
+        if scope["type"] != "http":
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        app = self.app
+        if not own_host(Headers(scope=scope).get("host", "")):
+            app = PlainTextResponse("Ask for this page by its address, or by localhost.", 421)
+        await app(scope, receive, with_headers)
+
+
+def own_host(host: str) -> bool:
+    """An address or localhost. Under a name of its own a stranger's page could have a browser ask us (DNS
+    rebinding): a browser sends the name that the user is at."""
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    if name == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# ---- the server --------------------------------------------------------------------------------------------
+
+
+def listen(bind: str, port: int | None) -> socket.socket:
+    """A socket; without a port PORT, or where that is taken any free one.
+
+    Raises:
+        Failure: port_in_use, preflight.
+    """
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    if port is None:
+        with suppress(OSError):
+            return socket.create_server((bind, PORT), family=family)
+    try:
+        return socket.create_server((bind, port or 0), family=family)
+    except socket.gaierror as error:
+        raise Failure("preflight", f"no address to listen on: {bind}: {error.strerror}") from error
+    except OSError as error:
+        hints = ("choose another: --port 0 takes a free one",)
+        raise Failure(
+            "port_in_use", f"cannot listen on {bind}:{port}: {error.strerror}", hints=hints
+        ) from error
+
+
+def server(app: Starlette) -> Server:
+    import uvicorn
+
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=WATCHERS,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=HEAD,
+        )
+    )

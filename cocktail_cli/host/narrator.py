@@ -1,0 +1,104 @@
+"""What the hub tells, in the words of the command line: transport's events in, ours out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from cocktail_cli.machine import INTERNET, where_from
+from cocktail_cli.ui import events as ours
+from cocktail_cli.ui import printable
+from transport import Ledger
+from transport.protocol import events as theirs
+
+BYTES_FP16 = 2  # of one parameter
+
+
+class Narrator:
+    """Keeps the sums that a user wants to see and a single event does not hold.
+
+    Args:
+        parameters: P, the trained parameters: what FP16 would send each step, in both directions.
+        local_steps: of a round.
+    """
+
+    def __init__(self, parameters: int, local_steps: int = 1) -> None:
+        self.full = BYTES_FP16 * parameters * local_steps  # bytes of the baseline, one way, in a round
+        self.local_steps = local_steps
+        self.tokens = 0
+        self.step = 0
+        self.rounds = 0
+        self.present: set[str] = set()  # peers that are in the run
+        self.eval_loss: float | None = None
+        self.reached = ""  # from where somebody has joined
+
+    def recall(self, ledger: Ledger) -> None:
+        """What a run that is resumed has behind it."""
+        rows, evaluations = ledger.rounds(), ledger.evaluations()
+        self.rounds, self.tokens = len(rows), sum(row.tokens for row in rows)
+        self.step = rows[-1].step if rows else 0
+        self.eval_loss = evaluations[-1].loss if evaluations else None
+
+    def tell(self, event: theirs.Event) -> Iterator[ours.Event]:
+        """Our words for one event of the hub; none where it is of no use to people."""
+        if isinstance(event, theirs.PeerJoined):
+            self.present.add(event.peer)
+            yield ours.PeerJoined(printable(event.peer), printable(event.hardware))
+            where = where_from(event.origin)
+            if where and self.reached not in (where, INTERNET):
+                self.reached = where
+                yield ours.Reached(printable(event.peer), where)
+        elif isinstance(event, theirs.PeerReady):
+            yield ours.PeerReady(printable(event.peer), event.round, round(event.joining_s, 1))
+        elif isinstance(event, theirs.PeerAsks):
+            yield ours.PeerAsks(printable(event.peer), event.key, printable(event.hardware))
+        elif isinstance(event, theirs.PeerLeft):
+            self.present.discard(event.peer)
+            yield ours.PeerLeft(printable(event.peer), printable(event.reason), event.legacy)
+        elif isinstance(event, theirs.RoundCommitted):
+            yield self.committed(event)
+        elif isinstance(event, theirs.EvaluationDone):
+            self.eval_loss = event.loss
+            yield ours.Eval(event.step, event.round, event.loss, event.tokens)
+        elif isinstance(event, theirs.Warned):
+            who = f"{event.peer}: " if event.peer else ""
+            yield ours.Warning(printable(who + event.message, 1000))
+
+    def committed(self, event: theirs.RoundCommitted) -> ours.Step:
+        self.tokens += event.tokens
+        self.step = event.step
+        self.rounds += 1
+        members, fetched = list(event.members), event.fetched
+        exchanged = {peer: many - fetched.get(peer, 0) for peer, many in event.down.items()}
+        up, down = self.ratios(event.up, members), self.ratios(exchanged, members)
+        moved = sum(event.up.get(peer, 0) + exchanged.get(peer, 0) for peer in members)
+        both = 2 * len(members) * self.full
+        return ours.Step(
+            step=event.step,
+            steps=event.steps,
+            round=event.round,
+            loss=event.loss,
+            peers=len(members),
+            tokens=self.tokens,
+            accepted=list(event.accepted),
+            up_bytes=dict(event.up),
+            down_bytes=dict(event.down),
+            fetched_bytes=dict(fetched),
+            ratio_up=up,
+            ratio_down=down,
+            ratio_fp16=round(both / moved, 2) if moved else 0.0,
+            packet_bytes=event.size,
+            fingerprint=f"{event.fingerprint:016x}",
+            step_s=round(event.seconds / self.local_steps, 3),
+            compute_s=self.of_a_step(event.compute_s),
+            wait_s=self.of_a_step(event.wait_s),
+            tokens_by_peer=dict(event.tokens_by_peer),
+            local_steps=self.local_steps,
+        )
+
+    def ratios(self, moved: Mapping[str, int], members: list[str]) -> dict[str, float]:
+        """How many times fewer bytes than FP16 parameters, for each member of the round."""
+        return {peer: round(self.full / moved[peer], 2) for peer in members if moved.get(peer)}
+
+    def of_a_step(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Of those that a round has, to the millisecond."""
+        return {peer: round(value / self.local_steps, 3) for peer, value in seconds.items()}

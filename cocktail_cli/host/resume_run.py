@@ -1,0 +1,94 @@
+"""What `launch --resume` needs to be sure of: the same run, unfinished, left by its hub, on the same data.
+
+Keys, name, address and port are those of run.json, so the URL that volunteers hold stays good and their links
+find the way back by themselves. What is remade (the corpus) or may have changed on the disk (the base) is
+compared by hash with what it was: samples are known by number alone, and a number must mean the same row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.machine import RunRecord, read
+
+from . import run_folder as in_folder
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe
+    from recipes.data import Corpus, Stream
+    from recipes.models import Base
+
+    from .host_session import Listen
+
+
+def unfinished(folder: Path, recipe: Recipe) -> RunRecord:
+    """The run in `folder`, which may go on with `recipe`.
+
+    Raises:
+        Failure: run_unknown; output_in_use, where the run is over, of another recipe, or has a live hub.
+    """
+    record = read(folder)
+    if record is None:
+        raise Failure("run_unknown", f"{folder} holds no run to go on with", hints=("where it lies: -o DIR",))
+    if record.state == "finished":
+        hint = f"its model: {folder}, or cocktail export {record.run} -o DIR"
+        raise Failure("output_in_use", f"the run {record.run} in {folder} is over", hints=(hint,))
+    if not record.is_of(recipe.recipe_hash):
+        raise Failure(
+            "output_in_use",
+            f"the run {record.run} in {folder} is of recipe {record.recipe} "
+            f"{(record.asked_hash or record.recipe_hash)[:8]}, "
+            f"not {recipe.name} {recipe.recipe_hash[:8]}",
+            hints=("give the same overrides, --data and --model as at its launch; its recipe: recipe.yaml",),
+        )
+    in_folder.check_left(folder, record)
+    return record
+
+
+def as_begun(record: RunRecord) -> Recipe:
+    """The recipe of the run, with the commits that its revisions were when it began."""
+    from recipes.config import recipe_from_json
+
+    text = (Path(record.output_dir) / in_folder.RESOLVED).read_text(encoding="utf-8")
+    return recipe_from_json(text)
+
+
+def place_of(record: RunRecord, wanted: Listen, default: Listen) -> Listen:
+    """Where the run has always listened. Raises Failure (usage) where another place is asked for."""
+    for option, asked, usual, is_at in (
+        ("--bind", wanted.bind, default.bind, record.bind),
+        ("--port", wanted.port or default.port, default.port, record.port),
+    ):
+        if asked not in (usual, is_at):
+            said = f"the run's hub listens at {is_at}: {option} {asked} would void the URL"
+            raise Failure("usage", said, hints=(f"--resume without {option}",))
+    return replace(wanted, bind=record.bind, port=record.port)
+
+
+def same_base(record: RunRecord, recipe: Recipe) -> Base:
+    """The base model the run began with. Raises Failure (model_invalid) where it is not what it was."""
+    from recipes.models import Base, commit_of, fetch_model, manifest
+    from recipes.weight_files import check_folder
+
+    folder, model = Path(record.base), recipe.model
+    if not folder.is_dir() and commit_of(folder) is not None:  # the hub's cache was cleared since
+        folder = fetch_model(model.model_name_or_path, model.model_revision, model.trust_remote_code)
+    check_folder(folder)
+    base = Base(folder, manifest(folder, recipe.model.trust_remote_code))
+    if base.digest != record.base_sha256:
+        raise Failure("model_invalid", f"the base model in {folder} is not the one {record.run} began with")
+    return base
+
+
+def check_corpus(record: RunRecord, recipe: Recipe, corpus: Corpus | Stream) -> None:
+    """Raises Failure (dataset_invalid) where the data are not those the run began with."""
+    if corpus.digest() != record.data_sha256:
+        names = ", ".join(dataset.path for dataset in (*recipe.datasets, *recipe.eval_datasets))
+        raise Failure(
+            "dataset_invalid",
+            f"the data ({names}) are not those that {record.run} began with",
+            hints=("a run counts its samples by number: bring the data back as they were, or begin anew",),
+        )

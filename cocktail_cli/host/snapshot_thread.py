@@ -1,0 +1,318 @@
+"""Snapshots of a run: folded from the ledger in a thread of the launching process, while training goes on.
+
+    outputs/<name>/snapshots/<round>/   x' before that round, as a folder that `from_pretrained` loads
+
+One is begun when `checkpoint.save_steps` steps have passed since the last; the newest `save_total_limit` are
+kept, and the newest are offered to those who join. One that cannot be written is a warning, never more: the
+ledger has all that is needed to make it later.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import queue
+import re
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from cocktail_cli.errors import explain
+from cocktail_cli.ui import Checkpoint, Event, Meter, Warning
+from transport import Ledger
+from transport.protocol import SnapshotOffer, size
+
+from . import run_folder as in_folder
+
+if TYPE_CHECKING:
+    from recipes.algorithm import Common
+    from recipes.config import Recipe
+    from recipes.weight_files import Fold, Layout, Snapshot
+
+log = logging.getLogger(__name__)
+
+Told = Callable[[int, int], None]  # bytes done, of so many
+Dtype = Literal["float32", "bfloat16", "float16"]  # of exported weights
+
+WEIGHTS = ("adapter_model.safetensors", "model.safetensors")  # of an adapter, of a whole model
+CARD = "README.md"
+OBJECT = re.compile(r"(hashes/)?snapshot/([0-9]{1,18})/model\.safetensors")
+OFFERED = 2  # the newest so many
+ENDS_WITHIN = 10.0  # seconds for a fold that was told to stop
+
+
+@dataclass(frozen=True)
+class Folded:
+    """x' in memory, with the names of its parts."""
+
+    common: Common
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Place:
+    """What x' of a run is folded from."""
+
+    recipe: Recipe
+    base: Path  # folder of the base model
+    folder: Path  # the run's output folder
+
+    @property
+    def snapshots(self) -> Path:
+        return self.folder / in_folder.SNAPSHOTS
+
+    def whole(self, ledger: Ledger) -> list[Snapshot]:
+        """The snapshots that are x' of this very ledger, by round."""
+        from recipes.weight_files import snapshots
+
+        said = {row.round: row.fingerprint for row in ledger.rounds()}
+        return [
+            one for one in snapshots(self.snapshots, ledger.run) if said.get(one.round) == one.fingerprint
+        ]
+
+    @contextmanager
+    def fold(
+        self,
+        round: int | None = None,
+        stop: Callable[[], bool] = lambda: False,
+        told: Told = lambda done, total: None,
+    ) -> Iterator[Fold]:
+        """x' before `round` (None: all committed rounds), from the newest snapshot that is not after it, else
+        from the base. Valid inside the `with`.
+        """
+        from compress.packet import InFile
+        from recipes.algorithm import mix_of
+        from recipes.models import open_trained
+        from recipes.weight_files import Fold, Known
+
+        with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
+            rows = ledger.rounds()
+            round = len(rows) if round is None else round
+            known = [Known(row.round, row.fingerprint) for row in rows[: round + 1]][-1:]
+            earlier = [one for one in self.whole(ledger) if one.round <= round]
+            start = earlier[-1].round if earlier else 0
+            records = [row.record for row in rows[start:round]]
+            source = open_trained(self.recipe, self.base, earlier[-1].folder if earlier else None)
+            with closing(source) as vector, open(ledger.log_path, "rb", buffering=0) as packets:
+                yield Fold(
+                    run=ledger.run,
+                    mix=mix_of(self.recipe.compression),
+                    seed=self.recipe.training.seed,
+                    source=vector,
+                    start=start,
+                    packets=[InFile(packets, record.payload, record.length) for record in records],
+                    known=known[0] if known else None,
+                    stop=stop,
+                    told=told,
+                )
+
+    def folded(self, round: int | None = None) -> Folded:
+        """x' before `round` (None: after all that are committed), in memory."""
+        import torch
+
+        from recipes.algorithm import Common, fold
+
+        with self.fold(round) as found:
+            layout = found.source.layout
+            vector = torch.from_numpy(found.source.read(0, layout.size))
+            common = Common(vector, found.mix, found.seed, found.start)
+            return Folded(fold(common, (bytes(packet[:]) for packet in found.packets)), layout)
+
+    def write_model(
+        self,
+        folder: Path,
+        dtype: Dtype = "float32",
+        told: Told = lambda done, total: None,
+        round: int | None = None,
+    ) -> int:
+        """x' before `round` (None: all that is committed), as a model in `folder`; how many rounds are in it:
+        an export is a fold."""
+        from recipes.models import recast_model
+        from recipes.weight_files import written_whole
+
+        with self.fold(round, told=told) as fold, written_whole(folder) as part:
+            self.write_beside(part, fold)
+            fold.write(part)
+            if dtype != "float32":
+                recast_model(part, dtype)
+        return fold.round
+
+    def write_merged(self, folder: Path, dtype: Dtype = "float32", round: int | None = None) -> int:
+        """The same, with the adapters in the weights of their base."""
+        from recipes.models import write_merged
+        from recipes.weight_files import written_whole
+
+        x, tokenizer = self.folded(round), self.folder / in_folder.TOKENIZER
+        with written_whole(folder) as part:
+            write_merged(part, self.recipe, self.base, x.layout, x.common.vector, tokenizer, dtype)
+            (part / CARD).write_text(self.card(x.common.round, merged=True), encoding="utf-8")
+        return x.common.round
+
+    def write_beside(self, folder: Path, fold: Fold) -> None:
+        """What makes a folder of x' a model: config, tokenizer, model card."""
+        from recipes.weight_files import write_beside
+
+        texts = {**fold.source.texts, CARD: self.card(fold.round)}
+        write_beside(folder, texts, self.folder / in_folder.TOKENIZER)
+
+    def card(self, rounds: int, merged: bool = False) -> str:
+        """Who made this model, of what."""
+        from recipes.models import Made, card, commit_of
+
+        samples, loss = Counter[str](), None
+        with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
+            for counted in ledger.counted():
+                samples[counted.peer] += size(counted.ids)
+            for row in ledger.evaluations():
+                loss = row.loss if row.round <= rounds else loss
+            return card(self.recipe, Made(ledger.run, rounds, commit_of(self.base), samples, loss, merged))
+
+
+class Snapshots:
+    """Writes the snapshots of one run. All methods are for the thread that made it.
+
+    Args:
+        every: steps between two; 0: none are made.
+        steps: of the whole run; at its end the model itself is written.
+        offer: announces the newest to those who join; called from either thread.
+    """
+
+    def __init__(
+        self, place: Place, every: int, steps: int, offer: Callable[[list[SnapshotOffer]], None]
+    ) -> None:
+        self.place, self.every, self.steps, self.offer = place, every, steps, offer
+        self.limit = place.recipe.checkpoint.save_total_limit
+        self.told: queue.SimpleQueue[Event] = queue.SimpleQueue()  # events for the views
+        self.warned: set[str] = set()  # kinds of warnings that are told once
+        self.last = 0  # step of the newest snapshot, or of the one being made
+        self.stopped = threading.Event()
+        self.due: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()  # (round, step); (-1, -1): the end
+        self.thread = threading.Thread(target=self._work, name="snapshots", daemon=True)
+
+    def start(self) -> None:
+        """Clear away what a killed hub had begun, offer what it had finished, and wait for steps."""
+        from recipes.weight_files import clear_leftovers
+
+        clear_leftovers(self.place.snapshots)
+        with Ledger(self.place.folder / in_folder.LEDGER, write=False) as ledger:
+            rows, whole = ledger.rounds(), self.place.whole(ledger)
+            self._offer(ledger, whole)
+        if whole:
+            self.last = rows[min(whole[-1].round + 1, len(rows) - 1)].step
+        self.thread.start()
+        if rows:
+            self.committed(rows[-1].round, rows[-1].step)
+
+    def committed(self, round: int, step: int) -> None:
+        """A round is durable, and so many steps are counted. Returns at once."""
+        if self.every and step // self.every > self.last // self.every and step < self.steps:
+            self.last = step
+            self.due.put((round, step))
+
+    def events(self) -> Iterator[Event]:
+        """What there is to tell since this was last asked."""
+        while True:
+            try:
+                yield self.told.get_nowait()
+            except queue.Empty:
+                return
+
+    def close(self) -> None:
+        """Abandon a fold in the making; nothing of it stays."""
+        self.stopped.set()
+        self.due.put((-1, -1))
+        if self.thread.is_alive():
+            self.thread.join(ENDS_WITHIN)
+
+    # ---- in the thread -------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while not self.stopped.is_set():
+            round, step = self.due.get()
+            while not self.due.empty():  # the last fold took longer than `every` steps
+                round, step = self.due.get()
+            if round < 0:
+                return
+            try:
+                self._make(round, step)
+            except Exception as error:  # the run does not depend on it: say what happened, and go on
+                log.warning("snapshot of round %d", round, exc_info=True)
+                self._warn(round, error)
+
+    def _make(self, round: int, step: int) -> None:
+        from recipes.weight_files import Abandoned, weights_in, write_hashes, written_whole
+
+        began, folder = time.monotonic(), self.place.snapshots / str(round)
+        meter = Meter(self.told.put, f"snapshot of round {round}", "bytes")
+        try:
+            with self.place.fold(round, self.stopped.is_set, meter) as fold, written_whole(folder) as part:
+                if not fold.source.on_disk:
+                    self._warn_once(
+                        "memory",
+                        f"{self.place.base} has its weights under other names or not as safetensors: for the "
+                        f"first snapshot the model is loaded, {4 * fold.source.layout.size / 1e9:.1f} GB",
+                    )
+                self.place.write_beside(part, fold)
+                number = fold.write(part)
+                write_hashes(part, self.stopped.is_set)
+        except Abandoned:
+            return
+        with Ledger(self.place.folder / in_folder.LEDGER, write=False) as ledger:
+            whole = self.place.whole(ledger)
+            self._offer(ledger, whole)
+        for old in whole[: -self.limit]:
+            shutil.rmtree(old.folder, ignore_errors=True)  # in use, on Windows: with the next one
+        size, seconds = weights_in(folder).stat().st_size, time.monotonic() - began
+        self.told.put(Checkpoint(round, step, str(folder), size, seconds, f"{number:016x}"))
+        self._push(folder, step)
+
+    def _push(self, folder: Path, step: int) -> None:
+        """The snapshot to the hub, where the recipe wants each there."""
+        from recipes.downloads import Repository
+
+        checkpoint = self.place.recipe.checkpoint
+        if not checkpoint.push_to_hub or checkpoint.hub_strategy == "end":
+            return
+        inside = "last-checkpoint" if checkpoint.hub_strategy == "checkpoint" else None
+        try:
+            Repository(checkpoint.hub_model_id or "").push(folder, f"step {step}", inside)
+        except Exception as error:  # the next one may go through
+            self._warn_once("push", f"snapshots are not pushed: {explain(error).message}")
+
+    def _offer(self, ledger: Ledger, whole: list[Snapshot]) -> None:
+        offers = []
+        for one in whole[-min(OFFERED, self.limit) :]:
+            record = ledger.record(one.round)
+            assert record is not None, "its fingerprint was found there"
+            digest = hashlib.sha256(one.hashes.read_bytes()).hexdigest()
+            offers.append(SnapshotOffer(one.round, one.weights.stat().st_size, digest, record.offset))
+        if offers:
+            self.offer(offers)
+
+    def _warn(self, round: int, error: Exception) -> None:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            self._warn_once("disk", f"no snapshots while the disk is full: {error.strerror}")
+        else:
+            self.told.put(Warning(f"no snapshot of round {round}: {explain(error).message}"))
+
+    def _warn_once(self, kind: str, message: str) -> None:
+        if kind not in self.warned:
+            self.warned.add(kind)
+            self.told.put(Warning(message))
+
+
+def served(snapshots: Path, name: str) -> bytes | Path:
+    """The object of a snapshot by its name: weights, or the hashes of their chunks. Errors: KeyError."""
+    match = OBJECT.fullmatch(name)
+    if match is not None:
+        for path in (snapshots / match[2] / weights for weights in WEIGHTS):
+            if path.is_file():
+                return path.with_name(path.name + ".sha256").read_bytes() if match[1] else path
+    raise KeyError(f"there is no {name}")

@@ -1,0 +1,59 @@
+"""Folders of the cache that one process at a time works in, and that the next one goes on in."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from cocktail_cli.errors import Failure
+
+MOST = 64  # processes of one machine that want the same thing
+
+
+@contextmanager
+def claimed(wanted: Path) -> Iterator[Path]:
+    """`wanted`, or `wanted`-2 and so on: the first that no live process works in. Made if it is not there.
+
+    What an earlier process left in it, killed or not, is still there. It stays, unless the caller removes it.
+    Raises Failure (preflight) where no lock can be had.
+    """
+    from transport.ledger import take_lock
+    from transport.protocol import LedgerBusy
+
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    for number in range(1, MOST + 1):
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            lock = take_lock(lock_of(folder))
+        except LedgerBusy:
+            continue
+        folder.mkdir(exist_ok=True)
+        try:
+            yield folder
+        finally:
+            lock.close()
+            if not folder.exists():
+                with suppress(OSError):  # another process has it open
+                    lock_of(folder).unlink()
+        return
+    raise Failure("preflight", f"{MOST} processes hold {wanted}, or no lock can be had there")
+
+
+def lock_of(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".lock")
+
+
+def clear(folder: Path, keep: str) -> None:
+    """Remove all in `folder` that no live process works in, except what is called `keep`."""
+    from transport.ledger import take_lock
+    from transport.protocol import LedgerBusy
+
+    for old in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if not old.is_dir() or old.name.startswith(keep):
+            continue
+        with suppress(LedgerBusy, OSError):  # in use, or not ours to remove
+            take_lock(lock_of(old)).close()
+            shutil.rmtree(old)
+            lock_of(old).unlink()

@@ -1,0 +1,39 @@
+"""Code that comes with a model runs here only where this machine's owner says so: `--trust-remote-code`.
+
+A recipe may ask for it (`model.trust_remote_code`), and a run's owner may serve it; neither is enough.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from typing import TYPE_CHECKING
+
+from cocktail_cli.errors import Failure
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe
+
+FLAG = "--trust-remote-code"
+
+
+def check_trust(recipe: Recipe, trusted: bool, code: str = "usage") -> None:
+    """Raises Failure where the recipe's model brings code that may not run here."""
+    if recipe.model.trust_remote_code and not trusted:
+        raise Failure(
+            code,
+            f"{recipe.model.model_name_or_path} comes with Python code, which this recipe wants to run here",
+            hints=(f"{FLAG}, if you trust whoever wrote it with this machine",),
+        )
+
+
+def own_modules(trusted: bool) -> None:
+    """Let transformers copy such code to a place of this process's own, which goes with it: in the usual one
+    processes that begin together read what another has half written. Before transformers is imported.
+    """
+    if trusted:
+        place = tempfile.mkdtemp(prefix="cocktail-code-")
+        os.environ["HF_MODULES_CACHE"] = place
+        atexit.register(shutil.rmtree, place, ignore_errors=True)

@@ -1,0 +1,349 @@
+"""The state of a run as one screen shows it: takes events, gives lines of text. No terminal in here."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from .events import (
+    Eval,
+    Event,
+    Joined,
+    Left,
+    PeerJoined,
+    PeerLeft,
+    PeerReady,
+    Progressed,
+    RunFinished,
+    RunPaused,
+    RunStarted,
+    Step,
+)
+
+BARS = "▁▂▃▄▅▆▇█"
+TOP = 10  # peers shown by name; the rest is a number
+LOW = 15  # lines of a terminal that is too low for a table
+WIDE = 79  # columns that all of the table needs
+OF_LATE = 60.0  # seconds over which rates are measured
+STALE = 5.0  # seconds after which progress that was not told of again is over
+COLUMNS = ("PEER", "GPU", "STATE", "TOK/S", "UP/S", "DOWN/S", "RTT", "SHARE", "LAST")
+NARROW = ("PEER", "GPU", "STATE", "TOK/S", "UP/S", "SHARE")
+SLIM = ("PEER", "STATE", "TOK/S", "SHARE")  # of a terminal in which names would have no room
+WIDE_ENOUGH = 56  # columns that NARROW needs
+WORDS = ("PEER", "GPU", "STATE")  # columns that begin at the left
+FIXED = {"STATE": 8, "TOK/S": 6, "UP/S": 6, "DOWN/S": 6, "RTT": 6, "SHARE": 5, "LAST": 5}
+
+
+def sparkline(values: list[float], width: int = 24) -> str:
+    """The last `width` values as bars, the smallest the lowest."""
+    tail = values[-width:]
+    low, span = min(tail, default=0.0), (max(tail, default=0.0) - min(tail, default=0.0)) or 1.0
+    return "".join(BARS[int((value - low) / span * (len(BARS) - 1))] for value in tail)
+
+
+def megabytes(count: float) -> str:
+    """`812 B`, `34.1 kB`, `2.1 GB`: decimal, as links are sold."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def short(count: float) -> str:
+    """`812`, `34k`, `2.1M`."""
+    for unit in ("", "k", "M", "G"):
+        if count < 999.5 or unit == "G":
+            break
+        count /= 1000
+    return f"{count:.0f}{unit}" if count >= 99.5 or unit == "" else f"{count:.1f}{unit}"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 peer`, `2 peers`."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def amount(count: float, unit: str) -> str:
+    return megabytes(count) if unit == "bytes" else f"{count:,.0f} {unit}".rstrip()
+
+
+def share_of(event: Progressed) -> str:
+    """` 3.1 MB of 12.1 GB`; ` 3.1 MB` of what has a pace, but no end that is known."""
+    if not event.total:
+        return f" {amount(event.done, event.unit)}" if event.rate else ""
+    done = megabytes(event.done) if event.unit == "bytes" else f"{event.done:,}"
+    return f" {done} of {amount(event.total, event.unit)}"
+
+
+def pace_of(event: Progressed) -> str:
+    """`, 11.8 MB/s, 3 min left`: as much of it as is known."""
+    if not event.rate or (event.total and event.done >= event.total):
+        return ""
+    left = "" if event.eta is None else f", {spell(event.eta)} left"
+    return f", {amount(event.rate, event.unit)}/s{left}"
+
+
+def bar(event: Progressed, width: int) -> str:
+    """`fetching the base  ━━━━━━━━─────  3.1 MB of 12.1 GB, 61 MB/s, 3 min left`."""
+    said = f"{share_of(event)}{pace_of(event)}"
+    room = min(40, width - len(event.state) - len(said) - 3)
+    if not event.total or room < 5:
+        return f"{event.state}{said}"
+    full = room * min(event.done, event.total) // event.total
+    return f"{event.state}  {'━' * full}{'─' * (room - full)} {said}"
+
+
+def spell(seconds: float) -> str:
+    """`40 s`, `12 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def printable(text: str, limit: int = 120) -> str:
+    """Text of a stranger, fit for a terminal: no control characters, no end."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:limit]
+
+
+@dataclass
+class PeerRow:
+    """One peer's line."""
+
+    hardware: str = ""
+    state: str = "syncing"
+    share: float | None = None  # of the trained tokens
+    rtt: float | None = None  # ms
+    seen: float = 0.0  # monotonic seconds; 0: not yet
+    # (monotonic seconds, tokens, bytes up, bytes down), sums since it joined
+    sums: deque[tuple[float, float, float, float]] = field(default_factory=deque)
+
+    def add(self, now: float, tokens: float, up: float, down: float) -> None:
+        self.sums.append((now, tokens, up, down))
+        while len(self.sums) > 2 and self.sums[1][0] < now - OF_LATE:
+            self.sums.popleft()
+
+    def rates(self) -> tuple[float, ...] | None:
+        """Tokens, bytes up and bytes down a second, of late; None: not known yet."""
+        if len(self.sums) < 2 or (span := self.sums[-1][0] - self.sums[0][0]) <= 0:
+            return None
+        first, last = self.sums[0], self.sums[-1]
+        return tuple((b - a) / span for a, b in zip(first[1:], last[1:], strict=True))
+
+    def cells(self, name: str, now: float) -> dict[str, str]:
+        rates = self.rates()
+        tokens, up, down = ["-"] * 3
+        if rates is not None:
+            tokens, up, down = map(short, rates)
+        last = "-" if not self.seen else f"{max(0.0, now - self.seen):.0f} s"
+        rtt = "-" if self.rtt is None else f"{self.rtt:.0f} ms"
+        share = "-" if self.share is None else f"{100 * self.share:.0f}%"
+        values = (name, self.hardware, self.state, tokens, up, down, rtt, share, last)
+        return dict(zip(COLUMNS, values, strict=True))
+
+
+@dataclass
+class Board:
+    """Everything on the screen."""
+
+    run: str = ""
+    recipe: str = ""
+    me: str = ""  # this machine's name in the run, where it is a peer that joined
+    watched: bool = False  # this process has no part in the run: all it knows are answers of the hub
+    step: int = 0
+    steps: int = 0
+    tokens: int = 0
+    losses: list[float] = field(default_factory=list)
+    evals: list[float] = field(default_factory=list)
+    step_s: float = 0.0
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    lr: float | None = None
+    grad_norm: float | None = None
+    moved: float = 0.0  # bytes exchanged so far, both ways, all members; not what joiners fetched
+    full: float = 0.0  # what that would have been in FP16
+    state: str = "starting"
+    progress: Progressed | None = None
+    progressed: float = 0.0  # when that was told
+    peers: dict[str, PeerRow] = field(default_factory=dict)
+    said: deque[str] = field(default_factory=lambda: deque(maxlen=3))
+
+    def take(self, event: Event) -> None:
+        """Let one event change the screen."""
+        if isinstance(event, (RunStarted, Joined)):
+            self.run, self.recipe = event.run, event.recipe
+            self.steps = event.steps if isinstance(event, RunStarted) else self.steps
+            self.me = event.peer if isinstance(event, Joined) else ""
+            self.state = "waiting for peers" if isinstance(event, RunStarted) else "joined"
+        elif isinstance(event, PeerJoined):
+            self.peers[event.peer] = PeerRow(event.hardware)
+            self.note(f"{event.peer} joined")
+        elif isinstance(event, PeerReady):
+            self.peers.setdefault(event.peer, PeerRow()).state = "waiting"
+        elif isinstance(event, PeerLeft):
+            self.peers.pop(event.peer, None)
+            self.note(f"{event.peer} left: {event.reason.removeprefix('left: ')}")
+        elif isinstance(event, Step):
+            self.count(event)
+        elif isinstance(event, Eval):
+            self.evals.append(event.loss)
+        elif isinstance(event, Progressed):
+            measured = event.total > 0 or event.rate > 0
+            self.progress, self.progressed = (event if measured else None), time.monotonic()
+            self.state = self.state if measured and self.losses else event.state
+        elif isinstance(event, (Left, RunFinished, RunPaused)):
+            self.state = event.reason
+
+    def note(self, what: str) -> None:
+        self.said.append(f"{time.strftime('%H:%M:%S')} {what}")
+
+    def count(self, event: Step) -> None:
+        self.step, self.steps, self.state = event.step, event.steps, "training"
+        self.step_s = event.step_s or self.step_s
+        if not self.me:  # a peer's steps have its own tokens alone: all of them the hub says
+            self.tokens = event.tokens or self.tokens
+        self.compute_s = median(event.compute_s.values()) if event.compute_s else self.compute_s
+        self.wait_s = median(event.wait_s.values()) if event.wait_s else self.wait_s
+        self.lr, self.grad_norm = event.lr, event.grad_norm
+        if event.loss is not None:
+            self.losses.append(event.loss)
+        up, down, fetched = event.up_bytes, event.down_bytes, event.fetched_bytes
+        members = event.ratio_up.keys() | event.ratio_down.keys()
+        moved = sum(up.get(peer, 0) + down.get(peer, 0) - fetched.get(peer, 0) for peer in members)
+        self.moved, self.full = self.moved + moved, self.full + event.ratio_fp16 * moved
+        now = time.monotonic()
+        for name in event.up_bytes:
+            row = self.peers.setdefault(name, PeerRow())
+            row.state, row.seen = "training" if name in event.accepted else "late", now
+
+    def look(self, status: Mapping[str, Any]) -> None:
+        """What the hub answers to `cocktail status`: the peers as they are now, sums since they joined."""
+        now, there = time.monotonic(), {printable(str(peer["name"])): peer for peer in status["peers"]}
+        for name in self.peers.keys() - there.keys():
+            del self.peers[name]
+        for name, peer in there.items():
+            row = self.peers.setdefault(name, PeerRow())
+            row.hardware, row.state = printable(str(peer["gpu"])), printable(str(peer["state"]))
+            row.share, row.rtt, row.seen = peer["share"], peer["rtt_ms"], now - peer["last_seen_s"]
+            row.add(now, peer.get("tokens", 0), peer["up_bytes"], peer["down_bytes"])
+        self.tokens = status.get("tokens") or self.tokens
+        if self.watched:
+            self.state, self.losses = status["state"], [loss for _, loss in status.get("losses", ())]
+            left = status["max_steps"] - status["step"]
+            self.step_s = (status.get("eta_s") or 0.0) / max(1, left)
+        if self.watched or not self.losses:  # of a joiner, whose first step is still to come
+            self.step, self.steps = status.get("step", self.step), status.get("max_steps", self.steps)
+        loss = status.get("eval_loss")
+        if loss is not None and self.evals[-1:] != [loss]:
+            self.evals.append(loss)
+
+    # ---- out -----------------------------------------------------------------------------------------------
+
+    def screen(self, width: int, height: int) -> list[str]:
+        """Lines for a terminal of this size. What is too long for it is to be cut."""
+        if height < LOW:
+            return [self.one_line(width)]
+        numbers = [*flowed(self.numbers(width), width), *flowed(self.times(), width)]
+        top, foot = [self.title(width), *numbers, *self.underway(width)], flowed([self.keys()], width)
+        table = self.table(width, max(1, height - len(top) - len(self.said) - len(foot) - 3))
+        return [*top, *table, *self.said, *foot]
+
+    def one_line(self, width: int) -> str:
+        if line := self.underway(width):
+            return line[0]
+        share = f"step {self.step}/{self.steps} " if self.steps else ""
+        loss = f" loss {self.losses[-1]:.3f}" if self.losses else ""
+        whole = f"{share}{self.state}{loss}{self.left()} · {counted(len(self.peers), 'peer')}"
+        return whole if len(whole) <= width or not self.losses else f"{share}{loss.strip()}{self.left()}"
+
+    def title(self, width: int) -> str:
+        share = f" · {100 * self.step // self.steps} %" if self.steps else ""
+        far = f"step {self.step}/{self.steps}{share}{self.left()}"
+        whole = " · ".join(part for part in (self.run, self.recipe, far) if part)
+        titles = (f"── {whole} ──", f"── {self.run} · {far}", far)
+        return next((title for title in titles if len(title) <= width), far)
+
+    def left(self) -> str:
+        left = self.step_s * (self.steps - self.step)
+        return f" · ETA {int(left // 3600)}h {int(left % 3600 // 60):02d}m" if left > 0 else ""
+
+    def numbers(self, width: int) -> list[str]:
+        """How the run fares."""
+        parts, bars = [self.state], max(8, min(24, width // 3 - 4))
+        if self.losses:
+            parts.append(f"loss {self.losses[-1]:.3f} {sparkline(self.losses, bars)}")
+        if self.evals:
+            parts.append(f"eval {self.evals[-1]:.3f} {sparkline(self.evals, bars // 3)}")
+        if self.lr is not None:
+            parts.append(f"lr {self.lr:.1e}")
+        if self.grad_norm is not None:
+            parts.append(f"grad {self.grad_norm:.2f}")
+        return parts
+
+    def times(self) -> list[str]:
+        """Where a step's time goes, and what the packets save."""
+        parts = []
+        if self.step_s and self.compute_s:
+            compute, wait = round(self.compute_s, 1), round(self.wait_s, 1)
+            sync = max(0.0, round(self.step_s, 1) - compute - wait)  # a step may begin before its round
+            split = f"compute {compute:.1f} + wait {wait:.1f} + sync {sync:.1f}"
+            parts.append(f"step {compute + wait + sync:.1f} s = {split}")
+        elif self.step_s:
+            parts.append(f"step {self.step_s:.1f} s")
+        if self.full > self.moved > 0:
+            saved = f"{megabytes(self.full - self.moved)} saved, {self.full / self.moved:.0f}x below FP16"
+            parts.append(f"{megabytes(self.moved)} exchanged, {saved}")
+        if self.tokens:
+            parts.append(f"{short(self.tokens)} tokens")
+        return parts
+
+    def underway(self, width: int) -> list[str]:
+        event = self.progress
+        if event is None or event.done >= event.total > 0 or time.monotonic() > self.progressed + STALE:
+            return []
+        return [bar(event, width)]
+
+    def table(self, width: int, most: int) -> list[str]:
+        """A row a peer, by name; past TOP, or what there is room for, they are only counted."""
+        if not self.peers:
+            return []
+        columns = COLUMNS if width >= WIDE else NARROW if width >= WIDE_ENOUGH else SLIM
+        now, names = time.monotonic(), sorted(self.peers)
+        names.sort(key=lambda name: name != self.me)  # one's own first
+        shown = names[: min(TOP, most)]
+        marked = {name: f"{name} <" if name == self.me else name for name in shown}
+        cells = [self.peers[name].cells(marked[name], now) for name in shown]
+        spare = width - sum(FIXED.get(column, 0) + 1 for column in columns) - 1
+        name = min(20, spare if columns is SLIM else spare // 2)
+        widths = FIXED | {"PEER": name, "GPU": min(24, spare - name)}
+        lines = [row_of(row, columns, widths) for row in [dict(zip(COLUMNS, COLUMNS, strict=True)), *cells]]
+        return lines + ([f"and {len(names) - len(shown)} more"] if len(names) > len(shown) else [])
+
+    def keys(self) -> str:
+        if self.me:
+            return "Ctrl-C: leave after this step · twice: leave now"
+        if self.watched:
+            return "Ctrl-C: look no more; the run goes on"
+        return "Ctrl-C: end after this exchange · twice: at once"
+
+
+def flowed(parts: list[str], width: int) -> list[str]:
+    """As many on a line as there is room for; what has none by itself takes several."""
+    lines: list[str] = []
+    for part in (piece for whole in parts for piece in textwrap.wrap(whole, width)):
+        if lines and len(lines[-1]) + 3 + len(part) <= width:
+            lines[-1] += f"   {part}"
+        else:
+            lines.append(part)
+    return lines
+
+
+def row_of(cells: Mapping[str, str], columns: tuple[str, ...], widths: Mapping[str, int]) -> str:
+    return " ".join(
+        f"{cells[c][: widths[c]]:<{widths[c]}}" if c in WORDS else f"{cells[c]:>{widths[c]}}" for c in columns
+    ).rstrip()

@@ -1,0 +1,169 @@
+"""A few lines at the foot of a terminal that are drawn anew in place; what came and went scrolls by above.
+
+The only file that imports rich, which knows terminals and colours. The area has no frame, and its lines are
+no longer than the terminal is wide: when that is made narrower, a terminal breaks the lines that are there,
+and what they take then is known.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, TextIO, cast
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.control import Control
+from rich.segment import ControlType
+from rich.text import Text
+
+from .board import Board
+from .display import farewell, invitation, sentence
+from .events import (
+    Checkpoint,
+    Event,
+    Joined,
+    Left,
+    PageOpened,
+    PeerAsks,
+    Progressed,
+    Reached,
+    RunFinished,
+    RunPaused,
+    RunStarted,
+    Warning,
+)
+
+SAID = (Warning, PageOpened, PeerAsks, Reached, Left, Joined, Checkpoint, RunPaused)  # above the table
+REDRAW_S = 1.0  # seconds: for what changes by itself, such as when a peer was last seen
+ASK_S = 3.0
+
+
+class LiveView:
+    """Events as a table. Methods may be called from any thread."""
+
+    def __init__(self, out: TextIO, err: TextIO, color: bool) -> None:
+        self.out, self.err = out, err
+        self.console = Console(file=err, no_color=True if not color else None, highlight=False)
+        self.board = Board()
+        self.lock = threading.RLock()
+        self.drawn: list[int] = []  # widths of the lines that stand there
+        self.over = threading.Event()
+        self.threads: list[threading.Thread] = []
+        self.above, sys.stderr = sys.stderr, cast("TextIO", Above(self, sys.stderr))
+
+    def show(self, event: Event) -> None:
+        with self.lock:
+            self.board.take(event)
+            if isinstance(event, RunStarted):
+                self.erase()
+                invitation(event, self.out, self.err)
+                self.draw()
+            elif isinstance(event, RunFinished):
+                self.close()
+                farewell(event, self.out, self.err)
+            elif isinstance(event, SAID):
+                self.say(sentence(event))
+            elif isinstance(event, Progressed) and self.board.progress is None and not self.board.run:
+                self.say(event.state)
+            else:
+                self.draw()
+
+    def say(self, text: str | None) -> None:
+        """A line above the table."""
+        with self.lock, self.console:
+            self.erase()
+            if text:
+                self.console.print(Text(text), soft_wrap=True)
+            self.draw()
+
+    def look_on(self, ask: Callable[[], dict[str, Any]]) -> None:
+        """Ask how all peers are, now and then, until this view is closed."""
+
+        def looking() -> None:
+            from transport.protocol import TransportError
+
+            while not self.over.is_set():
+                try:
+                    status = ask()
+                except TransportError:  # a hub that is away: what is shown is of before, and says so
+                    status = None
+                with self.lock:
+                    if status is not None and not self.over.is_set():
+                        self.board.look(status)
+                self.over.wait(ASK_S)
+
+        self.begin(looking)
+
+    def watch(self, status: dict[str, Any]) -> None:
+        """Show a run that this process has no part in, by what its hub answers."""
+        with self.lock:
+            self.board.run, self.board.watched = str(status["run"]), True
+            self.board.look(status)
+            self.draw()
+
+    def begin(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name="live view", daemon=True)
+        self.threads.append(thread)
+        thread.start()
+
+    # ---- the terminal --------------------------------------------------------------------------------------
+
+    def draw(self) -> None:
+        with self.lock, self.console:
+            self.erase()
+            if self.over.is_set():
+                return
+            width, height = self.console.size
+            lines = self.board.screen(width - 1, height) if self.board.run else self.board.underway(width - 1)
+            for number, line in enumerate(lines):
+                text = Text(line, style="bold" if number == 0 else "")
+                text.truncate(width - 1, overflow="ellipsis")
+                self.drawn.append(cell_len(text.plain))
+                self.console.print(text, no_wrap=True)
+        if not self.threads:
+            self.begin(self.redraw)
+
+    def redraw(self) -> None:
+        while not self.over.wait(REDRAW_S):
+            with self.lock:
+                if self.drawn:
+                    self.draw()
+
+    def erase(self) -> None:
+        """Take away what was drawn: on a terminal that was made narrower it takes more lines than it was."""
+        width = max(1, self.console.width)
+        rows = sum(max(1, -(-line // width)) for line in self.drawn)
+        self.drawn = []
+        codes = [(ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)] * min(rows, self.console.height)
+        if codes:
+            self.console.control(Control(ControlType.CARRIAGE_RETURN, *codes))
+
+    def close(self) -> None:
+        """The table stays as it is."""
+        with self.lock:
+            if not self.over.is_set():
+                if self.drawn:
+                    self.draw()
+                self.over.set()
+                self.drawn = []
+                sys.stderr = self.above
+
+
+class Above:
+    """In the place of sys.stderr: whole lines that somebody else writes go above the table."""
+
+    def __init__(self, view: LiveView, stream: TextIO) -> None:
+        self.view, self.stream, self.begun = view, stream, ""
+
+    def write(self, text: str) -> int:
+        if self.view.over.is_set() or not self.view.drawn:
+            return self.stream.write(text)
+        *lines, self.begun = (self.begun + text).split("\n")
+        for line in lines:
+            self.view.say(line)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)

@@ -1,0 +1,134 @@
+"""The numbers of a run as flat lines: metrics.jsonl in its folder, and what trackers are given (trackers.py).
+
+    {"v":1,"t":"2026-11-20T14:02:40Z","kind":"step","step":131,"round":131,"loss":1.842,...}  a round
+    {"v":1,"t":...,"kind":"eval","step":130,"round":130,"eval_loss":1.901,"tokens":40960}
+    {"v":1,"t":...,"kind":"peer","step":131,"round":131,"peer":"attic-3090","did":"joined",...}  ready, left
+
+Each committed round is there once, whatever became of the hub: what a killed one could not write any more is
+filled in from the ledger, as far as that knows it. Within version 1 fields are only added.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from .events import Eval, Event, PeerJoined, PeerLeft, PeerReady, Step, timestamp
+
+if TYPE_CHECKING:
+    from transport.ledger import RoundRow
+
+VERSION = 1
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Known:
+    """How far a file's lines go."""
+
+    round: int = -1  # the newest; -1: none
+    evaluated: int = -1  # the newest round whose model was evaluated
+
+
+class Metrics:
+    """Events to lines: keeps where the run is, for the lines of its peers."""
+
+    def __init__(self) -> None:
+        self.step = self.round = 0
+
+    def lines(self, event: Event) -> Iterator[Line]:
+        if isinstance(event, Step):
+            self.step, self.round = event.step, event.round
+            yield line("step", **of_step(event))
+        elif isinstance(event, Eval):
+            numbers: Line = {"eval_loss": event.loss, "tokens": event.tokens}
+            yield line("eval", step=event.step, round=event.round, **numbers)
+        elif isinstance(event, PeerJoined):
+            yield self.peer(event.peer, "joined", hardware=event.hardware)
+        elif isinstance(event, PeerReady):
+            yield self.peer(event.peer, "ready", joining_s=event.joining_s)
+        elif isinstance(event, PeerLeft):
+            yield self.peer(event.peer, "left", reason=event.reason)
+
+    def peer(self, name: str, did: str, **more: Any) -> Line:
+        return line("peer", step=self.step, round=self.round, peer=name, did=did, **more)
+
+
+def line(kind: str, when: datetime | None = None, **fields: Any) -> Line:
+    return {"v": VERSION, "t": timestamp(when), "kind": kind, **fields}
+
+
+def of_step(event: Step) -> Line:
+    """A round, in numbers that a curve can be made of: sums and medians over its peers."""
+    compute, wait = middle(event.compute_s.values()), middle(event.wait_s.values())
+    sync = None if compute is None else round(max(0.0, event.step_s - compute - (wait or 0.0)), 3)
+    tokens = sum(event.tokens_by_peer.values())
+    return {
+        "step": event.step,
+        "round": event.round,
+        "loss": event.loss,
+        "tokens": event.tokens,
+        "tokens_per_s": round(tokens / (event.step_s * event.local_steps), 1) if event.step_s else None,
+        "peers": event.peers,
+        "late": event.peers - len(event.accepted),
+        "step_s": event.step_s,
+        "compute_s": compute,
+        "wait_s": wait,
+        "sync_s": sync,
+        "up_bytes": sum(event.up_bytes.values()),
+        "down_bytes": sum(event.down_bytes.values()),
+        "ratio_fp16": event.ratio_fp16 or None,
+        "packet_bytes": event.packet_bytes,
+    }
+
+
+def middle(values: Iterable[float]) -> float | None:
+    there = list(values)
+    return round(median(there), 3) if there else None
+
+
+def missed(ledger: Path, known: Known, batch: int, steps: int) -> Iterator[Line]:
+    """What a file lacks of what the ledger has, in order. `batch`: samples of a step; `steps`: of the run."""
+    from transport import Ledger
+
+    opened = Ledger(ledger, write=False)
+    try:
+        evaluated = {row.round: row for row in opened.evaluations() if row.round > known.evaluated}
+        counted = tokens = 0
+        for row in opened.rounds():
+            if found := evaluated.get(row.round):
+                about: Line = {"eval_loss": found.loss, "tokens": found.tokens}
+                yield line("eval", step=found.step, round=found.round, **about)
+            counted, tokens = counted + row.counted, tokens + row.tokens
+            if row.round > known.round:
+                yield of_row(row, min(steps, counted // batch), tokens)
+    finally:
+        opened.close()
+
+
+def of_row(row: RoundRow, step: int, tokens: int) -> Line:
+    """As `of_step`, of a round whose event nobody wrote down."""
+    unknown = dict.fromkeys(of_step(Step(0, 0, 0, None, 0)))
+    known = {"step": step, "round": row.round, "loss": row.loss, "tokens": tokens, "peers": len(row.members)}
+    late, when = len(row.members) - len(row.accepted), datetime.fromtimestamp(row.committed, timezone.utc)
+    return line("step", when, **(unknown | known | {"late": late, "packet_bytes": row.length}))
+
+
+def known_in(path: Path) -> Known:
+    """What a file has; a last line that a killed process left unfinished is cut off."""
+    if not path.exists():
+        return Known()
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)
+    found = [json.loads(text) for text in data[:whole].splitlines()]
+    steps = [each["round"] for each in found if "loss" in each]
+    return Known(max(steps, default=-1), max((e["round"] for e in found if "eval_loss" in e), default=-1))

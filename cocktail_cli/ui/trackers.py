@@ -1,0 +1,142 @@
+"""Where else the numbers of metrics.jsonl go: tensorboard, wandb, trackio (`logging.report_to`).
+
+Only the owner's machine reports, and only what the owner asks for. A tracker that fails is told of once and
+let go: the run goes on, and the numbers are in metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cocktail_cli.errors import Failure
+
+from .events import RunStarted
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe
+
+    from .metrics_lines import Line
+
+FOLDER = "tracking"  # in the run's folder: what trackers keep on the disk
+GROUPS = {  # the names under which curves stand together
+    "train": ("loss", "tokens", "tokens_per_s"),
+    "eval": ("eval_loss",),
+    "time": ("step_s", "compute_s", "wait_s", "sync_s"),
+    "swarm": ("peers", "late", "up_bytes", "down_bytes", "ratio_fp16", "packet_bytes"),
+}
+
+
+class Tracker(Protocol):
+    def start(self, event: RunStarted) -> None: ...
+    def log(self, line: Line) -> None: ...
+    def close(self) -> None: ...
+
+
+def named(line: Line) -> dict[str, float]:
+    """The numbers of a line as trackers call them: train/loss, eval/loss, time/step_s, ..."""
+    found = {}
+    for group, names in GROUPS.items():
+        for name in names:
+            if line.get(name) is not None and (group == "eval") == (line["kind"] == "eval"):
+                found[f"{group}/{name.removeprefix('eval_')}"] = float(line[name])
+    return found
+
+
+class Tensorboard:
+    """Scalars in the run's folder: `tensorboard --logdir outputs/NAME/tracking`."""
+
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
+        self.folder = folder / FOLDER
+        self.writer: Any = None
+
+    def start(self, event: RunStarted) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self.writer = SummaryWriter(str(self.folder))
+
+    def log(self, line: Line) -> None:
+        for name, value in named(line).items():
+            self.writer.add_scalar(name, value, line["step"])
+        self.writer.flush()
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+class Hosted:
+    """wandb and trackio, which are used alike. A run that is resumed goes on under its name.
+
+    Args:
+        more: what only one of them is asked for.
+    """
+
+    def __init__(self, module: str, recipe: Recipe, folder: Path, **more: Any) -> None:
+        self.module, self.recipe, self.folder, self.more = module, recipe, folder / FOLDER, more
+        self.run: Any = None
+
+    def start(self, event: RunStarted) -> None:
+        from importlib import import_module
+
+        self.folder.mkdir(exist_ok=True)
+        logging = self.recipe.logging
+        self.run = import_module(self.module).init(
+            project=logging.project,
+            name=logging.run_name or event.run,
+            config=self.recipe.model_dump(mode="json") | {"recipe_hash": self.recipe.recipe_hash},
+            resume="allow",
+            **self.more | ({"id": event.run, "dir": str(self.folder)} if self.module == "wandb" else {}),
+        )
+
+    def log(self, line: Line) -> None:
+        if numbers := named(line):
+            self.run.log(numbers | {"step": line["step"], "round": line["round"]})
+
+    def close(self) -> None:
+        if self.run is not None:
+            self.run.finish()
+
+
+class Forgiving:
+    """A tracker that may fail: `told` hears of it once, then it is given nothing more."""
+
+    def __init__(self, name: str, tracker: Tracker, told: Callable[[str], None]) -> None:
+        self.name, self.tracker, self.told = name, tracker, told
+        self.failed = False
+
+    def start(self, event: RunStarted) -> None:
+        self.trying(lambda: self.tracker.start(event))
+
+    def log(self, line: Line) -> None:
+        self.trying(lambda: self.tracker.log(line))
+
+    def close(self) -> None:
+        self.trying(self.tracker.close)
+
+    def trying(self, do: Callable[[], None]) -> None:
+        if self.failed:
+            return
+        try:
+            do()
+        except Exception as error:  # of whatever library, for whatever reason: no reason to end the run
+            self.failed = True
+            said = " ".join(str(error).split())[:300]
+            self.told(f"{self.name} does not take the run's numbers ({said}): metrics.jsonl has them")
+
+
+def trackers_of(recipe: Recipe, folder: Path, told: Callable[[str], None]) -> Sequence[Tracker]:
+    """Those that the recipe names. Raises Failure (preflight) where one is not installed."""
+    found: list[Tracker] = []
+    for name in recipe.logging.report_to:
+        if find_spec(name) is None:
+            hint = f"uv tool install 'cocktail-sgd[{name}]', or logging.report_to=none"
+            raise Failure("preflight", f"logging.report_to: {name} is not installed", hints=(hint,))
+        space = recipe.logging.trackio_space_id
+        more = {"space_id": space} if name == "trackio" and space else {}
+        local = name == "tensorboard"
+        tracker = Tensorboard(recipe, folder) if local else Hosted(name, recipe, folder, **more)
+        found.append(Forgiving(name, tracker, told))
+    return found

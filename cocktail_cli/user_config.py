@@ -1,0 +1,88 @@
+"""What somebody always says to `join` and `launch` on this machine, once: config.toml.
+
+    name = "attic-3090"
+    max-up = "5mbit"
+    hours = "22:00-07:00"
+
+A key is an option without its dashes. An option that is typed wins, then COCKTAIL_* of the environment, then
+this file, then the default. What a run must share stands in its recipe and in no file of one machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import typer
+
+from cocktail_cli.machine import parse_hours, parse_rate, parse_size
+
+from .errors import Failure
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+COMMANDS = ("launch", "join")  # that have such options
+KEYS: dict[str, type | Callable[[str], object]] = {  # what a value is, or what reads it
+    "cache-dir": str,
+    "device": str,
+    "gpus": int,
+    "hours": parse_hours,
+    "max-disk": parse_size,
+    "max-down": parse_rate,
+    "max-temp": int,
+    "max-up": parse_rate,
+    "micro-batch-size": int,
+    "name": str,
+    "only-idle": bool,
+    "progress": str,
+    "vram-limit": parse_size,
+}
+
+
+def place() -> Path:
+    """COCKTAIL_CONFIG, or the platform's place for settings."""
+    wanted = os.environ.get("COCKTAIL_CONFIG")
+    return Path(wanted).expanduser() if wanted else platformdirs.user_config_path("cocktail") / "config.toml"
+
+
+def defaults() -> dict[str, dict[str, Any]]:
+    """Command -> parameter -> value, as click takes them; nothing where there is no file.
+
+    Errors: Failure with the file and the key.
+    """
+    path = place()
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise Failure("usage", f"{path}: {error}") from error
+    for key, value in settings.items():
+        check(path, key, value)
+    given = {key.replace("-", "_"): value for key, value in settings.items()}
+    return dict.fromkeys(COMMANDS, given)
+
+
+def check(path: Path, key: str, value: object) -> None:
+    """Errors: Failure."""
+    if key not in KEYS:
+        close = get_close_matches(key, KEYS, 1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(KEYS)}"
+        raise Failure("usage", f"{path}: no such setting: {key}", hints=(hint,))
+    wanted = KEYS[key]
+    if isinstance(wanted, type):
+        if type(value) is not wanted:
+            raise Failure("usage", f"{path}: {key} is {value!r}, expected {wanted.__name__}")
+        return
+    try:
+        wanted(str(value))
+    except (ValueError, typer.BadParameter) as error:
+        raise Failure("usage", f"{path}: {key}: {error}") from error

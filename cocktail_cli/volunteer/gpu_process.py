@@ -1,0 +1,86 @@
+"""`python -m cocktail_cli.rank`: a process of cocktail_cli/ranks.py; recipes/rank.py has what it does.
+
+Whatever goes wrong is its last answer. It never outlives the process that asks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+from cocktail_cli.errors import EXIT, explain
+from cocktail_cli.machine import limit_memory
+
+if TYPE_CHECKING:
+    from recipes.multi_gpu import Rank
+
+
+def main() -> NoReturn:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    process = Process(answers)
+    threading.Thread(target=process.listen, args=(sys.stdin.buffer,), daemon=True).start()
+    with process.telling():
+        process.serve()
+    raise AssertionError("it serves until it is ended")
+
+
+class Process:
+    """Two threads: one listens, and one answers, which may wait for other ranks."""
+
+    def __init__(self, answers: IO[str]) -> None:
+        self.answers, self.writing = answers, threading.Lock()
+        self.questions: queue.SimpleQueue[tuple[dict[str, Any], bytes]] = queue.SimpleQueue()
+        self.rank: Rank | None = None
+
+    def listen(self, stdin: IO[bytes]) -> None:
+        """Take in questions while another is worked on, so that the end of them is known at once."""
+        for line in stdin:
+            asked = json.loads(line)
+            data = stdin.read(asked.pop("bytes"))
+            if asked["do"] == "save":
+                with self.telling():
+                    assert self.rank is not None
+                    self.rank.save(asked["path"])
+                    self.say({"saved": True})
+            else:
+                self.questions.put((asked, data))
+        os._exit(EXIT["lost"])
+
+    def serve(self) -> NoReturn:
+        from recipes.multi_gpu import Rank
+
+        asked, _ = self.questions.get()
+        assert asked.pop("do") == "start"
+        limit_memory([asked["device"]], asked.pop("vram_limit"))
+        self.rank = Rank(**asked)
+        answer: dict[str, Any] = {}
+        while True:
+            self.say(answer)
+            answer = self.rank.answer(*self.questions.get())
+
+    def say(self, answer: dict[str, Any]) -> None:
+        with self.writing:
+            print(json.dumps(answer), file=self.answers, flush=True)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Whatever goes wrong inside is the last answer."""
+        try:
+            yield
+        except BaseException as error:
+            traceback.print_exc()
+            failure = explain(error)
+            self.say(json.loads(failure.as_json()))
+            os._exit(failure.exit)  # at once: other ranks may wait in vain, and so would libraries
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""The processes that share this peer's model (`--gpus N`): started, asked, and ended.
+
+They are asked through their stdin and answer on their stdout, a line of JSON each time; bytes may follow a
+question. When this process ends, however it does, their stdin does too, and so do they. When one of them ends
+the others cannot go on: all are ended, and whoever asks hears why.
+
+Where memory runs out in one, the others may wait for it in the middle of a layer and cannot be called back.
+So each writes down its part of x_i and of the optimizer's state, all are ended, and as many begin again from
+there. They have no terminal: Ctrl-C is for this process alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cocktail_cli.errors import Failure
+
+SILENT = 600.0  # seconds for an answer; what ranks wait for from each other gives up before
+GRACE = 2.0  # seconds to hear from all, once one has failed: the first to say so need not be the cause
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+Answer = dict[str, Any]
+
+
+@dataclass
+class Crew:
+    """Processes that belong together, and what they say."""
+
+    processes: list[subprocess.Popen[bytes]]
+    answers: queue.SimpleQueue[tuple[int, Answer | None]] = field(default_factory=queue.SimpleQueue)
+    listeners: list[threading.Thread] = field(default_factory=list)
+    ended: bool = False  # by the process that asks
+
+    def end(self) -> None:
+        """They have nothing to tidy up."""
+        self.ended = True
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+
+    def close(self) -> None:
+        self.end()
+        for thread in self.listeners:
+            thread.join()
+        for process in self.processes:
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                with suppress(OSError):  # what was not written yet
+                    pipe.close()
+
+
+class Ranks:
+    """One process for each device.
+
+    Args:
+        devices: `cuda:0`, `cuda:1`, ...; `cpu` several times, to try it out.
+        lost: is called, in a thread, when one of them has ended that was not told to.
+        vram_limit: bytes that each may take of its GPU.
+    """
+
+    def __init__(
+        self, devices: Sequence[str], lost: Callable[[], None], vram_limit: int | None = None
+    ) -> None:
+        from recipes.multi_gpu import nameless
+
+        self.devices, self.count, self.lost = devices, len(devices), lost
+        self.file = nameless()
+        self.folder = Path(tempfile.mkdtemp(prefix="cocktail-ranks-"))  # for this user alone
+        self.turns = ThreadPoolExecutor(1, "ranks")  # whoever asks first is answered first
+        self.failure: Failure | None = None
+        self.vram_limit = vram_limit
+        self.loaded: dict[str, Any] = {}  # what they were asked to load
+        self.crew = self.fresh()
+        # Not waited for: they import for seconds. What goes wrong is told to whoever asks next.
+        self.turns.submit(self.begin)
+
+    @property
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        return self.crew.processes
+
+    def fresh(self) -> Crew:
+        crew = Crew([self.spawn(rank) for rank in range(self.count)])
+        for rank in range(self.count):
+            crew.listeners.append(threading.Thread(target=self.listen, args=(crew, rank), daemon=True))
+            crew.listeners[-1].start()
+        return crew
+
+    def begin(self) -> None:
+        store = self.folder / "store"
+        store.unlink(missing_ok=True)  # where those before them met
+        start = {"file": self.file, "store": str(store), "vram_limit": self.vram_limit}
+        self.ask("start", (), start)
+
+    def spawn(self, rank: int) -> subprocess.Popen[bytes]:
+        cores = str(max(1, (os.cpu_count() or 1) // self.count))
+        own = {"OMP_NUM_THREADS": cores, "GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
+        with self.log(rank).open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "cocktail_cli.rank"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                pass_fds=(self.file,),
+                start_new_session=True,  # out of the terminal's process group
+                env={**own, **os.environ, "HF_MODULES_CACHE": str(self.folder / f"code-{rank}")},
+            )
+
+    def all(self, do: str, parts: Sequence[bytes] = (), **fields: Any) -> list[Answer]:
+        """Ask each rank to `do`; with its part, where there are parts. Their answers, by rank.
+
+        Raises:
+            Failure: one of them cannot, or has ended. All have, then.
+        """
+        return self.turns.submit(self.ask, do, parts, fields).result()
+
+    def check(self) -> None:
+        """Raises Failure where one has ended."""
+        if self.failure is not None or any(process.poll() is not None for process in self.processes):
+            self.all("bytes")  # any question
+
+    def ask(self, do: str, parts: Sequence[bytes], fields: dict[str, Any]) -> list[Answer]:
+        """In the one thread that does. Raises MemoryError where one of them has none left; all can be asked
+        on, and a gradient is to be computed anew.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if do == "load":
+            self.loaded = fields
+        for rank in range(self.count):
+            asked = {"do": do, **fields}
+            if do == "start":
+                asked |= {"number": rank, "count": self.count, "device": self.devices[rank]}
+            self.write(rank, asked, parts[rank] if parts else b"")
+        answers = self.gather(do, lambda answer: "saved" not in answer)
+        for rank, answer in answers.items():
+            if "full" in answer:
+                self.begin_again()
+                raise MemoryError(f"{self.name(rank)}: {answer['full']}")
+        return [answers[rank] for rank in range(self.count)]
+
+    def write(self, rank: int, asked: dict[str, Any], data: bytes = b"") -> None:
+        stdin = self.crew.processes[rank].stdin
+        assert stdin is not None
+        with suppress(OSError):  # it has ended: who listens to it knows
+            stdin.write(json.dumps({**asked, "bytes": len(data)}).encode() + b"\n" + data)
+            stdin.flush()
+
+    def gather(self, do: str, wanted: Callable[[Answer], bool]) -> dict[int, Answer]:
+        """An answer of each; or those there are once one has no memory left: the others may wait for it."""
+        answers: dict[int, Answer] = {}
+        while len(answers) < self.count and not any("full" in answer for answer in answers.values()):
+            try:
+                rank, answer = self.crew.answers.get(timeout=SILENT)
+            except queue.Empty:
+                silent = min(set(range(self.count)) - answers.keys())
+                raise self.end(f"{self.name(silent)} has not answered for {SILENT:.0f} s ({do})") from None
+            if answer is None or "error" in answer:
+                raise self.end(self.cause(rank, answer))
+            if wanted(answer):
+                answers[rank] = answer
+        return answers
+
+    def begin_again(self) -> None:
+        """Fresh processes, with what the ones before them held."""
+        kept = [str(self.folder / f"{rank}.kept") for rank in range(self.count)]
+        for rank, path in enumerate(kept):
+            self.write(rank, {"do": "save", "path": path})
+        self.gather("save", lambda answer: "saved" in answer)
+        self.crew.close()
+        self.crew = self.fresh()
+        self.begin()
+        self.ask("load", (), self.loaded)
+        for rank, path in enumerate(kept):
+            self.write(rank, {"do": "restore", "path": path})
+        self.gather("restore", lambda answer: True)
+        for path in kept:
+            os.unlink(path)
+
+    def listen(self, crew: Crew, rank: int) -> None:
+        stdout = crew.processes[rank].stdout
+        assert stdout is not None
+        for line in stdout:
+            with suppress(ValueError):  # cut short by its end
+                crew.answers.put((rank, json.loads(line)))
+        crew.answers.put((rank, None))
+        if not crew.ended:
+            self.lost()
+
+    def cause(self, rank: int, answer: Answer | None) -> Failure:
+        """Why all of it ended: who was killed, else who can say what is wrong, else who said so first."""
+        last = {rank: answer}
+        until = time.monotonic() + GRACE
+        while len(last) < self.count and (left := until - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                rank, answer = self.crew.answers.get(timeout=left)
+                if answer is None or "error" in answer:
+                    last.setdefault(rank, answer)
+        for rank, answer in last.items():
+            if answer is None:
+                return self.killed(rank)
+        failures = [self.told(rank, answer["error"]) for rank, answer in last.items() if answer is not None]
+        return next((failure for failure in failures if failure.code != "unexpected"), failures[0])
+
+    def killed(self, rank: int) -> Failure:
+        """It ended without a word of its own."""
+        with suppress(subprocess.TimeoutExpired):
+            self.processes[rank].wait(GRACE)
+        status = self.processes[rank].returncode
+        if status is not None and status < 0:
+            how = f"was ended by {signal.Signals(-status).name}"
+        else:
+            how = f"ended with status {status}"
+        hints = ("the system does that where memory is short: `dmesg` tells",) if status == -9 else ()
+        return Failure("rank_lost", f"{self.name(rank)} {how}", hints=hints)
+
+    def told(self, rank: int, error: dict[str, Any]) -> Failure:
+        if error["code"] == "unexpected":
+            logging.getLogger(__name__).error("%s", self.log(rank).read_text(errors="replace"))
+        return Failure(error["code"], f"{self.name(rank)}: {error['message']}", hints=tuple(error["hints"]))
+
+    def end(self, why: Failure | str) -> Failure:
+        """Nobody can go on."""
+        self.failure = Failure("rank_lost", why) if isinstance(why, str) else why
+        self.crew.end()
+        return self.failure
+
+    def close(self) -> None:
+        self.crew.end()  # whoever waits for an answer hears of it
+        self.turns.shutdown()
+        self.crew.close()
+        os.close(self.file)
+        shutil.rmtree(self.folder)
+
+    def name(self, rank: int) -> str:
+        return f"rank {rank} of {self.count} ({self.devices[rank]})"
+
+    def log(self, rank: int) -> Path:
+        return self.folder / f"{rank}.log"

@@ -1,0 +1,53 @@
+"""A run of one, without a network: what a peer sends comes back as what all have sent. For measuring."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from transport.protocol import Committed, Round
+
+
+@dataclass
+class Mirror:
+    """A link to nobody (recipes.finetune.Link), for so many rounds of one lease."""
+
+    lease: bytes
+    samples: int
+    rounds: int
+    local_steps: int = 1
+    name: str = "ann"
+    leaving: threading.Event = field(default_factory=threading.Event)
+    ended: str | None = None
+    fits: int = 0
+    packet: bytes = b""
+    room: int = 0
+    done: int = 0
+
+    def fetch(self, name: str) -> bytes:
+        return self.packet if name.startswith("packet/") else self.lease
+
+    def packets(self, start: int, stop: int) -> Iterator[bytes]:
+        return iter(())
+
+    def ready(self, round: int, fingerprint: int) -> None: ...
+
+    def next_round(self) -> Round | None:
+        if self.done == self.rounds:
+            self.ended = "that was enough"
+            return None
+        number, self.done = self.done, self.done + 1
+        every = self.local_steps
+        return Round(number, number * every, self.rounds * every, [self.name], self.samples, exchange=True)
+
+    def exchange(self, packet: bytes, delivery: object) -> Committed:
+        self.packet = packet
+        return Committed(self.done - 1, len(packet), "", [self.name])  # it comes back unchecked
+
+    def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None: ...
+
+    def hand_over(self, round: int, packet: bytes) -> bool | None:
+        return None
+
+    def leave(self, reason: str) -> None: ...

@@ -1,0 +1,63 @@
+"""A peer as an owner of shards: its errors, its door, and its ways to the doors of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cocktail_cli.aggregation import KeptShards
+from transport import PeerLink, RunURL
+from transport.aggregators import DIAL_S, PIECE, Direct, Door
+from transport.protocol import CurveKeys, Owner, parse_address
+from transport.wire import RouterWire
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe
+
+
+def half_of(recipe: Recipe, parameters: int, path: Path, told: Callable[[str], None]) -> KeptShards:
+    """The errors of the shards that this peer owns: as they are kept at `path`, where it was killed."""
+    from recipes.algorithm import owners_of
+
+    alike = recipe.compression.weighting == "uniform"
+
+    def new() -> KeptShards:
+        return KeptShards(owners_of(recipe, parameters, owned=()), path, alike=alike)
+
+    kept = new()
+    try:
+        kept.recover()
+    except ValueError as problem:
+        told(f"the errors of its shards that this peer kept are damaged and removed: {problem}")
+        kept.forget()
+        kept.close()
+        kept = new()
+    return kept
+
+
+def open_door(host: str, port: int, keys: CurveKeys, url: RunURL) -> tuple[Door, int]:
+    """The door at which the other members reach this peer, and its port. It opens to the hub, and to members
+    once a round says who they are. Raises AddressInUse.
+    """
+
+    def knows(key: str) -> bool:
+        return key == url.key or door.knows(key)
+
+    wire = RouterWire(host, port, keys, allowed=knows)
+    door = Door(wire, url.run)
+    door.start()
+    return door, wire.port
+
+
+def to_owners(link: PeerLink, keys: CurveKeys) -> Direct:
+    """This peer's links to owners, as itself."""
+
+    def dial(owner: Owner) -> PeerLink:
+        host, port = parse_address(owner.address)
+        url = RunURL(owner.key, "", host, port, link.url.run)
+        return PeerLink(
+            url, link.name, keys=keys, patience=DIAL_S, flows=1, buckets=link.buckets, least=PIECE
+        )
+
+    return Direct(dial)

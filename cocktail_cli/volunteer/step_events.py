@@ -1,0 +1,51 @@
+"""What this machine did in a round, as the event of a step: its own loss, times and bytes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from cocktail_cli.ui import Step
+
+if TYPE_CHECKING:
+    from recipes.training import Peer, StepDone
+
+    from .run_link import RunLink
+
+
+class OwnSteps:
+    """Keeps what a step is measured from: bytes and time at the end of the one before."""
+
+    def __init__(self, run: RunLink) -> None:
+        self.run, self.before = run, run.traffic
+        self.at: float | None = None  # None: the first step has no beginning that is known
+
+    def told(self, done: StepDone, peer: Peer) -> Step:
+        now, (up, down) = time.monotonic(), self.run.traffic
+        seconds = 0.0 if self.at is None else now - self.at
+        sent, received = up - self.before[0], down - self.before[1]
+        self.before, self.at = (up, down), now
+        name, announced = self.run.name, self.run.round
+        # bytes of the parameters in FP16, each step
+        full = 2 * peer.local.layout.size * peer.recipe.compression.local_steps
+        return Step(
+            step=done.step,
+            steps=announced.steps if announced else 0,
+            round=done.round,
+            loss=done.loss,
+            peers=len(announced.members) if announced else 0,
+            tokens=done.tokens,
+            accepted=[name] if done.accepted else [],
+            up_bytes={name: sent},
+            down_bytes={name: received},
+            ratio_up={name: round(full / sent, 2)} if sent else {},
+            ratio_down={name: round(full / received, 2)} if received else {},
+            ratio_fp16=round(2 * full / (sent + received), 2) if sent + received else 0.0,
+            packet_bytes=done.sent_bytes,
+            fingerprint=f"{done.fingerprint:016x}",
+            step_s=round(seconds, 3),
+            compute_s={name: round(peer.compute_s, 3)},
+            wait_s={name: round(peer.wait_s, 3)},
+            lr=done.lr if done.loss is not None else None,
+            grad_norm=done.grad_norm,
+        )

@@ -1,0 +1,1 @@
+"""Triton kernels: the packets of the host, from tensors on a GPU."""

@@ -1,0 +1,117 @@
+"""Top-K on the GPU: a threshold from a sample, then two passes: count per piece, gather to where the counts
+say.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from compress.errors import NonFiniteError, PacketError
+from compress.packet import CROWDED, FEW, GAPS, Places, small_steps, store
+from compress.packet import load as host_load
+from compress.selection import topk
+
+BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class Survivors:
+    """What top-K left, on the device: values[j] stands at positions[j]."""
+
+    positions: torch.Tensor  # (k,) int64, ascending
+    values: torch.Tensor  # (k,) float32
+
+
+def largest(v: torch.Tensor, k: int) -> Survivors:
+    """As `compress.topk.largest`, element for element where that is exact. v: (m,) float32."""
+    bits = v.view(torch.int32)
+    for sigmas in topk.SIGMAS:
+        low = _guess(bits, k, sigmas)
+        found = _reaching(bits, low)
+        if len(found.positions) >= k or low <= topk.TINY:
+            break
+    magnitudes = found.values.view(torch.int32) & topk.MAGNITUDE
+    if len(magnitudes) and int(magnitudes.max()) >= topk.INFINITY:
+        worst = int((magnitudes >= topk.INFINITY).nonzero()[0])
+        raise NonFiniteError(float(found.values[worst]), int(found.positions[worst]))
+    surplus = len(magnitudes) - k
+    if surplus <= topk.spare(len(v), k):
+        return found
+    border = magnitudes.sort().values[surplus]
+    keep = magnitudes >= border
+    surplus = int(keep.sum()) - k
+    if surplus:
+        ties = (magnitudes == border).nonzero().flatten()
+        keep[ties[len(ties) - surplus :]] = False
+    return Survivors(found.positions[keep], found.values[keep])
+
+
+def places(positions: torch.Tensor, m: int) -> Places:
+    """As `compress.positions.store`; where every gap fits a byte, only bytes leave the device."""
+    k = len(positions)
+    if FEW < k <= CROWDED * m:
+        step = positions.diff(prepend=positions.new_tensor([-1]))
+        if int(step.max()) <= 255:
+            return small_steps(step.to(torch.uint8).cpu().numpy())
+    return store(positions.cpu().numpy(), m)
+
+
+def load(
+    kind: int, shift: int, main: np.ndarray, low: np.ndarray, m: int, k: int, device: torch.device
+) -> torch.Tensor:
+    """As `compress.positions.load`, on the device; gaps of a byte each, which is what long packets hold,
+    are added up there."""
+    if kind != GAPS or shift or len(main) != k or k == 0:
+        return torch.from_numpy(host_load(kind, shift, main, low, m, k)).to(device)
+    gaps = torch.from_numpy(main.copy()).to(device)
+    positions = (gaps + 1).to(torch.int64).cumsum(0).sub_(1)  # 255 + 1 wraps to 0, but 255 is refused
+    if bool((gaps == 255).any()) or int(positions[-1]) >= m:
+        raise PacketError(f"gaps that end in an escape, or lead out of a vector of {m:,}")
+    return positions
+
+
+def _guess(bits: torch.Tensor, k: int, sigmas: float) -> int:
+    if k >= len(bits) or sigmas == math.inf:
+        return topk.TINY
+    step, line = topk.stride(len(bits)), topk.LINE
+    seen = bits if step == 1 else bits[: len(bits) // line * line].view(-1, line)[::step].reshape(-1)
+    rank = topk.wanted(len(bits), len(seen), k, sigmas)
+    if rank >= len(seen):
+        return topk.TINY
+    return max(int((seen & topk.MAGNITUDE).sort().values[len(seen) - rank]), topk.TINY)
+
+
+def _reaching(bits: torch.Tensor, low: int) -> Survivors:
+    pieces = triton.cdiv(len(bits), BLOCK)
+    counts = torch.empty(pieces, dtype=torch.int64, device=bits.device)
+    _count[(pieces,)](bits, len(bits), low, counts, BLOCK)
+    ends = counts.cumsum(0)
+    k = int(ends[-1]) if pieces else 0
+    positions = torch.empty(k, dtype=torch.int64, device=bits.device)
+    values = torch.empty(k, dtype=torch.int32, device=bits.device)
+    if k:
+        _gather[(pieces,)](bits, len(bits), low, ends - counts, positions, values, BLOCK)
+    return Survivors(positions, values.view(torch.float32))
+
+
+@triton.jit
+def _count(bits, m, low, counts, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    magnitude = tl.load(bits + i, mask=i < m, other=0) & 0x7FFFFFFF
+    tl.store(counts + tl.program_id(0), tl.sum((magnitude >= low).to(tl.int64), 0))
+
+
+@triton.jit
+def _gather(bits, m, low, starts, positions, values, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    pattern = tl.load(bits + i, mask=i < m, other=0)
+    keep = (pattern & 0x7FFFFFFF) >= low  # low is at least 2**-100: the zeros past the end are not kept
+    to = tl.load(starts + tl.program_id(0)) + tl.cumsum(keep.to(tl.int32), 0) - 1
+    tl.store(positions + to, i, mask=keep)
+    tl.store(values + to, pattern, mask=keep)

@@ -1,0 +1,154 @@
+"""The mix: sample a share p of the coordinates, keep the K largest of them, quantize to q bits, write a
+packet.
+
+mix = Cocktail(sample=0.1, keep=0.2, bits=4)
+s = mix.draw(len(x), seed, round)           # the same on every peer; no byte is sent for it
+packet = mix.encode(s.difference(x, common))
+s.add_(common, decode(packet, s.m))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Literal
+
+import numpy as np
+import torch
+
+from compress.backends import compiled, usable
+from compress.packet import format, index_coding
+from compress.quantization import BITS, quantize
+from compress.sampling import Sample, Walk, draw, walk
+from compress.selection import topk
+
+from .errors import NonFiniteError
+from .sharding import MOST_SHARDS, Shard, cut
+
+
+@dataclass(frozen=True)
+class Cocktail:
+    """CocktailSGD's compressor C (Wang et al., ICML 2023, Algorithm 1). sample=1, keep=1, bits=32 is the
+    identity.
+    """
+
+    sample: float = 0.1  # p: share of the coordinates that a round visits, 1e-6 .. 1
+    keep: float = 0.2  # K: share of the visited ones that is sent, the largest; 0 < K <= 1
+    bits: int = 4  # q: of 1, 2, 3, 4, 8, 16, or 32 (off)
+    kind: Literal["block", "element", "fragment"] = (
+        "block"  # visit whole blocks (reads only p of the memory), elements, or one range after the other
+    )
+    block: int = 256  # neighbours visited together; a power of two
+    bucket: int = 128  # sent values that share a scale
+    stochastic: bool = False  # round at random so that the mean is right, instead of to the nearest level
+    shards: int = 1  # ranges of the vector that are each a vector of its own: draw, walk and encode take one
+    full: int = 0  # rounds at the start that visit and send everything, in 16 bits
+    chunk: int = 0  # keep the largest of each so many visited neighbours; 0: of all that are visited
+
+    def __post_init__(self) -> None:
+        if not 1e-6 <= self.sample <= 1:
+            raise ValueError(f"sample {self.sample}: a share from 1e-6 to 1")
+        if not 0 < self.keep <= 1:
+            raise ValueError(f"keep {self.keep}: a share above 0, up to 1")
+        if self.bits not in BITS:
+            raise ValueError(f"bits {self.bits}: one of {', '.join(map(str, BITS))}")
+        if self.kind not in ("block", "element", "fragment"):
+            raise ValueError(f"kind {self.kind!r}: block, element or fragment")
+        if not 0 <= self.chunk <= 1 << 20:
+            raise ValueError(f"chunk {self.chunk}: from 1 to {1 << 20}, or 0")
+        if not 1 <= self.block <= 1 << 20 or self.block & (self.block - 1):
+            raise ValueError(f"block {self.block}: a power of two up to {1 << 20}")
+        if not 1 <= self.bucket <= 1 << 20:
+            raise ValueError(f"bucket {self.bucket}: from 1 to {1 << 20}")
+        if not 1 <= self.shards <= MOST_SHARDS:
+            raise ValueError(f"shards {self.shards}: from 1 to {MOST_SHARDS}")
+
+    def cut(self, n: int, seed: int) -> tuple[Shard, ...]:
+        """The shards of a vector of n in a run of this seed."""
+        return cut(n, self.shards, seed)
+
+    def at(self, round: int) -> Cocktail:
+        """C of one round: `encode` is to be asked of this one."""
+        if round >= self.full:
+            return self
+        return replace(self, sample=1.0, keep=1.0, bits=max(self.bits, 16), full=0)
+
+    def draw(self, n: int, seed: int, round: int, device: torch.device | str = "cpu") -> Sample:
+        """Which of the n coordinates this round visits. Depends on nothing else, on any machine."""
+        return draw(n, self.at(round).sample, self._unit, seed, round, device, self.kind == "fragment")
+
+    def walk(self, n: int, seed: int, round: int) -> Walk:
+        """The same as `draw`, for those who go through the vector window by window."""
+        return walk(n, self.at(round).sample, self._unit, seed, round, self.kind == "fragment")
+
+    def encode(
+        self,
+        v: torch.Tensor,  # (m,) float32: what the sample holds
+        names: Callable[[int], str] | None = None,  # position -> parameter, for the error message
+        seed: int = 0,  # of the dither, where `stochastic`
+        kernels: bool | None = None,  # True: Triton; False: NumPy, the reference; None: what is fastest here
+    ) -> bytes:
+        """v -> packet. NonFiniteError if v holds NaN or infinity; then nothing was encoded."""
+        if v.dtype != torch.float32 or v.dim() != 1:
+            raise ValueError(
+                f"encode takes a flat float32 vector, this is {v.dtype} of shape {tuple(v.shape)}"
+            )
+        v = v.detach().contiguous()
+        try:
+            if self.chunk and self.keep < 1:
+                return self._encode_chunks(v, seed)
+            if usable(v) if kernels is None else kernels:
+                return self._encode_there(v, seed)
+            fast = compiled(len(v)) if kernels is None else None
+            return self._encode_here(v.cpu().numpy(), seed, fast)
+        except NonFiniteError as error:
+            raise NonFiniteError(error.value, error.position, names and names(error.position)) from None
+
+    def _encode_here(self, v: np.ndarray, seed: int, fast: ModuleType | None = None) -> bytes:
+        if self._whole:  # the identity keeps zeros and denormals too
+            kept = topk.everything(v)
+            code_kernels = quantize(kept.values, self.bits, self.bucket, self._noise(seed))
+            return format.write(len(v), index_coding.store(kept.positions, len(v)), code_kernels)
+        return self._pack(fast.Vector(v) if fast else topk.Plain(v), seed, fast)
+
+    def _pack(self, source: topk.Source, seed: int, fast: ModuleType | None) -> bytes:
+        kept = topk.largest(source, self._count(source.size))
+        code_kernels = quantize(kept.values, self.bits, self.bucket, self._noise(seed), fast)
+        return format.write(source.size, index_coding.store(kept.positions, source.size, fast), code_kernels)
+
+    def _encode_chunks(self, v: torch.Tensor, seed: int) -> bytes:
+        """What is kept is sought where v is, the rest is the host's."""
+        kept = topk.in_chunks(v, self.chunk, self.keep)
+        code_kernels = quantize(kept.values, self.bits, self.bucket, self._noise(seed))
+        return format.write(len(v), index_coding.store(kept.positions, len(v)), code_kernels)
+
+    def _encode_there(self, v: torch.Tensor, seed: int) -> bytes:
+        from compress.backends.triton import (  # imports triton: only where a tensor is on a GPU
+            code_kernels,
+            selection_kernels,
+        )
+
+        m = len(v)
+        if m == 0 or self._whole:
+            return self._encode_here(v.cpu().numpy(), seed)
+        kept = selection_kernels.largest(v, self._count(m))
+        if self.stochastic or self.bits > 8 or not len(kept.values) or self.bucket & (self.bucket - 1):
+            quantized = quantize(kept.values.cpu().numpy(), self.bits, self.bucket, self._noise(seed))
+        else:
+            quantized = code_kernels.quantize(kept.values, self.bits, self.bucket)
+        return format.write(m, selection_kernels.places(kept.positions, m), quantized)
+
+    @property
+    def _whole(self) -> bool:
+        return self.keep == 1 and self.bits == 32
+
+    @property
+    def _unit(self) -> int:
+        return 1 if self.kind == "element" else self.block
+
+    def _count(self, m: int) -> int:
+        return topk.share_of(m, self.keep)
+
+    def _noise(self, seed: int) -> np.random.Generator | None:
+        return np.random.Generator(np.random.Philox(seed)) if self.stochastic else None

@@ -1,0 +1,27 @@
+"""Values to codes of q bits and back, to the bit."""
+
+from .quantizer import (
+    BITS,
+    Codes,
+    dequantize,
+    packed_size,
+    planes,
+    quantize,
+    signed_levels,
+    signed_table,
+    table_size,
+    widen,
+)
+
+__all__ = [
+    "BITS",
+    "Codes",
+    "dequantize",
+    "packed_size",
+    "planes",
+    "quantize",
+    "signed_levels",
+    "signed_table",
+    "table_size",
+    "widen",
+]

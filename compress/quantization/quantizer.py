@@ -1,0 +1,311 @@
+"""Values -> codes of q bits, a scale for each bucket, a table of levels for the packet. And back, to the bit.
+
+value = (-1)**sign * level * scale      level: an integer below 2**16, scale: BF16 (8 significant bits)
+
+so a decoded value has at most 24 significant bits: it is exact in FP32 on any device, whatever order or fused
+instruction computes it. Scales are zero or normal numbers and levels zero or at least 1, so no product is
+denormal. A code is the sign (top bit) and the number of the level. At 16 bits the level is its own number
+and the table is left out; 32 bits are the FP32 patterns themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from compress.bit_packing import lookup, pack
+
+from . import levels as fitted
+
+BITS = (1, 2, 3, 4, 8, 16, 32)
+CHUNK = 1 << 16  # values at a time: the arrays of one piece stay in L2
+SEEN = 1 << 17  # values that the levels are fitted to, about
+HEAVY = {2: 0.18, 3: 0.05, 4: 0.015}  # error of levels over the mean that Laplace tails don't reach
+
+
+@dataclass(frozen=True)
+class Codes:
+    """k quantized values."""
+
+    bits: int
+    bucket: int  # values to a scale
+    count: int  # k
+    packed: np.ndarray  # (bytes,) uint8, see README.md
+    levels: np.ndarray  # (2**(bits-1),) uint16; empty at 16 and 32 bits
+    scales: np.ndarray  # (ceil(k / bucket),) uint16: BF16 patterns; empty at 32 bits
+
+
+def quantize(
+    values: np.ndarray,  # (k,) float32, finite
+    bits: int,
+    bucket: int,
+    noise: np.random.Generator | None = None,  # random, unbiased rounding; without, to the nearest level
+    fast: ModuleType | None = None,  # `compress.compiled`: the same codes
+) -> Codes:
+    """Values -> codes, scales and levels."""
+    k = len(values)
+    if bits == 32 or k == 0:
+        return Codes(bits, bucket, k, planes(values.view(np.uint8), 4), _words(table_size(bits)), _words(0))
+    if bits == 16 or noise is not None:
+        return _evenly(values, bits, bucket, noise)
+    return _fitted(values, bits, bucket, fast)
+
+
+def dequantize(codes: Codes) -> np.ndarray:
+    """(k,) float32, exact: the only arithmetic is an integer times a scale."""
+    if codes.bits == 32:
+        return planes(codes.packed, -4).view(np.float32)
+    if codes.count == 0:
+        return np.empty(0, np.float32)
+    signed = signed_levels(codes.packed, codes.levels, codes.bits, codes.count)
+    scales = widen(codes.scales)
+    whole = codes.count - codes.count % codes.bucket
+    signed[:whole].reshape(-1, codes.bucket)[:] *= scales[: whole // codes.bucket, None]
+    if whole < codes.count:
+        signed[whole:] *= scales[-1]
+    return signed
+
+
+def signed_levels(packed: np.ndarray, levels: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """(-1)**sign * level of each of `count` packed codes, (count,) float32; bits: 1 to 16."""
+    if bits == 16:
+        words = planes(packed, -2).view("<u2")
+        signed = (words & np.uint16(0x7FFF)).astype(np.float32)
+        return np.negative(signed, out=signed, where=words >= 0x8000)
+    if bits == 3:
+        signs = -(-count // 8)
+        signed = lookup(np.array([1, -1], np.float32), packed[:signs], 1)[:count]
+        return signed * lookup(levels.astype(np.float32), packed[signs:], 2)[:count]
+    return lookup(signed_table(levels), packed, bits)[:count]
+
+
+def signed_table(levels: np.ndarray) -> np.ndarray:
+    """What each code says: its sign is the top bit. (2**(bits-1),) uint16 -> (2**bits,) float32."""
+    positive = levels.astype(np.float32)
+    return np.concatenate([positive, -positive])
+
+
+def packed_size(bits: int, count: int) -> int:
+    """Bytes of `Codes.packed`."""
+    if bits == 3:  # sign bits, then the 2-bit levels: neither straddles a byte, so both can be entropy-coded
+        return -(-count // 8) + -(-count // 4)
+    return -(-count * bits // 8)
+
+
+def table_size(bits: int) -> int:
+    """Entries of `Codes.levels`."""
+    return 1 << (bits - 1) if bits <= 8 else 0
+
+
+def planes(data: np.ndarray, width: int) -> np.ndarray:
+    """Bytes of `width`-byte words -> all first bytes, all second bytes, ...; a negative width undoes it.
+    (n,) uint8.
+    """
+    turned = data.reshape(-1, width) if width > 0 else data.reshape(-width, -1)
+    return turned.T.copy().reshape(-1)
+
+
+def bf16(x: np.ndarray, up: bool) -> np.ndarray:
+    """Non-negative (n,) float32 -> the nearest BF16, or the next one up, as float32; at most the largest
+    finite one.
+    """
+    pattern = x.view(np.uint32) + np.uint32(0xFFFF if up else 0x8000)
+    return np.minimum(pattern & np.uint32(0xFFFF0000), np.uint32(0x7F7F0000)).view(np.float32)
+
+
+def widen(scales: np.ndarray) -> np.ndarray:
+    """BF16 patterns (n,) uint16 -> (n,) float32."""
+    return (scales.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the values of a packet are quantized, decided on some of them."""
+
+    levels: fitted.Levels
+    by_largest: bool  # the scale of a bucket is its largest magnitude; otherwise their mean
+
+    @property
+    def unit(self) -> int:
+        """The table counts in scale / 2**unit, so that its top level fills 16 bits."""
+        return 15 - math.ceil(math.log2(self.levels.at[-1]))
+
+    @property
+    def table(self) -> np.ndarray:
+        """(2**(bits-1),) uint16, as in the packet."""
+        return np.rint(self.levels.at * 2.0**self.unit).astype(np.uint16)
+
+    def patterns(self, scale: np.ndarray) -> np.ndarray:
+        """Scales (n,) float32 -> BF16 patterns (n,) uint16, as in the packet."""
+        return _patterns(scale * np.float32(2.0**-self.unit), self.table)
+
+
+Rows = TypeVar("Rows", np.ndarray, torch.Tensor)
+
+
+def seen(values: Rows, bucket: int) -> Rows:
+    """Some whole buckets of values (k,), one a row, for `plan`."""
+    whole = len(values) // bucket
+    every = max(len(values) // SEEN, 1) | 1
+    return values[: whole * bucket].reshape(-1, bucket)[::every] if whole else values[None]
+
+
+def plan(rows: np.ndarray, bits: int, fast: ModuleType | None = None) -> Plan:
+    """Fits levels to rows of values, one bucket a row.
+
+    The mean as scale costs fewer bits at the same error, because outliers move it little. The largest is
+    right at 8 bits, where nobody may be clipped, and where outliers hold so much of the energy that the
+    mean serves them badly.
+    """
+    level = None
+    if bits < 8:
+        level = fitted.fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=False), bits, fast)
+        if level.error <= HEAVY.get(bits, 1.0):
+            return Plan(level, False)
+    largest = fitted.fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=True), bits, fast)
+    if level and largest.error > 0.75 * level.error:
+        return Plan(level, False)
+    largest.at[-1] = 1.0  # exact for the largest of each bucket
+    return Plan(largest, True)
+
+
+def _fitted(values: np.ndarray, bits: int, bucket: int, fast: ModuleType | None) -> Codes:
+    """Levels fitted to the magnitudes, each over the scale of its bucket."""
+    k = len(values)
+    how = plan(seen(values, bucket), bits, fast)
+    codes, scales = np.empty(k, np.uint8), np.empty(-(-k // bucket), np.float32)
+    outside = np.zeros(len(scales), bool)  # buckets with an outlier
+    step = max(CHUNK // bucket, 1)
+    for first in range(0, len(scales), step):
+        part, here = slice(first, first + step), slice(first * bucket, (first + step) * bucket)
+        if fast:
+            scales[part] = _scale(_magnitudes(values[here], bucket), len(values[here]), how.by_largest)
+            inverse, by_bin = _inverse(scales[part]), how.levels.by_bin
+            ranges = fitted.SHIFT, fitted.LOWEST, int(how.levels.beyond.view(np.int32))
+            fast.nearest(values[here], inverse, bucket, by_bin, *ranges, codes[here], outside[part])
+        else:
+            y, scales[part] = _normalized(values[here], bucket, how.by_largest)
+            codes[here] = how.levels.nearest(y.reshape(-1)[: len(values[here])])
+            outside[first + fitted.far(y, how.levels)] = True
+    outlying = np.flatnonzero(outside) if bits > 1 and not how.by_largest else np.empty(0, np.int64)
+    for first in range(0, len(outlying), step):  # once more, with a scale that serves them better
+        rows = outlying[first : first + step]
+        index = rows[:, None] * bucket + np.arange(bucket)
+        inside = index < k
+        y = np.where(inside, np.abs(values.take(index, mode="clip")), np.float32(0))
+        y *= _inverse(scales[rows])[:, None]
+        wider = bf16(scales[rows] * fitted.stretch(y, how.levels), up=False)
+        y *= (scales[rows] / wider)[:, None]
+        scales[rows] = wider
+        codes[index[inside]] = how.levels.nearest(y)[inside]
+    return Codes(bits, bucket, k, _join(codes, values, bits, fast), how.table, how.patterns(scales))
+
+
+def _normalized(values: np.ndarray, bucket: int, by_largest: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Magnitudes over the scale of their bucket, (rows, bucket), and the scales, (rows,), which are BF16
+    numbers.
+    """
+    y = _magnitudes(values, bucket)
+    scale = _scale(y, len(values), by_largest)
+    y *= _inverse(scale)[:, None]
+    return y, scale
+
+
+def _scale(magnitudes: np.ndarray, k: int, by_largest: bool) -> np.ndarray:
+    """Of each bucket, (rows,) float32; magnitudes: (rows, bucket), k of them real."""
+    return bf16(magnitudes.max(1) if by_largest else _means(magnitudes, k), up=by_largest)
+
+
+def _magnitudes(values: np.ndarray, bucket: int) -> np.ndarray:
+    y = _rows(values, bucket)
+    return np.abs(y, out=y)
+
+
+def _evenly(values: np.ndarray, bits: int, bucket: int, noise: np.random.Generator | None) -> Codes:
+    """Evenly spaced levels up to the largest magnitude of each bucket: nothing is clipped, so that rounding
+    at random is unbiased. At 16 bits the levels are 0, 1, 2 ... 32767; below, 1, 3, 5 ... 2**bits - 1, so
+    that the 2**bits places from one end to the other are all two apart."""
+    k = len(values)
+    top = 32767 if bits == 16 else (1 << bits) - 1
+    half = 1 << (bits - 1)
+    codes, scales = np.empty(k, "<u2"), np.empty(-(-k // bucket), np.float32)
+    step = max(CHUNK // bucket, 1)
+    for first in range(0, len(scales), step):
+        here = slice(first * bucket, (first + step) * bucket)
+        z = _rows(values[here], bucket)
+        scale = bf16(np.abs(z).max(1) / np.float32(top), up=True)
+        z *= _inverse(scale)[:, None]
+        z = z.reshape(-1)[: len(values[here])]  # in [-top, top]
+        dither = np.float32(0.5) if noise is None else noise.random(len(z), np.float32)
+        if bits == 16:
+            place = np.floor(z + dither).clip(-top, top).astype(np.int32)
+            codes[here] = np.where(place < 0, -place + half, place)
+        else:
+            place = np.floor((z + np.float32(top)) / 2 + dither).clip(0, top).astype(np.int32)
+            codes[here] = np.where(place < half, 2 * half - 1 - place, place - half)
+        scales[first : first + step] = scale
+    if bits == 16:
+        return Codes(
+            16,
+            bucket,
+            k,
+            planes(codes.view(np.uint8), 2),
+            _words(0),
+            _patterns(scales, np.array([top], np.uint16)),
+        )
+    packed = _join(
+        (codes & (half - 1)).astype(np.uint8), np.where(codes < half, np.float32(1), np.float32(-1)), bits
+    )
+    table = np.arange(1, top + 1, 2, dtype=np.uint16)
+    return Codes(bits, bucket, k, packed, table, _patterns(scales, table))
+
+
+def _join(codes: np.ndarray, values: np.ndarray, bits: int, fast: ModuleType | None = None) -> np.ndarray:
+    """Level numbers (k,) uint8 and the values, for their signs -> packed bytes."""
+    if fast and bits in (2, 4):
+        packed = np.zeros(packed_size(bits, len(codes)), np.uint8)
+        fast.join(codes, values, bits, packed)
+        return packed
+    negative = np.less(values, 0).view(np.uint8)
+    if bits == 3:
+        return np.concatenate([pack(negative, 1), pack(codes, 2)])
+    return pack(codes | (negative << np.uint8(bits - 1)), bits)
+
+
+def _rows(values: np.ndarray, bucket: int) -> np.ndarray:
+    """A copy, one bucket a row, the last one filled up with zeros: (ceil(k / bucket), bucket)."""
+    rows = np.empty((-(-len(values) // bucket), bucket), np.float32)
+    flat = rows.reshape(-1)
+    flat[: len(values)] = values
+    flat[len(values) :] = 0
+    return rows
+
+
+def _means(rows: np.ndarray, k: int) -> np.ndarray:
+    """Mean over the real elements of each row, (rows,) float32; `bf16` takes care of what overflows."""
+    real = rows.shape[1] - (rows.size - k)  # in the last row
+    with np.errstate(over="ignore"):
+        means = rows.mean(1)
+        if not np.isfinite(means).all():  # values near 1e38
+            means = rows.mean(1, dtype=np.float64).astype(np.float32)
+        means[-1] *= np.float32(rows.shape[1] / real)
+    return means
+
+
+def _inverse(scale: np.ndarray) -> np.ndarray:
+    return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
+
+
+def _patterns(scale: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """BF16 patterns, (n,) uint16, lowered where the top level times the scale would overflow."""
+    limit = np.finfo(np.float32).max / np.float32(table.max())
+    return (np.minimum(scale.view(np.uint32), limit.view(np.uint32)) >> np.uint32(16)).astype(np.uint16)
+
+
+def _words(n: int) -> np.ndarray:
+    return np.zeros(n, np.uint16)

@@ -1,0 +1,1 @@
+"""Top-K by magnitude."""

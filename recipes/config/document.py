@@ -1,0 +1,238 @@
+"""A recipe's text: YAML to plain values, with the line of every key, and with the overrides of the command
+line.
+
+`yaml.safe_load` only, so a recipe can build nothing but lists, mappings, text and numbers. Aliases are
+refused: no recipe needs them, and nested ones grow without bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args
+
+import yaml
+
+from recipes.errors import Problem, RecipeError
+
+from .presets import PRESETS
+from .schema import Dataset, Recipe, Section
+
+Key = tuple[str | int, ...]  # ("datasets", 0, "path")
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 16
+
+
+@dataclass
+class Document:
+    """A recipe before it is checked: plain values, and where each was written."""
+
+    file: str  # its path, or its address
+    values: dict[str, Any]
+    lines: dict[Key, int] = field(default_factory=dict)
+    overridden: dict[Key, str] = field(default_factory=dict)  # key -> the text of the override
+
+    def origin(self, key: Key) -> str | None:
+        """Where the value of `key` was said: an override, a line of the file, or the preset that stands
+        there. None: it is the default.
+        """
+        for depth in range(len(key), 0, -1):
+            if key[:depth] in self.overridden:
+                return self.overridden[key[:depth]]
+        if key in self.lines:
+            return f"{self.file}:{self.lines[key]}"
+        section = self.values.get("compression")
+        name = str(section.get("preset")) if isinstance(section, dict) else ""
+        if (preset := PRESETS.get(name)) is None:
+            return None
+        says = {"compression": preset.keys, "training": preset.training}.get(str(key[0]), {})
+        return f"preset {name}" if key[-1] in says else None
+
+    def problem(self, key: Key, message: str, hint: str = "") -> Problem:
+        """A problem at `key`, placed at the line of the key or of what holds it."""
+        name = ".".join(str(part) for part in key)
+        if any(given[: len(key)] == key for given in self.overridden):  # `lora` is there by lora_r=8
+            return Problem("override", None, name, message, hint)
+        for depth in range(len(key), 0, -1):
+            if key[:depth] in self.overridden:
+                return Problem("override", None, name, message, hint)
+            if key[:depth] in self.lines:
+                return Problem(self.file, self.lines[key[:depth]], name, message, hint)
+        return Problem(self.file, None, name, message, hint)
+
+
+def read(path: Path) -> str:
+    """Errors: RecipeError where the file does not open, or is no text."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise RecipeError(
+                [Problem(str(path), None, "", "larger than 1 MiB: this is no recipe")], str(path)
+            )
+        return decoded(path.read_bytes(), str(path))
+    except OSError as error:
+        problem = Problem(str(path), None, "", f"cannot be read: {error.strerror}")
+        raise RecipeError([problem], str(path)) from None
+
+
+def decoded(data: bytes, file: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RecipeError([Problem(file, None, "", f"not UTF-8 text: {error.reason}")], file) from None
+
+
+def parse(text: str, file: str) -> Document:
+    """Errors: RecipeError where it is no YAML, or no mapping."""
+    try:
+        _check_events(text, file)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        what = getattr(error, "problem", None) or "cannot be read as YAML"
+        problem = Problem(file, mark.line + 1 if mark else None, "", f"not valid YAML: {what}")
+        raise RecipeError([problem], file) from None
+    except ValueError as error:  # a date such as 2026-13-40
+        raise RecipeError([Problem(file, None, "", f"not valid YAML: {error}")], file) from None
+    if not isinstance(values, dict):
+        what = "the file is empty" if values is None else "a recipe is a mapping of keys to values"
+        raise RecipeError([Problem(file, 1, "", what)], file)
+    document = Document(file, values)
+    twice = _index(node, (), document)
+    if twice:
+        raise RecipeError(twice, file)
+    return document
+
+
+def _check_events(text: str, file: str) -> None:
+    """Before anything is built: no aliases, and no nesting that would exhaust the stack."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        line = event.start_mark.line + 1
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent):
+            message = "YAML aliases (`*name`) have no place in a recipe"
+        elif depth > MAX_DEPTH:
+            message = "nested deeper than any recipe"
+        else:
+            continue
+        raise RecipeError([Problem(file, line, "", message)], file)
+
+
+def _index(node: yaml.Node, key: Key, document: Document) -> list[Problem]:
+    """Fill `document.lines`; tell keys that are written twice (YAML would silently keep the last)."""
+    twice: list[Problem] = []
+    inner: Key
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            inner = (*key, str(name.value))
+            line = name.start_mark.line + 1
+            if inner in document.lines:
+                message = f"written twice, first in line {document.lines[inner]}"
+                twice.append(Problem(document.file, line, ".".join(map(str, inner)), message))
+            document.lines[inner] = line
+            twice += _index(value, inner, document)
+    elif isinstance(node, yaml.SequenceNode):
+        for place, value in enumerate(node.value):
+            inner = (*key, place)
+            document.lines[inner] = value.start_mark.line + 1
+            twice += _index(value, inner, document)
+    return twice
+
+
+def sections() -> dict[str, type[Section]]:
+    """The schema's sections by name, `datasets` and `eval_datasets` (lists) not among them."""
+    found: dict[str, type[Section]] = {}
+    for name, info in Recipe.model_fields.items():
+        union = isinstance(info.annotation, UnionType)
+        for kind in get_args(info.annotation) if union else (info.annotation,):
+            if isinstance(kind, type) and issubclass(kind, Section):
+                found[name] = kind
+    return found
+
+
+def leaves() -> dict[str, Key]:
+    """Bare name -> full key, of every key that can be named bare: leaf names are unique (a test sees to
+    it)."""
+    inside = sections()
+    found: dict[str, Key] = {name: (name,) for name in Recipe.model_fields if name not in inside}
+    for section, model in inside.items():
+        found.update({leaf: (section, leaf) for leaf in model.model_fields})
+    return found
+
+
+def override(document: Document, texts: Sequence[str]) -> list[Problem]:
+    """Apply `key=value` of the command line to `document`; returns what could not be applied.
+
+    The key is a dotted path or a bare leaf name; lists take an index (`datasets.0.path=x`); the value is
+    YAML; `null` resets the key to its default.
+    """
+    problems: list[Problem] = []
+    for text in texts:
+        name, equals, value_text = text.partition("=")
+        if not equals or not name.strip():
+            problems.append(Problem("override", None, text, "an override is written key=value"))
+            continue
+        try:
+            value = parse_value(value_text)
+            key = resolve(name.strip())
+            set_value(document.values, key, value)
+        except ValueError as error:
+            problems.append(Problem("override", None, name, str(error)))
+            continue
+        document.overridden[key] = text
+    return problems
+
+
+def parse_value(text: str) -> Any:
+    """Errors: ValueError in words for the user."""
+    try:
+        _check_events(text, "override")
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ValueError(f"{text!r} is not a YAML value") from None
+    except RecipeError as error:
+        raise ValueError(error.problems[0].message) from None
+
+
+def resolve(name: str) -> Key:
+    """`learning_rate` or `training.learning_rate` -> ("training", "learning_rate"). A typo goes through: the
+    check of the whole recipe names what was meant."""
+    if "." not in name:
+        found = leaves()
+        if name not in found and name in Dataset.model_fields:
+            raise ValueError(f"which data set? write datasets.0.{name}=...")
+        return found.get(name, (name,))
+    return tuple(int(part) if part.isdecimal() else part for part in name.split("."))
+
+
+def set_value(values: dict[str, Any], key: Key, value: Any) -> None:
+    """Set `key`, making the sections on the way; None removes it. Errors: ValueError where the path does not
+    fit."""
+    held: Any = values
+    for depth, part in enumerate(key):
+        last = depth == len(key) - 1
+        above = ".".join(str(p) for p in key[:depth])
+        if isinstance(held, list):
+            if not isinstance(part, int) or part > len(held):
+                raise ValueError(f"`{above}` is a list of {len(held)}; give an index up to that")
+            if part == len(held):
+                held.append({})
+        elif isinstance(held, dict):
+            part = str(part)
+        else:
+            raise ValueError(f"`{above}` holds a value, not keys")
+        if last:
+            if value is not None:
+                held[part] = value
+            elif isinstance(held, dict):
+                held.pop(part, None)
+            else:
+                held.pop(int(part))
+            return
+        if isinstance(held, dict) and held.get(part) is None:
+            held[part] = [{}] if key[depth + 1] == 0 else {}
+        held = held[part]

@@ -1,0 +1,161 @@
+"""Recipes by name, path or https address: `load_recipe("smoke", ["learning_rate=1e-4"])` gives a frozen,
+checked `Recipe`.
+
+Precedence: override > recipe > default; never the environment, so that two people with one recipe get one
+run. Nothing here imports torch or transformers: the command line checks recipes while it answers a key press.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlparse
+
+from pydantic import ValidationError
+
+from recipes.downloads import Unfetched, text_at
+from recipes.errors import DataError, HubUnreachable, InputError, ModelError, Problem, RecipeError
+
+from .checks import check
+from .document import MAX_BYTES, Document, decoded, override, parse, read
+from .remote_recipe_policy import names_what_is_here
+from .schema import Compression, Dataset, Recipe
+
+__all__ = [
+    "Compression",
+    "DataError",
+    "Dataset",
+    "HubUnreachable",
+    "InputError",
+    "ModelError",
+    "Problem",
+    "Recipe",
+    "RecipeError",
+    "Resolved",
+    "list_recipes",
+    "load_recipe",
+    "load_resolved",
+    "recipe_from_json",
+    "recipe_path",
+    "source_of",
+]
+
+LIBRARY = Path(__file__).parent.parent / "library"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A recipe as it is written."""
+
+    file: str  # its path, or its address
+    name: str  # of the file alone
+    text: str
+
+    @property
+    def from_web(self) -> bool:
+        return on_web(self.file)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A recipe that was checked, and the text it comes from."""
+
+    recipe: Recipe
+    document: Document  # `origin` of a key: where its value was said
+
+
+def load_recipe(
+    name_or_path: str | Path,
+    overrides: Sequence[str] = (),
+    data: str | None = None,  # replaces `datasets`
+    model: str | None = None,  # replaces model.model_name_or_path, and what belonged to the other model
+) -> Recipe:
+    """Errors: RecipeError with every problem found, each with its line."""
+    return load_resolved(name_or_path, overrides, data, model).recipe
+
+
+def load_resolved(
+    name_or_path: str | Path,
+    overrides: Sequence[str] = (),
+    data: str | None = None,
+    model: str | None = None,
+) -> Resolved:
+    """As `load_recipe`, with the text."""
+    source = source_of(name_or_path)
+    document = parse(source.text, source.file)
+    if data is not None:
+        document.values["datasets"] = [{"path": data}]
+        document.overridden[("datasets",)] = f"--data {data}"
+    if model is not None:
+        kept = document.values.get("model")
+        section = dict(kept) if isinstance(kept, dict) else {}
+        for key in ("model_revision", "tokenizer_name_or_path", "pad_token"):
+            section.pop(key, None)
+            document.lines.pop(("model", key), None)
+        document.values["model"] = {**section, "model_name_or_path": model}
+        document.overridden[("model", "model_name_or_path")] = f"--model {model}"
+    recipe = check(document, override(document, overrides))
+    if source.from_web and (reaches := names_what_is_here(document, recipe)):
+        raise RecipeError(reaches, source.file)
+    return Resolved(recipe, document)
+
+
+def recipe_from_json(text: str) -> Recipe:
+    """The resolved recipe as a peer receives it (`Recipe.to_json`). Errors: RecipeError."""
+    try:
+        return Recipe.model_validate_json(text)
+    except ValidationError as error:
+        problems = [
+            Problem("the run's recipe", None, ".".join(map(str, e["loc"])), e["msg"])
+            for e in error.errors(include_url=False)
+        ]
+        raise RecipeError(problems, "the run's recipe (is it from another version?)") from None
+
+
+def source_of(name_or_path: str | Path) -> Source:
+    """The text of a shipped recipe's name, of a path, or of an https address, which is asked anew by each
+    command: nothing of it is kept but what a run has of its recipe. Errors: RecipeError.
+    """
+    file = str(name_or_path)
+    if not on_web(file):
+        path = recipe_path(name_or_path)
+        return Source(str(path), path.name, read(path))
+    try:
+        if not file.startswith("https://"):
+            raise Unfetched("recipes are read from https addresses only")
+        text = decoded(text_at(file, MAX_BYTES), file)
+    except Unfetched as error:
+        raise RecipeError([Problem(file, None, "", str(error))], file) from None
+    name = Path(urlparse(file).path).name or "recipe"
+    return Source(file, name if name.endswith((".yaml", ".yml")) else f"{name}.yaml", text)
+
+
+def on_web(name: str) -> bool:
+    return name.startswith(("http://", "https://"))
+
+
+def recipe_path(name_or_path: str | Path) -> Path:
+    """The file of a shipped recipe's name, or of a path. Errors: RecipeError with the nearest name."""
+    text = str(name_or_path)
+    path = Path(text).expanduser()
+    shipped = {file.stem: file for file in LIBRARY.glob("*.yaml")}
+    if text in shipped:
+        return shipped[text]  # a name before a file of that name: `smoke` is the same run everywhere
+    if path.is_file():
+        return path
+    if path.is_dir():
+        message, hint = "is a folder, not a recipe", ""
+    elif path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        message, hint = "no such file", ""
+    else:
+        near = difflib.get_close_matches(text, shipped, n=1, cutoff=0.5)
+        message = "no recipe of this name and no such file"
+        hint = f"did you mean `{near[0]}`?" if near else f"shipped: {', '.join(sorted(shipped))}"
+    raise RecipeError([Problem(text, None, "", message, hint)], text)
+
+
+def list_recipes() -> list[Recipe]:
+    """Every shipped recipe, by name."""
+    return [load_recipe(file.stem) for file in sorted(LIBRARY.glob("*.yaml"))]

@@ -1,0 +1,176 @@
+"""A sample: a sequence of token ids, which of them are trained, and where its documents begin. Its bytes, and
+batches of several.
+
+A trained token is one that is predicted, so one term of the loss. The first token of a document is predicted
+by nothing that may be seen and never counts: its `trained` is False in every sample, here and on the wire.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recipes.errors import DataError
+
+HEADER = struct.Struct("<4sBBI")  # magic, bytes of a token id, flags, samples
+MAGIC = b"CKT1"
+MASK, DOCUMENTS = 1, 2  # flags: what follows
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One sequence, of one document or of several that do not see each other."""
+
+    tokens: np.ndarray  # (T,) int32, T >= 1
+    trained: np.ndarray  # (T,) bool: is this token predicted? False for the first of each document
+    documents: tuple[int, ...] = ()  # their lengths, where there are several
+
+    @property
+    def count(self) -> int:
+        """Trained tokens: terms of the loss."""
+        return int(self.trained.sum())
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of its documents, one or several."""
+        return self.documents or (len(self.tokens),)
+
+
+class Leased(ABC):
+    """Samples that are leased by their positions, and those held out: what the hub gives of them."""
+
+    held_out: tuple[Sample, ...]
+
+    @abstractmethod
+    def sample(self, position: int) -> Sample: ...
+
+    def tokens(self, positions: Sequence[int]) -> int:
+        """Trained tokens of these positions."""
+        return sum(self.sample(position).count for position in positions)
+
+    def pack(self, positions: Sequence[int]) -> bytes:
+        """These positions' samples as bytes, for a peer; `unpack` reads them."""
+        return pack([self.sample(position) for position in positions])
+
+    def pack_held_out(self) -> bytes:
+        return pack(self.held_out)
+
+
+def pack(samples: Sequence[Sample]) -> bytes:
+    """Samples as bytes, little endian: header; where one has several documents, how many each has, uint32;
+    length of each document, uint32; token ids of all, uint16 where the largest fits and uint32 where not; the
+    mask of all, one bit each, left out where it is "all but the first of each document"."""
+    several = any(s.documents for s in samples)
+    counts = np.array([len(s.lengths) for s in samples] if several else [], dtype="<u4")
+    lengths = np.array([length for s in samples for length in s.lengths], dtype="<u4")
+    tokens = np.concatenate([s.tokens for s in samples]) if samples else np.zeros(0, dtype=np.int32)
+    width = 2 if not len(tokens) or tokens.max() < 1 << 16 else 4
+    masked = any(s.count != len(s.tokens) - len(s.lengths) for s in samples)
+    mask = np.packbits(np.concatenate([s.trained for s in samples]), bitorder="little") if masked else b""
+    header = HEADER.pack(MAGIC, width, MASK * masked | DOCUMENTS * several, len(samples))
+    parts = [header, counts.tobytes(), lengths.tobytes(), tokens.astype(f"<u{width}").tobytes(), bytes(mask)]
+    return b"".join(parts)
+
+
+def unpack(data: bytes, vocabulary: int | None = None) -> list[Sample]:
+    """`pack` backwards. Comes from a socket, so everything is checked.
+
+    Errors: DataError for anything that `pack` does not write, or a token outside `vocabulary`.
+    """
+    if len(data) < HEADER.size:
+        raise DataError(f"samples of {len(data)} bytes, the header alone has {HEADER.size}")
+    magic, width, flags, count = HEADER.unpack_from(data)
+    if magic != MAGIC or width not in (2, 4) or flags & ~(MASK | DOCUMENTS):
+        raise DataError("these bytes are no packed samples")
+    body = memoryview(data)[HEADER.size :]
+    counts = np.ones(0, dtype=np.int64)  # documents of each sample, where they are told
+    if flags & DOCUMENTS:
+        counts, body = _numbers(body, count, data), body[4 * count :]
+    documents = int(counts.sum()) if flags & DOCUMENTS else count
+    lengths, body = _numbers(body, documents, data), body[4 * documents :]
+    total = int(lengths.sum())
+    wanted = width * total + ((total + 7) // 8 if flags & MASK else 0)
+    if len(body) != wanted:
+        raise DataError(f"samples of {len(data)} bytes, expected {len(data) - len(body) + wanted}")
+    if not count:
+        return []
+    tokens = np.frombuffer(body[: width * total], dtype=f"<u{width}").astype(np.int64)
+    limit = vocabulary if vocabulary is not None else 1 << 31
+    if tokens.max() >= limit:
+        raise DataError(f"token {tokens.max()} in a vocabulary of {limit}")
+    firsts = np.cumsum(lengths) - lengths
+    trained = np.ones(total, dtype=bool)
+    if flags & MASK:
+        bits = np.frombuffer(body[width * total :], dtype=np.uint8)
+        trained = np.unpackbits(bits, count=total, bitorder="little").astype(bool)
+        if trained[firsts].any():
+            raise DataError("the first token of a document cannot be trained: nothing predicts it")
+    trained[firsts] = False
+    if not flags & DOCUMENTS:
+        parts = zip(np.split(tokens.astype(np.int32), firsts[1:]), np.split(trained, firsts[1:]), strict=True)
+        return [Sample(t, m) for t, m in parts]
+    owns = np.split(lengths, np.cumsum(counts)[:-1])  # the documents of each sample
+    cuts = np.cumsum([own.sum() for own in owns])[:-1]
+    sequences = zip(np.split(tokens.astype(np.int32), cuts), np.split(trained, cuts), owns, strict=True)
+    return [Sample(t, m, tuple(own.tolist()) if len(own) > 1 else ()) for t, m, own in sequences]
+
+
+def _numbers(body: memoryview, count: int, data: bytes) -> np.ndarray:
+    """The first `count` uint32 of `body`, none of them 0, as int64."""
+    if len(body) < 4 * count:
+        raise DataError(f"samples of {len(data)} bytes, too short for {count} lengths")
+    numbers = np.frombuffer(body[: 4 * count], dtype="<u4").astype(np.int64)
+    if count and numbers.min() < 1:
+        raise DataError("a sample of no tokens among packed samples")
+    return numbers
+
+
+def collate(samples: Sequence[Sample], pad: int = 0) -> dict[str, Tensor]:
+    """Samples as a batch, padded on the right, each (B, T) int64: input_ids; labels, -100 where nothing is
+    trained; attention_mask, or position_ids where a sample has several documents.
+
+    Positions that begin anew at each document, without a mask, are how transformers is told to keep documents
+    apart; with a mask, even of ones, it lets them see each other. Padding needs none: nobody looks to the
+    right.
+    """
+    longest = max(len(s.tokens) for s in samples)
+    shape = (len(samples), longest)
+    input_ids = np.full(shape, pad, dtype=np.int64)
+    attention_mask = np.zeros(shape, dtype=np.int64)
+    position_ids = np.zeros(shape, dtype=np.int64)
+    labels = np.full(shape, -100, dtype=np.int64)
+    for row, sample in enumerate(samples):
+        length = len(sample.tokens)
+        input_ids[row, :length] = sample.tokens
+        attention_mask[row, :length] = 1
+        position_ids[row] = np.concatenate([np.arange(n) for n in (*sample.lengths, longest - length)])
+        labels[row, :length] = np.where(sample.trained, sample.tokens, -100)
+    arrays: dict[str, Any] = {"input_ids": input_ids, "labels": labels}
+    if any(s.documents for s in samples):
+        arrays["position_ids"] = position_ids
+    else:
+        arrays["attention_mask"] = attention_mask
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def batches(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:
+    for start in range(0, len(samples), size):
+        yield samples[start : start + size]
+
+
+def digest_of(samples: Iterable[Sample], *more: bytes) -> str:
+    """sha256, hex, of what samples are, one after the other, and of what follows them."""
+    digest = hashlib.sha256()
+    for sample in samples:
+        digest.update(pack([sample]))
+    for part in more:
+        digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,316 @@
+"""Where rows come from: builtin text, .jsonl files, folders, globs, the web, saved data sets, hub ids.
+
+A row is a mapping of column names to values, with the place it was read from, so that whoever finds a fault
+in it can say where. Local .jsonl is scanned here and not by `datasets`, which tells neither the line nor the
+file.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from recipes.config import LOADERS, Dataset, looks_local_data, on_hub
+from recipes.downloads import Told, Unfetched, fetch_data, is_no_answer, licence, opened
+from recipes.errors import DataError, HubUnreachable
+
+PYTHON_DOCS = "builtin:python-docs"
+HUB_FILE = "hf://datasets/"  # then repository@commit/path
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a data set as it was written."""
+
+    fields: dict[str, Any]
+    place: str  # "my.jsonl:17", for messages
+
+
+def rows(dataset: Dataset, streaming: bool = False, told: Told = lambda done, total: None) -> Iterator[Row]:
+    """The rows of `dataset`, at most `max_samples`. Errors: DataError, HubUnreachable.
+
+    Args:
+        streaming: of data on the hub only what is read is fetched.
+        told: how far a file at an https address is, which is fetched now; data on the hub come later, or
+            by `bring`.
+    """
+    return islice(_rows(dataset, streaming, told), dataset.max_samples)
+
+
+def count(dataset: Dataset) -> int | None:
+    """How many rows: counted where they are here, as its page says where they are on the hub, else None.
+
+    Errors: DataError, HubUnreachable.
+    """
+    if not on_hub(dataset.path):
+        return sum(1 for _ in rows(dataset))
+    return _announced(dataset, _builder(dataset))
+
+
+def bring(dataset: Dataset, told: Told) -> int | None:
+    """Data on the hub into its cache, as `datasets` reads them; the number of rows, as `count`.
+
+    Errors: DataError, HubUnreachable, OSError where there is no room for them.
+    """
+    found, wanted = _builder(dataset), dict[tuple[str, str], list[str]]()
+    for url in [url for urls in (found.config.data_files or {}).values() for url in urls]:
+        if url.startswith(HUB_FILE):
+            repository, _, place = url.removeprefix(HUB_FILE).partition("@")
+            commit, _, path = place.partition("/")
+            wanted.setdefault((repository, commit), []).append(path)
+    for (repository, commit), paths in wanted.items():
+        if not Path(found.cache_dir).exists():  # else they were read before
+            fetch_data(repository, commit, paths, told)
+    try:
+        with no_bars():
+            found.download_and_prepare()  # which finds the files here
+    except Exception as error:
+        raise _unreadable(dataset.path, error) from error
+    return _announced(dataset, found)
+
+
+def _builder(dataset: Dataset) -> Any:
+    """What `datasets` knows of data on the hub before it reads them."""
+    from datasets import load_dataset_builder
+
+    named = dataset.data_files
+    files: Any = list(named) if isinstance(named, tuple) else named
+    try:
+        with no_bars():
+            return load_dataset_builder(
+                dataset.path, dataset.name, data_files=files, revision=dataset.revision
+            )
+    except Exception as error:
+        raise _unreadable(dataset.path, error) from error
+
+
+def _announced(dataset: Dataset, builder: Any) -> int | None:
+    split = (builder.info.splits or {}).get(dataset.split)
+    most = dataset.max_samples
+    return None if split is None else min(split.num_examples, most or split.num_examples)
+
+
+def lines(dataset: Dataset) -> int | None:
+    """How many lines a local .jsonl has, which is quick to know; None of anything else."""
+    path = Path(dataset.path).expanduser()
+    if path.suffix != ".jsonl" or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        found = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    return min(found, dataset.max_samples or found)
+
+
+def _rows(dataset: Dataset, streaming: bool, told: Told) -> Iterator[Row]:
+    path = dataset.path
+    if path.startswith("builtin:"):
+        return _builtin(path)
+    if path.startswith("http://"):
+        raise DataError(f"{path}: data are read from https addresses only")
+    if path.startswith("https://"):
+        return _file(fetched(path, told), dataset, streaming, called=path)
+    local = Path(path).expanduser()
+    if local.is_file():
+        return _file(local, dataset, streaming)
+    if local.is_dir():
+        return _folder(local, dataset, streaming)
+    matches = sorted(glob.glob(str(local), recursive=True)) if any(c in path for c in "*?[") else []
+    if matches:
+        return (row for match in matches for row in _file(Path(match), dataset, streaming))
+    if looks_local_data(path):
+        raise DataError(f"{path}: no such file or folder")
+    return _loaded(path, dataset, streaming=streaming)
+
+
+def _builtin(path: str) -> Iterator[Row]:
+    if path != PYTHON_DOCS:
+        raise DataError(f"no builtin data `{path}`; there is {PYTHON_DOCS}")
+    for number, text in enumerate(python_docs()):
+        yield Row({"text": text}, f"{path} row {number}")
+
+
+def python_docs(length: int = 1000) -> Iterator[str]:
+    """English prose that every CPython carries: the topics of `help()`, in pieces of about `length`
+    characters.
+
+    Tables, grammar and code are left out. A paragraph that stands in several topics is given once: else the
+    held-out rows would be in the training rows too.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise DataError(f"{PYTHON_DOCS}: this Python was installed without its module pydoc_data") from None
+    seen: set[str] = set()
+    for name in sorted(topics):  # by name: the module's own order is nobody's promise
+        piece = ""
+        for paragraph in topics[name].split("\n\n"):
+            text = " ".join(paragraph.split())
+            letters = sum(c.isalpha() or c in ' .,"()' for c in text)
+            if text in seen or len(text) < 40 or letters < 0.95 * len(text):
+                continue
+            seen.add(text)
+            piece += text + "\n"
+            if len(piece) >= length:
+                yield piece
+                piece = ""
+        if piece:
+            yield piece
+
+
+def _file(path: Path, dataset: Dataset, streaming: bool, called: str = "") -> Iterator[Row]:
+    called = called or str(path)
+    if path.suffix == ".jsonl":
+        return _jsonl(path, called)
+    if path.suffix in LOADERS:
+        return _loaded(LOADERS[path.suffix], dataset, str(path), called, streaming)
+    known = ", ".join([".jsonl", *LOADERS])
+    raise DataError(f"{called}: unknown kind of file (known: {known})")
+
+
+def _jsonl(path: Path, called: str) -> Iterator[Row]:
+    """One JSON object a line; empty lines are passed over."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                place = f"{called}:{number}"
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                if line.strip():
+                    yield Row(_object(line, place), place)
+    except OSError as error:
+        raise DataError(f"{called}: cannot be read: {error.strerror}") from error
+
+
+def fetched(url: str, told: Told = lambda done, total: None) -> Path:
+    """The file at an https address, in the cache of the Hugging Face tools. It is fetched once: what a run
+    began with is what it goes on with. Errors: DataError.
+    """
+    from huggingface_hub.constants import HF_HOME
+
+    name = Path(urllib.parse.urlparse(url).path).name
+    target = Path(HF_HOME) / "cocktail" / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}-{name}"
+    if target.exists():
+        return target
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with opened(url) as answer, part.open("wb") as file:
+            wanted = int(answer.headers["Content-Length"] or 0)
+            while block := answer.read(1 << 16):
+                file.write(block)
+                told(file.tell(), wanted)
+            size = file.tell()
+        if wanted and size != wanted:
+            raise DataError(f"{url}: {size:,} bytes came, {wanted:,} were announced")
+        os.replace(part, target)
+    except Unfetched as error:
+        raise DataError(f"{url}: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+def _object(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{place}: not valid JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise DataError(f"{place}: not valid JSON: nested too deeply") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{place}: each line must be an object with named fields, not {_kind(value)}")
+    return value
+
+
+def _folder(path: Path, dataset: Dataset, streaming: bool) -> Iterator[Row]:
+    """A folder of .jsonl, one written by `save_to_disk`, or whatever else `datasets` understands."""
+    if dataset.data_files is None:
+        found = sorted(path.glob("*.jsonl"))
+        if found:
+            return (row for file in found for row in _jsonl(file, str(file)))
+    if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+        return _saved(path, dataset)
+    return _loaded(str(path), dataset, streaming=streaming)
+
+
+def _saved(path: Path, dataset: Dataset) -> Iterator[Row]:
+    from datasets import DatasetDict, load_from_disk
+
+    try:
+        found = load_from_disk(str(path))
+    except Exception as error:  # pyarrow, json and OS errors alike: the folder is not what it says
+        raise DataError(f"{path}: cannot be read as a saved data set: {error}") from error
+    if isinstance(found, DatasetDict):
+        if dataset.split not in found:
+            raise DataError(f"{path}: no split `{dataset.split}`; there is {', '.join(sorted(found))}")
+        found = found[dataset.split]
+    for number, fields in enumerate(found):
+        yield Row(dict(fields), f"{path} row {number}")
+
+
+def _loaded(
+    name: str, dataset: Dataset, data_files: str | None = None, called: str = "", streaming: bool = False
+) -> Iterator[Row]:
+    """Through `datasets.load_dataset`: hub ids, local folders, and files that are not .jsonl."""
+    from datasets import load_dataset
+
+    called = called or name
+    files: Any = data_files or dataset.data_files
+    files = list(files) if isinstance(files, tuple) else files
+    split = "train" if data_files else dataset.split
+    streaming = streaming and "[" not in split  # a slice is cut from what is here
+    try:
+        with no_bars():
+            found = load_dataset(
+                name,
+                dataset.name,
+                data_files=files,
+                split=split,
+                revision=dataset.revision,
+                streaming=streaming,
+            )
+        for number, fields in enumerate(found):
+            yield Row(dict(fields), f"{called} row {number}")
+    except Exception as error:
+        raise _unreadable(called, error) from error
+
+
+def _unreadable(called: str, error: Exception) -> DataError | HubUnreachable:
+    """`datasets` raises anything; what helps is its text and the name of the data."""
+    if is_no_answer(error):
+        return HubUnreachable(f"the hub did not answer for the data set {called}: {error}")
+    if "gated dataset" in str(error):
+        return DataError(f"{called}: the hub wants to know who asks {licence(f'datasets/{called}')}")
+    cause = f": {error.__cause__}" if error.__cause__ else ""
+    return DataError(f"{called}: cannot be loaded: {error}{cause}")
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """No progress bars from datasets and the hub's client: the library tells, the command shows."""
+    import datasets
+    from huggingface_hub import utils
+
+    showing = [library for library in (datasets, utils) if not library.are_progress_bars_disabled()]
+    for library in showing:
+        library.disable_progress_bars()
+    try:
+        yield
+    finally:
+        for library in showing:
+            library.enable_progress_bars()
+
+
+def _kind(value: object) -> str:
+    words = {str: "text", int: "a number", float: "a number", bool: "true or false", list: "a list"}
+    return "null" if value is None else words.get(type(value), type(value).__name__)

@@ -1,0 +1,289 @@
+"""The Hugging Face hub: a name to a folder in its own cache, and what it means when that fails."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipes.errors import DataError, HubUnreachable, ModelError
+
+from .remote_code import CODE
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+
+SPARE = 256 << 20  # bytes that stay free on the disk
+Told = Callable[[int, int], None]  # is told how many bytes are here, and of how many
+BUSY = 429  # HTTP's "too many requests"
+
+# huggingface_hub, httpx, requests and datasets each have their own names for "no answer"
+NO_ANSWER = {
+    "ConnectError",
+    "ConnectionError",
+    "LocalEntryNotFoundError",
+    "OfflineModeIsEnabled",
+    "TimeoutException",
+    "TransportError",
+}
+
+# what of a folder is pushed; a run's folder has its ledger and its base below it
+PUSHED = (
+    "README.md",
+    "model.safetensors",
+    "adapter_model.safetensors",
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+)
+TOKEN_HINT = "(hint: `hf auth login`, or HF_TOKEN with a token that may write)"
+
+
+def fetch(
+    name: str,
+    revision: str | None,
+    files: Sequence[str],
+    otherwise: Sequence[str] = (),
+    told: Told = lambda done, total: None,
+) -> Path:
+    """The files of hub model `name` that match the patterns `files`, and those that match `otherwise` where
+    the repository has no safetensors. What is in the cache is not fetched again, and is enough when the hub
+    does not answer.
+
+    Errors: ModelError where there is no such model or it may not be read, HubUnreachable.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        found = HfApi().model_info(name, revision=revision, files_metadata=True)
+        listed = found.siblings or []
+        safe = any(file.rfilename.endswith(".safetensors") for file in listed)
+        wanted = [*files, *([] if safe else otherwise)]
+        sizes = {f.rfilename: f.size or 0 for f in listed if any(fnmatch(f.rfilename, w) for w in wanted)}
+        lacking = check_room(name, str(found.sha), sizes)
+        bars = counting(lacking, told)
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, tqdm_class=bars))
+    except HFValidationError as error:
+        raise ModelError(f"{name}: neither a folder nor the id of a model on the hub") from error
+    except GatedRepoError as error:
+        raise ModelError(f"{name}: the hub wants to know who asks {licence(name)}") from error
+    except RevisionNotFoundError as error:
+        hint = f"(hint: those there are: https://huggingface.co/{name}/tree/main)"
+        raise ModelError(f"{name} has no revision {revision}, or no longer {hint}") from error
+    except RepositoryNotFoundError as error:
+        hint = "(hint: of a private one `hf auth login` first)"
+        raise ModelError(f"{name}: no such folder, and no such model on the hub {hint}") from error
+    except Exception as error:
+        if is_no_answer(error):
+            return _cached(name, revision, error)
+        if isinstance(error, HfHubHTTPError):
+            raise ModelError(f"{name}: the hub answers {refusal(error)}") from error
+        raise
+
+
+def commit_of_data(name: str, revision: str | None) -> str | None:
+    """The commit that `revision` of hub data set `name` is now; None where the hub does not answer: then what
+    is in the cache is used, which has only one.
+
+    Errors: DataError where there is no such data set, or no such revision of it, or it may not be read.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return HfApi().dataset_info(name, revision=revision).sha
+    except GatedRepoError as error:
+        raise DataError(f"{name}: the hub wants to know who asks {licence(f'datasets/{name}')}") from error
+    except RevisionNotFoundError as error:
+        hint = f"(hint: those there are: https://huggingface.co/datasets/{name}/tree/main)"
+        raise DataError(f"{name} has no revision {revision}, or no longer {hint}") from error
+    except RepositoryNotFoundError as error:
+        hint = "(hint: of a private one `hf auth login` first)"
+        raise DataError(f"{name}: no such file, and no such data set on the hub {hint}") from error
+    except Exception as error:
+        if is_no_answer(error):
+            return None
+        if isinstance(error, HfHubHTTPError):
+            raise DataError(f"{name}: the hub answers {refusal(error)}") from error
+        raise
+
+
+def fetch_data(name: str, commit: str, files: Sequence[str], told: Told) -> None:
+    """These files of hub data set `name` into the cache.
+
+    Errors: DataError, HubUnreachable, OSError where there is no room for them.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        found = HfApi().dataset_info(name, revision=commit, files_metadata=True)
+        sizes = {f.rfilename: f.size or 0 for f in found.siblings or [] if f.rfilename in files}
+        bars = counting(check_room(name, commit, sizes, "dataset"), told)
+        snapshot_download(
+            name, repo_type="dataset", revision=commit, allow_patterns=list(sizes), tqdm_class=bars
+        )
+    except Exception as error:
+        if is_no_answer(error):
+            raise HubUnreachable(f"the hub did not answer for the data set {name}: {error}") from error
+        if isinstance(error, HfHubHTTPError):
+            raise DataError(f"{name}: the hub answers {refusal(error)}") from error
+        raise
+
+
+def licence(name: str) -> str:
+    """What opens a gated model."""
+    return f"(hint: accept the licence at https://huggingface.co/{name}, then `hf auth login`)"
+
+
+def refusal(error: HfHubHTTPError) -> str:
+    """A no of another kind, and what helps where that is known."""
+    status = status_of(error)
+    hint = " (hint: is this machine's token still valid? `hf auth login`)"
+    return f"{status}{hint if status in (401, 403) else ''}"
+
+
+def counting(total: int, told: Told) -> type[Any]:
+    """What huggingface_hub is to take for its progress bars: these draw nothing, and tell of the bytes. One
+    counts those that came, one those on the disk, one counts files. What is told only grows.
+    """
+    from huggingface_hub.utils import tqdm
+
+    class Counting(tqdm):  # type: ignore[misc]  # it has no types
+        here, mine = 0, 0
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.of_bytes = options.get("unit") == "B"
+            super().__init__(*args, **options | {"disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            with self.get_lock():  # files come in several threads
+                self.mine += int(n or 0)
+                if self.of_bytes:
+                    Counting.here = min(total, max(Counting.here, self.mine))
+                    told(Counting.here, total)
+
+    return Counting
+
+
+def check_room(name: str, commit: str, sizes: Mapping[str, int], kind: str = "model") -> int:
+    """Before the first byte: is there room for those of the files that the cache lacks? Their bytes.
+    Raises OSError.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    def is_cached(file: str) -> bool:
+        return isinstance(try_to_load_from_cache(name, file, revision=commit, repo_type=kind), str)
+
+    cached = {file for file in sizes if is_cached(file)}
+    needed = sum(size for file, size in sizes.items() if file not in cached)
+    place = Path(constants.HF_HUB_CACHE)
+    there = next(p for p in (place, *place.parents) if p.exists())
+    if needed > max(0, shutil.disk_usage(there).free - SPARE):
+        raise OSError(errno.ENOSPC, f"{name} has {needed / 1e9:.1f} GB that are not here", str(place))
+    return needed
+
+
+def _cached(name: str, revision: str | None, no_answer: Exception) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except LocalEntryNotFoundError:
+        message = f"the hub did not answer for {name}, and it is not in the cache: {no_answer}"
+        raise HubUnreachable(message) from no_answer
+
+
+def is_no_answer(error: BaseException) -> bool:
+    """Whether `error`, or what it was raised from, says that the network or the hub did not answer, or that
+    the hub cannot just now.
+    """
+    chain = [e for e in (error, error.__cause__, error.__context__) if e is not None]
+    if any(cls.__name__ in NO_ANSWER for e in chain for cls in type(e).__mro__):
+        return True
+    return any((status := status_of(e)) == BUSY or status >= 500 for e in chain)
+
+
+def status_of(error: BaseException) -> int:
+    """Of the hub's answer; 0: there is none."""
+    return getattr(getattr(error, "response", None), "status_code", None) or 0
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A model on the hub, to which this machine's token may write."""
+
+    name: str  # owner/name
+    private: bool | None = None  # of a new one; None: as the account has it
+
+    def open(self) -> str:
+        """Make it, if it is not there; its id as the hub has it. Called before a run, which ends with a push.
+
+        Errors: ModelError where the token may not, HubUnreachable.
+        """
+        from huggingface_hub import HfApi
+
+        with _pushing(self.name):
+            made = HfApi().create_repo(self.name, private=self.private, exist_ok=True)
+            return str(made.repo_id)
+
+    def push(self, folder: Path, said: str, inside: str | None = None) -> str:
+        """The model files of `folder` as one commit, into the folder `inside` there; its address."""
+        from huggingface_hub import HfApi
+
+        with _pushing(self.name):
+            done = HfApi().upload_folder(
+                repo_id=self.name,
+                folder_path=folder,
+                path_in_repo=inside,
+                commit_message=said,
+                allow_patterns=[*PUSHED, *(file.name for file in folder.glob(CODE))],
+            )
+            return str(getattr(done, "commit_url", done))
+
+
+@contextmanager
+def _pushing(name: str) -> Iterator[None]:
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+
+    try:
+        yield
+    except HFValidationError as error:
+        raise ModelError(f"checkpoint.hub_model_id `{name}` is no id of a model: {error}") from error
+    except LocalTokenNotFoundError as error:
+        raise ModelError(f"{name}: no token to write with {TOKEN_HINT}") from error
+    except HfHubHTTPError as error:
+        if status_of(error) in (401, 403):
+            raise ModelError(f"{name}: this machine's token may not write there {TOKEN_HINT}") from error
+        raise HubUnreachable(f"{name} could not be written: {error}") from error
+    except Exception as error:
+        if not is_no_answer(error):
+            raise
+        raise HubUnreachable(f"the hub did not answer for {name}: {error}") from error

@@ -1,0 +1,83 @@
+"""Causal language models: base, LoRA, loading, export, model card."""
+
+from .adapter_merge import recast_model, write_merged
+from .base_model import (
+    BUILTIN_MODELS,
+    Base,
+    BaseFile,
+    check_fit,
+    commit_of,
+    digests_of,
+    fetch_model,
+    load_tokenizer,
+    manifest,
+    open_tokenizer,
+    outline,
+    prepare_base,
+)
+from .causal_lm import Writer, evaluate, load_model, loss_sum
+from .model_card import (
+    Made,
+    card,
+    method_of,
+    nameable,
+    public,
+    told,
+    versions,
+)
+from .packing_isolation import check_apart
+from .revision_pinning import pinned
+from .trainable import (
+    KINDS,
+    attention_here,
+    blueprint_of,
+    check_trainable,
+    computed_in,
+    count_trained,
+    dressed,
+    in_base,
+    kind_of,
+    load_trained,
+    open_trained,
+)
+
+__all__ = [
+    "BUILTIN_MODELS",
+    "KINDS",
+    "Base",
+    "BaseFile",
+    "Made",
+    "Writer",
+    "attention_here",
+    "blueprint_of",
+    "card",
+    "check_apart",
+    "check_fit",
+    "check_trainable",
+    "commit_of",
+    "computed_in",
+    "count_trained",
+    "digests_of",
+    "dressed",
+    "evaluate",
+    "fetch_model",
+    "in_base",
+    "kind_of",
+    "load_model",
+    "load_tokenizer",
+    "load_trained",
+    "loss_sum",
+    "manifest",
+    "method_of",
+    "nameable",
+    "open_tokenizer",
+    "open_trained",
+    "outline",
+    "pinned",
+    "prepare_base",
+    "public",
+    "recast_model",
+    "told",
+    "versions",
+    "write_merged",
+]

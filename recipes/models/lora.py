@@ -1,0 +1,133 @@
+"""LoRA (Hu et al., 2021): adapters beside a frozen base, by peft. They alone are trained and exchanged.
+
+    y = W x + s B A x      A: (r, in), drawn from the seed      B: (out, r), 0      s = alpha / r (or sqrt(r))
+
+x_0 must be the same to the bit at every peer, whatever its device and its version of torch: A is drawn from a
+raw PCG64 stream, with one rounding an element. peft's own start has the same spread.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from math import sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+from torch import Tensor, nn
+
+from recipes.config import Lora
+from recipes.errors import ModelError
+from recipes.weight_files import quiet
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+CONFIG = "adapter_config.json"
+STEPS = 1 << 23  # an element of A is one of so many odd multiples of bound / STEPS
+
+
+def adapted(model: PreTrainedModel, lora: Lora) -> PeftModel:
+    """`model`, frozen, with adapters that are trained in float32 and not drawn yet.
+
+    Errors: ModelError where the model has no such modules.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    listed = lora.lora_target_modules
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.lora_r,
+        lora_alpha=lora.lora_alpha,
+        lora_dropout=lora.lora_dropout,
+        target_modules=listed if isinstance(listed, str) else list(listed),
+        modules_to_save=list(lora.lora_modules_to_save) or None,
+        use_rslora=lora.use_rslora,
+    )
+    missing = [name for name in lora.lora_modules_to_save if not _has(model, name)]
+    if missing:
+        raise ModelError(f"lora_modules_to_save: the model has no module {', '.join(missing)}")
+    try:
+        with quiet(), warnings.catch_warnings(), next(model.parameters()).device:
+            warnings.simplefilter("ignore")  # peft sets right itself what it warns of: Conv1D, tied weights
+            made: Any = get_peft_model(model, config)
+    except ValueError as error:  # peft names the modules that it did not find
+        raise ModelError(f"lora_target_modules: {error}") from error
+    for parameter in made.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()  # modules_to_save come in the base's kind
+    peft: PeftModel = made
+    return peft
+
+
+def stored_names(model: PeftModel) -> dict[str, str]:
+    """Name of a trained parameter -> its name in an adapter's file."""
+    from peft import get_peft_model_state_dict
+
+    names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    told: Mapping[str, Tensor] = get_peft_model_state_dict(
+        model, state_dict=model.state_dict(keep_vars=True), save_embedding_layers=False
+    )
+    return {names[id(tensor)]: stored for stored, tensor in told.items() if id(tensor) in names}
+
+
+def start_of(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray | None:
+    """x_0 of the parameter `name` of an adapter, float32; None: it is a copy of the base's."""
+    if "lora_B" in name or "lora_embedding_A" in name:
+        return np.zeros(shape, np.float32)
+    if "lora_A" in name:
+        return drawn(name, shape, seed) * np.float32(1 / sqrt(shape[1]))
+    if "lora_embedding_B" in name:
+        return drawn(name, shape, seed) * np.float32(sqrt(3))  # variance 1
+    return None
+
+
+def drawn(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Uniform in (-1, 1): odd multiples of 1 / STEPS, which float32 holds."""
+    stream = np.random.PCG64(np.random.SeedSequence([seed, crc32(name.encode())]))
+    count = int(np.prod(shape))
+    whole = (stream.random_raw(count) >> np.uint64(64 - 23)).astype(np.int64)
+    return ((2 * whole + 1 - STEPS).astype(np.float32) / np.float32(STEPS)).reshape(shape)
+
+
+def config_text(model: PeftModel, base: str, revision: str | None) -> str:
+    """adapter_config.json. `base`: hub id or folder, by which peft finds the base."""
+    config = model.peft_config["default"]
+    told = config.to_dict() | {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}
+    return json.dumps(told, indent=2, sort_keys=True, default=_plain) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Sets have no order of their own: two snapshots of one x' are the same bytes."""
+    return sorted(value) if isinstance(value, set) else getattr(value, "value", str(value))
+
+
+def _has(model: nn.Module, name: str) -> bool:
+    return any(module == name or module.endswith("." + name) for module, _ in model.named_modules())
+
+
+def scale_of(lora: Lora) -> float:
+    return lora.lora_alpha / (lora.lora_r**0.5 if lora.use_rslora else lora.lora_r)
+
+
+def delta(A: Tensor, B: Tensor, scale: float, shape: tuple[int, ...], transposed: bool) -> Tensor:
+    """What an adapter adds to a weight of `shape`, float32. `transposed`: the weight is (in, out)."""
+    found = scale * (B @ A)  # (out, in)
+    return (found.T if transposed else found).reshape(shape)
+
+
+def is_adapter(folder: Path) -> bool:
+    return (folder / CONFIG).is_file()
+
+
+def base_of(folder: Path) -> tuple[str, str | None]:
+    """Which base an adapter's folder is for: folder or hub id, and its revision. Errors: ModelError."""
+    try:
+        told = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        return str(told["base_model_name_or_path"]), told.get("revision")
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"{folder / CONFIG} names no base model: {error}") from error

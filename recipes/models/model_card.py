@@ -1,0 +1,144 @@
+"""The model card: what a model was made from, by whom, with what. No paths, no keys, no tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import yaml
+
+from recipes.config import Dataset, Recipe
+
+PAPER = "https://proceedings.mlr.press/v202/wang23t.html"
+TOLD = ("cocktail-sgd", "torch", "transformers", "peft", "datasets")  # packages whose versions are told
+MOST = 100  # contributors that are named
+
+
+@dataclass(frozen=True)
+class Made:
+    """What became of a recipe."""
+
+    run: str
+    rounds: int
+    revision: str | None  # commit of the base; None: it came from no hub
+    samples: Mapping[str, int]  # counted, by peer
+    loss: float | None = None  # on held-out data
+    merged: bool = False  # adapters are in the weights of their base
+
+
+def card(recipe: Recipe, made: Made) -> str:
+    """README.md of a model folder."""
+    from huggingface_hub import ModelCardData
+
+    base = nameable(recipe.model.model_name_or_path)
+    data = [public(dataset) for dataset in recipe.datasets]
+    about = ModelCardData(
+        base_model=base if hub_id(recipe.model.model_name_or_path) else None,
+        library_name="transformers" if recipe.lora is None or made.merged else "peft",
+        pipeline_tag="text-generation",
+        datasets=[name for dataset, name in zip(recipe.datasets, data, strict=True) if hub_id(dataset.path)]
+        or None,
+        tags=["cocktail-sgd", "full" if recipe.lora is None else "lora"],
+    )
+    how = method_of(recipe)
+    how += ", merged into their base," if made.merged else ""
+    revision = f" at `{made.revision}`" if made.revision else ""
+    peers = "one peer" if len(made.samples) == 1 else f"{len(made.samples)} peers"
+    loss = "" if made.loss is None else f" Loss on held-out data: {made.loss:.4f}."
+    return "\n".join(
+        [
+            "---",
+            about.to_yaml(),
+            "---",
+            "",
+            f"# {recipe.name}",
+            "",
+            *([recipe.description, ""] if recipe.description else []),
+            f"{how} of `{base}`{revision}, by {peers} over the internet with "
+            f"[CocktailSGD]({PAPER}): run {made.run}, {made.rounds} rounds.{loss}",
+            "",
+            "## Data",
+            "",
+            *(f"- `{name}`" for name in data),
+            "",
+            "## Contributors",
+            "",
+            "| peer | samples |",
+            "|---|---|",
+            *(f"| {plain(name)} | {count:,} |" for name, count in ranked(made.samples)),
+            "",
+            "## Recipe",
+            "",
+            "```yaml",
+            yaml.safe_dump(told(recipe), sort_keys=False, allow_unicode=True).rstrip(),
+            "```",
+            "",
+            f"sha256 of the recipe in full: `{recipe.recipe_hash}`",
+            "",
+            "## Versions",
+            "",
+            *(f"- {name} {found}" for name, found in versions().items()),
+            "",
+        ]
+    )
+
+
+def method_of(recipe: Recipe) -> str:
+    """What was trained, in words."""
+    return "Full fine-tune" if recipe.lora is None else "LoRA adapters"
+
+
+def ranked(samples: Mapping[str, int]) -> list[tuple[str, int]]:
+    ranks = sorted(samples.items(), key=lambda one: (-one[1], one[0]))
+    rest = ranks[MOST:]
+    return ranks[:MOST] + ([(f"and {len(rest)} more", sum(count for _, count in rest))] if rest else [])
+
+
+def told(recipe: Recipe) -> dict[str, object]:
+    """What the recipe sets, with files by their names alone."""
+    values: dict[str, object] = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"checkpoint"})
+    values["version"] = recipe.version
+    model = recipe.model.model_dump(mode="json", exclude_defaults=True)
+    for key in ("model_name_or_path", "tokenizer_name_or_path"):
+        if model.get(key):
+            model[key] = nameable(model[key])
+    values["model"] = model
+    for key, datasets in (("datasets", recipe.datasets), ("eval_datasets", recipe.eval_datasets)):
+        kept = [dataset.model_dump(mode="json", exclude_defaults=True) for dataset in datasets]
+        if kept:
+            values[key] = [
+                one | {"path": public(dataset)} for one, dataset in zip(kept, datasets, strict=True)
+            ]
+    return values
+
+
+def public(dataset: Dataset) -> str:
+    return nameable(dataset.path)
+
+
+def nameable(path: str) -> str:
+    """A hub id as it is; of a path of this machine its last part."""
+    return path if hub_id(path) or path.startswith(("builtin:", "https://")) else Path(path).name or path
+
+
+def hub_id(path: str) -> bool:
+    """owner/name, and no such file or folder here."""
+    return bool(re.fullmatch(r"[\w][\w.-]*/[\w.-]+", path)) and not Path(path).exists()
+
+
+def plain(name: str) -> str:
+    """Peers choose their names: no markup of theirs in the owner's card."""
+    return re.sub(r"[^\w .-]", "?", name)[:64]
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in TOLD:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # run from a checkout, or not needed by this run
+            continue
+    return found

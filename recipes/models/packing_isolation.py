@@ -1,0 +1,41 @@
+"""Whether a model keeps the documents of a packed sample apart. Where it does not they see each other, and
+nothing but the loss would tell, a little.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from recipes.errors import ModelError
+
+from .causal_lm import logits_of
+
+TOUCHED = 0.01  # by another document, beside what a token of its own does: quantized weights round a little
+
+
+def check_apart(model: nn.Module) -> None:
+    """Errors: ModelError where the last document of a sample is touched by the one before."""
+    if not keeps_apart(model):
+        name = type(model).__name__
+        raise ModelError(
+            f"{name} of this version of transformers lets packed documents see each other "
+            "(hint: data.packing_strategy=wrapped, where they are meant to, or data.packing=false)"
+        )
+
+
+@torch.no_grad()
+def keeps_apart(model: nn.Module) -> bool:
+    """Tried on two documents of three tokens: what does the last say when the first document is another one,
+    and when the first token of its own document is?"""
+    device, training = next(model.parameters()).device, model.training
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 0, 2, 4, 5, 6], [1, 2, 3, 0, 5, 6]])
+    positions = torch.arange(3).repeat(3, 2)
+    model.eval()
+    try:
+        batch = {"input_ids": tokens.to(device), "position_ids": positions.to(device)}
+        last = logits_of(model, batch)[:, -1].float()  # (3, V)
+    finally:
+        model.train(training)
+    other, own = (last[1:] - last[0]).abs().amax(dim=1).tolist()
+    return bool(other <= TOUCHED * own)

@@ -1,0 +1,241 @@
+"""A peer whose x_i, gradient and optimizer are spread over the ranks of its machine: the peer's own side.
+
+The peer's process has x', in memory that all of them see, the packets and the loop; the ranks (rank.py) have
+the rest, a shard each. They are asked one thing after another, all for the same. Of x_i only what a round
+samples comes here, as x_i - x', and only what a packet changes goes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from compress import Sample as Sampled
+from compress import Shard
+from recipes.algorithm import Common, Piece, Worker, fill_of, mix_of
+from recipes.config import Recipe
+from recipes.data import Sample, batches, pack
+from recipes.errors import ModelError
+from recipes.models import open_trained
+from recipes.training import LOCAL, OPTIMIZER, RANK, Lazy, Peer, parsed
+from recipes.weight_files import Layout
+
+from .shared_memory import WINDOW, Shared, windows
+
+
+class Ranks(Protocol):
+    """The processes, however they were started."""
+
+    count: int
+    file: int  # the descriptor of what they share with this process
+
+    def all(self, do: str, parts: Sequence[bytes] = (), **fields: Any) -> list[dict[str, Any]]:
+        """Ask each rank to `do`; with its part, where there are parts. Their answers, by rank.
+
+        Raises where one of them cannot, or is no more; then none is.
+        """
+
+
+def spread_peer(
+    ranks: Ranks,
+    base: Path,
+    snapshot: Path | None,  # folder of x' of `round`; None: x_0
+    recipe: Recipe,
+    micro_batch: int,
+    name: str = "",
+    round: int = 0,
+) -> Peer:
+    """As `build_peer` with `load_trained`. What is trained is read here, once, into x'.
+
+    Raises:
+        ModelError: that is no model, or one that cannot be spread.
+    """
+    with closing(open_trained(recipe, base, snapshot)) as x:
+        layout = x.layout
+        shared = Shared(ranks.file, layout.size)
+        for start, stop in windows(0, layout.size):
+            shared.common[start:stop] = torch.from_numpy(x.read(start, stop))
+    answers = ranks.all("load", base=str(base), recipe=recipe.to_json())
+    assert all(answer["parameters"] == layout.size for answer in answers)
+    local = Spread(ranks, shared, layout, answers[0])
+    common = Common(shared.common, mix_of(recipe.compression), recipe.training.seed, round)
+    own = crc32(name.encode())
+    worker = Worker(local, common, layout.name_at, own, recipe.compression.error_decay)
+    worker.fill = fill_of(recipe.compression)
+    return Peer(local, worker, recipe, answers[0]["vocabulary"], micro_batch)
+
+
+def check_spreadable(recipe: Recipe) -> None:
+    """Raises ModelError where several devices cannot do together what the recipe asks for."""
+    training, model = recipe.training, recipe.model
+    cannot = {
+        "training.fp32_master_weights=false": not training.fp32_master_weights,
+        "model.load_in_4bit, load_in_8bit": model.quantized,
+        "training.optim=adafactor": training.optim == "adafactor",  # its sums go over rows of other ranks
+    }
+    for what, asked in cannot.items():
+        if asked:
+            raise ModelError(f"{what}: a peer on several GPUs cannot do that")
+
+
+class Spread:
+    """The loop's `Local` and the worker's `Vector`. A vector it is given is x'.
+
+    Args:
+        loaded: what a rank says of the model.
+    """
+
+    def __init__(self, ranks: Ranks, shared: Shared, layout: Layout, loaded: Mapping[str, Any]) -> None:
+        self.ranks, self.shared, self._layout, self.loaded = ranks, shared, layout, loaded
+        self.numbers: Sequence[int] = loaded["numbers"]  # the layout's, as the optimizer has its parameters
+        self.at_once = ranks.count
+        self._stepped = False
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    @property
+    def stepped(self) -> bool:
+        return self._stepped
+
+    @property
+    def kind(self) -> str:
+        return str(self.loaded["kind"])
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        sizes: Sequence[int] = self.loaded["sizes"]
+        return sizes
+
+    # ---- training ------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        self.ranks.all("bytes")  # any question
+
+    def zero(self) -> None:
+        self.ranks.all("zero")
+
+    def attempt(self, part: Sequence[Sample], aside: float) -> float:
+        """All at once: what one of them has no memory for, none does."""
+        tokens = self.at_once * sum(sample.count for sample in part)
+        answers = self._deal("attempt", [part] * self.at_once, tokens=tokens, aside=aside)
+        return max(float(answer["share"]) for answer in answers)
+
+    def backward(self, parts: Sequence[Sequence[Sample]], tokens: int) -> float:
+        return float(sum(answer["loss"] for answer in self._deal("backward", parts, tokens=tokens)))
+
+    def clip(self, limit: float) -> float | None:
+        norm: float | None = self.ranks.all("clip", limit=limit)[0]["norm"]  # all have the same
+        return norm
+
+    def step(self, rate: float, beta1: float | None = None) -> None:
+        self.ranks.all("step", rate=rate, beta1=beta1)
+        self._stepped = True
+
+    def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> tuple[float, int]:
+        assert vector.data_ptr() == self.shared.common.data_ptr()
+        self.ranks.all("common")
+        answers: list[dict[str, Any]] = []
+        for group in batches(samples, size * self.at_once):
+            answers += self._deal("score", list(batches(group, size)))
+        self.ranks.all("own")
+        return sum(answer["loss"] for answer in answers), sum(answer["tokens"] for answer in answers)
+
+    def _deal(self, do: str, parts: Sequence[Sequence[Sample]], **fields: Any) -> list[dict[str, Any]]:
+        """A micro-batch to each rank. One without gets two tokens of which none counts: all must compute."""
+        nothing = Sample(parts[0][0].tokens[:2], np.zeros(2, bool))
+        idle = [[nothing]] * (self.at_once - len(parts))
+        return self.ranks.all(do, [pack(part) for part in [*parts, *idle]], **fields)
+
+    # ---- x_i -----------------------------------------------------------------------------------------------
+
+    def difference(self, shard: Shard, sample: Sampled, other: Tensor) -> Tensor:
+        assert other.data_ptr() == self.shared.common.data_ptr()
+        out, block = torch.empty(sample.m), sample.block
+        units = sample.units * block + shard.start
+        for start, stop in windows(0, len(units), WINDOW // block):
+            self.shared.where[: stop - start] = units[start:stop]
+            self.ranks.all("difference", units=stop - start, block=block)
+            place = out[start * block : stop * block]  # the last block may be a short one
+            place.copy_(self.shared.values[: len(place)])
+        return out
+
+    def add_(self, piece: Piece, alpha: int = 1) -> None:
+        where = piece.sample.coordinates(piece.update.positions) + piece.shard.start
+        for start, stop in windows(0, len(where)):
+            self.shared.where[: stop - start] = where[start:stop]
+            self.shared.values[: stop - start] = piece.update.values[start:stop]
+            self.ranks.all("add", count=stop - start, alpha=alpha)
+
+    def distance(self, other: Tensor) -> float:
+        assert other.data_ptr() == self.shared.common.data_ptr()
+        return float(sum(answer["square"] for answer in self.ranks.all("distance")) ** 0.5)
+
+    # ---- what is kept --------------------------------------------------------------------------------------
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        made: dict[str, Callable[[], Tensor]] = {LOCAL: partial(self._read, LOCAL)}
+        for answer in self.ranks.all("states"):
+            for name, value in answer["states"].items():  # of all ranks the same, or of each its own
+                if isinstance(value, float):
+                    made[name] = partial(torch.tensor, value, dtype=torch.float32)
+                else:
+                    made[name] = partial(self._read, name, value)
+        return Lazy(made)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        shapes = {f"{OPTIMIZER}.{n}": self._layout.shapes[i] for n, i in enumerate(self.numbers)}
+        return {LOCAL: (self._layout.size,), **shapes}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self._write(LOCAL, tensors[LOCAL])
+        names = [name for name in tensors if name != LOCAL]
+        own = bool(names) and all(RANK in name and name.endswith(f"/{self.at_once}") for name in names)
+        if not own and any(RANK in name or "|" in name for name in names):
+            names = []  # of 8 bits, as one device has them or another number: the optimizer begins anew
+        kept: dict[str, float | list[int] | None] = {}
+        for name in names:
+            shape = list(tensors[name].shape)
+            kept[name] = (shape if own else None) if shape else float(tensors[name])
+        self.ranks.all("expect", states=kept)
+        for name in names:
+            if not isinstance(kept[name], float):
+                self._write(name, tensors[name])
+        if own:
+            self.ranks.all("take")
+        self._stepped = bool(names)
+
+    def _read(self, name: str, own: Sequence[int] | None = None) -> Tensor:
+        """x_i, or what the optimizer keeps for one parameter, from all ranks; or from the one whose `own` it
+        is, in that shape.
+        """
+        first, last = self._range(name) if own is None else (0, prod(own))
+        out = torch.empty(last - first)
+        for start, stop in windows(first, last):
+            self.ranks.all("read", name=name, start=start, stop=stop)
+            out[start - first : stop - first] = self.shared.values[: stop - start]
+        return out.view(self.shapes()[name.rpartition(".")[0] or name] if own is None else tuple(own))
+
+    def _write(self, name: str, tensor: Tensor) -> None:
+        first, last = (0, tensor.numel()) if RANK in name else self._range(name)
+        flat = tensor.reshape(-1)
+        for start, stop in windows(first, last):
+            self.shared.values[: stop - start] = flat[start - first : stop - first]
+            self.ranks.all("write", name=name, start=start, stop=stop)
+
+    def _range(self, name: str) -> tuple[int, int]:
+        """Its coordinates in the vector."""
+        if name == LOCAL:
+            return 0, self._layout.size
+        i = self.numbers[parsed(name)[0]]
+        return self._layout.offsets[i], self._layout.offsets[i + 1]

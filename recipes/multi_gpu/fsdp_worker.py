@@ -1,0 +1,430 @@
+"""One of the processes that a peer is spread over: its shards of model, gradient and optimizer (FSDP2).
+
+Of each parameter a rank holds some rows, which is a range of the vector. The parameters of a block are
+gathered when it computes and let go behind it, so that a rank never holds more than its shards and a block.
+What it is asked for comes from spread.py, in the peer's own process, and all ranks are asked for the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from recipes.config import Training, recipe_from_json
+from recipes.data import Sample, unpack
+from recipes.models import computed_in, kind_of, loss_sum
+from recipes.training import (
+    LOCAL,
+    OPTIMIZER,
+    PLAIN,
+    RANK,
+    LossScale,
+    backward,
+    batch_of,
+    build_optimizer,
+    first_line,
+    is_full,
+    load_state,
+    load_states,
+    packed,
+    parameters_of,
+    parsed,
+    set_learning_rate,
+    share_taken,
+    sizes_of,
+    states_of,
+)
+from recipes.weight_files import layout_of, open_vector, write_whole
+
+from .meta_init import Filled, hollow
+from .shared_memory import Shared, windows
+
+TIMEOUT = timedelta(minutes=5)  # for the other ranks: one may still be at a long batch
+
+
+@dataclass(frozen=True)
+class Range:
+    """Coordinates start .. stop - 1 of the vector, which this rank holds."""
+
+    start: int
+    stop: int
+    values: Tensor  # (stop - start,), on the rank's device
+
+    def within(self, start: int, stop: int) -> tuple[slice, Tensor] | None:
+        """What of start .. stop - 1 it holds: where there, and the values."""
+        first, last = max(start, self.start), min(stop, self.stop)
+        if first >= last:
+            return None
+        return slice(first - start, last - start), self.values[first - self.start : last - self.start]
+
+
+class Rank:
+    """A rank, from its start on.
+
+    Args:
+        file: the descriptor of what it shares with the peer's process.
+        store: a file in which the ranks find each other.
+    """
+
+    def __init__(self, number: int, count: int, device: str, file: int, store: str) -> None:
+        self.number, self.count, self.device, self.file = number, count, torch.device(device), file
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        dist.init_process_group(
+            "nccl" if self.device.type == "cuda" else "gloo",
+            store=dist.FileStore(store, count),
+            rank=number,
+            world_size=count,
+            timeout=TIMEOUT,
+        )
+        self.mesh = init_device_mesh(self.device.type, (count,))
+        self.own: list[Range] = []  # x_i, parameter by parameter
+        self.aside: list[Range] | None = None  # x_i, while the model computes with x'
+        self.awaited: dict[str, Tensor] = {}  # states of this rank's own, which are about to be written
+
+    def answer(self, asked: dict[str, Any], data: bytes) -> dict[str, Any]:
+        """Do as asked; what there is to say."""
+        can: dict[str, Callable[..., dict[str, Any] | None]] = {
+            "load": self.load,
+            "restore": self.restore,
+            "zero": self.zero,
+            "attempt": self.attempt,
+            "backward": self.backward,
+            "clip": self.clip,
+            "step": self.step,
+            "common": self.with_common,
+            "score": self.score,
+            "own": self.with_own,
+            "difference": self.difference,
+            "add": self.add,
+            "distance": self.distance,
+            "states": self.states,
+            "expect": self.expect,
+            "take": self.take,
+            "read": self.read,
+            "write": self.write,
+            "bytes": self.bytes,
+        }
+        what = asked.pop("do")
+        if data:
+            asked["part"] = unpack(data)
+        try:
+            return can[what](**asked) or {}
+        except (RuntimeError, MemoryError) as error:
+            if what not in ("attempt", "backward", "score") or not is_full(error):
+                raise
+            # The others may wait for this rank in the middle of theirs. What is lost is a gradient.
+            return {"full": first_line(error)}
+
+    # ---- the model -----------------------------------------------------------------------------------------
+
+    def load(self, base: str, recipe: str) -> dict[str, Any]:
+        """The model of the recipe, with x_i = x'; what of it is not trained comes from the folder `base`."""
+        settings = recipe_from_json(recipe)
+        self.model = hollow(Path(base), settings, self.device)
+        self.layout = layout_of(self.model)
+        self.shared = Shared(self.file, self.layout.size)
+        kind, filled = kind_of(settings), Filled(self.model, self.layout, self.shared.common, self.device)
+        with ExitStack() as files:
+            if settings.lora is not None:
+                filled.stored = files.enter_context(
+                    closing(open_vector(Path(base), settings.model.trust_remote_code))
+                )
+            self.spread(filled, kind)
+        self.half = half_of(settings.training, kind, self.model, self.device)
+        self.scale = LossScale(2.0**16) if self.half == torch.float16 else LossScale()
+        with torch.no_grad():
+            self.own, self.aside = [self.range_of(i, p) for i, p in enumerate(self.trained())], None
+        # To the optimizer a shard is a tensor like any other
+        self.masters = [local(p).detach().requires_grad_() for p in self.trained()]
+        self.optimizer = build_optimizer(self.masters, settings.training)
+        at = {id(master): i for i, master in enumerate(self.masters)}
+        self.numbers = [at[id(master)] for master in parameters_of(self.optimizer)]
+        config = self.model.config
+        return {
+            "parameters": self.layout.size,
+            "numbers": self.numbers,
+            "vocabulary": getattr(config, "vocab_size", None),
+            "kind": self.device.type,
+            "sizes": sizes_of(config),
+        }
+
+    def spread(self, filled: Filled, kind: torch.dtype) -> None:
+        """Give each parameter its values and keep this rank's shard of it, a block at a time."""
+        half = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32)
+        policy = MixedPrecisionPolicy() if kind == torch.float32 else half
+        blocks = set(getattr(self.model, "_no_split_modules", None) or ())
+        for module in [*(m for m in self.model.modules() if type(m).__name__ in blocks), self.model]:
+            filled.fill(module)
+            # Root too: after an evaluation nothing of x' may be left over
+            shards = fully_shard(module, mesh=self.mesh, reshard_after_forward=True, mp_policy=policy)
+            shards.set_gradient_divide_factor(1.0)  # the loss is divided by all tokens: gradients add up
+            shards.set_force_sum_reduction_for_comms(True)
+
+    def trained(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def range_of(self, i: int, tensor: Any) -> Range:
+        """This rank's rows of parameter i, or of what an optimizer keeps in its shape."""
+        shape, values = self.layout.shapes[i], local(tensor).view(-1)
+        rows = -(-shape[0] // self.count)
+        start = self.layout.offsets[i] + min(self.number * rows, shape[0]) * prod(shape[1:])
+        return Range(start, start + len(values), values)
+
+    # ---- training ------------------------------------------------------------------------------------------
+
+    def zero(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()  # x_i and the optimizer are what `save` may read
+        self.model.train()
+        self.model.zero_grad()
+
+    def precision(self) -> AbstractContextManager[object]:
+        """Of forward passes."""
+        return torch.autocast(self.device.type, self.half, enabled=self.half is not None)
+
+    def attempt(self, part: Sequence[Sample], tokens: int, aside: float) -> dict[str, Any]:
+        """A gradient for nothing; the share of this rank's memory that was held at most."""
+        size = sum(len(held.values) for held in self.own)
+        self.zero()
+        share = share_taken(self.device, aside * size, lambda: self.backward(part, tokens))
+        self.zero()
+        return {"share": share}
+
+    def backward(self, part: Sequence[Sample], tokens: int) -> dict[str, Any]:
+        loss = backward(self.model, part, tokens, self.device, self.precision(), self.scale.value)
+        return {"loss": loss}
+
+    def clip(self, limit: float) -> dict[str, Any]:
+        grads = [local(p.grad) for p in self.trained() if p.grad is not None]
+        square = torch.zeros((), dtype=torch.float64, device=self.device)
+        for grad in grads:
+            grad.div_(self.scale.value)
+            square += torch.linalg.vector_norm(grad, dtype=torch.float64).square()
+        dist.all_reduce(square)
+        norm = float(square.sqrt())
+        factor = limit / (norm + 1e-6)  # as torch has it
+        if 0 < factor < 1:
+            for grad in grads:
+                grad.mul_(factor)
+        return {"norm": norm if self.scale.held(norm) else None}
+
+    def step(self, rate: float, beta1: float | None = None) -> None:
+        set_learning_rate(self.optimizer, rate, beta1)
+        for master, parameter in zip(self.masters, self.trained(), strict=True):
+            master.grad = None if parameter.grad is None else local(parameter.grad)
+        self.optimizer.step()
+        for master in self.masters:
+            master.grad = None
+
+    @torch.no_grad()
+    def with_common(self) -> None:
+        """The model computes with x'; x_i waits in the host's memory."""
+        self.aside = [replace(held, values=held.values.to("cpu", copy=True)) for held in self.own]
+        for held in self.own:
+            held.values.copy_(self.shared.common[held.start : held.stop])
+        self.model.eval()
+
+    @torch.no_grad()
+    def score(self, part: Sequence[Sample]) -> dict[str, Any]:
+        with self.precision():
+            loss, tokens = loss_sum(self.model, batch_of(part, self.device))
+        return {"loss": float(loss), "tokens": tokens}
+
+    @torch.no_grad()
+    def with_own(self) -> None:
+        """The model computes with x_i."""
+        for held, aside in zip(self.own, self.aside or (), strict=True):
+            held.values.copy_(aside.values)
+        self.aside = None
+
+    # ---- x_i -----------------------------------------------------------------------------------------------
+
+    def difference(self, units: int, block: int) -> None:
+        """x_i - x' of `block` coordinates from each of `units` on, which ascend; the window has both."""
+        at, inside = self.shared.where[:units], torch.arange(block)
+        for held in near(self.aside or self.own, int(at[0]), int(at[-1]) + block):
+            first, last = torch.searchsorted(at, torch.tensor([held.start - block + 1, held.stop])).tolist()
+            where = (at[first:last, None] + inside).view(-1)
+            begin, end = torch.searchsorted(where, torch.tensor([held.start, held.stop])).tolist()
+            where = where[begin:end]
+            own = held.values[(where - held.start).to(held.values.device)].cpu()
+            place = self.shared.values[first * block + begin : first * block + end]
+            torch.sub(own, self.shared.common[where], out=place)
+
+    @torch.no_grad()
+    def add(self, count: int, alpha: int) -> None:
+        """x_i += alpha * the window's values, at its coordinates, which ascend."""
+        at, values = self.shared.where[:count], self.shared.values[:count]
+        for held in near(self.own, int(at[0]), int(at[-1]) + 1):
+            first, last = torch.searchsorted(at, torch.tensor([held.start, held.stop])).tolist()
+            device = held.values.device
+            where, change = (at[first:last] - held.start).to(device), values[first:last].to(device)
+            held.values.index_add_(0, where, change, alpha=alpha)
+
+    @torch.no_grad()
+    def distance(self) -> dict[str, Any]:
+        """The square of this rank's part of the length of x_i - x'."""
+        square = 0.0
+        for held in self.own:
+            for start, stop in windows(held.start, held.stop):
+                own = held.values[start - held.start : stop - held.start].cpu()
+                square += float((own - self.shared.common[start:stop]).double().square().sum())
+        return {"square": square}
+
+    # ---- what is kept --------------------------------------------------------------------------------------
+
+    def states(self) -> dict[str, Any]:
+        """What the optimizer keeps: names, with the numbers among them. Where that is not a value for each
+        parameter, or a number, but of 8 bits with scales: names of this rank's own, with their shapes.
+        Nothing where it cannot be kept: it then begins anew, as a joiner's.
+        """
+        found: dict[str, float | None] = {}
+        for number, state in self.optimizer.state_dict()["state"].items():
+            for what, value in state.items():
+                same = isinstance(value, Tensor) and value.shape == self.masters[self.numbers[number]].shape
+                if type(value) is Tensor and value.is_floating_point() and (same or value.ndim == 0):
+                    found[f"{OPTIMIZER}.{number}.{what}"] = None if value.ndim else float(value)
+                else:
+                    return {"states": self.own_states()}
+        return {"states": found}
+
+    def own_states(self) -> dict[str, float | list[int]]:
+        """Each as `packed` has it: a number, or the shape of what `read` gives."""
+        found: dict[str, float | list[int]] = {}
+        for number, parameter in enumerate(parameters_of(self.optimizer)):
+            for what, value in self.optimizer.state.get(parameter, {}).items():
+                if type(value) not in PLAIN:
+                    return {}
+                name, tensor = packed(what, value)
+                kept = list(tensor.shape) or float(tensor)
+                found[f"{OPTIMIZER}.{number}.{name}{self.mark}"] = kept
+        return found
+
+    @property
+    def mark(self) -> str:
+        """Behind the name of what is kept as this rank, of so many, has it."""
+        return f"{RANK}{self.number}/{self.count}"
+
+    def expect(self, states: dict[str, float | list[int] | None]) -> None:
+        """An optimizer that keeps these: numbers as they are, tensors for `write`. What is of a rank's own is
+        awaited, until `take`.
+        """
+        state: dict[int, dict[str, Tensor | int]] = {}
+        self.awaited = {}
+        for name, value in states.items():
+            if RANK in name:
+                if name.endswith(self.mark):
+                    awaited = torch.empty(value) if isinstance(value, list) else torch.tensor(value)
+                    self.awaited[name] = awaited
+                continue
+            number, what = parsed(name)
+            like = self.masters[self.numbers[number]]
+            kept = torch.zeros_like(like) if value is None else torch.tensor(value)
+            state.setdefault(number, {})[what] = kept.detach()
+        load_state(self.optimizer, state)
+
+    def take(self) -> None:
+        """What was awaited is written: the optimizer goes on from it."""
+        kept = {name.removesuffix(self.mark): tensor for name, tensor in self.awaited.items()}
+        self.awaited = {}
+        load_states(self.optimizer, kept)
+
+    @torch.no_grad()
+    def read(self, name: str, start: int, stop: int) -> None:
+        """The window <- this rank's part of coordinates start .. stop - 1 of x_i, or of a state."""
+        for held in self.kept(name):
+            if (found := held.within(start, stop)) is not None:
+                place, values = found
+                self.shared.values[place] = values.cpu()
+
+    @torch.no_grad()
+    def write(self, name: str, start: int, stop: int) -> None:
+        """`read` backwards."""
+        for held in self.kept(name):
+            if (found := held.within(start, stop)) is not None:
+                place, values = found
+                values.copy_(self.shared.values[place])
+
+    def kept(self, name: str) -> list[Range]:
+        if name == LOCAL:
+            return self.own
+        if name in self.awaited:
+            return [whole(self.awaited[name])]
+        number, what = parsed(name)
+        state = self.optimizer.state[parameters_of(self.optimizer)[number]]
+        if RANK not in name:
+            return [self.range_of(self.numbers[number], state[what])]
+        what = what.partition(RANK)[0].partition("|")[0]
+        return [whole(packed(what, state[what])[1])] if name.endswith(self.mark) else []
+
+    # ---- beginning again -----------------------------------------------------------------------------------
+
+    def save(self, path: str) -> None:
+        """Write down x_i and the optimizer's state, as far as this rank has them.
+
+        In another thread than `answer`, which may wait for a rank that will not come: neither of them changes
+        while a gradient is computed.
+        """
+        beside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        with torch.cuda.stream(beside) if beside is not None else nullcontext(), torch.no_grad():
+            x = {f"{LOCAL}.{i}": held.values for i, held in enumerate(self.aside or self.own)}
+            told = {"value": repr(self.scale.value), "steps": str(self.scale.steps)}
+            write_whole(Path(path), x | states_of(self.optimizer), told)
+
+    @torch.no_grad()
+    def restore(self, path: str) -> None:
+        """The way back, of a rank of the same number among as many, after `load`."""
+        with safe_open(path, "pt") as file:
+            for i, held in enumerate(self.own):
+                held.values.copy_(file.get_tensor(f"{LOCAL}.{i}"))
+            kept = {name: file.get_tensor(name) for name in file.keys() if name.startswith(OPTIMIZER)}  # noqa: SIM118
+            told = file.metadata()
+        load_states(self.optimizer, kept)
+        self.scale = LossScale(float(told["value"]), int(told["steps"]))
+
+    def bytes(self) -> dict[str, Any]:
+        """What this rank holds on its device, but for activations and the block at work."""
+        state = [t for of in self.optimizer.state.values() for t in of.values() if isinstance(t, Tensor)]
+        grads = [p.grad for p in self.trained() if p.grad is not None]
+        parts = {"parameters": [*self.model.parameters()], "gradients": grads, "optimizer": state}
+        return {what: sum(local(tensor).nbytes for tensor in held) for what, held in parts.items()}
+
+
+def half_of(
+    training: Training, kind: torch.dtype, model: nn.Module, device: torch.device
+) -> torch.dtype | None:
+    """What forward passes are computed in; None: as the weights are, which FSDP gathers in `kind`."""
+    if kind == torch.float32:
+        return computed_in(training, model, device)
+    if training.fp16:
+        return torch.float16
+    return torch.bfloat16 if training.bf16 is True else None
+
+
+def whole(tensor: Tensor) -> Range:
+    """All of it, which no other rank has."""
+    return Range(0, tensor.numel(), tensor.reshape(-1))
+
+
+def near(ranges: Sequence[Range], start: int, stop: int) -> list[Range]:
+    """Those with coordinates among start .. stop - 1."""
+    return [held for held in ranges if held.start < stop and start < held.stop]
+
+
+def local(tensor: Any) -> Tensor:
+    """A rank's shard of a sharded tensor; any other tensor as it is."""
+    shard: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return shard

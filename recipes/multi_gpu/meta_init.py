@@ -1,0 +1,110 @@
+"""A model whose parameters have a shape and no memory, and how they come by their values one block at a time.
+
+What is larger than a device, or a host, is never there as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recipes.config import Recipe
+from recipes.downloads import loading
+from recipes.errors import ModelError
+from recipes.models import KINDS, attention_here, dressed, in_base
+from recipes.weight_files import Layout, StoredVector, quiet
+
+from .shared_memory import windows
+
+
+def hollow(base: Path, recipe: Recipe, device: torch.device) -> Any:
+    """The model as `load_trained` makes it: parameters without memory, buffers as they should be.
+
+    Raises:
+        ModelError: also where buffers are stored with its weights: parameters alone do not make it.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    wanted, as_stored = recipe.model, recipe.lora is not None and recipe.model.dtype == "auto"
+    attention = attention_here(wanted.attn_implementation, device)
+    chosen: dict[str, Any] = {} if attention == "auto" else {"attn_implementation": attention}
+    if not as_stored:  # trained weights are masters in float32, whatever kind is computed in
+        chosen["dtype"] = KINDS[wanted.dtype] if recipe.lora is not None else torch.float32
+    told = loading(base, wanted.trust_remote_code)
+    try:
+        with quiet(), parameters_on_meta():
+            config = AutoConfig.from_pretrained(base, **told)
+            model = AutoModelForCausalLM.from_config(
+                config, trust_remote_code=wanted.trust_remote_code, **chosen
+            )
+    except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
+        message = f"{base}: transformers cannot load this as a causal language model: {error}"
+        raise ModelError(message) from error
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    if stored := sorted(model.state_dict().keys() - names):
+        raise ModelError(f"{base}: the buffer {stored[0]} cannot be spread over several devices")
+    with parameters_on_meta():
+        return dressed(model, recipe)
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Modules that are made inside have parameters of a shape only. Not for two threads at once."""
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:  # one that is: tied to another
+            parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+class Filled:
+    """Gives the parameters of a hollow model their values: what is trained, out of the vector; the rest, of
+    the base, as it is stored.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout, vector: Tensor, device: torch.device) -> None:
+        self.layout, self.vector, self.device = layout, vector, device
+        self.stored: StoredVector | None = None  # the base, where some of it is not trained
+        self.waiting = {parameter: name for name, parameter in model.named_parameters()}  # by identity
+
+    def fill(self, module: nn.Module) -> None:
+        """Those of `module` that have none yet. Raises ModelError where one is tied to another module's."""
+        here: dict[nn.Parameter, nn.Parameter] = {}
+        for owner in module.modules():
+            for name, empty in list(owner.named_parameters(recurse=False)):
+                if not empty.is_meta:
+                    continue
+                if empty not in here:
+                    if empty not in self.waiting:
+                        raise ModelError(f"{name}, tied across blocks, cannot be spread over several devices")
+                    here[empty] = self.value(self.waiting.pop(empty), empty)
+                setattr(owner, name, here[empty])
+
+    def value(self, name: str, empty: nn.Parameter) -> nn.Parameter:
+        values = torch.empty(empty.shape, dtype=empty.dtype, device=self.device)
+        layout, flat = self.layout, values.view(-1)
+        if frozen := not empty.requires_grad:
+            assert self.stored is not None
+            name = in_base(name).replace(".base_layer", "").replace(".original_module", "")
+            layout, name = self.stored.layout, self.stored.tied.get(name, name)
+        first = layout.offsets[layout.names.index(name)]
+        for start, stop in windows(0, len(flat)):
+            place = first + start, first + stop
+            flat[start:stop] = self.of_base(*place) if frozen else self.vector[slice(*place)]
+        return nn.Parameter(values, empty.requires_grad)
+
+    def of_base(self, start: int, stop: int) -> Tensor:
+        assert self.stored is not None
+        return torch.from_numpy(self.stored.read(start, stop))

@@ -1,0 +1,145 @@
+"""What can be known of a recipe before anything large is fetched: its model's shape, what its rows become.
+
+Each check yields what it found as soon as it has; one that fails leaves out only those that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recipes.config import Dataset, Recipe, on_hub
+from recipes.data import Encoder, detect, rows
+from recipes.errors import DataError, Finding, HubUnreachable, InputError
+from recipes.models import BUILTIN_MODELS, blueprint_of, check_fit, check_trainable, load_tokenizer, outline
+from recipes.weight_files import blueprint, check_folder, layout_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ROWS = 1000  # of local data that are read
+HUB_ROWS = 100  # of data on the hub
+TOLD = 5  # broken rows that are told one by one
+MANY = 0.01  # share of the rows, cut or left out, above which it is a warning
+STEP = 64  # max_length is proposed in multiples of it
+HIGH = {"adapters": 1e-3, "a whole model": 2e-4}  # rates of an adaptive optimizer above which few are meant
+
+
+def examine(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
+    """The model, then the data. `offline`: the hub is not asked; what is not in its cache is not checked."""
+    tokenizer = None
+    yield from doubts(recipe)
+    try:
+        folder = outline(recipe.model)
+        yield model_of(recipe, folder)
+        tokenizer = load_tokenizer(recipe.model, folder)
+        check_fit(recipe, folder, tokenizer)
+    except (InputError, HubUnreachable) as error:
+        yield failed("model", error, offline)
+    for dataset in (*recipe.datasets, *recipe.eval_datasets):
+        try:
+            yield from data_of(recipe, dataset, tokenizer, offline)
+        except (InputError, HubUnreachable) as error:
+            yield failed("data", error, offline)
+
+
+def doubts(recipe: Recipe) -> Iterator[Finding]:
+    """What is allowed and seldom meant."""
+    rate, what = recipe.training.learning_rate, "adapters" if recipe.lora else "a whole model"
+    toy = recipe.model.model_name_or_path in BUILTIN_MODELS  # learns from nothing
+    if rate > HIGH[what] and recipe.training.optim != "sgd" and not toy:
+        said = f"training.learning_rate {rate:g} is high for {what}: above {HIGH[what]:g} many runs diverge"
+        yield Finding("warn", "recipe", said)
+
+
+def failed(about: str, error: Exception, offline: bool = False) -> Finding:
+    """A check that could not be finished, and why."""
+    if offline and isinstance(error, HubUnreachable):
+        return Finding("warn", about, f"not checked: {error}", "without --offline the hub is asked")
+    return Finding("fail", about, str(error), error=error)
+
+
+def model_of(recipe: Recipe, folder: Path) -> Finding:
+    """Does transformers know this kind of model, and how large is it? Errors: ModelError."""
+    if Path(recipe.model.model_name_or_path).expanduser().is_dir():
+        check_folder(folder)
+    check_trainable(recipe, folder)
+    drawn = blueprint(folder, code=recipe.model.trust_remote_code)
+    trained = layout_of(blueprint_of(recipe, folder)).size
+    size = sum(parameter.numel() for parameter in drawn.parameters())
+    said = f"{size / 1e9:.2f} B" if size >= 1e9 else f"{size / 1e6:.1f} M"
+    name, revision = recipe.model.model_name_or_path, recipe.model.model_revision
+    called = f"{name} @ {revision}" if revision else name
+    adapters = f", trains {trained / 1e6:.1f} M beside them" if recipe.lora else ""
+    return Finding("ok", "model", f"{called}: {type(drawn).__name__}, {said} parameters{adapters}")
+
+
+@dataclass
+class Tally:
+    """What the rows that were read came to."""
+
+    rows: int = 0
+    bad: list[DataError] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)  # tokens of each that is not bad
+    untrained: int = 0  # of these, those without a token to train on once they are cut
+
+
+def data_of(
+    recipe: Recipe, dataset: Dataset, tokenizer: PreTrainedTokenizerBase | None, offline: bool
+) -> Iterator[Finding]:
+    """Is it there, of what kind is it, and what do its first rows become?
+
+    Errors: DataError, HubUnreachable.
+    """
+    hub = on_hub(dataset.path)
+    source = rows(dataset, streaming=hub and not offline)
+    first = next(source, None)
+    if first is None:
+        raise DataError(f"{dataset.path}: the data set is empty")
+    kind = detect(dataset, first)
+    if tokenizer is None:
+        yield Finding("ok", "data", f"{dataset.path}: {kind}; its rows are not read, for want of a tokenizer")
+        return
+    encoder, tally, limit = Encoder(tokenizer, recipe.data, dataset, kind), Tally(), HUB_ROWS if hub else ROWS
+    longest = None if recipe.data.packing else recipe.data.max_length
+    for row in islice(chain([first], source), limit):
+        tally.rows += 1
+        try:
+            document = encoder.encode([row])[0]
+        except DataError as error:
+            tally.bad.append(error)
+        else:
+            tally.lengths.append(len(document.tokens))
+            tally.untrained += not document.trained[1:longest].any()
+    yield from (failed("data", error) for error in tally.bad[:TOLD])
+    yield from (Finding("warn", "data", f"{dataset.path}: {warning}") for warning in encoder.warnings)
+    read = f"first {limit:,} rows" if tally.rows == limit else f"{tally.rows:,} rows"
+    guess = "detected " if dataset.type == "auto" else ""
+    said = f"{dataset.path}: {read}, {guess}{kind}, {len(tally.bad):,} bad"
+    yield Finding("fail" if tally.bad else "ok", "data", said)
+    yield from lost(dataset.path, longest, tally)
+
+
+def lost(path: str, longest: int | None, tally: Tally) -> Iterator[Finding]:
+    """Rows that do not fit, and rows that teach nothing."""
+    count = len(tally.lengths)
+    cut = sum(longest is not None and length > longest for length in tally.lengths)
+    if cut > MANY * count:
+        enough = -(-sorted(tally.lengths)[int(0.995 * (count - 1))] // STEP) * STEP
+        left = sum(length > enough for length in tally.lengths)
+        said = f"{path}: {share_of(cut, count)} are longer than max_length {longest} and will be cut"
+        keeps = f"keeps all but {left:,}" if left else "keeps all"
+        yield Finding("warn", "data", said, f"data.max_length={enough} {keeps}")
+    if count and tally.untrained == count:
+        said = f"{path}: not one of {count:,} rows has a token to train on"
+        yield Finding("fail", "data", said, "is everything masked, or cut away by data.max_length?")
+    elif tally.untrained > MANY * count:
+        said = f"{path}: {share_of(tally.untrained, count)} have no token to train on and will be left out"
+        yield Finding("warn", "data", said)
+
+
+def share_of(part: int, whole: int) -> str:
+    return f"{part:,} rows ({100 * part / whole:.1f} %)"

@@ -1,0 +1,251 @@
+"""Who hurts and who is of no use: each peer's packets against the gradient of a batch that the owner has
+himself, over rounds.
+
+    g = gradient of the probe batch's mean loss at x', on the round's sample        (m,)
+    b_i = -<g, s_i u_i> / (|g| M)       by what u_i, as it is taken, lowers that loss: a cosine times a length
+    R = median of b over all packets of the last ROUNDS rounds: what a usual packet does
+    S = 1.4826 x their median distance from the median of their round, more where it lasts; at least R / 2
+    h_i = -b_i / R, and 1 more where u_i is held                        harm, in what a usual packet does good
+    L_i <- max(0, L_i + (h_i - 1/2) (R / S)^2);   L_i > FOUND: found
+    r_i = x_i min(R, median of b in this round)                         what u_i would do were it a usual one
+    U_i <- max(0, U_i + r_i (r_i / 2 - b_i) / S^2);   weight e^(DOUBTED - U_i), at most 1
+
+L is Page's test (1954) of "it undoes what a usual packet does", b ~ N(-R, S^2), against "it is of no use",
+b ~ N(0, S^2); U the same of "it is of no use" against "it does what a usual packet does". All is measured in
+what the others of this run do, so nothing is tuned for a model; while fewer than half lie, R and S are the
+honest ones'. To be of no use (noise, old packets, other data) is no offence, unless at more than twice the
+usual length. Who is in doubt counts for what it was of use, at least. x_i (at most 1) excuses who had few
+samples, and who is short because its residual has yet to fill.
+
+A verdict and a weight follow from rounds before and from when a gradient was ready. So packets are refused or
+weighed, never shortened: e is replayed from those that were accepted, with the weights that they had.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import exp, pi, sin
+
+import numpy as np
+import torch
+
+from recipes.algorithm import FEWEST, HELD, Common, length, median_of, mix_of, read
+from recipes.config import Recipe
+from recipes.data import Corpus, collate, shuffled
+from recipes.models import check_apart, loss_sum
+from recipes.weight_files import Flat
+
+ROUNDS = 16  # rounds that say what is usual
+ENOUGH = 24  # packets that say it
+FOUND = 16.0  # were harm normal, a useless peer would be found once in e^16 rounds (LOG.md)
+FARTHEST = 2.0  # the most harm that counts in one round: three are needed
+DOUBTED = 4.0  # U up to which a packet counts in full, and the most that one packet adds to it
+LASTS = 0.9  # the most that a deviation is believed to follow from that of the round before
+ORDER = 1 << 33  # the epoch in whose order rows are probed: no run reaches it, none is held out by it
+
+Updates = Sequence[tuple[str, bytes, float]]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What one packet does."""
+
+    b: float
+    length: float = 1.0  # n_i / M
+    share: float = 1.0  # its weight, x the median weight
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Packets of one peer hurt."""
+
+    peer: str
+    rounds: int  # since L was 0
+    harm: float  # mean -b / R over them
+
+    @property
+    def why(self) -> str:
+        """For its sender and for the owner."""
+        what = f"its last {self.rounds} packets"
+        if self.harm < 0.5:
+            return (
+                f"{what} are longer than the others and of no use: they lower the loss of the owner's probe "
+                f"batch by {max(-self.harm, 0.0):.1f} times what the usual packet does"
+            )
+        return (
+            f"{what} raise the loss of the owner's probe batch, "
+            f"by {self.harm:.1f} times what the usual packet lowers it"
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """What speaks against a peer."""
+
+    level: float = 0.0  # L
+    rounds: int = 0
+    harm: float = 0.0  # the sum of -b / R
+
+    def and_then(self, harm: float, held: bool, weight: float) -> Case:
+        """After one more round; weight: (R / S)^2."""
+        level = self.level + (min(harm + held, FARTHEST) - 0.5) * weight
+        return Case(level, self.rounds + 1, self.harm + harm) if level > 0 else Case()
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """What speaks for a peer's being of no use."""
+
+    level: float = 0.0  # U, at most FOUND
+    rounds: int = 0  # since it was 0
+    did: float = 0.0  # the sum of b over them
+    due: float = 0.0  # the sum of r
+
+    def and_then(self, did: float, due: float, spread: float) -> Doubt:
+        """After one more round."""
+        speaks = min(due * (due / 2 - did) / spread**2, DOUBTED)
+        level = min(self.level + speaks, FOUND)
+        return Doubt(level, self.rounds + 1, self.did + did, self.due + due) if level > 0 else Doubt()
+
+    @property
+    def weight(self) -> float:
+        """How much its packets count: in full, or when in doubt for what they were of use, at least."""
+        return max(exp(min(DOUBTED - self.level, 0.0)), self.use)
+
+    @property
+    def use(self) -> float:
+        """What its packets did, of what usual ones would have done, from 0 to 1."""
+        return min(max(self.did / self.due, 0.0), 1.0) if self.due else 1.0
+
+    @property
+    def why(self) -> str:
+        """For the owner."""
+        return (
+            f"its last {self.rounds} packets lower the loss of the owner's probe batch by "
+            f"{self.use:.1f} times what usual ones would, and count for no more than that"
+        )
+
+
+class Evidence:
+    """The tests, for every peer of a run. Knows no model.
+
+    Args:
+        fills: rounds after which a residual is as long as it gets.
+    """
+
+    def __init__(self, fills: float) -> None:
+        self.fills = fills
+        self.recent: deque[Mapping[str, Gain]] = deque(maxlen=ROUNDS)  # by peer
+        self.cases: dict[str, Case] = {}  # of those with L > 0
+        self.doubts: dict[str, Doubt] = {}  # of those with U > 0
+        self.stays: dict[str, int] = {}  # rounds in a row, of those in the newest
+
+    def add(self, gains: Mapping[str, Gain], held: Collection[str] = ()) -> list[Verdict]:
+        """What a round's packets do, by peer, and whose were shortened; who is found by it."""
+        if len(gains) < FEWEST:
+            return []
+        self.recent.append(gains)
+        self.stays = {peer: self.stays.get(peer, 0) + 1 for peer in gains}
+        usual = float(np.median([g.b for round in self.recent for g in round.values()]))  # R
+        if sum(map(len, self.recent)) < ENOUGH or usual <= 0:  # the probe knows nothing
+            return []
+        spread = max(self._spread(), usual / 2)  # S
+        here = median_of([g.b for g in gains.values()])
+        zero = min(0.0, here)  # where most packets seem to hurt it is the batch that is unusual
+        for peer, gain in gains.items():
+            case = self.cases.get(peer, Case())
+            self.cases[peer] = case.and_then((zero - gain.b) / usual, peer in held, (usual / spread) ** 2)
+            due = self._excused(peer, gain) * max(min(usual, here), 0.0)  # r
+            self.doubts[peer] = self.doubts.get(peer, Doubt()).and_then(gain.b, due, spread)
+        found = {peer: case for peer, case in sorted(self.cases.items()) if case.level > FOUND}
+        # who was found begins anew, should there still be a peer of this name
+        self.cases = {p: case for p, case in self.cases.items() if case.level > 0 and p not in found}
+        self.doubts = {p: doubt for p, doubt in self.doubts.items() if doubt.level > 0 and p not in found}
+        return [Verdict(peer, case.rounds, case.harm / case.rounds) for peer, case in found.items()]
+
+    def _excused(self, peer: str, gain: Gain) -> float:
+        """x. Gradients of fewer samples are that much noisier, and a residual grows for rounds."""
+        settled = min(median_of([float(stay) for stay in self.stays.values()]), self.fills)
+        grown = min(max(gain.length, self.stays[peer] / settled), 1.0)
+        return grown * min(gain.share, 1.0) ** 0.5
+
+    def _spread(self) -> float:
+        """S, of which half of the packets know nothing. What lasts for rounds is one event, not many:
+        S^2 grows by (1 + r) / (1 - r), r the correlation of deviations in successive rounds, by their signs.
+        """
+        off = [deviations(round) for round in self.recent]
+        spread = 1.4826 * float(np.median([abs(d) for round in off for d in round.values()] or [0.0]))
+        same = [was[p] * now[p] > 0 for was, now in pairwise(off) for p in was.keys() & now.keys()]
+        lasts = min(max(sin(pi * (float(np.mean(same)) - 0.5)), 0.0), LASTS) if same else 0.0
+        return spread * float(((1 + lasts) / (1 - lasts)) ** 0.5)
+
+
+def deviations(gains: Mapping[str, Gain]) -> dict[str, float]:
+    """From the round's median, without the peer whose it is."""
+    ranked = sorted(gains, key=lambda peer: gains[peer].b)
+    middle = ranked[(len(ranked) - 1) // 2]
+    return {peer: gains[peer].b - gains[middle].b for peer in ranked if peer != middle}
+
+
+class Probe:
+    """x' on the owner's machine, and what a batch of training samples says of a round's packets.
+
+    Takes 8 bytes a parameter (x', which the model computes with, and g), and one sample's activations.
+    """
+
+    def __init__(self, model: torch.nn.Module, recipe: Recipe, corpus: Corpus) -> None:
+        if recipe.data.apart:
+            check_apart(model)
+        self.flat, self.corpus, self.batch = Flat(model), corpus, recipe.swarm.probe_batch_size
+        self.common = Common(self.flat.vector, mix_of(recipe.compression), recipe.training.seed)
+        self.order = shuffled(len(corpus.samples), recipe.training.seed, ORDER)
+        self.next = 0  # row in that order
+
+    def start_from(self, common: Common) -> None:
+        """x' of a later round."""
+        self.flat.vector.copy_(common.vector)
+        self.common.round, self.common.fingerprint = common.round, common.fingerprint
+
+    def look(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """g, at x' as it is now, of the next rows: training data, so that what is held out stays unseen."""
+        rows = [self.order[(self.next + i) % len(self.order)] for i in range(self.batch)]
+        self.next += self.batch
+        samples = [self.corpus.samples[row] for row in rows]
+        tokens = sum(sample.count for sample in samples)
+        self.flat.grad.zero_()
+        for sample in samples:  # one at a time: a batch's activations would be more than all else
+            if stop():
+                return
+            loss, _ = loss_sum(self.flat.model, collate([sample]))
+            (loss / tokens).backward()  # type: ignore[no-untyped-call]
+
+    @property
+    def fills(self) -> float:
+        """Rounds in which C has taken as much of a residual as there was: 1 / (p K)."""
+        return 1 / (self.common.mix.sample * self.common.mix.keep)
+
+    def gains(self, updates: Updates) -> dict[str, Gain]:
+        """Of the packets of x's round; none where nothing was sent, or x' has diverged."""
+        where = list(self.common.samples())
+        g = [sample.take(shard.of(self.flat.grad)).numpy() for shard, sample in where]
+        steep = length(np.concatenate(g))
+        norms, falls = dict[str, float](), dict[str, float]()
+        for peer, packet, _ in updates:
+            pieces = read(packet, where, len(where)).pieces
+            values = np.concatenate([piece.update.values.numpy() for piece in pieces])
+            slopes = np.concatenate([g[p.shard.number][p.update.positions.numpy()] for p in pieces])
+            norms[peer] = length(values)
+            falls[peer] = -float(np.dot(slopes.astype(np.float64), values))
+        usual = median_of(list(norms.values()))  # M
+        if not (usual > 0 and 0 < steep < float("inf")):
+            return {}
+        whole = median_of([weight for _, _, weight in updates]) or 1.0
+        gains = dict[str, Gain]()
+        for peer, _, weight in updates:
+            size = norms[peer] / usual
+            b = falls[peer] * min(1.0, HELD / max(size, 1.0)) / (steep * usual)
+            gains[peer] = Gain(b, size, weight / whole)
+        return gains

@@ -1,0 +1,115 @@
+"""The work of a lease: its gradient, or with local steps (relax.py) one after the other, each a step of x_i.
+
+    lease -> H parts, in their order;  each but the last: g_i, x_i <- x_i - optimizer(g_i)
+    the last: g_i, which the loop applies where the exchange meets it
+
+While a packet is encoded x_i is read: a local step waits for that, not for the exchange.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from recipes.config import outer_of
+from recipes.data import Sample, batches, unpack
+
+from .micro_batch import fitted
+from .optimizers import learning_rate
+
+if TYPE_CHECKING:
+    from .loop import Event, Link, Peer, Round
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A finished piece of work: its gradient is in x_i."""
+
+    round: int
+    loss_sum: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Of a lease, in `.grad` of the parameters; of its last part, where the others are in x_i already."""
+
+    lease: Lease
+    norm: float
+    number: int  # of the step, within the round
+    started: float
+    finished: float
+
+    def then(self, last: Gradient) -> Gradient:
+        """This step's work and that of the next, as one."""
+        mine, its = self.lease, last.lease
+        lease = Lease(its.round, mine.loss_sum + its.loss_sum, mine.tokens + its.tokens)
+        return replace(last, lease=lease, started=self.started)
+
+
+def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gradient | None]:
+    """The gradient of this peer's lease; of its last step, where it has several. None when the peer is asked
+    to leave meanwhile: the lease then goes back to the hub with the goodbye.
+    """
+    lease = unpack(link.fetch(f"lease/{round.round}"), peer.vocabulary)
+    steps = min(peer.recipe.compression.local_steps, max(1, round.steps - round.step))
+    done: Gradient | None = None
+    for number, part in parts_of(lease, steps):
+        if done is not None:
+            peer.encoded.wait()  # no longer than it takes to read x_i
+            take_step(peer, round, done.number)
+            peer.unfinished = True
+        new = yield from fitted(peer, partial(compute, link, peer, round.round, number, part))
+        if new is None:
+            return None
+        done = new if done is None else done.then(new)
+    return done
+
+
+def parts_of(lease: Sequence[Sample], steps: int) -> Iterator[tuple[int, Sequence[Sample]]]:
+    """Step by step, nearly equal; those that have a sample."""
+    ends = [number * len(lease) // steps for number in range(steps + 1)]
+    for number, (start, stop) in enumerate(pairwise(ends)):
+        if start < stop:
+            yield number, lease[start:stop]
+
+
+def compute(link: Link, peer: Peer, round: int, number: int, lease: Sequence[Sample]) -> Gradient | None:
+    """The gradient of the mean loss over the trained tokens of a step, micro-batch by micro-batch."""
+    started, norm = time.monotonic(), None
+    tokens = sum(sample.count for sample in lease)
+    parts = list(batches(lease, peer.micro_batch))
+    while norm is None:
+        total_loss = 0.0
+        peer.local.zero()
+        for start in range(0, len(parts), peer.local.at_once):
+            if link.leaving.is_set():
+                return None
+            total_loss += peer.local.backward(parts[start : start + peer.local.at_once], tokens)
+        norm = peer.local.clip(peer.recipe.training.max_grad_norm)
+    return Gradient(Lease(round, total_loss, tokens), norm, number, started, time.monotonic())
+
+
+def apply(peer: Peer, round: Round, gradient: Gradient | None) -> None:
+    """Line 6, the optimizer's part: x_i <- x_i - optimizer(g_i)."""
+    if gradient is None:
+        return
+    take_step(peer, round, gradient.number)
+    peer.compute_s = gradient.finished - gradient.started
+    peer.undelivered.append(gradient.lease)
+    peer.unfinished = False
+
+
+def take_step(peer: Peer, round: Round, number: int) -> None:
+    """The `number`-th of a round."""
+    training = peer.recipe.training
+    if peer.rate_at is None:
+        peer.rate_at = learning_rate(training, round.steps)
+    peer.rate = peer.rate_at(round.step + number)
+    busy = min(len(round.members), training.global_batch_size)  # more than samples have none
+    share = outer_of(peer.recipe.compression).peers_share(max(busy, 1))
+    peer.local.step(share * peer.rate, share * training.adam_beta1)

@@ -1,0 +1,182 @@
+"""How many sequences fit into a machine's memory at once, and what to do when they do not.
+
+A lease is computed in parts, micro-batches, whose losses and gradients add up. So the size of a part is the
+machine's own affair: it is found at the start, and halved when memory runs out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+
+from recipes.data import Sample
+
+from .optimizers import STATE
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe
+
+    from .loop import Lowered, Peer
+    from .trainer import Local
+
+T = TypeVar("T")
+
+# What torch and oneDNN say on a CPU; on an accelerator there is torch.OutOfMemoryError.
+FULL = ("DefaultCPUAllocator", "could not create a primitive", "backend out of memory")
+MOST = 64  # sequences tried on an accelerator
+ON_CPU = 8
+LEAVE = 0.9  # of an accelerator's memory a trial may take so much: fragments and the codec need the rest
+SIZES = ("vocab_size", "num_hidden_layers", "hidden_size")  # of a config
+
+
+class MemoryFull(Exception):
+    """This machine's memory does not hold one sequence of this recipe."""
+
+    def __init__(self, message: str, hints: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.hints = hints
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether memory ran out."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        words in str(error) for words in FULL
+    )
+
+
+def fitted(peer: Peer, work: Callable[[], T]) -> Generator[Lowered, None, T]:
+    """`work`, again with half the micro-batch each time that memory runs out; `yield from` gives its result.
+
+    Raises:
+        MemoryFull: not even one sequence fits.
+    """
+    from .loop import Lowered
+
+    while True:
+        try:
+            return work()
+        except (RuntimeError, MemoryError) as error:
+            if not is_full(error):
+                raise
+            if peer.micro_batch == 1:
+                said = f"memory is full with one sequence at a time ({first_line(error)})"
+                raise MemoryFull(said, fixes(peer.recipe)) from error
+            said = first_line(error)
+        # Outside of the handler: what the failed attempt held has gone with its traceback.
+        release()
+        peer.micro_batch = (peer.micro_batch + 1) // 2
+        yield Lowered(peer.micro_batch, said)
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def release() -> None:
+    """Give back what the accelerator's allocator holds in pieces."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def fixes(recipe: Recipe) -> tuple[str, ...]:
+    """What helps, the mildest first; three of what the recipe has not done already."""
+    training, lora = recipe.training, recipe.lora
+    found = []
+    if not training.activation_checkpointing:
+        found.append("training.activation_checkpointing=true: activations are computed twice, not kept")
+    if recipe.compression.state_device != "cpu" and torch.cuda.is_available():
+        found.append("compression.state_device=cpu: the common model lies in the host's memory")
+    if lora is None and STATE[training.optim] > STATE["adamw_8bit"]:
+        found.append("training.optim=adamw_8bit: a quarter of the optimizer's memory")
+    found.append(f"data.max_length={max(8, recipe.data.max_length // 2)}: shorter samples")
+    if lora is None:
+        found.append("lora.lora_r=16: only adapters are trained")
+    elif not recipe.model.quantized:
+        found.append("model.load_in_4bit=true: a quarter of the base's memory")
+    found.append("a device with more memory, or fewer other programs on this one")
+    return tuple(found[:3])
+
+
+# ---- at the start ------------------------------------------------------------------------------------------
+
+
+def micro_batch_for(local: Local, recipe: Recipe, go_on: Callable[[], object] = lambda: None) -> int:
+    """The micro-batch that this machine has memory for, at the recipe's length; of each device, where the
+    model is spread over several.
+
+    An accelerator tries, with the optimizer's memory set aside. A CPU's system would end the process rather
+    than say that memory is full, so there it is a modest guess.
+    """
+    if local.kind == "cuda":
+        return tried(local, recipe, go_on)
+    return guessed(recipe, local.sizes, local.at_once)
+
+
+def tried(local: Local, recipe: Recipe, go_on: Callable[[], object] = lambda: None) -> int:
+    """The largest power of two whose forward and backward pass leaves a tenth of the memory."""
+    length = recipe.data.max_length
+    sample = Sample(np.zeros(length, np.int32), np.arange(length) > 0)
+    fits, size, before = 1, 1, 0.0
+    try:
+        while size <= MOST:
+            go_on()
+            taken = local.attempt([sample] * size, STATE[recipe.training.optim])
+            if taken > LEAVE:
+                break
+            fits, size = size, 2 * size
+            # A share grows no slower than this. Ranks in which memory ran out begin again, which takes long.
+            if before and taken + 2 * (taken - before) > LEAVE:
+                break
+            before = taken
+    except (RuntimeError, MemoryError) as error:
+        if not is_full(error):
+            raise
+    release()
+    return fits
+
+
+def share_taken(device: torch.device, aside: float, work: Callable[[], object]) -> float:
+    """Do `work` with so many bytes set aside. The share of the device's memory that was held at most; 0:
+    nobody counts it.
+    """
+    counted = device.type == "cuda"
+    held = torch.empty(int(aside), dtype=torch.uint8, device=device)
+    if counted:
+        torch.cuda.reset_peak_memory_stats(device)
+    work()
+    del held
+    if not counted:
+        return 0.0
+    return torch.cuda.max_memory_allocated(device) / torch.cuda.get_device_properties(device).total_memory
+
+
+def sizes_of(config: Any) -> tuple[int, ...]:
+    """What of a config a guess is made from; 0: it does not say."""
+    values = (getattr(config, name, 0) for name in SIZES)
+    return tuple(value if isinstance(value, int) else 0 for value in values)
+
+
+def guessed(recipe: Recipe, sizes: Sequence[int], processes: int) -> int:
+    """ON_CPU, or less where so many samples in each process would take more than a quarter of the memory that
+    is free.
+    """
+    vocabulary, layers, width = sizes
+    kept = 2 if recipe.training.activation_checkpointing else 34  # vectors of each layer and token, about
+    sample = 4 * recipe.data.max_length * (3 * vocabulary + (layers * kept + 34) * width)
+    size, room = ON_CPU, free_memory() / 4 / processes
+    while size > 1 and size * sample > room:
+        size //= 2
+    return size
+
+
+def free_memory() -> float:
+    """Bytes; where the system does not tell, as many as wanted."""
+    try:
+        pages = max(os.sysconf("SC_AVPHYS_PAGES"), os.sysconf("SC_PHYS_PAGES") // 4)  # the cache can go
+        return float(pages * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return float("inf")

@@ -1,0 +1,100 @@
+"""The local optimizer and the learning-rate schedule, by their transformers names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from recipes.config import Training
+from recipes.errors import ModelError
+
+# bytes of state for each parameter; of 8 bits with a scale for each 256
+STATE = {
+    "adamw_torch_fused": 8.0,
+    "adamw_torch": 8.0,
+    "adamw_8bit": 2.04,
+    "paged_adamw_8bit": 0.0,  # in the host's memory, when there is no room
+    "adamw_torch_8bit": 2.04,
+    "adafactor": 0.01,  # a row and a column of each matrix
+    "sgd": 0.0,
+}
+# name -> (module, class, extra of this package that brings it)
+EXTRA = {
+    "adamw_8bit": ("bitsandbytes.optim", "AdamW8bit", "bnb"),
+    "paged_adamw_8bit": ("bitsandbytes.optim", "PagedAdamW8bit", "bnb"),
+    "adamw_torch_8bit": ("torchao.optim", "AdamW8bit", "torchao"),
+}
+
+
+def build_optimizer(trained: Sequence[Tensor], training: Training) -> Optimizer:
+    """The optimizer over what is trained; weight decay on matrices only, as transformers has it.
+
+    Args:
+        trained: views of the flat vector: `step()` then changes that vector in place.
+
+    Errors: ModelError where a library that it needs is not here.
+    """
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": training.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},  # biases and norms
+    ]
+    groups = [group for group in groups if group["params"]]
+    rate, betas = training.learning_rate, (training.adam_beta1, training.adam_beta2)
+    if training.optim == "sgd":
+        return torch.optim.SGD(groups, lr=rate)
+    if training.optim == "adafactor":
+        from transformers import Adafactor
+
+        fixed = {"scale_parameter": False, "relative_step": False, "warmup_init": False}
+        adafactor: Optimizer = Adafactor(groups, lr=rate, **fixed)  # type: ignore[arg-type]
+        return adafactor
+    if training.optim in EXTRA:
+        return eight_bit(training.optim)(groups, lr=rate, betas=betas, eps=training.adam_epsilon)
+    fused = training.optim == "adamw_torch_fused"
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=training.adam_epsilon, fused=fused)
+
+
+def eight_bit(name: str) -> Callable[..., Optimizer]:
+    """Errors: ModelError."""
+    module, kind, extra = EXTRA[name]
+    try:
+        found: Any = getattr(import_module(module), kind)
+    except (ImportError, AttributeError, RuntimeError, OSError) as error:  # a library built for another torch
+        package = module.partition(".")[0]
+        hint = f"(hint: pip install 'cocktail-sgd[{extra}]', or training.optim=adamw_torch_fused)"
+        raise ModelError(
+            f"training.optim `{name}` needs {package}, which is not here: {error} {hint}"
+        ) from error
+    optimizer: Callable[..., Optimizer] = found
+    return optimizer
+
+
+def learning_rate(training: Training, steps: int) -> Callable[[int], float]:
+    """step -> learning rate of a run of `steps` steps. A function of the step alone: a peer may join at any.
+
+    Past the end it stays at the last step's: that is the rate of work which a lost peer left behind.
+    """
+    from transformers import get_scheduler  # brings peft and more: ranks have no use for it
+
+    schedule = get_scheduler(
+        training.lr_scheduler_type,
+        torch.optim.SGD([torch.zeros(1)], lr=training.learning_rate),  # it wants one; it is never stepped
+        num_warmup_steps=training.warmup(steps),
+        num_training_steps=max(steps, 1),
+        scheduler_specific_kwargs=dict(training.lr_scheduler_kwargs),
+    )
+    factors: Callable[[int], float] = schedule.lr_lambdas[0]
+    return lambda step: training.learning_rate * factors(min(step, steps - 1))
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float, beta1: float | None = None) -> None:
+    """Of all groups; and the momentum, where there is one."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+        if beta1 is not None and "betas" in group:
+            group["betas"] = (beta1, *group["betas"][1:])

@@ -1,0 +1,171 @@
+"""What a peer keeps on its disk between two stays in a run: x_i, x', its optimizer's state and its round.
+
+One safetensors file, tensors and text only. Each tensor's fingerprint is in the header, and a checksum of the
+header: a file that was damaged is known before anything of it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from compress import fingerprint
+from recipes.weight_files import write_whole
+
+from .loop import Peer, settle
+from .trainer import LOCAL, OPTIMIZER, Lazy
+
+FORMAT = "1"
+COMMON = "common"  # the name of x', beside those of local.py
+TABLE = 256  # elements that an optimizer of 8 bits keeps beside each parameter
+
+
+@dataclass(frozen=True)
+class Stay:
+    """Where a peer was when it left."""
+
+    round: int
+    fingerprint: int  # of x' of that round
+    about: Mapping[str, str]  # what the caller noted
+
+
+def size_of(peer: Peer) -> int:
+    """Bytes that `keep` writes, but for a few thousand of names."""
+    return sum(tensor.nbytes for tensor in tensors_of(peer).values())
+
+
+def anything_of(peer: Peer) -> bool:
+    """Has this peer something of its own: a residual, or an optimizer that has moved?"""
+    return peer.local.stepped or peer.worker.residual_norm() != 0
+
+
+def keep(peer: Peer, path: Path, about: Mapping[str, str]) -> None:
+    """Write down a peer whose loop has ended, whole or not at all.
+
+    Raises:
+        ValueError: its model is not finite: nobody should go on from it.
+        OSError: the disk.
+    """
+    settle(peer)
+    tensors, common = tensors_of(peer), peer.worker.common
+    if not isfinite(peer.worker.residual_norm()):
+        raise ValueError("this peer's model holds values that are not finite")
+    sums = {name: f"{fingerprint(tensor.reshape(-1)):016x}" for name, tensor in tensors.items()}
+    stay = {"format": FORMAT, "round": str(common.round), "fingerprint": f"{common.fingerprint:016x}"}
+    words = {**about, **stay, "sums": json.dumps(sums)}
+    write_whole(path, tensors, {**words, "check": digest(words)})
+
+
+def read(path: Path) -> Stay:
+    """Where the peer was, once every tensor is known to be what was written.
+
+    Raises:
+        ValueError: the file is damaged, or not of this version.
+        OSError: it cannot be read.
+    """
+    with opened(path) as file:
+        stay, sums = header_of(file)
+        for name, wanted in sums.items():
+            tensor = file.get_tensor(name)
+            if tensor.dtype != torch.float32 or f"{fingerprint(tensor.reshape(-1)):016x}" != wanted:
+                raise ValueError(f"{name} is not what was written")
+    if sums[COMMON] != f"{stay.fingerprint:016x}":
+        raise ValueError("its x' is not of the round it names")
+    return stay
+
+
+def restore(peer: Peer, path: Path) -> None:
+    """Bring a peer that was just built to where it was: x_i, x', its round, the optimizer. After `read`.
+
+    Raises:
+        ValueError: it is of a model of another shape; the peer is unchanged.
+    """
+    with opened(path) as file:
+        stay, _ = header_of(file)
+        check(peer, file)
+        common = peer.worker.common
+        common.vector.copy_(file.get_tensor(COMMON))  # first: x_i may be kept as what it is more than that
+        peer.local.load(own(file))
+        common.round, common.fingerprint = stay.round, stay.fingerprint
+
+
+def restore_residual(peer: Peer, path: Path) -> None:
+    """As `restore`, for a peer that has x' of a later round from elsewhere: x_i <- x' + what x_i - x' was.
+
+    Raises:
+        ValueError: as `restore`.
+    """
+    with opened(path) as file:
+        check(peer, file)
+        x = partial(moved, file, peer.worker.common.vector)
+        peer.local.load(Lazy({**own(file).made, LOCAL: x}))
+
+
+# ---- small -------------------------------------------------------------------------------------------------
+
+
+def digest(words: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
+
+
+def tensors_of(peer: Peer) -> Mapping[str, Tensor]:
+    """x', and what the local model keeps: x_i, and of the optimizer what it has for each parameter."""
+    local, common = peer.local.tensors(), peer.worker.common.vector
+    return Lazy({COMMON: lambda: common} | {name: partial(local.__getitem__, name) for name in local})
+
+
+def own(file: Any) -> Lazy:
+    """What the local model kept."""
+    names = [name for name in file.keys() if name != COMMON]  # noqa: SIM118 - not a dict
+    return Lazy({name: partial(file.get_tensor, name) for name in names})
+
+
+def moved(file: Any, common: Tensor) -> Tensor:
+    """x' of a later round, and what x_i - x' was."""
+    residual: Tensor = file.get_tensor(LOCAL).sub_(file.get_tensor(COMMON))
+    return residual.to(common.device).add_(common)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """The file, open; what safetensors finds wrong with it is a ValueError."""
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except SafetensorError as problem:
+        raise ValueError(str(problem)) from problem
+
+
+def header_of(file: Any) -> tuple[Stay, dict[str, str]]:
+    """Who left when, and each tensor's fingerprint. Raises ValueError where it is not what was written."""
+    about = dict(file.metadata() or {})
+    if about.pop("check", "") != digest(about) or about.pop("format", "") != FORMAT:
+        raise ValueError("its header is not what was written, or of another version")
+    sums: dict[str, str] = json.loads(about.pop("sums"))
+    if sorted(sums) != sorted(file.keys()):
+        raise ValueError("it has not the tensors that were written")
+    return Stay(int(about.pop("round")), int(about.pop("fingerprint"), 16), about), sums
+
+
+def check(peer: Peer, file: Any) -> None:
+    """Raises ValueError where the file is not of this peer's model and optimizer."""
+    shapes = {COMMON: (peer.local.layout.size,), **peer.local.shapes()}
+    for name in file.keys():  # noqa: SIM118 - not a dict
+        parameter = name.rpartition(".")[0] or name  # of which an optimizer may keep a number, too
+        shape, want = tuple(file.get_slice(name).get_shape()), shapes.get(parameter)
+        fits = shape == want
+        if name.startswith(OPTIMIZER) and want is not None:
+            fits = prod(shape) <= max(prod(want), TABLE)  # of 8 bits: packed, with scales and a table
+        if not fits:
+            raise ValueError(f"{name} has the shape {shape}, not {want}")

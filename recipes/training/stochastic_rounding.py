@@ -1,0 +1,135 @@
+"""x_i without master weights: x_i = x' + d_i, of which d_i alone is kept, in bfloat16, rounded at random.
+
+Were x_i itself in bfloat16, its rounding, up to 2^-9 |x_i|, would be larger than most steps; it would stand
+in d_i = x_i - x', and peers would send it to each other for ever. d_i is small, and so is what rounding does
+to it. Rounded at random, with the right mean, small steps are not lost but rare.
+
+    refresh    the model's copy <- x' + d_i
+    step       x_i <- x' + d_i in float32, for some parameters at a time; the optimizer; d_i <- x_i - x'
+    C[D]       moves x' and x_i alike: d_i stays                      C[d_i]    d_i <- d_i - C[d_i]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from recipes.weight_files import AT_ONCE, Flat
+
+if TYPE_CHECKING:
+    from compress import Sample, Shard
+    from recipes.algorithm import Piece
+
+LOW = 0xFFFF  # the bits of a float32 that bfloat16 has not
+
+
+def rounded(x: Tensor, noise: torch.Generator) -> Tensor:
+    """float32 -> bfloat16, one of the two neighbours at random, so that the mean is x."""
+    bits = x.contiguous().view(torch.int32)
+    drawn = torch.randint(0, LOW + 1, bits.shape, dtype=torch.int32, device=x.device, generator=noise)
+    return ((bits + drawn) & ~LOW).view(torch.float32).to(torch.bfloat16)
+
+
+class Rounded:
+    """In the place of Flat, and x_i for a Worker (vector.Vector).
+
+    Args:
+        seed: of the noise, this peer's own.
+    """
+
+    def __init__(self, model: nn.Module, seed: int) -> None:
+        self._flat = Flat(model, torch.bfloat16)
+        assert self._flat.copy is not None
+        self.model, self.layout, self.grad, self.copy = (
+            model,
+            self._flat.layout,
+            self._flat.grad,
+            self._flat.copy,
+        )
+        self.common = self._flat.vector  # x', (P,) float32; build_peer may move it to the host's memory
+        del self._flat.vector
+        self.residual = torch.zeros_like(self.copy)  # d_i   (P,) bfloat16
+        self.noise = torch.Generator(self.copy.device).manual_seed(seed)
+        empty = torch.zeros((), device=self.copy.device)
+        self._nothing = [
+            empty.expand(shape) for shape in self.layout.shapes
+        ]  # of a shape, and without memory
+        self.masters: list[Tensor] = [nn.Parameter(nothing) for nothing in self._nothing]
+
+    @property
+    def vector(self) -> Tensor:
+        """x_i, made anew."""
+        return self.residual.float().add_(self.common.to(self.residual.device))
+
+    def take(self, x: Tensor) -> None:
+        """x_i <- x."""
+        self.residual.copy_(x.to(self.residual.device).float() - self.common.to(self.residual.device))
+
+    def step(self, optimizer: Optimizer) -> None:
+        grads = self.layout.views(self.grad)
+        for part in self._parts():
+            for i in part:
+                self.masters[i].data = self._x(*self._place(i)).view(self.layout.shapes[i])
+                self.masters[i].grad = grads[i].float()
+            optimizer.step()  # passes over the parameters without a gradient
+            for i in part:
+                start, stop = self._place(i)
+                d = self.masters[i].data.reshape(-1) - self.common[start:stop].to(self.residual.device)
+                self.residual[start:stop] = rounded(d, self.noise)
+                self.masters[i].data, self.masters[i].grad = self._nothing[i], None
+
+    def clip(self, limit: float) -> float:
+        return self._flat.clip(limit)
+
+    def refresh(self) -> None:
+        for start in range(0, self.layout.size, AT_ONCE):
+            stop = min(start + AT_ONCE, self.layout.size)
+            self.copy[start:stop] = self._x(start, stop)
+
+    @contextmanager
+    def use(self, vector: Tensor) -> Iterator[nn.Module]:
+        """As Flat's, with a copy that waits for its `refresh` afterwards."""
+        with self._flat.use(vector) as model:
+            yield model
+
+    # ---- x_i for a Worker ----------------------------------------------------------------------------------
+
+    def difference(self, shard: Shard, sample: Sample, other: Tensor) -> Tensor:
+        assert other is self.common
+        return sample.take(shard.of(self.residual)).float()
+
+    def add_(self, piece: Piece, alpha: int = 1) -> None:
+        """+ C[D]: x' has moved as far. - C[d_i]: d_i gets smaller."""
+        if alpha == 1:
+            return
+        here, update = piece.shard.of(self.residual), piece.update
+        where = piece.sample.coordinates(update.positions.to(here.device))
+        here[where] = rounded(here[where].float() - update.values.to(here.device), self.noise)
+
+    def distance(self, other: Tensor) -> float:
+        assert other is self.common
+        return float(torch.linalg.vector_norm(self.residual, dtype=torch.float32))
+
+    # ---- small ---------------------------------------------------------------------------------------------
+
+    def _x(self, start: int, stop: int) -> Tensor:
+        return self.residual[start:stop].float().add_(self.common[start:stop].to(self.residual.device))
+
+    def _place(self, i: int) -> tuple[int, int]:
+        return self.layout.offsets[i], self.layout.offsets[i + 1]
+
+    def _parts(self) -> Iterator[range]:
+        """Parameters by number, about AT_ONCE elements at a time."""
+        first, room = 0, AT_ONCE
+        for i, (start, stop) in enumerate(pairwise(self.layout.offsets)):
+            if room <= 0:
+                yield range(first, i)
+                first, room = i, AT_ONCE
+            room -= stop - start
+        yield range(first, len(self.layout.names))

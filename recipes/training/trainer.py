@@ -1,0 +1,306 @@
+"""This peer's model in training: x_i, its gradient and its optimizer.
+
+The loop (finetune.py) asks for nothing else, so it does not know whether they lie on one device (`Alone`) or
+are spread over several (spread.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from math import isfinite, prod
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from recipes.config import Recipe
+from recipes.data import Sample, collate
+from recipes.models import computed_in, evaluate, kind_of, loss_sum
+from recipes.weight_files import Flat, Layout
+
+from .micro_batch import share_taken, sizes_of
+from .optimizers import build_optimizer, set_learning_rate
+from .stochastic_rounding import Rounded
+
+LOCAL, OPTIMIZER = "x", "optimizer"  # names of what is kept: x, and optimizer.<parameter's number>.<what>
+RANK = "@"  # behind the name of what is kept as one of several ranks has it: its number / how many
+GROWS = 2000  # steps after which a larger loss scale is tried, as in torch.amp.GradScaler
+PLAIN = (Tensor, nn.Parameter, int, float)  # what of an optimizer's state can be kept
+
+
+class Local(Protocol):
+    """What the loop asks for."""
+
+    at_once: int  # micro-batches that are computed at the same time
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def stepped(self) -> bool:
+        """Has the optimizer a state?"""
+
+    def check(self) -> None:
+        """Raises where some of it is lost: then there is nothing to hand over, and no ordinary goodbye."""
+
+    def zero(self) -> None:
+        """g_i <- 0."""
+
+    @property
+    def kind(self) -> str:
+        """Of its devices: cuda, cpu, ..."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Vocabulary, layers and width of the model; 0: not known."""
+
+    def attempt(self, part: Sequence[Sample], aside: float) -> float:
+        """Compute this micro-batch on each device, with `aside` bytes a parameter set aside, for nothing.
+        The largest share of a device's memory that was held; 0: not known. Raises where memory runs out.
+        """
+
+    def backward(self, parts: Sequence[Sequence[Sample]], tokens: int) -> float:
+        """g_i += the gradient of the summed losses of up to `at_once` micro-batches by `tokens`; that sum."""
+
+    def clip(self, limit: float) -> float | None:
+        """The norm of g_i, which is `limit` at most afterwards; 0: no limit. None: float16 did not hold g_i;
+        the loss scale is lower now, and it is to be computed again.
+        """
+
+    def step(self, rate: float, beta1: float | None = None) -> None:
+        """x_i <- x_i - optimizer(g_i). beta1: None leaves it."""
+
+    def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> tuple[float, int]:
+        """Sum and number of token losses at `vector` (P,), in micro-batches of `size`; x_i stays."""
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What a peer keeps for its return, by name."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Of x, and of each parameter by `optimizer.<number>`: what `load` takes."""
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what `tensors` gave, one after the other."""
+
+
+class Lazy(Mapping[str, Tensor]):
+    """Tensors that are made or read when they are asked for: memory may not hold them all."""
+
+    def __init__(self, made: Mapping[str, Callable[[], Tensor]]) -> None:
+        self.made = made
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.made[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.made)
+
+    def __len__(self) -> int:
+        return len(self.made)
+
+
+@dataclass
+class LossScale:
+    """What a loss is multiplied by, so that small gradients are numbers in float16 too. 1: nothing."""
+
+    value: float = 1.0
+    steps: int = 0  # since it last changed
+
+    def held(self, norm: float) -> bool:
+        """Whether a gradient of this norm can be used. Where it cannot, half the scale is tried."""
+        if self.value > 1 and not isfinite(norm):
+            self.value, self.steps = self.value / 2, 0
+            return False
+        self.steps += 1
+        if self.value > 1 and self.steps == GROWS:
+            self.value, self.steps = 2 * self.value, 0
+        return True
+
+
+class Alone:
+    """All of it on the device of the model."""
+
+    at_once = 1
+
+    def __init__(self, model: nn.Module, recipe: Recipe, seed: int = 0) -> None:
+        self.model = model
+        masters = recipe.training.fp32_master_weights
+        self.flat: Flat | Rounded  # the vector x_i
+        self.flat = Flat(model, kind_of(recipe)) if masters else Rounded(model, seed)
+        self.optimizer = build_optimizer(self.flat.masters, recipe.training)
+        self.half = computed_in(recipe.training, model, self.device)  # None: as the weights are
+        self.scale = LossScale(2.0**16) if self.half == torch.float16 else LossScale()
+        if recipe.training.torch_compile:
+            model.compile()
+
+    @property
+    def device(self) -> torch.device:
+        return self.flat.grad.device
+
+    def precision(self) -> AbstractContextManager[object]:
+        """Of forward passes."""
+        return torch.autocast(self.device.type, self.half, enabled=self.half is not None)
+
+    @property
+    def kind(self) -> str:
+        return self.device.type
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return sizes_of(getattr(self.model, "config", None))
+
+    @property
+    def layout(self) -> Layout:
+        return self.flat.layout
+
+    @property
+    def stepped(self) -> bool:
+        return bool(self.optimizer.state)
+
+    def attempt(self, part: Sequence[Sample], aside: float) -> float:
+        self.zero()
+        tokens = sum(sample.count for sample in part)
+        try:
+            return share_taken(self.device, aside * self.layout.size, lambda: self.backward([part], tokens))
+        finally:
+            self.zero()
+
+    def check(self) -> None:
+        """What is on one device goes with this process."""
+
+    def zero(self) -> None:
+        self.model.train()
+        self.flat.refresh()
+        self.flat.grad.zero_()
+
+    def backward(self, parts: Sequence[Sequence[Sample]], tokens: int) -> float:
+        return sum(
+            backward(self.model, part, tokens, self.device, self.precision(), self.scale.value)
+            for part in parts
+        )
+
+    def clip(self, limit: float) -> float | None:
+        if self.scale.value != 1:
+            self.flat.grad.div_(self.scale.value)
+        norm = self.flat.clip(limit)
+        return norm if self.scale.held(norm) else None
+
+    def step(self, rate: float, beta1: float | None = None) -> None:
+        set_learning_rate(self.optimizer, rate, beta1)
+        self.flat.step(self.optimizer)
+
+    def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> tuple[float, int]:
+        with self.flat.use(vector), self.precision():
+            return evaluate(self.model, samples, size)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        return {LOCAL: self.flat.vector, **states_of(self.optimizer)}
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        parameters = enumerate(parameters_of(self.optimizer))
+        return {LOCAL: (self.layout.size,)} | {f"{OPTIMIZER}.{n}": tuple(p.shape) for n, p in parameters}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.flat.take(tensors[LOCAL])
+        load_states(self.optimizer, tensors)
+
+
+def placed(x: Tensor, where: str, copy: bool = False) -> Tensor:
+    """x' beside x_i, or in the host's memory, of which a round then takes what it samples."""
+    if x.device.type == "cpu" or where == "accelerator" or (where == "auto" and roomy(x)):
+        return x.clone() if copy else x
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type == "cuda")
+    return host.copy_(x)
+
+
+def roomy(x: Tensor) -> bool:
+    """Whether this accelerator has memory for x', Adam's moments and as much again for activations."""
+    if x.device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(x.device)
+    return free > 6 * x.nbytes
+
+
+def backward(
+    model: nn.Module,
+    part: Sequence[Sample],
+    tokens: int,
+    device: torch.device,
+    precision: AbstractContextManager[object] | None = None,  # of the forward pass
+    scale: float = 1.0,
+) -> float:
+    """One micro-batch: its losses by `tokens`, into the gradients; the sum of its losses."""
+    with precision or nullcontext():
+        loss, _ = loss_sum(model, batch_of(part, device))
+    (loss / max(tokens, 1) * scale).backward()  # type: ignore[no-untyped-call]
+    return float(loss.detach())
+
+
+def batch_of(part: Sequence[Sample], device: torch.device) -> dict[str, Tensor]:
+    return {key: value.to(device) for key, value in collate(part).items()}
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """By the numbers that its state has them under."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def parsed(name: str) -> tuple[int, str]:
+    """The number of the parameter, and what is kept of it."""
+    _, number, what = name.split(".", 2)
+    return int(number), what
+
+
+def states_of(optimizer: Optimizer) -> dict[str, Tensor]:
+    """What it keeps, by name, as float32. Nothing where that cannot be kept (torchao's): it then begins anew,
+    as a joiner's does.
+    """
+    found: dict[str, Tensor] = {}
+    for number, parameter in enumerate(parameters_of(optimizer)):  # state_dict wraps what bitsandbytes has
+        for what, value in optimizer.state.get(parameter, {}).items():
+            if type(value) not in PLAIN:
+                return {}
+            name, tensor = packed(what, value)
+            found[f"{OPTIMIZER}.{number}.{name}"] = tensor
+    return found
+
+
+def load_states(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """The way back; other names are passed over, and what ranks have of their own."""
+    state: dict[int, dict[str, Tensor | int]] = {}
+    for name in tensors:
+        if name.startswith(f"{OPTIMIZER}.") and RANK not in name:
+            number, what = parsed(name)
+            key, value = unpacked(what, tensors[name])
+            state.setdefault(number, {})[key] = value
+    load_state(optimizer, state)
+
+
+def packed(what: str, value: Tensor | int | float) -> tuple[str, Tensor]:
+    """What an optimizer keeps, as float32 under a name that says what it was: a number, or bytes."""
+    if isinstance(value, int):
+        return f"{what}|int", torch.tensor(float(value))
+    tensor = torch.as_tensor(value)
+    if tensor.dtype != torch.uint8:
+        return what, tensor.float()
+    flat = tensor.detach().cpu().reshape(-1)
+    whole = torch.nn.functional.pad(flat, (0, -flat.numel() % 4))
+    return f"{what}|uint8|{'x'.join(map(str, tensor.shape))}", whole.view(torch.float32)
+
+
+def unpacked(name: str, tensor: Tensor) -> tuple[str, Tensor | int]:
+    """The way back."""
+    what, _, kind = name.partition("|")
+    if kind == "int":
+        return what, int(tensor)
+    if not kind:
+        return what, tensor
+    shape = [int(size) for size in kind.removeprefix("uint8|").split("x") if size]
+    return what, tensor.view(torch.uint8)[: prod(shape)].reshape(shape)
+
+
+def load_state(optimizer: Optimizer, state: Mapping[int, Mapping[str, Tensor | int]]) -> None:
+    """The state alone: groups and rates are the recipe's and the schedule's."""
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

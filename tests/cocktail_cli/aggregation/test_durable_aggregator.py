@@ -1,0 +1,326 @@
+"""The owner's error survives a hub that is killed, at whichever step of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from cocktail_cli.aggregation.durable_aggregator import ERROR, UPDATES, KeptOwner
+from cocktail_cli.host.contribution_probe import Probing
+from cocktail_cli.host.hub_delegate import RunWork
+from compress import Cocktail, join
+from recipes.algorithm.cocktail_sgd import over_all
+from recipes.algorithm.shard_aggregator import Owners, part_of
+from recipes.config.loader import load_recipe
+from recipes.errors import ModelError
+from recipes.models.base_model import Base
+from transport import Ledger
+from transport.ledger.residual_handoffs import HUB, Left
+from transport.ledger.run_ledger import RoundRow
+from transport.protocol.errors import LedgerError, UpdateRejected
+
+P, SEED, ROUNDS = 400, 7, 8
+MIX = Cocktail(sample=0.25, keep=0.2, bits=4, block=16, shards=2)
+
+
+def updates_of(round: int, salt: int = 0) -> list[tuple[str, bytes, float]]:
+    """What two peers send."""
+    generator = torch.Generator().manual_seed(1000 * salt + round)
+    samples = [MIX.draw(shard.size, shard.seed, round) for shard in MIX.cut(P, SEED)]
+    packets = [join([MIX.encode(torch.randn(s.m, generator=generator)) for s in samples]) for _ in range(2)]
+    return [("ann", packets[0], 3.0), ("bob", packets[1], 0.7)]
+
+
+def legacies_before(round: int) -> list[tuple[str, bytes, float]]:
+    """What leavers hand over before a round: in every third two of them."""
+    if round % 3 != 2:
+        return []
+    generator = torch.Generator().manual_seed(50 + round)
+    whole = over_all(MIX, 0.1)
+
+    def legacy() -> bytes:
+        return join([whole.encode(torch.randn(s.size, generator=generator)) for s in MIX.cut(P, SEED)])
+
+    return [(name, legacy(), 0.3) for name in ("eve", "dan")]
+
+
+def error_of(kept: KeptOwner) -> torch.Tensor:
+    return torch.cat([owner.error for owner in kept.owner.owners.values()])
+
+
+def undisturbed() -> list[bytes]:
+    owner, packets = Owners(P, MIX, SEED), []
+    for round in range(ROUNDS):
+        for legacy in legacies_before(round):
+            owner.inherit(*legacy)
+        packets.append(owner.aggregate(round, updates_of(round)))
+    return packets
+
+
+def commit(ledger: Ledger, round: int, packet: bytes) -> None:
+    ledger.commit(RoundRow(round, round, 0.0, 0.0, 0, ("ann", "bob"), ("ann", "bob"), None, 0), packet, ())
+
+
+class Killed(BaseException):
+    """The process is no more."""
+
+
+class Life:
+    """One process of a hub, from its start to kill -9: its files are closed, nothing else is done."""
+
+    def __init__(self, folder: Path, least: int) -> None:
+        self.ledger = Ledger(folder, run="toy", samples=9)
+        self.owner = KeptOwner(Owners(P, MIX, SEED), folder, least)
+        self.owner.recover(self.ledger)
+        self.round = len(self.ledger.rounds())
+
+    def live(self, dies: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Rounds to the end; in the second one it dies at the step called `dies`."""
+        for round in range(self.round, ROUNDS):
+            mortal = round == self.round + 1
+            for legacy in legacies_before(round):
+                self.owner.inherit(*legacy)
+            if mortal and dies == "logged":  # never committed, and done again with other updates
+                self.owner.aggregate(round, updates_of(round, salt=1))
+                raise Killed
+            packet = self.owner.aggregate(round, updates_of(round))
+            commit(self.ledger, round, packet)
+            if mortal and dies == "committed":
+                raise Killed
+            if mortal and dies in ("saving", "saved"):
+                monkeypatch.setattr(self.owner, "longest", 0)
+                step = (self.owner.owner, "save") if dies == "saving" else (self.owner.log, "clear")
+                monkeypatch.setattr(*step, die)
+            self.owner.committed(round)
+        raise Killed
+
+    def end(self) -> None:
+        self.owner.close()
+        self.ledger.close()
+
+
+def die(*_: Any) -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("shorter", ["packets", "what they come to"])
+@pytest.mark.parametrize("least", [0, 1 << 30], ids=["e is saved often", "e is never saved"])
+@pytest.mark.parametrize("dies", ["logged", "committed", "saving", "saved"])
+def test_killed_at_any_step_the_run_is_what_it_would_have_been(
+    tmp_path: Path, dies: str, least: int, shorter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Owners, "moved_bytes", lambda *_: 1 << 30 if shorter == "packets" else 0)
+    for _ in range(ROUNDS):
+        life = Life(tmp_path, least)
+        life.owner.longest = least and life.owner.longest  # small: after every round
+        with pytest.raises(Killed):
+            life.live(dies, monkeypatch)
+        life.end()
+
+    with Ledger(tmp_path, write=False) as ledger:
+        assert [packet for _, packet in ledger.packets()] == undisturbed()
+    assert (tmp_path / ERROR).exists() == (least == 0 or dies == "saved")
+
+
+def test_e_is_not_saved_with_a_legacy_that_the_next_rounds_record_is_to_have(tmp_path: Path) -> None:
+    """Else it would be in e twice after a replay."""
+    life = Life(tmp_path, 0)
+    life.owner.longest = 0
+    commit(life.ledger, 0, life.owner.aggregate(0, updates_of(0)))
+    for legacy in legacies_before(2):
+        life.owner.inherit(*legacy)
+    life.owner.committed(0)
+    assert not (tmp_path / ERROR).exists()
+    commit(life.ledger, 1, life.owner.aggregate(1, updates_of(1)))
+    error = error_of(life.owner)
+    life.end()
+
+    again = Life(tmp_path, 0)
+    assert torch.equal(error_of(again.owner), error)
+    with pytest.raises(UpdateRejected):
+        again.owner.inherit("mallory", b"junk", 0.5)
+    assert again.owner.inherited == []
+    assert torch.equal(error_of(again.owner), error)
+    again.end()
+
+
+def test_a_round_done_again_without_a_rejected_peer_is_replayed_as_it_was_committed(tmp_path: Path) -> None:
+    life = Life(tmp_path, 1 << 30)
+    updates = updates_of(0)
+    with pytest.raises(UpdateRejected):
+        life.owner.aggregate(0, [*updates, ("mallory", b"junk", 9.0)])
+    commit(life.ledger, 0, life.owner.aggregate(0, updates))
+    error = error_of(life.owner)
+    life.end()
+
+    again = Life(tmp_path, 1 << 30)
+    assert torch.equal(error_of(again.owner), error)
+    again.end()
+
+
+def test_a_legacy_that_was_shortened_is_shortened_again_after_a_restart(tmp_path: Path) -> None:
+    """By what the round before it held, whether that round is replayed or older than the saved e."""
+    life = Life(tmp_path, 1 << 30)
+    for round in range(4):
+        life.owner.longest = 0 if round == 1 else 1 << 30  # e is saved after round 1
+        if round:
+            assert life.owner.inherit(*too_long(round)) < 1
+        updates = [*updates_of(round), ("cat", updates_of(round, salt=1)[0][1], 1.0)]
+        commit(life.ledger, round, life.owner.aggregate(round, updates))
+        life.owner.committed(round)
+    error = error_of(life.owner)
+    life.end()
+
+    again = Life(tmp_path, 1 << 30)
+    assert torch.equal(error_of(again.owner).view(torch.int32), error.view(torch.int32))
+    assert again.owner.inherit(*too_long(4)) == life.owner.inherit(*too_long(4))
+    again.end()
+
+
+def too_long(round: int) -> tuple[str, bytes, float]:
+    generator = torch.Generator().manual_seed(round)
+    whole, values = over_all(MIX, 1.0), 20 * torch.randn(P, generator=generator)
+    return "mallory", join([whole.encode(shard.of(values)) for shard in MIX.cut(P, SEED)]), 0.3
+
+
+def test_an_error_that_cannot_be_had_is_not_taken_for_zero(tmp_path: Path) -> None:
+    life = Life(tmp_path, 1 << 30)
+    for round in range(2):
+        commit(life.ledger, round, life.owner.aggregate(round, updates_of(round)))
+    life.end()
+    data = (tmp_path / UPDATES).read_bytes()
+
+    other = tmp_path / "other"
+    stranger = Life(other, 1 << 30)
+    for round in range(2):
+        commit(stranger.ledger, round, stranger.owner.aggregate(round, updates_of(round, salt=1)))
+    stranger.end()
+    for damaged, message in (
+        (b"", "lacks the updates of round 0"),
+        (data[:-1], "lacks the updates of round 1"),
+        ((other / UPDATES).read_bytes(), "round 0 are not those it was committed with"),
+    ):
+        (tmp_path / UPDATES).write_bytes(damaged)
+        with (
+            Ledger(tmp_path, run="toy", samples=9) as ledger,
+            pytest.raises(LedgerError, match=message),
+        ):
+            KeptOwner(Owners(P, MIX, SEED), tmp_path).recover(ledger)
+
+
+def test_a_run_that_is_over_leaves_no_error_behind(tmp_path: Path) -> None:
+    life = Life(tmp_path, 1 << 30)
+    commit(life.ledger, 0, life.owner.aggregate(0, updates_of(0)))
+    life.end()
+
+    life.owner.forget()
+
+    assert not (tmp_path / UPDATES).exists()
+
+
+def test_what_counts_for_less_is_logged_with_the_weight_that_it_had_and_judged_with_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recipes.models.count_trained", lambda recipe, folder: P)
+    monkeypatch.setattr("recipes.models.check_trainable", lambda *_: None)
+    monkeypatch.setattr(Owners, "moved_bytes", lambda *_: 1 << 30)
+    nothing: Any = SimpleNamespace(pack_held_out=lambda: b"")
+    work = RunWork(load_recipe("smoke", []), Base(tmp_path, ()), nothing, tmp_path)
+    work.owner = KeptOwner(Owners(P, MIX, SEED), tmp_path)
+    work.probing = Probing(lambda: nothing, work.tell)
+    work.probing.weights = {"bob": 0.25}
+    with Ledger(tmp_path, run="toy", samples=9) as ledger:
+        work.owner.recover(ledger)
+        work.inherit("bob", legacies_before(2)[0][1], 0.4)
+        work.aggregate(0, updates_of(0))
+        assert work.owner.log is not None
+        [logged] = work.owner.log.rounds(0, 1)
+    work.close()
+
+    assert [(peer, weight) for peer, _, weight in logged.updates] == [("ann", 3.0), ("bob", 0.25 * 0.7)]
+    assert [(peer, weight) for peer, _, weight in logged.inherited] == [("bob", 0.25 * 0.4)]
+    assert work.taken == updates_of(0)
+
+
+def test_more_shards_than_the_model_has_parameters_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recipes.models.check_trainable", lambda recipe, base: None)
+    monkeypatch.setattr("recipes.models.count_trained", lambda recipe, base: 2)
+    recipe: Any = load_recipe("smoke", ["compression.shards=3"])
+    nothing: Any = None
+    with pytest.raises(ModelError, match=r"compression.shards is 3, more than the model's 2 parameters"):
+        RunWork(recipe, Base(tmp_path, ()), nothing, tmp_path)
+
+
+OWNED = ([0, 1], [0, 1], [0], [0], [], [1], [0, 1], [0, 1])  # in each round
+
+
+def keep_for_others(life: Life, owned: list[int], *, dies: bool) -> Callable[[bytes], int]:
+    """As the hub does it, for whoever owns the other shards next."""
+
+    def keep(errors: bytes) -> int:
+        number = life.ledger.estates.keep(Left(HUB, 1.0, frozenset(range(2)) - set(owned)), errors)
+        if dies:
+            raise Killed
+        return number
+
+    return keep
+
+
+def test_a_round_whose_owners_were_all_lost_is_logged_again_by_a_hub_that_owns_its_shards_then(
+    tmp_path: Path,
+) -> None:
+    life = Life(tmp_path, 1 << 30)
+    life.owner.own(0, [], lambda errors: pytest.fail("there are none yet"))
+    life.owner.aggregate(0, updates_of(0))  # nobody's packet came: not committed
+
+    life.owner.own(0, [0, 1], lambda errors: pytest.fail("it had none"))
+    commit(life.ledger, 0, life.owner.aggregate(0, updates_of(0)))
+    life.end()
+
+    again = Life(tmp_path, 1 << 30)
+    assert torch.equal(error_of(again.owner), error_of(life.owner))
+    again.end()
+
+
+@pytest.mark.parametrize(
+    ("least", "dies"),
+    [(0, False), (1 << 30, False), (1 << 30, True)],
+    ids=["e is saved often", "e is saved as shards change hands", "killed as shards change hands"],
+)
+def test_killed_after_every_step_while_shards_come_and_go_e_is_what_it_would_have_been(
+    tmp_path: Path, least: int, dies: bool
+) -> None:
+    """What others own moves by their packets, and is none of this owner's."""
+    theirs, reference, kept = undisturbed(), Owners(P, MIX, SEED), list[bytes]()
+    for round, owned in enumerate(OWNED):
+        kept += filter(None, [reference.own(owned)])
+        life = Life(tmp_path, least)
+        with suppress(Killed):
+            life.owner.own(round, owned, keep_for_others(life, owned, dies=dies))
+        life.end()
+        life = Life(tmp_path, least)
+        life.owner.own(round, owned, lambda errors: pytest.fail("these are on the disk for others"))
+        assert [life.ledger.estates.packet(number) for number in life.ledger.estates.rows()] == kept
+        for legacy in legacies_before(round):
+            reference.inherit(*legacy)
+            life.owner.inherit(*legacy)
+        own = life.owner.aggregate(round, updates_of(round))
+        assert own == reference.aggregate(round, updates_of(round))
+        others = [shard for shard in range(2) if shard not in owned]
+        part = part_of(theirs[round], others, 2)
+        commit(life.ledger, round, life.owner.joined(round, own, [("bob", others, part)]))
+        life.owner.committed(round)
+        life.end()
+
+    again = Life(tmp_path, least)
+    assert list(again.owner.owner.owners) == OWNED[-1]
+    assert torch.equal(error_of(again.owner), torch.cat([o.error for o in reference.owners.values()]))
+    again.end()

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from cocktail_cli.volunteer.run_link import RunLink
+from recipes.training.loop import Delivery
+from transport.peer.stop_request import Asked
+from transport.protocol.messages import Committed, Report, Round
+from transport.transfer.bandwidth_budget import SHARE
+
+SIZE = 10**6
+
+
+class Line:
+    """A PeerLink on which a packet takes a while."""
+
+    name = "ann"
+
+    def __init__(self, spans: int) -> None:
+        self.leave_requested, self.upload_s = Asked(), 0.0
+        self.rounds = [Round(n, n, 9, ["ann"], 4, True, spans=spans) for n in range(3)]
+        self.reports: list[Report] = []
+
+    def next_round(self) -> Round:
+        return self.rounds.pop(0)
+
+    def fetch(self, name: str) -> bytes:
+        time.sleep(0.01)
+        return bytes(SIZE)
+
+    def exchange(self, round: int, packet: bytes, report: Report, parts: object) -> Committed:
+        self.reports.append(report)
+        self.upload_s = 2.0
+        return Committed(round, SIZE, "", ["ann"])
+
+
+@pytest.mark.parametrize("spans", [1, 4])
+def test_a_peer_finds_what_its_line_carries_beside_a_rounds_compute(spans: int) -> None:
+    line = Line(spans)
+    run = RunLink(line)  # type: ignore[arg-type]
+    for round in range(3):
+        run.next_round()
+        run.exchange(bytes(SIZE), Delivery(round, 0, [], 0.0, 0, compute_s=10.0, wait_s=0.0))
+        run.fetch("lease/0")
+        run.fetch(f"packet/{round}")
+    a_round = 10.0 / spans
+
+    assert run.fits == pytest.approx(run.slot.share * a_round * SIZE / 2.0, rel=0.01)
+    assert line.reports[0].fits == 0, "nothing has come down yet"
+    assert line.reports[-1].fits > SHARE * a_round * SIZE / 0.1
+
+
+def test_it_takes_less_of_the_compute_where_a_round_ended_late() -> None:
+    run = RunLink(Line(1))  # type: ignore[arg-type]
+    run.next_round()
+    run.exchange(bytes(SIZE), Delivery(0, 0, [], 0.0, 0, compute_s=0.005, wait_s=0.0))
+    assert run.slot.share == SHARE
+    run.fetch("packet/0")
+
+    assert run.slot.share < SHARE

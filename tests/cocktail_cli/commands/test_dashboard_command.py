@@ -1,0 +1,121 @@
+"""`cocktail dashboard` from the outside, and the page that a launch starts."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from a_run import a_run
+from in_this_process import Run
+from test_remote_reader import answer
+
+from cocktail_cli.commands.run.dashboard import Page, source_of
+from cocktail_cli.dashboard.remote_reader import Remote
+from cocktail_cli.host.run_folder import Recorder
+from cocktail_cli.machine.run_registry import save
+from cocktail_cli.ui.events import PageOpened, Warning
+from transport import RunKeys
+
+
+def told(page: Page) -> PageOpened | Warning:
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        for event in page.news():
+            assert isinstance(event, (PageOpened, Warning))
+            return event
+        time.sleep(0.02)
+    raise AssertionError("the page says nothing")
+
+
+@pytest.mark.slow
+def test_the_page_of_a_launch_is_a_process_that_tells_its_address(tmp_path: Path) -> None:
+    with a_run(tmp_path / "out") as run:
+        page = Page()
+        page.start(run.folder)
+        event = told(page)
+        assert isinstance(event, PageOpened)
+        address, _, key = event.url.partition("#key=")
+        ask = urllib.request.Request(f"{address}join", headers={"Authorization": f"Bearer {key}"})
+        with urllib.request.urlopen(ask, timeout=10) as answer:
+            line = answer.read().decode()
+        assert page.process is not None
+        page.process.kill()
+        page.process.wait()
+
+    assert line == f"cocktail join {run.record.url}"
+    assert list(page.news()) == []
+
+
+@pytest.mark.slow
+def test_a_page_that_cannot_start_is_a_warning_and_no_more(tmp_path: Path) -> None:
+    page = Page()
+    page.start(tmp_path)
+    event = told(page)
+    page.close()
+
+    assert isinstance(event, Warning)
+    assert event.message.startswith("there is no page: no run")
+
+
+def test_the_key_to_the_page_is_not_in_the_diary(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.show(PageOpened("http://127.0.0.1:29480/#key=secret"))
+    recorder.close()
+
+    event = json.loads((tmp_path / "events.jsonl").read_text())
+    assert (event["event"], event["url"]) == ("page_opened", "http://127.0.0.1:29480/")
+
+
+def test_without_a_name_it_is_the_one_run_that_goes_on(tmp_path: Path) -> None:
+    with a_run(tmp_path / "out") as run:
+        _, line = source_of(None)
+
+        assert line() == f"cocktail join {run.record.url}"
+
+
+def test_the_line_is_the_newest_and_none_where_the_run_is_over(tmp_path: Path) -> None:
+    with a_run(tmp_path / "out") as run:
+        _, line = source_of(run.record.run)
+        new = run.record.with_token(RunKeys.new_token())
+        save(new)
+        rotated = line()
+        run.finish(9.0)
+
+        assert rotated == f"cocktail join {new.url}" != f"cocktail join {run.record.url}"
+        assert line() == ""
+
+
+def test_where_none_goes_on_it_asks_which(cocktail: Run, tmp_path: Path) -> None:
+    with a_run(tmp_path / "out") as run:
+        run.finish(9.0)
+    said = cocktail("dashboard")
+
+    assert (said.exit, "which run? Going on here: none" in said.err) == (2, True)
+
+
+def test_a_run_url_is_asked_of_its_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = str(RunKeys.generate().url("203.0.113.7", 29400, "amber-otter-42"))
+    (tmp_path / "line").write_text(url + "\n")
+    monkeypatch.setattr("transport.ask_status", lambda *_, **__: answer(4, ("ann", 0)))
+
+    for given in (url, f"@{tmp_path / 'line'}"):
+        source, line = source_of(given)
+        assert isinstance(source, Remote)
+        assert line() == f"cocktail join {url}"
+
+
+def test_of_a_run_that_cannot_be_reached_there_is_no_page(cocktail: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    said = cocktail("dashboard", str(RunKeys.generate().url("127.0.0.1", port, "amber-otter-42")))
+
+    assert (said.exit, "cannot be reached: no connection" in said.err, said.out) == (5, True, "")
+
+
+def test_an_unknown_run_is_exit_3_and_a_cut_url_exit_2(cocktail: Run) -> None:
+    assert cocktail("dashboard", "nobody-42").exit == 3
+    assert cocktail("dashboard", "cocktail://abc").exit == 2

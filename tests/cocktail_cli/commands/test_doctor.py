@@ -1,0 +1,160 @@
+"""`cocktail doctor`: a line for each thing that can be wrong, with its fix, whatever else breaks."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from in_this_process import Run
+from stalling_hub import Material, stalling_hub
+
+from cocktail_cli.commands.check import doctor
+from recipes.downloads.hub_access import Answer
+from transport import RunKeys
+
+
+def of(findings: str, about: str) -> dict[str, str]:
+    return next(f for f in json.loads(findings)["findings"] if f["about"] == about)
+
+
+def test_a_machine_is_looked_at_line_by_line(cocktail: Run) -> None:
+    said = cocktail("doctor", "--device", "cpu")
+
+    assert said.exit == 0
+    told = [line.split()[1] for line in said.out.splitlines()]
+    assert told == [
+        "python",
+        "packages",
+        "device",
+        "memory",
+        "transport",
+        "codec",
+        "disk",
+        "files",
+        "port",
+        "proxy",
+        "address",
+        "power",
+        "hub",
+    ]
+    assert "not asked: HF_HUB_OFFLINE is set" in said.out
+
+
+def test_a_device_that_is_not_there_is_exit_4(cocktail: Run) -> None:
+    said = cocktail("doctor", "--device", "cuda:7", "--json")
+
+    assert said.exit == 4
+    assert of(said.out, "device")["level"] == "fail"
+
+
+def test_a_port_in_use_is_told(cocktail: Run) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        said = cocktail("doctor", "--port", str(taken.getsockname()[1]), "--json")
+
+    assert of(said.out, "port")["level"] == "warn"
+
+
+def test_a_check_that_breaks_does_not_end_the_others(cocktail: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> None:
+        raise OSError("the disk does not answer")
+
+    monkeypatch.setattr(doctor.shutil, "disk_usage", broken)
+    said = cocktail("doctor", "--json")
+
+    assert "the disk does not answer" in of(said.out, "disk")["text"]
+    assert of(said.out, "port")
+
+
+@pytest.mark.parametrize(
+    ("answer", "level", "words"),
+    [
+        (Answer("https://hf", error="no route"), "warn", "does not answer: no route"),
+        (Answer("https://hf", skew=0.5), "ok", "no token, which gated models need"),
+        (Answer("https://hf", token=True, skew=0.5), "warn", "does not take this machine's token"),
+        (Answer("https://hf", token=True, user="dana", skew=0.5), "ok", "logged in as dana"),
+    ],
+)
+def test_what_the_hugging_face_hub_says_is_told(
+    monkeypatch: pytest.MonkeyPatch, answer: Answer, level: str, words: str
+) -> None:
+    monkeypatch.setattr("recipes.downloads.asked", lambda timeout: answer)
+
+    found = next(doctor.hub())
+
+    assert (found.level, words in found.text) == (level, True)
+
+
+def test_a_clock_that_is_four_minutes_behind_fails() -> None:
+    assert doctor.clock(240.0).level == "fail"
+    assert doctor.clock(-0.7).level == "ok"
+
+
+def test_few_open_files_are_a_warning_with_the_command_that_mends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+
+    assert doctor.files().hint == "ulimit -n 1024"
+
+
+def test_a_machine_without_a_way_out_over_ipv4_is_told_what_it_can_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "leads_there", lambda family, there: family == socket.AF_INET6)
+    finding = doctor.address()
+
+    assert finding.level == "warn"
+    assert "IPv6" in finding.text
+
+
+def test_the_environment_can_be_pasted(cocktail: Run) -> None:
+    said = cocktail("doctor", "--env")
+
+    assert (said.exit, said.out.startswith("- cocktail ")) == (0, True)
+    assert "transformers" in said.out
+
+
+def test_a_run_that_cannot_be_reached_is_told_with_what_failed(cocktail: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    url = str(RunKeys.generate().url("127.0.0.1", port, "amber-otter-42"))
+    said = cocktail("doctor", url, "--json")
+
+    assert said.exit == 4
+    assert of(said.out, "run")["level"] == "fail"
+
+
+@pytest.mark.slow
+def test_a_run_is_asked_joined_and_left(cocktail: Run, tmp_path: Path) -> None:
+    material = Material.prepare(tmp_path / "base")
+    with stalling_hub(material, tmp_path / "ledger") as running:
+        said = cocktail("doctor", str(running.url), "--json")
+        line = json.loads(cocktail("bench", "net", str(running.url), "--json").out)
+
+    assert said.exit == 0, said.out
+    assert "waiting, step 0/1000, 0 peers" in of(said.out, "run")["text"]
+    assert "codec 1" in of(said.out, "versions")["text"]
+    lines = [one["text"] for one in json.loads(said.out)["findings"] if one["about"] == "line"]
+    assert "Mbit/s down" in lines[0]
+    assert "Mbit/s up" in lines[1]
+    assert running.left("doctor") == ["left: the doctor has seen enough"] * 2
+    assert line["rtt_ms"] <= line["slowest_rtt_ms"]
+    for way in ("up", "down"):
+        took = line["packet_bytes"] / line[f"{way}_bytes_per_s"]
+        assert line[f"packet_{way}_s"] == pytest.approx(took, abs=1e-4)
+
+
+def test_a_step_is_measured_without_a_network(cocktail: Run) -> None:
+    small = ["data.max_length=32", "global_batch_size=4", "compression.local_steps=2"]
+    said = cocktail(
+        "bench", "step", "smoke", *small, "--peers", "2", "--steps", "3", "--device", "cpu", "--json"
+    )
+
+    row = json.loads(said.out)
+    assert (said.exit, row["samples"], row["parameters"]) == (0, 2, 1_012_992)
+    assert 0 < row["tokens"] <= 2 * 32
+    assert 0 < row["compute_s"] <= row["step_s"] <= row["slowest_s"]
+    assert row["tokens_per_s"] == pytest.approx(row["tokens"] / row["step_s"])

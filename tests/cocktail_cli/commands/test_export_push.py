@@ -1,0 +1,315 @@
+"""`cocktail export` with its options, `generate` from what it writes, and what goes to the hub, whose client
+is a stand-in."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+from in_this_process import Run
+from safetensors.torch import load_file
+from test_snapshot_thread import RECIPE, Story
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.host.host_session import Run as Launch
+from cocktail_cli.host.snapshot_thread import Snapshots
+from cocktail_cli.machine.run_registry import RunRecord, save
+from recipes.algorithm.cocktail_sgd import Common, mix_of
+from recipes.config.loader import load_recipe
+from recipes.config.schema import Recipe
+from recipes.downloads.hugging_face import Repository
+from recipes.errors import HubUnreachable, ModelError
+from recipes.models.base_model import open_tokenizer, prepare_base
+from recipes.models.causal_lm import Writer, generate, load_model
+from recipes.models.trainable import open_trained
+from recipes.weight_files.parameter_layout import Flat
+from transport import Ledger
+from transport.ledger.run_ledger import EvaluationRow
+
+LORA = load_recipe(
+    "smoke", ["lora_r=2", "lora_target_modules=[query_key_value]", "max_steps=40", "save_steps=4"]
+)
+
+
+@dataclass
+class Hub:
+    """What HfApi is asked for, and what it answers."""
+
+    made: list[dict[str, Any]] = field(default_factory=list)
+    pushed: list[dict[str, Any]] = field(default_factory=list)
+    error: Exception | None = None
+
+    def create_repo(self, repo_id: str, **more: Any) -> SimpleNamespace:
+        if self.error:
+            raise self.error
+        self.made.append({"repo_id": repo_id, **more})
+        return SimpleNamespace(repo_id=repo_id)
+
+    def upload_folder(self, *, folder_path: Path, allow_patterns: list[str], **more: Any) -> SimpleNamespace:
+        if self.error:
+            raise self.error
+        from huggingface_hub.utils import filter_repo_objects
+
+        every = [str(path.relative_to(folder_path)) for path in folder_path.rglob("*") if path.is_file()]
+        sent = sorted(filter_repo_objects(every, allow_patterns=allow_patterns))
+        self.pushed.append({"sent": sent, **more})
+        return SimpleNamespace(commit_url="https://hub/me/m/commit/1")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    found = Hub()
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: found)
+    return found
+
+
+def status(code: int) -> HfHubHTTPError:
+    response: Any = SimpleNamespace(status_code=code, headers={}, request=None)
+    return HfHubHTTPError("no", response=response)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_base(RECIPE, tmp_path_factory.mktemp("made") / "base").folder
+
+
+def story_of(recipe: Recipe, base: Path, folder: Path) -> Story:
+    """A run that has trained for some rounds, as `export` finds it."""
+    shutil.copytree(base, folder / "base")
+    open_tokenizer(base).save_pretrained(folder / "tokenizer")
+    (folder / "recipe.json").write_text(recipe.to_json())
+    start = open_trained(recipe, folder / "base")
+    vector = torch.from_numpy(start.read(0, start.layout.size))
+    start.close()
+    ledger = Ledger(folder / "ledger", run="amber-otter-42", samples=10_000)
+    story = Story(folder, ledger, Common(vector, mix_of(recipe.compression), recipe.training.seed))
+    story.commit(6)
+    record = RunRecord(
+        "amber-otter-42", "url", {}, 1, 1, "", str(folder), str(folder / "base"), "r", "h", "t"
+    )
+    save(record.ended("finished", 6, None))
+    return story
+
+
+@pytest.fixture
+def whole(base: Path, tmp_path: Path) -> Iterator[Story]:
+    story = story_of(RECIPE, base, tmp_path / "run")
+    yield story
+    story.ledger.close()
+
+
+@pytest.fixture
+def adapters(base: Path, tmp_path: Path) -> Iterator[Story]:
+    story = story_of(LORA, base, tmp_path / "run")
+    yield story
+    story.ledger.close()
+
+
+def test_an_export_of_adapters_is_one_that_names_its_base(
+    cocktail: Run, adapters: Story, tmp_path: Path
+) -> None:
+    done = cocktail("export", "amber-otter-42", "-o", str(tmp_path / "out"))
+
+    assert done.exit == 0, done.err
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "README.md"} <= names
+    assert "config.json" not in names
+    told = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert Path(told["base_model_name_or_path"]) == adapters.folder / "base"
+    held = torch.cat(
+        [t.reshape(-1) for t in load_file(tmp_path / "out" / "adapter_model.safetensors").values()]
+    )
+    assert torch.equal(held.sort().values, adapters.common.vector.sort().values)
+
+
+def test_merged_and_in_bfloat16_it_is_a_model_by_itself(
+    cocktail: Run, adapters: Story, tmp_path: Path
+) -> None:
+    done = cocktail(
+        "export", "amber-otter-42", "-o", str(tmp_path / "out"), "--merge-lora", "--dtype", "bfloat16"
+    )
+
+    assert done.exit == 0, done.err
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    base = load_file(adapters.folder / "base" / "model.safetensors")
+    changed = [name for name in weights if not torch.equal(weights[name], base[name].to(torch.bfloat16))]
+    assert sorted(changed) == [f"gpt_neox.layers.{i}.attention.query_key_value.weight" for i in range(2)]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+    load_model(tmp_path / "out")
+
+
+def test_a_whole_model_is_exported_in_float16_too_and_has_nothing_to_merge(
+    cocktail: Run, whole: Story, tmp_path: Path
+) -> None:
+    done = cocktail("export", "amber-otter-42", "-o", str(tmp_path / "out"), "--dtype", "float16")
+    other = cocktail("export", "amber-otter-42", "-o", str(tmp_path / "other"), "--merge-lora")
+
+    assert done.exit == 0, done.err
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float16}
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float16"
+    assert other.exit == 2
+    assert "no adapters" in other.err
+    assert not (tmp_path / "other").exists()
+
+
+def test_an_export_of_a_checkpoint_is_the_model_as_it_was_after_so_many_rounds(
+    cocktail: Run, whole: Story, tmp_path: Path
+) -> None:
+    def vector(checkpoint: str) -> torch.Tensor:
+        done = cocktail(
+            "export", "amber-otter-42", "-o", str(tmp_path / checkpoint), "--checkpoint", checkpoint
+        )
+        assert done.exit == 0, done.err
+        return Flat(load_model(tmp_path / checkpoint)).vector
+
+    unmeasured = cocktail("export", "amber-otter-42", "-o", "best", "--checkpoint", "best")
+    assert (unmeasured.exit, "not measured" in unmeasured.err) == (2, True)
+    beyond = cocktail("export", "amber-otter-42", "-o", "best", "--checkpoint", "7")
+    assert (beyond.exit, "hint: 0 (the base) to 6, or best" in beyond.err) == (2, True)
+    for round, loss in ((0, 4.0), (2, 3.0), (6, 3.5)):
+        whole.ledger.evaluated(EvaluationRow(round, round, loss, 8, round == 6))
+
+    assert torch.equal(vector("4"), whole.before[4])
+    assert torch.equal(vector("best"), whole.before[2])
+
+
+def test_a_prompt_is_gone_on_from_by_the_base_and_by_what_became_of_it(cocktail: Run, whole: Story) -> None:
+    whole.place.write_model(whole.folder)
+
+    done = cocktail("generate", "amber-otter-42", "The", "--base", "--max-new-tokens", "3", "--json")
+
+    assert done.exit == 0, done.err
+    told = json.loads(done.out)
+    assert (told["model"], told["base"]) == (str(whole.folder), str(whole.folder / "base"))
+    assert told["text"] == generate(whole.folder, "The", 3)
+    assert told["base_text"] == generate(whole.folder / "base", "The", 3)
+    assert cocktail("generate", "amber-otter-42", "--base", "-i").exit == 2
+
+
+@pytest.mark.parametrize(
+    ("template", "second"),
+    [
+        ("{% for m in messages %}{{ m.role[0] }}:{{ m.content }}|{% endfor %}", "u:one|a:1|u:two|"),
+        ("", "two"),
+    ],
+)
+def test_in_a_conversation_the_model_hears_what_was_said_by_the_chat_template(
+    cocktail: Run, whole: Story, monkeypatch: pytest.MonkeyPatch, template: str, second: str
+) -> None:
+    whole.place.write_model(whole.folder)
+    if template:
+        (whole.folder / "chat_template.jinja").write_text(template)
+    heard: list[str] = []
+
+    def write(self: Writer, prompt: str, *settings: object, **more: object) -> str:
+        heard.append(prompt)
+        return str(len(heard))
+
+    monkeypatch.setattr(Writer, "write", write)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
+
+    done = cocktail("generate", "amber-otter-42", "-i")
+
+    assert (done.exit, done.out) == (0, "1\n2\n"), done.err
+    assert heard[1] == second
+
+
+def test_what_is_pushed_is_the_model_and_nothing_beside_it(
+    cocktail: Run, whole: Story, tmp_path: Path, hub: Hub
+) -> None:
+    done = cocktail(
+        "export", "amber-otter-42", "-o", str(tmp_path / "out"), "--push", "me/m", "--private", "--json"
+    )
+
+    assert done.exit == 0, done.err
+    assert json.loads(done.out)["pushed"] == "https://hub/me/m/commit/1"
+    assert hub.made == [{"repo_id": "me/m", "private": True, "exist_ok": True}]
+    [pushed] = hub.pushed
+    wanted = ["README.md", "config.json", "generation_config.json", "model.safetensors"]
+    assert [name for name in pushed["sent"] if not name.startswith("tokenizer")] == wanted
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (LocalTokenNotFoundError("x"), ModelError, "no token"),
+        (status(403), ModelError, "may not write"),
+        (status(500), HubUnreachable, "could not be written"),
+        (ConnectionError("no"), HubUnreachable, "did not answer"),
+    ],
+)
+def test_a_push_that_fails_says_why(
+    hub: Hub, tmp_path: Path, error: Exception, kind: type, said: str
+) -> None:
+    hub.error = error
+
+    with pytest.raises(kind, match=said):
+        Repository("me/m").open()
+    with pytest.raises(kind, match=said):
+        Repository("me/m").push(tmp_path, "a model")
+
+
+def test_without_a_token_nothing_is_exported(cocktail: Run, whole: Story, tmp_path: Path, hub: Hub) -> None:
+    hub.error = LocalTokenNotFoundError("x")
+
+    done = cocktail("export", "amber-otter-42", "-o", str(tmp_path / "out"), "--push", "me/m")
+
+    assert done.exit == 3
+    assert "hf auth login" in done.err
+    assert not (tmp_path / "out").exists()
+
+
+PUSHING = ["push_to_hub=true", "hub_model_id=me/m", "save_steps=4", "max_steps=40"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "where"), [("end", []), ("every_save", [None]), ("checkpoint", ["last-checkpoint"])]
+)
+def test_a_snapshot_is_pushed_where_the_recipe_says_so(
+    base: Path, tmp_path: Path, hub: Hub, strategy: str, where: list[str | None]
+) -> None:
+    recipe = load_recipe("smoke", [*PUSHING, f"hub_strategy={strategy}"])
+    story = story_of(recipe, base, tmp_path / "run")
+    snapshots = Snapshots(replace(story.place, recipe=recipe), 4, 40, lambda offers: None)
+
+    snapshots._make(5, 5)
+
+    assert [pushed["path_in_repo"] for pushed in hub.pushed] == where
+    assert not snapshots.warned
+    hub.error = status(500)
+    snapshots._make(6, 6)
+    assert snapshots.warned == ({"push"} if where else set())
+    story.ledger.close()
+
+
+def test_a_token_that_may_not_write_is_found_out_before_a_run(tmp_path: Path, hub: Hub) -> None:
+    hub.error = status(401)
+    launch = Launch(load_recipe("smoke", PUSHING), tmp_path, [])
+
+    with pytest.raises((ModelError, Failure), match="may not write"):
+        launch.prepare()
+
+
+def test_a_model_that_cannot_be_pushed_at_the_end_is_a_warning_with_the_way_to_do_it(
+    whole: Story, hub: Hub
+) -> None:
+    told: list[Any] = []
+    launch = Launch(load_recipe("smoke", PUSHING), whole.folder, [SimpleNamespace(show=told.append)])  # type: ignore[list-item]
+    record: Any = SimpleNamespace(run="amber-otter-42")
+    launch.push(record, 6)
+    hub.error = status(500)
+    launch.push(record, 6)
+
+    assert [pushed["commit_message"] for pushed in hub.pushed] == ["amber-otter-42, 6 rounds"]
+    assert "cocktail export amber-otter-42 -o DIR --push me/m" in told[-1].message

@@ -1,0 +1,190 @@
+"""The owner's commands about who is in a run, against a hub on the loopback."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from in_this_process import Run
+from toy_swarm import ToyPeer, ToyWork, toy_settings
+
+from cocktail_cli.machine.identity import own_keys
+from cocktail_cli.machine.run_registry import RunRecord, load, save
+from recipes.config.loader import load_recipe
+from recipes.errors import RecipeError
+from transport import Hub, Ledger, PeerLink, RunKeys, ask_owner, parse_url
+from transport.protocol import events as told
+from transport.protocol.errors import RefusedByHub
+from transport.protocol.keys import CurveKeys, short
+
+
+class Running:
+    """A hub with a toy of a run, and the record by which commands find it."""
+
+    def __init__(self, folder: Path, **changes: object) -> None:
+        settings = toy_settings(**({"samples": 10**6, "linger_s": 0.5} | changes))
+        keys = RunKeys.generate()
+        self.ledger = Ledger(folder / "ledger", run=settings.run, samples=settings.samples)
+        self.hub = Hub("127.0.0.1", 0, keys, self.ledger, settings, ToyWork())
+        self.url = keys.url("127.0.0.1", self.hub.port, settings.run)
+        self.events: list[told.Event] = []
+        self.record = RunRecord(
+            run=settings.run,
+            url=str(self.url),
+            keys=asdict(keys),
+            pid=1,
+            port=self.hub.port,
+            bind="127.0.0.1",
+            output_dir=str(folder),
+            base="base",
+            recipe="toy",
+            recipe_hash="",
+            started="",
+        )
+        save(self.record)
+        self.hub.start()
+        threading.Thread(target=lambda: self.events.extend(self.hub.events()), daemon=True).start()
+
+    def when_asked(self, order: str, word: str, reason: str) -> threading.Thread:
+        """Have the owner decide about a newcomer as soon as there is one."""
+
+        def decide() -> None:
+            secret = self.record.keys["stop"]
+            while not ask_owner(self.url, secret, "list")["peers"]:
+                time.sleep(0.02)
+            ask_owner(self.url, secret, order, peer=word, reason=reason)  # type: ignore[arg-type]
+
+        thread = threading.Thread(target=decide, daemon=True)
+        thread.start()
+        return thread
+
+    def close(self) -> None:
+        self.hub.stop(now=True)
+        self.hub.join(10.0)
+        self.ledger.close()
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    run = Running(tmp_path)
+    yield run
+    run.close()
+
+
+@pytest.fixture
+def approving(tmp_path: Path) -> Iterator[Running]:
+    run = Running(tmp_path, join="approve")
+    yield run
+    run.close()
+
+
+def test_the_owner_sees_who_is_there_and_kicks_one_that_works(cocktail: Run, running: Running) -> None:
+    keys = CurveKeys.generate()
+    peer = ToyPeer(PeerLink(running.url, "ann", "RTX 3090", keys=keys))
+    thread = peer.start()
+    while not peer.rounds:
+        time.sleep(0.01)
+    (row,) = json.loads(cocktail("peers", "toy-run", "--json").out)["peers"]
+    assert (row["name"], row["key"], row["gpu"]) == ("ann", short(keys.public), "RTX 3090")
+    assert row["up_bytes"] > 0
+    said = cocktail("kick", "toy-run", "ann", "--ban", "--reason", "too hot")
+    assert (said.exit, said.out) == (0, f"banned ann (key {row['key']})\n")
+    thread.join(10.0)
+
+    assert isinstance(peer.error, RefusedByHub)
+    assert (peer.error.code, str(peer.error)) == ("kicked", "banned by the run's owner: too hot")
+    assert "banned by the run's owner: too hot" in cocktail("peers", "toy-run").out
+    with Ledger(running.ledger.folder, write=False) as ledger:
+        assert [k.standing for k in ledger.recover().peers] == ["banned"]
+    assert cocktail("peers", "toy-run", "--unban", row["key"], "-q").exit == 0
+
+
+@pytest.mark.slow  # imports torch
+def test_a_banned_machine_is_told_why_and_ends_with_6(cocktail: Run, running: Running) -> None:
+    link = PeerLink(running.url, "me", keys=own_keys())
+    link.connect()
+    assert cocktail("kick", "toy-run", "me", "--ban", "--reason", "goodbye").exit == 0
+    link.close()
+    said = cocktail("join", str(running.url), "-y", "--device", "cpu")
+
+    assert said.exit == 6
+    assert "the hub refused: banned by the run's owner: goodbye" in said.err
+
+
+@pytest.mark.slow
+def test_a_newcomer_is_told_that_the_owner_is_asked_and_what_he_says(
+    cocktail: Run, approving: Running
+) -> None:
+    mine = short(own_keys().public)
+    owner = approving.when_asked("deny", mine, "who are you?")
+    said = cocktail("join", str(approving.url), "-y", "--device", "cpu", "--name", "attic")
+    owner.join(10.0)
+
+    assert said.exit == 6
+    assert f"waiting for the owner's yes, as attic, key {mine}" in said.err
+    assert "the hub refused: the run's owner says no: who are you?" in said.err
+
+
+def test_who_is_approved_is_in(cocktail: Run, approving: Running) -> None:
+    link = PeerLink(approving.url, "attic")
+    thread = threading.Thread(target=link.connect, daemon=True)
+    thread.start()
+    while json.loads(cocktail("peers", "toy-run", "--json").out)["peers"] == []:
+        time.sleep(0.02)
+    assert "wants in" in cocktail("peers", "toy-run").out
+    assert cocktail("peers", "toy-run", "--approve", "attic").exit == 0
+    thread.join(10.0)
+
+    assert link.name == "attic"
+    link.leave("done")
+
+
+def test_a_new_join_line_is_the_only_one_for_newcomers(cocktail: Run, running: Running) -> None:
+    inside = PeerLink(running.url, "ann")
+    inside.connect()
+    said = cocktail("peers", "toy-run", "--rotate-token")
+    new = parse_url(said.out)
+    assert replace(new, token=running.url.token) == running.url
+    assert load("toy-run").url == said.out.strip(), "a resumed run has the new one"
+    assert load("toy-run").keys["token"] == new.token
+    with pytest.raises(RefusedByHub, match="no longer"):
+        PeerLink(running.url, "bob").connect()
+    outside = PeerLink(new, "bob")
+    outside.connect()
+
+    assert {row["name"] for row in json.loads(cocktail("status", "toy-run", "--json").out)["peers"]} == {
+        "ann",
+        "bob",
+    }
+    inside.leave("done")
+    outside.leave("done")
+
+
+def test_a_run_that_is_to_be_resumed_has_its_new_token_then(cocktail: Run, tmp_path: Path) -> None:
+    run = Running(tmp_path)
+    run.close()
+    save(replace(run.record, state="failed"))
+    said = cocktail("peers", "toy-run", "--rotate-token", "--json")
+
+    assert load("toy-run").url == json.loads(said.out)["url"] != run.record.url
+
+
+def test_the_recipe_says_whether_the_owner_is_asked() -> None:
+    assert load_recipe("smoke", []).swarm.join == "token"
+    assert load_recipe("smoke", ["swarm.join=approve"]).swarm.join == "approve"
+    with pytest.raises(RecipeError, match="approve"):
+        load_recipe("smoke", ["swarm.join=open"])
+
+
+def test_what_the_owner_gets_wrong_is_told(cocktail: Run, running: Running) -> None:
+    nobody = cocktail("kick", "toy-run", "eve")
+    assert (nobody.exit, nobody.err.splitlines()[0]) == (2, "error: no peer is called 'eve'")
+    assert cocktail("peers", "toy-run", "--approve", "a", "--deny", "b").exit == 2
+    save(replace(running.record, state="finished"))
+    assert cocktail("peers", "toy-run").exit == 3
+    assert cocktail("peers", "toy-run", "--rotate-token").exit == 3

@@ -1,0 +1,101 @@
+"""`cocktail plan`: what it adds up is what it says, and its one hint is a change that helps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from in_this_process import Run
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.machine.gpu_catalogue import GIB, GPUS, Gpu, gpu_of
+
+SMALL = ("plan", "smoke", "--gpu", "t4", "--peers", "4")
+
+
+def test_a_plan_adds_up(cocktail: Run) -> None:
+    said = json.loads(cocktail(*SMALL, "--bandwidth", "10mbit", "--price", "0.5", "--json").out)
+    memory, time, traffic = said["memory"], said["time"], said["traffic"]
+
+    assert memory["bytes"] == sum(part["bytes"] for part in memory["parts"]) + memory["runtime"]
+    assert memory["fits"]
+    assert traffic["up_s"] == pytest.approx(8 * traffic["packet"] / 10e6)
+    assert time["step_s"] == max(time["compute_s"], time["exchange_s"])
+    assert time["hours"] == pytest.approx(time["step_s"] * 100 / 3600)
+    assert time["cost"] == pytest.approx(time["hours"] * 4 * 0.5)
+
+
+def test_a_plan_is_four_lines_for_people_and_a_word_for_scripts(cocktail: Run) -> None:
+    lines = cocktail(*SMALL).out.splitlines()
+
+    assert [line.split()[0] for line in lines if line[0] != " "] == [
+        "model",
+        "memory",
+        "traffic",
+        "step",
+        "time",
+        "hint",
+    ]
+    assert cocktail(*SMALL, "--quiet").out == "fits\n"
+
+
+def test_what_does_not_fit_is_exit_4_with_a_change_that_fits(
+    cocktail: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cocktail_cli.commands.check.plan.RUNTIME", 0)
+    one, eight = (
+        json.loads(cocktail(*SMALL, "--micro-batch-size", size, "--json").out)["memory"]["bytes"]
+        for size in ("1", "8")
+    )
+    between = (one + eight) / 2 / GIB
+    monkeypatch.setitem(GPUS, "small-1g", Gpu("small-1g", between, 1, 1))
+    fixed = ("plan", "smoke", "per_device_train_batch_size=8", "--gpu", "small-1g")
+
+    said = cocktail(*fixed, "--json")
+    hint = json.loads(said.out)["hint"].split()
+    again = cocktail(*fixed, *hint[:2], "--quiet")
+    auto = cocktail("plan", "smoke", "--gpu", "small-1g", "--quiet")
+
+    assert (said.exit, hint[0]) == (4, "--micro-batch-size")
+    assert (again.exit, again.out) == (0, "fits\n")
+    assert auto.out == "fits\n"  # where the recipe leaves it open, a smaller one is taken
+
+
+def test_a_slow_line_is_the_bottleneck_and_the_hint_hides_it(cocktail: Run) -> None:
+    slow = (*SMALL, "--bandwidth", "1mbit", "--step-time", "100ms")
+    before = json.loads(cocktail(*slow, "--json").out)
+    change = before["hint"].split()[0]
+    after = json.loads(cocktail(*slow, change, "--json").out)
+
+    assert (before["bottleneck"], after["bottleneck"]) == ("network", "compute")
+    assert change.startswith("compression.topk_ratio=")
+
+
+def test_a_fresh_exchange_is_added_to_the_compute(cocktail: Run) -> None:
+    said = json.loads(cocktail(*SMALL, "staleness=0", "--step-time", "2s", "--json").out)
+
+    assert said["time"]["step_s"] == pytest.approx(2 + said["time"]["exchange_s"])
+
+
+def test_with_local_steps_the_exchange_is_shared_by_the_steps_between_two(cocktail: Run) -> None:
+    thin = (*SMALL, "staleness=0", "--step-time", "1s", "--bandwidth", "100kbit", "--json")
+    one, ten = (json.loads(cocktail(*thin, f"local_steps={h}").out) for h in (1, 10))
+
+    assert one["traffic"]["packet"] == ten["traffic"]["packet"]
+    assert ten["time"]["exchange_s"] == pytest.approx(one["time"]["exchange_s"] / 10)
+    assert ten["time"]["step_s"] == pytest.approx(1 + ten["time"]["exchange_s"])
+    assert (one["bottleneck"], ten["bottleneck"]) == ("network", "compute")
+
+
+def test_a_device_is_found_with_and_without_its_size() -> None:
+    assert gpu_of("a100-80g").bytes == int(79.1 * GIB)
+    assert gpu_of("RTX 4090").name == "rtx-4090-24g"
+    with pytest.raises(Failure, match="no such device"):
+        gpu_of("a100")
+
+
+def test_a_misspelt_device_is_told_the_nearest_name() -> None:
+    with pytest.raises(Failure) as caught:
+        gpu_of("rtx-4080")
+
+    assert caught.value.hints[0].startswith("did you mean rtx-40")

@@ -1,0 +1,66 @@
+"""`cocktail preview`: what a model would be trained on, to the eye and for programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cocktail_cli.commands.check.preview import painted
+from cocktail_cli.main import app
+
+RECIPE = """\
+version: 1
+name: looked-at
+model: {model_name_or_path: "builtin:tiny-gpt-neox"}
+datasets: [{path: DATA}]
+data: {max_length: 24}
+"""
+ROWS = [
+    {"prompt": "Two and two is", "completion": " four."},
+    {"prompt": "One and one is", "completion": " two, and one more is three, as everybody knows."},
+    {"prompt": "a prompt that is much longer than any sample may be", "completion": "lost"},
+]
+
+
+@pytest.fixture
+def previewed(tmp_path: Path):
+    def run(*arguments: str) -> Result:
+        (tmp_path / "my.yaml").write_text(RECIPE)
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        data = ["--data", str(tmp_path / "rows.jsonl")]
+        return CliRunner().invoke(app, ["preview", str(tmp_path / "my.yaml"), *data, *arguments])
+
+    return run
+
+
+def test_what_is_masked_stands_in_brackets_and_what_is_trained_outside(previewed) -> None:
+    done = previewed("-n", "1")
+
+    assert done.exit_code == 0, done.output
+    assert "rows.jsonl: prompt_completion, the first 3 rows are 2 samples" in done.output
+    assert "[Two and two is] four.<|endoftext|>" in done.output
+    assert "sample 2" not in done.output
+    assert done.stderr.startswith("Next: cocktail launch ")
+    assert done.stderr.endswith("rows.jsonl\n")
+
+
+def test_what_is_dropped_and_how_long_samples_are_is_counted(previewed) -> None:
+    [told] = json.loads(previewed("--json").stdout)["data"]
+
+    assert (told["rows"], told["samples"], told["cut"], told["left_out"]) == (3, 2, 2, 1)
+    assert sum(row["samples"] for row in told["lengths"]) == 2
+    assert (told["lengths"][0]["from"], told["lengths"][-1]["to"]) == (1, 24)
+    assert told["full"] == round(told["tokens"] / 48, 4)
+    assert sum(part["tokens"] for shown in told["shown"] for part in shown["parts"]) == told["tokens"]
+    trained = [part["tokens"] for shown in told["shown"] for part in shown["parts"] if part["trained"]]
+    assert sum(trained) == told["trained"]
+
+
+def test_control_characters_of_a_strangers_data_do_not_reach_the_terminal() -> None:
+    assert painted("a\x1b[2Jb\nc", True, False) == "a?[2Jb\nc"
+    assert painted("a", False, False) == "[a]"
+    assert painted("a", True, True) == "\x1b[32ma\x1b[0m"
+    assert painted("a", False, True) == "\x1b[2ma\x1b[0m"

@@ -1,0 +1,208 @@
+"""The report: one file that says what became of a run, to anybody, and gives nothing away."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from a_run import ARun, a_run
+from in_this_process import Run
+
+from cocktail_cli.commands.results.report import as_html, as_text
+from cocktail_cli.dashboard.report_page import ratio_of, traffic, words
+from cocktail_cli.dashboard.run_story import Chronicle, Round
+from cocktail_cli.ui.events import Step
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[ARun]:
+    with a_run(tmp_path / "out") as run:
+        run.join("ann", 5.0)
+        run.join("bob", 5.0, hardware="A10G")
+        run.evaluate(6.0)
+        run.commit("ann", "bob", loss=5.0)
+        run.commit("ann", "bob", late=("bob",), loss=4.0)
+        run.evaluate(4.25)
+        run.leave("bob", 25.0, "preempted")
+        run.finish(30.0)
+        yield run
+
+
+def test_a_report_is_written_beside_the_run_and_told(cocktail: Run, run: ARun) -> None:
+    said = cocktail("report", "amber-otter-42", "--json")
+    told = json.loads(said.out)
+
+    path = run.folder / "report.html"
+    assert (said.exit, told) == (0, {"v": 1, "report": str(path), "bytes": path.stat().st_size})
+    assert cocktail("report", str(run.folder), "-o", "mine.html", "-q").out.endswith("mine.html\n")
+    assert Path("mine.html").read_bytes() == path.read_bytes()
+
+
+def test_it_has_what_the_run_was_made_of(run: ARun) -> None:
+    text = as_html(run.reader().look())
+
+    for said in (
+        "is finished",
+        "fell from 5.0000 to 4.0000",
+        "fell from 6.0000 to 4.2500",
+        "tiny-gpt-neox",  # the recipe
+        run.record.recipe_hash,
+        "cocktail-sgd 0.1.0",  # versions
+        "A10G",  # contributors
+        "preempted",
+        "cocktail launch smoke.yaml --peers 2",  # how to do it again
+        run.record.base_sha256,
+        run.record.data_sha256,
+    ):
+        assert said in text, said
+    assert len(re.findall("<svg", text)) == 6
+
+
+def test_it_loads_nothing_runs_nothing_and_says_so_to_the_browser(run: ARun) -> None:
+    text = as_html(run.reader().look())
+
+    assert re.findall(r"<script|<link|<img| src=| href=| style=| on\w+=|url\(|@import", text) == []
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'sha256-{digest}'" in text
+
+
+def test_no_secret_and_no_path_is_in_it(run: ARun) -> None:
+    told = run.reader().look()
+    text = as_html(told) + "\n".join(as_text(told))
+
+    keys = run.record.keys
+    for secret in (keys["token"], keys["stop"], keys["secret"], "cocktail://", str(run.folder)):
+        assert secret not in text
+
+
+def test_a_peers_name_is_text_whatever_it_says(run: ARun) -> None:
+    evil = "<script>alert(1)</script>"
+    run.join(evil, 26.0, hardware="<img src=x onerror=alert(1)>")
+    run.commit("ann", evil)
+    text = as_html(run.reader().look())
+
+    assert "&lt;script&gt;alert" in text
+    assert "<script>" not in text
+    assert "<img" not in text
+
+
+def test_in_words_it_goes_to_the_terminal_and_to_no_file(cocktail: Run, run: ARun) -> None:
+    said = cocktail("report", "amber-otter-42", "--text")
+
+    assert "2 peers took part, 0 are there now; 1 of 4 packets were late or refused." in said.out
+    assert re.search(r"ann +8 +2 +0 +40\.0 kB +60\.0 kB +RTX 3090", said.out)
+    assert not (run.folder / "report.html").exists()
+
+
+def test_a_run_whose_hub_was_killed_is_told_as_such(cocktail: Run, tmp_path: Path) -> None:
+    with a_run(tmp_path / "killed") as run:
+        run.commit("ann")
+        said = cocktail("report", str(run.folder), "--text")
+
+    assert "has stopped: its hub is gone" in said.out
+
+
+def test_an_unknown_run_is_exit_3(cocktail: Run) -> None:
+    assert cocktail("report", "nobody-42").exit == 3
+
+
+def test_a_run_that_has_not_committed_anything_has_a_report_too(tmp_path: Path) -> None:
+    with a_run(tmp_path / "young") as run:
+        text = as_html(run.reader().look())
+
+    assert "step 0 of 20" in text
+
+
+def many_rounds(count: int) -> tuple[Round, ...]:
+    peers = tuple(f"peer-{i}" for i in range(64))
+    return tuple(
+        Round(r, r + 1, 1000.0 + r, 1.0, 4.0 - r / count, peers, up=10**6, down=10**6, compute_s=60, wait_s=4)
+        for r in range(count)
+    )
+
+
+def test_a_long_run_does_not_make_a_large_report(run: ARun) -> None:
+    short = run.reader().look()
+    few, many = (Chronicle(short.about, "running", rounds=many_rounds(n)) for n in (500, 5_000))
+
+    assert len(as_html(many)) < 1.1 * len(as_html(few)) < 200_000
+
+
+def test_two_looks_at_a_run_in_which_nothing_happened_are_the_same(run: ARun) -> None:
+    assert as_html(run.reader().look()) == as_html(run.reader().look())
+
+
+def test_bytes_that_differ_widely_are_drawn_on_a_log_axis(run: ARun) -> None:
+    """The model is fetched in the first round: beside it packets would lie on the axis."""
+    about = run.reader().look().about
+
+    def apart(first: int) -> float:
+        """Pixels between what is sent and received in a later round."""
+        rounds = tuple(
+            Round(r, r, 10.0 * r, 1.0, 4.0, ("ann",), up=1000, down=2000 if r else first) for r in range(3)
+        )
+        chart, *_ = traffic(Chronicle(about, "running", rounds=rounds))
+        up, down = [line.get("points", "").split()[-1] for line in chart.iter("polyline")][:2]
+        return abs(float(up.split(",")[1]) - float(down.split(",")[1]))
+
+    assert apart(10**9) > 5
+    assert apart(2000) > 50
+
+
+def test_a_first_round_with_next_to_nothing_in_it_does_not_flatten_the_later_ones(run: ARun) -> None:
+    about = run.reader().look().about
+
+    def apart(first: int) -> float:
+        """Pixels between two later rounds, of which one moves twice the other's bytes."""
+        moved = [first, 1000, 2000]
+        rounds = tuple(
+            Round(r, r, 10.0 * r, 1.0, 4.0, ("ann",), up=up, down=up) for r, up in enumerate(moved)
+        )
+        _, chart = traffic(Chronicle(about, "running", rounds=rounds))
+        line = next(chart.iter("polyline"))
+        one, two = [float(point.split(",")[1]) for point in line.get("points", "").split()[-2:]]
+        return abs(one - two)
+
+    assert apart(10) > 10
+    assert apart(1000) > 50
+
+
+def test_what_joiners_fetched_is_told_beside_what_the_rounds_exchanged(run: ARun) -> None:
+    """Eve fetches the model meanwhile; Ann had, in the round that was her first."""
+    before = ratio_of(run.reader().look())
+    fetched = {"ann": 500_000, "eve": 10**9}
+    step = Step(3, 20, 2, loss=3.0, peers=1, up_bytes={"ann": 20_000}, fetched_bytes=fetched)
+    run.commit("ann", told=False)
+    run.tell(replace(step, down_bytes=fetched | {"ann": 530_000}), 30.0)
+
+    after = run.reader().look()
+
+    assert ratio_of(after) == before
+    assert "To join they fetched another 1.0 GB" in " ".join(words(after))
+
+
+def test_who_was_in_no_round_is_no_contributor(run: ARun) -> None:
+    """The doctor, who had a look, or somebody who did not stay for long enough."""
+    run.join("doctor", 26.0, hardware="doctor")
+    run.leave("doctor", 27.0)
+
+    told = run.reader().look()
+
+    assert "2 peers took part" in " ".join(words(told))
+    assert not any(line.startswith("doctor") for line in as_text(told))
+
+
+def test_what_is_not_known_is_not_told(run: ARun) -> None:
+    told = Chronicle(run.reader().look().about, "running", rounds=(Round(0, 1, 9.0, 1.0, 4.0, ("ann",)),))
+
+    said = " ".join(words(told))
+
+    assert "sent" not in said
+    assert "waited" not in said

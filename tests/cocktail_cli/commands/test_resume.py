@@ -1,0 +1,269 @@
+"""A run goes on after its hub was killed: `launch --resume`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from forked import Forked, needs_fork
+from in_this_process import Run as Command
+from test_processes import LAUNCH
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.host.host_session import Listen, Run
+from cocktail_cli.host.hub_delegate import settings_of
+from cocktail_cli.host.resume_run import as_begun, check_corpus, place_of, same_base, unfinished
+from cocktail_cli.host.run_folder import appended, claim
+from cocktail_cli.machine.run_registry import RunRecord, save
+from recipes.config.loader import load_recipe, recipe_from_json
+from recipes.models.base_model import prepare_base
+from transport import Ledger
+from transport.protocol.events import RunEnded
+
+SMOKE = load_recipe("smoke")
+
+
+def record(folder: Path, **changes: Any) -> RunRecord:
+    known: dict[str, Any] = {
+        "run": "amber-otter-42",
+        "url": "cocktail://k.t@203.0.113.7:29444/amber-otter-42",
+        "keys": {"stop": "s"},
+        "pid": 1,
+        "port": 29444,
+        "bind": "127.0.0.1",
+        "output_dir": str(folder),
+        "base": str(folder / "base"),
+        "recipe": "smoke",
+        "recipe_hash": SMOKE.recipe_hash,
+        "started": "2026-11-20T12:00:00Z",
+    }
+    return RunRecord(**(known | changes))
+
+
+def test_a_run_that_was_left_by_its_hub_may_go_on(tmp_path: Path) -> None:
+    for state in ("running", "failed"):
+        save(record(tmp_path, state=state))
+        Ledger(tmp_path / "ledger", run="amber-otter-42", samples=9).close()
+
+        assert unfinished(tmp_path, SMOKE).run == "amber-otter-42"
+
+
+def test_an_output_folder_with_an_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
+    save(record(tmp_path))
+    with pytest.raises(Failure, match="holds the unfinished run amber-otter-42 of this recipe") as refused:
+        claim(tmp_path, SMOKE.recipe_hash)
+    assert "--resume" in refused.value.hints[0]
+
+    with pytest.raises(Failure, match="of another recipe") as refused:
+        claim(tmp_path, "abc")
+    assert not any("--resume" in hint for hint in refused.value.hints)
+
+
+def test_a_launch_that_ends_unfinished_says_again_the_url_and_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(record(tmp_path, url="cocktail://k.new-token@203.0.113.7:29444/amber-otter-42"))
+    monkeypatch.setattr("sys.argv", ["cocktail", "launch", "smoke", "max_steps=9"])
+    told: list[Any] = []
+    diary: list[Any] = []
+    views: Any = [SimpleNamespace(show=told.append), SimpleNamespace(show=diary.append)]
+    nothing: Any = SimpleNamespace(rounds=0, step=0, eval_loss=None)
+
+    ended = RunEnded(0.0, False, "too few peers", 7, 0, 0)
+
+    with pytest.raises(Failure, match="too few peers"):
+        Run(SMOKE, tmp_path, views).hand_over(nothing, record(tmp_path), nothing, ended, full=False)
+
+    assert "cocktail launch --resume smoke max_steps=9 goes on" in told[0].message
+    assert told[0].message.endswith("at cocktail://k.new-token@203.0.113.7:29444/amber-otter-42")
+    assert diary == [], "the URL lets in"
+
+
+@pytest.mark.parametrize(
+    ("changes", "exit", "message"),
+    [
+        ({"state": "finished"}, 4, "the run amber-otter-42 in .* is over"),
+        ({"recipe_hash": "0123456789"}, 4, "is of recipe smoke 01234567, not smoke"),
+    ],
+)
+def test_another_run_than_the_unfinished_one_of_this_recipe_is_refused(
+    tmp_path: Path, changes: dict[str, Any], exit: int, message: str
+) -> None:
+    save(record(tmp_path, **changes))
+
+    with pytest.raises(Failure, match=message) as refused:
+        unfinished(tmp_path, SMOKE)
+
+    assert refused.value.exit == exit
+
+
+def test_a_run_whose_hub_lives_is_refused_in_words(cocktail: Command, tmp_path: Path) -> None:
+    save(record(tmp_path / "out"))
+    with Ledger(tmp_path / "out" / "ledger", run="amber-otter-42", samples=9):
+        said = cocktail("launch", "smoke", "-o", "out", "--resume")
+
+    assert said.exit == 4
+    assert "amber-otter-42 is going on: its hub (process 1)" in said.err
+    assert "cocktail stop amber-otter-42" in said.err
+
+
+def test_nothing_to_go_on_with_is_exit_3(cocktail: Command) -> None:
+    said = cocktail("launch", "smoke", "-o", "nowhere", "--resume")
+
+    assert (said.exit, "no run to go on with" in said.err) == (3, True)
+
+
+def test_the_url_that_volunteers_hold_stays_good(tmp_path: Path) -> None:
+    old = record(tmp_path)
+
+    assert place_of(old, Listen(), Listen()) == Listen("127.0.0.1", 29444)
+    assert place_of(old, Listen("127.0.0.1", 0), Listen()) == Listen("127.0.0.1", 29444)
+    with pytest.raises(Failure, match="--port 5000 would void the URL"):
+        place_of(old, Listen(port=5000), Listen())
+
+
+def test_other_data_are_refused_by_name(tmp_path: Path) -> None:
+    from recipes.data.corpus import build_corpus
+    from recipes.models.base_model import BUILTIN_MODELS, open_tokenizer
+
+    data = tmp_path / "mine.jsonl"
+    data.write_text("".join(json.dumps({"text": f"row {i} of many"}) + "\n" for i in range(20)))
+    recipe = load_recipe("smoke", ["data.val_set_size=0.2"], data=str(data))
+    tokenizer = open_tokenizer(BUILTIN_MODELS["builtin:tiny-gpt-neox"])
+    corpus = build_corpus(recipe, tokenizer)
+    old = record(tmp_path, data_sha256=corpus.digest())
+    check_corpus(old, recipe, build_corpus(recipe, tokenizer))
+    data.write_text(data.read_text().replace("row 7 of", "row 8 of"))
+
+    with pytest.raises(Failure, match=r"the data \(.*mine\.jsonl\) are not those") as refused:
+        check_corpus(old, recipe, build_corpus(recipe, tokenizer))
+
+    assert refused.value.exit == 3
+
+
+def test_another_base_model_is_refused_by_name(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    (base / "model.safetensors").write_bytes(b"other weights")
+
+    with pytest.raises(Failure, match=r"base model in .* is not the one") as refused:
+        same_base(record(tmp_path, base_sha256="0" * 64), SMOKE)
+
+    assert refused.value.exit == 3
+
+
+def test_a_run_goes_on_with_the_commits_that_it_began_with(tmp_path: Path) -> None:
+    """Its recipe, as it is typed again, names a branch; the run's own names what that was."""
+    pinned = SMOKE.model_copy(update={"model": SMOKE.model.model_copy(update={"model_revision": "a0" * 20})})
+    (tmp_path / "recipe.json").write_text(pinned.to_json())
+    old = record(tmp_path, recipe_hash=pinned.recipe_hash, asked_hash=SMOKE.recipe_hash)
+    save(old)
+    Ledger(tmp_path / "ledger", run="amber-otter-42", samples=9).close()
+
+    assert unfinished(tmp_path, SMOKE) == unfinished(tmp_path, pinned) == old
+    assert as_begun(old) == pinned
+    with pytest.raises(Failure, match=f"of recipe smoke {SMOKE.recipe_hash[:8]}, not smoke"):
+        unfinished(tmp_path, load_recipe("smoke", ["seed=9"]))
+
+
+def test_the_recipe_of_a_run_names_the_commit_that_its_branch_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What peers are told, and what `--resume` reads. The model is in the cache of a hub that is silent."""
+    commit, entry = "a0" * 20, tmp_path / "models--some--model"
+    (entry / "refs").mkdir(parents=True)
+    (entry / "refs" / "v1").write_text(commit)
+    made = prepare_base(SMOKE, tmp_path / "made")
+    shutil.copytree(made.folder, entry / "snapshots" / commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"row {i} of many"}) + "\n" for i in range(20)))
+    asked = load_recipe("smoke", ["model_revision=v1", "val_set_size=0.2"], str(rows), "some/model")
+    (tmp_path / "out").mkdir()
+
+    run = Run(asked, tmp_path / "out", [])
+    settings = settings_of(run.prepare(), "amber-otter-42")
+
+    told = recipe_from_json(settings.recipe)
+    assert told.model.model_revision == commit
+    assert (tmp_path / "out" / "recipe.json").read_text() == told.to_json()
+    assert settings.recipe_hash == told.recipe_hash != run.asked_hash == asked.recipe_hash
+
+
+@pytest.mark.parametrize("before", ["", '{"a": 1}\n', '{"a": 1}\n{"b'])
+def test_a_line_that_a_kill_cut_short_does_not_spoil_the_next(tmp_path: Path, before: str) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(before)
+    with appended(path) as file:
+        file.write('{"c": 3}\n')
+
+    assert path.read_text().splitlines()[-1] == '{"c": 3}'
+
+
+SMALL = [*LAUNCH, "max_steps=24", "global_batch_size=8", "data.val_set_size=4", "swarm.min_peers=2"]
+SMALL += ["--peers", "1", "save_steps=5"]
+
+
+@pytest.mark.slow
+@needs_fork
+def test_a_run_goes_on_after_its_hub_was_killed(forked: Forked, tmp_path: Path, cocktail: Command) -> None:
+    here = [*SMALL, "-o", str(tmp_path / "out")]
+    launch = forked.start(tmp_path / "launch", *here)
+    started = launch.next("run_started")
+    join = forked.join(tmp_path / "volunteer", started["url"])
+    launch.next("step", step=12)
+    launch.send(signal.SIGKILL)
+    launch.wait()
+
+    refused = cocktail(*here)
+    error = json.loads(refused.out)["error"]
+    assert (refused.exit, "--resume" in error["hints"][0]) == (4, True)
+    again = forked.start(tmp_path / "again", *here, "--resume")
+    resumed = again.next("run_started")
+    assert (again.wait(), join.wait()) == (0, 0)
+
+    assert [resumed[key] for key in ("run", "url")] == [started[key] for key in ("run", "url")]
+    assert resumed["round"] > max(step["round"] for step in launch.events("step")[:-1])
+    assert again.told[-1]["event"] == "run_finished"
+    assert len(join.events("joined")) == 1, "nobody had to join anew"
+    assert join.told[-1]["finished"]
+    warnings = [event["message"] for event in join.events("warning")]
+    assert not [w for w in warnings if "new session" in w], "its session was resumed, its work not void"
+    joined = [event["peer"] for event in again.events("peer_joined")]
+    assert joined == ["local-1"], "it was started again, and nobody else joined"
+    assert all(step["peers"] == 2 for step in again.events("step"))
+    with Ledger(tmp_path / "out" / "ledger", write=False) as ledger:
+        rows, audit = ledger.rounds(), ledger.verify(complete=True)
+    assert audit.rounds == len(rows) > resumed["round"]
+    assert not list((tmp_path / "out" / "ledger").glob("updates.log"))
+    made = launch.events("checkpoint") + again.events("checkpoint")
+    assert again.events("checkpoint")
+    assert all(one["fingerprint"] == f"{rows[one['round']].fingerprint:016x}" for one in made)
+    kept = [path.name for path in (tmp_path / "out" / "snapshots").iterdir()]
+    assert sorted(kept, key=int) == [str(one["round"]) for one in made[-2:]]
+    told = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    rounds = [event["round"] for event in told if event["event"] == "step"]
+    assert rounds == sorted(set(rounds))
+    names = set()
+    for name, round, fingerprint in [*fingerprints(tmp_path / "out" / "peers"), *of("volunteer", join.told)]:
+        names.add(name)
+        assert round + 1 == len(rows) or fingerprint == f"{rows[round + 1].fingerprint:016x}", (name, round)
+    assert names == {"local-1", "volunteer"}
+
+
+def of(name: str, told: list[dict[str, Any]]) -> Iterator[tuple[str, int, str]]:
+    """(peer, round, fingerprint of its x' after it)."""
+    return ((name, event["round"], event["fingerprint"]) for event in told if event.get("event") == "step")
+
+
+def fingerprints(folder: Path) -> Iterator[tuple[str, int, str]]:
+    """Of the local peers, before and after the kill: each process appends to the same file."""
+    for path in sorted(folder.glob("*.jsonl")):
+        yield from of(path.stem, [json.loads(line) for line in path.read_text().splitlines()])

@@ -1,0 +1,136 @@
+"""`cocktail status`: one screen, all of each peer, and again and again until the run is over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from in_this_process import Run
+
+from cocktail_cli.commands.run import status
+from cocktail_cli.errors import Failure
+from cocktail_cli.ui.board import Board
+
+PEER = {
+    "name": "attic\x1b[2J",
+    "gpu": "RTX 3090",
+    "state": "training",
+    "share": 0.42,
+    "tokens": 12_345,
+    "up_bytes": 1_500_000,
+    "down_bytes": 3_000_000,
+    "fetched_bytes": 900_000,
+    "rtt_ms": 31.2,
+    "last_seen_s": 1.2,
+    "joined_s": 640.0,
+    "rounds": 7,
+    "left_out": 2,
+    "compute_s": 40.0,
+    "wait_s": 5.0,
+}
+
+
+def answer(step: int, state: str = "running", **changed: Any) -> dict[str, Any]:
+    found = {"run": "amber-otter-42", "state": state, "step": step, "max_steps": 20, "loss": 5.0 - step / 4}
+    found |= {
+        "eval_loss": None,
+        "losses": [(n, 5.0 - n / 4) for n in range(1, step + 1)],
+        "tokens": 100 * step,
+    }
+    return found | {"tokens_per_s": 90.0, "eta_s": 2 * (20 - step), "peers": [PEER]} | changed
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """What the hub answers, one after the other."""
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(status, "ask", lambda run: told.pop(0))
+    monkeypatch.setattr(status, "EVERY", 0.0)
+    yield told
+    assert told == []
+
+
+def test_what_is_watched_without_a_terminal_is_a_line_for_each_change_until_the_end(
+    cocktail: Run, answers: list[dict[str, Any]]
+) -> None:
+    answers += [answer(1), answer(1), answer(2), answer(2, peers=[]), answer(2, "paused", peers=[])]
+    said = cocktail("status", "amber-otter-42", "--watch")
+
+    lines = [line.partition(" ")[2] for line in said.out.splitlines()]
+    assert (said.exit, lines) == (
+        0,
+        [
+            "running step=1/20 loss=4.7500 peers=1 tok_s=90 eta_s=38",
+            "running step=2/20 loss=4.5000 peers=1 tok_s=90 eta_s=36",
+            "running step=2/20 loss=4.5000 peers=0 tok_s=90 eta_s=36",
+            "paused step=2/20 loss=4.5000 peers=0 tok_s=90",
+        ],
+    )
+
+
+def test_a_hub_that_is_gone_for_a_while_is_waited_for(cocktail: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = Failure("unreachable", "the hub of amber-otter-42: no connection")
+    told: list[Any] = [answer(1), gone, gone, answer(20, "finished")]
+
+    def ask(run: str) -> dict[str, Any]:
+        if isinstance(found := told.pop(0) if told else gone, Failure):
+            raise found
+        return dict(found)
+
+    monkeypatch.setattr(status, "ask", ask)
+    monkeypatch.setattr(status, "EVERY", 0.0)
+
+    assert len(cocktail("status", "amber-otter-42", "--watch").out.splitlines()) == 2
+    assert cocktail("status", "amber-otter-42", "--watch").exit == 5
+
+
+def test_a_program_watches_objects_a_line_each(cocktail: Run, answers: list[dict[str, Any]]) -> None:
+    answers += [answer(1), answer(20, "finished")]
+    said = cocktail("status", "amber-otter-42", "--watch", "--json")
+
+    assert [json.loads(line)["step"] for line in said.out.splitlines()] == [1, 20]
+
+
+def test_ctrl_c_ends_the_watching_and_is_no_failure(cocktail: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(run: str) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "ask", interrupted)
+
+    assert cocktail("status", "amber-otter-42", "--watch").exit == 0
+
+
+def test_all_that_is_known_of_each_peer_can_be_seen_and_none_of_it_moves_the_cursor(
+    cocktail: Run, answers: list[dict[str, Any]]
+) -> None:
+    answers.append(answer(3))
+    said = cocktail("status", "amber-otter-42", "--peers")
+
+    head, row = said.out.splitlines()[-2:]
+    assert head.split() == [*status.WHO, *status.DID]
+    assert row.startswith("attic?[2J RTX 3090 training   42%  12.3k 1.5M 3.0M 31 ms  1 s 11 min      7    2")
+
+
+def test_a_narrow_terminal_has_the_columns_that_it_has_room_for() -> None:
+    head, row = status.table([PEER], 45)
+
+    assert head.split() == ["PEER", "HARDWARE", "STATE", "SHARE", "TOKENS"]
+    assert len(row) <= 45
+
+
+def test_which_run_is_to_be_watched_must_be_said(cocktail: Run) -> None:
+    assert "--watch and --peers want one" in cocktail("status", "--watch").err
+
+
+def test_the_screen_of_one_who_watches_has_the_curve_the_peers_and_what_ctrl_c_does() -> None:
+    board = Board(run="amber-otter-42", watched=True)
+    for step in (1, 2, 3):
+        board.look(answer(step))
+    lines = board.screen(99, 30)
+
+    assert lines[0] == "── amber-otter-42 · step 3/20 · 15 % · ETA 0h 00m ──"
+    assert any("loss 4.250" in line for line in lines)
+    assert any(line.startswith("attic?[2J") and "RTX 3090" in line for line in lines)
+    assert lines[-1] == "Ctrl-C: look no more; the run goes on"

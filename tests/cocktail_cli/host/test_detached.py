@@ -1,0 +1,154 @@
+"""A run that goes on by itself (`--detach`), one beside another (`--fresh`), one that is paused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from in_this_process import Run
+from test_run_registry import record
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.host import detached
+from cocktail_cli.host.host_session import resuming
+from cocktail_cli.host.run_folder import beside
+from cocktail_cli.machine.run_registry import load, save
+from cocktail_cli.ui.events import Event, Progressed, RunStarted, Warning, as_json, of_json
+
+STARTED = RunStarted(
+    "amber-otter-42", "cocktail://k.t@h:1/amber-otter-42", "smoke", "abc", 9, 20, "outputs/smoke"
+)
+
+
+class Told:
+    """A view that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.closed = False
+
+    def show(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def says(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Has the other process be one that says these lines, and ends."""
+
+    def saying(*lines: str, status: int = 0) -> None:
+        script = (
+            f"import sys; print({chr(10).join(lines)!r}); print('crash', file=sys.stderr); sys.exit({status})"
+        )
+        starts = subprocess.Popen
+
+        def start(command: list[str], **options: Any) -> subprocess.Popen[str]:
+            assert command[1:4] == ["-m", "cocktail_cli", "launch"]
+            return starts([sys.executable, "-c", script], **options)
+
+        monkeypatch.setattr(subprocess, "Popen", start)
+
+    return saying
+
+
+def test_every_event_can_be_told_to_another_process_of_ours() -> None:
+    for kind in get_args(Event):
+        fields = {field.name: field.type for field in kind.__dataclass_fields__.values()}
+        event = kind(**{name: 1 if "int" in type_ else "one" for name, type_ in fields.items()})
+
+        assert of_json(json.loads(as_json(event))) == event
+
+
+def test_the_other_process_is_listened_to_until_its_run_has_started(says: Any, tmp_path: Path) -> None:
+    says(*map(as_json, (Progressed("starting"), Warning("late"), STARTED, Progressed("training"))))
+    view = Told()
+    detached.start(["launch", "smoke", "--detach"], tmp_path, view)
+
+    assert view.events == [Progressed("starting"), Warning("late"), STARTED]
+    assert view.closed
+
+
+def test_its_failure_is_that_of_the_command(says: Any, tmp_path: Path) -> None:
+    failed = Failure("port_in_use", "cannot listen on 127.0.0.1:1: taken", hints=("another --port",))
+    says(as_json(Progressed("starting")), failed.as_json(), status=4)
+    with pytest.raises(Failure, match="taken") as caught:
+        detached.start(["launch", "smoke", "--detach"], tmp_path, Told())
+
+    assert (caught.value.exit, caught.value.hints) == (4, ("another --port",))
+
+
+def test_one_that_crashes_has_said_why_in_the_log(says: Any, tmp_path: Path) -> None:
+    says(as_json(Progressed("starting")), status=9)
+    with pytest.raises(Failure, match="ended with exit 9") as caught:
+        detached.start(["launch", "smoke", "--detach"], tmp_path, Told())
+
+    assert str(tmp_path / "cocktail.log") in caught.value.hints[0]
+    assert "crash" in (tmp_path / "cocktail.log").read_text()
+
+
+def test_the_other_process_is_given_the_same_words_in_the_folder_that_was_found() -> None:
+    words = ["launch", "smoke", "--fresh", "--detach", "-o", "out", "--", "name=--detach"]
+
+    assert detached.command(words, Path("/runs/out-2")) == [
+        *("launch", "--json", "--detached", "smoke", "-o", "out", "-o", "/runs/out-2", "--", "name=--detach")
+    ]
+    again = resuming(["cocktail", "launch", "smoke", "--fresh"], "out-2")
+    assert again == "cocktail launch --resume smoke -o out-2"
+
+
+def test_a_fresh_run_lies_beside_the_one_that_is_there(tmp_path: Path) -> None:
+    folder = tmp_path / "smoke"
+    assert beside(folder) == folder
+    save(record(folder))
+    assert beside(folder) == tmp_path / "smoke-2"
+    (tmp_path / "smoke-2").mkdir()
+
+    assert beside(folder) == tmp_path / "smoke-3"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--resume", "--fresh"), "one of --resume and --fresh at a time"),
+        (("--detach", "--dashboard"), "nobody to show a page to"),
+    ],
+)
+def test_what_contradicts_itself_is_a_usage_error(
+    cocktail: Run, options: tuple[str, ...], message: str
+) -> None:
+    said = cocktail("launch", "smoke", *options)
+
+    assert said.exit == 2
+    assert message in said.err
+
+
+def test_a_paused_run_says_how_it_goes_on(cocktail: Run, tmp_path: Path) -> None:
+    save(replace(record(tmp_path / "out"), state="paused", steps=7, planned=20))
+
+    assert "amber-otter-42 · paused · step 7/20" in cocktail("status", "amber-otter-42").out
+    assert "with --resume" in cocktail("status", "amber-otter-42").err
+    assert "is paused" in cocktail("stop", "amber-otter-42").out
+
+
+@pytest.mark.slow
+def test_a_detached_run_outlives_its_launch_is_reached_and_paused(cocktail: Run, tmp_path: Path) -> None:
+    options = ["--no-train", "--port", "0", "--bind", "127.0.0.1", "-o", "out", "data.max_length=32"]
+    said = cocktail("launch", "smoke", "--detach", "-q", *options)
+    run = load("out")
+
+    assert (said.exit, said.out.strip()) == (0, run.url)
+    assert json.loads(cocktail("status", run.run, "--json").out)["state"] == "waiting"
+    assert cocktail("stop", run.run, "--pause").exit == 0
+    deadline = time.monotonic() + 60
+    while load("out").state == "running" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert load("out").state == "paused"
+    assert "is paused after 0 of" in (tmp_path / "out" / "cocktail.log").read_text()

@@ -1,0 +1,91 @@
+"""Local peers: where they run, what they said last, and that they do not outlive their launcher."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cocktail_cli.host.local_peers import LocalPeers, LocalSettings, last_words
+from cocktail_cli.machine.devices import own_name, pick_device, split_devices
+from cocktail_cli.machine.network_address import Doorstep, door_at
+
+
+def peers_folder(folder: Path, told: str, log: str) -> Path:
+    (folder / "local-1.jsonl").write_text(told)
+    (folder / "local-1.log").write_text(log)
+    return folder
+
+
+def test_the_error_a_peer_told_are_its_last_words(tmp_path: Path) -> None:
+    told = '{"v": 1, "event": "joined"}\n{"v": 1, "error": {"message": "out of memory"}}\n'
+
+    assert last_words(peers_folder(tmp_path, told, "a warning\n"), "local-1") == "out of memory"
+
+
+@pytest.mark.parametrize("told", ["", '{"v": 1, "ev', '{"v": 1, "event": "joined"}\n'])
+def test_without_one_it_is_the_last_line_of_its_stderr(tmp_path: Path, told: str) -> None:
+    assert last_words(peers_folder(tmp_path, told, "first\nKilled\n\n"), "local-1") == "Killed"
+
+
+def test_a_list_of_devices_is_dealt_out_one_each() -> None:
+    assert split_devices("cuda:0,1,3") == ["cuda:0", "cuda:1", "cuda:3"]
+    assert split_devices("cpu") == ["cpu"]
+    assert split_devices("cuda:0,cpu") == ["cuda:0", "cpu"]
+
+
+def test_where_peers_own_shards_a_local_one_listens_where_the_hub_is_known(tmp_path: Path) -> None:
+    door = Doorstep("::", 0, "[2001:db8::1]")
+    alone = LocalPeers(tmp_path, LocalSettings()).command("local-1", "cpu")
+    owning = LocalPeers(tmp_path, LocalSettings(door=door)).command("local-1", "cpu")
+
+    assert "--listen" not in alone
+    listen = owning[owning.index("--listen") :]
+    assert listen == ["--listen", ":::0", "--advertise", "[2001:db8::1]"]
+    assert door_at(listen[1], listen[3]) == door
+    assert door.dialled(40123) == "[2001:db8::1]:40123"
+
+
+def test_a_device_may_be_named_plainly() -> None:
+    assert pick_device("cpu") == "cpu"
+
+
+def test_this_machine_has_a_name_that_can_be_shown() -> None:
+    assert own_name().replace("-", "").isalnum()
+
+
+LIFE_LINE = """
+import sys, time
+from cocktail_cli.host.local_peers import hold_life_line
+busy = sys.argv[1] == "keeping"
+hold_life_line(lambda why: print(why, flush=True), lambda: busy, grace=0.1)
+print("ready", flush=True)
+if busy:
+    sys.stdin.buffer.read()
+    time.sleep(1)
+    print("kept", flush=True)
+    busy = False
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["training", "keeping"])
+def test_a_peer_asks_to_leave_and_then_ends_when_its_life_line_does(root: Path, what: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LIFE_LINE, what],
+        cwd=root,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.stdin.close()
+
+        assert process.stdout.readline() == "its launching process ended\n"
+        assert (process.stdout.readline() == "kept\n") == (what == "keeping")
+        assert process.wait(30) == 75

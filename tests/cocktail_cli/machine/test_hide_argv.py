@@ -1,0 +1,41 @@
+"""What other users of a machine see of a command that was given a run's URL."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from cocktail_cli.machine.hide_argv import masked
+
+URL = "cocktail://KEY.TOKEN@127.0.0.1:29400/amber-otter-42"
+COMMAND = """
+import json, sys
+from cocktail_cli.machine.hide_argv import hide
+hide()
+print(json.dumps(sys.argv), flush=True)
+input()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix" or not shutil.which("ps"), reason="no exec, or no ps")
+@pytest.mark.parametrize("url", [URL, "cocktail://KEY.TOK"])
+def test_a_command_given_a_url_has_it_and_does_not_show_its_token(url: str) -> None:
+    arguments = ["-c", COMMAND, "join", url, "--name", "ann"]
+    with subprocess.Popen(
+        [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        heard = json.loads(process.stdout.readline())
+        asked = ["ps", "-ww", "-o", "args=", "-p", str(process.pid)]
+        seen = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        process.stdin.write("\n")
+
+    assert heard == ["-c", "join", url, "--name", "ann"]
+    assert "KEY" not in seen
+    assert f"join {masked(url)} --name ann" in seen

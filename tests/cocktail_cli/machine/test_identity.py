@@ -1,0 +1,63 @@
+"""The key pair by which runs know this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+
+import pytest
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.machine.identity import FILE, own_keys, under
+from cocktail_cli.machine.run_registry import home
+from transport.protocol.keys import CurveKeys
+
+
+def test_a_machine_is_the_same_peer_each_time() -> None:
+    first = own_keys()
+
+    assert own_keys() == first
+    assert [path.name for path in home().iterdir()] == [FILE]
+
+
+def test_processes_that_begin_together_have_one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getpid", threading.get_ident)  # each thread stands for a process
+    found: list[CurveKeys] = []
+    threads = [threading.Thread(target=lambda: found.append(own_keys())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(found) == 8
+    assert {keys.public for keys in found} == {own_keys().public}
+
+
+def test_a_second_process_of_a_machine_knows_that_it_is_not_alone() -> None:
+    with under("run", "ann") as first, under("run", "ann") as second, under("run", "bob") as other:
+        assert (first, second, other) == (True, False, True)
+    with under("run", "ann") as later:
+        assert later
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no mode bits; the user's profile is private there")
+def test_the_pair_is_its_users_alone() -> None:
+    own_keys()
+
+    assert stat.S_IMODE((home() / FILE).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", '{"public": "a", "secret": 1}', json.dumps({"public": "a" * 43, "secret": "b" * 43})],
+)
+def test_a_damaged_pair_is_told_and_left_alone(text: str) -> None:
+    own_keys()
+    (home() / FILE).write_text(text)
+
+    with pytest.raises(Failure, match="is damaged") as caught:
+        own_keys()
+    assert caught.value.exit == 4
+    assert (home() / FILE).read_text() == text

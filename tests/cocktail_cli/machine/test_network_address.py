@@ -1,0 +1,111 @@
+"""The address in the run URL: what was asked for, else what can be known without asking anybody."""
+
+from __future__ import annotations
+
+import pytest
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.machine.network_address import (
+    door_at,
+    kind_of,
+    own_address,
+    parse_advertised,
+    reach_of,
+    where_from,
+)
+from transport.protocol.run_url import parse_address
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("example.org", "example.org", 29400),
+        ("example.org:443", "example.org", 443),
+        ("203.0.113.7:1", "203.0.113.7", 1),
+        ("[2001:db8::1]:443", "2001:db8::1", 443),
+        ("[2001:db8::1]", "2001:db8::1", 29400),
+        ("2001:db8::1", "2001:db8::1", 29400),
+    ],
+)
+def test_an_advertised_address_may_have_a_port(text: str, host: str, port: int) -> None:
+    assert parse_advertised(text, 29400) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["example.org:http", "example.org:0", "example.org:65536"])
+def test_an_advertised_port_that_cannot_be_is_a_usage_error(text: str) -> None:
+    with pytest.raises(Failure) as caught:
+        parse_advertised(text, 29400)
+
+    assert caught.value.exit == 2
+
+
+def test_what_is_known_of_an_address_is_said() -> None:
+    assert reach_of("0.0.0.0", 29400, "example.org").known == "example.org:29400, as --advertise says"
+    assert reach_of("127.0.0.1", 1, None).known.endswith("this machine only (--advertise HOST for others)")
+    assert kind_of("192.168.1.5").startswith("a private address")
+    assert kind_of("8.8.8.8") == "a public address"
+    assert kind_of("example.org") == "by name"
+
+
+def test_a_hub_that_listens_everywhere_is_known_by_the_machines_own_address() -> None:
+    assert reach_of("0.0.0.0", 29400, None).host == own_address() != "0.0.0.0"
+
+
+@pytest.mark.parametrize("text", ["a b", "tcp://host", "me@host", "host\n"])
+def test_an_advertised_address_that_is_none_is_a_usage_error(text: str) -> None:
+    with pytest.raises(Failure, match="expected HOST or HOST:PORT"):
+        reach_of("0.0.0.0", 29400, text)
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "dialled"),
+    [
+        ("192.168.1.5:29401", None, "192.168.1.5:29401"),
+        ("0.0.0.0:29401", "home.example.org", "home.example.org:29401"),
+        ("[::]:29401", "home.example.org:40000", "home.example.org:40000"),
+        ("[2001:db8::7]:29401", None, "[2001:db8::7]:29401"),
+    ],
+)
+def test_a_peer_that_listens_is_dialled_where_it_says(
+    listen: str, advertise: str | None, dialled: str
+) -> None:
+    place = door_at(listen, advertise)
+
+    assert place.dialled(place.port) == dialled
+    assert parse_address(dialled)
+    assert place.port == 29401
+
+
+def test_a_peer_that_listens_everywhere_is_dialled_at_the_machines_own_address() -> None:
+    assert door_at("0.0.0.0:29401", None).dialled(29401) == f"{own_address()}:29401"
+
+
+def test_a_peer_that_takes_any_free_port_is_dialled_at_the_one_it_got() -> None:
+    assert door_at("127.0.0.1:0", None).dialled(40123) == "127.0.0.1:40123"
+    assert door_at("0.0.0.0:0", "home.example.org").dialled(40123) == "home.example.org:40123"
+
+
+@pytest.mark.parametrize("text", ["29401", "host:", "host:65536", "host:x"])
+def test_a_place_to_listen_at_that_is_none_is_a_usage_error(text: str) -> None:
+    with pytest.raises(Failure, match="expected HOST:PORT"):
+        door_at(text, None)
+
+
+@pytest.mark.parametrize(
+    ("origin", "where"),
+    [
+        ("8.8.8.8", "the internet"),
+        ("2606:4700::", "the internet"),
+        ("192.168.1.7", "this network"),
+        ("fe80::", "this network"),
+        ("127.0.0.1", ""),
+        ("", ""),
+        ("no address", ""),
+    ],
+)
+def test_where_a_joiner_comes_from_says_from_where_the_hub_is_reached(origin: str, where: str) -> None:
+    assert where_from(origin) == where
+
+
+def test_a_joiner_of_this_very_machine_confirms_nothing() -> None:
+    assert where_from(own_address()) == ""

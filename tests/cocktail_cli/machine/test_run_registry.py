@@ -1,0 +1,104 @@
+"""The registry of runs: found by name or folder, private, and never in the way."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cocktail_cli.commands.run.status import list_runs
+from cocktail_cli.errors import Failure
+from cocktail_cli.machine.run_registry import FILE, RunRecord, home, known_runs, load, new_name, read, save
+from transport import RunKeys
+
+
+def record(folder: Path, run: str = "amber-otter-42") -> RunRecord:
+    return RunRecord(
+        run=run,
+        url="cocktail://k.t@203.0.113.7:29400/r",
+        keys={"stop": "s"},
+        pid=1,
+        port=29400,
+        bind="0.0.0.0",
+        output_dir=str(folder),
+        base="base",
+        recipe="smoke",
+        recipe_hash="abc",
+        started="2026-11-20T12:00:00Z",
+    )
+
+
+def test_the_hub_is_found_on_its_own_machine_without_its_public_address(tmp_path: Path) -> None:
+    assert record(tmp_path).local_url() == "cocktail://k.t@127.0.0.1:29400/r"
+    assert replace(record(tmp_path), bind="::").local_url() == "cocktail://k.t@[::1]:29400/r"
+
+
+def test_a_run_is_found_by_its_name_and_by_its_folder(tmp_path: Path) -> None:
+    save(record(tmp_path))
+
+    assert load("amber-otter-42") == load(str(tmp_path)) == record(tmp_path)
+    assert [known.run for known in known_runs()] == ["amber-otter-42"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no mode bits; the user's profile is private there")
+def test_the_file_with_the_secrets_is_its_users_alone(tmp_path: Path) -> None:
+    save(record(tmp_path))
+
+    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+    assert stat.S_IMODE((home() / "runs" / "amber-otter-42").stat().st_mode) == 0o600
+
+
+def test_an_unknown_run_is_one_error_that_names_the_known_ones(tmp_path: Path) -> None:
+    save(record(tmp_path))
+
+    with pytest.raises(Failure, match="no run 'amber-oter'") as caught:
+        load("amber-oter")
+
+    assert caught.value.exit == 3
+    assert "amber-otter-42" in caught.value.hints[0]
+
+
+def test_a_name_cannot_point_out_of_the_registry(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text(str(tmp_path))
+
+    with pytest.raises(Failure):
+        load("../elsewhere")
+
+
+def test_a_folder_that_is_gone_is_no_longer_known(tmp_path: Path) -> None:
+    save(record(tmp_path / "run"))
+    (tmp_path / "run" / FILE).unlink()
+
+    assert list(known_runs()) == []
+
+
+def test_a_damaged_record_reads_as_none(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"run": "amb')
+
+    assert read(tmp_path) is None
+
+
+def test_new_names_can_stand_in_a_url() -> None:
+    from transport.protocol.run_url import RUN_NAME
+
+    assert all(RUN_NAME.fullmatch(new_name()) for _ in range(50))
+
+
+def test_a_run_whose_hub_is_gone_is_listed_as_dead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = RunKeys.generate()
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        port = somebody.getsockname()[1]
+        url = str(keys.url("127.0.0.1", port, "amber-otter-42"))
+        save(replace(record(tmp_path), url=url, port=port, bind="127.0.0.1"))
+        list_runs(as_json=False, quiet=False)
+    list_runs(as_json=False, quiet=False)
+
+    listens, gone = capsys.readouterr().out.splitlines()
+    assert "running" in listens
+    assert "died" in gone

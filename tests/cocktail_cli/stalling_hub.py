@@ -1,0 +1,106 @@
+"""A hub of a real run, in the test's own process, that stands still where a test wants it to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cocktail_cli.host.hub_delegate import RunWork, settings_of
+from recipes.algorithm.cocktail_sgd import mix_of
+from recipes.config.loader import load_recipe
+from recipes.config.schema import Recipe
+from recipes.data.corpus import Corpus, build_corpus
+from recipes.models.base_model import Base, load_tokenizer, prepare_base
+from transport import Hub, Ledger, RunKeys, RunURL
+from transport.ledger.run_ledger import RoundRow
+from transport.protocol import events as told
+
+SMALL = ["data.max_length=32", "data.val_set_size=8", "global_batch_size=16", "max_steps=1000"]
+
+
+@dataclass(frozen=True)
+class Material:
+    """What the hubs of several runs share: recipe, base model, corpus."""
+
+    recipe: Recipe
+    base: Base
+    corpus: Corpus
+
+    @classmethod
+    def prepare(cls, folder: Path, *overrides: str) -> Material:
+        recipe = load_recipe("smoke", [*SMALL, *overrides])
+        base = prepare_base(recipe, folder)
+        return cls(recipe, base, build_corpus(recipe, load_tokenizer(recipe.model, base.folder)))
+
+
+class HeldWork(RunWork):
+    """Nothing is committed before `go` is set."""
+
+    def __init__(self, material: Material, ledger: Path) -> None:
+        super().__init__(material.recipe, material.base, material.corpus, ledger)
+        self.go = threading.Event()
+
+    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+        assert self.go.wait(120), "the test has forgotten its hub"
+        return super().aggregate(round, updates)
+
+
+@dataclass
+class Running:
+    """The hub, and what it told."""
+
+    hub: Hub
+    url: RunURL
+    work: HeldWork
+    events: list[told.Event] = field(default_factory=list)
+
+    def left(self, name: str) -> list[str]:
+        """Why the peer of this name went, each time it did."""
+        return [e.reason for e in self.events if isinstance(e, told.PeerLeft) and e.peer == name]
+
+    def listen(self) -> None:
+        for event in self.hub.events():
+            self.events.append(event)
+
+
+@contextmanager
+def stalling_hub(
+    material: Material, folder: Path, *, rounds: int = 0, commits: bool = False, **settings: Any
+) -> Iterator[Running]:
+    """A hub on the loopback. `rounds`: so many are committed already; `commits`: it commits more."""
+    work = HeldWork(material, folder)
+    wanted = replace(settings_of(work, "test-run"), **settings)
+    with Ledger(folder, run=wanted.run, samples=wanted.samples) as ledger:
+        work.owner.recover(ledger)
+        write_rounds(ledger, work, rounds)
+        keys = RunKeys.generate()
+        hub = Hub("127.0.0.1", 0, keys, ledger, wanted, work)
+        running = Running(hub, keys.url("127.0.0.1", hub.port, wanted.run), work)
+        if commits:
+            work.go.set()
+        hub.start()
+        listener = threading.Thread(target=running.listen, daemon=True)
+        listener.start()
+        try:
+            yield running
+        finally:
+            hub.stop(now=True)
+            work.go.set()
+            hub.join(10)
+            listener.join(10)
+            work.owner.close()
+
+
+def write_rounds(ledger: Ledger, work: HeldWork, rounds: int) -> None:
+    """Rounds as a peer alone would have made them, with noise for its updates."""
+    mix, seed = mix_of(work.recipe.compression), work.recipe.training.seed
+    for round in range(rounds):
+        noise = torch.randn(mix.draw(work.parameters, seed, round).m) * 1e-4
+        packet = work.owner.aggregate(round, [("ghost", mix.encode(noise), 1.0)])
+        ledger.commit(RoundRow(round, round, 0.0, 0.0, 0, ("ghost",), ("ghost",), None, 0), packet, ())

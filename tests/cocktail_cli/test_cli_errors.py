@@ -1,0 +1,124 @@
+"""Every error has a code, an exit status and words; bugs alone are exit 1."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cocktail_cli.errors import EXIT, Failure, Problem, explain, writing_to
+from recipes.errors import DataError, HubUnreachable, ModelError, RecipeError
+from recipes.errors import Problem as RecipeProblem
+from transport.protocol.errors import AddressInUse, LinkLost, RefusedByHub, Unreachable, UrlError
+
+
+@dataclass(frozen=True)
+class Case:
+    error: BaseException
+    exit: int
+
+
+CASES = [
+    Case(UrlError("the run URL is incomplete"), 2),
+    Case(RecipeError([RecipeProblem("a.yaml", 3, "training.lr", "no such key")]), 3),
+    Case(DataError("rows.jsonl:7 is no JSON"), 3),
+    Case(ModelError("no such model folder: x"), 3),
+    Case(AddressInUse("0.0.0.0", 29400, "in use"), 4),
+    Case(Unreachable("h", 1, "tcp", "refused"), 5),
+    Case(HubUnreachable("no answer"), 5),
+    Case(RefusedByHub("token", "the token is wrong"), 6),
+    Case(RefusedByHub("over", "the run is over"), 7),
+    Case(MemoryError("full"), 8),
+    Case(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 99 bytes"), 8),
+    Case(RuntimeError("could not create a primitive"), 8),
+    Case(ImportError("libtorch_cpu.so: failed to map segment from shared object"), 8),
+    Case(OSError(errno.ENOSPC, "No space left on device", "model.safetensors"), 8),
+    Case(OSError(errno.EDQUOT, "Disk quota exceeded"), 8),
+    Case(OSError(errno.ENOSPC, "a model of 24 GB does not fit", "outputs"), 8),
+    Case(RuntimeError("SafetensorError: I/O error: No space left on device (os error 28)"), 8),
+    Case(PermissionError(errno.EACCES, "Permission denied", "/opt/out"), 4),
+    Case(LinkLost("silent for 30 s"), 75),
+    Case(KeyError("a bug"), 1),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: type(case.error).__name__)
+def test_an_error_has_its_documented_exit_status(case: Case) -> None:
+    failure = explain(case.error)
+
+    assert failure.exit == case.exit
+    assert "\n" not in failure.message
+
+
+def test_memory_that_ran_out_is_told_however_it_was_passed_on() -> None:
+    error = ModelError("transformers cannot load this")
+    error.__cause__ = MemoryError()
+
+    assert explain(error).code == "out_of_memory"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
+def test_whatever_fails_where_no_memory_is_left_fails_for_want_of_it() -> None:
+    said = """
+import resource
+from pathlib import Path
+from cocktail_cli.errors import explain
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+print(explain(ImportError("cannot import name")).code)
+resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20),) * 2)
+print(explain(ImportError("cannot import name")).code)
+"""
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["unexpected", "out_of_memory"]
+
+
+def test_a_full_disk_is_told_with_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(Failure) as full, writing_to(tmp_path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert full.value.message == f"the disk is full: no space left at {tmp_path}"
+
+
+def test_problems_are_told_with_place_key_and_hint() -> None:
+    problems = [
+        RecipeProblem("my.yaml", 11, "training.learing_rate", "unknown key", "did you mean `learning_rate`?"),
+        RecipeProblem("my.yaml", 2, "name", "is missing"),
+    ]
+
+    lines = list(explain(RecipeError(problems, "my.yaml")).lines())
+
+    assert lines == [
+        "error: my.yaml has 2 problems",
+        "  my.yaml:2   name                   is missing",
+        "  my.yaml:11  training.learing_rate  unknown key (did you mean `learning_rate`?)",
+        "hint: its keys: cocktail recipes schema training",
+    ]
+
+
+def test_an_error_as_json_is_one_object_that_programs_can_read() -> None:
+    failure = Failure(
+        "recipe_invalid", "bad", (Problem("unknown", "a.yaml", 1, "lr", "learning_rate"),), ("look",)
+    )
+
+    assert json.loads(failure.as_json()) == {
+        "v": 1,
+        "error": {
+            "code": "recipe_invalid",
+            "exit": 3,
+            "message": "bad",
+            "problems": [
+                {"message": "unknown", "file": "a.yaml", "line": 1, "key": "lr", "hint": "learning_rate"}
+            ],
+            "hints": ["look"],
+        },
+    }
+
+
+def test_exit_codes_are_those_of_the_readme() -> None:
+    assert sorted(set(EXIT.values())) == [1, 2, 3, 4, 5, 6, 7, 8, 75, 130, 143]

@@ -1,0 +1,79 @@
+"""A machine's own settings: below what is typed and the environment, above the defaults."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from in_this_process import Run
+
+from cocktail_cli import user_config
+from cocktail_cli.machine.opening_hours import parse_hours
+from cocktail_cli.main import app, settings
+
+URL = "cocktail://a@127.0.0.1:1/b"
+
+
+def write(text: str) -> Path:
+    path = Path(os.environ["COCKTAIL_CONFIG"])
+    path.write_text(text)
+    return path
+
+
+def understood(command: str, *typed: str) -> dict[str, Any]:
+    """The parameters that the command would be called with."""
+    root: Any = typer.main.get_command(app)
+    with root.make_context("cocktail", [command, *typed], default_map=user_config.defaults()) as context:
+        found: Any = root.commands[command].make_context(command, list(typed), parent=context)
+        return dict(found.params)
+
+
+def test_what_is_typed_wins_then_the_environment_then_the_file_then_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write('max-up = "8mbit"\nmax-down = "8mbit"\nname = "attic"\nhours = "22:00-07:00"\nonly-idle = true\n')
+    monkeypatch.setenv("COCKTAIL_MAX_UP", "16mbit")
+    monkeypatch.setenv("COCKTAIL_NAME", "cellar")
+
+    found = understood("join", URL, "--max-up", "24mbit")
+
+    assert (found["max_up"], found["name"], found["max_down"]) == (3e6, "cellar", 1e6)
+    assert (found["hours"], found["only_idle"], found["device"]) == (parse_hours("22:00-07:00"), True, "auto")
+    assert understood("launch", "smoke")["max_up"] == 2e6
+
+
+def test_without_a_file_nothing_is_set() -> None:
+    assert user_config.defaults() == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('max_up = "8mbit"\n', "no such setting: max_up\nhint: did you mean max-up?"),
+        ("learning_rate = 1\n", "no such setting: learning_rate\nhint: there are cache-dir, device, "),
+        ('max-up = "fast"\n', "max-up: "),
+        ("hours = [1, 2]\n", "hours: "),
+        ('gpus = "two"\n', "gpus is 'two', expected int"),
+        ("gpus = true\n", "gpus is True, expected int"),
+        ("hours\n", "Expected '=' after a key"),
+    ],
+)
+def test_a_file_that_says_something_else_is_named(cocktail: Run, text: str, said: str) -> None:
+    path = write(text)
+    found = cocktail("join", URL)
+
+    assert found.exit == 2
+    assert f"{path}: " in found.err
+    assert said in found.err
+
+
+def test_help_local_peers_and_other_commands_do_not_mind(cocktail: Run) -> None:
+    write("hours\n")
+
+    assert settings(["join", URL, "--life-line"]) == {}
+
+    assert cocktail("join", "--help").exit == 0
+    assert cocktail("status").exit == 0

@@ -1,0 +1,245 @@
+"""metrics.jsonl: a line for each committed round, once; and the trackers that are given the same numbers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.host.run_folder import LEDGER, METRICS, Recorder
+from cocktail_cli.ui.events import Eval, PeerJoined, PeerLeft, PeerReady, RunStarted, Step
+from cocktail_cli.ui.metrics_lines import Known, Line, Metrics, known_in, line
+from cocktail_cli.ui.trackers import Forgiving, Hosted, Tensorboard, named, trackers_of
+from recipes.config.loader import load_recipe
+from transport import Ledger
+from transport.ledger.run_ledger import Counted, RoundRow
+
+STARTED = RunStarted("amber-otter-42", "cocktail://k.t@h:1/amber-otter-42", "smoke", "9f", 1000, 4, "out")
+STEP = Step(
+    step=3,
+    steps=4,
+    round=2,
+    loss=1.5,
+    peers=3,
+    tokens=900,
+    accepted=["a", "b"],
+    up_bytes={"a": 100, "b": 120, "c": 80},
+    down_bytes={"a": 200, "b": 200, "c": 200},
+    ratio_fp16=117.0,
+    packet_bytes=90,
+    step_s=2.0,
+    compute_s={"a": 1.0, "b": 1.2, "c": 1.5},
+    wait_s={"a": 0.1, "b": 0.3, "c": 0.2},
+    tokens_by_peer={"a": 100, "b": 200},
+)
+WANTED = {
+    "v": 1,
+    "kind": "step",
+    "step": 3,
+    "round": 2,
+    "loss": 1.5,
+    "tokens": 900,
+    "tokens_per_s": 150.0,
+    "peers": 3,
+    "late": 1,
+    "step_s": 2.0,
+    "compute_s": 1.2,
+    "wait_s": 0.2,
+    "sync_s": 0.6,
+    "up_bytes": 300,
+    "down_bytes": 600,
+    "ratio_fp16": 117.0,
+    "packet_bytes": 90,
+}
+
+
+def written(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in (folder / METRICS).read_text().splitlines()]
+
+
+def test_a_step_is_a_flat_line_of_sums_and_medians() -> None:
+    [found] = Metrics().lines(STEP)
+
+    assert {key: found[key] for key in WANTED} == WANTED
+    assert set(found) == {*WANTED, "t"}
+
+
+def test_peers_that_come_and_go_are_lines_with_the_round_they_did_it_in() -> None:
+    metrics = Metrics()
+    list(metrics.lines(STEP))
+    events = (PeerJoined("d", "CPU"), PeerReady("d", 3, 4.5), PeerLeft("d", "left: Ctrl-C"))
+
+    found = [line for event in events for line in metrics.lines(event)]
+
+    assert [(each["kind"], each["round"], each["did"]) for each in found] == [
+        ("peer", 2, "joined"),
+        ("peer", 2, "ready"),
+        ("peer", 2, "left"),
+    ]
+    assert (found[0]["hardware"], found[1]["joining_s"], found[2]["reason"]) == ("CPU", 4.5, "left: Ctrl-C")
+
+
+def test_what_a_killed_process_left_unfinished_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / METRICS
+    whole = '{"step": 1, "round": 4, "loss": 1.0}\n{"v":1,"kind":"eval","round":3,"eval_loss":2.0}\n'
+    path.write_text(whole + '{"v":')
+
+    assert known_in(path) == Known(4, 3)
+    assert path.read_text() == whole
+    assert known_in(tmp_path / "none.jsonl") == Known()
+
+
+def test_rounds_that_a_killed_hub_could_not_write_down_are_filled_in_from_the_ledger(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / LEDGER, run="amber-otter-42", samples=8)
+    for round in range(4):
+        row = RoundRow(round, round, 100.0, 101.0 + round, 7, ("a", "b"), ("a",), 2.0 - round, 50)
+        ids = ((2 * round, 2 * round + 2),)
+        ledger.commit(row, b"packet", (Counted(round, "a", "s", ids),))
+    ledger.close()
+    before = [line("step", step=1, round=0, loss=2.0), line("step", step=2, round=1, loss=1.0)]
+    (tmp_path / METRICS).write_text("".join(json.dumps(each) + "\n" for each in before))
+
+    recorder = Recorder(tmp_path, pytest.fail, batch=2)
+    recorder.show(RunStarted(**(vars(STARTED) | {"round": 4})))
+    recorder.close()
+
+    found = written(tmp_path)
+    assert [each["round"] for each in found] == [0, 1, 2, 3]
+    assert [(each["step"], each["loss"], each["tokens"]) for each in found[2:]] == [
+        (3, 0.0, 150),
+        (4, -1.0, 200),
+    ]
+    assert found[3]["t"] == "1970-01-01T00:01:44Z"
+    assert (found[3]["peers"], found[3]["late"], found[3]["packet_bytes"]) == (2, 1, 6)
+    assert found[3]["up_bytes"] is None, "the ledger does not know"
+    assert set(found[3]) == {*WANTED, "t"}
+
+
+# ---- trackers ----------------------------------------------------------------------------------------------
+
+
+def test_trackers_get_numbers_under_names_that_group_curves() -> None:
+    [step] = Metrics().lines(STEP)
+    [evaluated] = Metrics().lines(Eval(3, 2, 1.75, 40))
+    [joined] = Metrics().lines(PeerJoined("d"))
+
+    assert named(step)["train/loss"] == 1.5
+    assert named(step)["time/sync_s"] == 0.6
+    assert named(step)["swarm/late"] == 1.0
+    assert named(evaluated) == {"eval/loss": 1.75}
+    assert named(joined) == {}
+
+
+class Fake(ModuleType):
+    """wandb or trackio, as they are used."""
+
+    def __init__(self) -> None:
+        super().__init__("fake")
+        self.asked: dict[str, Any] = {}
+        self.logged: list[dict[str, float]] = []
+        self.finished = False
+
+    def init(self, **asked: Any) -> Any:
+        self.asked = asked
+
+        def finish() -> None:
+            self.finished = True
+
+        return SimpleNamespace(log=self.logged.append, finish=finish)
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_hosted_tracker_hears_the_recipe_and_each_line_and_goes_on_under_the_runs_name(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, name, fake)
+    recipe = load_recipe("smoke", [f"report_to={name}", "logging.project=mine"])
+    recorder = Recorder(
+        tmp_path, pytest.fail, trackers=[Forgiving(name, Hosted(name, recipe, tmp_path), pytest.fail)]
+    )
+    for event in (STARTED, STEP, Eval(3, 2, 1.75, 40), PeerJoined("d")):
+        recorder.show(event)
+    recorder.close()
+
+    assert fake.asked["project"] == "mine"
+    assert fake.asked["resume"] == "allow"
+    assert fake.asked["config"]["recipe_hash"] == recipe.recipe_hash
+    assert fake.asked.get("id", STARTED.run) == fake.asked["name"] == STARTED.run
+    assert [numbers["round"] for numbers in fake.logged] == [2, 2]
+    assert fake.finished
+
+
+def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(tmp_path: Path) -> None:
+    class Broken:
+        def start(self, event: RunStarted) -> None:
+            raise OSError("no\nnetwork")
+
+        def log(self, found: Line) -> None:
+            raise AssertionError("it is let go")
+
+        def close(self) -> None:
+            raise AssertionError("it is let go")
+
+    said: list[str] = []
+    recorder = Recorder(tmp_path, pytest.fail, trackers=[Forgiving("wandb", Broken(), said.append)])
+    for event in (STARTED, STEP):
+        recorder.show(event)
+    recorder.close()
+
+    assert said == ["wandb does not take the run's numbers (no network): metrics.jsonl has them"]
+    assert len(written(tmp_path)) == 1
+
+
+def test_a_tracker_that_is_not_installed_is_told_before_anything_is_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("cocktail_cli.ui.trackers.find_spec", lambda name: None)
+
+    with pytest.raises(Failure, match="wandb is not installed") as failed:
+        trackers_of(load_recipe("smoke", ["report_to=wandb"]), tmp_path, pytest.fail)
+
+    assert failed.value.exit == 4
+    assert trackers_of(load_recipe("smoke", ["report_to=none"]), tmp_path, pytest.fail) == []
+
+
+def test_tensorboard_reads_what_it_was_given(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    tracker = Tensorboard(load_recipe("smoke"), tmp_path)
+    tracker.start(STARTED)
+    for found in Metrics().lines(STEP):
+        tracker.log(found)
+    tracker.close()
+
+    events = accumulator.EventAccumulator(str(tmp_path / "tracking")).Reload()
+    assert [(each.step, each.value) for each in events.Scalars("train/loss")] == [(3, 1.5)]
+
+
+def test_wandb_takes_a_run_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    tracker = Hosted("wandb", load_recipe("smoke"), tmp_path)
+    tracker.start(STARTED)
+    for found in Metrics().lines(STEP):
+        tracker.log(found)
+    assert tracker.run.summary["train/loss"] == 1.5
+    tracker.close()
+
+    assert list((tmp_path / "tracking").rglob("run-*.wandb"))
+
+
+def test_trackio_takes_a_run_on_this_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip("trackio")
+    tracker = Hosted("trackio", load_recipe("smoke"), tmp_path)
+    tracker.start(STARTED)
+    for found in Metrics().lines(STEP):
+        tracker.log(found)
+    tracker.close()
+
+    assert list((tmp_path / "trackio").rglob("*.db"))

@@ -1,0 +1,232 @@
+"""The base model from a stranger's hub: names checked, contents checked, nothing fetched twice."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.machine.cache_locks import claimed
+from cocktail_cli.machine.run_registry import cache
+from cocktail_cli.volunteer import base_weights
+from cocktail_cli.volunteer.base_weights import (
+    bring,
+    check_names,
+    damaged,
+    fetch_base,
+    fetched_snapshot,
+    folder_of,
+    lacking,
+    to_fetch,
+)
+from transport import Wanted
+from transport.protocol.errors import NotServed
+from transport.protocol.messages import File, SnapshotOffer
+
+OFFER = SnapshotOffer(7, 5, "ab" * 32, 0)
+
+
+@dataclass
+class FakeHub:
+    """Serves these files and counts what was asked for; `dies` after the first half of that file."""
+
+    contents: dict[str, bytes]
+    asked: list[str] = field(default_factory=list)
+    begun: list[bytes] = field(default_factory=list)  # what was there before
+    dies: str = ""
+
+    def files(self) -> list[File]:
+        return [File(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in self.contents.items()]
+
+    def fetch(self, wanted: Sequence[Wanted]) -> None:
+        for file in wanted:
+            self.asked.append(file.name)
+            data = self.contents[file.path.name]
+            part = file.path.with_name(file.path.name + ".part")
+            self.begun += [p.read_bytes() for p in (part, file.path) if p.exists()]
+            if file.path.name == self.dies:
+                part.write_bytes(data[: len(data) // 2])
+                raise NotServed("died")
+            file.path.write_bytes(data)
+            part.unlink(missing_ok=True)
+
+
+def go_on() -> None:
+    return None
+
+
+def fetched(hub: FakeHub) -> Path:
+    """The folder with what the hub has."""
+    folder = folder_of(hub.files())
+    fetch_base(hub.files(), folder, hub.fetch)
+    return folder
+
+
+def test_a_base_is_fetched_once_and_found_the_second_time() -> None:
+    hub = FakeHub({"config.json": b"{}", "model.safetensors": b"weights"})
+
+    folder = fetched(hub)
+    assert fetched(hub) == folder
+
+    assert hub.asked == ["base/config.json", "base/model.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_damaged_file_is_found_and_mended_from_what_is_left_of_it() -> None:
+    hub = FakeHub({"config.json": b"{}", "model.safetensors": b"weights"})
+    folder = fetched(hub)
+    (folder / "model.safetensors").write_bytes(b"weighty")
+    bad = damaged(hub.files(), folder, go_on)
+    bring(bad, folder, hub.fetch)
+
+    assert [file.name for file in bad] == ["model.safetensors"]
+    assert hub.asked[2:] == ["base/model.safetensors"]
+    assert hub.begun == [b"weighty"], "whoever fetches has what was there, to keep what is right of it"
+    assert damaged(hub.files(), folder, go_on) == []
+
+
+def test_an_attempt_that_ended_early_is_gone_on_with() -> None:
+    hub = FakeHub({"config.json": b"{}", "model.safetensors": b"weights"}, dies="model.safetensors")
+    with pytest.raises(NotServed):
+        fetched(hub)
+    hub.dies, folder = "", folder_of(hub.files())
+
+    assert to_fetch(hub.files()[1:], folder) == 4, "three bytes are here"
+    fetched(hub)
+    assert hub.begun == [b"wei"] or hub.begun == [b"{}", b"wei"]
+    assert not lacking(hub.files(), folder)
+
+
+def test_two_peers_of_one_machine_do_not_meet_in_one_file(tmp_path: Path) -> None:
+    with claimed(tmp_path / "w") as first, claimed(tmp_path / "w") as second:
+        names = [first.name, second.name]
+    with claimed(tmp_path / "w") as third:
+        assert third == first, "what the first left is the third's to go on with"
+
+    assert names == ["w", "w-2"]
+
+
+def test_a_base_that_another_peer_is_fetching_is_fetched_beside_it() -> None:
+    hub = FakeHub({"config.json": b"{}", "model.safetensors": b"weights"})
+    folder = folder_of(hub.files())
+    with claimed(folder / ".fetching") as others:
+        (others / "model.safetensors.part").write_bytes(b"wei")
+        fetched(hub)
+
+        assert (others / "model.safetensors.part").read_bytes() == b"wei"
+    assert hub.begun == []
+    assert not lacking(hub.files(), folder)
+
+
+def test_what_another_peer_of_this_machine_made_whole_is_not_taken_from_it() -> None:
+    hub = FakeHub({"config.json": b"{}", "model.safetensors": b"weights"})
+    folder = folder_of(hub.files())
+    folder.mkdir(parents=True)
+    wanted = lacking(hub.files(), folder)
+
+    def fetch(files: Sequence[Wanted]) -> None:
+        """Another peer is done first, and reads its model, while this one is at it."""
+        bring(wanted, folder, hub.fetch)
+        others.append((folder / "model.safetensors").open("rb"))
+        hub.fetch(files)
+        assert (folder / "model.safetensors").read_bytes() == b"weights"
+
+    others: list[BinaryIO] = []
+    bring(wanted, folder, fetch)
+    count = len(hub.asked)
+    bring(wanted, folder, hub.fetch)  # which was found lacking before anybody was done
+
+    assert others[0].read() == b"weights"
+    others[0].close()
+    assert len(hub.asked) == count, "what is there is not fetched"
+    assert damaged(hub.files(), folder, go_on) == []
+
+
+def test_a_file_under_repair_stays_where_it_is() -> None:
+    hub = FakeHub({"model.safetensors": b"weights"})
+    folder = fetched(hub)
+    (folder / "model.safetensors").write_bytes(b"weighty")
+
+    def fetch(files: Sequence[Wanted]) -> None:
+        assert (folder / "model.safetensors").read_bytes() == b"weighty"
+        hub.fetch(files)
+
+    bring(hub.files(), folder, fetch)
+    assert damaged(hub.files(), folder, go_on) == []
+
+
+def test_a_snapshot_stands_beside_the_small_files_and_goes_when_it_is_loaded() -> None:
+    hub = FakeHub(
+        {"config.json": b"{}", "model-1-of-1.safetensors": b"base", "model.safetensors": b"trained"}
+    )
+    files = [file for file in hub.files() if file.name != "model.safetensors"]
+    old = cache() / "snapshots" / "old"
+    old.mkdir(parents=True)
+    with fetched_snapshot(OFFER, files, hub.fetch) as folder:
+        there = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    assert there == {"config.json": b"{}", "model.safetensors": b"trained"}
+    assert hub.asked == ["base/config.json", "snapshot/7/model.safetensors"], "no weights of the base"
+    assert list((cache() / "snapshots").iterdir()) == [], "nor what an older attempt left"
+
+
+def test_a_snapshot_that_did_not_come_whole_stays_for_the_next_attempt() -> None:
+    hub = FakeHub({"config.json": b"{}", "model.safetensors": b"trained"}, dies="model.safetensors")
+    with pytest.raises(NotServed), fetched_snapshot(OFFER, hub.files()[:1], hub.fetch):
+        pass
+    hub.dies = ""
+    with fetched_snapshot(OFFER, hub.files()[:1], hub.fetch):
+        pass
+
+    assert hub.begun[-1] == b"tra"
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub({"model.safetensors": b"weights"})
+    monkeypatch.setattr(base_weights, "room", lambda most=None: 6)
+    with pytest.raises(Failure, match="the model needs") as caught:
+        fetched(hub)
+
+    assert (caught.value.exit, hub.asked) == (8, [])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../evil.json",
+        "/etc/passwd",
+        "a/b.json",
+        "modeling.py",
+        "weights.bin",
+        ".hidden.json",
+        "c:x.json",
+        "x" * 200,
+        "",
+    ],
+)
+def test_a_file_that_could_leave_the_folder_or_be_code_is_refused(name: str) -> None:
+    with pytest.raises(Failure) as caught:
+        check_names([File(name, 1, "")])
+
+    assert caught.value.exit == 6
+
+
+def test_a_file_may_come_once_only() -> None:
+    with pytest.raises(Failure):
+        check_names([File("config.json", 1, ""), File("config.json", 2, "")])
+
+
+def test_what_is_no_sha256_is_no_name_of_a_folder() -> None:
+    with pytest.raises(Failure, match="as a sha256"):
+        check_names([File("config.json", 1, "../..")])
+    with (
+        pytest.raises(Failure, match="as a sha256"),
+        fetched_snapshot(SnapshotOffer(1, 1, "../../../etc", 0), [], FakeHub({}).fetch),
+    ):
+        pass

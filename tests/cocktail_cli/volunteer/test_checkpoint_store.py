@@ -1,0 +1,204 @@
+"""What a peer keeps for its return: found by itself in the same run alone, gone once it is of no use."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from cocktail_cli.commands.run.join import Membership
+from cocktail_cli.errors import Failure
+from cocktail_cli.ui.events import Event
+from cocktail_cli.volunteer import checkpoint_store
+from cocktail_cli.volunteer.availability import Watch
+from cocktail_cli.volunteer.base_weights import digest_of
+from cocktail_cli.volunteer.bootstrap import Prepared
+from cocktail_cli.volunteer.lending_terms import Lent, Terms
+from cocktail_cli.volunteer.run_link import RunLink
+from recipes.config.schema import Recipe
+from recipes.training.loop import Peer, build_peer
+from transport.protocol.errors import Leaving, LinkLost, RunOver
+
+WHICH = ("amber-otter-42", "ann", "recipe-hash", "base-digest")
+
+
+def peer(moved: bool = True) -> Peer:
+    model = torch.nn.Linear(6, 5)
+    recipe = Recipe.model_validate(
+        {
+            "version": 1,
+            "name": "test",
+            "model": {"model_name_or_path": "none"},
+            "datasets": [{"path": "none"}],
+            "training": {"optim": "adamw_torch"},
+        }
+    )
+    made = build_peer(model, recipe, micro_batch=1)
+    if moved:
+        made.local.flat.grad.fill_(0.5)
+        made.local.optimizer.step()
+    return made
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+def test_the_same_peer_of_the_same_run_finds_it_once(told: list[str]) -> None:
+    left, back = peer(), peer(moved=False)
+    assert checkpoint_store.keep(left, *WHICH, told.append) > 0
+    kept = checkpoint_store.find(*WHICH, told.append)
+    assert kept is not None
+    kept.restore(back)
+
+    assert torch.equal(back.worker.x, left.worker.x)
+    assert (kept.round, kept.fingerprint) == (0, left.worker.common.fingerprint)
+    assert checkpoint_store.find(*WHICH, told.append) is None, "or a crash later on would bring it back twice"
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"), [(0, None), (1, None), (2, "another recipe"), (3, "another base")]
+)
+def test_nobody_else_does(changed: int, what: str | None, told: list[str]) -> None:
+    checkpoint_store.keep(peer(), *WHICH, told.append)
+    other = list(WHICH)
+    other[changed] = "other"
+
+    assert checkpoint_store.find(*other, told.append) is None
+    assert checkpoint_store.find(*WHICH, told.append) is not None
+    assert what is None or (len(told) == 1 and what in told[0])
+
+
+def test_a_damaged_one_is_told_and_removed(told: list[str]) -> None:
+    checkpoint_store.keep(peer(), *WHICH, told.append)
+    path = checkpoint_store.path_of(*WHICH[:2])
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+    assert checkpoint_store.find(*WHICH, told.append) is None
+    assert "damaged and removed" in told[0]
+    assert not path.exists()
+
+
+def test_a_disk_without_room_is_told_and_nothing_is_written(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = SimpleNamespace(free=checkpoint_store.SPARE)
+    monkeypatch.setattr(checkpoint_store.shutil, "disk_usage", lambda _: usage)
+
+    assert checkpoint_store.keep(peer(), *WHICH, told.append) == 0
+    assert "residual is not kept: it takes" in told[0]
+    assert not list(checkpoint_store.folder().rglob("*.*"))
+
+
+def test_a_peer_without_anything_of_its_own_keeps_nothing(told: list[str]) -> None:
+    assert checkpoint_store.keep(peer(moved=False), *WHICH, told.append) == 0
+    assert (told, checkpoint_store.folder().exists()) == ([], False)
+
+
+def test_a_run_that_is_over_and_one_long_silent_leave_nothing(told: list[str]) -> None:
+    checkpoint_store.keep(peer(), *WHICH, told.append)
+    checkpoint_store.keep(peer(), "old-newt-7", *WHICH[1:], told.append)
+    checkpoint_store.forget(WHICH[0])
+    assert checkpoint_store.find(*WHICH, told.append) is None
+
+    old = checkpoint_store.path_of("old-newt-7", "ann")
+    os.utime(old, (0, 0))
+    checkpoint_store.keep(peer(), *WHICH, told.append)
+    assert not old.exists()
+    checkpoint_store.forget("never-heard-of")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other rights")
+def test_nobody_else_on_the_machine_can_read_it(told: list[str]) -> None:
+    checkpoint_store.keep(peer(), *WHICH, told.append)
+    path = checkpoint_store.path_of(*WHICH[:2])
+
+    assert [stat.S_IMODE(p.stat().st_mode) for p in (path, path.parent)] == [0o600, 0o700]
+
+
+@pytest.mark.parametrize("name", ["../ann", "", "a/b", ".hidden", "x" * 300])
+def test_a_name_that_is_none_for_a_file_is_refused(name: str, told: list[str]) -> None:
+    with pytest.raises(Failure, match="the hub gives the name"):
+        checkpoint_store.find("amber-otter-42", name, "r", "b", told.append)
+
+
+class Shown:
+    """What a user would see."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def show(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class FakeLink:
+    """A link whose run ends as told, or is lost."""
+
+    name = "ann"
+    leave_requested = threading.Event()
+
+    def __init__(self, end: Exception) -> None:
+        self.end, self.left = end, ""
+
+    def leave(self, reason: str) -> None:
+        self.left = reason
+
+
+@pytest.mark.parametrize(
+    ("end", "kept"),
+    [
+        (LinkLost("the hub has not answered for 600 s"), True),
+        (Leaving("asked to leave while waiting"), True),
+        (RunOver("the hub's disk is full", False, resumable=True), True),
+        (RunOver("every sample was counted", True), False),
+        (RunOver("stopped by its owner", False), False),
+    ],
+    ids=["hub lost", "Ctrl-C", "run failed", "run finished", "run stopped"],
+)
+def test_a_stay_keeps_what_is_its_own_unless_the_run_is_over(
+    end: Exception, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier state of a run that is over goes as well."""
+    view, link = Shown(), FakeLink(end)
+    lent = Lent("ann", ["cpu"], None, ask=False)
+    watch = Watch(Terms(), ["cpu"], pytest.fail)
+    membership = Membership(SimpleNamespace(run="amber-otter-42"), lent, view, watch)  # type: ignore[arg-type]
+    welcome = SimpleNamespace(run="amber-otter-42", name="ann", recipe_hash="r", base=[], round=0)
+    old = checkpoint_store.path_of("amber-otter-42", "ann")
+    mine = peer()
+    checkpoint_store.keep(mine, "amber-otter-42", "ann", "r", digest_of([]), lambda _: None)
+    kept_of = checkpoint_store.find("amber-otter-42", "ann", "r", digest_of([]), lambda _: None)
+
+    def carry_out() -> Prepared:
+        back = peer(moved=False)
+        kept_of.restore(back)
+        return Prepared(back, {})
+
+    def train(*_: object) -> None:
+        assert not old.exists(), "it is in use"
+        raise end
+
+    monkeypatch.setattr(membership, "train", train)
+    preparation = SimpleNamespace(carry_out=carry_out, recipe=mine.recipe)
+    try:
+        membership.stay(RunLink(link), welcome, preparation)  # type: ignore[arg-type]
+    except LinkLost:
+        assert isinstance(end, LinkLost)
+
+    assert old.exists() == kept
+    assert membership.peer is not None
+    assert torch.equal(membership.peer.worker.x, mine.worker.x), "it was found"
+    assert not membership.keeping

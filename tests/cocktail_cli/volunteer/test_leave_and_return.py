@@ -1,0 +1,113 @@
+"""A volunteer presses Ctrl-C and comes back: what it hands over, keeps, finds again. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import Forked, needs_fork
+from test_processes import LAUNCH
+
+from cocktail_cli.commands.run.join import Membership
+from cocktail_cli.machine.opening_hours import parse_hours
+from cocktail_cli.ui.events import Event, Left, Progressed, Step
+from cocktail_cli.volunteer.availability import Watch, stays
+from cocktail_cli.volunteer.lending_terms import Lent, Mood, Terms
+from transport import parse_url
+
+pytestmark = [pytest.mark.slow, needs_fork]
+
+
+def states(told: list[dict[str, Any]], first: str) -> list[dict[str, Any]]:
+    """What was told with these first words."""
+    return [event for event in told if event.get("state", "").startswith(first)]
+
+
+def test_a_leaver_hands_over_keeps_the_rest_and_finds_it_when_it_comes_back(
+    forked: Forked, tmp_path: Path
+) -> None:
+    kept = Path(os.environ["COCKTAIL_HOME"]) / "kept"
+    launch = forked.start(tmp_path / "launch", *LAUNCH, "max_steps=5000", "--peers", "0")
+    started = launch.next("run_started")
+    join = forked.join(tmp_path / "gus", started["url"])
+    for _ in range(3):
+        join.next("step")
+    join.send(signal.SIGINT)
+    assert join.wait() == 0
+    (handed_over,), (wrote,) = states(join.told, "handed over"), states(join.told, "kept")
+    gone = launch.next("peer_left", peer="gus")
+    assert gone["legacy_bytes"] == handed_over["done"] > 0
+    assert "of its residual's length" in handed_over["state"]
+    (path,) = kept.rglob("*.*")
+    assert (path.name, path.stat().st_size) == ("gus.safetensors", wrote["done"])
+    assert 16 * started["parameters"] <= wrote["done"] < 16.1 * started["parameters"]
+
+    again = forked.join(tmp_path / "again", started["url"], "--name", "gus")
+    back = again.next("step")
+    assert len(states(again.told, "back with what it kept")) == 1
+    assert not path.exists(), "or a crash later on would bring it back twice"
+    assert back["round"] >= max(step["round"] for step in join.events("step"))
+    launch.next("step", accepted=["gus"])
+    launch.send(signal.SIGINT)
+    assert (again.wait(), launch.wait()) == (0, 0)
+    assert not list(kept.rglob("*")), "the run is over"
+    assert launch.told[-1]["event"] == "run_finished", "Ctrl-C ends a run in good order, with a model"
+    assert (launch.folder / "out" / "model.safetensors").is_file()
+
+
+class Scripted(Watch):
+    """Terms that end this machine's part after its third step, and allow it again a moment later."""
+
+    def __init__(self, told: list[Event]) -> None:
+        super().__init__(Terms(hours=parse_hours("00:00-23:59")), ["cpu"], lambda what: None)
+        self.told, self.paused = told, 0
+
+    def look(self, ours: set[int] | None) -> Mood:
+        steps = sum(isinstance(event, Step) for event in self.told)
+        if ours is None:
+            self.mood, self.paused = Mood(), self.paused + (steps > 0)
+        elif steps >= 3 and not self.paused:
+            self.mood = Mood(pause="outside 22:00-07:00, back at 22:00")
+        return self.mood
+
+
+class Seen:
+    """A view that keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def show(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_machine_outside_its_hours_leaves_in_good_order_and_is_back_with_what_it_kept(
+    forked: Forked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cocktail_cli.volunteer.availability.LOOK_S", 0.1)
+    view, lent = Seen(), Lent("gus", ["cpu"], None, ask=False)
+    watch = Scripted(view.events)
+    launch = forked.start(tmp_path / "launch", *LAUNCH, "max_steps=12", "--peers", "0")
+    url = parse_url(launch.next("run_started")["url"])
+
+    def stay(again: bool) -> Membership:
+        member = Membership(url, lent, view, watch)
+        member.last(60.0, life_line=False)
+        return member
+
+    assert stays(watch, stay, False, view.show) == 0
+    assert launch.wait() == 0
+
+    (left,) = launch.events("peer_left")[:1]
+    assert left["reason"].startswith("left: outside 22:00-07:00")
+    assert left["legacy_bytes"] > 0
+    said = [event.state for event in view.events if isinstance(event, Progressed)]
+    assert any(state.startswith("back with what it kept") for state in said)
+    assert [event.finished for event in view.events if isinstance(event, Left)] == [False, True]
+    assert launch.told[-1]["steps"] == 12

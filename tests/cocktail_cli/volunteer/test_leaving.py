@@ -1,0 +1,271 @@
+"""Ctrl-C, SIGTERM and a closed terminal in every phase of a stay: gone in time, in good order, with the exit
+status that says which it was.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import Command, Forked, needs_fork
+from stalling_hub import SMALL, Material, Running, stalling_hub
+from tcp_proxy import TcpProxy
+
+from cocktail_cli.volunteer.base_weights import fetch_base, folder_of
+from transport import Wanted
+from transport.protocol.messages import File
+
+pytestmark = [pytest.mark.slow, needs_fork]
+
+SIGNALS = {"SIGINT": 0, "SIGTERM": 75, "SIGHUP": 0}  # -> exit status of a stay that it ends
+WITHIN = 25.0
+# what is in flight gets 20 s, and a peer that does not look 22: shorter here, to keep the test short
+SHORT = (
+    "import cocktail_cli.commands.run.join, transport.peer.peer_link\n"
+    "cocktail_cli.commands.run.join.LEAVE_WITHIN, transport.peer.peer_link.LEAVE_S = 4, 2\n"
+)
+
+
+def slow(place: str, seconds: float) -> str:
+    """Python that makes a function take its time, in C, where no flag is looked at."""
+    module, _, name = place.rpartition(".")
+    return (
+        f"import time, {module} as module\nfast = module.{name}\n"
+        f"def slow(*args, **options):\n    time.sleep({seconds})\n    return fast(*args, **options)\n"
+        f"module.{name} = slow\n"
+    )
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Where a signal comes, and how a peer is kept there."""
+
+    name: str
+    reached: Callable[[Command, Running], object]  # true once it is there
+    settings: dict[str, Any]  # of the hub
+    arguments: tuple[str, ...] = ("-y",)
+    before: str = ""
+    cached: bool = True  # the base model is in the cache
+    left: bool = True  # the hub hears of it
+
+
+def told(state: str) -> Callable[[Command, Running], object]:
+    return lambda peer, _: any(str(event.get("state", "")).startswith(state) for event in peer.told)
+
+
+def ready(peer: Command, hub: Running) -> object:
+    return any(type(event).__name__ == "PeerReady" for event in hub.events)
+
+
+def in_a_round(peer: Command, hub: Running) -> object:
+    return any(type(event).__name__ == "RoundOpened" for event in hub.events)
+
+
+def sent(peer: Command, hub: Running) -> object:
+    """Its packet is at the hub, which does not commit it."""
+    return hub.hub._state.phase.name == "CLOSED"
+
+
+NEVER, ALONE = {"min_peers": 99, "eval": False}, {"min_peers": 1, "eval": False}
+PHASES = (
+    Phase("dialling", told("dialling"), NEVER, ("-y", "--wait", "10m"), left=False),
+    Phase("at the question", lambda peer, _: "Join as" in peer.said, NEVER, ()),
+    Phase("fetching the model", told("fetching"), NEVER, ("-y", "--max-down", "20kbit"), cached=False),
+    Phase(
+        "loading the model", told("loading"), NEVER, before=slow("recipes.models.causal_lm.load_model", 60)
+    ),
+    Phase("catching up", told("loading"), NEVER | {"rounds": 40}, ("-y", "--max-down", "20kbit")),
+    Phase("waiting for a round", ready, NEVER),
+    Phase("computing", in_a_round, ALONE, before=slow("recipes.models.causal_lm.loss_sum", 1.5)),
+    Phase("in an exchange", sent, ALONE),
+    Phase("evaluating", in_a_round, {"min_peers": 1}, before=slow("recipes.models.causal_lm.evaluate", 60)),
+    Phase("dialling a hub that is gone", ready, NEVER, left=False),
+)
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.prepare(tmp_path_factory.mktemp("base"))
+
+
+@dataclass
+class Stay:
+    """One peer in one phase, and the signal it is to get."""
+
+    phase: Phase
+    signal: str
+    hub: Running
+    peer: Command
+    proxy: TcpProxy
+    asked: float = 0.0
+
+    def be_there(self) -> None:
+        end = time.monotonic() + WITHIN * 2
+        while not self.phase.reached(self.peer, self.hub):
+            assert self.peer.poll() is None, (
+                self.phase.name,
+                self.peer.status,
+                self.peer.said,
+                self.peer.told,
+            )
+            assert time.monotonic() < end, (self.phase.name, self.peer.told, self.hub.events)
+            time.sleep(0.05)
+        if self.phase.name.endswith("gone"):
+            self.proxy.close()
+            self.peer.until("warning")
+
+    def check(self) -> None:
+        status = self.peer.wait(WITHIN)
+        name = f"{self.phase.name}, {self.signal}"
+
+        assert status == SIGNALS[self.signal], (name, self.peer.told, self.peer.said)
+        assert "Traceback" not in self.peer.said, name
+        if self.phase.left:
+            end = time.monotonic() + 5.0
+            while not self.hub.left("ann") and time.monotonic() < end:
+                time.sleep(0.02)
+            assert self.hub.left("ann")[0].startswith("left"), name
+
+
+def test_a_peer_leaves_on_any_signal_in_every_phase(
+    forked: Forked, material: Material, tmp_path: Path
+) -> None:
+    cache(material)
+    with ExitStack() as stack:
+        stays = [
+            begin(stack, forked, material, phase, name, tmp_path / f"{number}-{name}")
+            for number, phase in enumerate(PHASES)
+            for name in SIGNALS
+        ]
+        for stay in stays:
+            stay.be_there()
+        for stay in stays:
+            stay.peer.send(getattr(signal, stay.signal))
+        for stay in stays:
+            stay.check()
+
+
+def begin(
+    stack: ExitStack, forked: Forked, material: Material, phase: Phase, name: str, folder: Path
+) -> Stay:
+    hub = stack.enter_context(stalling_hub(material, folder / "ledger", **phase.settings))
+    proxy = TcpProxy(hub.hub.port)
+    stack.callback(proxy.close)
+    url = hub.url.__class__(hub.url.key, hub.url.token, "127.0.0.1", proxy.port, hub.url.run)
+    if phase.name == "dialling":
+        proxy.close()
+    (folder / "url").write_text(str(url) + "\n")
+    terminal = "" if "-y" in phase.arguments else terminal_of(stack)
+    home = None if phase.cached else folder / "home"
+    arguments = ("join", "@url", "--json", "--device", "cpu", "--name", "ann", *phase.arguments)
+    peer = forked.start(folder, *arguments, before=SHORT + phase.before, terminal=terminal, home=home)
+    return Stay(phase, name, hub, peer, proxy)
+
+
+def terminal_of(stack: ExitStack) -> str:
+    """A terminal that nobody types on."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    stack.callback(os.close, ours)
+    stack.callback(os.close, theirs)
+    return os.ttyname(theirs)
+
+
+def cache(material: Material) -> None:
+    """The base model is in the cache of this machine, as after an earlier stay."""
+    files = [File(file.name, file.size, file.sha256) for file in material.base.files]
+
+    def copy(wanted: Sequence[Wanted]) -> None:
+        for file in wanted:
+            file.path.write_bytes((material.base.folder / file.path.name).read_bytes())
+
+    fetch_base(files, folder_of(files), copy)
+
+
+@pytest.mark.parametrize(
+    ("second", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
+)
+def test_the_second_signal_ends_a_peer_at_once(
+    forked: Forked, material: Material, tmp_path: Path, second: int, status: int
+) -> None:
+    """In the middle of an exchange, which the first one leaves 20 s to end."""
+    cache(material)
+    with stalling_hub(material, tmp_path / "ledger", **ALONE) as hub:
+        (tmp_path / "url").write_text(f"{hub.url}\n")
+        peer = forked.start(tmp_path, "join", "@url", "-y", "--json", "--device", "cpu")
+        until(lambda: sent(peer, hub))
+        peer.send(signal.SIGINT)
+        time.sleep(1.0)
+        assert peer.poll() is None, "it minds the exchange in flight"
+        peer.send(second)
+
+        assert peer.wait(5.0) == status
+
+
+def until(there: Callable[[], object]) -> None:
+    end = time.monotonic() + WITHIN * 2
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+LAUNCH = (
+    "launch",
+    "smoke",
+    "--json",
+    "--no-train",
+    "--port",
+    "0",
+    "--bind",
+    "127.0.0.1",
+    "-o",
+    "out",
+    *SMALL,
+)
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_launch_that_has_trained_nothing_ends_without_a_result(
+    forked: Forked, tmp_path: Path, name: str
+) -> None:
+    """While it prepares there is nothing to end in good order; then it tells whoever is there, and stops."""
+    signum = getattr(signal, name)
+    early = forked.start(tmp_path / "early", *LAUNCH, before=slow("recipes.data.corpus.build_corpus", 60))
+    early.until("progressed", state="reading the data")
+    early.send(signum)
+    launch = forked.start(tmp_path / "late", *LAUNCH)
+    launch.until("run_started")
+    launch.send(signum)
+
+    assert early.wait(WITHIN) == (130 if name == "SIGINT" else -signum)
+    assert launch.wait(WITHIN) == 7
+    assert launch.told[-1]["error"]["code"] == "no_result"
+    assert "Traceback" not in early.said + launch.said
+
+
+def test_the_second_signal_ends_a_launch_at_once_and_it_can_be_resumed(
+    forked: Forked, material: Material, tmp_path: Path
+) -> None:
+    launch = forked.start(tmp_path / "run", *LAUNCH)
+    (tmp_path / "ann").mkdir()
+    (tmp_path / "ann" / "url").write_text(launch.until("run_started")["url"] + "\n")
+    peer = forked.start(
+        tmp_path / "ann", "join", "@url", "-y", "--json", before=slow("recipes.models.causal_lm.loss_sum", 60)
+    )
+    until(lambda: told("caught up")(peer, None))  # type: ignore[arg-type]
+    time.sleep(1.0)
+    launch.send(signal.SIGINT)
+    launch.until("progressed", state="stopping (Ctrl-C): finishing the exchange in flight")
+    launch.send(signal.SIGINT)
+
+    assert launch.wait(8.0) == 130
+    again = forked.start(tmp_path / "run", *LAUNCH, "--resume")
+    again.until("run_started")

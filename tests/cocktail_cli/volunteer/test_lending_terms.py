@@ -1,0 +1,273 @@
+"""When a volunteer's machine takes part: hours, heat, others at its GPU; and how it leaves and comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, time, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.machine.devices import limit_memory
+from cocktail_cli.machine.opening_hours import Hours, next_at, parse_hours, parse_time
+from cocktail_cli.machine.units import parse_size
+from cocktail_cli.ui.events import Event, Progressed
+from cocktail_cli.volunteer import availability as module
+from cocktail_cli.volunteer.availability import Watch, stays
+from cocktail_cli.volunteer.base_weights import room
+from cocktail_cli.volunteer.lending_terms import BUSY_S, COOLER, FREE_S, Gauge, Mood, Terms, decide
+from cocktail_cli.volunteer.nvml import NvidiaGpus, nvidia_gpus
+from transport.protocol.errors import RefusedByHub
+
+NIGHT = Hours(time(22), time(7))
+NOON, MIDNIGHT = datetime(2026, 11, 22, 12), datetime(2026, 11, 23)
+TIMES = st.datetimes(datetime(2026, 1, 1), datetime(2026, 12, 31))
+
+
+def test_hours_over_midnight_are_open_at_night_and_closed_by_day() -> None:
+    opened = [hour for hour in range(24) if NIGHT.open(NOON.replace(hour=hour))]
+
+    assert opened == [0, 1, 2, 3, 4, 5, 6, 22, 23]
+
+
+@given(TIMES, st.times(), st.times())
+def test_a_moment_is_within_the_hours_or_within_those_that_they_leave_out(
+    now: datetime, start: time, end: time
+) -> None:
+    if start != end:
+        assert Hours(start, end).open(now) != Hours(end, start).open(now)
+
+
+@given(TIMES, st.times())
+def test_a_clock_says_everything_within_a_day(now: datetime, moment: time) -> None:
+    coming = next_at(moment, now)
+
+    assert timedelta(0) < coming - now <= timedelta(days=1)
+    assert coming.time() == moment
+
+
+@pytest.mark.parametrize("text", ["22", "22-07", "25:00-07:00", "07:00-07:00", "22:00-07:60", ""])
+def test_what_are_no_hours_is_a_usage_error(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse_hours(text)
+
+
+def test_hours_are_read_as_they_are_written() -> None:
+    assert parse_hours("22:00-07:00") == NIGHT
+    assert str(parse_hours("9:30-17:05")) == "09:30-17:05"
+    assert parse_time("8:00") == time(8)
+
+
+def test_outside_its_hours_a_machine_pauses_and_says_when_it_is_back() -> None:
+    terms = Terms(hours=NIGHT)
+
+    assert decide(terms, Mood(), NOON, 0.0, Gauge()).pause == "outside 22:00-07:00, back at 22:00"
+    assert decide(terms, Mood(), MIDNIGHT, 0.0, Gauge()).pause == ""
+
+
+def test_at_its_time_a_machine_leaves_for_good() -> None:
+    terms = Terms(hours=NIGHT, until=NOON)
+
+    assert decide(terms, Mood(), NOON, 0.0, Gauge()).over == "it is 12:00"
+    assert not decide(terms, Mood(), NOON - timedelta(hours=6), 0.0, Gauge()).over
+
+
+def test_a_hot_gpu_rests_until_it_is_cooler_by_a_margin() -> None:
+    terms, mood, paused = Terms(max_temp=80), Mood(), []
+    for temperature in (80, 81, 79, 80 - COOLER + 1, 80 - COOLER, 80):
+        mood = decide(terms, mood, NOON, 0.0, Gauge(temperature=temperature))
+        paused.append(bool(mood.pause))
+
+    assert paused == [False, True, True, True, False, False]
+
+
+def test_another_program_has_the_gpu_once_it_stays_and_until_it_has_gone() -> None:
+    terms, mood, paused = Terms(only_idle=True), Mood(), []
+    uses = [(0.0, 0.5), (BUSY_S - 1, 0.0), (BUSY_S, 0.5), (2 * BUSY_S, 0.5), (40.0, 0.0), (60.0, 0.9)]
+    uses += [(70.0, 0.0), (70.0 + FREE_S - 1, 0.0), (70.0 + FREE_S, 0.0)]
+    for at, others in uses:
+        mood = decide(terms, mood, NOON, at, Gauge(others=others))
+        paused.append(bool(mood.pause))
+
+    assert paused == [False, False, False, True, True, True, True, True, False]
+
+
+def test_what_the_gpu_does_not_say_changes_nothing() -> None:
+    terms = Terms(only_idle=True, max_temp=80)
+    hot = decide(terms, Mood(), NOON, 0.0, Gauge(temperature=90))
+
+    assert decide(terms, hot, NOON, 1.0, Gauge()).pause == hot.pause != ""
+    assert decide(terms, Mood(), NOON, 1.0, Gauge()).pause == ""
+
+
+@pytest.mark.parametrize("terms", [Terms(), Terms(hours=Hours(time(0), time(23)))])
+def test_nobody_is_asked_about_a_gpu_that_the_terms_do_not_name(terms: Terms) -> None:
+    said: list[str] = []
+
+    assert Watch(terms, ["cuda:0"], said.append).gpus is None
+    assert not said
+
+
+# ---- the driver --------------------------------------------------------------------------------------------
+
+
+class NotSupported(Exception):
+    """What NVML says of much."""
+
+
+@dataclass
+class Driver:
+    """As pynvml is used."""
+
+    NVMLError = NotSupported
+    running: list[int] = field(default_factory=list)
+    samples: list[tuple[int, int, int]] = field(default_factory=list)  # pid, share, time
+
+    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
+        if handle == "dumb":
+            raise NotSupported("temperature")
+        return 71
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
+        return SimpleNamespace(gpu=35)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> Any:
+        return [SimpleNamespace(pid=pid) for pid in self.running]
+
+    def nvmlDeviceGetProcessUtilization(self, handle: str, since: int) -> Any:
+        newer = [sample for sample in self.samples if sample[2] > since]
+        if not newer:
+            raise NotSupported("no sample")
+        return [SimpleNamespace(pid=pid, smUtil=share, timeStamp=at) for pid, share, at in newer]
+
+
+def test_what_others_take_of_a_gpu_is_the_mean_of_their_samples_and_never_our_own() -> None:
+    driver = Driver([7, 8], [(7, 90, 1), (8, 20, 2), (8, 40, 3)])
+    gpus = NvidiaGpus(driver, ["gpu"], pytest.fail)
+
+    assert gpus.look({7}) == Gauge(71, 0.3)
+    assert gpus.look({7}) == Gauge(71, 0.0), "each sample counts once"
+    assert gpus.look(None) == Gauge(71, 0.35), "who does not train is nobody of these"
+
+
+def test_a_driver_that_does_not_know_our_own_process_calls_nobody_another() -> None:
+    """In a container it knows processes by other numbers, on Windows it tells none."""
+    said: list[str] = []
+    gpus = NvidiaGpus(Driver([4711], [(4711, 90, 1)]), ["gpu"], said.append)
+
+    assert gpus.look({7}).others is None
+    assert gpus.look({7}).others is None
+    assert len(said) == 1
+
+
+def test_a_gpu_that_says_nothing_of_its_warmth_is_not_held_hot() -> None:
+    assert NvidiaGpus(Driver(), ["dumb"], pytest.fail).look(None).temperature is None
+
+
+def test_a_machine_without_nvidia_says_what_has_no_effect() -> None:
+    said: list[str] = []
+
+    assert nvidia_gpus(["cpu"], said.append) is None
+    assert "no effect" in said[0]
+
+
+# ---- stays -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Ended:
+    paused: bool
+    status: int
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
+    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    return []
+
+
+class Moods(Watch):
+    """Decides as told, in this order."""
+
+    def __init__(self, *moods: Mood) -> None:
+        super().__init__(Terms(), [], pytest.fail)
+        self.coming = list(moods)
+
+    def look(self, ours: set[int] | None) -> Mood:
+        self.mood = self.coming.pop(0)
+        return self.mood
+
+
+GO, HOT = Mood(), Mood(pause="the GPU is too hot")
+
+
+def test_a_machine_that_paused_waits_and_joins_again(shown: list[Event]) -> None:
+    ends, again = [Ended(True, 75), Ended(True, 75), Ended(False, 0)], []
+
+    def stay(back: bool) -> Ended:
+        again.append(back)
+        return ends.pop(0)
+
+    status = stays(Moods(HOT, GO, HOT, HOT, GO, GO), stay, False, shown.append)
+
+    assert (status, again) == (0, [False, True, True])
+    assert shown == [Progressed("paused: the GPU is too hot")] * 2
+
+
+def test_who_is_to_be_asked_is_asked_before_any_waiting(shown: list[Event]) -> None:
+    assert stays(Moods(), lambda back: Ended(False, 3), True, shown.append) == 3
+
+
+def test_a_machine_whose_time_is_over_does_not_join(shown: list[Event]) -> None:
+    over = Mood(over="it is 08:00")
+
+    assert stays(Moods(over), lambda back: pytest.fail("joined"), False, shown.append) == 0
+
+
+def test_a_run_that_ended_during_a_pause_is_no_failure_but_one_that_was_never_joined_is(
+    shown: list[Event],
+) -> None:
+    def stay(back: bool) -> Ended:
+        if back:
+            raise RefusedByHub("over", "the run is over")
+        return Ended(True, 75)
+
+    def late(back: bool) -> Ended:
+        raise RefusedByHub("over", "the run is over")
+
+    assert stays(Moods(GO, GO), stay, False, shown.append) == 0
+    with pytest.raises(RefusedByHub):
+        stays(Moods(GO), late, False, shown.append)
+
+
+# ---- limits ------------------------------------------------------------------------------------------------
+
+
+def test_sizes_are_read_with_their_units() -> None:
+    assert (parse_size("20GiB"), parse_size("80GB")) == (20 << 30, 80 * 10**9)
+    with pytest.raises(typer.BadParameter):
+        parse_size("much")
+
+
+def test_a_device_without_memory_of_its_own_has_none_to_limit() -> None:
+    limit_memory(["cpu"], None)
+    with pytest.raises(Failure, match="cpu has no memory of its own"):
+        limit_memory(["cpu"], 20 << 30)
+
+
+def test_fetched_models_take_no_more_than_their_owner_allows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COCKTAIL_HOME", str(tmp_path))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "base").write_bytes(bytes(1000))
+
+    assert room(5000) == 4000
+    assert room(500) == -500
+    assert room() > 10**6

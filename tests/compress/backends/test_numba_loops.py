@@ -1,0 +1,216 @@
+"""The compiled loops against NumPy's: the same bytes, whatever the data."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compress import Cocktail, NonFiniteError, Update, decode
+from compress.backends import dispatch
+from compress.selection import topk
+
+compiled = pytest.importorskip("compress.backends.numba_loops", reason="numba has no build for this platform")
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _short_vectors_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "WORTH", 0)
+
+
+def vector(kind: str, m: int, seed: int = 1) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    v = torch.randn(m, generator=g)
+    return {
+        "gaussian": v,
+        "heavy": v / torch.rand(m, generator=g).square(),
+        "outliers": torch.where(torch.arange(m) % 700 == 5, 300 * v, v),
+        "ties": v.round(),
+        "equal": torch.full((m,), -0.5),
+        "zeros": torch.zeros(m),
+        "sparse": torch.where(torch.arange(m) % 3000 == 0, v, torch.zeros(m)),
+        "layers": v * (torch.arange(m) // 500 % 7),
+        "huge": v * 1e37,
+        "denormal": v * 1e-41,
+        "small": v * 2.0**-99,
+    }[kind]
+
+
+KINDS = [
+    "gaussian",
+    "heavy",
+    "outliers",
+    "ties",
+    "equal",
+    "zeros",
+    "sparse",
+    "layers",
+    "huge",
+    "denormal",
+    "small",
+]
+
+
+@pytest.mark.parametrize("m", [0, 1, 63, 64, 65, 6001, 70_000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_packet_has_the_same_bytes_as_numpys(kind: str, m: int) -> None:
+    v = vector(kind, m)
+
+    for bits in (1, 2, 3, 4, 8, 16, 32):
+        mix = Cocktail(keep=0.2, bits=bits)
+        assert mix.encode(v) == mix.encode(v, kernels=False), bits
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "heavy", "layers", "sparse", "ties"])
+def test_the_same_bytes_where_the_threshold_comes_from_a_sample(kind: str) -> None:
+    v = vector(kind, topk.SAMPLED + 12_345)
+
+    assert Cocktail().encode(v) == Cocktail().encode(v, kernels=False)
+
+
+@given(
+    st.integers(1, 3000),
+    st.integers(0, 1000),
+    st.sampled_from(KINDS),
+    st.sampled_from([1, 2, 3, 4, 8]),
+    st.sampled_from([0.01, 0.2, 0.5, 1.0]),
+    st.sampled_from([1, 7, 128, 1000]),
+    st.booleans(),
+)
+@settings(max_examples=60)
+def test_the_same_bytes_for_any_mix(
+    m: int, seed: int, kind: str, bits: int, keep: float, bucket: int, stochastic: bool
+) -> None:
+    before, dispatch.WORTH = dispatch.WORTH, 0  # hypothesis runs all examples under one fixture
+    mix = Cocktail(keep=keep, bits=bits, bucket=bucket, stochastic=stochastic)
+    v = vector(kind, m, seed)
+
+    fast, slow = mix.encode(v, seed=seed), mix.encode(v, seed=seed, kernels=False)
+
+    dispatch.WORTH = before
+    assert fast == slow
+
+
+@pytest.mark.parametrize("keep", [0.001, 0.05, 0.2])
+@pytest.mark.parametrize("kind", ["gaussian", "sparse", "layers"])
+def test_a_packet_decodes_to_the_same_bits_as_with_numpy(kind: str, keep: float) -> None:
+    v = vector(kind, 70_000)
+    packet = Cocktail(keep=keep).encode(v)
+
+    fast, slow = decode(packet, len(v)), decode(packet, len(v), kernels=False)
+
+    assert torch.equal(fast.positions, slow.positions)
+    assert torch.equal(fast.values, slow.values)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_found_at_the_same_place(wrong: float) -> None:
+    v = vector("gaussian", 5000)
+    v[4321] = wrong
+
+    with pytest.raises(NonFiniteError) as fast:
+        Cocktail().encode(v)
+    with pytest.raises(NonFiniteError) as slow:
+        Cocktail().encode(v, kernels=False)
+
+    assert fast.value.position == slow.value.position == 4321
+
+
+@pytest.mark.parametrize(("n", "block"), [(5000, 1), (5003, 16), (70_001, 64), (70_001, 256)])
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_differences_and_sums_are_those_of_numpy_and_torch(
+    n: int, block: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = vector("gaussian", n), vector("heavy", n, 2)
+    for round in range(4):  # one of them visits the short last block
+        s = Cocktail(sample=share, block=block).draw(n, 7, round)
+        update = decode(Cocktail(keep=0.3).encode(s.take(x)), s.m)
+        fast = [s.difference(x, y), s.add_(x.clone(), update), s.add_(x.clone(), update, alpha=-1)]
+
+        monkeypatch.setattr(dispatch, "WORTH", 1 << 62)
+        slow = [s.difference(x, y), s.add_(x.clone(), update), s.add_(x.clone(), update, alpha=-1)]
+        monkeypatch.setattr(dispatch, "WORTH", 0)
+
+        assert all(torch.equal(a, b) for a, b in zip(fast, slow, strict=True))
+
+
+def test_an_update_of_nothing_changes_nothing() -> None:
+    x, s = torch.randn(1000), Cocktail().draw(1000, 7, 0)
+    nothing = Cocktail().encode(torch.zeros(s.m))
+
+    assert torch.equal(s.add_(x.clone(), decode(nothing, s.m)), x)
+
+
+@pytest.mark.parametrize("position", [-1, 10**6])
+def test_a_position_outside_the_sample_is_refused_before_anything_is_written(position: int) -> None:
+    x = torch.zeros(1000)
+    s = Cocktail().draw(1000, 7, 0)
+    update = Update(s.m, torch.tensor([0, position]), torch.ones(2))
+
+    with pytest.raises(IndexError, match="sampled"):
+        s.add_(x, update)
+
+    assert not x.any()
+
+
+def test_long_gaps_are_told_from_short_ones() -> None:
+    out = np.empty(3, np.uint8)
+
+    assert compiled.gaps(np.array([0, 255, 256], np.int32), out) == 254
+    assert out.tolist() == [0, 254, 0]
+    assert compiled.gaps(np.array([300, 301, 302], np.int32), out) == 300
+
+
+def test_an_escape_among_gaps_is_not_taken_for_a_gap() -> None:
+    out = np.empty(3, np.int64)
+
+    assert compiled.places(np.array([0, 254, 3], np.uint8), out)
+    assert out.tolist() == [0, 255, 259]
+    assert not compiled.places(np.array([0, 255, 3], np.uint8), out)
+
+
+def test_where_no_folder_can_be_written_it_is_compiled_without_keeping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = compiled.numba.njit
+
+    def without_a_folder(cache: bool = False, **options: bool) -> object:
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return real(**options)
+
+    monkeypatch.setattr(compiled.numba, "njit", without_a_folder)
+
+    assert compiled.loop(lambda a: a + 1)(1) == 2
+
+
+def test_without_numba_numpy_makes_the_same_packet(monkeypatch: pytest.MonkeyPatch) -> None:
+    v = vector("heavy", 5000)
+    packet = Cocktail().encode(v)
+    monkeypatch.setitem(sys.modules, "compress.backends.numba_loops", None)
+    monkeypatch.delattr("compress.backends.numba_loops")
+    dispatch._compiled.cache_clear()
+
+    try:
+        assert dispatch.compiled(5000) is None
+        assert Cocktail().encode(v) == packet
+    finally:
+        dispatch._compiled.cache_clear()
+
+
+@pytest.mark.slow
+def test_importing_compress_and_short_vectors_leave_numba_alone() -> None:
+    code = "import sys, torch, compress; compress.Cocktail().encode(torch.ones(100)); "
+    code += "print('numba' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    assert done.stdout.strip() == "False", done.stderr

@@ -1,0 +1,180 @@
+"""The Triton kernels, under Triton's interpreter, against the host's code: same survivors, same bits.
+
+On a real GPU the same tests run on its tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compress import Cocktail, NonFiniteError, PacketError, decode
+from compress.packet.format import BODY
+from compress.packet.index_coding import GAPS
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+M = 6000
+FOLDER = Path(__file__).parents[1]
+
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # read by Triton when it is first imported, and by each kernel
+pytest.importorskip("triton", reason="Triton has no build for this platform")
+
+
+def vector(kind: str) -> torch.Tensor:
+    g = torch.Generator().manual_seed(1)
+    v = torch.randn(M, generator=g)
+    made = {
+        "gaussian": v,
+        "heavy": v / torch.rand(M, generator=g).sqrt(),
+        "outliers": torch.where(torch.arange(M) % 700 == 5, 300 * v, v),
+        "ties": v.round(),
+        "zeros": torch.zeros(M),
+        "sparse": torch.where(torch.arange(M) % 50 == 0, v, torch.zeros(M)),
+        "huge": v * 1e37,
+        "denormal": v * 1e-41,
+    }
+    return made[kind].to(DEVICE)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8, 16, 32])
+@pytest.mark.parametrize("kind", ["gaussian", "heavy", "outliers"])
+def test_a_packet_decodes_to_the_same_bits_on_both(kind: str, bits: int) -> None:
+    packet = Cocktail(keep=0.2, bits=bits).encode(vector(kind), kernels=False)
+
+    here = decode(packet, M, kernels=False)
+    there = decode(packet, M, device=DEVICE, kernels=True)
+
+    assert torch.equal(here.positions, there.positions.cpu())
+    assert torch.equal(here.values.view(torch.int32), there.values.cpu().view(torch.int32))
+
+
+@pytest.mark.parametrize(
+    "kind", ["gaussian", "heavy", "outliers", "ties", "zeros", "sparse", "huge", "denormal"]
+)
+@pytest.mark.parametrize("keep", [0.01, 0.3])
+def test_the_same_elements_survive(kind: str, keep: float) -> None:
+    v, mix = vector(kind), Cocktail(keep=keep)
+
+    here, there = (decode(mix.encode(v, kernels=k), M) for k in (False, True))
+
+    assert torch.equal(here.positions, there.positions)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("kind", ["gaussian", "heavy", "outliers"])
+def test_the_error_is_that_of_the_host(kind: str, bits: int) -> None:
+    v, mix = vector(kind), Cocktail(keep=0.3, bits=bits)
+    lost = [
+        float((decode(mix.encode(v, kernels=k), M).dense() - v.cpu()).square().sum()) for k in (False, True)
+    ]
+
+    assert lost[1] == pytest.approx(lost[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("bits", [2, 8])
+def test_buckets_that_are_no_power_of_two_go_through_the_host(bits: int) -> None:
+    v, mix = vector("gaussian"), Cocktail(bits=bits, bucket=100)
+
+    assert mix.encode(v, kernels=True) == mix.encode(v, kernels=False)
+
+
+def test_all_of_a_vector_and_none_of_it() -> None:
+    for mix in (Cocktail(sample=1, keep=1, bits=32), Cocktail(stochastic=True)):
+        for v in (vector("gaussian"), torch.empty(0, device=DEVICE)):
+            assert mix.encode(v, kernels=True) == mix.encode(v, kernels=False)
+
+
+def test_a_nonfinite_number_is_found() -> None:
+    v = vector("gaussian")
+    v[4321] = float("inf")
+
+    with pytest.raises(NonFiniteError) as caught:
+        Cocktail(keep=0.01).encode(v, kernels=True)
+    assert caught.value.position == 4321
+
+
+@pytest.mark.parametrize("n", [1000, 5003])
+def test_difference_and_addition_are_those_of_the_host(n: int) -> None:
+    from compress.backends.triton import vector_kernels as vectors
+
+    g = torch.Generator().manual_seed(2)
+    x, y = torch.randn(n, generator=g), torch.randn(n, generator=g)
+    s = Cocktail(sample=0.4, block=16).draw(n, 1, 3)
+    there = torch.empty(s.m, device=DEVICE)
+
+    vectors.difference(x.to(DEVICE), y.to(DEVICE), s.units.to(DEVICE), s.block, there)
+
+    here = s.difference(x, y)
+    assert torch.equal(here, there.cpu())
+
+    update = decode(Cocktail().encode(here), s.m)
+    moved = x.to(DEVICE, copy=True)
+    vectors.add(moved, s.coordinates(update.positions).to(DEVICE), update.values.to(DEVICE), -1)
+    assert torch.equal(s.add_(x.clone(), update, alpha=-1), moved.cpu())
+
+
+def test_long_vectors_take_the_sampled_threshold() -> None:
+    """Selection alone, with a sample as small as a test can afford."""
+    from compress.backends.triton import selection_kernels as select
+    from compress.selection import topk
+
+    v = vector("heavy").repeat(4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(topk, "SAMPLED", 2000)
+        there = select.largest(v, len(v) // 5)
+        here = topk.largest(v.cpu().numpy(), len(v) // 5)
+
+    assert np.array_equal(here.positions, there.positions.cpu().numpy())
+    assert np.array_equal(here.values, there.values.cpu().numpy())
+
+
+def test_gaps_computed_there_are_those_computed_here() -> None:
+    from compress.backends.triton import selection_kernels as select
+    from compress.packet.index_coding import store
+
+    at = torch.arange(0, 60_000, 7)
+
+    assert select.places(at.to(DEVICE), 60_000) == store(at.numpy(), 60_000)
+
+
+@pytest.mark.parametrize(("gaps", "m"), [([3, 255], 300), ([3, 9], 10)])
+def test_gaps_that_make_no_sense_are_refused_there_too(gaps: list[int], m: int) -> None:
+    from compress.backends.triton import selection_kernels as select
+
+    with pytest.raises(PacketError):
+        select.load(
+            GAPS, 0, np.array(gaps, np.uint8), np.empty(0, np.uint8), m, len(gaps), torch.device(DEVICE)
+        )
+
+
+def test_gaps_are_added_up_there() -> None:
+    """Long packets hold gaps of a byte each."""
+    v = torch.randn(40_000, generator=torch.Generator().manual_seed(4))
+    packet = Cocktail(keep=0.2, bits=1).encode(v)
+
+    there = decode(packet, len(v), device=DEVICE, kernels=True)
+
+    assert BODY.unpack_from(packet, 8)[4] == GAPS
+    assert torch.equal(there.positions.cpu(), decode(packet, len(v)).positions)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE == "cuda", reason="a GPU compiles them anyway")
+def test_the_kernels_compile_for_a_gpu_that_is_not_there() -> None:
+    """The interpreter is lenient; the compiler is not. PTX for compute capability 8.0, no GPU needed."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    told = subprocess.run(
+        [sys.executable, str(FOLDER / "compile_kernels.py")],
+        capture_output=True, text=True, timeout=300, env=environment,
+    )  # fmt: skip
+
+    assert told.returncode == 0, told.stderr[-2000:]
+    assert all(size > 1000 for size in json.loads(told.stdout.splitlines()[-1]).values())

@@ -1,0 +1,138 @@
+"""Positions: each way to say them comes back, the smallest is chosen, and nonsense is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compress import PacketError
+from compress.packet import index_coding as places
+from compress.packet.entropy_coding import expand
+from compress.packet.index_coding import ALL, ELIAS_FANO, GAPS, MASK, PLAIN, Places, load, sizes, store
+
+WAYS = {
+    GAPS: places._gaps,
+    MASK: places._mask,
+    ELIAS_FANO: places._elias_fano,
+    PLAIN: places._plain,
+}
+
+
+def back(stored: Places, m: int, k: int) -> list[int]:
+    main, low = (np.frombuffer(expand(s), np.uint8) for s in (stored.main, stored.low))
+    allowed, need = sizes(stored.kind, stored.shift, m, k)
+    assert len(main) in allowed
+    assert len(low) == need
+    return load(stored.kind, stored.shift, main, low, m, k).tolist()
+
+
+def chosen(m: int, k: int, seed: int = 0) -> np.ndarray:
+    return np.sort(np.random.default_rng(seed).choice(m, k, replace=False))
+
+
+def entropy(d: float) -> float:
+    return -d * math.log2(d) - (1 - d) * math.log2(1 - d)
+
+
+@pytest.mark.parametrize("kind", WAYS)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_each_way_comes_back(kind: int, data: st.DataObject) -> None:
+    m = data.draw(st.integers(1, 3000))
+    positions = sorted(data.draw(st.sets(st.integers(0, m - 1), min_size=1, max_size=200)))
+
+    stored = WAYS[kind](np.array(positions), m)
+
+    assert stored.kind == kind
+    assert back(stored, m, len(positions)) == positions
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_the_chosen_way_comes_back(data: st.DataObject) -> None:
+    m = data.draw(st.integers(0, 3000))
+    positions = sorted(data.draw(st.sets(st.integers(0, max(m - 1, 0)), max_size=min(m, 300))))
+
+    assert back(store(np.array(positions, np.int64), m), m, len(positions)) == positions
+
+
+@pytest.mark.parametrize("gap", [1, 2, 254, 255, 256, 257, 509, 510, 511, 70_000])
+def test_gaps_around_the_escape_come_back(gap: int) -> None:
+    positions = np.cumsum([0, gap, 1, gap, gap]).astype(np.int64)
+    m = int(positions[-1]) + 1
+
+    assert back(places._gaps(positions, m), m, 5) == positions.tolist()
+
+
+@pytest.mark.parametrize("kind", [ELIAS_FANO, PLAIN, GAPS])
+def test_positions_beyond_four_billion_come_back(kind: int) -> None:
+    positions = np.array([0, 2**32, 2**39 + 5])
+
+    assert back(WAYS[kind](positions, 2**39 + 6), 2**39 + 6, 3) == positions.tolist()
+
+
+@pytest.mark.parametrize("d", [0.005, 0.01, 0.05, 0.08, 0.2, 0.25, 0.5])
+def test_random_positions_take_at_most_two_percent_over_their_entropy(d: float) -> None:
+    m = 1_000_000
+    size = store(chosen(m, round(d * m)), m).size() * 8 / m
+
+    assert size < 1.02 * entropy(d)
+
+
+def test_all_positions_take_nothing() -> None:
+    stored = store(np.arange(1000), 1000)
+
+    assert stored.kind == ALL
+    assert stored.size() == 0
+    assert back(stored, 1000, 1000) == list(range(1000))
+
+
+def test_a_few_positions_need_no_coder() -> None:
+    assert store(np.array([5]), 10**6).size() <= 4
+    assert store(chosen(10_000, 20), 10_000).size() <= 30
+    assert store(chosen(100_000, 50), 100_000).kind == ELIAS_FANO
+
+
+def test_crowded_positions_are_coded_far_below_the_entropy_of_their_density() -> None:
+    m = 1_000_000
+    positions = np.flatnonzero(
+        (np.arange(m) // 10_000 % 10 == 0) & (np.random.default_rng(0).random(m) < 0.5)
+    )
+
+    assert store(positions, m).size() * 8 / m < 0.5 * entropy(0.05)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shift", "main", "low", "m", "k"),
+    [
+        (GAPS, 0, [1, 1], [], 10, 3),               # too few
+        (GAPS, 0, [255, 255, 1], [], 10, 1),        # leads out
+        (GAPS, 0, [5, 5], [], 10, 2),               # the second is outside
+        (GAPS, 40, [200], [0] * 5, 10, 1),          # leads far out
+        (GAPS, 0, [1, 255], [], 600, 1),            # ends in an escape: one gap, never closed
+        (MASK, 0, [0b111], [], 8, 2),               # too many
+        (MASK, 0, [0, 0b10], [], 9, 1),             # beyond the end
+        (ELIAS_FANO, 0, [0b1], [], 3, 2),           # too few
+        (ELIAS_FANO, 2, [0b11], [0b0001], 16, 2),   # descends
+        (PLAIN, 0, [1, 0, 0, 0, 1, 0, 0, 0], [], 9, 2),         # twice the same
+        (PLAIN, 0, [9, 0, 0, 0], [], 9, 1),                     # outside
+        (PLAIN, 0, [255] * 8, [], 2**33, 1),                    # beyond 63 bits
+    ],
+)  # fmt: skip
+def test_positions_that_make_no_sense_are_refused(
+    kind: int, shift: int, main: list[int], low: list[int], m: int, k: int
+) -> None:
+    with pytest.raises(PacketError):
+        load(kind, shift, np.array(main, np.uint8), np.array(low, np.uint8), m, k)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shift", "m", "k"), [(5, 0, 10, 1), (ALL, 0, 10, 9), (GAPS, 4, 10, 1), (ELIAS_FANO, 63, 10, 1)]
+)
+def test_a_header_that_makes_no_sense_is_refused(kind: int, shift: int, m: int, k: int) -> None:
+    with pytest.raises(PacketError):
+        sizes(kind, shift, m, k)

@@ -1,0 +1,113 @@
+"""Packets kept for their sum: what they add is what the decoded update adds, to the bit."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+from compress import Cocktail, Expanded, PacketError, Update, decode, expanded
+from compress.backends import dispatch
+from compress.packet.packed_update import STRIDE
+
+pytest.importorskip("compress.backends.numba_loops", reason="numba has no build for this platform")
+
+M = 3 * STRIDE * 5 + 17
+
+
+@pytest.fixture(autouse=True)
+def _short_vectors_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "WORTH", 0)
+
+
+def vector(m: int = M, seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(m, generator=generator) / torch.rand(m, generator=generator).add_(0.05)
+
+
+def kept(packet: bytes, m: int = M) -> Expanded:
+    found = expanded(packet, m)
+    assert isinstance(found, Expanded)
+    return found
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("bucket", [24, 128])
+@pytest.mark.parametrize("wide", [1000, M - 1000])  # many buckets reach beyond a window; few do
+def test_a_sum_made_window_by_window_is_that_of_the_decoded_update(bits: int, bucket: int, wide: int) -> None:
+    packet = Cocktail(keep=0.2, bits=bits, bucket=bucket).encode(vector())
+    update, found, factor = decode(packet, M), kept(packet), 1 / 3
+    want, fast, slow = (torch.linspace(-1, 1, M) for _ in range(3))
+    want.index_add_(0, update.positions, update.values, alpha=factor)
+
+    for start in range(0, M, wide):
+        found.add_to(fast, start, min(start + wide, M), factor)
+        update.add_to(slow, start, min(start + wide, M), factor)
+
+    assert same_bits(fast, want)
+    assert same_bits(slow, want)
+
+
+@pytest.mark.parametrize("keep", [0.1, 0.2])
+def test_it_decodes_to_the_same_update_and_has_its_count_and_norm_in_an_eighth_of_the_memory(
+    keep: float,
+) -> None:
+    packet = Cocktail(keep=keep).encode(vector())
+    update, found = decode(packet, M), kept(packet)
+
+    assert torch.equal(found.decoded().positions, update.positions)
+    assert same_bits(found.decoded().values, update.values)
+    assert found.count == update.count
+    assert np.float32(found.norm()) == np.float32(update.norm())
+    assert found.nbytes < update.nbytes / 7
+
+
+@pytest.mark.parametrize(
+    ("mix", "what"),
+    [
+        (Cocktail(keep=0.4), "a mask"),
+        (Cocktail(keep=0.001), "few, far apart"),
+        (Cocktail(bits=3), "codes that are not packed side by side"),
+        (Cocktail(bucket=7), "a bucket that begins within a byte"),
+        (Cocktail(bits=16), "numbers"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_kept_so_is_decoded(mix: Cocktail, what: str) -> None:
+    assert isinstance(expanded(mix.encode(vector()), M), Update)
+
+
+def test_gaps_with_an_escape_are_decoded() -> None:
+    v = vector()
+    v[M // 3 : M // 3 + 400] = 0
+
+    found = expanded(Cocktail().encode(v), M)
+
+    assert isinstance(found, Update)
+    assert torch.equal(found.positions, decode(Cocktail().encode(v), M).positions)
+
+
+def test_short_vectors_leave_the_compiler_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "WORTH", M + 1)
+
+    assert isinstance(expanded(Cocktail().encode(vector()), M), Update)
+
+
+def test_a_packet_that_decode_refuses_is_refused_in_its_words() -> None:
+    packet = Cocktail().encode(vector())
+    damaged = packet[:200] + bytes([packet[200] ^ 1]) + packet[201:]
+    unused = packet[:48] + (1 << 61).to_bytes(8, "little") + packet[56:]  # section 1, of no bytes, as zstd
+    unused = unused[:4] + zlib.crc32(unused[8:]).to_bytes(4, "little") + unused[8:]
+    for wrong, m in ((packet[:-1], M), (packet, M - 1), (packet[:80], M), (damaged, M), (unused, M)):
+        with pytest.raises(PacketError) as here:
+            expanded(wrong, m)
+        with pytest.raises(PacketError) as there:
+            decode(wrong, m)
+
+        assert str(here.value) == str(there.value)

@@ -1,0 +1,217 @@
+"""A packet in pieces is the packet as a whole: the same bits, the same refusals, in bounded memory."""
+
+from __future__ import annotations
+
+import base64
+import json
+import tracemalloc
+from pathlib import Path
+
+import lz4.block
+import numpy as np
+import pytest
+import torch
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_format import forged, sealed
+from test_format import some as small_packet
+
+from compress import Cocktail, PacketError, Update, decode, pieces
+from compress.packet.entropy_coding import LZ4, STORED, ZSTD, Section, expand, shrink
+from compress.packet.format import write
+from compress.packet.index_coding import _elias_fano, _gaps, _mask, _plain, store
+from compress.packet.section_streams import InFile, Stream
+from compress.quantization.quantizer import quantize, table_size
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text(encoding="utf-8"))
+BITS = [1, 2, 3, 4, 8, 16, 32]
+
+
+def joined(packet: bytes, m: int, at_most: int = 1 << 16) -> Update:
+    parts = list(pieces(memoryview(packet), m, at_most))
+    assert all(0 < len(part.positions) == len(part.values) <= max(at_most, 8) for part in parts)
+    where = [part.positions for part in parts] or [torch.empty(0, dtype=torch.int64)]
+    return Update(m, torch.cat(where), torch.cat([part.values for part in parts] or [torch.empty(0)]))
+
+
+def assert_same(a: Update, b: Update) -> None:
+    assert torch.equal(a.positions, b.positions)
+    assert torch.equal(a.values.view(torch.int32), b.values.view(torch.int32))
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_pieces_put_together_are_the_update_bit_for_bit(data: st.DataObject) -> None:
+    """Any width, bucket, kind of positions and size of a piece; values that repeat and values that do not."""
+    m = data.draw(st.integers(1, 3000))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    k = data.draw(st.integers(0, m))
+    where = np.sort(rng.choice(m, k, replace=False)).astype(np.int64)
+    if data.draw(st.booleans()) and k:
+        where = np.arange(m - k, m, dtype=np.int64)  # long runs: sections that lz4 takes
+    values = rng.standard_t(3, k).astype(np.float32)
+    if data.draw(st.booleans()):
+        values[:] = 1.5
+    ways = [_elias_fano, _mask, _plain, *([_gaps] if k else [])]
+    places = data.draw(st.sampled_from([store, *ways])) if k else store
+    bucket = data.draw(st.sampled_from([1, 7, 16, 128, 5000]))
+    packet = write(m, places(where, m), quantize(values, data.draw(st.sampled_from(BITS)), bucket))
+
+    assert_same(joined(packet, m, data.draw(st.sampled_from([1, 8, 17, 100, 1 << 16]))), decode(packet, m))
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda g: g["name"].replace(" ", "-"))
+def test_golden_packets_in_pieces_are_the_same_for_ever(golden: dict[str, object]) -> None:
+    packet = base64.b64decode(golden["packet"])
+
+    for at_most in (8, 1000):
+        assert_same(joined(packet, golden["m"], at_most), decode(packet, golden["m"]))
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_what_decode_refuses_pieces_refuse_and_what_they_take_is_the_same(data: st.DataObject) -> None:
+    """Bytes overwritten at random under a right checksum."""
+    golden = data.draw(st.sampled_from(GOLDEN))
+    packet, m = bytearray(base64.b64decode(golden["packet"])), golden["m"]
+    for _ in range(data.draw(st.integers(1, 3))):
+        packet[data.draw(st.integers(2, len(packet) - 1))] = data.draw(st.integers(0, 255))
+    packet = sealed(packet)
+    try:
+        whole = decode(packet, m)
+    except PacketError:
+        whole = None
+
+    try:
+        parts = joined(packet, m, 16)
+    except PacketError:
+        assert whole is None or any(e >> 61 == LZ4 for e in entries(packet)), "lz4 reads a match 0 bytes back"
+    else:
+        assert whole is not None
+        assert_same(parts, whole)
+
+
+def entries(packet: bytes) -> list[int]:
+    return [int.from_bytes(packet[at : at + 8], "little") for at in range(40, 80, 8)]
+
+
+@pytest.mark.parametrize("changes", [{"k": 181}, {"m": 901}, {"kind": 9}, {"zero": 1}])
+def test_a_header_that_lies_is_refused_before_the_first_piece(changes: dict[str, int]) -> None:
+    with pytest.raises(PacketError):
+        list(pieces(memoryview(forged(**changes)), 900))
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_a_stream_of_any_codec_gives_the_bytes_of_its_section(data: st.DataObject) -> None:
+    """Long and short repeats, matches that overlap themselves, reads and skips of any size."""
+    words = data.draw(
+        st.lists(st.tuples(st.binary(min_size=1, max_size=9), st.integers(1, 30_000)), max_size=6)
+    )
+    raw = b"".join(word * times for word, times in words)
+    codec = data.draw(st.sampled_from([STORED, ZSTD, LZ4]))
+    packed = {STORED: bytes, ZSTD: zstandard.compress}.get(
+        codec, lambda r: lz4.block.compress(r, store_size=False)
+    )
+    section = Section(codec, len(raw), memoryview(packed(raw)))
+    skip = data.draw(st.integers(0, len(raw)))
+    stream, got = Stream(section, skip), bytearray()
+
+    while stream.left:
+        got += stream.read(data.draw(st.integers(1, 100_000))).tobytes()
+    stream.end()
+
+    assert got == raw[skip:]
+    assert bytes(expand(section)) == raw
+
+
+def read_through(section: Section) -> None:
+    stream = Stream(section)
+    stream.read(section.raw)
+    stream.end()
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        Section(ZSTD, 10, zstandard.compress(b"x" * 11)),
+        Section(ZSTD, 10, b"no frame at all"),
+        Section(ZSTD, 10, b""),
+        Section(ZSTD, 10, zstandard.compress(b"x" * 10)[:-3]),
+        Section(ZSTD, 10, zstandard.compress(b"0123456789")[:-1]),
+        Section(LZ4, 10, lz4.block.compress(b"x" * 11, store_size=False)),
+        Section(LZ4, 10, lz4.block.compress(b"x" * 9, store_size=False)),
+        Section(LZ4, 10, b"\xff\xff\xff"),
+        Section(LZ4, 10, b""),
+        Section(LZ4, 100, b"\x1fx\0\0\x50" + bytes(6)),
+        Section(STORED, 10, b"123456789"),
+        Section(STORED, 10, b"12345678901"),
+        Section(3, 10, b"1234567890"),
+        Section(7, 0, b""),
+    ],
+    ids=lambda s: f"{s.codec}-{len(s.data)}",
+)
+def test_a_stream_of_a_section_that_lies_is_refused(section: Section) -> None:
+    with pytest.raises(PacketError):
+        read_through(section)
+
+
+@pytest.mark.parametrize("codec", [ZSTD, LZ4])
+def test_a_section_that_shrank_to_nothing_takes_no_memory_while_it_is_read(codec: int) -> None:
+    raw = bytes(10_000_000)
+    packed = zstandard.compress(raw) if codec == ZSTD else lz4.block.compress(raw, store_size=False)
+    stream = Stream(Section(codec, len(raw), memoryview(packed)))
+    del raw
+
+    tracemalloc.start()
+    while stream.left:
+        assert not stream.read(50_000).any()
+    stream.end()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert peak < 2_000_000
+
+
+def test_a_packet_stays_in_its_file_until_its_bytes_are_asked_for(tmp_path: Path) -> None:
+    packet = small_packet()
+    (tmp_path / "log").write_bytes(b"before" + packet + b"behind")
+    with (tmp_path / "log").open("rb", buffering=0) as file:
+        stored = InFile(file, 6, len(packet))
+
+        assert_same(next(pieces(stored, 900)), decode(packet, 900))
+        assert bytes(stored[2:5]) == packet[2:5]
+        with pytest.raises(PacketError, match="the file ends"):
+            bytes(InFile(file, 6, len(packet) + 100))
+
+
+def test_a_large_packet_in_pieces_takes_a_fraction_of_its_memory() -> None:
+    v = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0))
+    packet = Cocktail(keep=0.2, bits=4).encode(v)
+    whole = decode(packet, len(v))
+    del v
+
+    tracemalloc.start()
+    count = sum(len(part.positions) for part in pieces(memoryview(packet), whole.size, 1 << 14))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert count == len(whole.positions)
+    assert peak < 2_500_000
+
+
+def test_sections_of_a_packet_are_of_all_codecs_in_these_tests() -> None:
+    assert shrink(bytes(100_000)).codec == LZ4
+    assert {e >> 61 for g in GOLDEN for e in entries(base64.b64decode(g["packet"]))} == {0, 1, 2}
+
+
+def test_more_positions_than_low_bits_are_refused() -> None:
+    golden = next(g for g in GOLDEN if base64.b64decode(g["packet"])[36] == 3)
+    packet, m = bytearray(base64.b64decode(golden["packet"])), golden["m"]
+    at = next(i for i in range(40 + 40 + table_size(packet[3]) * 2, len(packet)) if packet[i] != 0xFF)
+    packet[at] = 0xFF  # every place of the upper bits taken
+
+    for read in (lambda p: decode(p, m), lambda p: list(pieces(memoryview(p), m, 8))):
+        with pytest.raises(PacketError):
+            read(sealed(packet))

@@ -1,0 +1,279 @@
+"""Algorithms 1 and 2 against a dense float64 reference written from the paper, and the laws they keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from compress import Cocktail, decode, fingerprint
+from recipes.algorithm.cocktail_sgd import Common, Part, Worker, fold
+from recipes.algorithm.robust_mean import RejectedUpdate
+from recipes.algorithm.shard_aggregator import Owners
+
+SEED = 7
+LOSSLESS = Cocktail(sample=1.0, keep=1.0, bits=32)
+MIXES = {
+    "cocktail": Cocktail(sample=0.1, keep=0.2, bits=4, block=16),
+    "element": Cocktail(sample=0.25, keep=0.1, bits=2, kind="element"),
+    "lossless": LOSSLESS,
+    "sharded": Cocktail(sample=0.25, keep=0.2, bits=4, block=16, shards=3),
+}
+
+
+@dataclass
+class Swarm:
+    """N workers and their owner, without a network."""
+
+    workers: list[Worker]
+    owner: Owners
+
+    @property
+    def error(self) -> Tensor:
+        return torch.cat([owner.error for owner in self.owner.owners.values()])
+
+    def round(self, steps: list[Tensor], weights: list[float] | None = None) -> bytes:
+        """One round in which worker i's optimizer adds steps[i]."""
+        sent = [worker.start() for worker in self.workers]
+        for worker, step in zip(self.workers, steps, strict=True):
+            worker.x.add_(step)
+        updates = [(f"peer-{i}", part.packet, weights[i] if weights else 1.0) for i, part in enumerate(sent)]
+        packet = self.owner.aggregate(self.workers[0].common.round, updates)
+        for worker, part in zip(self.workers, sent, strict=True):
+            worker.finish(packet, part)
+        return packet
+
+
+def swarm(mix: Cocktail, n: int = 400, peers: int = 4) -> Swarm:
+    x0 = torch.randn(n, generator=torch.Generator().manual_seed(1))
+    workers = [Worker(x0.clone(), Common(x0.clone(), mix, SEED)) for _ in range(peers)]
+    return Swarm(workers, Owners(n, mix, SEED))
+
+
+def steps_of(peers: int, n: int, seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [0.01 * torch.randn(n, generator=generator) for _ in range(peers)]
+
+
+def C(mix: Cocktail, d: np.ndarray, round: int) -> np.ndarray:
+    """The compressor as an operator on dense float64 vectors, for the reference."""
+    dense = np.zeros(d.size)
+    for shard in mix.cut(d.size, SEED):
+        sample = mix.draw(shard.size, shard.seed, round)
+        taken = sample.take(torch.from_numpy(d[shard.start : shard.stop]).float())
+        update = decode(mix.encode(taken), sample.m)
+        at = shard.start + sample.coordinates(update.positions).numpy()
+        dense[at] = update.values.double().numpy()
+    return dense
+
+
+@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
+def test_every_round_is_what_the_paper_says(mix: Cocktail) -> None:
+    """x_i, x' and e after each round equal the dense reference's, from the same state before it."""
+    trio = swarm(mix)
+    n = len(trio.error)
+    for t in range(12):
+        x = [worker.x.double().numpy() for worker in trio.workers]
+        common, e = trio.workers[0].common.vector.double().numpy(), trio.error.double().numpy()
+        steps = steps_of(4, n, seed=t)
+
+        compressed = [C(mix, x_i - common, t) for x_i in x]  # Algorithm 1
+        D = sum(compressed) / 4 + e  # Algorithm 2
+        CD = C(mix, D, t)
+        want_e, want_common = D - CD, common + CD
+        want_x = [
+            x_i + step.double().numpy() + CD - c for x_i, step, c in zip(x, steps, compressed, strict=True)
+        ]
+        trio.round(steps)
+
+        np.testing.assert_allclose(trio.error.double().numpy(), want_e, atol=2e-6)
+        for worker, want in zip(trio.workers, want_x, strict=True):
+            np.testing.assert_allclose(worker.x.double().numpy(), want, atol=2e-6)
+            np.testing.assert_allclose(worker.common.vector.double().numpy(), want_common, atol=2e-6)
+
+
+def test_lossless_and_fresh_it_is_synchronous_sgd_on_the_whole_batch() -> None:
+    """p = K = 1, 32 bit, the step inside the packet, weighted by samples: plain SGD over all the data."""
+    generator = torch.Generator().manual_seed(3)
+    A, b = torch.randn(60, 30, generator=generator), torch.randn(60, generator=generator)
+    shares = [slice(0, 10), slice(10, 35), slice(35, 60)]
+    trio, lr = swarm(LOSSLESS, n=30, peers=3), 0.02
+    plain = trio.workers[0].x.clone()
+    for t in range(20):
+        plain -= lr * A.T @ (A @ plain - b) / 60
+        for worker, share in zip(trio.workers, shares, strict=True):
+            rows = A[share]
+            worker.x.sub_(lr * rows.T @ (rows @ worker.x - b[share]) / len(rows))
+        sent = [worker.start() for worker in trio.workers]
+        updates = [(str(i), s.packet, float(len(b[shares[i]]))) for i, s in enumerate(sent)]
+        packet = trio.owner.aggregate(t, updates)
+        for worker, part in zip(trio.workers, sent, strict=True):
+            worker.finish(packet, part)
+
+    torch.testing.assert_close(trio.workers[0].common.vector, plain, rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=25)
+@given(
+    mix=st.sampled_from(list(MIXES.values())),
+    peers=st.integers(1, 5),
+    seed=st.integers(0, 2**16),
+    weights=st.lists(st.floats(0, 1000), min_size=5, max_size=5),
+)
+def test_nothing_is_lost(mix: Cocktail, peers: int, seed: int, weights: list[float]) -> None:
+    """Owner: mean of what was sent + e = change + e'. Worker: d' = d - C[d] + its own step."""
+    group = swarm(mix, peers=peers)
+    n = len(group.error)
+    group.round(steps_of(peers, n, seed))
+    steps = steps_of(peers, n, seed + 1)
+    before_e, before = group.error, group.workers[0].common.vector.clone()
+    d = [worker.x - worker.common.vector for worker in group.workers]
+    sent = [worker.start() for worker in group.workers]
+    share = weights[:peers] if sum(weights[:peers]) > 0 else [1.0] * peers
+
+    group.round(steps, share)
+
+    def dense(part: Part) -> Tensor:
+        out = torch.zeros(n)
+        for piece in part.pieces:
+            piece.add_(out)
+        return out
+
+    mean = sum(w / sum(share) * dense(c) for w, c in zip(share, sent, strict=True))
+    change = group.workers[0].common.vector - before
+    torch.testing.assert_close(mean + before_e, change + group.error, rtol=0, atol=2e-6)
+    for worker, d_i, c, step in zip(group.workers, d, sent, steps, strict=True):
+        torch.testing.assert_close(worker.x - worker.common.vector, d_i - dense(c) + step, rtol=0, atol=2e-6)
+
+
+def test_all_peers_and_whoever_folds_the_packets_hold_the_same_bits() -> None:
+    mix = MIXES["cocktail"]
+    group = swarm(mix)
+    start = group.workers[0].common.vector.clone()
+    packets = [group.round(steps_of(4, start.numel(), seed)) for seed in range(10)]
+
+    joiner = fold(Common(start, mix, SEED), packets)
+
+    assert joiner.round == 10
+    for worker in group.workers:
+        assert torch.equal(worker.common.vector.view(torch.int32), joiner.vector.view(torch.int32))
+        assert worker.common.fingerprint == joiner.fingerprint == fingerprint(joiner.vector)
+
+
+def test_a_fingerprint_that_follows_the_packets_notices_a_single_bit() -> None:
+    group = swarm(MIXES["cocktail"])
+    n = len(group.error)
+    before = group.workers[0].common.vector.clone()
+    group.round(steps_of(4, n, 0))
+    group.round(steps_of(4, n, 1))
+    changed = int((group.workers[0].common.vector != before).nonzero()[0])
+    other = group.workers[0].common.vector.clone()
+    other.view(torch.int32)[changed] ^= 1
+
+    assert fingerprint(other) != group.workers[0].common.fingerprint
+
+
+def test_a_packet_that_came_too_late_stays_in_the_residual() -> None:
+    """Law 3: the peer that was left out offers the same d again, plus its new step."""
+    group = swarm(MIXES["cocktail"], peers=2)
+    n = len(group.error)
+    group.round(steps_of(2, n, 0))
+    punctual, late = group.workers
+    step = steps_of(1, n, 5)[0]
+    d = late.x - late.common.vector
+    sent = punctual.start()
+    late.start()
+    late.x.add_(step)
+    packet = group.owner.aggregate(1, [("punctual", sent.packet, 1.0)])
+
+    punctual.finish(packet, sent)
+    late.finish(packet, None)
+
+    torch.testing.assert_close(late.x - late.common.vector, d + step, rtol=0, atol=1e-6)
+    assert torch.equal(late.common.vector, punctual.common.vector)
+
+
+def test_a_packet_that_does_not_decode_is_refused_by_name_and_changes_nothing() -> None:
+    group = swarm(MIXES["cocktail"], peers=2)
+    n = len(group.error)
+    group.round(steps_of(2, n, 0))
+    sent = [worker.start() for worker in group.workers]
+    error = group.error
+    broken = bytearray(sent[1].packet)
+    broken[len(broken) // 2] ^= 0xFF
+
+    with pytest.raises(RejectedUpdate, match="the update of mallory is refused"):
+        group.owner.aggregate(1, [("alice", sent[0].packet, 1.0), ("mallory", bytes(broken), 1.0)])
+
+    assert torch.equal(group.error, error)
+
+
+@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
+def test_an_owner_that_replays_what_was_committed_goes_on_to_the_bit(mix: Cocktail, tmp_path: Path) -> None:
+    """Killed after round 9, with e of round 4 on its disk: the same e, the same packet of round 10."""
+    group = swarm(mix)
+    n = len(group.error)
+    history = []
+    for t in range(10):
+        if t == 4:
+            group.owner.save(tmp_path / "error", t)
+        sent = [worker.start() for worker in group.workers]
+        updates = [(f"peer-{i}", part.packet, 0.1 + i) for i, part in enumerate(sent)]
+        for worker, step in zip(group.workers, steps_of(4, n, t), strict=True):
+            worker.x.add_(step)
+        packet = group.owner.aggregate(t, updates)
+        for worker, part in zip(group.workers, sent, strict=True):
+            worker.finish(packet, part)
+        history.append((updates, packet))
+    last = [(f"peer-{i}", worker.start().packet, 1.0) for i, worker in enumerate(group.workers)]
+
+    packets = []
+    for saved in (False, True):
+        again = Owners(n, mix, SEED)
+        start = again.load(tmp_path / "error") if saved else 0
+        assert start == (4 if saved else 0)
+        for t in range(start, 10):
+            again.replay(t, *history[t])
+
+        error = Swarm([], again).error
+        assert torch.equal(error.view(torch.int32), group.error.view(torch.int32))
+        assert error.any() == (mix != LOSSLESS)  # which sends all of D
+        packets.append(again.aggregate(10, last))
+    assert packets == [group.owner.aggregate(10, last)] * 2
+
+
+def test_a_saved_error_of_another_length_or_no_error_at_all_is_refused(tmp_path: Path) -> None:
+    Owners(10, LOSSLESS, SEED).save(tmp_path / "error", 3)
+    (tmp_path / "junk").write_bytes(b"no safetensors")
+
+    with pytest.raises(ValueError, match=r"\(10,\), not \(11,\)"):
+        Owners(11, LOSSLESS, SEED).load(tmp_path / "error")
+    with pytest.raises(ValueError, match="does not hold the owner's error"):
+        Owners(11, LOSSLESS, SEED).load(tmp_path / "junk")
+
+
+def test_the_sum_does_not_depend_on_the_order_of_arrival() -> None:
+    mix = MIXES["cocktail"]
+    group = swarm(mix)
+    n = len(group.error)
+    group.round(steps_of(4, n, 0))
+    updates = [(name, worker.start().packet, 1.0) for name, worker in zip("dbca", group.workers, strict=True)]
+    other = Owners(n, mix, SEED)
+    other.owners[0].error.copy_(group.error)
+
+    assert group.owner.aggregate(1, updates) == other.aggregate(1, updates[::-1])
+
+
+def test_a_diverged_model_is_reported_with_the_name_of_the_parameter() -> None:
+    common = Common(torch.zeros(100), LOSSLESS, SEED)
+    worker = Worker(torch.zeros(100), common, name_at=lambda i: "head.weight" if i >= 50 else "embed.weight")
+    worker.x[70] = float("nan")
+
+    with pytest.raises(ValueError, match=r"head\.weight"):
+        worker.start()

@@ -1,0 +1,131 @@
+"""Packets that are opened as they arrive: the sum is that of opening them one after another at the close."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from compress import Cocktail, Expanded, decode
+from compress.backends import dispatch
+from recipes.algorithm import decoded_updates, robust_mean
+from recipes.algorithm.cocktail_sgd import Owner
+from recipes.algorithm.decoded_updates import Packets, held_by
+from recipes.algorithm.robust_mean import RejectedUpdate, Rule, collect
+
+M, SEED = 5000, 7
+MIX = Cocktail(sample=0.5, keep=0.3, bits=4, block=16)
+Updates = list[tuple[str, bytes, float]]
+
+
+def sent(peers: int, m: int, liars: int = 0, mix: Cocktail = MIX) -> Updates:
+    """Packets of as many peers, the first of them far longer than the others."""
+    generator = torch.Generator().manual_seed(m)
+    vectors = [torch.randn(m, generator=generator) * (9.0 if i < liars else 1.0) for i in range(peers)]
+    return [(f"p{i:02}", mix.encode(v), 0.5 + i) for i, v in enumerate(vectors)]
+
+
+def bits(x: Tensor) -> list[int]:
+    return list(x.view(torch.int32).tolist())
+
+
+def one_after_another(error: Tensor, updates: Updates, scales: dict[str, float]) -> Tensor:
+    """What ledgers were written with: by peer, each packet added to the whole vector."""
+    total = sum(weight for _, _, weight in updates)
+    out = torch.zeros(len(error)) if scales else error.clone()
+    for peer, packet, weight in sorted(updates):
+        update = decode(packet, len(error))
+        out.index_add_(0, update.positions, update.values, alpha=weight / total * scales.get(peer, 1.0))
+    return error + out if scales else out
+
+
+@pytest.mark.parametrize("liars", [0, 2])
+@pytest.mark.parametrize("room", [0, 40_000, 1 << 30], ids=["none kept", "some kept", "all kept"])
+@pytest.mark.parametrize("cores", [1, 4])
+def test_the_bits_do_not_depend_on_cores_on_room_or_on_who_came_first(
+    cores: int, room: int, liars: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoded_updates, "WORTH", 0)
+    monkeypatch.setattr(robust_mean, "AT_ONCE", 700)
+    for module in (decoded_updates, robust_mean):
+        monkeypatch.setattr(module, "CORES", cores)
+    error, updates, packets = torch.randn(M), sent(9, M, liars), Packets(M, room)
+    early = random.Random(cores).sample(updates, 6)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda u: packets.open(*u[:2]), early))
+
+    found = collect(error, updates[::-1], Rule(), packets)
+
+    assert [t.peer for t in found.held] == [f"p{i:02}" for i in range(liars)]
+    want = one_after_another(error, updates, {t.peer: t.scale for t in found.held})
+    assert bits(found.D) == bits(want)
+
+
+@pytest.mark.parametrize("kind", ["mean", "centered_clip", "median"])
+def test_the_bits_do_not_depend_on_the_form_in_which_packets_are_kept(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba", reason="it has no build for this platform")
+    m, rule = 40_000, Rule(kind)  # type: ignore[arg-type]
+    error, updates, packets = torch.randn(m), sent(9, m, 2, Cocktail(keep=0.15)), Packets(m)
+    decoded = collect(error, updates, rule)
+    monkeypatch.setattr(dispatch, "WORTH", 0)
+    for peer, packet, _ in updates:
+        assert isinstance(packets.open(peer, packet).update, Expanded)
+
+    found = collect(error, updates, rule, packets)
+
+    assert [(t.peer, t.scale) for t in found.held] == [(t.peer, t.scale) for t in decoded.held]
+    assert bits(found.D) == bits(decoded.D)
+
+
+@pytest.mark.parametrize("kind", ["trimmed_mean", "median", "centered_clip"])
+def test_a_robust_mean_is_the_same_of_packets_that_are_kept_decoded_and_of_those_that_are_not(
+    kind: str,
+) -> None:
+    rule, updates, error = Rule(kind), sent(7, M), torch.randn(M)  # type: ignore[arg-type]
+
+    assert bits(collect(error, updates, rule).D) == bits(collect(error, updates, rule, Packets(M, 0)).D)
+
+
+def test_what_is_kept_decoded_stays_within_its_room_however_often_packets_come() -> None:
+    packets, updates = Packets(M, 40_000), sent(9, M)
+    for _ in range(3):
+        for peer, packet, _ in updates:
+            packets.open(peer, packet)
+            packets.open(peer, MIX.encode(torch.ones(M)))
+
+    kept = [o for o in packets._opened.values() if o.update is not None]
+    assert sum(map(held_by, kept)) <= 40_000
+    assert kept
+    assert len(packets._opened) == 9, "of a peer only the last"
+
+
+def test_an_owner_that_saw_packets_arrive_makes_the_packet_of_one_that_did_not() -> None:
+    """Also where some came too late, were of another round, were damaged, or were replaced."""
+    early, late = Owner(M, MIX, SEED), Owner(M, MIX, SEED)
+    for t in range(3):
+        updates = sent(5, early.sample(t).m)
+        early.arrived(t, "p00", updates[1][1])
+        for peer, packet, _ in updates:
+            early.arrived(t, peer, packet)
+        early.arrived(t, "p09", b"damaged")
+        early.arrived(t - 1, "p01", updates[0][1])
+
+        assert early.aggregate(t, updates) == late.aggregate(t, updates)
+        assert bits(early.error) == bits(late.error)
+        early.arrived(t, "p08", updates[0][1])
+        assert early._packets is None, "nothing of a round is held once it is aggregated"
+
+
+def test_a_packet_that_cannot_be_used_is_refused_at_the_close() -> None:
+    owner = Owner(M, MIX, SEED)
+    updates = sent(3, owner.sample(0).m)
+    owner.arrived(0, "p01", b"damaged")
+
+    with pytest.raises(RejectedUpdate, match="p01 is refused"):
+        owner.aggregate(0, [updates[0], ("p01", b"damaged", 1.0), updates[2]])
+    assert not owner.error.any()

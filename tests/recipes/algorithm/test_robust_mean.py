@@ -1,0 +1,281 @@
+"""What liars can do to the aggregate of a round, and what honest peers must not suffer from its defence."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from compress import Cocktail, decode
+from recipes.algorithm.cocktail_sgd import Common, Owner, Worker
+from recipes.algorithm.robust_mean import (
+    HELD,
+    OPEN,
+    REFUSED,
+    RejectedUpdate,
+    Rule,
+    collect,
+    median_of,
+    trimmed,
+)
+
+M = 600
+ALL = Cocktail(sample=1.0, keep=1.0, bits=32)
+SPARSE = Cocktail(sample=1.0, keep=0.2, bits=8)
+RULES = {kind: Rule(kind) for kind in ("mean", "trimmed_mean", "median", "centered_clip")}
+every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+
+Updates = list[tuple[str, bytes, float]]
+
+
+def normal(seed: int, norm: float = 1.0, m: int = M) -> Tensor:
+    v = torch.randn(m, generator=torch.Generator().manual_seed(seed))
+    return norm * v / v.norm()
+
+
+def said(vectors: Sequence[Tensor], mix: Cocktail = ALL) -> Updates:
+    """These vectors as a round's packets, of p00, p01 ... with equal weight."""
+    return [(f"p{i:02}", mix.encode(v), 1.0) for i, v in enumerate(vectors)]
+
+
+def swarm(liars: Sequence[Tensor], honest: int) -> Updates:
+    """The liars first, by name; the honest ones agree but for some noise."""
+    return said([*liars, *(normal(0) + normal(i, 0.3) for i in range(1, honest + 1))])
+
+
+# ---- norms -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200)
+@given(
+    honest=st.lists(st.floats(0.5, 2.0), min_size=2, max_size=12),
+    lies=st.lists(st.one_of(st.just(0.0), st.floats(0, 1e38)), max_size=11),
+)
+def test_fewer_liars_than_honest_peers_leave_the_median_among_the_honest(
+    honest: list[float], lies: list[float]
+) -> None:
+    lies = lies[: len(honest) - 1]
+
+    assert min(honest) <= median_of(lies + honest) <= max(honest)
+
+
+@pytest.mark.parametrize(("wide", "scales"), [(1.0, [HELD / 2.5]), (1.2, [HELD * 1.2**0.5 / 2.5]), (2.0, [])])
+def test_a_packet_with_fewer_values_may_be_longer_within_what_the_recipe_bounds(
+    wide: float, scales: list[float]
+) -> None:
+    usual, few = torch.ones(160), torch.zeros(160)
+    few[:10] = 10.0  # 2.5 times as long, 16 times fewer values
+    updates = [*said([usual, usual]), ("p02", Cocktail(1.0, 10 / 160, bits=32).encode(few), 1.0)]
+
+    held = collect(torch.zeros(160), updates, Rule(wide=wide)).held
+
+    assert [taken.scale for taken in held] == pytest.approx(scales)
+
+
+@pytest.mark.parametrize(("liars", "honest"), [(1, 2), (2, 8)])
+def test_what_is_too_long_is_held_to_a_multiple_of_the_median(liars: int, honest: int) -> None:
+    updates = swarm([normal(50 + i, 10.0) for i in range(liars)], honest)
+    found = collect(torch.zeros(M), updates, Rule())
+
+    assert [t.peer for t in found.held] == [f"p{i:02}" for i in range(liars)]
+    for taken in found.held:
+        assert taken.scale * taken.norm == pytest.approx(HELD * taken.median)
+        assert "its norm 10 is more than 2 times the round's median 1.0" in taken.why
+    n, held = liars + honest, liars * HELD * found.held[0].median
+    assert float(found.D.norm()) <= held / n + honest * 1.2 / n
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e3, 1e12])
+def test_what_no_honest_peer_reaches_is_refused_with_norm_and_median(factor: float) -> None:
+    updates = swarm([normal(50, 1.5 * REFUSED * factor)], 4)
+    owner = Owner(M, ALL, 0)
+
+    with pytest.raises(
+        RejectedUpdate, match=r"norm \S+ is more than 20 times 1\.\d+, the median .* 5 packets"
+    ):
+        owner.aggregate(0, updates)
+    assert not owner.error.any()
+    owner.aggregate(0, updates[1:])
+    assert owner.held == ()
+
+
+def test_values_that_are_finite_and_a_norm_that_is_not_are_refused_even_of_a_single_peer() -> None:
+    long = torch.full((M,), 3e38)
+
+    with pytest.raises(RejectedUpdate, match="p00 is refused: its values are finite and their norm is not"):
+        collect(torch.zeros(M), said([long]), Rule())
+
+
+@every_rule
+def test_a_first_round_in_which_nothing_is_sent_refuses_nobody(rule: Rule) -> None:
+    found = collect(torch.zeros(M), said([torch.zeros(M)] * 5), rule)
+
+    assert not found.D.any()
+    assert found.held == ()
+
+
+def test_where_most_have_sent_nothing_nobody_is_refused_and_nobody_moves_the_model() -> None:
+    found = collect(torch.zeros(M), said([normal(1, 1e30), *[torch.zeros(M)] * 4]), Rule())
+
+    assert [t.scale for t in found.held] == [0.0]
+    assert not found.D.any()
+
+
+def test_two_peers_have_no_median_worth_the_name() -> None:
+    found = collect(torch.zeros(M), said([normal(1), normal(2, 100.0)]), Rule())
+
+    torch.testing.assert_close(found.D, (normal(1) + normal(2, 100.0)) / 2)
+
+
+def test_weights_shape_the_mean_and_not_the_norms() -> None:
+    vectors = [normal(1), normal(2), normal(3, 3.0)]
+    updates = [
+        (name, p, weight) for (name, p, _), weight in zip(said(vectors), (98.0, 1.0, 1.0), strict=True)
+    ]
+    found = collect(torch.zeros(M), updates, Rule())
+
+    want = 0.98 * vectors[0] + 0.01 * vectors[1] + 0.01 * vectors[2] * (HELD / 3)
+    torch.testing.assert_close(found.D, want, rtol=1e-4, atol=1e-7)
+
+
+@every_rule
+def test_the_owner_replays_a_round_with_liars_to_the_bit(rule: Rule) -> None:
+    mix = Cocktail(sample=0.5, keep=0.2, bits=4, block=16)
+    here, again = Owner(M, mix, 7, rule), Owner(M, mix, 7, rule)
+    for t in range(4):
+        m = mix.draw(M, 7, t).m
+        vectors = [normal(100 * t + i, 8.0 if i < 2 else 1.0, m) for i in range(7)]
+        updates = [(name, p, 0.5 + i) for i, (name, p, _) in enumerate(said(vectors, mix))]
+        packet = here.aggregate(t, updates)
+        again.replay(t, updates[::-1], packet)
+
+        assert len(here.held) == 2
+        assert torch.equal(here.error.view(torch.int32), again.error.view(torch.int32))
+
+
+# ---- rules -------------------------------------------------------------------------------------------------
+
+
+@every_rule
+def test_peers_that_agree_get_what_they_said_and_the_error_beside_it(rule: Rule) -> None:
+    error, v = normal(9), normal(1)
+
+    torch.testing.assert_close(collect(error, said([v] * 5), rule).D, error + v, rtol=1e-5, atol=1e-7)
+
+
+@every_rule
+def test_nothing_of_what_the_rule_makes_is_lost_at_the_owner(rule: Rule) -> None:
+    """Law 3 at the owner: A(packets) + e = the change of x' + e'."""
+    mix = Cocktail(sample=0.5, keep=0.2, bits=4, block=16)
+    owner = Owner(M, mix, 7, rule)
+    for t in range(3):
+        sample, before = mix.draw(M, 7, t), owner.error.clone()
+        updates = said([normal(10 * t + i, m=sample.m) for i in range(5)], mix)
+        made = collect(torch.zeros(sample.m), updates, rule).D
+        packet = owner.aggregate(t, updates)
+        change = sample.add_(torch.zeros(M), decode(packet, sample.m))
+
+        want = sample.put_(torch.zeros(M), made) + before
+        torch.testing.assert_close(change + owner.error, want, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("trim", [0.1, 0.2, 0.5])
+def test_a_trimmed_mean_is_what_it_is_one_coordinate_at_a_time(trim: float) -> None:
+    """Against a loop over coordinates, for packets that leave coordinates out."""
+    vectors = [normal(i) for i in range(7)]
+    weights = [1.0, 2.0, 0.5, 4.0, 1.0, 3.0, 1.0]
+    packets = [SPARSE.encode(v) for v in vectors]
+    updates = [(f"p{i}", p, w) for i, (p, w) in enumerate(zip(packets, weights, strict=True))]
+    found = collect(torch.zeros(M), updates, Rule("trimmed_mean", trim=trim)).D
+    sent = [decode(p, M) for p in packets]
+
+    for j in range(M):
+        said = sorted(
+            (float(u.values[u.positions == j]), w / sum(weights))
+            for u, w in zip(sent, weights, strict=True)
+            if bool((u.positions == j).any())
+        )
+        n = len(said)
+        cut = max(0, min(int(np.ceil(trim * n)), (n - 1) // 2))
+        stays = said[cut : n - cut]
+        left = sum(w for _, w in stays)
+        want = sum(v * w for v, w in stays) / left * sum(w for _, w in said) if n else 0.0
+        assert float(found[j]) == pytest.approx(want, rel=1e-5, abs=1e-9)
+
+
+def test_a_coordinate_that_one_or_two_peers_sent_is_what_the_mean_makes_of_it() -> None:
+    """Who has not sent it counts as zero, as in the mean: its residual still has it."""
+    sent = np.full((2, 10), np.nan, np.float32)
+    sent[0, 3] = 5.0
+    sent[1, 3:5] = 5.0, -1.0
+
+    for trim in (0.1, 0.5):
+        assert trimmed(sent, np.full(10, 0.1), trim) == pytest.approx([0.5, 0.4])
+
+
+@pytest.mark.parametrize("kind", ["trimmed_mean", "median", "centered_clip"])
+def test_two_liars_of_ten_move_a_robust_mean_less_than_the_mean(kind: str) -> None:
+    """Sign-flipped, as long as the bound on norms lets through."""
+    updates = swarm([-2 * normal(0), -2 * normal(0)], 8)
+    honest = collect(torch.zeros(M), updates[2:], OPEN).D
+
+    def off(rule: Rule) -> float:
+        return float((collect(torch.zeros(M), updates, rule).D - honest).norm())
+
+    assert off(Rule()) > 0.4
+    assert off(RULES[kind]) < 0.6 * off(Rule())
+
+
+@pytest.mark.parametrize("kind", ["trimmed_mean", "median", "centered_clip"])
+def test_what_a_rule_holds_in_memory_does_not_grow_with_the_peers(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recipes.algorithm.robust_mean.AT_ONCE", 1 << 13)
+    monkeypatch.setattr("recipes.algorithm.decoded_updates.ROOM", 0)
+    packets = said([normal(i, m=1 << 14) for i in range(4)], SPARSE)
+
+    def peak(peers: int) -> int:
+        updates = [(f"p{i:02}", packets[i % 4][1], 1.0) for i in range(peers)]
+        tracemalloc.start()
+        collect(torch.zeros(1 << 14), updates, RULES[kind])
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    peak(4)
+    assert peak(16) < 1.5 * peak(4)
+
+
+# ---- a run -------------------------------------------------------------------------------------------------
+
+
+def trained(rule: Rule, liars: int) -> float:
+    """The loss of x' after 60 rounds of least squares: 10 peers with noisy gradients, the first of them send
+    ten times the opposite of what they found."""
+    mix, n = Cocktail(sample=0.5, keep=0.4, bits=4, block=16), 200
+    target, generator = normal(3, 10.0, n), torch.Generator().manual_seed(4)
+    workers = [Worker(torch.zeros(n), Common(torch.zeros(n), mix, 7)) for _ in range(10)]
+    owner = Owner(n, mix, 7, rule)
+    for t in range(60):
+        parts = [worker.start() for worker in workers]
+        lies = [mix.encode(-10 * part.pieces[0].update.dense()) for part in parts[:liars]]
+        packets = lies + [part.packet for part in parts[liars:]]
+        packet = owner.aggregate(t, [(f"p{i}", p, 1.0) for i, p in enumerate(packets)])
+        for worker, part in zip(workers, parts, strict=True):
+            worker.x.sub_(0.1 * (worker.x - target + torch.randn(n, generator=generator)))
+            worker.finish(packet, part)
+    return float((workers[-1].common.vector - target).square().mean())
+
+
+def test_two_liars_of_ten_ruin_a_run_slow_it_or_cost_little_by_the_rule_of_its_owner() -> None:
+    honest = trained(OPEN, 0)
+
+    assert trained(Rule(), 0) == honest, "nobody honest is held"
+    assert trained(OPEN, 2) > 100 * honest
+    assert honest < trained(Rule("median"), 2) < trained(Rule(), 2) < 100 * honest

@@ -1,0 +1,197 @@
+"""Every shipped recipe on its model's own class, at a tiny size, with rows as its data sets have them."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from real_configs import COUNTS, REAL
+from tiny_models import SIZES
+
+from cocktail_cli.ui.board import megabytes
+from recipes.config.loader import list_recipes, load_recipe, recipe_path
+from recipes.config.schema import Recipe
+from recipes.data.corpus import build_corpus
+from recipes.models.base_model import (
+    BUILTIN_MODELS,
+    check_fit,
+    load_tokenizer,
+    open_tokenizer,
+    outline,
+    prepare_base,
+)
+from recipes.models.trainable import blueprint_of, load_trained
+from recipes.planning.step_cost import packet_of
+from recipes.training.loop import build_peer
+from recipes.weight_files.parameter_layout import layout_of
+
+LIBRARY = {recipe.name: recipe for recipe in list_recipes()}
+TALK = [
+    {"role": "user", "content": "What is a cocktail?"},
+    {"role": "assistant", "content": "A drink of several things."},
+    {"role": "user", "content": "And one more?"},
+    {"role": "assistant", "content": "Better not."},
+]
+SHAREGPT = [
+    {"from": m["role"].replace("user", "human").replace("assistant", "gpt"), "value": m["content"]}
+    for m in TALK
+]
+
+# hub id -> a row of it
+ROWS: dict[str, dict[str, Any]] = {
+    "HuggingFaceH4/ultrachat_200k": {"prompt": "What is", "prompt_id": "a1", "messages": TALK},
+    "Muennighoff/P3": {"inputs": "Is this true?", "targets": "Yes"},
+    "Muennighoff/natural-instructions": {
+        "task_name": "task001",
+        "id": "task001-1",
+        "definition": "Answer the question.",
+        "inputs": "What is two and two?",
+        "targets": "four",
+    },
+    "Salesforce/wikitext": {"text": " Robert Boulter is an English film , television and theatre actor . \n"},
+    "databricks/databricks-dolly-15k": {
+        "instruction": "Name a drink.",
+        "context": "",
+        "response": "Water.",
+        "category": "open_qa",
+    },
+    "mlabonne/FineTome-100k": {"conversations": SHAREGPT, "source": "x", "score": 5.1},
+    "monology/pile-uncopyrighted": {"text": "It was a dark night.", "meta": {"pile_set_name": "Books3"}},
+    "openai/gsm8k": {"question": "What is 2 + 2?", "answer": "It is 2 + 2 = 4. #### 4"},
+}
+
+# model id -> the tokens and the template that its tokenizer has; its config is in real_configs.py
+MODELS: dict[str, tuple[dict[str, str], str | None]] = {
+    "EleutherAI/gpt-j-6b": ({"eos": "<|endoftext|>", "bos": "<|endoftext|>"}, None),
+    "EleutherAI/gpt-neox-20b": ({"eos": "<|endoftext|>", "bos": "<|endoftext|>"}, None),
+    "EleutherAI/pythia-70m": ({"eos": "<|endoftext|>", "bos": "<|endoftext|>"}, None),
+    "Qwen/Qwen3-8B": ({"eos": "<|im_end|>", "pad": "<|endoftext|>"}, "qwen3"),
+    "facebook/opt-1.3b": ({"bos": "</s>", "eos": "</s>", "pad": "<pad>"}, None),
+    "meta-llama/Llama-3.1-8B-Instruct": ({"bos": "<|begin_of_text|>", "eos": "<|eot_id|>"}, "llama3_1"),
+}
+
+
+def twin(name: str, folder: Path) -> None:
+    """A folder as that of model `name`, without weights: its config at a tiny size, its special tokens, its
+    chat template.
+    """
+    tokens, template = MODELS[name]
+    tokenizer: Any = open_tokenizer(BUILTIN_MODELS["builtin:tiny-gpt-neox"])
+    tokenizer.pad_token = None
+    tokenizer.add_special_tokens({f"{role}_token": token for role, token in tokens.items()})
+    if template is not None:
+        spec = find_spec("trl")
+        assert spec is not None
+        assert spec.submodule_search_locations is not None
+        places = Path(spec.submodule_search_locations[0]) / "chat_templates"
+        tokenizer.chat_template = (places / f"{template}.jinja").read_text(encoding="utf-8")
+    tokenizer.save_pretrained(folder)
+    ends = {f"{role}_token_id": tokenizer.convert_tokens_to_ids(token) for role, token in tokens.items()}
+    small = {**REAL[name], **SIZES[REAL[name]["model_type"]], "vocab_size": 384, **ends}
+    (folder / "config.json").write_text(json.dumps(small))
+
+
+def twin_of(recipe: Recipe, folder: Path, *more: str) -> Recipe:
+    """The recipe on a tiny twin of its model and on a few rows like those of its data."""
+    overrides = ["max_steps=2", "global_batch_size=4", "val_set_size=1"]
+    if recipe.model.model_name_or_path in MODELS:
+        twin(recipe.model.model_name_or_path, folder)
+        overrides.append(f"model_name_or_path={folder}")
+    for number, dataset in enumerate(recipe.datasets):
+        if dataset.path in ROWS:
+            file = folder / f"{number}.jsonl"
+            file.write_text((json.dumps(ROWS[dataset.path]) + "\n") * 30)
+            overrides.append(f"datasets.{number}.path={file}")
+    return load_recipe(recipe.name, [*overrides, *more])
+
+
+# CUDA alone has the kernels of bitsandbytes: here the same is computed without them
+ON_A_CPU = {"load_in_4bit": "false", "optim": "adamw_torch"}
+
+
+def on_a_cpu(recipe: Recipe) -> list[str]:
+    asked = {"load_in_4bit": recipe.model.load_in_4bit, "optim": "8bit" in recipe.training.optim}
+    return [f"{key}={ON_A_CPU[key]}" for key, is_asked in asked.items() if is_asked]
+
+
+@pytest.mark.slow  # importing trl and peft takes seconds
+@pytest.mark.parametrize("name", LIBRARY)
+def test_a_shipped_recipe_trains_a_step_on_a_tiny_twin_of_its_model(name: str, tmp_path: Path) -> None:
+    """Its data are tokenized and packed, its model is built with its adapters, one step moves it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    recipe = twin_of(LIBRARY[name], tmp_path, *on_a_cpu(LIBRARY[name]))
+    if recipe.model.model_name_or_path == str(tmp_path):
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)).save_pretrained(tmp_path)
+    base = prepare_base(recipe, tmp_path / "base")
+    tokenizer = load_tokenizer(recipe.model, base.folder)
+    check_fit(recipe, base.folder, tokenizer)
+
+    corpus = build_corpus(recipe, tokenizer)
+    lease = [corpus.sample(position) for position in range(4)]
+    local = build_peer(load_trained(recipe, base.folder), recipe, 2).local
+    before = local.flat.vector.clone()
+    local.zero()
+    loss = local.backward([lease], sum(sample.count for sample in lease))
+    local.clip(recipe.training.max_grad_norm)
+    local.step(1e-3)
+
+    assert loss > 0
+    assert not torch.equal(local.flat.vector, before)
+    assert any(sample.documents for sample in lease) == recipe.data.apart
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, recipe in LIBRARY.items() if recipe.datasets[0].type == "chat"]
+)
+def test_of_a_shipped_chat_recipe_the_assistants_words_are_trained(name: str, tmp_path: Path) -> None:
+    recipe = twin_of(LIBRARY[name], tmp_path, "packing=false", *on_a_cpu(LIBRARY[name]))
+    tokenizer = load_tokenizer(recipe.model, outline(recipe.model))
+
+    sample = build_corpus(recipe, tokenizer).sample(0)
+
+    runs = np.split(np.arange(len(sample.tokens)), np.flatnonzero(np.diff(sample.trained)) + 1)
+    said = [tokenizer.decode(sample.tokens[run]) for run in runs if sample.trained[run[0]]]
+    assert len(said) == 2
+    assert "A drink of several things." in said[0]
+    assert "Better not." in said[1]
+    assert all("cocktail?" not in text for text in said)
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_the_header_says_what_is_needed_what_to_run_first_and_where_the_numbers_come_from(name: str) -> None:
+    header = recipe_path(name).read_text(encoding="utf-8").split("\nversion:")[0]
+    first, needs = header.split("\n", 1)[0], LIBRARY[name].swarm.requires
+
+    assert "# First" in header
+    assert "# From" in header
+    if needs is not None and needs.bandwidth_mbps is not None:
+        assert f" {needs.bandwidth_mbps:g} Mbit/s," in first
+        vram = needs.vram // 10**9
+        assert re.search(rf"4 x {vram // 4} GB|{vram} (GB|to \d+ GB)", first)
+
+
+@pytest.mark.slow  # models of 20 B parameters, without memory
+@pytest.mark.parametrize("name", LIBRARY)
+def test_the_header_tells_the_parameters_and_the_packet_that_a_plan_of_the_real_model_prints(
+    name: str, tmp_path: Path
+) -> None:
+    recipe, text = LIBRARY[name], recipe_path(name).read_text(encoding="utf-8")
+    model = recipe.model.model_name_or_path
+    folder = BUILTIN_MODELS.get(model) or tmp_path
+    if model in REAL:
+        (tmp_path / "config.json").write_text(json.dumps(REAL[model]))
+    trained = layout_of(blueprint_of(recipe, folder)).size
+
+    if recipe.lora is not None:
+        (told,) = re.findall(r"# ([\d.]+ M) parameters", text)
+        assert told == f"{trained / 1e6:.1f} M"
+    elif model in REAL:
+        assert trained == COUNTS[model]
+    assert f"# On the wire  about {megabytes(packet_of(recipe, trained))} a step each way" in text

@@ -1,0 +1,419 @@
+"""The corpus: what becomes a sample, what of it is trained, in which order it is seen, and how it travels."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipes.config.loader import load_recipe
+from recipes.data.corpus import Sample, batches, build_corpus, collate, pack, shuffled, unpack
+from recipes.errors import DataError
+
+
+def read(tokenizer: Any, sample: Sample) -> tuple[str, str]:
+    """(the whole sample, its trained part) as text."""
+    return tokenizer.decode(sample.tokens), tokenizer.decode(sample.tokens[sample.trained])
+
+
+# ---- kinds of rows -------------------------------------------------------------------------------
+
+
+def test_text_is_trained_whole_but_for_its_first_token_and_ends_with_the_end_token(
+    corpus_of, tokenizer
+) -> None:
+    corpus = corpus_of([{"text": "Hello there."}])
+    [sample] = corpus.samples
+
+    assert read(tokenizer, sample)[0] == "Hello there.<|endoftext|>"
+    assert sample.trained.tolist() == [False] + [True] * (len(sample.tokens) - 1)
+    assert corpus.found[0].endswith("my.jsonl: 1 rows, detected text")
+
+
+def test_of_prompt_and_completion_the_completion_is_trained(corpus_of, tokenizer) -> None:
+    rows = [{"prompt": "Two and two is", "completion": " four."}]
+
+    [sample] = corpus_of(rows).samples
+    [whole] = corpus_of(rows, "completion_only_loss=false").samples
+
+    assert read(tokenizer, sample) == ("Two and two is four.<|endoftext|>", " four.<|endoftext|>")
+    assert whole.count == len(whole.tokens) - 1
+
+
+def test_a_token_that_joins_prompt_and_completion_is_trained(corpus_of, tokenizer) -> None:
+    assert tokenizer.tokenize("a the") == ["a", "Ġthe"]  # what makes the case: "a t" has another second token
+
+    [sample] = corpus_of([{"prompt": "a t", "completion": "he end"}]).samples
+
+    assert read(tokenizer, sample) == ("a the end<|endoftext|>", " the end<|endoftext|>")
+
+
+def test_alpaca_rows_become_a_prompt_and_the_output_is_trained(corpus_of, tokenizer) -> None:
+    rows = [{"instruction": "Add.", "input": "2 2", "output": "4"}, {"instruction": "Sing.", "output": "La"}]
+
+    first, second = (read(tokenizer, s) for s in corpus_of(rows, "max_length=512").samples)
+
+    assert "### Instruction:\nAdd.\n\n### Input:\n2 2\n\n### Response:\n4" in first[0]
+    assert first[1] == "4<|endoftext|>"
+    assert "### Input" not in second[0]
+    assert second[1] == "La<|endoftext|>"
+
+
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "trained"),
+    [
+        ("plain", "User: Hi\nAssistant: Yes<|endoftext|>\n", "Yes<|endoftext|>"),
+        (
+            "chatml",
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes<|im_end|><|endoftext|>\n",
+            "Yes<|im_end|><|endoftext|>",
+        ),
+        ("alpaca", "### Instruction:\nHi\n\n### Response:\nYes<|endoftext|>\n\n", "Yes<|endoftext|>"),
+    ],
+)
+def test_of_a_chat_the_assistants_words_are_trained(corpus_of, tokenizer, template, text, trained) -> None:
+    [sample] = corpus_of([{"messages": CHAT}], f"chat_template={template}", "max_length=256").samples
+
+    assert read(tokenizer, sample) == (text, trained)
+
+
+def test_all_of_a_chat_is_trained_when_asked_for(corpus_of) -> None:
+    [sample] = corpus_of([{"messages": CHAT}], "assistant_only_loss=false").samples
+
+    assert sample.count == len(sample.tokens) - 1
+
+
+def test_a_chat_without_a_template_uses_plain_and_says_so_and_the_tokenizer_keeps_it(
+    corpus_of, tokenizer
+) -> None:
+    corpus = corpus_of([{"messages": CHAT * 2}])
+
+    assert any("no chat template" in warning for warning in corpus.warnings)
+    assert "Assistant: " in tokenizer.chat_template
+    assert read(tokenizer, corpus.samples[0])[1] == "Yes<|endoftext|>Yes<|endoftext|>"
+
+
+def test_sharegpt_names_are_known(corpus_of, tokenizer) -> None:
+    theirs = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes"}]
+
+    [ours] = corpus_of([{"messages": CHAT}]).samples
+    [sample] = corpus_of([{"conversations": theirs}]).samples
+    [mapped] = corpus_of([{"talk": theirs}], "datasets.0.column_map={messages: talk}").samples
+
+    assert sample.tokens.tolist() == mapped.tokens.tolist() == ours.tokens.tolist()
+
+
+def test_tokens_are_taken_as_they_are_and_trained_where_labels_or_masks_say(corpus_of) -> None:
+    rows = [
+        {"input_ids": [5, 6, 7, 8]},
+        {"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]},
+        {"input_ids": [5, 6, 7, 8], "completion_mask": [0, 0, 0, 1], "assistant_masks": None},
+    ]
+
+    corpus = corpus_of(rows)
+
+    assert [s.tokens.tolist() for s in corpus.samples] == [[5, 6, 7, 8]] * 3
+    assert [s.trained.tolist() for s in corpus.samples] == [
+        [False, True, True, True],
+        [False, False, True, True],
+        [False, False, False, True],
+    ]
+    assert corpus.found[0].endswith("3 rows, detected tokenized")
+    assert corpus_of(rows[2:], "completion_only_loss=false").samples[0].count == 3
+
+
+def test_several_processes_come_to_what_one_comes_to(corpus_of, monkeypatch) -> None:
+    """Threads take the part of the processes here: what those are sent is sent, and they start in no time."""
+
+    def threads(count: int, context: object, begin: Any, sent: Any) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(count, "process", begin, pickle.loads(pickle.dumps(sent)))
+
+    monkeypatch.setattr("recipes.data.tokenization.ProcessPoolExecutor", threads)
+    monkeypatch.setattr("recipes.data.corpus._BATCH", 2)
+    rows = [{"messages": [CHAT[0], {"role": "assistant", "content": str(i)}]} for i in range(5)]
+
+    one, two = corpus_of(rows), corpus_of(rows, "dataset_num_proc=2")
+
+    assert one.digest() == two.digest()
+
+
+MARKLESS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_a_template_without_generation_marks_is_measured_by_what_it_appends(corpus_of, tokenizer) -> None:
+    tokenizer.chat_template = MARKLESS
+
+    [sample] = corpus_of([{"messages": CHAT * 2}], "max_length=256").samples
+
+    assert read(tokenizer, sample)[1] == "Yes</s>\nYes</s>\n"
+
+
+def test_a_template_that_rewrites_earlier_messages_is_refused_rather_than_masked_wrongly(
+    corpus_of, tokenizer
+) -> None:
+    tokenizer.chat_template = "{{ messages | length }}" + MARKLESS
+
+    with pytest.raises(DataError, match=r"my.jsonl:1: .* rewrites earlier messages"):
+        corpus_of([{"messages": CHAT * 2}])
+
+
+def test_columns_can_be_renamed(corpus_of, tokenizer) -> None:
+    rows = [{"q": "One?", "a": " Two."}]
+
+    [sample] = corpus_of(rows, "datasets.0.column_map={prompt: q, completion: a}").samples
+    [text] = corpus_of(rows, "datasets.0.type=text", "datasets.0.dataset_text_field=q").samples
+
+    assert read(tokenizer, sample) == ("One? Two.<|endoftext|>", " Two.<|endoftext|>")
+    assert read(tokenizer, text)[0] == "One?<|endoftext|>"
+
+
+# ---- length --------------------------------------------------------------------------------------
+
+
+def test_long_rows_are_cut_and_counted(corpus_of) -> None:
+    corpus = corpus_of([{"text": "x" * 100}, {"text": "short"}], "max_length=16")
+
+    assert len(corpus.samples[0].tokens) == 16
+    assert corpus.warnings == (
+        "1 rows (50.0 %) longer than max_length 16 were cut (the longest has 101 tokens)",
+    )
+
+
+def test_a_row_whose_trained_part_was_cut_away_is_left_out_and_counted(corpus_of) -> None:
+    corpus = corpus_of(
+        [{"prompt": "x" * 100, "completion": "y"}, {"prompt": "a", "completion": "b"}], "max_length=16"
+    )
+
+    assert len(corpus.samples) == 1
+    assert "1 samples have no token to train on and are left out" in corpus.warnings
+
+
+def test_nothing_to_train_on_is_an_error(corpus_of) -> None:
+    with pytest.raises(DataError, match="no sample has a token to train on"):
+        corpus_of([{"prompt": "x" * 100, "completion": "y"}], "max_length=16")
+
+
+def test_wrapped_packing_loses_no_token_and_fills_every_block_but_the_last(corpus_of) -> None:
+    rows = [{"text": f"Row {i} of many."} for i in range(20)]
+
+    loose = corpus_of(rows)
+    packed = corpus_of(rows, "packing=true", "packing_strategy=wrapped", "max_length=32")
+
+    assert {len(s.tokens) for s in packed.samples[:-1]} == {32}
+    assert [t for s in packed.samples for t in s.tokens] == [t for s in loose.samples for t in s.tokens]
+
+
+# ---- what is wrong with data ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "my.jsonl: the data set is empty"),
+        ("\n \n", "my.jsonl: the data set is empty"),
+        ('{"text": "a"}\n{"text": "b"\n', "my.jsonl:2: not valid JSON: Expecting ',' delimiter at column 1"),
+        ('{"text": "a"}\n\n[1]\n', "my.jsonl:3: each line must be an object with named fields, not a list"),
+        ('{"text": "a"}\n{"txt": "b"}\n', "my.jsonl:2: no field `text`; there is txt"),
+        ('{"text": "a"}\n{"text": 3}\n', "my.jsonl:2: field `text` must be text, not int"),
+        ('{"text": "a"}\n{"text": null}\n', "my.jsonl:2: field `text` must be text, not null"),
+        ('{"text": "a"}\n{"text": "\\ud800"}\n', "my.jsonl:2: field `text` holds half a character at 0"),
+        (b'{"text": "a"}\n{"text": "\xff"}\n', "my.jsonl:2: not UTF-8 text: invalid start byte at byte 10"),
+        ('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n', "my.jsonl:2: no field `completion`"),
+        ('{"input_ids": [1, 320]}\n', "my.jsonl:1: token ids must be 0 to 319, there are 1 to 320"),
+        ('{"input_ids": []}\n', "my.jsonl:1: token ids must be 0 to 319, there are none"),
+        ('{"input_ids": ["a"]}\n', "my.jsonl:1: `input_ids` must be a list of whole numbers"),
+        ('{"input_ids": [[1], [2, 3]]}\n', "my.jsonl:1: `input_ids` must be a list of whole numbers"),
+        ('{"input_ids": [1, 2], "labels": [1]}\n', "my.jsonl:1: 2 input_ids and 1 `labels`"),
+        (
+            '{"input_ids": [1, 2], "labels": [2, -100]}\n',
+            "my.jsonl:1: `labels` must be -100 or the token itself",
+        ),
+        ('{"messages": []}\n', "my.jsonl:1: `messages` must be a list of messages with at least one"),
+        ('{"messages": [3]}\n', "my.jsonl:1: message 0 must be an object with role and content"),
+        ('{"messages": [{"role": "user"}]}\n', "my.jsonl:1: message 0: no field `content`; there is role"),
+        ('{"x": 1, "y": 2}\n', "my.jsonl:1: columns x, y are no known kind of data"),
+    ],
+)
+def test_a_broken_line_is_told_with_file_and_line(corpus_of, text: str | bytes, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        corpus_of(text)
+
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("./missing.jsonl", "./missing.jsonl: no such file or folder"),
+        ("missing/*.jsonl", "missing/*.jsonl: no such file or folder"),
+        ("builtin:poems", "no builtin data `builtin:poems`; there is builtin:python-docs"),
+        ("http://example.org/x.jsonl", "data are read from https addresses only"),
+    ],
+)
+def test_data_that_is_not_there_is_told(tokenizer, path: str, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        build_corpus(load_recipe("smoke", data=path), tokenizer)
+
+    assert message in str(caught.value)
+
+
+def test_an_unknown_template_is_told_with_the_nearest(corpus_of) -> None:
+    with pytest.raises(DataError, match="did you mean `chatml`"):
+        corpus_of([{"messages": CHAT}], "chat_template=chatlm")
+
+
+# ---- the held-out set ----------------------------------------------------------------------------
+
+
+def test_held_out_rows_are_drawn_by_the_seed_and_are_in_no_training_sample(corpus_of, tokenizer) -> None:
+    rows = [{"text": f"row {i}"} for i in range(20)]
+    share = corpus_of(rows, "val_set_size=0.25")
+    again = corpus_of(rows, "val_set_size=5")
+    other = corpus_of(rows, "val_set_size=5", "seed=7")
+
+    def texts(samples: tuple[Sample, ...]) -> list[str]:
+        return [read(tokenizer, s)[0] for s in samples]
+
+    assert len(share.held_out) == 5
+    assert texts(share.held_out) == texts(again.held_out) != texts(other.held_out)
+    assert sorted(texts(share.samples) + texts(share.held_out)) == sorted(
+        f"row {i}<|endoftext|>" for i in range(20)
+    )
+
+
+def test_holding_out_everything_is_an_error(corpus_of) -> None:
+    with pytest.raises(DataError, match="holds out all of 1 rows"):
+        corpus_of([{"text": "only"}], "val_set_size=0.5")
+
+
+def test_an_evaluation_set_of_its_own_is_held_out_whole(tmp_path, corpus_of, tokenizer) -> None:
+    corpus_of([{"text": "held"}], file="held.jsonl")
+    corpus = corpus_of([{"text": "kept"}], "eval_datasets.0.path=" + str(tmp_path / "held.jsonl"))
+
+    assert [read(tokenizer, s)[0] for s in corpus.held_out] == ["held<|endoftext|>"]
+    assert len(corpus.samples) == 1
+
+
+# ---- order ---------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 60), st.integers(0, 2**32 - 1), st.integers(0, 5))
+def test_each_epoch_sees_every_row_once_in_an_order_that_seed_and_epoch_fix(count, seed, epoch) -> None:
+    order = shuffled(count, seed, epoch)
+
+    assert sorted(order.tolist()) == list(range(count))
+    assert order.tolist() == shuffled(count, seed, epoch).tolist()
+
+
+def test_the_order_is_the_same_in_every_version_of_numpy() -> None:
+    assert shuffled(8, seed=42, epoch=0).tolist() == [4, 1, 3, 6, 0, 7, 2, 5]
+
+
+def test_positions_run_through_the_epochs_and_every_row_is_met_once_in_each(corpus_of) -> None:
+    rows = [{"text": f"row {i}"} for i in range(7)]
+    corpus = corpus_of(rows, "num_train_epochs=2.5", "shuffle_dataset=true")
+
+    assert len(corpus) == 18
+    ids = [corpus.sample_id(p) for p in range(18)]
+    assert sorted(ids[:7]) == sorted(ids[7:14]) == list(range(7))
+    assert ids[:7] != ids[7:14]
+    assert max(Counter(ids[14:]).values()) == 1
+    assert [corpus.sample_id(p) for p in reversed(range(18))] == ids[::-1]
+    with pytest.raises(IndexError):
+        corpus.sample_id(18)
+
+
+def test_tokens_of_a_lease_are_the_terms_of_its_loss(corpus_of) -> None:
+    corpus = corpus_of([{"prompt": "ab", "completion": "c" * i} for i in range(1, 6)])
+    positions = [0, 3, 4]
+
+    batch = collate([corpus.sample(p) for p in positions])
+
+    assert corpus.tokens(positions) == int((batch["labels"][:, 1:] != -100).sum())
+
+
+# ---- the wire ------------------------------------------------------------------------------------
+
+
+@st.composite
+def some_samples(draw: Any) -> list[Sample]:
+    largest = draw(st.sampled_from([300, 65535, 200_000]))
+    made = []
+    for _ in range(draw(st.integers(0, 5))):
+        tokens = draw(st.lists(st.integers(0, largest), min_size=1, max_size=20))
+        trained = [False, *draw(st.lists(st.booleans(), min_size=len(tokens) - 1, max_size=len(tokens) - 1))]
+        made.append(Sample(np.array(tokens, dtype=np.int32), np.array(trained, dtype=bool)))
+    return made
+
+
+@given(some_samples())
+def test_samples_come_out_of_their_bytes_as_they_went_in(samples: list[Sample]) -> None:
+    again = unpack(pack(samples))
+
+    assert [s.tokens.tolist() for s in again] == [s.tokens.tolist() for s in samples]
+    assert [s.trained.tolist() for s in again] == [s.trained.tolist() for s in samples]
+
+
+@given(some_samples(), st.integers(0, 200), st.integers(0, 255))
+def test_changed_bytes_are_refused_or_read_as_samples_but_never_crash(
+    samples, place: int, value: int
+) -> None:
+    data = bytearray(pack(samples))
+    data[place % len(data)] = value
+
+    try:
+        for sample in unpack(bytes(data)):
+            assert len(sample.tokens) == len(sample.trained)
+            assert not sample.trained[0]
+    except DataError:
+        pass  # refused: the other right answer
+
+
+def test_cut_bytes_are_refused() -> None:
+    whole = pack([Sample(np.arange(9, dtype=np.int32), np.array([False, True, False] * 3))])
+
+    for length in range(len(whole)):
+        with pytest.raises(DataError):
+            unpack(whole[:length])
+    with pytest.raises(DataError):
+        unpack(whole + b"\0")
+
+
+def test_a_token_outside_the_vocabulary_is_refused() -> None:
+    data = pack([Sample(np.array([1, 320], dtype=np.int32), np.array([False, True]))])
+
+    assert len(unpack(data, vocabulary=321)) == 1
+    with pytest.raises(DataError, match="token 320 in a vocabulary of 320"):
+        unpack(data, vocabulary=320)
+
+
+def test_text_costs_two_bytes_a_token_on_the_wire() -> None:
+    trained = np.ones(2048, dtype=bool)
+    trained[0] = False
+    sample = Sample(np.full(2048, 50_000, dtype=np.int32), trained)
+
+    assert len(pack([sample])) == 2 * 2048 + 14
+
+
+def test_a_batch_is_padded_on_the_right_and_padding_is_never_trained() -> None:
+    long = Sample(np.array([5, 6, 7], dtype=np.int32), np.array([False, False, True]))
+    short = Sample(np.array([8, 9], dtype=np.int32), np.array([False, True]))
+
+    batch = collate([long, short], pad=9)
+
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 9, 9]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert batch["labels"].tolist() == [[-100, -100, 7], [-100, 9, -100]]
+    assert [len(part) for part in batches([long, short, short], 2)] == [2, 1]

@@ -1,0 +1,121 @@
+"""Where rows are read from: files, folders, globs, the web, saved data sets, the hub."""
+
+from __future__ import annotations
+
+import pytest
+
+from recipes.config.loader import load_recipe
+from recipes.data.corpus import build_corpus
+from recipes.data.sources import python_docs, rows
+from recipes.errors import DataError
+
+
+def test_a_folder_and_a_glob_of_jsonl_are_read_in_the_order_of_their_names(
+    tmp_path, corpus_of, tokenizer
+) -> None:
+    corpus_of([{"text": "two"}], file="b.jsonl")
+    alone = corpus_of([{"text": "one"}], file="a.jsonl")
+    for path in (str(tmp_path), str(tmp_path / "*.jsonl")):
+        recipe = load_recipe(tmp_path / "bare.yaml", data=path)
+        corpus = build_corpus(recipe, tokenizer)
+
+        assert [tokenizer.decode(s.tokens) for s in corpus.samples] == [
+            "one<|endoftext|>",
+            "two<|endoftext|>",
+        ]
+    assert len(alone.samples) == 1
+
+
+def test_a_file_on_the_web_is_fetched_once_and_its_lines_are_told_by_its_address(web, tokenizer) -> None:
+    served = web(b'{"text": "one"}\n{"text": 2}\n')
+    recipe = load_recipe("smoke", data="https://example.org/my.jsonl?x=1")
+
+    for _ in range(2):
+        with pytest.raises(
+            DataError, match=r"https://example.org/my.jsonl\?x=1:2: field `text` must be text"
+        ):
+            build_corpus(recipe, tokenizer)
+
+    assert served.asked == 1
+
+
+def test_a_file_on_the_web_is_told_of_as_it_comes(web) -> None:
+    served = web(b'{"text": "one"}\n' * 10_000)
+    (dataset,) = load_recipe("smoke", data="https://example.org/my.jsonl").datasets
+    told: list[tuple[int, int]] = []
+
+    rows(dataset, told=lambda done, total: told.append((done, total)))
+
+    assert told == [(65536, 160_000), (131_072, 160_000), (160_000, 160_000)]
+    assert served.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"announced": 99}, "4 bytes came, 99 were announced"),
+        ({"url": "http://example.org/my.jsonl"}, "leads to http://example.org/my.jsonl, which is not https"),
+    ],
+)
+def test_what_the_web_gave_only_in_part_or_in_the_open_is_not_kept(web, tokenizer, answer, message) -> None:
+    web(b"text", **answer)
+    recipe = load_recipe("smoke", data="https://example.org/my.jsonl")
+
+    with pytest.raises(DataError, match=message):
+        build_corpus(recipe, tokenizer)
+    served = web(b'{"text": "whole"}\n')
+    with pytest.raises(DataError):
+        build_corpus(recipe, tokenizer)  # there are too few rows to hold any out
+
+    assert served.asked == 1
+
+
+@pytest.mark.slow  # importing `datasets` takes two seconds
+def test_a_data_set_saved_to_disk_and_other_files_are_read(
+    tmp_path, corpus_of, tokenizer, monkeypatch
+) -> None:
+    import datasets
+
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    table = datasets.Dataset.from_dict({"text": ["one", "two"]})
+    datasets.DatasetDict({"train": table}).save_to_disk(tmp_path / "saved")
+    table.to_parquet(tmp_path / "my.parquet")
+    table.to_csv(tmp_path / "my.csv", index=False)
+    table.to_json(tmp_path / "my.json", lines=False)
+    corpus_of([{"text": "x"}])
+    for name in ("saved", "my.parquet", "my.csv", "my.json"):
+        recipe = load_recipe(tmp_path / "bare.yaml", data=str(tmp_path / name))
+        corpus = build_corpus(recipe, tokenizer)
+
+        assert [tokenizer.decode(s.tokens) for s in corpus.samples] == [
+            "one<|endoftext|>",
+            "two<|endoftext|>",
+        ]
+
+    with pytest.raises(DataError, match="no split `test`; there is train"):
+        build_corpus(
+            load_recipe(tmp_path / "bare.yaml", ["datasets.0.split=test"], data=str(tmp_path / "saved")),
+            tokenizer,
+        )
+
+
+def test_several_data_sets_follow_each_other_and_max_samples_takes_the_first(
+    tmp_path, corpus_of, tokenizer
+) -> None:
+    corpus_of([{"text": f"a{i}"} for i in range(5)], file="a.jsonl")
+    corpus = corpus_of(
+        [{"prompt": "b", "completion": "c"}],
+        "datasets.0.max_samples=1",
+        "datasets.1.path=" + str(tmp_path / "a.jsonl"),
+        "datasets.1.max_samples=2",
+    )
+
+    texts = [tokenizer.decode(s.tokens).removesuffix("<|endoftext|>") for s in corpus.samples]
+    assert texts == ["bc", "a0", "a1"]
+
+
+def test_the_builtin_text_says_nothing_twice() -> None:
+    paragraphs = [line for piece in python_docs() for line in piece.splitlines()]
+
+    assert len(set(paragraphs)) == len(paragraphs)
+    assert sum(map(len, paragraphs)) > 100_000

@@ -1,0 +1,176 @@
+"""The folder that a run starts from: fetched, made or found, with a tokenizer that fits."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import BUILTIN, VOCABULARY
+
+from recipes.config.loader import load_recipe
+from recipes.downloads.hugging_face import check_room
+from recipes.errors import HubUnreachable, ModelError
+from recipes.models.base_model import check_fit, load_tokenizer, manifest, open_tokenizer, prepare_base
+from recipes.models.causal_lm import load_model
+from recipes.weight_files.stored_weights import open_vector
+
+GPTQ = {"quant_method": "gptq", "bits": 4}
+
+# ---- the base ------------------------------------------------------------------------------------
+
+
+def test_the_builtin_model_is_drawn_from_the_seed_and_from_nothing_else(tmp_path) -> None:
+    torch.manual_seed(5)
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    first = prepare_base(load_recipe("smoke"), tmp_path / "a")
+
+    assert torch.equal(torch.rand(1), drawn)  # our draw has not moved the caller's
+    assert prepare_base(load_recipe("smoke"), tmp_path / "b").files == first.files
+    assert prepare_base(load_recipe("smoke"), tmp_path / "a").files == first.files
+    assert prepare_base(load_recipe("smoke", ["seed=7"]), tmp_path / "c").files != first.files
+    assert {file.name for file in first.files} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert first.bytes == sum((first.folder / file.name).stat().st_size for file in first.files)
+
+
+def test_a_local_folder_is_used_where_it_is_and_code_in_it_is_no_part_of_the_base(folders, tmp_path) -> None:
+    (folders["llama"] / "modeling_evil.py").write_text("raise SystemExit")
+    base = prepare_base(load_recipe("smoke", model=str(folders["llama"])), tmp_path / "unused")
+
+    assert base.folder == folders["llama"]
+    assert not (tmp_path / "unused").exists()
+    assert "modeling_evil.py" not in [file.name for file in base.files]
+
+
+def test_what_is_missing_is_named(folders, tmp_path) -> None:
+    def message(model: str) -> str:
+        with pytest.raises(ModelError) as caught:
+            prepare_base(load_recipe("smoke", model=model), tmp_path / "base")
+        return str(caught.value)
+
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bare").mkdir()
+    shutil.copyfile(folders["gpt2"] / "config.json", tmp_path / "bare" / "config.json")
+
+    assert message("./missing") == "no such model folder: ./missing"
+    assert "no config.json" in message(str(tmp_path / "empty"))
+    assert "no weights" in message(str(tmp_path / "bare"))
+    assert message("builtin:huge") == "no builtin model `builtin:huge`; there is builtin:tiny-gpt-neox"
+
+
+def test_a_hub_that_does_not_answer_is_told_as_that(tmp_path) -> None:
+    with pytest.raises(HubUnreachable, match="the hub did not answer for nobody/nothing"):
+        prepare_base(load_recipe("smoke", model="nobody/nothing"), tmp_path / "base")
+
+
+def test_a_hub_model_in_the_cache_is_used_when_the_hub_does_not_answer(
+    folders, tmp_path, monkeypatch
+) -> None:
+    entry = tmp_path / "models--EleutherAI--pythia-70m"
+    (entry / "refs").mkdir(parents=True)
+    (entry / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(folders["gpt_neox"], entry / "snapshots" / ("0" * 40))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    recipe = load_recipe("pythia-70m", ["tokenizer_name_or_path=EleutherAI/pythia-70m"])
+
+    base = prepare_base(recipe, tmp_path / "unused")
+
+    assert base.files == manifest(folders["gpt_neox"])
+    assert len(load_tokenizer(recipe.model, base.folder)) == VOCABULARY
+
+
+def test_a_disk_without_room_for_a_hub_model_is_found_out_before_the_first_byte(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    check_room("a/b", "0" * 40, {"config.json": 800})
+    with pytest.raises(OSError, match=r"a/b has 1000.0 GB that are not here") as full:
+        check_room("a/b", "0" * 40, {"config.json": 800, "model.safetensors": 10**12})
+
+    assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(tmp_path / "cache"))
+
+
+def test_a_name_that_is_neither_folder_nor_hub_id_is_told(tmp_path) -> None:
+    with pytest.raises(ModelError, match="neither a folder nor the id of a model"):
+        prepare_base(load_recipe("smoke", model="my model!"), tmp_path / "base")
+
+
+def test_a_config_that_is_no_causal_language_model_is_told(folders, tmp_path) -> None:
+    folder = tmp_path / "odd"
+    shutil.copytree(folders["gpt2"], folder)
+    (folder / "config.json").write_text('{"model_type": "no-such-model"}')
+
+    with pytest.raises(ModelError, match="cannot load this as a causal language model"):
+        load_model(folder)
+
+
+def test_sdpa_is_refused_for_gpt_j_which_has_none(folders) -> None:
+    with pytest.raises(ModelError, match=r"scaled_dot_product_attention|sdpa"):
+        load_model(folders["gptj"], attn_implementation="sdpa")
+
+
+# ---- the tokenizer -------------------------------------------------------------------------------
+
+
+def test_a_folder_without_a_tokenizer_is_told_and_another_one_can_be_named(folders, tmp_path) -> None:
+    folder = tmp_path / "mute"
+    shutil.copytree(folders["gpt2"], folder)
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+    with pytest.raises(
+        ModelError, match=r"no tokenizer in this folder \(hint: model.tokenizer_name_or_path="
+    ):
+        load_tokenizer(load_recipe("smoke").model, folder)
+    for source in ("builtin:tiny-gpt-neox", str(folders["llama"])):
+        recipe = load_recipe("smoke", [f"tokenizer_name_or_path={source}"])
+        assert len(load_tokenizer(recipe.model, folder)) == VOCABULARY
+
+
+def test_the_pad_token_is_the_one_asked_for_else_the_tokenizers_else_its_end_token(tmp_path) -> None:
+    shutil.copytree(BUILTIN, tmp_path / "t")
+    settings = json.loads((tmp_path / "t" / "tokenizer_config.json").read_text())
+    settings.pop("pad_token")
+    (tmp_path / "t" / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    assert open_tokenizer(tmp_path / "t").pad_token == "<|endoftext|>"
+    assert open_tokenizer(tmp_path / "t", "a").pad_token == "a"
+    with pytest.raises(ModelError, match="`<pad>` is not a token"):
+        open_tokenizer(tmp_path / "t", "<pad>")
+    settings.pop("eos_token")
+    (tmp_path / "t" / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match="neither a pad nor an eos token"):
+        open_tokenizer(tmp_path / "t")
+
+
+def test_weights_that_are_codes_are_refused_by_their_kind(folders, tmp_path) -> None:
+    folder, recipe = tmp_path / "codes", load_recipe("smoke", ["max_length=32"])
+    shutil.copytree(folders["llama"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": GPTQ}))
+    with pytest.raises(ModelError, match=r"are gptq codes, not numbers .*model.load_in_4bit=true"):
+        check_fit(recipe, folder, load_tokenizer(recipe.model, BUILTIN))
+
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    for kind, called in ((torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")):
+        save_file({n: t.to(kind) for n, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+        for opened in (load_model, open_vector):
+            with pytest.raises(ModelError, match=f"is stored as {called}, expected float32, float16 or bfl"):
+                opened(folder)
+
+
+def test_ids_outside_the_embedding_and_samples_over_the_context_are_refused(folders, tmp_path) -> None:
+    tokenizer = open_tokenizer(folders["gpt2"])
+
+    check_fit(load_recipe("smoke", ["max_length=64"]), folders["gpt2"], tokenizer)
+    with pytest.raises(ModelError, match="max_length is 65, the model's context only 64"):
+        check_fit(load_recipe("smoke", ["max_length=65"]), folders["gpt2"], tokenizer)
+    tokenizer.add_tokens(["<new>"])
+    with pytest.raises(ModelError, match="has 321 tokens, the model's embedding only 320"):
+        check_fit(load_recipe("smoke", ["max_length=64"]), folders["gpt2"], tokenizer)

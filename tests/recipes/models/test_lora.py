@@ -1,0 +1,260 @@
+"""LoRA: one start for every peer, a vector that is the adapters alone, folders that peft loads, merges."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from peft import AutoPeftModelForCausalLM, PeftModel
+from safetensors import safe_open
+from tiny_models import BUILTIN, CONFIGS
+
+from compress import Cocktail
+from recipes.config.schema import Recipe
+from recipes.data.corpus import Sample, collate
+from recipes.errors import ModelError
+from recipes.models.adapter_merge import recast, write_merged
+from recipes.models.causal_lm import generate, load_model, loss_sum
+from recipes.models.lora import drawn
+from recipes.models.trainable import blueprint_of, count_trained, load_trained, open_trained
+from recipes.weight_files.parameter_layout import Flat, layout_of
+from recipes.weight_files.snapshot_fold import Fold, write_beside
+
+ROWS = [Sample(np.arange(3, 15, dtype=np.int32), np.arange(12) > 0)]
+
+
+def recipe_of(base: Path, lora: dict[str, Any] | None = None, **sections: Any) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "version": 1,
+            "name": "test",
+            "model": {"model_name_or_path": str(base), **sections.pop("model", {})},
+            "datasets": [{"path": "none"}],
+            "lora": {"lora_r": 4, "lora_dropout": 0.0} if lora is None else lora,
+            **sections,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {}
+    for name, config in CONFIGS.items():
+        torch.manual_seed(1)
+        made[name] = tmp_path_factory.mktemp(name)
+        model = transformers.AutoModelForCausalLM.from_config(config())
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.2)  # so that logits say something
+        model.save_pretrained(made[name])
+        for file in BUILTIN.glob("tokenizer*.json"):
+            shutil.copyfile(file, made[name] / file.name)
+    return made
+
+
+def trained(recipe: Recipe, base: Path) -> tuple[Any, torch.Tensor]:
+    """A model with adapters as they may be after training, and its vector."""
+    model = load_trained(recipe, base)
+    flat = Flat(model)
+    flat.vector.add_(0.05 * torch.randn(flat.layout.size, generator=torch.Generator().manual_seed(2)))
+    return model.eval(), flat.vector
+
+
+def written(recipe: Recipe, base: Path, vector: torch.Tensor, folder: Path) -> Path:
+    """A snapshot's folder with `vector`, as a fold writes it."""
+    folder.mkdir()
+    with closing(open_trained(recipe, base)) as start:
+        write_beside(folder, start.texts, BUILTIN)
+        Fold("a-run", Cocktail(), 7, start, 0, ()).write(folder)
+    path = folder / "adapter_model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-4 * vector.numel() :] = vector.numpy().tobytes()  # its last bytes are the vector
+    path.write_bytes(data)
+    return folder
+
+
+def logits_of(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        batch = collate(ROWS)
+        found: torch.Tensor = model(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+        ).logits
+    return found
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_only_adapters_are_trained_and_they_begin_as_nothing(bases, name: str) -> None:
+    recipe = recipe_of(bases[name])
+    model = load_trained(recipe, bases[name])
+    layout = layout_of(model)
+
+    assert all("lora_" in parameter for parameter in layout.names)
+    assert count_trained(recipe, bases[name]) == layout.size
+    assert layout == layout_of(blueprint_of(recipe, bases[name]))
+    assert torch.equal(logits_of(model.eval()), logits_of(load_model(bases[name])))
+    loss_sum(model, collate(ROWS))[0].backward()
+    assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
+
+
+def test_the_start_is_drawn_from_the_seed_and_is_what_a_fold_begins_with(bases) -> None:
+    base = bases["llama"]
+    recipe = recipe_of(base)
+    torch.manual_seed(5)
+    one = Flat(load_trained(recipe, base)).vector
+    torch.manual_seed(6)
+    other = Flat(load_trained(recipe, base)).vector
+    with closing(open_trained(recipe, base)) as start:
+        folded = torch.from_numpy(start.read(0, start.layout.size))
+    third = Flat(load_trained(recipe_of(base, training={"seed": 1}), base)).vector
+
+    assert torch.equal(one, other)
+    assert torch.equal(one, folded)
+    assert not torch.equal(one, third)
+    assert one.abs().sum() > 0
+
+
+def test_what_is_drawn_is_the_same_numbers_for_ever_and_uniform() -> None:
+    """Written down: a peer of another version must draw these too."""
+    first = drawn("layer.lora_A.default.weight", (2, 3), 42)
+    many = drawn("layer.lora_A.default.weight", (100, 1000), 0)
+
+    np.testing.assert_array_equal(first, np.float32(RECORDED).reshape(2, 3))
+    assert abs(many.mean()) < 0.01
+    assert many.std() == pytest.approx(3**-0.5, rel=0.01)
+    assert np.abs(many).max() < 1
+
+
+RECORDED = [
+    -0.52424156665802,
+    -0.698508620262146,
+    0.7109049558639526,
+    -0.8320451974868774,
+    0.799054741859436,
+    -0.2918504476547241,
+]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_snapshot_is_an_adapter_that_peft_loads_and_its_merge_is_the_same_model(
+    bases, tmp_path, name: str
+) -> None:
+    base = bases[name]
+    recipe = recipe_of(base)
+    model, vector = trained(recipe, base)
+    wanted = logits_of(model)
+    folder = written(recipe, base, vector, tmp_path / "adapter")
+
+    write_merged(make(tmp_path / "merged"), recipe, base, layout_of(model), vector, BUILTIN)
+
+    assert (wanted - logits_of(load_model(base))).abs().max() > 0.01
+    torch.testing.assert_close(logits_of(PeftModel.from_pretrained(load_model(base), folder).eval()), wanted)
+    torch.testing.assert_close(logits_of(AutoPeftModelForCausalLM.from_pretrained(folder).eval()), wanted)
+    torch.testing.assert_close(logits_of(load_model(tmp_path / "merged")), wanted, rtol=1e-4, atol=1e-4)
+    assert torch.equal(Flat(load_trained(recipe, base, snapshot=folder)).vector, vector)
+    assert generate(folder, "The", 3) == generate(tmp_path / "merged", "The", 3)
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "gpt2"])
+def test_modules_to_save_are_trained_from_the_base_and_saved_whole(bases, tmp_path, name: str) -> None:
+    """Of gpt2 the output layer is tied to the embedding; trained apart, it is so no more."""
+    base, head = bases[name], "lm_head"
+    recipe = recipe_of(base, {"lora_r": 4, "lora_dropout": 0.0, "lora_modules_to_save": [head]})
+    with closing(open_trained(recipe, base)) as start:
+        first = torch.from_numpy(start.read(0, start.layout.size))
+    model, vector = trained(recipe, base)
+    folder = written(recipe, base, vector, tmp_path / "adapter")
+
+    write_merged(make(tmp_path / "merged"), recipe, base, layout_of(model), vector, BUILTIN)
+
+    assert torch.equal(first, Flat(load_trained(recipe, base)).vector)
+    assert any(head in parameter for parameter in layout_of(model).names)
+    wanted = logits_of(model)
+    torch.testing.assert_close(logits_of(PeftModel.from_pretrained(load_model(base), folder).eval()), wanted)
+    torch.testing.assert_close(logits_of(load_model(tmp_path / "merged")), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_named_modules_rslora_and_rank_are_the_recipes(bases, tmp_path) -> None:
+    base = bases["gpt_neox"]
+    recipe = recipe_of(
+        base,
+        {
+            "lora_r": 2,
+            "lora_alpha": 8,
+            "lora_dropout": 0.0,
+            "use_rslora": True,
+            "lora_target_modules": ["dense"],
+        },
+    )
+    model, vector = trained(recipe, base)
+
+    write_merged(make(tmp_path / "merged"), recipe, base, layout_of(model), vector, BUILTIN)
+
+    assert {name.split(".lora_")[0].rsplit(".", 1)[1] for name in layout_of(model).names} == {"dense"}
+    torch.testing.assert_close(
+        logits_of(load_model(tmp_path / "merged")), logits_of(model), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_modules_that_a_model_has_not_are_named(bases) -> None:
+    base = bases["gpt_neox"]
+
+    with pytest.raises(ModelError, match=r"lora_target_modules.*q_proj"):
+        load_trained(recipe_of(base, {"lora_target_modules": ["q_proj"]}), base)
+    with pytest.raises(ModelError, match="lora_modules_to_save: the model has no module score"):
+        load_trained(recipe_of(base, {"lora_modules_to_save": ["score"]}), base)
+
+
+def test_a_snapshot_of_other_adapters_is_refused(bases, tmp_path) -> None:
+    base = bases["llama"]
+    _, vector = trained(recipe_of(base), base)
+    folder = written(recipe_of(base), base, vector, tmp_path / "adapter")
+
+    with pytest.raises(ModelError, match="other adapters"):
+        load_trained(recipe_of(base, {"lora_r": 8}), base, snapshot=folder)
+
+
+def test_two_snapshots_of_one_vector_are_the_same_bytes(bases, tmp_path) -> None:
+    """Sets of modules have no order of their own."""
+    base = bases["opt"]
+    recipe = recipe_of(base)
+    one, other = (open_trained(recipe, base) for _ in range(2))
+    with closing(one), closing(other):
+        assert one.texts == other.texts
+        assert '"base_model_name_or_path": ' in one.texts["adapter_config.json"]
+
+
+def test_a_base_in_half_precision_stays_so_under_adapters_in_float32(bases, tmp_path) -> None:
+    base = tmp_path / "half"
+    load_model(bases["llama"]).to(torch.bfloat16).save_pretrained(base)
+    recipe = recipe_of(base)
+    kinds = {name: p.dtype for name, p in load_trained(recipe, base).named_parameters()}
+    asked = load_trained(recipe_of(base, model={"dtype": "float32"}), base)
+
+    assert {kind for name, kind in kinds.items() if "lora_" in name} == {torch.float32}
+    assert {kind for name, kind in kinds.items() if "lora_" not in name} == {torch.bfloat16}
+    assert {p.dtype for p in asked.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_recast_weights_are_the_rounded_ones_and_load(bases, tmp_path, dtype: str) -> None:
+    shutil.copytree(bases["llama"], tmp_path / "m")
+    path = tmp_path / "m" / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        before = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+    recast(path, dtype)  # type: ignore[arg-type]
+
+    with safe_open(path, "pt") as file:
+        after = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert all(torch.equal(after[name], before[name].to(getattr(torch, dtype))) for name in before)
+    assert load_model(tmp_path / "m") is not None

@@ -1,0 +1,73 @@
+"""The model card says what a model is made of, and nothing of the machine it was made on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from recipes.config.loader import recipe_from_json
+from recipes.config.schema import Recipe
+from recipes.models.model_card import Made, card
+
+RECIPE = Recipe.model_validate(
+    {
+        "version": 1,
+        "name": "otters",
+        "description": "A model of otters.",
+        "model": {"model_name_or_path": "/home/dana/secret project/llama"},
+        "lora": {"lora_r": 4},
+        "datasets": [{"path": "/home/dana/letters.jsonl"}, {"path": "me/otters"}],
+        "training": {"seed": 7},
+        "checkpoint": {"push_to_hub": True, "hub_model_id": "me/otters-model"},
+    }
+)
+
+
+def test_a_card_has_recipe_data_contributors_and_versions() -> None:
+    samples = {"dana": 1200, "attic|3090 [x](http://y)": 30}
+
+    text = card(RECIPE, Made("amber-otter-42", 12, "a" * 40, samples, 1.25))
+
+    _, head, body = text.split("---\n", 2)
+    about = yaml.safe_load(head)
+    assert about["library_name"] == "peft"
+    assert about["datasets"] == ["me/otters"]
+    assert "| dana | 1,200 |" in body
+    assert "| attic?3090 ?x??http???y? | 30 |" in body
+    assert f"`{'a' * 40}`" in body
+    assert RECIPE.recipe_hash in body
+    assert "- torch " in body
+    assert "1.2500" in body
+    recipe = yaml.safe_load(body.split("```yaml\n")[1].split("```")[0])
+    assert recipe["lora"] == {"lora_r": 4}
+    assert recipe["training"] == {"seed": 7}
+    assert [one["path"] for one in recipe["datasets"]] == ["letters.jsonl", "me/otters"]
+
+
+def test_merged_adapters_need_no_peft_and_the_card_says_so() -> None:
+    text = card(RECIPE, Made("r", 1, None, {}, merged=True))
+
+    assert yaml.safe_load(text.split("---\n", 2)[1])["library_name"] == "transformers"
+    assert "LoRA adapters, merged into their base, of " in text
+
+
+def test_a_card_says_nothing_of_the_owners_folders() -> None:
+    text = card(RECIPE, Made("amber-otter-42", 12, None, {}))
+
+    assert "/home" not in text
+    assert "dana" not in text
+
+
+def test_many_contributors_are_summed_up() -> None:
+    text = card(RECIPE, Made("r", 1, None, {f"peer-{i:03}": 1 for i in range(250)}))
+
+    assert "| and 150 more | 150 |" in text
+
+
+def test_a_folder_of_this_machine_is_no_hub_id(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "rows").mkdir(parents=True)
+    recipe = recipe_from_json(RECIPE.to_json().replace('me/otters"', 'data/rows"'))
+
+    assert yaml.safe_load(card(recipe, Made("r", 1, None, {})).split("---\n", 2)[1]).get("datasets") is None

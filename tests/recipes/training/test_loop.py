@@ -1,0 +1,380 @@
+"""The training loop against a hub made of lists: what it sends, when, and how it goes when told to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recipes.algorithm.cocktail_sgd import Owner, mix_of
+from recipes.config.schema import Recipe
+from recipes.data.corpus import Sample, pack
+from recipes.training.loop import (
+    CaughtUp,
+    Delivery,
+    HandedOver,
+    Interrupted,
+    Left,
+    Peer,
+    StepDone,
+    build_peer,
+    finetune,
+    settle,
+)
+
+VOCABULARY, LENGTH, SAMPLES = 11, 5, 4
+
+
+class Bigram(nn.Module):
+    """The smallest language model: the next token's scores are a row of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(VOCABULARY, VOCABULARY))
+        self.micro_batches = 0
+
+    def forward(self, input_ids: Tensor, **_: object) -> SimpleNamespace:
+        self.micro_batches += self.training
+        return SimpleNamespace(logits=self.table[input_ids])
+
+
+@dataclass
+class OneRound:
+    round: int
+    step: int
+    steps: int = 6
+    samples: int = SAMPLES
+    exchange: bool = True
+    eval_part: int = 0
+    eval_parts: int = 0
+    spans: int = 1
+    members: tuple[str, ...] = ("ann",)
+
+
+@dataclass
+class FakeHub:
+    """A link to nobody: rounds from a list, this peer's packet aggregated with nobody else's."""
+
+    recipe: Recipe
+    rounds: list[OneRound]
+    late: frozenset[int] = frozenset()  # rounds whose packet comes too late
+    hold: threading.Event | None = None  # exchanges do not end before it is set
+    name: str = "ann"
+    leaving: threading.Event = field(default_factory=threading.Event)
+    ended: str | None = None
+    fits: int = 0
+    deliveries: list[Delivery] = field(default_factory=list)
+    aggregates: list[bytes] = field(default_factory=list)
+    said: list[tuple[object, ...]] = field(default_factory=list)
+    room: int = 0
+    takes: bool | None = True  # whether it has what is handed over
+    legacies: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        parameters = VOCABULARY * VOCABULARY
+        self.owner = Owner(parameters, mix_of(self.recipe.compression), self.recipe.training.seed)
+
+    def fetch(self, name: str) -> bytes:
+        kind, _, number = name.partition("/")
+        if kind == "packet":
+            return self.aggregates[int(number)]
+        tokens = np.arange(LENGTH, dtype=np.int32)
+        return pack([Sample(tokens, tokens > 0)] * SAMPLES)
+
+    def packets(self, start: int, stop: int) -> Iterator[bytes]:
+        return iter(self.aggregates[start:stop])
+
+    def ready(self, round: int, fingerprint: int) -> None:
+        self.said.append(("ready", round))
+
+    def next_round(self) -> OneRound | None:
+        if self.leaving.is_set():
+            return None
+        if not self.rounds:
+            self.ended = "every sample was counted"
+            return None
+        return self.rounds.pop(0)
+
+    def exchange(self, packet: bytes, delivery: Delivery) -> SimpleNamespace:
+        if self.hold is not None:
+            assert self.hold.wait(10), "the compute waits for the exchange"
+        self.deliveries.append(delivery)
+        late = delivery.round in self.late
+        updates = [] if late else [(self.name, packet, 1.0)]
+        self.aggregates.append(self.owner.aggregate(delivery.round, updates))
+        return SimpleNamespace(accepted=[] if late else [self.name], refused={})
+
+    def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:
+        self.said.append(("evaluated", round, part, tokens))
+
+    def hand_over(self, round: int, packet: bytes) -> bool | None:
+        self.legacies.append(packet)
+        return self.takes
+
+    def leave(self, reason: str) -> None:
+        self.said.append(("leave", reason))
+
+
+def recipe(**compression: object) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "version": 1,
+            "name": "test",
+            "model": {"model_name_or_path": "none"},
+            "datasets": [{"path": "none"}],
+            "training": {"learning_rate": 0.1, "optim": "sgd", "max_grad_norm": 0.0, "warmup_steps": 0},
+            "compression": {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 32, **compression},
+        }
+    )
+
+
+def peer_for(hub: FakeHub, micro_batch: int = 1) -> Peer:
+    return build_peer(Bigram(), hub.recipe, micro_batch=micro_batch)
+
+
+def steps(hub: FakeHub, peer: Peer) -> list[StepDone]:
+    return [event for event in finetune(hub, peer, now=0) if isinstance(event, StepDone)]
+
+
+def test_the_exchange_is_under_way_while_every_micro_batch_is_computed() -> None:
+    """The exchange ends once the last micro-batch has begun: a loop that waits for it first stops here."""
+    hub = FakeHub(recipe(), [OneRound(t, t) for t in range(3)], hold=threading.Event())
+    peer = peer_for(hub)
+    assert hub.hold is not None
+    hold, model = hub.hold, peer.local.model
+    model.register_forward_hook(lambda *_: hold.set() if model.micro_batches % SAMPLES == 0 else hold.clear())
+
+    done = steps(hub, peer)
+
+    assert [step.round for step in done] == [0, 1, 2]
+    assert model.micro_batches == 3 * SAMPLES
+
+
+def test_a_peer_whose_lease_spans_rounds_says_when_it_is_done_and_keeps_what_it_has_not_sent() -> None:
+    hub = FakeHub(recipe(), [OneRound(0, 0, spans=3)])
+    peer = peer_for(hub)
+
+    (done,) = steps(hub, peer)
+
+    assert done.round == 0
+    assert [what for what in hub.said if what[0] == "ready"] == [("ready", 0), ("ready", 1)]
+    assert [lease.round for lease in peer.undelivered] == [0]
+
+
+def test_a_packet_delivers_the_lease_of_the_round_before() -> None:
+    """Staleness is exactly one round: packet t holds the step of round t-1, and says so."""
+    hub = FakeHub(recipe(), [OneRound(t, t) for t in range(3)] + [OneRound(3, 3, samples=0)])
+    steps(hub, peer_for(hub))
+
+    assert [delivery.delivers for delivery in hub.deliveries] == [[], [0], [1], [2]]
+    assert [delivery.tokens for delivery in hub.deliveries] == [0, 16, 16, 16]
+
+
+def test_without_staleness_a_packet_delivers_its_own_lease() -> None:
+    hub = FakeHub(recipe(staleness=0), [OneRound(t, t) for t in range(3)])
+    steps(hub, peer_for(hub))
+
+    assert [delivery.delivers for delivery in hub.deliveries] == [[0], [1], [2]]
+
+
+def test_what_came_too_late_is_delivered_with_the_next_packet() -> None:
+    """And the peer says that it is there again, as it is no member of the round that goes on without it."""
+    hub = FakeHub(recipe(), [OneRound(t, t) for t in range(4)], late=frozenset({1, 2}))
+    done = steps(hub, peer_for(hub))
+
+    assert [step.accepted for step in done] == [True, False, False, True]
+    assert [delivery.delivers for delivery in hub.deliveries] == [[], [0], [0, 1], [0, 1, 2]]
+    assert ("ready", 2) in hub.said
+    assert ("ready", 3) in hub.said
+
+
+def test_of_two_members_each_takes_half_a_step_where_the_owner_takes_the_sum_and_says_the_swarms_rate() -> (
+    None
+):
+    moved = []
+    for asked, members in [("packets", ("ann",)), ("packets", ("ann", "bob")), (1.0, ("ann", "bob"))]:
+        hub = FakeHub(recipe(outer_learning_rate=asked), [OneRound(0, 0, members=members)])
+        peer = peer_for(hub)
+        before = peer.worker.x.clone()
+        steps(hub, peer)
+        moved.append(peer.worker.x - before)
+        assert peer.rate == 0.1
+
+    assert torch.equal(moved[1], moved[0] / 2)
+    assert torch.equal(moved[2], moved[0])
+
+
+def test_asked_to_leave_it_finishes_the_exchange_in_flight_and_says_goodbye() -> None:
+    """The lease it was at is not claimed; the packet that was under way is joined."""
+    hub = FakeHub(recipe(), [OneRound(t, t) for t in range(9)])
+    peer = peer_for(hub)
+    leave_at = 6  # micro-batches: in the middle of the second lease
+    peer.local.model.register_forward_hook(
+        lambda model, *_: hub.leaving.set() if model.micro_batches == leave_at else None
+    )
+
+    events = list(finetune(hub, peer, now=0))
+
+    assert isinstance(events[-1], Left)
+    assert not events[-1].finished
+    assert peer.worker.common.round == len(hub.deliveries) == 2
+    assert [delivery.delivers for delivery in hub.deliveries] == [[], [0]]
+    assert hub.said[-1] == ("leave", "left on request")
+    assert peer.undelivered == []
+
+
+LOSSY: dict[str, object] = {"random_ratio": 0.5, "topk_ratio": 0.2}
+
+
+def leaver(hub: FakeHub, after: int) -> Peer:
+    """A peer that is asked to leave in its micro-batch `after`."""
+    peer = peer_for(hub)
+    peer.local.model.register_forward_hook(
+        lambda model, *_: hub.leaving.set() if model.micro_batches == after else None
+    )
+    return peer
+
+
+@pytest.mark.parametrize("after", [10, 12], ids=["in the middle of a lease", "with a gradient at hand"])
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_leaver_hands_over_what_it_delivered_the_lease_of_and_nothing_else(
+    staleness: int, after: int
+) -> None:
+    """The gradient it was at is dropped: its lease is done again by others."""
+    hub = FakeHub(recipe(staleness=staleness, **LOSSY), [OneRound(t, t) for t in range(9)], room=10**6)
+    peer = leaver(hub, after)
+    events = list(finetune(hub, peer, now=0))
+
+    (handed_over,) = [event for event in events if isinstance(event, HandedOver)]
+    assert handed_over.smaller > 0.99, "32 bits, and room for all of it"
+    assert hub.said[-1] == ("leave", "left on request")
+    leases = sorted({lease for delivery in hub.deliveries for lease in delivery.delivers})
+    steps = sum(event.loss is not None for event in events if isinstance(event, StepDone))
+    assert leases == [0, 1]
+    assert steps == 2, "each step that was made is delivered, no other was made"
+    hub.owner.inherit("ann", hub.legacies[0], 1.0)
+    assert hub.owner.error.any()
+    common = peer.worker.common.vector
+    torch.testing.assert_close(common + hub.owner.error, alone(hub, steps), rtol=0, atol=1e-5)
+
+
+def alone(hub: FakeHub, count: int) -> Tensor:
+    """x_i after so many steps: of a peer that is alone it is plain SGD, whatever is exchanged."""
+    again = FakeHub(hub.recipe, [OneRound(t, t) for t in range(count)])
+    peer = peer_for(again)
+    steps(again, peer)
+    return peer.local.flat.vector
+
+
+def test_work_that_others_will_do_again_is_not_handed_over() -> None:
+    """Its packet came too late: the step is in x_i, its lease is not delivered."""
+    hub = FakeHub(recipe(**LOSSY), [OneRound(t, t) for t in range(9)], late=frozenset({2}), room=10**6)
+    peer = leaver(hub, 10)
+    events = list(finetune(hub, peer, now=0))
+
+    assert [lease.round for lease in peer.undelivered] == [1]
+    assert not any(isinstance(event, HandedOver) for event in events)
+    assert hub.legacies == []
+
+
+@pytest.mark.parametrize("takes", [True, False, None])
+def test_what_the_owner_has_or_may_have_is_in_the_residual_no_more(takes: bool | None) -> None:
+    hub = FakeHub(recipe(**LOSSY), [OneRound(t, t) for t in range(9)], room=10**6, takes=takes)
+    peer = leaver(hub, 10)
+    list(finetune(hub, peer, now=0))
+
+    assert (peer.worker.residual_norm() < 1e-6) == (takes is not False)
+
+
+def test_a_small_room_is_kept_and_no_room_takes_nothing() -> None:
+    hub = FakeHub(recipe(**LOSSY), [OneRound(t, t) for t in range(9)], room=120)
+    events = list(finetune(hub, leaver(hub, 10), now=0))
+
+    (handed_over,) = [event for event in events if isinstance(event, HandedOver)]
+    assert handed_over.size == len(hub.legacies[0]) <= 120
+    assert 0 < handed_over.smaller < 0.99
+    nothing = FakeHub(recipe(**LOSSY), [OneRound(t, t) for t in range(9)], room=20)
+    list(finetune(nothing, leaver(nothing, 10), now=0))
+    assert nothing.legacies == []
+
+
+@pytest.mark.parametrize("arrived", [True, False, None])
+def test_a_packet_whose_commit_was_not_waited_for_is_in_the_run_at_most_once(arrived: bool | None) -> None:
+    """Asked to leave in a long round: what the hub has, or may have, is not this peer's any more."""
+
+    class Slow(FakeHub):
+        def exchange(self, packet: bytes, delivery: Delivery) -> SimpleNamespace:
+            if delivery.round == 2:
+                self.leaving.set()
+                raise Interrupted("asked to leave", arrived)
+            return super().exchange(packet, delivery)
+
+    hub = Slow(recipe(**LOSSY), [OneRound(t, t) for t in range(9)], room=10**6)
+    peer = peer_for(hub)
+    events = list(finetune(hub, peer, now=0))
+    handed_over = [event for event in events if isinstance(event, HandedOver)]
+
+    assert len(handed_over) == (arrived is True), "else its leases may be done again"
+    assert peer.flight is None
+    untouched = Slow(recipe(**LOSSY), [OneRound(t, t) for t in range(9)])
+    other = peer_for(untouched)
+    with_packet = residual_before_settling(untouched, other)
+    if arrived is False:
+        torch.testing.assert_close(peer.worker.x - peer.worker.common.vector, with_packet)
+    elif arrived is None:
+        lost = torch.dist(with_packet, peer.worker.x - peer.worker.common.vector)
+        assert 0 < lost < with_packet.norm()
+
+
+def residual_before_settling(hub: FakeHub, peer: Peer) -> Tensor:
+    """d_i as the interrupted exchange saw it."""
+    before: list[Tensor] = []
+    exchange = hub.exchange
+
+    def seen(packet: bytes, delivery: Delivery) -> SimpleNamespace:
+        before[:] = [peer.worker.x - peer.worker.common.vector]
+        return exchange(packet, delivery)
+
+    hub.exchange = seen  # type: ignore[method-assign]
+    list(finetune(hub, peer, now=0))
+    settle(peer)
+    return before[0]
+
+
+def test_a_peer_that_slept_applies_what_it_missed_before_it_goes_on() -> None:
+    hub = FakeHub(recipe(), [OneRound(t, t) for t in range(3)])
+    awake = peer_for(hub)
+    steps(hub, awake)
+    hub.rounds, hub.ended = [OneRound(1, 1), OneRound(3, 3)], None
+    sleeper = peer_for(hub)
+
+    events = list(finetune(hub, sleeper, now=1))
+
+    assert next(event for event in events if isinstance(event, CaughtUp)) == CaughtUp(1, 1)
+    assert CaughtUp(3, 1) in events
+    assert sleeper.worker.common.round == 4
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 4])
+def test_the_gradient_does_not_depend_on_the_micro_batch(micro_batch: int) -> None:
+    hub, other = (FakeHub(recipe(staleness=0), [OneRound(0, 0)]) for _ in range(2))
+    peer, whole = peer_for(hub, micro_batch), peer_for(other, SAMPLES)
+    steps(hub, peer)
+    steps(other, whole)
+
+    torch.testing.assert_close(peer.local.flat.vector, whole.local.flat.vector)
+
+
+def test_x_prime_and_not_the_local_model_is_evaluated() -> None:
+    hub = FakeHub(recipe(), [OneRound(0, 0), OneRound(1, 1, eval_parts=2, eval_part=1)])
+    peer = peer_for(hub)
+    losses = [e.loss_sum / e.tokens for e in finetune(hub, peer, now=0) if hasattr(e, "loss_sum")]
+
+    assert ("evaluated", 1, 1, 8) in hub.said
+    assert losses == [pytest.approx(np.log(VOCABULARY))]  # x' has not moved yet, the local model has

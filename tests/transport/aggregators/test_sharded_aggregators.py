@@ -1,0 +1,434 @@
+"""Peers that own shards, over a whole hub without sockets: what they aggregate is in the run, once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from errno import ENOSPC
+from os import strerror
+from pathlib import Path
+
+import pytest
+from test_hub_and_peer import Running
+from toy_owners import SHARDS, OwnersWork, OwningPeer, ToyHalf, links, owners_settings
+from toy_swarm import trained
+
+from transport.actions import CommitDone
+from transport.aggregators.shard_assignment import assign, digest_of
+from transport.aggregators.shard_barrier import Ended, Gather
+from transport.hub.round_history import History
+from transport.in_process import MemorySwarm
+from transport.ledger.residual_handoffs import Left, of_shards
+from transport.ledger.run_ledger import Ledger, Recovered
+from transport.membership.roster import Members, Outbox
+from transport.protocol.events import Warned
+from transport.protocol.messages import Close, Committed, Hello, Report, Round
+from transport.scheduling.rounds import Exchange
+
+# ---- who owns what -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_every_shard_has_one_owner_and_none_has_more_than_its_share(count: int) -> None:
+    owned = assign(64, [f"peer-{i}" for i in range(count)])
+
+    assert sorted(shard for mine in owned.values() for shard in mine) == list(range(64))
+    assert max(map(len, owned.values())) <= -(-64 // count)
+
+
+def test_the_order_of_arrival_says_nothing() -> None:
+    assert assign(16, ["ann", "bob", "cat"]) == assign(16, ["cat", "ann", "bob"])
+
+
+def test_few_shards_change_hands_when_an_owner_comes_or_goes() -> None:
+    names = [f"peer-{i}" for i in range(8)]
+    before, after = assign(64, names), assign(64, names[:-1])
+    kept = sum(len(set(before[name]) & set(after.get(name, []))) for name in names[:-1])
+
+    assert kept >= 0.75 * (64 - len(before[names[-1]]))
+
+
+def test_without_peers_that_can_own_the_hub_owns_all() -> None:
+    assert assign(16, []) == {}
+
+
+def test_an_estate_is_gone_once_the_owners_of_all_its_shards_have_it(tmp_path: Path) -> None:
+    with Ledger(tmp_path, run="toy", samples=9) as ledger:
+        book = ledger.estates
+        number = book.keep(Left("ann", 0.5, frozenset(range(4))), b"what ann left")
+        assert list(of_shards(book.rows(), [1])) == [number]
+
+        book.strike({number: [0, 1], 99: [2]})
+        assert of_shards(book.rows(), [0, 1]) == {}
+    with Ledger(tmp_path, run="toy", samples=9) as ledger:
+        book = ledger.estates
+        assert book.rows() == ledger.recover().estates == {number: Left("ann", 0.5, frozenset({2, 3}))}
+        book.sweep()
+        assert book.packet(number) == b"what ann left"
+        book.strike({number: [2, 3]})
+        book.sweep()
+        assert book.rows() == {}
+        assert list(book.folder.iterdir()) == []
+        assert book.keep(Left("bob", 1.0, frozenset({0})), b"") > number, "numbers are given once"
+
+
+# ---- the hub's books ---------------------------------------------------------------------------------------
+
+
+def an_exchange() -> Exchange:
+    """Round 3, in which ann owns everything and bob is a member."""
+    ex = Exchange(3, 3, {"s-ann": "ann", "s-bob": "bob"}, 8, 0.0, 9.0)
+    ex.owners, ex.hubs = {"s-ann": [0, 1]}, ()
+    ex.reports["s-bob"] = Report(3, 7, [], parts={"ann": digest_of(b"new")})
+    return ex
+
+
+def test_a_part_of_before_is_not_the_one_that_was_reported() -> None:
+    """The owner has what bob brought when the round was open before, or in another session."""
+    ex = an_exchange()
+    ex.held["s-ann", "s-bob"] = digest_of(b"old")
+    assert not ex.whole("s-bob")
+
+    ex.passed["s-ann", "s-bob"] = digest_of(b"new")
+    assert ex.whole("s-bob")
+    ex.reports["s-bob"] = Report(3, 7, [])
+    assert not ex.whole("s-bob"), "it has reported no part"
+
+
+def test_an_owner_that_is_lost_after_its_packet_came_has_done_its_part() -> None:
+    ex, tokens = an_exchange(), {"bob": 10}
+    ex.lost.add("s-ann")
+    done = CommitDone(3, 9, b"", tokens, tokens, {}, {"s-ann": "gone"}, moved={"s-ann": "digest"})
+
+    assert History(Recovered()).add(ex, ["s-bob"], done).lost == []
+    assert History(Recovered()).add(ex, ["s-bob"], replace(done, moved={})).lost == ["ann"]
+
+
+def test_who_comes_back_in_a_new_session_may_hand_over_what_it_owned_in_the_old_one() -> None:
+    members, hello = (
+        Members(owners_settings(), Outbox(), lambda session: 0, 0.0),
+        Hello(1, "", "toy-run", "ann"),
+    )
+    old = members.begin(b"a-key.1", hello, 0.0)
+    old.owned = {1, 2}
+    members.end(old, "connection lost")
+
+    assert members.begin(b"other-key.2", hello, 1.0).owned == set()
+    assert members.begin(b"a-key.3", hello, 1.0).owned == {1, 2}
+    assert members.begin(b"a-key.4", hello, 1.0).owned == set(), "once"
+
+
+def test_an_owner_that_is_lost_is_not_waited_for_and_a_run_that_ends_commits_no_round_halfway() -> None:
+    gather = Gather(patience=60.0)
+    gather.begin()
+    gather.lose("s-ann", "gone")
+    gather.ask(["s-ann"])
+
+    assert gather.wait() == {}
+    gather.ask(["s-bob"])
+    gather.end()
+    with pytest.raises(Ended):
+        gather.wait()
+
+
+# ---- runs --------------------------------------------------------------------------------------------------
+
+
+def until(there: Callable[[], object]) -> None:
+    end = time.monotonic() + 5
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def ended(work: OwnersWork, peers: list[OwningPeer], swarm: MemorySwarm | Running) -> None:
+    """Every sample is in the run once; every round of every shard in one error, or on the way to one."""
+    assert trained(work) == list(range(swarm.settings.samples))
+    where: dict[int, Counter[int]] = {shard: Counter() for shard in range(SHARDS)}
+    for half in [work.half, *(peer.half for peer in peers)]:
+        for shard, rounds in half.errors.items():
+            where[shard].update(rounds)
+    for number, left in swarm.hub._state.estates.items():
+        for shard, rounds in json.loads(swarm.ledger.estates.packet(number)).items():
+            if int(shard) in left.shards:
+                where[int(shard)].update(rounds)
+    for shard in range(SHARDS):
+        moved = [round for round, those in enumerate(work.moved) if shard in those]
+        assert where[shard] == Counter(moved), f"shard {shard}"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_all_that_is_trained_goes_through_the_owners_once(count: int, tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=count), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob", "cat")[:count]]
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert [peer.error for peer in peers] == [None] * count
+        assert all(len(moved) == SHARDS for moved in work.moved)
+        assert {len(peer.owned[-1]) for peer in peers} == {SHARDS // count}
+        assert peers[0].packets == work.packets
+        ended(work, peers, swarm)
+
+
+def test_a_peer_that_cannot_own_sends_its_parts_and_the_hub_owns_where_nobody_can(tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=2), work, tmp_path) as swarm:
+        owner, other = OwningPeer(swarm.link("ann", owns=True)), OwningPeer(swarm.link("bob"))
+        threads = [peer.start() for peer in (owner, other)]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert owner.error is other.error is None
+        assert owner.owned[-1] == list(range(SHARDS))
+        assert not other.half.errors
+        ended(work, [owner, other], swarm)
+
+
+def test_an_owner_that_leaves_hands_its_errors_to_the_next_and_costs_no_round(tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob", "cat")]
+
+        def leave(opened: object) -> None:
+            if len(peers[1].rounds) == 4:
+                peers[1].link.leave_requested.set()
+                until(lambda: not next(s for s in members() if s.name == "bob").owns)
+
+        members = swarm.hub._state.members.sessions.values
+        peers[1].before_exchange = leave
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert [peer.error for peer in peers] == [None] * 3
+        assert peers[1].handed_over
+        assert peers[1].half.errors == {}
+        assert {len(peer.owned[-1]) for peer in (peers[0], peers[2])} == {SHARDS // 2}
+        assert all(len(moved) == SHARDS for moved in work.moved), "the hub knew in time"
+        ended(work, peers, swarm)
+
+
+def test_an_owner_that_is_killed_costs_one_round_of_its_shards_and_their_errors(tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob", "cat")]
+
+        def die(opened: object) -> None:
+            if len(peers[1].rounds) == 4:
+                peers[1].link.close()
+
+        peers[1].before_exchange = die
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert peers[0].error is peers[2].error is None
+        short = [round for round, moved in enumerate(work.moved) if len(moved) < SHARDS]
+        assert len(short) <= 1
+        assert {len(peer.owned[-1]) for peer in (peers[0], peers[2])} == {SHARDS // 2}
+        assert trained(work) == list(range(120))
+
+
+def test_an_owner_that_was_killed_and_is_back_has_its_errors(tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=3, samples=120, grace_s=0.1), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob", "cat")]
+        back: list[OwningPeer] = []
+
+        def die(opened: object) -> None:
+            if len(peers[1].rounds) == 4:
+                peers[1].link.close()
+                assert peers[1].owning is not None
+                peers[1].owning.close()
+                back.append(OwningPeer(swarm.link("bob", owns=True), half=peers[1].half))
+                back[0].start()
+
+        peers[1].before_exchange = die
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert peers[0].error is peers[2].error is back[0].error is None
+        assert back[0].owned[-1]
+        until(lambda: back[0].half.pending is None)
+        ended(work, [peers[0], *back, peers[2]], swarm)
+
+
+def test_a_round_whose_owners_are_all_lost_counts_nothing_and_is_opened_again(tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=2), work, tmp_path) as swarm:
+        owner, other = OwningPeer(swarm.link("ann", owns=True)), OwningPeer(swarm.link("bob"))
+        swarm.hub._shards.gather.patience = 0.3
+        put = owner.link.put
+
+        def drop(name: str, data: bytes) -> bool | None:
+            return None if name.startswith("shard/2/") else put(name, data)
+
+        owner.link.put = drop  # type: ignore[method-assign, assignment]
+        threads = [peer.start() for peer in (owner, other)]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert owner.error is other.error is None
+        assert all(len(moved) == SHARDS for moved in work.moved)
+        assert [bool(mine) for mine in owner.owned[:5]] == [True, True, True, False, False]
+        assert [e.message for e in swarm.events if isinstance(e, Warned)] == [
+            "its shards have not moved in round 2: nothing came of it for 0 s"
+        ]
+        ended(work, [owner, other], swarm)
+
+
+def test_an_owner_whose_disk_is_full_owns_no_more_and_hands_over_what_it_has(tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob")]
+
+        def fill(opened: object) -> None:
+            peers[1].half.full = len(peers[1].rounds) > 3
+
+        peers[1].before_exchange = fill
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert [peer.error for peer in peers] == [None, None]
+        assert peers[1].told == [f"this peer owns no shards any more: [Errno 28] {strerror(ENOSPC)}"]
+        assert len([moved for moved in work.moved if len(moved) < SHARDS]) == 1
+        assert not peers[1].half.errors
+        assert peers[1].half.handed_over == 1
+        ended(work, peers, swarm)
+
+
+def test_a_part_that_an_owner_refuses_is_in_no_shard(tmp_path: Path) -> None:
+    """All owners aggregate the same peers: the round is closed again without this one. It is an owner's word
+    against its own, so it has no strike, and for a while the hub owns what that owner did."""
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=3), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob", "cat")]
+        peers[0].half = ToyHalf(refuses={2: "cat"})
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert [peer.error for peer in peers] == [None] * 3
+        assert peers[2].refused == ["not a part"]
+        assert [peer for peer, _, _ in json.loads(work.packets[2])[1]] == ["ann", "bob"]
+        assert all(known.strikes == 0 for known in swarm.hub._state.admission.known.values())
+        assert [bool(mine) for mine in peers[0].owned[:4]] == [True, True, True, False]
+        assert all(len(moved) == SHARDS for moved in work.moved)
+        ended(work, peers, swarm)
+
+
+def test_a_round_that_all_owners_refuse_is_cut_anew_for_others(tmp_path: Path) -> None:
+    """Its only update is denied by its only owner: the hub owns the round that is opened again."""
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(), work, tmp_path) as swarm:
+        peer = OwningPeer(swarm.link("ann", owns=True), half=ToyHalf(refuses={2: "ann"}))
+        thread = peer.start()
+        swarm.wait(30)
+        thread.join(10)
+
+        assert peer.error is None
+        assert [bool(mine) for mine in peer.owned[:5]] == [True, True, True, False, False]
+        assert all(len(moved) == SHARDS for moved in work.moved)
+        ended(work, [peer], swarm)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_owner_that_has_not_heard_how_a_round_ended_looks(lost: bool, tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=2), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob")]
+        orders = peers[0].link.orders
+        hear, put = orders.next, peers[0].link.put
+        swarm.hub._shards.gather.patience = 0.3
+
+        def deaf() -> Round | Close | Committed | None:
+            while isinstance(order := hear(), Committed) and order.round == 2:
+                pass
+            return order
+
+        def drop(name: str, data: bytes) -> bool | None:
+            return None if name.startswith("shard/2/") else put(name, data)
+
+        orders.next = deaf  # type: ignore[method-assign]
+        if lost:
+            peers[0].link.put = drop  # type: ignore[method-assign, assignment]
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert [peer.error for peer in peers] == [None] * 2
+        assert (len(work.moved[2]) < SHARDS) == lost
+        ended(work, peers, swarm)
+
+
+# ---- what an owner may hand over ---------------------------------------------------------------------------
+
+
+class Greedy(ToyHalf):
+    """Hands over an error of every shard, whatever it owned."""
+
+    def own(self, shards: Sequence[int]) -> bytes:
+        given = super().own(shards)
+        return json.dumps({shard: [99] for shard in range(SHARDS)}).encode() if given else b""
+
+
+def test_an_owner_hands_over_errors_of_shards_that_it_owned_and_no_others(tmp_path: Path) -> None:
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob")]
+        peers[1].half = Greedy()
+
+        def leave(opened: object) -> None:
+            if len(peers[1].rounds) == 3:
+                peers[1].link.leave_requested.set()
+
+        peers[1].before_exchange = leave
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert peers[1].handed_over
+        bent = {shard for half in (work.half, peers[0].half) for shard, e in half.errors.items() if 99 in e}
+        bent |= {s for left in swarm.hub._state.estates.values() for s in left.shards}
+        assert bent == set(peers[1].owned[-1])
+
+
+def test_who_hands_over_what_it_owns_owns_no_more(tmp_path: Path) -> None:
+    """Else it would have another error to hand over each round."""
+    work = OwnersWork()
+    with MemorySwarm(owners_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
+        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob")]
+        told: list[bool | None] = []
+
+        def hand_over(opened: object) -> None:
+            if len(peers[1].rounds) == 2:
+                errors = json.dumps({shard: [] for shard in peers[1].owned[0]}).encode()
+                told.extend(peers[1].link.put(f"error/{n}", errors) for n in range(2))
+
+        peers[1].before_exchange = hand_over
+        threads = [peer.start() for peer in peers]
+        swarm.wait(30)
+        for thread in threads:
+            thread.join(10)
+
+        assert told == [True, False]
+        assert not any(peers[1].owned[3:])
+        assert {len(mine) for mine in peers[0].owned[3:]} == {SHARDS}

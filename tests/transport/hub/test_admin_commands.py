@@ -1,0 +1,274 @@
+"""Who is in a run is its owner's to decide, and what is decided survives the hub."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from sim_swarm import STOP, TOKEN, SimPeer, SimSwarm
+from toy_swarm import toy_settings
+
+from transport.membership.admission import MOST, NEXT, PATIENCE_S, Act, Standing
+from transport.peer.peer_state import Link
+from transport.protocol import events
+from transport.protocol.keys import short
+from transport.protocol.messages import AskOwner, AskStop, Refused, Status
+from transport.protocol.run_url import to_base64
+
+NEW = to_base64(b"a new token, yes")
+
+
+def swarm_of(*names: str, **changes: object) -> SimSwarm:
+    swarm = SimSwarm(settings=toy_settings(**({"samples": 400, "global_batch": 8} | changes)))
+    for name in names:
+        swarm.join(name)
+    go_on(swarm)
+    return swarm
+
+
+def go_on(swarm: SimSwarm, steps: int = 6) -> None:
+    for _ in range(steps):
+        swarm.step()
+
+
+def ordered(swarm: SimSwarm, order: Any, peer: str = "", **fields: str) -> dict[str, Any]:
+    """What the hub answers its owner, once it is in the ledger."""
+    question = AskOwner(1, STOP, "toy-run", order, peer, **fields)
+    swarm.act(swarm.hub.receive(b"owner.1", question, swarm.now))
+    swarm.said.clear()
+    while swarm.jobs and not swarm.said:
+        swarm.job()
+    (answer,) = swarm.said
+    assert isinstance(answer, Status)
+    return dict(json.loads(answer.status))
+
+
+def refused(swarm: SimSwarm, question: AskOwner) -> str:
+    sent = [a.message for a in swarm.hub.receive(b"owner.1", question, swarm.now) if hasattr(a, "message")]  # type: ignore[union-attr]
+    (answer,) = (m for m in sent if isinstance(m, Refused))
+    return f"{answer.code}: {answer.reason}"
+
+
+def states(swarm: SimSwarm) -> dict[str, str]:
+    return {row["name"]: row["state"] for row in ordered(swarm, "list")["peers"]}
+
+
+def why(peer: SimPeer) -> str:
+    return peer.state.refused.reason if peer.state.refused is not None else ""
+
+
+def back(swarm: SimSwarm, name: str, key: str = "") -> SimPeer:
+    """A new process of this peer."""
+    peer = swarm.join(name, key)
+    go_on(swarm)
+    return peer
+
+
+# ---- kicks and bans ----------------------------------------------------------------------------------------
+
+
+def test_a_kicked_peer_is_told_why_its_work_goes_back_and_the_run_goes_on() -> None:
+    swarm = swarm_of("ann", "bob", samples=40)
+    bob = swarm.peers[1]
+    assert ordered(swarm, "kick", "bob", reason="too hot")["peers"] == ["bob"]
+    session = {s.name: s.id for s in swarm.hub.members.sessions.values()}
+    assert list(session) == ["ann"]
+    assert not [s for s in swarm.hub.leases._leases if s not in session.values()], "no lease of his is left"
+    go_on(swarm)
+
+    assert bob.state.link is Link.REFUSED
+    assert why(bob) == "kicked by the run's owner: too hot"
+    left = [e for e in swarm.events if isinstance(e, events.PeerLeft)]
+    assert [(e.peer, e.reason) for e in left] == [("bob", "kicked by the run's owner: too hot")]
+    assert swarm.settle().finished
+
+
+def test_who_was_kicked_may_come_back_and_who_is_banned_may_not() -> None:
+    swarm = swarm_of("ann", "bob")
+    ordered(swarm, "kick", "bob")
+    again = back(swarm, "bob")
+    assert not why(again)
+    ordered(swarm, "ban", "bob", reason="lies")
+
+    go_on(swarm)
+    for peer in (again, back(swarm, "bob"), back(swarm, "another name", "bob")):
+        assert why(peer) == "banned by the run's owner: lies"
+    assert states(swarm) == {"ann": states(swarm)["ann"], "bob": "banned"}
+
+
+@pytest.mark.parametrize("word", ["bob", short("bob")])
+def test_a_ban_lasts_beyond_the_hub_until_it_is_lifted(word: str) -> None:
+    swarm = swarm_of("ann", "bob")
+    ordered(swarm, "ban", word)
+    swarm.restart_hub()
+    go_on(swarm)
+    assert why(back(swarm, "bob"))
+    assert ordered(swarm, "unban", word)["peers"] == ["bob"]
+
+    assert not why(back(swarm, "bob"))
+    swarm.restart_hub()
+    assert not why(back(swarm, "bob"))
+
+
+def test_a_banned_session_that_the_ledger_still_has_cannot_resume() -> None:
+    """The hub was killed between the two writes."""
+    swarm = swarm_of("ann", "bob")
+    sessions = dict(swarm.books.sessions)
+    ordered(swarm, "ban", "bob")
+    swarm.books.sessions = sessions
+    bob = swarm.peers[1]
+    swarm.restart_hub()
+    go_on(swarm)
+
+    assert why(bob)
+
+
+def test_a_machine_is_banned_with_all_its_peers_and_one_of_them_can_be_kicked() -> None:
+    swarm = swarm_of("ann")
+    for name in ("gpu-1", "gpu-2", "gpu-3"):
+        back(swarm, name, "a machine")
+
+    assert ordered(swarm, "kick", "gpu-2")["peers"] == ["gpu-2"]
+    assert ordered(swarm, "ban", "gpu-1")["peers"] == ["gpu-1", "gpu-3"]
+    assert [s.name for s in swarm.hub.members.sessions.values()] == ["ann"]
+
+
+def test_whom_the_owner_means_must_be_clear() -> None:
+    swarm = swarm_of("ann")
+    for key in ("one", "two"):
+        ordered(swarm, "ban", back(swarm, "bob", key).state.hello.name)
+        go_on(swarm)
+
+    assert "no peer is called 'eve'" in refused(swarm, AskOwner(1, STOP, "toy-run", "kick", "eve"))
+    several = refused(swarm, AskOwner(1, STOP, "toy-run", "unban", "bob"))
+    assert short("one") in several
+    assert short("two") in several
+    assert ordered(swarm, "unban", short("two"))["key"] == short("two")
+
+
+@pytest.mark.parametrize("secret", [TOKEN, "", "another"])
+def test_only_the_owner_is_asked_and_obeyed(secret: str) -> None:
+    swarm = swarm_of("ann")
+    for order in ("list", "kick", "ban"):
+        assert "only the owner" in refused(swarm, AskOwner(1, secret, "toy-run", order, "ann"))
+
+    assert states(swarm) == {"ann": "training"}
+
+
+# ---- the token ---------------------------------------------------------------------------------------------
+
+
+def test_a_new_token_keeps_newcomers_out_and_members_in() -> None:
+    swarm = swarm_of("ann", "bob")
+    ordered(swarm, "token", token=NEW)
+    swarm.cut(swarm.peers[1])
+    for _ in range(4):
+        swarm.pass_time(1.0)  # his session is over
+    go_on(swarm)
+
+    assert swarm.peers[1].state.sessions == 2, "whom the run has let in may come back"
+    assert "no longer" in why(back(swarm, "eve"))
+    ordered(swarm, "kick", "bob")
+    assert "no longer" in why(back(swarm, "bob")), "a kick makes a stranger of him"
+    eve = SimPeer(swarm, "eve", 1)
+    eve.state.hello = type(eve.state.hello)(1, NEW, "toy-run", "eve")
+    swarm.peers.append(eve)
+    go_on(swarm)
+    assert eve.state.link is Link.JOINED
+
+
+def test_a_token_that_is_none_is_refused() -> None:
+    swarm = swarm_of("ann")
+
+    assert "16 bytes" in refused(swarm, AskOwner(1, STOP, "toy-run", "token"))
+    assert swarm.hub.token == TOKEN
+
+
+# ---- the owner's yes ---------------------------------------------------------------------------------------
+
+
+def test_a_newcomer_waits_for_the_owners_yes_and_is_given_nothing_before() -> None:
+    swarm = swarm_of("ann", join="approve")
+    ann = swarm.peers[0]
+    assert ann.state.link is Link.GREETING
+    assert short("ann") in ann.state.waits
+    asks = [e for e in swarm.events if isinstance(e, events.PeerAsks)]
+    assert [(e.peer, e.key) for e in asks] == [("ann", short("ann"))]
+    assert states(swarm) == {"ann": "wants in"}
+    assert swarm.hub.members.sessions == {}
+
+    assert ordered(swarm, "approve", "ann")["peers"] == ["ann"]
+    go_on(swarm)
+    assert ann.state.link is Link.JOINED
+    swarm.restart_hub()
+    assert back(swarm, "ann").state.link is Link.JOINED, "who was approved need not ask again"
+
+
+def test_the_owner_says_no_and_the_next_time_yes() -> None:
+    swarm = swarm_of("ann", join="approve")
+    ordered(swarm, "deny", "ann", reason="who are you?")
+    go_on(swarm)
+    assert why(swarm.peers[0]) == "the run's owner says no: who are you?"
+    again = back(swarm, "ann")
+    ordered(swarm, "approve", short("ann"))
+    go_on(swarm)
+
+    assert again.state.link is Link.JOINED
+
+
+def test_who_is_banned_while_waiting_does_not_wait_again() -> None:
+    swarm = swarm_of("ann", join="approve")
+    ordered(swarm, "ban", "ann")
+    go_on(swarm)
+
+    assert why(swarm.peers[0])
+    assert why(back(swarm, "ann"))
+
+
+def test_the_owners_own_peers_need_no_yes() -> None:
+    swarm = swarm_of("ann", join="approve", own_key="ann")
+
+    assert swarm.peers[0].state.link is Link.JOINED
+
+
+def test_those_who_wait_are_few_and_none_waits_for_ever() -> None:
+    names = [f"p{i}" for i in range(MOST + 2)]
+    swarm = swarm_of(*names, join="approve", peer_timeout=1e9, start_timeout=1e9)
+    assert len(swarm.hub.admission.asking) == MOST
+    assert "others wait" in why(swarm.peers[-1])
+    for _ in range(int(PATIENCE_S / 100) + 1):
+        swarm.now += 100.0
+        swarm.hub.members._ticked = swarm.now  # the hub was awake
+        swarm.act(swarm.hub.tick(swarm.now))
+    go_on(swarm)
+
+    assert swarm.hub.admission.asking == {}
+    assert "within an hour" in why(swarm.peers[0])
+
+
+def test_who_hangs_up_or_falls_silent_waits_no_more() -> None:
+    swarm = swarm_of("ann", "bob", join="approve", peer_timeout=10.0)
+    swarm.kill(swarm.peers[0])
+    for _ in range(15):
+        swarm.pass_time(1.0)
+
+    assert states(swarm) == {}
+
+
+def test_those_who_wait_are_told_of_a_new_token_and_of_the_end() -> None:
+    swarm = swarm_of("ann", join="approve")
+    ordered(swarm, "token", token=NEW)
+    go_on(swarm)
+    assert "no longer" in why(swarm.peers[0])
+    swarm = swarm_of("ann", join="approve")
+    swarm.act(swarm.hub.receive(b"owner.1", AskStop(1, STOP, "toy-run", True), swarm.now))
+    go_on(swarm)
+
+    assert swarm.peers[0].state.refused is not None
+    assert swarm.peers[0].state.refused.code == "over"
+
+
+def test_the_table_names_every_standing_and_every_act() -> None:
+    assert set(NEXT) == set(Standing)
+    assert {act for row in NEXT.values() for act in row} == set(Act)

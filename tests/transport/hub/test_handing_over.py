@@ -1,0 +1,208 @@
+"""What a leaver hands over: when the hub takes it, in which order, and that leaving ends in time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings
+
+from transport import Bandwidth, PeerLink
+from transport.in_process import MemoryPeerWire, MemorySwarm
+from transport.peer import peer_link as peer_module
+from transport.protocol.errors import RefusedByHub, RunOver
+from transport.protocol.events import PeerLeft, Warned
+from transport.protocol.messages import Report, Round
+
+START = toy_fingerprint([])
+
+
+class Watched(ToyWork):
+    """Notes what comes in which order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[str] = []
+
+    def inherit(self, peer: str, packet: bytes, share: float) -> None:
+        super().inherit(peer, packet, share)
+        self.order.append(f"inherit {peer}")
+
+    def committed(self, round: int, packet: bytes) -> None:
+        super().committed(round, packet)
+        self.order.append(f"commit {round}")
+
+
+class Leaver:
+    """A peer that takes part by hand."""
+
+    def __init__(self, link: PeerLink) -> None:
+        self.link, self.ids = link, list[int]()
+        link.connect(10.0)
+        self.toy = ToyPeer(link)
+        self.toy.join()
+
+    def turn(self) -> int:
+        """One round, its packet accepted."""
+        before = len(self.toy.rounds)
+        self.toy.turn()
+        assert len(self.toy.rounds) > before
+        return self.toy.rounds[-1]
+
+    def leave(self, packet: bytes, reason: str = "enough") -> bool | None:
+        self.link.leave_requested.set()
+        taken = self.link.hand_over(len(self.toy.packets), packet)
+        self.link.leave(reason)
+        return taken
+
+
+def until(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not what() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert what()
+
+
+def warnings(swarm: MemorySwarm) -> list[tuple[str | None, str]]:
+    return [(e.peer, e.message) for e in swarm.events if isinstance(e, Warned)]
+
+
+def test_a_legacy_is_the_owners_before_the_next_round_with_the_share_the_peer_had(tmp_path: Path) -> None:
+    """Seven samples among two: the shares differ, and are the hub's count, whatever a peer may say."""
+    work = Watched()
+    settings = toy_settings(min_peers=2, samples=40, global_batch=7)
+    with MemorySwarm(settings, work, tmp_path) as swarm:
+        bob = ToyPeer(swarm.link("bob"))
+        going = threading.Event()
+        bob.before_exchange = lambda opened: opened.round < 3 or going.wait(20.0)  # type: ignore[arg-type,return-value]
+        thread = bob.start()
+        ann = Leaver(swarm.link("ann"))
+        for _ in range(3):
+            ann.turn()
+        weights = {peer: weight for peer, _, weight in json.loads(work.packets[2])[1]}
+        assert ann.leave(b"legacy") is True
+        until(lambda: work.inherited)
+        going.set()
+        link = swarm.link("cat")
+        other = ToyPeer(link)
+        other.start()
+        swarm.wait(30.0)
+        thread.join(5.0)
+
+    assert work.inherited == [("ann", b"legacy", weights["ann"] / sum(weights.values()))]
+    assert work.order.index("inherit ann") == 3, work.order
+    left = next(e for e in swarm.events if isinstance(e, PeerLeft) and e.peer == "ann")
+    assert (left.legacy, left.reason) == (6, "left: enough")
+
+
+def test_one_a_session_and_none_before_a_packet_was_accepted(tmp_path: Path) -> None:
+    work = Watched()
+    with MemorySwarm(toy_settings(), work, tmp_path) as swarm:
+        ann = Leaver(swarm.link("ann"))
+        assert ann.link.hand_over(0, b"too early") is False
+        for _ in range(2):
+            ann.turn()
+        assert ann.link.hand_over(2, b"once") is True
+        assert ann.link.hand_over(2, b"twice") is False
+        until(lambda: work.inherited)
+
+    assert [packet for _, packet, _ in work.inherited] == [b"once"]
+
+
+def test_one_beyond_the_limit_of_an_update_ends_its_session(tmp_path: Path) -> None:
+    work = Watched()
+    with MemorySwarm(toy_settings(max_update=1000), work, tmp_path) as swarm:
+        ann = Leaver(swarm.link("ann"))
+        for _ in range(2):
+            ann.turn()
+        with contextlib.suppress(RefusedByHub):  # it may hear of that first
+            assert ann.link.hand_over(2, bytes(1001)) is False
+        with pytest.raises(RefusedByHub, match="1001 bytes, the limit of this run is 1000"):
+            ann.turn()
+
+    assert work.inherited == []
+
+
+def test_a_malformed_legacy_is_told_with_the_name_of_its_sender(tmp_path: Path) -> None:
+    work = ToyWork()
+    with MemorySwarm(toy_settings(), work, tmp_path) as swarm:
+        mallory = Leaver(swarm.link("mallory"))
+        for _ in range(2):
+            mallory.turn()
+        mallory.leave(b"bad")
+        until(lambda: warnings(swarm))
+        swarm.hub.stop(now=True)
+        swarm.wait(10.0)
+
+    assert work.inherited == []
+    assert warnings(swarm) == [("mallory", "its legacy cannot be used: not a packet")]
+
+
+def test_a_run_that_is_ending_takes_none(tmp_path: Path) -> None:
+    work = ToyWork()
+    with MemorySwarm(toy_settings(), work, tmp_path) as swarm:
+        ann = Leaver(swarm.link("ann"))
+        for _ in range(2):
+            ann.turn()
+        swarm.hub.stop(now=True)
+        until(lambda: swarm.hub._state.ending)
+        with contextlib.suppress(RunOver):  # it may hear of that first
+            assert ann.leave(b"late") is not True
+        swarm.wait(10.0)
+
+    assert work.inherited == []
+
+
+def test_a_legacy_on_its_way_outlives_the_opening_of_a_round(tmp_path: Path) -> None:
+    """Updates of a round that is closed are forgotten by the hub then; this one is of no round."""
+    work = Watched()
+    with MemorySwarm(toy_settings(samples=400), work, tmp_path) as swarm:
+        wire = MemoryPeerWire(swarm.wire)
+        link = PeerLink(
+            swarm.url, "ann", patience=10.0, flows=1, wire=wire, bandwidth=Bandwidth(up=1_500_000.0)
+        )
+        ann = Leaver(link)
+        for _ in range(2):
+            ann.turn()
+        bob = ToyPeer(swarm.link("bob"))
+        bob.before_exchange = lambda _: time.sleep(0.01)
+        bob.start()
+        rounds = len(work.packets)
+        assert ann.leave(bytes(900_000)) is True
+        until(lambda: work.inherited)
+        swarm.hub.stop(now=True)
+        swarm.wait(10.0)
+        link.close()
+
+    assert rounds < work.order.index("inherit ann"), "rounds went by meanwhile"
+
+
+def test_leaving_ends_in_time_whatever_the_uplink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 MB at 20 kB/s would take 100 s; the room that was measured says so, and the upload is given up."""
+    monkeypatch.setattr(peer_module, "LEGACY_S", 0.6)
+    work = ToyWork()
+    with MemorySwarm(toy_settings(max_update=1 << 23), work, tmp_path) as swarm:
+        wire = MemoryPeerWire(swarm.wire)
+        link = PeerLink(swarm.url, "ann", patience=10.0, flows=1, wire=wire, bandwidth=Bandwidth(up=20_000.0))
+        link.connect(10.0)
+        link.ready(0, START)
+        assert isinstance(link.next_round(), Round)
+        assert link.room == 0, "nothing is known of the uplink yet"
+        packet = json.dumps([7] * 3000).encode()
+        link.exchange(0, packet, Report(0, START, []))
+        link.leave_requested.set()
+        began = time.monotonic()
+        assert 0 < link.room < 100_000
+        taken = link.hand_over(1, bytes(2_000_000))
+        link.leave("enough", 0.3)
+
+        assert time.monotonic() - began < 5.0
+        assert taken is False
+        swarm.hub.stop(now=True)
+        swarm.wait(10.0)
+    assert work.inherited == []

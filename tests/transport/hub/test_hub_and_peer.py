@@ -1,0 +1,390 @@
+"""Real sockets on the loopback: few and short. What the machines decide is tested without sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tcp_proxy import TcpProxy
+from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
+
+from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, RunURL, ask_status, ask_stop
+from transport.protocol.errors import (
+    AddressInUse,
+    Leaving,
+    LinkLost,
+    ProtocolError,
+    RefusedByHub,
+    Unreachable,
+)
+from transport.protocol.events import Event, PeerJoined, PeerLeft, RoundCommitted, RunEnded
+from transport.protocol.keys import CurveKeys
+from transport.protocol.message_codec import decode_to_peer, encode
+from transport.protocol.messages import Hello, Over, Refused
+from transport.transfer.chunks import hashes_of
+from transport.transfer.transfers import CHUNK
+from transport.wire.frames import Came, Up
+from transport.wire.zeromq_sockets import DealerWire
+
+FAST = {"ping_s": 0.1, "grace_s": 0.3, "recover_s": 5.0, "linger_s": 2.0}
+
+
+class Running:
+    """A hub on the loopback, with its events."""
+
+    def __init__(self, folder: Path, settings: RunSettings, keys: RunKeys | None = None, port: int = 0,
+                 work: ToyWork | None = None) -> None:  # fmt: skip
+        self.keys, self.settings, self.work = keys or RunKeys.generate(), settings, work or ToyWork()
+        self.ledger = Ledger(folder, run=settings.run, samples=settings.samples)
+        try:
+            self.hub = Hub("127.0.0.1", port, self.keys, self.ledger, settings, self.work)
+        except BaseException:
+            self.ledger.close()
+            raise
+        self.url = self.keys.url("127.0.0.1", self.hub.port, settings.run)
+        self.events: list[Event] = []
+        self.hub.start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        self.events.extend(self._each())
+
+    def _each(self) -> Iterator[Event]:
+        for event in self.hub.events():
+            self.events.append(event)
+        return iter(())
+
+    def until(self, there: Callable[[list[Event]], object], timeout: float = 10.0) -> None:
+        end = time.monotonic() + timeout
+        while True:
+            last = self.events[-1:]
+            if there(self.events):
+                return
+            assert not (last and isinstance(last[0], RunEnded)), last
+            assert time.monotonic() < end, self.events[-5:]
+            time.sleep(0.005)
+
+    def committed(self) -> int:
+        return sum(isinstance(e, RoundCommitted) for e in self.events)
+
+    def close(self) -> None:
+        self.hub.stop(now=True)
+        self._listener.join(10.0)
+        self.ledger.close()
+
+    def ended(self, timeout: float = 20.0) -> RunEnded:
+        self._listener.join(timeout)
+        assert not self._listener.is_alive(), self.events[-3:]
+        return next(e for e in self.events if isinstance(e, RunEnded))
+
+    @contextmanager
+    def training(self) -> Iterator[Running]:
+        """While one honest peer trains; the hub is closed after it, and the peer must have met no error."""
+        peer = ToyPeer(PeerLink(self.url, "ann"))
+        thread = peer.start()
+        self.until(lambda _: self.committed() > 3)
+        yield self
+        self.close()
+        thread.join(5.0)
+        assert peer.error is None
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    hubs: list[Running] = []
+
+    def begin(folder: str = "run", **changes: object) -> Running:
+        keys, port, work = (changes.pop(k, d) for k, d in (("keys", None), ("port", 0), ("work", None)))
+        settings = toy_settings(**(FAST | changes))
+        hubs.append(Running(tmp_path / folder, settings, keys, port, work))  # type: ignore[arg-type]
+        return hubs[-1]
+
+    yield begin
+    for hub in hubs:
+        hub.close()
+
+
+def test_three_peers_finish_a_run_over_tcp(start: Callable[..., Running]) -> None:
+    running = start(min_peers=3, eval=True)
+    peers = [ToyPeer(PeerLink(running.url, name)) for name in ("ann", "bob", "cem")]
+    threads = [peer.start() for peer in peers]
+    ended = running.ended()
+    for thread in threads:
+        thread.join(5.0)
+
+    assert (ended.finished, ended.exit_code, ended.counted) == (True, 0, 40)
+    assert trained(running.work) == list(range(40))
+    assert running.ledger.verify(complete=True).rounds == ended.rounds
+    assert all(peer.packets == running.work.packets for peer in peers), "all hold the same x'"
+    assert [peer.over and peer.over.finished for peer in peers] == [True] * 3
+    seconds = sorted(e.seconds for e in running.events if isinstance(e, RoundCommitted))
+    assert seconds[len(seconds) // 2] < 0.2, "a round costs tens of milliseconds"
+
+
+def test_a_name_that_has_no_address_is_told(start: Callable[..., Running]) -> None:
+    running = start()
+    url = running.keys.url("no-such-host.invalid", 1, running.url.run)
+
+    with pytest.raises(Unreachable, match="no address for the name 'no-such-host") as told:
+        PeerLink(url, "ann").connect()
+    assert told.value.layer == "dns"
+
+
+def test_a_port_where_nobody_listens_is_told(start: Callable[..., Running]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = start().keys.url("127.0.0.1", port, "toy-run")
+
+    with pytest.raises(Unreachable, match="refused") as told:
+        PeerLink(url, "ann").connect()
+    assert told.value.layer == "tcp"
+
+
+def test_a_hub_with_another_key_is_told(start: Callable[..., Running]) -> None:
+    running = start()
+    url = RunURL(CurveKeys.generate().public, running.url.token, "127.0.0.1", running.hub.port, "toy-run")
+
+    with pytest.raises(Unreachable, match="does not hold the server key") as told:
+        PeerLink(url, "ann").connect()
+    assert told.value.layer == "key"
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "told"),
+    [
+        ({"token": "A" * 22}, "token", "token in the run URL"),
+        ({"run": "other-run"}, "run", "no run 'other-run' here"),
+    ],
+)
+def test_a_wrong_token_or_run_is_told(
+    start: Callable[..., Running], change: dict[str, str], code: str, told: str
+) -> None:
+    running = start()
+
+    with pytest.raises(RefusedByHub, match=told) as refused:
+        PeerLink(replace(running.url, **change), "ann").connect()  # type: ignore[arg-type]
+    assert refused.value.code == code
+
+
+def test_other_versions_are_told_which_would_do(start: Callable[..., Running]) -> None:
+    running = start(versions={"codec": "2"})
+    answer = say(running.url, [encode(Hello(7, running.url.token, "toy-run", "ann"))])
+
+    assert isinstance(answer, Refused)
+    assert answer.code == "protocol"
+    assert "you speak protocol 7, this run needs version 1" in answer.reason
+    with pytest.raises(RefusedByHub, match="codec: you have 1, the run has 2"):
+        PeerLink(running.url, "ann", versions={"codec": "1"}).connect()
+
+
+def say(url: RunURL, frames: list[bytes]) -> object:
+    """Send frames on a connection of their own; the first message that comes back, within a second."""
+    wire, end = DealerWire(url.host, url.port, url.key), time.monotonic() + 1.0
+    try:
+        wire.dial(0)
+        while (left := end - time.monotonic()) > 0:
+            for event in wire.poll(left):
+                if isinstance(event, Up):
+                    wire.send(0, frames)
+                elif isinstance(event, Came):
+                    return decode_to_peer(event.frames[0])
+        return None
+    finally:
+        wire.close()
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [[b""], [b"\xff" * 100], [b"x", b"y", b"z"], [b"\x81" * 70000], [b"{}" * 30000, b"x" * 1000000]],
+    ids=["empty", "garbage", "three frames", "too long", "large"],
+)
+def test_whatever_a_stranger_says_the_hub_goes_on(start: Callable[..., Running], frames: list[bytes]) -> None:
+    running = start()
+
+    assert say(running.url, frames) is None
+    assert ask_status(running.url)["state"] == "waiting"
+
+
+def test_a_port_in_use_is_told(start: Callable[..., Running]) -> None:
+    running = start()
+
+    with pytest.raises(AddressInUse, match=f"cannot listen on 127.0.0.1:{running.hub.port}: another program"):
+        start("other", port=running.hub.port)
+
+
+def test_status_and_stop(start: Callable[..., Running]) -> None:
+    running = start()
+    link = PeerLink(running.url, "ann", "CPU")
+    link.connect()
+    status = ask_status(running.url)
+    with pytest.raises(RefusedByHub, match="only the owner"):
+        ask_stop(running.url, "guess")
+    ask_stop(running.url, running.keys.stop)
+    over = link.next_round()
+    link.leave("bye")
+
+    assert [(p["name"], p["gpu"], p["state"]) for p in status["peers"]] == [("ann", "CPU", "syncing")]
+    assert over == Over("stopped by its owner", False)
+    assert running.ended() == RunEnded(running.ended().at, False, "stopped by its owner", 0, 0, 0)
+
+
+def test_a_peer_that_vanishes_is_noticed_and_the_others_go_on(start: Callable[..., Running]) -> None:
+    running = start(min_peers=1, samples=400)
+    staying, going = (ToyPeer(PeerLink(running.url, name)) for name in ("ann", "bob"))
+    threads = [staying.start(), going.start()]
+    running.until(lambda _: going.rounds and running.committed() > 5)
+    going.link.close()
+    closed = time.time()
+    ended = running.ended()
+    for thread in threads:
+        thread.join(5.0)
+
+    left = next(e for e in running.events if isinstance(e, PeerLeft))
+    assert (left.peer, left.reason) == ("bob", "connection lost")
+    assert left.at - closed < 3.0
+    assert ended.finished
+    assert trained(running.work) == list(range(400))
+
+
+def test_a_peer_that_is_back_before_anybody_noticed_gets_its_name_again(
+    start: Callable[..., Running],
+) -> None:
+    running, keys = start(ping_s=5.0, grace_s=60.0), CurveKeys.generate()
+    first = PeerLink(running.url, "ann", keys=keys)
+    first.connect()
+    first.close()
+    time.sleep(0.02)  # for the system to tell the hub's that the connection is closed
+    second = PeerLink(running.url, "ann", keys=keys)
+    second.connect()
+    third = PeerLink(running.url, "ann", keys=keys)
+    third.connect()
+
+    assert (second.name, third.name) == ("ann", "ann-2")
+    second.leave("done")
+    third.leave("done")
+
+
+def test_a_peer_that_leaves_gives_its_work_back(start: Callable[..., Running]) -> None:
+    running = start(samples=400)
+    staying, going = (ToyPeer(PeerLink(running.url, name)) for name in ("ann", "bob"))
+    threads = [staying.start(), going.start()]
+    running.until(lambda _: going.rounds and running.committed() > 5)
+    going.link.leave_requested.set()
+    threads[1].join(5.0)
+    ended = running.ended()
+    threads[0].join(5.0)
+
+    assert going.over == Over("asked to leave", False) or isinstance(going.error, Leaving)
+    assert ended.finished
+    assert trained(running.work) == list(range(400))
+
+
+def test_a_session_survives_its_connections(start: Callable[..., Running]) -> None:
+    running = start(samples=400, grace_s=5.0)
+    proxy = TcpProxy(running.hub.port)
+    peer = ToyPeer(PeerLink(running.keys.url("127.0.0.1", proxy.port, "toy-run"), "ann"))
+    thread = peer.start()
+    for cut in range(3):
+        running.until(lambda _, n=5 * (cut + 1): running.committed() >= n)  # type: ignore[misc]
+        proxy.cut()
+    ended = running.ended()
+    thread.join(5.0)
+    proxy.close()
+
+    assert (ended.finished, peer.renewed, peer.error) == (True, 0, None)
+    assert sum(isinstance(e, PeerJoined) for e in running.events) == 1
+    assert trained(running.work) == list(range(400))
+
+
+def test_a_hub_that_is_started_again_goes_on_where_it_was(start: Callable[..., Running]) -> None:
+    running = start(samples=400, min_peers=2)
+    peers = [ToyPeer(PeerLink(running.url, name)) for name in ("ann", "bob")]
+    threads = [peer.start() for peer in peers]
+    running.until(lambda _: running.committed() >= 10)
+    kill(running)
+    again = start(
+        samples=400, min_peers=2, keys=running.keys, port=running.hub.port, work=ToyWork(running.work.packets)
+    )
+    ended = again.ended()
+    for thread in threads:
+        thread.join(5.0)
+
+    assert ended.finished, [repr(peer.error) for peer in peers]
+    assert trained(again.work) == list(range(400))
+    assert again.ledger.verify(complete=True).counted == 400
+    assert [peer.error for peer in peers] == [None, None]
+    assert [peer.renewed for peer in peers] == [0, 0], "their sessions and what they hold are remembered"
+
+
+def kill(running: Running) -> None:
+    """What kill -9 leaves: sockets closed, nothing said, the ledger as it was."""
+    hub = running.hub
+    hub._end_at = 0.0
+    hub._wire.wake()
+    assert hub.join(5.0)
+    running.ledger.close()
+
+
+def test_bytes_are_counted_as_they_are_on_the_wire(start: Callable[..., Running]) -> None:
+    blob = bytes(range(256)) * 4096
+    running = start(work=ToyWork(objects={"base/weights": blob}), samples=80)
+    proxy = TcpProxy(running.hub.port)
+    url = running.keys.url("127.0.0.1", proxy.port, "toy-run")
+    peer = ToyPeer(PeerLink(url, "ann", flows=1))  # more may be in the middle of a handshake at the end
+    peer.link.connect()
+    assert peer.link.fetch("base/weights") == blob
+    peer.link.close()
+    time.sleep(0.05)
+
+    assert peer.link.bytes_up == pytest.approx(proxy.up, rel=0.02)
+    assert peer.link.bytes_down == pytest.approx(proxy.down, rel=0.02)
+    proxy.close()
+
+
+def test_the_hub_counts_the_same_bytes_per_round(start: Callable[..., Running]) -> None:
+    running = start(samples=400)
+    proxy = TcpProxy(running.hub.port)
+    peer = ToyPeer(PeerLink(running.keys.url("127.0.0.1", proxy.port, "toy-run"), "ann"))
+    thread = peer.start()
+    running.ended()
+    thread.join(5.0)
+    rounds = [e for e in running.events if isinstance(e, RoundCommitted)]
+    up, down = (sum(getattr(e, way)["ann"] for e in rounds) for way in ("up", "down"))
+    proxy.close()
+
+    assert up == pytest.approx(proxy.up, rel=0.02), "all but the goodbye"
+    assert down == pytest.approx(proxy.down, rel=0.02)
+    fetched = [e.fetched.get("ann", 0) for e in rounds]
+    assert 0 < fetched[0] <= rounds[0].down["ann"], "until it was ready: no part of any exchange"
+    assert not any(fetched[1:])
+
+
+def test_large_objects_go_to_disk_and_are_checked(start: Callable[..., Running], tmp_path: Path) -> None:
+    blob = bytes(range(256)) * 8192
+    (tmp_path / "served").write_bytes(blob)
+    running = start(work=ToyWork(objects={"base/weights": tmp_path / "served"}))
+    link = PeerLink(running.url, "ann")
+    link.connect()
+    target = tmp_path / "cache" / "weights"
+    download = link.begin_file("base/weights", target, len(blob), hashes_of(tmp_path / "served"))
+
+    assert link.finish_file(download) == target
+    assert target.read_bytes() == blob
+    assert [path.name for path in target.parent.iterdir()] == ["weights"]
+    assert len(blob) <= download.came <= len(blob) + CHUNK  # a chunk begun in smaller pieces comes again
+    with pytest.raises(ProtocolError, match="checksum"):
+        link.fetch("base/weights", sha256="00" * 32)
+    with pytest.raises(KeyError):
+        link.fetch("base/none")
+    with pytest.raises(KeyError, match="no lease of round 7"):
+        link.fetch("lease/7")
+    link.close()
+    with pytest.raises(LinkLost, match="closed"):
+        link.next_round()

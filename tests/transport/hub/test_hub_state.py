@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sim_swarm import STOP, SimSwarm
+from toy_swarm import toy_settings
+
+from transport.hub.run_status import state_word
+from transport.membership.sessions import NEXT, Kind, State
+from transport.protocol import events
+from transport.protocol.messages import AskOwner, AskStop
+from transport.scheduling.rounds import PHASES, Phase
+
+WORDS = ["step"] * 6 + ["up", "up", "down", "down", "work", "work", "job", "job"]
+WORDS += [
+    "cut",
+    "cut unnoticed",
+    "kill",
+    "kill unnoticed",
+    "join",
+    "leave",
+    "second",
+    "minute",
+    "restart",
+    "reject",
+    "kick",
+    "ban",
+]
+DECISIONS = st.tuples(st.sampled_from(WORDS), st.integers(0, 5))
+
+
+def play(swarm: SimSwarm, history: list[tuple[str, int]]) -> None:
+    """Let a history happen."""
+    for what, who in history:
+        peer = swarm.peers[who % len(swarm.peers)]
+        if what == "step":
+            swarm.step()
+        elif what == "up":
+            swarm.up(peer)
+        elif what == "down":
+            swarm.down(peer)
+        elif what == "work":
+            peer.work()
+        elif what == "job":
+            swarm.job()
+        elif what in ("cut", "cut unnoticed"):
+            swarm.cut(peer, noticed=what == "cut")
+        elif what in ("kill", "kill unnoticed"):
+            swarm.kill(peer, noticed=what == "kill")
+        elif what == "join" and len(swarm.peers) < 8:
+            swarm.join()
+        elif what == "leave":
+            swarm.leave(peer)
+        elif what == "second":
+            swarm.pass_time(1.0)
+        elif what == "minute":
+            for _ in range(30):
+                swarm.pass_time(2.0)
+        elif what == "restart":
+            swarm.restart_hub()
+        elif what == "reject":
+            swarm.reject = f"p{who}"
+        elif what in ("kick", "ban"):
+            order = AskOwner(1, STOP, "toy-run", what, peer.state.hello.name)  # type: ignore[arg-type]
+            swarm.act(swarm.hub.receive(b"owner.1", order, swarm.now))
+
+
+PACES = (1.0, 1.0, 30.0, 0.0)  # the third gets leases that span rounds; of the last nothing is known
+
+
+def lives_through(swarm: SimSwarm, peers: int, history: list[tuple[str, int]], which: str = "") -> None:
+    """Whatever happens, the run ends, and each sample is counted once."""
+    for i in range(peers):
+        swarm.join().compute_s = PACES[i]
+    play(swarm, history)
+    swarm.reject = ""
+    if swarm.ended is None:
+        swarm.join()
+    ended = swarm.settle()
+
+    whole = sorted(swarm.trained) == list(range(13))
+    assert whole if ended.finished else len(set(swarm.trained)) == len(swarm.trained), which
+    assert ended.finished or ended.exit_code == 7, which
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 1), st.integers(1, 4), st.lists(DECISIONS, max_size=60))
+def test_whatever_happens_each_sample_is_counted_once_and_the_run_ends(
+    staleness: int, peers: int, history: list[tuple[str, int]]
+) -> None:
+    swarm = SimSwarm(staleness)
+    lives_through(swarm, peers, history)
+
+    committed = [e.round for e in swarm.events if isinstance(e, events.RoundCommitted)]
+    assert len(set(committed)) == len(committed), "no round is announced twice"
+
+
+def drawn_history(random: Random) -> list[tuple[str, int]]:
+    """A long one, in which some things happen often and others hardly."""
+    weights = [random.random() ** 2 for _ in WORDS]
+    return [(random.choices(WORDS, weights)[0], random.randint(0, 5)) for _ in range(random.randint(0, 150))]
+
+
+def seeded_history(seed: int) -> None:
+    """One long history, drawn from its seed without shrinking: cheap, so many. The laws hold after it."""
+    random = Random(seed)
+    swarm, peers = SimSwarm(random.randint(0, 1)), random.randint(1, 4)
+    lives_through(swarm, peers, drawn_history(random), f"seed {seed}")
+
+
+@pytest.mark.slow
+def test_two_thousand_histories() -> None:
+    """`scripts/chaos --histories` plays more of them."""
+    for seed in range(2000):
+        seeded_history(seed)
+
+
+def swarm_of(peers: int, staleness: int = 1, **changes: object) -> SimSwarm:
+    swarm = SimSwarm(
+        staleness, toy_settings(**({"samples": 40, "global_batch": 8, "step_timeout": 60.0} | changes))
+    )
+    for _ in range(peers):
+        swarm.join()
+    return swarm
+
+
+def until(swarm: SimSwarm, there: object, steps: int = 500) -> None:
+    for _ in range(steps):
+        if callable(there) and there():
+            return
+        swarm.step()
+    raise AssertionError(f"never came to it: {swarm.hub.phase} {swarm.hub.exchange}")
+
+
+def told(swarm: SimSwarm, kind: type[events.Event]) -> list[events.Event]:
+    return [e for e in swarm.events if isinstance(e, kind)]
+
+
+def test_a_run_of_one_peer_delivers_each_lease_one_round_later() -> None:
+    swarm = swarm_of(1)
+    ended = swarm.settle()
+    rounds = told(swarm, events.RoundCommitted)
+
+    assert ended.finished
+    assert [r.counted for r in rounds] == [0, 8, 16, 24, 32, 40]
+    assert [r.step for r in rounds] == [0, 1, 2, 3, 4, 5]
+    assert [r.exchange for r in told(swarm, events.RoundOpened)] == [True] * 6
+
+
+def test_without_staleness_each_round_delivers_its_own_lease() -> None:
+    swarm = swarm_of(2, staleness=0, min_peers=2)
+    ended = swarm.settle()
+
+    assert ended.finished
+    assert [r.counted for r in told(swarm, events.RoundCommitted)] == [8, 16, 24, 32, 40]
+
+
+def test_no_round_opens_below_min_peers_and_the_run_ends_with_code_7() -> None:
+    swarm = swarm_of(2, min_peers=3, start_timeout=100.0)
+    ended = swarm.settle()
+
+    assert told(swarm, events.RoundOpened) == []
+    assert (ended.finished, ended.exit_code) == (False, 7)
+    assert ended.reason == "2 peers were ready, 3 needed, for 100 s"
+
+
+def test_the_deadline_goes_on_without_the_slow_one_and_it_delivers_later() -> None:
+    swarm = swarm_of(2, min_peers=2)
+    until(swarm, lambda: swarm.hub.round == 2 and swarm.hub.phase is Phase.OPEN)
+    fast, slow = swarm.peers
+    for _ in range(59):
+        swarm.pass_time(1.0)
+        swarm.chat(fast)
+        swarm.chat(slow)
+        fast.work()
+    assert swarm.hub.phase is Phase.OPEN, "before the deadline it waits"
+    swarm.pass_time(1.0)
+    assert swarm.hub.phase is Phase.CLOSED
+    ended = swarm.settle()
+
+    third = told(swarm, events.RoundCommitted)[2]
+    assert (third.members, third.accepted) == (("p0", "p1"), ("p0",))
+    assert [e.message for e in told(swarm, events.Warned)] == [
+        "round 2 goes on without p1 (answers, but its update has not come), 60 s after it was opened"
+    ]
+    assert told(swarm, events.PeerLeft) == []
+    assert ended.finished
+
+
+def test_peers_that_disagree_about_x_stop_the_run_and_are_named() -> None:
+    swarm = swarm_of(3, min_peers=3)
+    until(swarm, lambda: swarm.hub.round == 2)
+    swarm.peers[1].skew = 1
+    ended = swarm.settle()
+
+    assert (ended.finished, ended.exit_code) == (False, 1)
+    assert ended.reason.startswith("x' of round")
+    assert ended.reason.endswith("at p1 is not what the ledger says")
+
+
+def test_a_newcomer_with_another_base_is_refused_and_the_others_go_on() -> None:
+    swarm = swarm_of(2)
+    until(swarm, lambda: swarm.hub.round == 2)
+    wrong = swarm.join()
+    wrong.skew = 7
+    ended = swarm.settle()
+
+    assert ended.finished
+    assert wrong.state.refused is not None
+    assert wrong.state.refused.code == "state"
+    assert "is not the one of the run" in wrong.state.refused.reason
+
+
+def test_an_unusable_packet_costs_its_sender_three_strikes() -> None:
+    swarm = swarm_of(2, min_peers=2, samples=400)
+    swarm.reject = "p1"
+    until(swarm, lambda: told(swarm, events.PeerLeft))
+
+    (left,) = told(swarm, events.PeerLeft)
+    assert (left.peer, left.reason) == ("p1", "3 unusable packets, the last: unusable")
+    refused = [c.refused for c in swarm.peers[1].state.commits.values() if c.refused]
+    assert refused == [{"p1": "unusable"}] * 2, "it hears of each strike with the commit, not at the end only"
+    warned = [w.message for w in told(swarm, events.Warned) if w.peer == "p1"]
+    assert warned == ["its packet cannot be used: unusable"] * 3
+    until(swarm, lambda: swarm.peers[1].state.refused is not None)
+    assert swarm.peers[1].state.refused.code == "kicked"
+    assert swarm.peers[1].state.refused.reason == left.reason
+    assert len(told(swarm, events.RoundCommitted)) >= 2, "the rounds went on without its packets"
+
+
+def test_the_last_evaluation_is_given_to_whoever_is_left() -> None:
+    swarm = swarm_of(3, min_peers=3, eval=True)
+    until(swarm, lambda: swarm.hub.phase is Phase.FINAL)
+    first = swarm.hub.evaluations.now
+    assert first is not None
+    assert first.parts == 3
+    swarm.kill(swarm.peers[0])
+    swarm.kill(swarm.peers[2])
+    ended = swarm.settle()
+
+    assert ended.finished
+    done = [e for e in told(swarm, events.EvaluationDone) if e.final]
+    assert [(e.tokens, e.loss) for e in done] == [(3, 2.0)], "three parts, all by the one that stayed"
+
+
+def test_an_evaluation_that_lost_a_part_is_done_again_in_the_next_round() -> None:
+    swarm = swarm_of(2, min_peers=1, eval=True, eval_every=100)
+    until(swarm, lambda: swarm.hub.phase is Phase.OPEN and len(swarm.hub.exchange.members) >= 1)  # type: ignore[union-attr]
+    swarm.kill(swarm.peers[0])
+    ended = swarm.settle()
+
+    evaluations = [e for e in told(swarm, events.EvaluationDone) if not e.final]
+    assert ended.finished
+    assert len(evaluations) == 1
+
+
+def test_a_name_is_unique_among_the_living_and_free_again_after_a_loss() -> None:
+    swarm = swarm_of(0)
+    names = []
+    for i in range(3):
+        peer = swarm.join("an odd/näme!")
+        swarm.step()
+        assert peer.state.welcome is not None
+        names.append(peer.state.welcome.name)
+        if i == 0:
+            swarm.kill(peer)
+
+    assert names == ["an-odd-n-me", "an-odd-n-me", "an-odd-n-me-2"]
+
+
+def test_a_hub_that_slept_does_not_blame_its_peers() -> None:
+    swarm = swarm_of(2, peer_timeout=30.0)
+    until(swarm, lambda: swarm.hub.round == 1)
+    swarm.pass_time(3600.0)
+
+    assert told(swarm, events.PeerLeft) == []
+
+
+def test_a_silent_peer_is_gone_after_peer_timeout_with_its_name_and_reason() -> None:
+    swarm = swarm_of(2, peer_timeout=10.0)
+    until(swarm, lambda: swarm.hub.round == 1)
+    for _ in range(15):
+        swarm.pass_time(1.0)
+        swarm.chat(swarm.peers[0])
+
+    left = told(swarm, events.PeerLeft)
+    assert [(e.peer, e.reason) for e in left] == [("p1", "silent for 10 s")]
+
+
+def test_the_owner_stops_after_the_exchange_in_flight_or_at_once() -> None:
+    for now in (False, True):
+        swarm = swarm_of(1)
+        until(swarm, lambda s=swarm: s.hub.round == 2 and s.hub.phase is Phase.OPEN)  # type: ignore[misc]
+        stop = AskStop(1, STOP, "toy-run", now)
+        swarm.act(swarm.hub.receive(b"a stranger", stop, swarm.now))
+        ended = swarm.settle()
+
+        assert (ended.finished, ended.exit_code, ended.reason) == (False, 0, "stopped by its owner")
+        assert state_word(swarm.hub) == "finished", "its model is made of what is committed"
+        assert ended.rounds == (2 if now else 3)
+
+
+def test_a_pause_is_a_stop_whose_run_may_go_on_and_its_peers_are_told_so() -> None:
+    swarm = swarm_of(2)
+    until(swarm, lambda: swarm.hub.round == 2 and swarm.hub.phase is Phase.OPEN)
+    swarm.act(swarm.hub.receive(b"the owner", AskStop(1, STOP, "toy-run", pause=True), swarm.now))
+    ended = swarm.settle()
+
+    assert (ended.exit_code, ended.reason, ended.rounds) == (events.PAUSED, "paused by its owner", 3)
+    assert swarm.hub.resumable
+    assert state_word(swarm.hub) == "paused"
+
+
+def test_the_tables_name_every_state() -> None:
+    assert set(PHASES) == set(Phase)
+    assert set(NEXT) == set(State)
+    assert {kind for row in NEXT.values() for kind in row} == set(Kind)
+    assert all(to in PHASES for row in PHASES.values() for to in row)

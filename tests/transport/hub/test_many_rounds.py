@@ -1,0 +1,164 @@
+"""What a hub does round after round: packets shown to its owner as they come, and memory that stays."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import threading
+import tracemalloc
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
+
+from transport.hub import round_history
+from transport.in_process import MemoryPeerWire, MemorySwarm
+from transport.protocol.message_codec import decode_to_peer, encode
+from transport.protocol.messages import (
+    PROTOCOL,
+    Attach,
+    Attached,
+    Chunk,
+    Committed,
+    Data,
+    Get,
+    Hello,
+    Message,
+    Put,
+    PutDone,
+    Ready,
+    Report,
+    Round,
+    Welcome,
+)
+from transport.transfer import object_store
+from transport.wire.frames import Came
+
+SAME = 7  # fingerprint of every x'
+
+
+class Forgetful(ToyWork):
+    """An owner that keeps nothing."""
+
+    def arrived(self, round: int, peer: str, packet: bytes) -> None:
+        """Nothing to do."""
+
+    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+        return bytes(updates[0][1])
+
+    def committed(self, round: int, packet: bytes) -> None:
+        """Nothing to do."""
+
+
+class Bare:
+    """What a peer says in a round, by one that keeps nothing."""
+
+    def __init__(self, swarm: MemorySwarm, name: str) -> None:
+        self.wire = MemoryPeerWire(swarm.wire, f"key-of-{name}")
+        self.came: list[Message] = []
+        for flow in (0, 1):
+            self.wire.dial(flow)
+        self.say(0, Hello(PROTOCOL, swarm.keys.token, swarm.settings.run, name))
+        welcome = self.until(Welcome)
+        self.say(1, Attach(welcome.session))  # type: ignore[attr-defined]
+        self.until(Attached)
+        self.say(0, Ready(0, SAME))
+
+    def say(self, flow: int, message: Message, *payload: bytes) -> None:
+        assert self.wire.send(flow, [encode(message), *payload])
+
+    def until(self, kind: type[Message]) -> Message:
+        """The next message of this kind; those that came before it stay."""
+        while not (found := [m for m in self.came if isinstance(m, kind)]):
+            events = self.wire.poll(5.0)
+            assert events, f"waited for {kind.__name__}"
+            self.came += [decode_to_peer(e.frames[0]) for e in events if isinstance(e, Came)]
+        self.came.remove(found[0])
+        return found[0]
+
+    def upload(self) -> None:
+        round = self.until(Round).round  # type: ignore[attr-defined]
+        self.came = [m for m in self.came if isinstance(m, Round | Committed)]
+        name, packet = f"update/{round}", b"%6d" % round * 500
+        self.say(1, Put(name, len(packet), hashlib.sha256(packet).digest(), 1024))
+        for i in range(3):
+            self.say(1, Chunk(name, i), packet[i * 1024 : (i + 1) * 1024])
+        self.say(1, Get(f"lease/{round}", 0, 1024))
+        self.say(0, Report(round, SAME, [round], 1.0, 10))
+        assert self.until(PutDone).ok  # type: ignore[attr-defined]
+
+    def fetch(self) -> None:
+        self.say(1, Get(f"packet/{self.until(Committed).round}", 0, 1024))  # type: ignore[attr-defined]
+        self.until(Data)
+
+
+@contextmanager
+def swarm_that_forgets(folder: Path) -> Iterator[list[Bare]]:
+    """A hub whose events nobody keeps, and two peers."""
+    with MemorySwarm(toy_settings(samples=10**6, min_peers=2), Forgetful(), folder) as swarm:
+        swarm.events = deque(maxlen=1)  # type: ignore[assignment]
+        yield [Bare(swarm, name) for name in ("ann", "bob")]
+
+
+def test_the_memory_of_a_hub_does_not_grow_with_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "KEPT", 4)  # what it has at hand is full soon, and grows no more
+    monkeypatch.setattr(object_store, "PIECES", 4)
+    monkeypatch.setattr(round_history, "KEPT", 4)
+    held = []
+    with swarm_that_forgets(tmp_path) as peers:
+        tracemalloc.start()
+        for _ in range(3):
+            for _ in range(50):
+                for peer in peers:
+                    peer.upload()
+                for peer in peers:
+                    peer.fetch()
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+
+    assert held[2] - held[0] < 100 * 300, f"bytes held after 50, 100, 150 rounds: {held}"
+
+
+def test_the_owner_sees_packets_while_others_are_still_on_their_way(tmp_path: Path) -> None:
+    """And gets the same objects at the close."""
+    first_is_seen, given = threading.Event(), list[bytes]()
+
+    class Watching(ToyWork):
+        def arrived(self, round: int, peer: str, packet: bytes) -> None:
+            super().arrived(round, peer, packet)
+            first_is_seen.set()
+
+        def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+            given.extend(packet for _, packet, _ in updates)
+            return super().aggregate(round, updates)
+
+    work = Watching()
+    with MemorySwarm(toy_settings(samples=16, min_peers=2, first_peers=2), work, tmp_path) as swarm:
+        ann, bob = (ToyPeer(swarm.link(name), 0) for name in ("ann", "bob"))
+        bob.before_exchange = lambda _: first_is_seen.wait(5.0) or pytest.fail("the round is open")
+        threads = [peer.start() for peer in (ann, bob)]
+        swarm.wait(20.0)
+        for thread in threads:
+            thread.join(5.0)
+
+    assert trained(work) == list(range(16))
+    assert {id(packet) for _, _, packet in work.came} >= {id(packet) for packet in given}
+
+
+def test_what_goes_wrong_while_packets_are_opened_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+    class Broken(ToyWork):
+        def arrived(self, round: int, peer: str, packet: bytes) -> None:
+            raise MemoryError
+
+    with MemorySwarm(toy_settings(), Broken(), tmp_path) as swarm:
+        thread = ToyPeer(swarm.link("ann")).start()
+        swarm.wait(20.0)
+        thread.join(5.0)
+
+    assert (swarm.events[-1].exit_code, swarm.events[-1].reason) == (8, "the hub's memory is full")  # type: ignore[attr-defined]

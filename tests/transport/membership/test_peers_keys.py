@@ -1,0 +1,128 @@
+"""A peer is its CURVE key: what it was given is of no use to anybody else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sim_swarm import SimSwarm
+from toy_swarm import ToyWork, toy_settings
+
+from transport import Hub, Ledger, PeerLink, RunKeys, RunURL
+from transport.membership.roster import Members, Outbox
+from transport.protocol.keys import CurveKeys, short
+from transport.protocol.message_codec import decode_to_peer, encode
+from transport.protocol.messages import (
+    PROTOCOL,
+    Attach,
+    Hello,
+    Leave,
+    Message,
+    Refused,
+    Resume,
+    ToPeer,
+    Welcome,
+)
+from transport.wire.frames import Came, Up
+from transport.wire.zeromq_sockets import DealerWire
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[RunURL]:
+    settings, keys = toy_settings(), RunKeys.generate()
+    with Ledger(tmp_path, run=settings.run, samples=settings.samples) as ledger:
+        hub = Hub("127.0.0.1", 0, keys, ledger, settings, ToyWork())
+        hub.start()
+        yield keys.url("127.0.0.1", hub.port, settings.run)
+        hub.stop(now=True)
+        hub.join(10.0)
+
+
+def answer_to(url: RunURL, message: Message, keys: CurveKeys) -> ToPeer:
+    """What the hub says to this on a connection of its own, in the name of `keys`."""
+    wire, end = DealerWire(url.host, url.port, url.key, keys), time.monotonic() + 5.0
+    try:
+        wire.dial(0)
+        while time.monotonic() < end:
+            for event in wire.poll(0.05):
+                if isinstance(event, Up):
+                    wire.send(0, [encode(message)])
+                elif isinstance(event, Came):
+                    return decode_to_peer(event.frames[0])
+        raise TimeoutError
+    finally:
+        wire.close()
+
+
+def test_a_stolen_session_is_of_no_use_without_its_key(url: RunURL) -> None:
+    keys, thief = CurveKeys.generate(), CurveKeys.generate()
+    link = PeerLink(url, "ann", keys=keys)
+    session = link.connect().session
+    resume = Resume(1, url.run, "ann", session)
+
+    for message in (resume, Attach(session)):
+        refused = answer_to(url, message, thief)
+        assert isinstance(refused, Refused)
+        assert refused.code == "session"
+    assert isinstance(answer_to(url, resume, keys), Welcome)
+    link.close()
+
+
+def test_what_is_said_on_another_connection_is_not_the_peers_whatever_its_number() -> None:
+    swarm = SimSwarm()
+    ann = swarm.join("ann")
+    swarm.step()
+    assert ann.cable is not None
+    of_mallory = ann.cable.name.replace(b"ann", b"mallory")
+    swarm.act(swarm.hub.receive(of_mallory, Leave("bye"), swarm.now))
+
+    assert [s.name for s in swarm.hub.members.sessions.values()] == ["ann"]
+
+
+@pytest.mark.parametrize(("key", "name"), [("ann", "ann"), ("mallory", "ann-2")])
+def test_a_lost_session_is_ended_by_its_own_peer_alone(key: str, name: str) -> None:
+    swarm = SimSwarm()
+    ann = swarm.join("ann")
+    swarm.step()
+    swarm.kill(ann)
+    again = swarm.join("ann", key)
+    swarm.step()
+
+    assert again.state.welcome is not None
+    assert again.state.welcome.name == name
+
+
+def test_a_session_belongs_to_its_key_after_the_hub_was_restarted_too() -> None:
+    swarm = SimSwarm()
+    ann = swarm.join("ann")
+    for _ in range(5):
+        swarm.step()
+    swarm.restart_hub()
+    ann.key = "mallory"
+    swarm.step()
+
+    assert ann.state.sessions == 2, "it is a new peer to this hub"
+    assert {s.key for s in swarm.hub.members.sessions.values()} == {"ann", "mallory"}
+
+
+def test_a_key_is_shown_as_sixteen_digits() -> None:
+    ann, bob = CurveKeys.generate(), CurveKeys.generate()
+
+    assert short(ann.public) != short(bob.public)
+    assert len(short(ann.public)) == 16
+
+
+@pytest.mark.parametrize(("alone", "named"), [(True, "ann"), (False, "ann-2")])
+def test_a_lost_session_is_over_for_its_peer_that_comes_back_and_not_for_a_second_one(
+    alone: bool, named: str
+) -> None:
+    """As where a hub was restarted, and the first to greet is not the one whose session it remembers."""
+    members = Members(toy_settings(), Outbox(), lambda _: 0, 0.0)
+    hello = Hello(PROTOCOL, "token", "toy-run", "ann", alone=alone)
+    members.begin(b"key.1", hello, 0.0)
+    members.lost(b"key.1", 1.0)
+
+    assert members.begin(b"key.2", hello, 1.0).name == named
+    assert len(members.sessions) == (1 if alone else 2)

@@ -1,0 +1,151 @@
+"""Two hubs of one run: the one that was started later is the hub, the other is told so and ignored."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_peer_state import joined
+from toy_swarm import ToyPeer, ToyWork, toy_settings
+
+from transport import Ledger, PeerLink
+from transport.actions import Send
+from transport.hub.hub_state import HubState
+from transport.in_process import MemoryPeerWire, MemorySwarm
+from transport.ledger.run_ledger import Known, Recovered
+from transport.peer import connection_manager, peer_link
+from transport.peer.peer_state import Link
+from transport.protocol.errors import LinkLost
+from transport.protocol.events import PeerJoined, RoundCommitted, Warned
+from transport.protocol.messages import Hello, Refused, Resume, Welcome
+
+
+def of_term(term: int, session: str = "s1") -> Welcome:
+    return Welcome(1, "run", "ann", session, "{}", "00", [], 0, 1.0, True, term)
+
+
+def test_each_opening_to_write_is_a_term_and_reading_is_none(tmp_path: Path) -> None:
+    terms = []
+    for write in (True, False, True, False):
+        with Ledger(tmp_path, run="run", samples=1, write=write) as ledger:
+            terms.append((ledger.term, ledger.recover().term))
+
+    assert terms == [(1, 1), (1, 1), (2, 2), (2, 2)]
+
+
+def test_a_ledger_of_before_there_were_terms_begins_with_the_first(tmp_path: Path) -> None:
+    with Ledger(tmp_path, run="run", samples=1) as ledger:
+        ledger._db.execute("DELETE FROM meta WHERE key = 'term'")
+    with Ledger(tmp_path, run="run", samples=1) as ledger:
+        assert ledger.term == 1
+
+
+def test_a_welcome_of_a_lower_term_is_ignored_and_the_peer_dials_again() -> None:
+    state = joined()
+    state.disconnected()
+    state.connected(1.0)
+    state.receive(of_term(3), 1.1)
+    state.disconnected()
+    (resume,) = state.connected(2.0)
+    state.receive(of_term(2, "other"), 2.1)
+
+    assert isinstance(resume, Resume)
+    assert resume.term == 3
+    assert (state.link, state.replaced) == (Link.OFFLINE, "it is of term 2, the newest met is 3")
+    assert state.welcome == of_term(3)
+    state.connected(3.0)
+    state.receive(of_term(4), 3.1)
+    assert (state.link, state.replaced, state.term) == (Link.JOINED, "", 4)
+
+
+def test_a_hub_that_is_told_of_a_higher_term_warns_once_and_gives_no_session() -> None:
+    ann = Known("key-of-ann", "ann", "member")
+    hub = HubState(toy_settings(), "token", "secret", 0.0, Recovered(term=2, peers=(ann,)))
+    said = Resume(1, "toy-run", "ann", "s", -1, True, [], 3)
+    actions = [action for _ in range(2) for action in hub.receive(b"key-of-ann.1", said, 1.0)]
+    warned = [a.event for a in actions if isinstance(getattr(a, "event", None), Warned)]
+    sent = [a.message for a in actions if hasattr(a, "message")]
+
+    assert len(warned) == 1
+    assert "another hub of this run has been started since (term 3, this one is of term 2)" in str(warned[0])
+    assert {m.code for m in sent if isinstance(m, Refused)} == {"term"}
+    assert not hub.members.sessions
+    assert hub.receive(b"d", Hello(1, "token", "toy-run", "bob"), 2.0), "who has met no other is taken"
+
+
+def test_a_stranger_who_tells_of_a_higher_term_makes_no_hub_warn() -> None:
+    hub = HubState(toy_settings(), "token", "secret", 0.0, Recovered(term=2))
+    said = hub.receive(b"eve.1", Resume(1, "toy-run", "ann", "s", -1, True, [], 3), 1.0)
+
+    assert [a.message.code for a in said if isinstance(a, Send) and isinstance(a.message, Refused)] == [
+        "term"
+    ]
+    assert not any(isinstance(getattr(a, "event", None), Warned) for a in said)
+    assert not hub.replaced
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_manager, "LAST_RETRY", 0.1)
+    monkeypatch.setattr(peer_link, "LOST_S", 0.05)
+
+
+def until(there: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + 20.0
+    while not there():
+        assert time.monotonic() < end, what
+        time.sleep(0.005)
+
+
+def test_of_two_hubs_on_copies_of_one_ledger_the_older_is_ignored_and_told_so(
+    tmp_path: Path, quick: None
+) -> None:
+    settings = toy_settings(samples=4000, grace_s=10.0, linger_s=0.1)
+    with Ledger(tmp_path / "old", run=settings.run, samples=settings.samples) as ledger:
+        ledger.stand(Known("a-key", "ann", "member"))
+    shutil.copytree(tmp_path / "old", tmp_path / "new")
+    Ledger(tmp_path / "new", run=settings.run, samples=settings.samples).close()  # one term more
+    with (
+        MemorySwarm(settings, ToyWork(), tmp_path / "old") as old,
+        MemorySwarm(settings, ToyWork(), tmp_path / "new") as new,
+    ):
+        said: list[str] = []
+        old.hub._state.token = new.hub._state.token  # the keys of one run
+        wire = MemoryPeerWire(new.wire)
+        link = PeerLink(new.url, "ann", wire=wire, flows=1, told=said.append)
+        toy = ToyPeer(link, before_exchange=lambda _: time.sleep(0.01))
+        thread = toy.start()
+        until(lambda: any(isinstance(e, RoundCommitted) for e in new.events), "a first round")
+        wire.hub = old.wire  # a name that points to the wrong machine, say
+        wire.cut(0)
+        wire.cut(1)
+        until(lambda: any("is ignored" in line for line in said), "that the old hub is ignored")
+        wire.hub = new.wire
+        until(lambda: "connected to" in said[-1], "that the new one is found")
+        before = sum(isinstance(e, RoundCommitted) for e in new.events)
+        until(lambda: sum(isinstance(e, RoundCommitted) for e in new.events) > before, "that it goes on")
+        link.leave_requested.set()
+        thread.join(10.0)
+
+    assert (new.ledger.term, old.ledger.term) == (3, 2)
+    assert sum("is ignored: another hub of this run has been started since" in line for line in said) == 1
+    warnings = [e.message for e in old.events if isinstance(e, Warned)]
+    assert ["(term 3, this one is of term 2)" in w for w in warnings] == [True], warnings
+    assert not any(isinstance(e, PeerJoined | RoundCommitted) for e in old.events)
+    assert toy.error is None
+
+
+def test_a_peer_that_only_finds_the_old_hub_gives_up_with_the_reason(tmp_path: Path, quick: None) -> None:
+    settings = toy_settings(linger_s=0.1)
+    with MemorySwarm(settings, ToyWork(), tmp_path) as swarm:
+        wire = MemoryPeerWire(swarm.wire)
+        link = PeerLink(swarm.url, "ann", wire=wire, flows=1, patience=0.5)
+        link.connect(10.0)
+        swarm.hub._state.term = 0
+        wire.cut(0)
+        with pytest.raises(LinkLost, match="another hub of this run has been started since"):
+            link.next_round()
+        link.close()

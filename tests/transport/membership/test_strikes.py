@@ -1,0 +1,89 @@
+"""A packet that cannot be used is a strike against its sender's key, and the third one bans it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sim_swarm import STOP, TOKEN, SimPeer, SimSwarm
+from toy_swarm import toy_settings
+
+from transport import actions as do
+from transport.hub.hub_state import HubState
+from transport.ledger.run_ledger import Known, Ledger, Recovered
+from transport.membership.admission import STRIKES
+from transport.protocol import events
+from transport.protocol.messages import AskOwner, Hello, Welcome
+
+
+def told(swarm: SimSwarm, kind: type[events.Event]) -> list[events.Event]:
+    return [e for e in swarm.events if isinstance(e, kind)]
+
+
+def lies(swarm: SimSwarm, times: int) -> SimPeer:
+    """A peer called eve whose packets cannot be used, until so many were found out."""
+    eve, before = swarm.join("eve"), len(struck(swarm))
+    swarm.reject = "eve"
+    for _ in range(300):
+        swarm.step()
+        if len(struck(swarm)) == before + times:
+            break
+    assert len(struck(swarm)) == before + times
+    return eve
+
+
+def struck(swarm: SimSwarm) -> list[events.Event]:
+    return [e for e in told(swarm, events.Warned) if "cannot be used" in e.message]  # type: ignore[attr-defined]
+
+
+def test_strikes_are_a_keys_whatever_its_sessions_and_the_hub_survives() -> None:
+    swarm = SimSwarm(settings=toy_settings(samples=4000))
+    swarm.join("ann")
+    first = lies(swarm, 1)
+    swarm.leave(first)
+    swarm.step()
+    swarm.kill(first)
+    lies_again = lies(swarm, 1)
+    swarm.kill(lies_again)
+    for _ in range(20):
+        swarm.job()
+    assert swarm.books.peers["eve"].strikes == STRIKES - 1
+    swarm.restart_hub()
+    third = lies(swarm, 1)
+    for _ in range(20):
+        swarm.step()
+
+    assert third.state.refused is not None
+    assert third.state.refused.reason == "3 unusable packets, the last: unusable"
+    assert (swarm.books.peers["eve"].standing, swarm.books.peers["eve"].strikes) == ("banned", 3)
+    assert swarm.join("eve").key == "eve"
+    swarm.step()
+    assert swarm.peers[-1].state.refused is not None, "another session is no new beginning"
+
+
+def test_the_owner_forgives_by_lifting_the_ban() -> None:
+    known = Known("eve", "eve", "banned", "3 unusable packets", 3)
+    hub = HubState(toy_settings(), TOKEN, STOP, 0.0, Recovered(peers=(known,)))
+    hub.receive(b"owner.1", AskOwner(1, STOP, "toy-run", "unban", "eve"), 1.0)
+    said = hub.receive(b"eve.2", Hello(1, TOKEN, "toy-run", "eve"), 2.0)
+
+    assert any(isinstance(a, do.Send) and isinstance(a.message, Welcome) for a in said)
+    assert hub.admission.known["eve"].strikes == 0
+
+
+def test_a_strike_does_not_bring_back_who_was_sent_away() -> None:
+    hub = HubState(toy_settings(), TOKEN, STOP, 0.0, Recovered(peers=(Known("eve", "eve", "banned"),)))
+
+    assert not hub.admission.strike("eve", "eve", "why")
+    assert not hub.admission.strike("bob", "bob", "why")
+    assert set(hub.admission.known) == {"eve"}
+
+
+def test_a_ledger_keeps_strikes_and_one_of_before_has_none(tmp_path: Path) -> None:
+    with Ledger(tmp_path, run="toy-run", samples=4) as ledger:
+        ledger.stand(Known("eve", "eve", "member", "", 2))
+    with Ledger(tmp_path, run="toy-run", samples=4) as ledger:
+        assert ledger.recover().peers == (Known("eve", "eve", "member", "", 2),)
+        ledger._db.execute("ALTER TABLE peers DROP COLUMN strikes")
+    with Ledger(tmp_path, run="toy-run", samples=4) as ledger:
+        assert ledger.recover().peers == (Known("eve", "eve", "member", "", 0),)
+        ledger.stand(Known("eve", "eve", "member", "", 1))

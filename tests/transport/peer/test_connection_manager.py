@@ -1,0 +1,87 @@
+"""The peer's transport thread, asked what it does at which time; its wire only remembers."""
+
+from __future__ import annotations
+
+from transport.peer.connection_manager import BACKED_OFF_S, CONTROL, Carrier
+from transport.peer.peer_state import PeerState
+from transport.protocol.messages import Ack, Hello, Welcome
+from transport.transfer.congestion_window import FIRST
+from transport.wire.frames import Came, Down, Frames, Up
+from transport.wire.rate_limit import Bandwidth, BothWays
+
+
+class SilentWire:
+    """Takes everything and brings nothing."""
+
+    def __init__(self) -> None:
+        self.did: list[tuple[str, int]] = []
+
+    def dial(self, flow: int) -> None:
+        self.did.append(("dial", flow))
+
+    def hang_up(self, flow: int) -> None:
+        self.did.append(("hang up", flow))
+
+    def poll(self, timeout: float) -> list[Up | Down | Came]:
+        return []
+
+    def send(self, flow: int, frames: Frames) -> bool:
+        return True
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def joined(wire: SilentWire) -> Carrier:
+    """With two bulk flows, at the time 1."""
+    state = PeerState(Hello(1, "token", "run", "ann"))
+    carrier = Carrier(wire, state, 4, 600.0, "hub:1", BothWays(Bandwidth()))
+    carrier._keep_up(0.0)
+    wire.did.clear()
+    carrier._flow_up(CONTROL, 0.0)
+    state.receive(Welcome(1, "run", "ann", "s1", "{}", "00", [], 0, 1.0), 1.0)
+    for flow in (1, 2):
+        carrier._flow_up(flow, 1.0)
+    return carrier
+
+
+def test_a_link_that_swallows_everything_is_dialled_anew_whole_not_only_its_control_connection() -> None:
+    wire = SilentWire()
+    carrier = joined(wire)
+    state = carrier.state
+    carrier._keep_up(state.silent_until() - 0.1)
+    assert ("hang up", CONTROL) not in wire.did
+    wire.did.clear()
+
+    carrier._keep_up(state.silent_until())
+
+    assert wire.did[:3] == [("hang up", 0), ("hang up", 1), ("hang up", 2)]
+    assert ("dial", CONTROL) in wire.did
+
+
+def test_a_flow_that_the_others_leave_behind_is_dialled_anew_though_the_line_is_not_dark() -> None:
+    """After a dark line TCP may wait on one connection for long. A line that is only slow is left alone."""
+    wire = SilentWire()
+    carrier = joined(wire)
+    for flow in (1, 2):
+        carrier.bulk.up(flow, 64, 0.05, 1.0)
+    upload = carrier.bulk.upload("update/0", bytes(64 * FIRST), bytes(32))
+    upload.agreed = True
+    sent = carrier.bulk.outgoing(now=1.0)
+    assert {out.flow for out in sent} == {1, 2}
+
+    now = 1.0
+    while now < 1.0 + BACKED_OFF_S - 0.1:
+        now += 0.05
+        (index,) = (piece.index for piece, on in carrier.bulk._under.items() if on.flow == 2)
+        carrier._came_in_bulk(Came(2, []), Ack("update/0", index), now)
+        carrier.bulk.outgoing(now=now)
+        carrier._keep_up(now)
+    assert wire.did == []
+    carrier._keep_up(now + BACKED_OFF_S)
+    assert wire.did == [], "nothing has come on any since"
+    carrier._came_in_bulk(Came(2, []), Ack("update/0", index), now + 0.2)
+    carrier._keep_up(now + 0.2)
+
+    assert wire.did == [("hang up", 1), ("dial", 1)]

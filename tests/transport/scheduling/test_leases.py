@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from transport.protocol.sample_ranges import Pool, Runs, compact, expand, pack_runs, size, unpack_runs
+from transport.scheduling.leases import Leases, complement
+
+id_sets = st.sets(st.integers(0, 200))
+
+
+@given(id_sets)
+def test_runs_are_the_set_they_were_made_of(ids: set[int]) -> None:
+    runs = compact(ids)
+
+    assert expand(runs) == sorted(ids)
+    assert size(runs) == len(ids)
+    assert unpack_runs(pack_runs(runs)) == runs
+    assert all(a[1] < b[0] for a, b in pairwise(runs)), "sorted, and neighbours are joined"
+    assert expand(complement(runs, 201)) == sorted(set(range(201)) - ids)
+
+
+@given(id_sets, st.integers(0, 300))
+def test_a_pool_gives_the_lowest_ids_and_each_once(ids: set[int], n: int) -> None:
+    pool = Pool(compact(ids))
+    taken = expand(pool.take(n))
+
+    assert taken == sorted(ids)[:n]
+    assert len(pool) == len(ids) - len(taken)
+
+
+@given(id_sets, id_sets)
+def test_an_id_cannot_be_put_back_twice(a: set[int], b: set[int]) -> None:
+    pool = Pool(compact(a))
+    if a & b:
+        with pytest.raises(ValueError, match="overlap"):
+            pool.put(compact(b))
+    else:
+        pool.put(compact(b))
+        assert expand(pool.runs) == sorted(a | b)
+
+
+def test_a_second_claim_of_a_lease_is_ignored() -> None:
+    leases = Leases(10)
+    leases.grant(0, {"ann": 4})
+
+    assert leases.claim("ann", [0, 5]) == [0]
+    assert leases.claim("ann", [0]) == []
+
+
+def test_a_claimed_lease_outlives_its_session() -> None:
+    leases = Leases(10)
+    leases.grant(0, {"ann": 4})
+    leases.grant(1, {"ann": 4})
+    leases.claim("ann", [0])
+
+    assert leases.revoke("ann") == 4, "only what was not delivered goes back"
+    leases.count("ann", [0])
+    assert leases.places() == (6, 0, 4)
+
+
+class Books(RuleBasedStateMachine):
+    """Samples are in the pool, in one lease, or counted: whatever is done, and none twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leases, self.round = Leases(40), 0
+        self.claimed: list[tuple[str, list[int]]] = []
+        self.counted: list[int] = []
+
+    @rule(shares=st.dictionaries(st.sampled_from("abcd"), st.integers(0, 5)))
+    def grant(self, shares: dict[str, int]) -> None:
+        self.leases.grant(self.round, shares)
+        self.round += 1
+
+    @rule(who=st.sampled_from("abcd"), rounds=st.lists(st.integers(0, 20), max_size=4))
+    def claim(self, who: str, rounds: list[int]) -> None:
+        self.claimed.append((who, self.leases.claim(who, rounds)))
+
+    @rule(count=st.booleans())
+    def settle(self, count: bool) -> None:
+        if self.claimed:
+            who, rounds = self.claimed.pop(0)
+            if count:
+                self.counted += [i for r in rounds for i in expand(self.leases.ids(who, r) or ())]
+                self.leases.count(who, rounds)
+            else:
+                self.leases.refuse(who, rounds)
+
+    @rule(who=st.sampled_from("abcd"))
+    def revoke(self, who: str) -> None:
+        self.leases.revoke(who)
+
+    @invariant()
+    def all_is_somewhere_once(self) -> None:
+        free, held, counted = self.leases.places()
+        assert free + held + counted == 40
+        assert counted == len(self.counted) == len(set(self.counted))
+
+
+TestBooks = Books.TestCase
+
+
+@given(id_sets.filter(bool))
+def test_leases_of_before_a_restart_are_restored(ids: set[int]) -> None:
+    runs: Runs = compact(ids)
+    leases = Leases(201)
+    leases.restore("ann", 3, runs)
+
+    assert leases.ids("ann", 3) == runs
+    assert leases.places() == (201 - len(ids), len(ids), 0)
+    with pytest.raises(ValueError, match="not free"):
+        leases.restore("bob", 3, runs)

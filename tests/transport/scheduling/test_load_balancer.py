@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sim_swarm import SimPeer, SimSwarm
+from toy_swarm import toy_settings
+
+from transport.protocol.events import RoundCommitted
+from transport.protocol.messages import Message, Round, ToPeer
+from transport.scheduling.load_balancer import MOST, WINDOW, Portion, Speeds, split
+from transport.scheduling.rounds import Phase
+
+speeds = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9)
+LEARNT = 4  # rounds: of the first nobody knows how fast who is
+PEERS = ["a", "b", "c", "d"]
+
+
+def known(**samples_a_second: float) -> Speeds:
+    found = Speeds()
+    for name, speed in samples_a_second.items():
+        found.note(name, 100, 100 / speed)
+    return found
+
+
+@given(st.integers(0, 500), speeds, st.integers(0, 99))
+def test_a_batch_is_shared_out_whole_and_by_speed(batch: int, speeds: list[float], round: int) -> None:
+    shares = split(batch, speeds, round)
+
+    assert sum(shares) == batch
+    for share, speed in zip(shares, speeds, strict=True):
+        assert share >= int(batch * speed / sum(speeds) * (1 - 1e-9)), "rounded down, and what was left over"
+
+
+@given(st.integers(1, 60), speeds, st.integers(0, 99))
+def test_nobody_could_give_a_sample_to_another_who_would_be_done_earlier(
+    batch: int, speeds: list[float], round: int
+) -> None:
+    shares = split(batch, speeds, round)
+    last = max(range(len(speeds)), key=lambda i: shares[i] / speeds[i])
+    fair = batch / sum(speeds)
+
+    for share, speed in zip(shares, speeds, strict=True):
+        assert shares[last] / speeds[last] <= max((share + 1) / speed, fair) * (1 + 1e-9)
+
+
+@given(st.integers(0, 30), st.integers(1, 7), st.integers(0, 9))
+def test_among_equals_shares_are_near_equal_and_the_remainder_rotates(
+    batch: int, peers: int, round: int
+) -> None:
+    names = [f"p{i}" for i in range(peers)]
+    shares = [portion.samples for portion in Speeds().portions(batch, names, round, 1)]
+    again = [portion.samples for portion in Speeds().portions(batch, names, round + 1, 1)]
+
+    assert sum(shares) == batch
+    assert max(shares) - min(shares) <= 1
+    assert again == shares[-1:] + shares[:-1]
+
+
+@given(
+    st.integers(1, 200),
+    st.dictionaries(st.sampled_from(PEERS), st.floats(1e-6, 1e6)),
+    st.integers(0, 9),
+    st.integers(0, 40),
+)
+def test_whoever_is_there_and_however_fast_the_global_batch_stays(
+    batch: int, speeds: dict[str, float], round: int, longest: int
+) -> None:
+    portions = known(**speeds).portions(batch, PEERS, round, longest)
+
+    assert sum(portion.samples for portion in portions) == batch
+    assert all(1 <= portion.spans <= max(1, longest) for portion in portions)
+    assert all(portion.samples for portion in portions if portion.spans > 1)
+
+
+def test_a_word_that_no_machine_could_keep_is_held_to_a_bound() -> None:
+    shares = known(a=1.0, b=1.0, c=1.0, d=1e9).portions(110, PEERS, 0, 1)
+
+    assert [portion.samples for portion in shares] == [10, 10, 10, 10 * MOST]
+
+
+def test_of_an_unknown_peer_among_known_ones_one_sample_is_asked() -> None:
+    assert known(a=5.0, b=5.0, d=1.0).portions(56, PEERS, 0, 1) == [
+        Portion(25),
+        Portion(25),
+        Portion(1),
+        Portion(5),
+    ]
+
+
+def test_one_odd_time_does_not_move_a_share() -> None:
+    found = known(a=1.0, b=1.0, c=1.0, d=1.0)
+    for name in PEERS:
+        for _ in range(WINDOW - 1):
+            found.note(name, 100, 100.0)
+    before = found.portions(40, PEERS, 0, 1)
+    found.note("a", 10, 300.0)
+
+    assert found.portions(40, PEERS, 0, 1) == before
+
+
+@given(st.floats(0.1, 5), st.lists(st.floats(0.01, 1), min_size=2, max_size=5))
+def test_shares_come_to_rest_where_all_take_the_same_time_whatever_is_fixed_in_it(
+    fixed: float, a_sample: list[float]
+) -> None:
+    found, names, batch = Speeds(), [str(i) for i in range(len(a_sample))], 2000
+    slowest = max(a_sample)
+    if min(a_sample) < slowest / MOST:
+        return
+    for round in range(30):
+        shares = [p.samples for p in found.portions(batch, names, round, 1)]
+        times = [fixed + n * seconds for n, seconds in zip(shares, a_sample, strict=True)]
+        for name, n, took in zip(names, shares, times, strict=True):
+            found.note(name, n, took)
+
+    assert max(times) - min(times) <= 0.02 * max(times) + 2 * slowest
+
+
+# ---- on the machine; seconds are of a virtual clock --------------------------------------------------------
+
+
+class Worker(SimPeer):
+    """Computes its lease in so many seconds a sample. Its packet goes when it has done that."""
+
+    per_sample = 1.0
+    busy = 0.0  # until when
+    told: Round | None = None
+
+    def work(self) -> None:
+        if self.swarm.now < self.busy:
+            return
+        super().work()
+        if self.round is not None and self.uploaded and self.told is not self.round:
+            self.told, self.compute_s = self.round, self.round.samples * self.per_sample
+            self.busy = self.swarm.now + self.compute_s
+
+
+def swarm_of(*per_sample: float, rounds: int = 40, batch: int = 64, longest: int = 16) -> SimSwarm:
+    settings = toy_settings(
+        samples=rounds * batch,
+        global_batch=batch,
+        longest_lease=longest,
+        first_peers=len(per_sample),
+        step_timeout=1e4,
+        start_timeout=1e4,
+        peer_timeout=1e6,
+        ping_s=3600.0,
+    )
+    swarm = SimSwarm(1, settings)
+    for i, seconds in enumerate(per_sample):
+        peer = Worker(swarm, f"p{i}", 1)
+        peer.per_sample = seconds
+        swarm.peers.append(peer)
+        peer.dial()
+    return swarm
+
+
+def run(swarm: SimSwarm) -> float:
+    """To the end; the virtual seconds a round took once the shares followed."""
+    for _ in range(100_000):
+        if swarm.hub.phase is Phase.ENDED:
+            took = [e.seconds for e in swarm.events if isinstance(e, RoundCommitted)]
+            return sum(took[LEARNT:-1]) / len(took[LEARNT:-1])
+        before = swarm.fingerprint(), [p.busy for p in swarm.peers]
+        swarm.step()
+        if (swarm.fingerprint(), [p.busy for p in swarm.peers]) == before:
+            later = [p.busy for p in swarm.peers if p.busy > swarm.now]
+            swarm.pass_time(max(0.001, min([*later, max(swarm.now, swarm.hub.deadline())]) - swarm.now))
+    pytest.fail(f"stuck in {swarm.hub.phase} of round {swarm.hub.round}")
+
+
+def test_a_peer_five_times_slower_costs_the_others_less_than_a_tenth() -> None:
+    three, four = run(swarm_of(0.1, 0.1, 0.1)), run(swarm_of(0.1, 0.1, 0.1, 0.5))
+
+    assert four < 1.1 * three
+
+
+def test_a_peer_far_slower_than_the_median_is_in_every_nth_round_and_its_work_counts() -> None:
+    alone, swarm = run(swarm_of(0.1, 0.1, 0.1)), swarm_of(0.1, 0.1, 0.1, 2.0)
+    seconds = run(swarm)
+    rounds = swarm.books.rounds
+    with_it = [row.round for row in rounds if "p3" in row.accepted]
+
+    assert seconds < 1.1 * alone
+    assert sorted(swarm.trained) == list(range(swarm.settings.samples)), "each sample once"
+    assert {after - one for one, after in pairwise(with_it[LEARNT:])} == {4}
+
+
+def test_owners_are_told_the_least_that_the_members_can_fetch_without_those_who_are_apart() -> None:
+    swarm = swarm_of(0.1, 0.1, 0.1, 2.0)
+    for peer, fits in zip(swarm.peers, (500, 300, 0, 10), strict=True):
+        peer.fits = fits
+    told: dict[int, int] = {}
+    hears = swarm.peers[0].state.receive
+
+    def hear(message: ToPeer, now: float) -> list[Message]:
+        if isinstance(message, Round):
+            told[message.round] = message.fits
+        return hears(message, now)
+
+    swarm.peers[0].state.receive = hear  # type: ignore[method-assign]
+    run(swarm)
+
+    assert (told[0], told[1]) == (0, 10), "at first it is a member like the others"
+    assert {told[round] for round in range(LEARNT, 30)} == {300}

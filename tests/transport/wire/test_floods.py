@@ -1,0 +1,86 @@
+"""Floods, from processes of their own: the hub's memory stays, honest peers go on, newcomers get in.
+
+At full length, and with figures: scripts/bench_attack.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from tcp_proxy import TcpProxy
+from test_hub_and_peer import FAST, Running
+from test_strangers import MORE, PATIENCE_S, goes_on, resident
+from toy_swarm import ToyWork, toy_settings
+
+from transport import PeerLink, RunURL, ask_status
+
+SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+from attacks import BLOB  # noqa: E402
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.alone,
+    pytest.mark.skipif(sys.platform != "linux", reason="TCP_INFO, and the addresses 127.0.0.2 and on"),
+]
+RATE = 50e6  # bytes a second of the attacker's line
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A hub whose one honest peer trains for as long as it takes."""
+    work = ToyWork(objects={BLOB: bytes(8 << 20)})
+    settings = toy_settings(
+        **FAST, samples=10**6, peer_timeout=30.0, step_timeout=60.0, start_timeout=PATIENCE_S
+    )
+    hub = Running(tmp_path_factory.mktemp("floods"), settings, work=work)
+    with hub.training():
+        yield hub
+
+
+@contextmanager
+def attacked(url: RunURL, *names: str, seconds: float) -> Iterator[None]:
+    """While these attacks are on, from another address than the honest peers'."""
+    with ExitStack() as stack:
+        for name in names:
+            asked = json.dumps({"url": str(url), "seconds": seconds, "source": "127.0.0.2"})
+            command = [sys.executable, str(SCRIPTS / "attacks.py"), name, asked]
+            attacker = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+            stack.callback(attacker.wait)
+            stack.callback(attacker.kill)
+        yield
+
+
+def test_endless_messages_and_answers_that_nobody_reads_do_not_fill_the_hubs_memory(running: Running) -> None:
+    line, before = TcpProxy(running.hub.port, RATE, "127.0.0.3"), resident()
+    url = running.keys.url("127.0.0.1", line.port, running.settings.run)
+    refused, most = ask_status(running.url)["refused"], before
+    with attacked(url, "frames", "dust", "unread", seconds=60.0):
+        while line.up < MORE:
+            goes_on(running, 1)
+            time.sleep(0.05)
+            most = max(most, resident())
+    line.close()
+
+    assert most - before < 2 * MORE, "32 MiB that nobody reads, and what malloc keeps"
+    assert ask_status(running.url)["refused"] > refused + 2
+
+
+def test_crowds_and_talkers_keep_no_honest_peer_out(running: Running) -> None:
+    refused, before = ask_status(running.url)["refused"], resident()
+    with attacked(running.url, "idle", "newcomers", "talk", seconds=60.0):
+        while ask_status(running.url)["refused"] < refused + 500:
+            goes_on(running, 1)
+        link = PeerLink(running.url, "late")
+        link.connect(PATIENCE_S)
+        link.leave("seen enough")
+        goes_on(running, 3)
+
+    assert resident() - before < MORE

@@ -1,0 +1,11 @@
+"""The process that coordinates a run: the server thread and its state machine."""
+
+from .hub_state import HubState
+from .malloc_tuning import keep_freed_memory
+from .server import Hub
+
+__all__ = [
+    "Hub",
+    "HubState",
+    "keep_freed_memory",
+]

@@ -1,0 +1,86 @@
+"""What a hub remembers of the rounds that are over: answers for peers that come back, and sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from transport import actions as do
+from transport.ledger import HEADER_SIZE, Recovered
+from transport.protocol import Committed, SnapshotOffer
+from transport.scheduling import Exchange
+
+OFFERED = 2  # snapshots: the newest, and the one before for those who are fetching it
+REASON, REASONS = 200, 100  # characters of why a packet was refused, and so many of them: within a message
+POINTS = 128  # of the loss curve
+KEPT = 64  # rounds whose commit and fingerprint are kept at hand
+
+
+class Curve:
+    """(step, loss) of a whole run, at evenly spread rounds: of too many every second one goes."""
+
+    def __init__(self, points: Iterable[tuple[int, float]] = ()) -> None:
+        self.points: list[tuple[int, float]] = []
+        self.seen, self.every = 0, 1
+        for step, loss in points:
+            self.add(step, loss)
+
+    def add(self, step: int, loss: float) -> None:
+        if self.seen % self.every == 0:
+            self.points.append((step, loss))
+        if len(self.points) > POINTS:
+            del self.points[1::2]
+            self.every *= 2
+        self.seen += 1
+
+
+class History:
+    """Of one run, since its beginning or since the hub was restarted."""
+
+    def __init__(self, recovered: Recovered) -> None:
+        last, evaluation = recovered.last, recovered.evaluation
+        self.commits: dict[int, Committed] = {}
+        self.fingerprints: dict[int, int] = {}  # of x' of a round, as the accepted reports agreed
+        self.loss = last.loss if last else None  # of the newest round that trained
+        self.curve, self.held_out = Curve(recovered.losses), Curve(recovered.held_out)
+        self.eval_loss = evaluation.loss if evaluation else None
+        self.tokens = 0  # counted since this hub started
+        self.log_bytes = last.record.end if last else 0  # of the packet log
+        self.snapshots: list[SnapshotOffer] = []  # what a joiner may begin with
+        if last is not None:
+            self.commits[last.round] = Committed(
+                last.round, last.length, last.sha256.hex(), list(last.accepted), recalled=True
+            )
+            self.fingerprints[last.round] = last.fingerprint
+
+    def add(self, ex: Exchange, accepted: list[str], done: do.CommitDone) -> Committed:
+        """A round is durable, with the updates of these sessions. Returns what to tell everybody."""
+        reports = [ex.reports[s] for s in accepted]
+        tokens = sum(r.tokens for r in reports)
+        if tokens:
+            self.loss = sum(r.loss_sum for r in reports) / tokens
+            self.curve.add(ex.step, self.loss)
+        self.tokens += sum(done.tokens.values())
+        self.log_bytes += HEADER_SIZE + done.size
+        self.fingerprints[ex.round] = reports[0].fingerprint
+        names = [ex.members[s] for s in accepted]
+        refused = {name: why[:REASON] for name, why in sorted(done.rejected.items())[:REASONS]}
+        lost = sorted(ex.members[s] for s in ex.owners if s not in done.moved)
+        moved = {ex.members[s]: digest for s, digest in done.moved.items()}
+        told = Committed(ex.round, done.size, done.sha256.hex(), names, refused, lost, moved)
+        self.commits[ex.round] = told
+        self.commits.pop(ex.round - KEPT, None)
+        self.fingerprints.pop(ex.round - KEPT, None)
+        return told
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """The held-out loss of x' is known."""
+        self.eval_loss = loss
+        self.held_out.add(step, loss)
+
+    def offer(self, offers: Iterable[SnapshotOffer]) -> None:
+        """From now on these snapshots are announced, the newest of them."""
+        self.snapshots = sorted(offers, key=lambda o: o.round)[-OFFERED:]
+
+    def differs(self, round: int, fingerprint: int) -> bool:
+        """Is this known not to be the fingerprint of x' of that round?"""
+        return self.fingerprints.get(round, fingerprint) != fingerprint

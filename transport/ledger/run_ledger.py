@@ -1,0 +1,443 @@
+"""The ledger: what a run has decided, on disk before anybody is told. SQLite for facts, a log for packets.
+
+A round is committed when its row is in `rounds`; the row is written after the packet's bytes are on the disk.
+So a row without bytes cannot exist, and bytes without a row (a crash in between) are cut off at the next
+start: nobody had been told of them. Counted leases are written in the transaction of the round that counts
+them.
+
+    folder/ledger.db     meta, rounds, leases (counted and open), sessions, peers, evaluations
+    folder/packets.log   packet_log.py
+    folder/estates/      estates.py
+    folder/ledger.lock   locked by the one process that writes
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from transport.protocol import LedgerBusy, LedgerError, Pool, Runs, pack_runs, size, unpack_runs
+
+from .packet_log import HEADER_SIZE, PacketLog, Record, read_packets
+from .residual_handoffs import TABLE, EstateBook, Given, Left
+
+FORMAT = "1"
+RECENT = 8  # rounds that say how fast the members of a run are
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE rounds (
+    round INTEGER PRIMARY KEY, step INTEGER, opened REAL, committed REAL, fingerprint TEXT, members TEXT,
+    accepted TEXT, loss REAL, tokens INTEGER, counted INTEGER, offset INTEGER, length INTEGER, sha256 BLOB);
+CREATE TABLE counted (
+    lease INTEGER, peer TEXT, session TEXT, round INTEGER, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT
+    ROWID;
+CREATE TABLE leased (
+    lease INTEGER, session TEXT, ids BLOB, PRIMARY KEY (lease, session)) WITHOUT ROWID;
+CREATE TABLE sessions (session TEXT PRIMARY KEY, name TEXT, hardware TEXT, key TEXT) WITHOUT ROWID;
+CREATE TABLE peers (
+    key TEXT PRIMARY KEY, name TEXT, standing TEXT, reason TEXT, strikes INTEGER DEFAULT 0) WITHOUT ROWID;
+CREATE TABLE evaluations (round INTEGER PRIMARY KEY, step INTEGER, loss REAL, tokens INTEGER, final INTEGER);
+"""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The samples of one lease, counted by one accepted packet."""
+
+    lease: int  # the round that leased them
+    peer: str
+    session: str
+    ids: Runs
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """One committed round. Who commits it gives the upper part, the ledger fills in the lower."""
+
+    round: int
+    step: int  # step the round was opened for
+    opened: float  # wall clock
+    committed: float  # wall clock
+    fingerprint: int  # of x' before this round
+    members: tuple[str, ...]
+    accepted: tuple[str, ...]
+    loss: float | None
+    tokens: int
+    counted: int = 0  # samples this round counted
+    offset: int = 0  # of the packet's record in the log
+    length: int = 0  # bytes of the packet
+    sha256: bytes = b""  # of the packet
+
+    @property
+    def record(self) -> Record:
+        return Record(self.round, self.offset, self.length, self.sha256)
+
+
+@dataclass(frozen=True)
+class EvaluationRow:
+    round: int
+    step: int
+    loss: float
+    tokens: int
+    final: bool
+
+
+@dataclass(frozen=True)
+class OpenSession:
+    """A session that was alive when the hub stopped, and the work it holds."""
+
+    session: str
+    name: str
+    hardware: str
+    key: str  # of its peer
+    leases: dict[int, Runs] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Known:
+    """How a key stands with the run (admission.Standing)."""
+
+    key: str
+    name: str  # it went by
+    standing: str  # "member", "banned"; "stranger": nothing is kept of it
+    reason: str = ""
+    strikes: int = 0  # its packets that could not be used
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """Where a run stands, as the ledger knows it: what HubState starts from."""
+
+    round: int = 0  # the next round
+    counted: Runs = ()
+    sessions: tuple[OpenSession, ...] = ()
+    peers: tuple[Known, ...] = ()
+    last: RoundRow | None = None
+    evaluation: EvaluationRow | None = None  # the newest
+    recent: tuple[RoundRow, ...] = ()  # the last rounds, in order
+    estates: dict[int, Left] = field(default_factory=dict)
+    term: int = 0  # how often the ledger was opened to write
+    losses: tuple[tuple[int, float], ...] = ()  # (step, loss) of the rounds that trained
+    held_out: tuple[tuple[int, float], ...] = ()  # of the evaluations
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What Ledger.verify found to be true."""
+
+    rounds: int
+    packet_bytes: int
+    counted: int  # samples, each exactly once
+    missing: int  # samples not counted (yet)
+
+
+class Ledger:
+    """One run's ledger. One writer; any number of readers beside it, also in other processes.
+
+    `Ledger(folder, run=..., samples=...)` opens it to write, or begins it; `Ledger(folder, write=False)` to
+    read. The writer may be used from several threads in turn, not at once (the hub has one thread for it).
+    """
+
+    def __init__(self, folder: Path, *, run: str = "", samples: int = 0, write: bool = True) -> None:
+        self.folder, self.writes = Path(folder), write
+        self.log_path = self.folder / "packets.log"
+        path = self.folder / "ledger.db"
+        self._lock: sqlite3.Connection | None = None
+        self._log: PacketLog | None = None
+        if write:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = take_lock(self.folder / "ledger.lock")
+        elif not path.exists():
+            raise LedgerError(f"no ledger in {self.folder}")
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
+            self.estates = EstateBook(self._db, self.folder)
+            self._open(run, samples)
+        except sqlite3.OperationalError as error:
+            self.close()
+            if "disk is full" in str(error):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder)) from None
+            raise LedgerError(f"{path} cannot be opened: {error}") from None
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise LedgerError(f"{path} is not a ledger: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, run: str, samples: int) -> None:
+        if self.writes:
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")  # a commit is on the disk when it returns
+            self._begin(run, samples)
+            self._db.execute(TABLE)
+        else:
+            self._db.execute("PRAGMA query_only=1")
+        meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
+        if meta.get("format") != FORMAT:
+            raise LedgerError(f"ledger of format {meta.get('format')!r}, expected {FORMAT!r}")
+        self.run, self.samples = meta["run"], int(meta["samples"])
+        if self.writes and (run, samples) != (self.run, self.samples):
+            raise LedgerError(
+                f"the ledger in {self.folder} is of run {self.run!r} with {self.samples} samples, "
+                f"not of {run!r} with {samples}"
+            )
+        self.term = int(meta.get("term", 0)) + self.writes
+        if self.writes:
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('term', ?)", (str(self.term),))
+            (end,) = self._db.execute("SELECT max(offset + length) FROM rounds").fetchone()
+            self._log = PacketLog(self.log_path, 0 if end is None else end + HEADER_SIZE)
+
+    def _begin(self, run: str, samples: int) -> None:
+        """Write the tables of a new ledger, all of them or none."""
+        if self._db.execute("SELECT 1 FROM sqlite_master WHERE name='meta'").fetchone():
+            self._extend()
+            return
+        rows = [("format", FORMAT), ("run", run), ("samples", str(samples))]
+        self._db.execute("BEGIN IMMEDIATE")
+        for statement in SCHEMA.split(";"):
+            self._db.execute(statement)
+        self._db.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+        self._db.execute("COMMIT")
+
+    def _extend(self) -> None:
+        """A ledger of before peers had keys: nobody can resume its sessions, their peers begin new ones."""
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS peers "
+            "(key TEXT PRIMARY KEY, name TEXT, standing TEXT, reason TEXT) WITHOUT ROWID"
+        )
+        self._add("sessions", "key TEXT DEFAULT ''")
+        self._add("peers", "strikes INTEGER DEFAULT 0")
+
+    def _add(self, table: str, column: str) -> None:
+        """A column that this table has not had from the beginning."""
+        if column.split()[0] not in [row[1] for row in self._db.execute(f"PRAGMA table_info({table})")]:
+            self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+
+    def close(self) -> None:
+        for part in (self._log, getattr(self, "_db", None), self._lock):
+            if part is not None:
+                part.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- written by the hub ------------------------------------------------------------------------------
+
+    def session(self, session: str, name: str, hardware: str, key: str) -> None:
+        row = (session, name, hardware, key)
+        self._db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)", row)
+
+    def stand(self, known: Known) -> None:
+        """A key was let in or banned; or is a stranger again, of whom nothing is kept."""
+        row = (known.key, known.name, known.standing, known.reason, known.strikes)
+        if known.standing == "stranger":
+            self._db.execute("DELETE FROM peers WHERE key=?", row[:1])
+        else:
+            self._db.execute("INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?)", row)
+
+    def gone(self, session: str) -> None:
+        """The session is over: what it had leased and not delivered belongs to nobody."""
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.execute("DELETE FROM sessions WHERE session=?", (session,))
+        self._db.execute("DELETE FROM leased WHERE session=?", (session,))
+        self._db.execute("COMMIT")
+
+    def given_back(self, session: str, round: int) -> None:
+        self._db.execute("DELETE FROM leased WHERE session=? AND lease=?", (session, round))
+
+    def leased(self, round: int, leases: dict[str, Runs]) -> None:
+        """A round opened: who (by session) holds which samples."""
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.executemany(
+            "INSERT OR REPLACE INTO leased VALUES (?, ?, ?)",
+            [(round, session, pack_runs(ids)) for session, ids in leases.items()],
+        )
+        self._db.execute("COMMIT")
+
+    def commit(
+        self, row: RoundRow, packet: bytes, counted: tuple[Counted, ...], given: Given | None = None
+    ) -> RoundRow:
+        """Make a round durable, with what is given to owners in it. When this returns the round is a fact.
+
+        Where it raises LedgerError there is no such round; after any other error (a full disk) only opening
+        the ledger anew can tell, and until then nothing more is written.
+        """
+        if self._log is None:
+            raise LedgerError("this ledger is not open to write (it was opened to read, or a write failed)")
+        (next_round,) = self._db.execute("SELECT coalesce(max(round) + 1, 0) FROM rounds").fetchone()
+        if row.round != next_round:
+            raise LedgerError(f"round {row.round} cannot follow round {next_round - 1}")
+        try:
+            at = self._log.append(row.round, packet)
+            samples = sum(size(c.ids) for c in counted)
+            row = replace(row, counted=samples, offset=at.offset, length=at.length, sha256=at.sha256)
+            self._write(row, counted, given or {})
+        except BaseException:
+            log, self._log = self._log, None
+            log.close()
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        if given:
+            self.estates.sweep()
+        return row
+
+    def _write(self, row: RoundRow, counted: tuple[Counted, ...], given: Given) -> None:
+        """The row of a round, what it counts and what it gives: all of it or nothing."""
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", columns_of(row))
+        self._db.executemany(
+            "INSERT INTO counted VALUES (?, ?, ?, ?, ?)",
+            [(c.lease, c.peer, c.session, row.round, pack_runs(c.ids)) for c in counted],
+        )
+        self._db.executemany(
+            "DELETE FROM leased WHERE lease=? AND session=?", [(c.lease, c.session) for c in counted]
+        )
+        self.estates.strike(given)
+        self._db.execute("COMMIT")
+
+    def evaluated(self, row: EvaluationRow) -> None:
+        self._db.execute(
+            "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?)",
+            (row.round, row.step, row.loss, row.tokens, row.final),
+        )
+
+    # ---- read by anybody -----------------------------------------------------------------------------------
+
+    def rounds(self, start: int = 0) -> list[RoundRow]:
+        """The committed rounds from `start` on."""
+        rows = self._db.execute("SELECT * FROM rounds WHERE round >= ? ORDER BY round", (start,))
+        return [row_of(columns) for columns in rows]
+
+    def evaluations(self) -> list[EvaluationRow]:
+        rows = self._db.execute("SELECT round, step, loss, tokens, final FROM evaluations ORDER BY round")
+        return [EvaluationRow(r, s, loss, tokens, bool(final)) for r, s, loss, tokens, final in rows]
+
+    def counted(self, start: int = 0, stop: int = 2**62) -> list[Counted]:
+        """What the rounds start .. stop-1 have counted."""
+        rows = self._db.execute(
+            "SELECT lease, peer, session, ids FROM counted WHERE round >= ? AND round < ? "
+            "ORDER BY round, peer, lease",
+            (start, stop),
+        )
+        return [Counted(lease, peer, session, unpack_runs(ids)) for lease, peer, session, ids in rows]
+
+    def record(self, round: int) -> Record | None:
+        """Where the packet of a committed round lies in the log; None where the round is not committed."""
+        columns = self._db.execute("SELECT * FROM rounds WHERE round=?", (round,)).fetchone()
+        return None if columns is None else row_of(columns).record
+
+    def packets(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
+        """(round, packet) of the committed rounds start .. stop-1; one packet in memory at a time."""
+        (last,) = self._db.execute("SELECT coalesce(max(round), -1) FROM rounds").fetchone()
+        stop = last + 1 if stop is None else stop
+        if not 0 <= start <= stop <= last + 1:
+            raise LedgerError(f"packets {start}-{stop} asked for, the ledger has 0-{last + 1}")
+        first = self.record(start)
+        if start == stop or first is None:
+            return
+        with open(self.log_path, "rb") as file:
+            file.seek(first.offset)
+            reader = read_packets(file)
+            for want in range(start, stop):
+                round, packet = next(reader)
+                if round != want:
+                    raise LedgerError(f"the log has round {round} where {want} belongs")
+                yield round, packet
+
+    def recover(self) -> Recovered:
+        rounds = self.rounds()
+        evaluations = self.evaluations()
+        sessions = []
+        for session, name, hardware, key in self._db.execute(
+            "SELECT session, name, hardware, key FROM sessions"
+        ):
+            rows = self._db.execute("SELECT lease, ids FROM leased WHERE session=?", (session,))
+            leases = {r: unpack_runs(ids) for r, ids in rows}
+            sessions.append(OpenSession(session, name, hardware, key, leases))
+        return Recovered(
+            round=len(rounds),
+            counted=union(self.counted()),
+            sessions=tuple(sessions),
+            peers=tuple(Known(*row) for row in self._db.execute("SELECT * FROM peers ORDER BY key")),
+            last=rounds[-1] if rounds else None,
+            evaluation=evaluations[-1] if evaluations else None,
+            recent=tuple(rounds[-RECENT:]),
+            estates=self.estates.rows(),
+            term=self.term,
+            losses=tuple((row.step, row.loss) for row in rounds if row.loss is not None),
+            held_out=tuple((one.step, one.loss) for one in evaluations),
+        )
+
+    def verify(self, *, complete: bool = False) -> Audit:
+        """Read every packet and every counted lease again. Raises LedgerError where a law is broken.
+
+        Rounds follow each other, checksums hold, no sample was counted twice and none that does not exist;
+        with `complete` also: every sample was counted.
+        """
+        rows, end = self.rounds(), 0
+        for row, (round, packet) in zip(rows, self.packets(), strict=True):
+            if round != row.round or row.offset != end:
+                raise LedgerError(f"round {row.round} does not follow the one before it")
+            if hashlib.sha256(packet).digest() != row.sha256:
+                raise LedgerError(f"the packet of round {row.round} is not the one that was committed")
+            end = row.record.end
+        ids = union(self.counted())
+        if ids and (ids[0][0] < 0 or ids[-1][1] > self.samples):
+            raise LedgerError(f"samples {ids[0][0]}..{ids[-1][1]} counted, the run has 0..{self.samples}")
+        if size(ids) != sum(row.counted for row in rows):
+            raise LedgerError("the rounds and the leases disagree about how many samples were counted")
+        total = sum(row.length for row in rows)
+        audit = Audit(len(rows), total, size(ids), self.samples - size(ids))
+        if complete and audit.missing:
+            raise LedgerError(f"{audit.missing} of {self.samples} samples were never counted")
+        return audit
+
+
+def union(counted: list[Counted]) -> Runs:
+    """All counted ids; raises LedgerError where one was counted twice."""
+    pool = Pool()
+    for lease in counted:
+        try:
+            pool.put(lease.ids)
+        except ValueError as error:
+            raise LedgerError(
+                f"a sample of {lease.peer}, lease {lease.lease}, was counted twice: {error}"
+            ) from None
+    return pool.runs
+
+
+def columns_of(row: RoundRow) -> tuple[Any, ...]:
+    """In the order of the table. SQLite has no unsigned 64 bits, so the fingerprint is kept as text."""
+    columns = [getattr(row, f.name) for f in fields(row)]
+    columns[4:7] = str(row.fingerprint), json.dumps(row.members), json.dumps(row.accepted)
+    return tuple(columns)
+
+
+def row_of(columns: tuple[Any, ...]) -> RoundRow:
+    """Inverse of columns_of."""
+    fingerprint, members, accepted = columns[4:7]
+    names = tuple(json.loads(members)), tuple(json.loads(accepted))
+    return RoundRow(*(*columns[:4], int(fingerprint), *names, *columns[7:]))
+
+
+def take_lock(path: Path) -> sqlite3.Connection:
+    """An exclusive lock that ends with the process, on every system Python runs on: SQLite's own."""
+    lock = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=0)
+    try:
+        lock.execute("BEGIN EXCLUSIVE")
+    except sqlite3.OperationalError as error:
+        lock.close()
+        raise LedgerBusy(f"another process writes the ledger in {path.parent} ({error})") from None
+    return lock

@@ -1,0 +1,88 @@
+"""Questions from a connection that is no peer: `cocktail status`, `stop`, `peers` and `kick`."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from transport.protocol import (
+    PROTOCOL,
+    AskOwner,
+    AskStatus,
+    AskStop,
+    LinkLost,
+    Message,
+    Order,
+    Over,
+    Refused,
+    RefusedByHub,
+    RunURL,
+    Status,
+    Unreachable,
+    decode_to_peer,
+    encode,
+)
+from transport.wire import Came, DealerWire, Down, Up
+
+OWNER_S = 60.0  # for an answer: what is decided waits its turn behind the round that is being committed
+
+
+def ask_status(url: RunURL, timeout: float = 10.0, recipe: bool = False) -> dict[str, Any]:
+    """The object of `cocktail status --json`, with the recipe's text where it is wanted. Raises Unreachable,
+    RefusedByHub, LinkLost."""
+    question = AskStatus(PROTOCOL, url.token, url.run, recipe)
+    answer = ask(url.host, url.port, url.key, question, timeout)
+    if not isinstance(answer, Status):
+        raise LinkLost(f"the hub answered {type(answer).__name__} to a question for its status")
+    status = json.loads(answer.status)
+    assert isinstance(status, dict)
+    return status
+
+
+def ask_stop(url: RunURL, secret: str, now: bool = False, pause: bool = False, timeout: float = 10.0) -> None:
+    """End the run, or pause it; returns when the hub has heard it. Raises Unreachable, RefusedByHub,
+    LinkLost."""
+    question = AskStop(PROTOCOL, secret, url.run, now, pause)
+    try:
+        answer = ask(url.host, url.port, url.key, question, timeout)
+    except LinkLost:  # a hub that has no peers ends at once, and its answer may be lost with the connection
+        try:
+            answer = ask(url.host, url.port, url.key, question, timeout)
+        except Unreachable:
+            return
+    if not isinstance(answer, Over):
+        raise LinkLost(f"the hub answered {type(answer).__name__} to a stop")
+
+
+def ask_owner(url: RunURL, secret: str, order: Order, **fields: str) -> dict[str, Any]:
+    """Ask who is in the run, or decide it (messages.AskOwner has the `fields`); returns when that is durable.
+
+    Raises Unreachable, RefusedByHub, LinkLost.
+    """
+    question = AskOwner(PROTOCOL, secret, url.run, order, **fields)
+    answer = ask(url.host, url.port, url.key, question, OWNER_S)
+    if not isinstance(answer, Status):
+        raise LinkLost(f"the hub answered {type(answer).__name__} to its owner")
+    return dict(json.loads(answer.status))
+
+
+def ask(host: str, port: int, server_key: str, question: Message, timeout: float) -> Message:
+    """Send one message on a connection of its own and wait for the answer."""
+    wire, until = DealerWire(host, port, server_key), time.monotonic() + timeout
+    try:
+        wire.dial(0)
+        while (left := until - time.monotonic()) > 0:
+            for event in wire.poll(left):
+                if isinstance(event, Up):
+                    wire.send(0, [encode(question)])
+                elif isinstance(event, Down):
+                    raise event.error or LinkLost("the hub hung up without an answer")
+                elif isinstance(event, Came):
+                    answer = decode_to_peer(event.frames[0])
+                    if isinstance(answer, Refused):
+                        raise RefusedByHub(answer.code, answer.reason)
+                    return answer
+        raise Unreachable(host, port, "tcp", f"no answer from {host}:{port} within {timeout:.0f} s")
+    finally:
+        wire.close()

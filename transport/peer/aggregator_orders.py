@@ -1,0 +1,71 @@
+"""What a hub says to an owner that is a peer, and what that says back: for the thread of owning.py."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+from transport.protocol import Close, Committed, Holds, Round, SessionRenewed, TransportError, Unusable
+
+from .connection_manager import Carrier
+from .stop_request import Asked
+
+
+class Orders:
+    """Of one link. `wait(what, there)` is the link's, and raises what makes `there()` impossible."""
+
+    def __init__(
+        self, carrier: Carrier, wait: Callable[[str, Callable[[], bool]], None], leaves: Asked
+    ) -> None:
+        self._carrier, self._state, self._wait, self._leaves = carrier, carrier.state, wait, leaves
+        self._resigned = False
+        self._thread = 0  # that asks for them
+        self._heard_enough = False
+
+    @property
+    def waiting(self) -> bool:
+        """Is it the owner's thread that calls? Of a new session the others are to hear."""
+        return threading.get_ident() == self._thread
+
+    def next(self) -> Round | Close | Committed | None:
+        """What the hub said next. None: nothing will come any more, or all has been heard and that was
+        `enough`. Meanwhile the hub hears of a wish to leave: it gives this owner no other round."""
+
+        def there() -> bool:
+            if self._leaves.is_set() and not self._resigned:
+                self.resign(last=False)
+            return bool(self._state.orders) or self._heard_enough or self._state.over is not None
+
+        self._thread = threading.get_ident()
+        while True:
+            try:
+                self._wait("the hub's word to an owner", there)
+            except SessionRenewed:
+                continue
+            except TransportError:
+                return None
+            with self._carrier.changed:
+                return self._state.orders.popleft() if self._state.orders else None
+
+    def resign(self, *, last: bool, lost: bool = False) -> None:
+        """Say that this peer is to own nothing any more, not even (`lost`) in the round that is open, and
+        (`last`) that no update of it will come."""
+        with self._carrier.changed:
+            self._resigned = True
+            self._carrier.say(self._state.resigns(last, lost))
+
+    def enough(self) -> None:
+        """Have `next` end, once all that has come is heard."""
+        with self._carrier.changed:
+            self._heard_enough = True
+            self._carrier.changed.notify_all()
+
+    def unusable(self, message: Unusable) -> None:
+        """Say that a peer's part cannot be used."""
+        with self._carrier.changed:
+            self._carrier.say([message])
+
+    def holding(self, round: int, parts: Mapping[str, str]) -> None:
+        """Say whose parts of `round` have come to this owner, all of them: name -> digest."""
+        with self._carrier.changed:
+            self._carrier.say(self._state.holding(Holds(round, dict(parts))))

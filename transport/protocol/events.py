@@ -1,0 +1,126 @@
+"""What a hub tells whoever runs it. `Hub.events()` yields these; nothing here is printed by this room.
+
+Each has `at`: wall-clock seconds since 1970, for people and logs. Durations inside are monotonic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from .traffic import Moved
+
+PAUSED = 75  # exit code of a run whose owner means to go on with it
+
+
+@dataclass(frozen=True)
+class Event:
+    at: float  # wall clock, seconds since 1970
+
+
+@dataclass(frozen=True)
+class PeerJoined(Event):
+    """A session began: the peer fetches what it lacks and will say it is ready."""
+
+    peer: str
+    hardware: str
+    round: int  # the round it has to catch up to
+    origin: str = ""  # address it comes from; of IPv6 the first 64 bits; empty: not known
+
+
+@dataclass(frozen=True)
+class PeerAsks(Event):
+    """Somebody with the token waits for the owner's yes."""
+
+    peer: str
+    hardware: str
+    key: str  # 16 digits of it
+
+
+@dataclass(frozen=True)
+class PeerReady(Event):
+    """The peer holds x' and is a member from the next round."""
+
+    peer: str
+    round: int
+    joining_s: float  # from its greeting until now
+
+
+@dataclass(frozen=True)
+class PeerLeft(Event):
+    """A session ended. What it had not delivered is back in the pool."""
+
+    peer: str
+    reason: str  # "left: ...", "connection lost", "silent for 30 s", ...
+    returned: int  # samples that went back into the pool
+    legacy: int = 0  # bytes of its residual that it handed over
+
+
+@dataclass(frozen=True)
+class RoundOpened(Event):
+    round: int
+    step: int
+    steps: int
+    members: tuple[str, ...]
+    samples: int  # leased in this round, all members together
+    exchange: bool
+
+
+@dataclass(frozen=True)
+class RoundCommitted(Event):
+    """A round is durable: x' has moved."""
+
+    round: int
+    step: int  # whole global batches counted so far
+    steps: int
+    counted: int  # samples counted so far
+    loss: float | None  # mean over the trained tokens delivered in this round; None: no tokens
+    tokens: int  # trained tokens delivered in this round
+    members: tuple[str, ...]
+    accepted: tuple[str, ...]
+    fingerprint: int  # of x' before this round, as all members reported it
+    size: int  # bytes of the aggregated packet
+    packets: dict[str, int]  # bytes of each accepted packet
+    tokens_by_peer: dict[str, int]
+    compute_s: dict[str, float]  # each peer's last step
+    wait_s: dict[str, float]  # of which its device waited for the exchange
+    seconds: float  # since the round was opened
+    up: dict[str, int] = field(default_factory=dict)  # bytes on the wire since the last commit, peer to hub
+    down: dict[str, int] = field(default_factory=dict)  # hub to peer; both with ZMTP and CURVE framing
+    fetched: dict[str, int] = field(default_factory=dict)  # of `down`: what a peer lacked before it was ready
+    deadline: float = 0.0  # seconds after the opening, as the last update that was waited for left it
+
+    def with_bytes(self, moved: Mapping[str, Moved]) -> RoundCommitted:
+        """The same, with what each peer has moved."""
+        return replace(
+            self,
+            up={peer: m.up for peer, m in moved.items()},
+            down={peer: m.down for peer, m in moved.items()},
+            fetched={peer: m.fetched for peer, m in moved.items() if m.fetched},
+        )
+
+
+@dataclass(frozen=True)
+class EvaluationDone(Event):
+    """The held-out loss of x' of `round`."""
+
+    round: int
+    step: int
+    loss: float
+    tokens: int
+    final: bool  # of the finished model
+
+
+@dataclass(frozen=True)
+class Warned(Event):
+    message: str
+    peer: str | None = None
+
+
+@dataclass(frozen=True)
+class RunEnded(Event):
+    finished: bool  # True: every sample was counted
+    reason: str
+    exit_code: int  # 0 finished or stopped by its owner, PAUSED, 7 too few peers, 1 a bug, 8 disk full
+    rounds: int
+    counted: int

@@ -1,0 +1,34 @@
+"""Counters of bytes on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Bytes."""
+
+    up: int = 0  # peer to hub
+    down: int = 0
+    fetched: int = 0  # of `down`: before the peer was ready, of model and packets that it lacked
+
+
+@dataclass
+class Traffic:
+    """Bytes on the wire of one session, ZMTP and CURVE framing included."""
+
+    up: int = 0  # peer to hub
+    down: int = 0
+    ready: int | None = None  # `down` when the peer had caught up; None: it has not
+    told: Moved | None = None  # what the last RoundCommitted knew of these
+
+    @property
+    def sums(self) -> Moved:
+        return Moved(self.up, self.down, self.down if self.ready is None else self.ready)
+
+    def tell(self) -> Moved:
+        """Since this was last asked."""
+        now, before = self.sums, self.told or Moved()
+        self.told = now
+        return Moved(now.up - before.up, now.down - before.down, now.fetched - before.fetched)

@@ -1,0 +1,143 @@
+"""Who holds which samples. Every sample is in exactly one place: the pool, one lease, or counted.
+
+    pool --grant--> held --claim--> claimed --count--> counted
+      ^---revoke-----'  <--refuse---'
+
+A *lease* is what one session was given in one round. It is *claimed* by an update that has arrived and says
+that it delivers it. Claimed leases wait for the commit even if their session ends: the work is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+
+from transport.protocol import Pool, Runs, size
+
+
+@dataclass
+class Lease:
+    ids: Runs
+    claimed: bool = False
+
+
+class Leases:
+    """The samples 0 .. total-1 of a run."""
+
+    def __init__(self, total: int, counted: Runs = ()) -> None:
+        self.total = total
+        self.counted = size(counted)
+        self._pool = Pool(complement(counted, total))
+        self._leases: dict[str, dict[int, Lease]] = {}  # session -> round -> lease
+
+    @property
+    def free(self) -> int:
+        """Samples that nobody holds."""
+        return len(self._pool)
+
+    @property
+    def done(self) -> bool:
+        return self.counted == self.total
+
+    def restore(self, session: str, round: int, ids: Runs) -> None:
+        """A lease that was given before the hub restarted is its session's again."""
+        rest = Pool()
+        for run in self._pool.runs:
+            rest.put(minus(run, ids))
+        if len(rest) + size(ids) != len(self._pool):
+            raise ValueError(f"lease {round} of a session holds samples that are not free: {ids}")
+        self._pool = rest
+        self._leases.setdefault(session, {})[round] = Lease(ids)
+
+    def of(self, round: int, sessions: Iterable[str]) -> dict[str, Runs]:
+        """What these hold of this round already: it is opened again, or the hub restarted."""
+        return {s: lease.ids for s in sessions if (lease := self._leases.get(s, {}).get(round))}
+
+    def grant(self, round: int, shares: Mapping[str, int]) -> dict[str, Runs]:
+        """Give each session so many samples for `round`, in this order, as far as there are any."""
+        granted = dict[str, Runs]()
+        for session, share in shares.items():
+            if ids := self._pool.take(share):
+                self._leases.setdefault(session, {})[round] = Lease(ids)
+                granted[session] = ids
+        return granted
+
+    def held(self, session: str) -> list[int]:
+        """Rounds whose leases this session holds and no update has claimed."""
+        return sorted(r for r, lease in self._leases.get(session, {}).items() if not lease.claimed)
+
+    def ids(self, session: str, round: int) -> Runs | None:
+        lease = self._leases.get(session, {}).get(round)
+        return None if lease is None else lease.ids
+
+    def claim(self, session: str, rounds: Iterable[int]) -> list[int]:
+        """An update that delivers `rounds` is here. Those its session holds are claimed and returned."""
+        mine = self._leases.get(session, {})
+        good = [r for r in sorted(set(rounds)) if r in mine and not mine[r].claimed]
+        for r in good:
+            mine[r].claimed = True
+        return good
+
+    def count(self, session: str, rounds: Iterable[int]) -> None:
+        """The update with these claims is committed: its samples are counted, for good."""
+        for r in rounds:
+            lease = self._leases[session].pop(r)
+            assert lease.claimed
+            self.counted += size(lease.ids)
+        self._forget(session)
+
+    def refuse(self, session: str, rounds: Iterable[int], *, here: bool = True) -> None:
+        """The update with these claims is not in the commit: the session, if still here, holds the work."""
+        for r in rounds:
+            self._leases[session][r].claimed = False
+        if not here:
+            self.revoke(session)
+
+    def settle(self, claims: dict[str, list[int]], counted: Container[str], sessions: Container[str]) -> None:
+        """A round is over: the claims of these are counted, the others refused. `sessions`: who is here."""
+        for session, rounds in claims.items():
+            if session in counted:
+                self.count(session, rounds)
+            else:
+                self.refuse(session, rounds, here=session in sessions)
+        claims.clear()
+
+    def give_back(self, session: str, round: int) -> int:
+        """One lease, not claimed, goes back into the pool. Returns how many samples did."""
+        lease = self._leases[session].pop(round)
+        assert not lease.claimed
+        self._pool.put(lease.ids)
+        self._forget(session)
+        return size(lease.ids)
+
+    def revoke(self, session: str) -> int:
+        """The session is over: what it holds and did not deliver goes back. Returns how many samples did."""
+        return sum(self.give_back(session, r) for r in self.held(session))
+
+    def _forget(self, session: str) -> None:
+        if not self._leases.get(session, True):
+            del self._leases[session]
+
+    def places(self) -> tuple[int, int, int]:
+        """Samples in the pool, in leases, counted. They sum to the total, always."""
+        leased = sum(size(lease.ids) for mine in self._leases.values() for lease in mine.values())
+        return self.free, leased, self.counted
+
+
+def complement(runs: Runs, total: int) -> Runs:
+    """The ids of 0 .. total-1 that are not in `runs`."""
+    return minus((0, total), runs)
+
+
+def minus(run: tuple[int, int], runs: Runs) -> Runs:
+    """What is left of one run without `runs`."""
+    left, at = [], run[0]
+    for start, stop in runs:
+        if stop <= at or start >= run[1]:
+            continue
+        if start > at:
+            left.append((at, start))
+        at = max(at, stop)
+    if at < run[1]:
+        left.append((at, run[1]))
+    return tuple(left)

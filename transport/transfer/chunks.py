@@ -1,0 +1,194 @@
+"""An object that arrives in chunks, in any order, each perhaps more than once: in memory, or in a file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from transport.protocol import ProtocolError
+
+BLOCK = 1 << 20  # bytes of a file that one hash covers; the last block may be shorter
+DIGEST = 32
+LONGEST = 1 << 37  # bytes of an object in memory: no packet is longer
+TRIES = 3  # how often one block may come wrong before the hub's file is called damaged
+
+
+class ChunkMap:
+    """Which chunks of an object of `size` bytes are here."""
+
+    def __init__(self, size: int, chunk: int, bits: int = 0) -> None:
+        self.size, self.chunk = size, chunk
+        self.count = max(1, -(-size // chunk))
+        self._bits = bits
+        self._here = bits.bit_count()
+
+    def length(self, index: int) -> int:
+        return min(self.chunk, self.size - index * self.chunk)
+
+    def add(self, index: int, payload: bytes | memoryview) -> bool:
+        """Note a chunk; False where it was here already. Raises ProtocolError where it does not belong."""
+        if not 0 <= index < self.count:
+            raise ProtocolError(f"chunk {index} of an object with {self.count}")
+        if len(payload) != self.length(index):
+            raise ProtocolError(f"chunk {index} has {len(payload)} bytes, expected {self.length(index)}")
+        if self._bits >> index & 1:
+            return False
+        self._bits |= 1 << index
+        self._here += 1
+        return True
+
+    def drop(self, indices: Iterable[int]) -> None:
+        """These are not here after all."""
+        for index in indices:
+            self._here -= self._bits >> index & 1
+            self._bits &= ~(1 << index)
+
+    @property
+    def missing(self) -> list[int]:
+        bits = bin(self._bits)[:1:-1].ljust(self.count, "0")  # lowest first; shifts would be quadratic
+        return [i for i in range(self.count) if bits[i] == "0"]
+
+    @property
+    def whole(self) -> bool:
+        return self._here == self.count
+
+    @property
+    def bytes_here(self) -> int:
+        return min(self.size, self._here * self.chunk)
+
+    @property
+    def bits(self) -> int:
+        return self._bits
+
+    def bitmap(self) -> bytes:
+        """Bit i, lowest of the first byte first, is set where chunk i is here."""
+        return self._bits.to_bytes((self.count + 7) // 8, "little")
+
+
+class Parts:
+    """In memory. Nothing is allocated for what was only promised."""
+
+    def __init__(self, size: int, sha256: bytes, chunk: int, most: int = LONGEST) -> None:
+        if size > most:
+            raise ProtocolError(f"an object of {size} bytes, too long: {most} are the most")
+        self.map, self.sha256 = ChunkMap(size, chunk), sha256
+        self._parts: dict[int, bytes | memoryview] = {}
+
+    def add(self, index: int, payload: bytes | memoryview) -> list[int]:
+        """Take a chunk. Returns those to ask for again: none here. Raises ProtocolError."""
+        if self.map.add(index, payload):
+            self._parts[index] = payload
+        return []
+
+    def data(self) -> bytes:
+        return b"".join(self._parts[i] for i in range(self.map.count))
+
+    def finish(self) -> bytes:
+        """The object. Raises ProtocolError where it is not what was promised; an empty sha256 promised
+        nothing."""
+        data = self.data()
+        if self.sha256 not in (b"", hashlib.sha256(data).digest()):
+            raise ProtocolError("the checksum of the whole is wrong")
+        return data
+
+
+class PartFile:
+    """A file that grows in `path`.part, each block checked before it is written, until all are right.
+
+    The list of hashes is all the bookkeeping: what an earlier process left, whole or not, damaged or of
+    another object, is looked at block by block (`look`), and only what is wrong is asked for.
+
+    Args:
+        size: bytes of the file.
+        hashes: SHA-256 of each of its blocks, one after the other.
+        chunk: bytes of a chunk; divides BLOCK.
+    """
+
+    def __init__(self, path: Path, size: int, hashes: bytes, chunk: int) -> None:
+        if len(hashes) != DIGEST * blocks_in(size):
+            raise ProtocolError(f"{len(hashes)} bytes of hashes for {path.name}, a file of {size} bytes")
+        self.path, self.map = path, ChunkMap(size, chunk)
+        self._hashes, self._part = hashes, path.with_name(path.name + ".part")
+        self._per_block = max(1, BLOCK // chunk)
+        self._waiting: dict[int, dict[int, bytes]] = {}  # block -> its chunks, until all of them are here
+        self._wrong: dict[int, int] = {}  # block -> how often it came wrong
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not self._part.exists():
+            path.replace(self._part)  # most of it may be right
+        self._part.touch()
+        # Unbuffered: what is written is there for the next process, however this one ends.
+        self._file: BinaryIO = open(self._part, "r+b", buffering=0)  # noqa: SIM115
+
+    def look(self, go_on: Callable[[], object] = lambda: None) -> int:
+        """Find out what is here already; bytes of it. `go_on` is called before each block, and may raise."""
+        there = self._file.seek(0, 2)
+        found = 0
+        for block in range(min(blocks_in(self.map.size), -(-there // BLOCK))):
+            go_on()
+            self._file.seek(block * BLOCK)
+            data = self._file.read(min(BLOCK, self.map.size - block * BLOCK))
+            if self._is_right(block, data):
+                found += len(data)
+                for index in self._chunks(block):
+                    start = index * self.map.chunk - block * BLOCK
+                    self.map.add(index, data[start : start + self.map.chunk])
+        return found
+
+    def add(self, index: int, payload: bytes) -> list[int]:
+        """Take a chunk. Returns those to ask for again: a block's, where it came wrong. Raises ProtocolError,
+        OSError."""
+        if not self.map.add(index, payload):
+            return []
+        block = index // self._per_block
+        chunks = self._waiting.setdefault(block, {})
+        chunks[index] = payload
+        wanted = self._chunks(block)
+        if len(chunks) < len(wanted):
+            return []
+        data = b"".join(chunks[i] for i in wanted)
+        del self._waiting[block]
+        if self._is_right(block, data):
+            self._file.seek(block * BLOCK)
+            rest = memoryview(data)
+            while rest:  # a disk that is nearly full takes a part, then none
+                rest = rest[self._file.write(rest) :]
+            return []
+        self._wrong[block] = self._wrong.get(block, 0) + 1
+        if self._wrong[block] >= TRIES:
+            raise ProtocolError(f"MiB {block} of {self.path.name} came wrong {TRIES} times")
+        self.map.drop(wanted)
+        return list(wanted)
+
+    def _is_right(self, block: int, data: bytes) -> bool:
+        return hashlib.sha256(data).digest() == self._hashes[block * DIGEST : (block + 1) * DIGEST]
+
+    def _chunks(self, block: int) -> range:
+        first = block * self._per_block
+        return range(first, min(first + self._per_block, self.map.count))
+
+    def finish(self) -> Path:
+        """The file under its own name, once it is whole."""
+        self._file.close()
+        os.truncate(self._part, self.map.size)  # it may have been of a larger file
+        self._part.replace(self.path)
+        return self.path
+
+    def close(self) -> None:
+        """Leave it as it is: another process may go on from here."""
+        self._file.close()
+
+
+def blocks_in(size: int) -> int:
+    return max(1, -(-size // BLOCK))
+
+
+def hashes_of(path: Path) -> bytes:
+    """SHA-256 of each block of a file: what the object `hashes/<name>` holds."""
+    with open(path, "rb") as file:
+        digests = [hashlib.sha256(file.read(BLOCK)).digest()]
+        while block := file.read(BLOCK):
+            digests.append(hashlib.sha256(block).digest())
+    return b"".join(digests)

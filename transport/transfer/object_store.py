@@ -1,0 +1,189 @@
+"""The objects a hub serves, by name, chunk by chunk. Files are never read as a whole.
+
+lease/<round>       what Work.samples gives for the asking session's lease
+packet/<round>      the aggregated packet of a committed round
+packets/<a>-<b>     the log's records of rounds a .. b-1 (packet_log.py): what a joiner lacks
+part/<round>/<peer>, estate/<number>   what an owner that is a peer is to have (hub_shards.py)
+shard/<round>/<owner>, shard/<round>   what an owner, or the hub, has made of its shards (the same)
+base/<file>, eval   whatever Work.object gives
+snapshot/<round>/model.safetensors     the same, while the hub offers that snapshot
+hashes/<name>       SHA-256 of each MiB of a base or snapshot file (chunks.py), from Work.object too
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from transport.ledger import Ledger
+from transport.protocol import Data, Get, Message, NoObject, Work
+from transport.wire import ForMany
+
+KEPT = 256  # leases and ranges at hand
+PIECES = 64  # of the newest packet, at hand for the next who asks
+
+
+@dataclass(frozen=True)
+class Source:
+    """Bytes in memory, or a range of an open file."""
+
+    data: bytes | BinaryIO
+    offset: int
+    size: int
+    sha256: bytes  # of the whole; empty: not known
+
+    def read(self, index: int, chunk: int) -> bytes:
+        """Chunk `index`. Raises KeyError where there is none."""
+        start = index * chunk
+        if start >= max(1, self.size):
+            raise KeyError(f"chunk {index} is beyond its end")
+        length = min(chunk, self.size - start)
+        if isinstance(self.data, bytes):
+            return self.data[start : start + length]
+        self.data.seek(self.offset + start)
+        return self.data.read(length)
+
+
+class Objects:
+    """Belongs to the reader thread, but for what is said of the newest packet."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        work: Work,
+        lease: Callable[[str, int], list[int] | None],
+        for_owners: Callable[[str, str], bytes],
+    ) -> None:
+        self._folder, self._work, self._lease, self._for_owners = ledger.folder, work, lease, for_owners
+        self._ledger: Ledger | None = None  # a reader of its own: it sees whole transactions only
+        self._files: dict[Path, BinaryIO] = {}
+        self._given: dict[str, Source] = {}  # base/..., eval, snapshot/..., hashes/...
+        self._snapshots: set[str] = set()  # "snapshot/<round>/" of those that are offered
+        self._ranges: OrderedDict[tuple[int, int, bool], Source] = OrderedDict()  # of the log
+        self._leases: OrderedDict[tuple[str, int], Source] = OrderedDict()
+        self._owned: OrderedDict[tuple[str, str], Source] = OrderedDict()  # parts, estates
+        self._newest = "", in_memory(b"")  # the name of the newest packet, and the packet
+        self._pieces: OrderedDict[Get, ForMany] = OrderedDict()
+
+    def find(self, session: str, name: str) -> Source:
+        """Raises KeyError, whose text is for the peer, where there is no such object for this session."""
+        kind, _, rest = name.partition("/")
+        if kind == "lease" and re.fullmatch(r"[0-9]{1,18}", rest):
+            return self._find_lease(session, int(rest))
+        if kind == "packet" and re.fullmatch(r"[0-9]{1,18}", rest):
+            return self._range(int(rest), int(rest) + 1, payload=True)
+        if kind == "packets" and (match := re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", rest)):
+            return self._range(int(match[1]), int(match[2]))
+        if kind in ("part", "shard", "estate"):
+            return self._find_for_owner(session, name)
+        if (snapshot := snapshot_of(name)) and snapshot not in self._snapshots:
+            raise KeyError("this snapshot is not offered any more")
+        if name not in self._given:
+            self._given[name] = self._ask(name)
+        return self._given[name]
+
+    def answer(self, session: str, m: Get) -> tuple[Message, bytes | None]:
+        """What is sent to a peer that asks for a chunk, and the chunk."""
+        try:
+            source = self.find(session, m.name)
+            return Data(m.name, m.index, source.size, source.sha256), source.read(m.index, m.chunk)
+        except KeyError as error:
+            return NoObject(m.name, str(error.args[0])), None
+        except Exception as error:
+            return NoObject(m.name, f"the hub cannot read it: {type(error).__name__}: {error}"), None
+
+    def committed(self, round: int, packet: bytes, sha256: bytes) -> None:
+        """Everybody will ask for this packet. By the commit thread, before anybody is told."""
+        self._newest = f"packet/{round}", Source(packet, 0, len(packet), sha256)
+
+    def at_hand(self, m: Get) -> tuple[Data, bytes] | None:
+        """A chunk of the newest packet, the same bytes for all who ask. By the I/O thread."""
+        name, source = self._newest
+        if m.name != name or m.index * m.chunk >= source.size:
+            return None
+        if m not in self._pieces:
+            self._pieces[m] = ForMany(source.read(m.index, m.chunk))
+            if len(self._pieces) > PIECES:
+                _, old = self._pieces.popitem(last=False)
+                old.made = None  # it refers to the piece: a circle, and none of them would be freed for long
+        return Data(name, m.index, source.size, source.sha256), self._pieces[m]
+
+    def keep_snapshots(self, offered: set[str]) -> None:
+        """Serve these ("snapshot/<round>/") and no others; files of others are closed, and may go."""
+        self._snapshots = offered
+        for name in [n for n in self._given if (s := snapshot_of(n)) and s not in offered]:
+            source = self._given.pop(name)
+            if not isinstance(source.data, bytes):
+                source.data.close()
+                self._files = {path: file for path, file in self._files.items() if file is not source.data}
+
+    def _find_lease(self, session: str, round: int) -> Source:
+        source = self._leases.get((session, round))
+        if source is None:
+            ids = self._lease(session, round)
+            if ids is None:
+                raise KeyError(f"this session holds no lease of round {round}")
+            source = self._leases[session, round] = in_memory(self._work.samples(ids))
+            if len(self._leases) > KEPT:
+                self._leases.popitem(last=False)
+        return source
+
+    def _find_for_owner(self, session: str, name: str) -> Source:
+        if (session, name) not in self._owned:
+            self._owned[session, name] = in_memory(self._for_owners(session, name))
+            if len(self._owned) > KEPT:
+                self._owned.popitem(last=False)
+        return self._owned[session, name]
+
+    def opened(self) -> None:
+        """A round opens, or opens again: there are other parts by the same names."""
+        self._owned.clear()
+
+    def _range(self, start: int, stop: int, *, payload: bool = False) -> Source:
+        """Where the packets of these rounds lie. The system caches the end of the log."""
+        key = (start, stop, payload)
+        if key not in self._ranges:
+            if self._ledger is None:
+                self._ledger = Ledger(self._folder, write=False)
+            first, last = self._ledger.record(start), self._ledger.record(stop - 1)
+            if start >= stop or first is None or last is None:
+                raise KeyError(f"rounds {start}-{stop} are not committed")
+            file = self._file(self._ledger.log_path)
+            records = Source(file, first.offset, last.end - first.offset, b"")
+            packet = Source(file, first.payload, first.length, first.sha256)
+            self._ranges[key] = packet if payload else records
+            if len(self._ranges) > KEPT:
+                self._ranges.popitem(last=False)
+        return self._ranges[key]
+
+    def _ask(self, name: str) -> Source:
+        given = self._work.object(name)
+        if isinstance(given, bytes):
+            return in_memory(given)
+        return Source(self._file(given), 0, given.stat().st_size, b"")
+
+    def _file(self, path: Path) -> BinaryIO:
+        if path not in self._files:
+            self._files[path] = open(path, "rb")  # noqa: SIM115 (closed by close)
+        return self._files[path]
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        if self._ledger is not None:
+            self._ledger.close()
+
+
+def snapshot_of(name: str) -> str:
+    """ "snapshot/<round>/" of the name of its file or of its hashes; empty for other names."""
+    kind, _, rest = name.removeprefix("hashes/").partition("/")
+    return f"snapshot/{rest.partition('/')[0]}/" if kind == "snapshot" else ""
+
+
+def in_memory(data: bytes) -> Source:
+    return Source(data, 0, len(data), hashlib.sha256(data).digest())

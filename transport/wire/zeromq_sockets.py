@@ -1,0 +1,450 @@
+"""The ZeroMQ ends of the wire. CURVE always; the options and why are measured in README.md, "Sockets".
+
+One ROUTER at the hub on one TCP port takes control and bulk connections alike; a peer has a DEALER for each.
+No routing ids are set: a fixed id is a permanent black hole after a half-open connection, or can be taken
+over. What the hub knows a connection by begins with the key that was proven in its handshake, as libzmq tells
+it (ZAP, RFC 27): a stranger who takes the routing id of a dead connection is another connection.
+
+A dialled connection that ends is thrown away with its queues and a fresh one is made: what a reconnect would
+deliver late, or lose silently, is the application's to say again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from transport.protocol import (
+    MAX_CHUNK,
+    MAX_CONTROL,
+    AddressInUse,
+    CurveKeys,
+    Unreachable,
+    UrlError,
+    as_z85,
+    parse_address,
+    to_base64,
+)
+
+from .connection_guard import Connections, origin
+from .frames import Came, Down, ForMany, Frames, Up, wire_size
+
+MAX_FRAME = MAX_CHUNK + 1024  # what CURVE adds is 33
+LAST_WORDS_MS = 300  # for what was said last, where a hub ends without waiting for its peers
+MANY_FILES = 1 << 20  # where a system names no limit
+HANDSHAKE_S = 10.0  # from TCP connected to the key proven
+# Plain numbers: joining zmq's own flags takes Python longer than sending a frame.
+NOW, MORE_NOW = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+
+
+def set_options(sock: zmq.Socket[bytes], options: dict[str, int]) -> None:
+    """Set those options that this platform's libzmq knows."""
+    for name, value in options.items():
+        option = getattr(zmq, name, None)
+        if option is not None:
+            with contextlib.suppress(zmq.ZMQError):  # e.g. TCP_MAXRT outside Linux: a refinement, not a need
+                sock.setsockopt(option, value)
+
+
+COMMON = {
+    "LINGER": 0,
+    "IPV6": 1,
+    "TCP_MAXRT": 8000,  # ms unacknowledged before TCP gives up; keepalive is blind while data is in flight
+    "TCP_KEEPALIVE": 1,
+    "TCP_KEEPALIVE_IDLE": 30,
+    "TCP_KEEPALIVE_INTVL": 10,
+    "TCP_KEEPALIVE_CNT": 3,
+    "HANDSHAKE_IVL": 10_000,
+}
+HUB = {
+    "MAXMSGSIZE": MAX_FRAME,
+    "HANDSHAKE_IVL": 5_000,
+    "ROUTER_MANDATORY": 1,
+    "BACKLOG": 1024,
+    "SNDHWM": 1000,
+    "RCVHWM": 64,
+}
+PEER = {
+    "MAXMSGSIZE": MAX_FRAME,
+    "SNDHWM": 1000,
+    "RCVHWM": 1000,
+    "IMMEDIATE": 1,
+    "RECONNECT_IVL": -1,
+    "CONNECT_TIMEOUT": 5_000,
+}
+
+
+class RouterWire:
+    """The hub's ROUTER. Raises AddressInUse. `wake` may be called from any thread, the rest from one."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        keys: CurveKeys,
+        io_threads: int = 2,
+        allowed: Callable[[str], bool] = lambda key: True,
+    ) -> None:
+        files = raise_file_limit()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
+        self._router = self._context.socket(zmq.ROUTER)
+        set_options(self._router, COMMON | HUB)
+        self._router.curve_server = True
+        self._router.curve_publickey, self._router.curve_secretkey = as_z85(keys.public), as_z85(keys.secret)
+        self._doorkeeper = Doorkeeper(self._context, allowed)
+        self._router.zap_domain = b"cocktail"
+        self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer nobody gets in
+        self._connections = Connections(self._context, self._router, files)
+        try:
+            where = f"[{host}]" if ":" in host else host
+            self._router.bind(f"tcp://{where}:{port or '*'}")
+            endpoint = self._router.getsockopt(zmq.LAST_ENDPOINT)
+            assert isinstance(endpoint, bytes)
+            self.port = int(endpoint.rpartition(b":")[2].strip(b"\0"))
+        except zmq.ZMQError as error:
+            self._connections.close()
+            self._router.close(0)
+            self._doorkeeper.close()
+            self._context.term()
+            reason = (
+                "another program uses it" if error.errno in (errno.EADDRINUSE, zmq.EADDRINUSE) else str(error)
+            )
+            raise AddressInUse(host, port, reason) from None
+        self._connections.port = self.port
+        self._waker = Waker(self._context)
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._waker.inner, zmq.POLLIN)
+        self._poller.register(self._doorkeeper.sock, zmq.POLLIN)
+
+    def poll(self, timeout: float) -> list[tuple[bytes, Frames]]:
+        ready = dict(self._poller.poll(max(0, round(timeout * 1000))))
+        if self._waker.inner in ready:
+            self._waker.clear()
+        if self._doorkeeper.sock in ready:
+            self._doorkeeper.answer()
+        self._connections.look_again(time.monotonic())  # in no poller: a flood of dials would end every poll
+        came: list[tuple[bytes, Frames]] = []
+        while len(came) < 64:  # then look after the others: time, workers, what is to be sent
+            try:
+                came.append(self._read())
+            except zmq.Again:
+                break
+        return came
+
+    def _read(self) -> tuple[bytes, Frames]:
+        """One message. The key is known of the first frame only where that is not copied; the others are
+        large, and stay where ZeroMQ has them.
+        """
+        id = self._router.recv(NOW)
+        last = first = self._router.recv(NOW, copy=False)
+        frames: list[bytes | memoryview] = [first.bytes]
+        while last.more:
+            last = self._router.recv(NOW, copy=False)
+            if len(frames) < 3:  # more than two are no message; there may be a million
+                frames.append(last.buffer)
+        where = origin(str(first.get("Peer-Address")))
+        conn = b".".join((str(first.get("User-Id")).encode(), where.encode(), id))
+        self._connections.came(int(first.get(zmq.SRCFD)), conn, wire_size(frames), time.monotonic())
+        return conn, frames
+
+    def send(self, conn: bytes, frames: Frames) -> bool:
+        try:
+            # copying 256 KiB is cheaper than the reference counting that spares it, and safe against a
+            # changed buffer; but what goes to all is copied once, and libzmq counts who still needs it
+            self._router.send(conn.split(b".", 2)[2], MORE_NOW)
+            for frame in frames[:-1]:
+                self._router.send(frame, MORE_NOW)
+            last = frames[-1]
+            if isinstance(last, ForMany):
+                last.made = last.made or zmq.Frame(last, copy=True)
+                self._router.send(last.made, NOW, copy=False)
+            else:
+                self._router.send(last, NOW)
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                return False
+            raise
+        self._connections.sent(conn, wire_size(frames))
+        return True
+
+    def held(self, conn: bytes) -> int:
+        return self._connections.held(conn)
+
+    def hang_up(self, conn: bytes) -> None:
+        self._connections.hang_up(conn, time.monotonic())
+
+    def guard(self, now: float, owner: Callable[[bytes], str | None]) -> int:
+        return self._connections.guard(now, owner)
+
+    def wake(self) -> None:
+        self._waker.wake()
+
+    def close(self) -> None:
+        self._connections.close()
+        self._router.close(LAST_WORDS_MS)
+        self._doorkeeper.close()
+        self._waker.close()
+        self._context.term()
+
+
+class DealerWire:
+    """A peer's connections to one hub. `wake` may be called from any thread, the rest from one."""
+
+    def __init__(self, host: str, port: int, server_key: str, keys: CurveKeys | None = None) -> None:
+        self._host, self._port = host, port
+        self._server_key, self._keys = server_key, keys or CurveKeys.generate()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._waker = Waker(self._context)
+        self._poller = zmq.Poller()
+        self._poller.register(self._waker.inner, zmq.POLLIN)
+        self._socks: dict[int, zmq.Socket[bytes]] = {}
+        self._monitors: dict[int, zmq.Socket[bytes]] = {}
+        self._connecting: dict[int, float] = {}  # flow -> until when its key must be proven
+        self._resolved: queue.SimpleQueue[tuple[int, int, str | Unreachable]] = queue.SimpleQueue()
+        self._attempt: dict[int, int] = {}  # flow -> number of its newest dial
+        self._attempts = 0
+
+    def dial(self, flow: int) -> None:
+        self.hang_up(flow)
+        self._attempts += 1
+        self._attempt[flow] = self._attempts
+        threading.Thread(
+            target=self._probe, args=(flow, self._attempts), name="cocktail-dial", daemon=True
+        ).start()
+
+    def _probe(self, flow: int, attempt: int) -> None:
+        """Find an address that answers. ZeroMQ would retry silently and not say what failed."""
+        result: str | Unreachable
+        try:
+            result = reach(self._host, self._port)
+        except Unreachable as error:
+            result = error
+        self._resolved.put((flow, attempt, result))
+        self._waker.wake()
+
+    def _connect(self, flow: int, address: str) -> None:
+        sock = self._context.socket(zmq.DEALER)
+        set_options(sock, COMMON | PEER)
+        sock.curve_serverkey = as_z85(self._server_key)
+        sock.curve_publickey, sock.curve_secretkey = as_z85(self._keys.public), as_z85(self._keys.secret)
+        events = (
+            zmq.EVENT_DISCONNECTED
+            | zmq.EVENT_CLOSED
+            | zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        )
+        monitor = sock.get_monitor_socket(events)
+        where = f"[{address}]" if ":" in address else address
+        sock.connect(f"tcp://{where}:{self._port}")
+        self._socks[flow], self._monitors[flow] = sock, monitor
+        self._connecting[flow] = time.monotonic() + HANDSHAKE_S
+        self._poller.register(sock, zmq.POLLIN)
+        self._poller.register(monitor, zmq.POLLIN)
+
+    def hang_up(self, flow: int) -> None:
+        self._attempt.pop(flow, None)
+        self._connecting.pop(flow, None)
+        sock, monitor = self._socks.pop(flow, None), self._monitors.pop(flow, None)
+        if sock is not None and monitor is not None:
+            self._poller.unregister(monitor)
+            self._poller.unregister(sock)
+            sock.disable_monitor()  # closes `monitor` too
+            sock.close(0)
+
+    def poll(self, timeout: float) -> list[Up | Down | Came]:
+        if self._connecting:
+            timeout = min(timeout, max(0.0, min(self._connecting.values()) - time.monotonic()))
+        ready = dict(self._poller.poll(max(0, round(timeout * 1000))))
+        if self._waker.inner in ready:
+            self._waker.clear()
+        events: list[Up | Down | Came] = []
+        while not self._resolved.empty():
+            flow, attempt, result = self._resolved.get()
+            if self._attempt.get(flow) != attempt:
+                continue
+            if isinstance(result, Unreachable):
+                events.append(Down(flow, result))
+            else:
+                self._connect(flow, result)
+        for flow in sorted(self._socks):
+            if self._socks[flow] in ready:
+                events += self._read(flow)
+            if self._monitors[flow] in ready:
+                events += self._watch(flow)
+        now = time.monotonic()
+        for flow in [f for f, until in self._connecting.items() if now >= until]:
+            self.hang_up(flow)
+            events.append(Down(flow, self._no_key()))
+        return events
+
+    def _read(self, flow: int) -> list[Up | Down | Came]:
+        came: list[Up | Down | Came] = []
+        while len(came) < 64:
+            try:
+                came.append(Came(flow, self._socks[flow].recv_multipart(zmq.DONTWAIT)))
+            except zmq.Again:
+                break
+        return came
+
+    def _watch(self, flow: int) -> list[Up | Down | Came]:
+        while True:
+            try:
+                event = recv_monitor_message(self._monitors[flow], zmq.DONTWAIT)["event"]
+            except zmq.Again:
+                return []
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                del self._connecting[flow]
+                return [Up(flow)]
+            proven = flow not in self._connecting
+            self.hang_up(flow)
+            return [Down(flow, None if proven else self._no_key())]
+
+    def _no_key(self) -> Unreachable:
+        return Unreachable(
+            self._host,
+            self._port,
+            "key",
+            f"something answers at {self._host}:{self._port}, but it does not hold the server key of "
+            "the run URL: another program, another run, or a hub that was started anew",
+        )
+
+    def send(self, flow: int, frames: Frames) -> bool:
+        sock = self._socks.get(flow)
+        if sock is None or flow in self._connecting:
+            return False
+        try:
+            sock.send_multipart(list(frames), zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        return True
+
+    def wake(self) -> None:
+        self._waker.wake()
+
+    def close(self) -> None:
+        for flow in list(self._socks):
+            self.hang_up(flow)
+        self._waker.close()
+        self._context.term()
+
+
+def answers(address: str, server_key: str, keys: CurveKeys, timeout: float = 5.0) -> bool:
+    """Does whoever holds this key take connections there? Waits up to `timeout` seconds."""
+    until = time.monotonic() + timeout
+    try:
+        host, port = parse_address(address)
+        wire = DealerWire(host, port, server_key, keys)
+    except (UrlError, ValueError):
+        return False
+    try:
+        wire.dial(0)
+        while time.monotonic() < until:
+            for event in wire.poll(until - time.monotonic()):
+                return isinstance(event, Up)
+    finally:
+        wire.close()
+    return False
+
+
+class Doorkeeper:
+    """Answers libzmq when it asks who may connect: whoever has proven a key, and by that key we know him.
+
+    Who is let into the run is decided on what he says, where the answer can have a reason. An owner's door
+    opens to `allowed` keys alone.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: Callable[[str], bool]) -> None:
+        self.allowed = allowed
+        self.sock = context.socket(zmq.REP)
+        self.sock.linger = 0
+        self.sock.bind("inproc://zeromq.zap.01")
+
+    def answer(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                version, id, _, _, _, mechanism, *keys = self.sock.recv_multipart(zmq.DONTWAIT)
+                good = mechanism == b"CURVE" and len(keys) == 1 and self.allowed(to_base64(keys[0]))
+                status, user = (b"200", to_base64(keys[0]).encode()) if good else (b"400", b"")
+                self.sock.send_multipart([version, id, status, b"", user, b""])
+
+    def close(self) -> None:
+        self.sock.close(0)
+
+
+class Waker:
+    """Ends a poll from any thread: a pair of inproc sockets, its outer end behind a lock."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.inner, self._outer = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        for sock in (self.inner, self._outer):
+            sock.linger = 0
+        self.inner.bind(f"inproc://wake-{id(self)}")
+        self._outer.connect(f"inproc://wake-{id(self)}")
+        self._lock = threading.Lock()
+
+    def wake(self) -> None:
+        with self._lock:
+            if not self._outer.closed:
+                with contextlib.suppress(zmq.Again):  # so many wakes are under way that one more says nothing
+                    self._outer.send(b"", zmq.DONTWAIT)
+
+    def clear(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self.inner.recv(zmq.DONTWAIT)
+
+    def close(self) -> None:
+        with self._lock:
+            self._outer.close(0)
+            self.inner.close(0)
+
+
+def reach(host: str, port: int, timeout: float = 5.0) -> str:
+    """The IP address of `host` that takes connections on `port`. Raises Unreachable: dns or tcp."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise Unreachable(
+            host, port, "dns", f"no address for the name {host!r}: {error.strerror or error}"
+        ) from None
+    reasons = []
+    for family, kind, proto, _, address in found:
+        try:
+            with socket.socket(family, kind, proto) as sock:
+                sock.settimeout(timeout)
+                sock.connect(address)
+                return str(address[0])
+        except TimeoutError:
+            reasons.append(f"{address[0]} did not answer within {timeout:.0f} s (a firewall?)")
+        except OSError as error:
+            reasons.append(f"{address[0]}: {(error.strerror or str(error)).lower()}")
+    raise Unreachable(host, port, "tcp", f"no connection to {host}:{port}: {'; '.join(reasons)}")
+
+
+def raise_file_limit() -> int:
+    """Allow as many connections as this system lets us: out of descriptors, a hub's I/O thread would spin.
+    Returns how many that are."""
+    try:
+        import resource
+    except ImportError:  # not on Windows, which has no such limit
+        return MANY_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):  # macOS says "unlimited" and means 10240
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limit if limit > 0 else MANY_FILES
+
+
+assert MAX_CONTROL < MAX_FRAME

@@ -1,4 +1,4 @@
-"""`python -m cocktail_cli.rank`: a process of cocktail_cli/ranks.py; recipes/rank.py has what it does.
+"""`python -m cocktail_cli.volunteer.gpu_process`: one process of a peer that spreads over several GPUs.
 
 Whatever goes wrong is its last answer. It never outlives the process that asks.
 """

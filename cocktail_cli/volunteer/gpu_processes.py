@@ -113,7 +113,7 @@ class Ranks:
         own = {"OMP_NUM_THREADS": cores, "GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
         with self.log(rank).open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "cocktail_cli.rank"],
+                [sys.executable, "-m", "cocktail_cli.volunteer.gpu_process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -1,4 +1,4 @@
-"""Carries bytes between peers and keeps the books of a run. The protocol: transport/README.md.
+"""Carries bytes between peers and keeps the books of a run. The protocol: transport/PROTOCOL.md.
 
 Beside these names: `transport.events`, `transport.errors`, `transport.messages`, `transport.memory`.
 """

@@ -1,4 +1,4 @@
-"""The state tables of this room as Markdown. `python -m transport.tables` writes them into README.md."""
+"""Write the state tables of this room into PROTOCOL.md: `python -m transport.state_tables`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transport.peer import HEARD
 from transport.peer import NEXT as CATCH_UP
 from transport.scheduling import PHASES
 
-BEGIN, END = "<!-- tables: written by python -m transport.tables -->", "<!-- end of tables -->"
+BEGIN, END = "<!-- tables: written by python -m transport.state_tables -->", "<!-- end of tables -->"
 
 
 def tables() -> str:
@@ -65,5 +65,5 @@ def with_tables(text: str) -> str:
 
 
 if __name__ == "__main__":
-    readme = Path(__file__).with_name("README.md")
-    readme.write_text(with_tables(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    page = Path(__file__).with_name("PROTOCOL.md")
+    page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")

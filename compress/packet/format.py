@@ -1,4 +1,4 @@
-"""The bytes of a packet: a fixed header, a table of levels, five sections. README.md has them one by one."""
+"""The bytes of a packet: a fixed header, a table of levels, five sections. FORMAT.md has them one by one."""
 
 from __future__ import annotations
 

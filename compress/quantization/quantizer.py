@@ -35,7 +35,7 @@ class Codes:
     bits: int
     bucket: int  # values to a scale
     count: int  # k
-    packed: np.ndarray  # (bytes,) uint8, see README.md
+    packed: np.ndarray  # (bytes,) uint8, see FORMAT.md
     levels: np.ndarray  # (2**(bits-1),) uint16; empty at 16 and 32 bits
     scales: np.ndarray  # (ceil(k / bucket),) uint16: BF16 patterns; empty at 32 bits
 

@@ -1,7 +1,7 @@
 """CocktailSGD (Wang et al., ICML 2023), Algorithms 1 and 2: the worker's half and the owner's half.
 
 No network, no model, no optimizer: vectors in, packets out. Numbers behind `#` are lines of Algorithm 1 as
-recipes/README.md writes them down. Start: x_i = x' = x_0 and e = 0. In round t
+recipes/ALGORITHM.md writes them down. Start: x_i = x' = x_0 and e = 0. In round t
 
     d_i = x_i - x'                                            1     what the swarm has not seen of this peer
     send C[d_i]                                               2

@@ -1,4 +1,4 @@
-"""compress/README.md, sections 2 and 3, implemented again from its text alone: plain Python.
+"""compress/FORMAT.md, packet and sampling schedule, implemented again from its text alone: plain Python.
 
 Where this file and the room disagree, the text is wrong or the room is.
 """

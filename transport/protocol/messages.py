@@ -2,7 +2,7 @@
 
 Control messages are small (<= 64 KiB) and have a connection of their own. Whatever is big (weights, tokens,
 packets) is an *object* with a name and travels in chunks on bulk connections; control messages only refer to
-it by name. See transport/README.md.
+it by name. See transport/PROTOCOL.md.
 
 `round` counts exchanges; `step` counts optimizer steps of the global batch. They differ where a round
 exchanges without computing (the drain after the last step) and where lost work is done again.

@@ -1,4 +1,4 @@
-"""ZeroMQ ends of the wire, always with CURVE. PROTOCOL.md, "Socket options", has the reasons and measurements.
+"""ZeroMQ ends of the wire, always with CURVE. PROTOCOL.md, "Socket options", has the reasons.
 
 One ROUTER at the hub on one TCP port takes control and bulk connections alike; a peer has a DEALER for each.
 No routing ids are set: a fixed id is a permanent black hole after a half-open connection, or can be taken

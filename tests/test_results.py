@@ -8,17 +8,15 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-
-import bench_growth
-import bench_rivals
-import measured
-import netlab
-import results_tables
-import rivals_work as work
-from bench_rival_faults import stall
-from results_text import NOTHING
-from rivals_lab import SYSTEMS
+from scripts.bench import growth as bench_growth
+from scripts.comparison import links as bench_rivals
+from scripts.report import rows as measured
+from scripts.netlab import lab as netlab
+from scripts.report import rival_tables as results_tables
+from scripts.comparison import work
+from scripts.comparison.faults import stall
+from scripts.report.markdown import NOTHING
+from scripts.comparison.systems import SYSTEMS
 
 
 def test_compute_fp16_bytes_and_lines_are_in_the_ratio_of_gptj() -> None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
-from chaos import PEERS, under_faults
-from chaos_checks import everybody_came_back, exits, growth_of, rounds_in_time, sentences
-from chaos_faults import Record, possible
-from chaos_link import Link
-from chaos_run import Workload, write_data
-from chaos_schedule import HUB, HUB_SHARE, KINDS, Fault, hub_kills, schedule
-from chaos_swarm import Child, Look, Swarm, Told
+from scripts.fault_injection.chaos import PEERS, under_faults
+from scripts.fault_injection.checks import everybody_came_back, exits, growth_of, rounds_in_time, sentences
+from scripts.fault_injection.faults import Record, possible
+from scripts.fault_injection.run import Workload, write_data
+from scripts.fault_injection.schedule import HUB_SHARE, KINDS, Fault, hub_kills, schedule
+from scripts.swarms.commands import HUB, Child, Look, Swarm, Told
+from scripts.swarms.tcp_link import Link
 
 THREE = ["ann", "bob", "cyd"]
 
@@ -65,9 +62,9 @@ def test_every_kind_of_fault_comes_and_what_is_watched_for_its_memory_is_left_al
 
 def ended(tmp_path: Path, status: int) -> Child:
     ends = f"import os; os._exit({status})" if status >= 0 else f"import os; os.kill(os.getpid(), {-status})"
-    process = subprocess.Popen([sys.executable, "-c", ends], text=True)
-    process.wait()
-    return Child("ann", process, tmp_path / "out", tmp_path / "ann-1.err")
+    child = Child("ann", [sys.executable, "-c", ends], tmp_path / "ann-1")
+    child.end()
+    return child
 
 
 def swarm_of(tmp_path: Path) -> Swarm:
@@ -109,7 +106,7 @@ def test_an_abort_without_memory_is_no_traceback_where_it_was_to_be_expected(
 ) -> None:
     swarm, child = swarm_of(tmp_path), ended(tmp_path, -6)
     child.expects = allowed
-    child.err.write_text("FATAL ERROR: OUT OF MEMORY\nFatal Python error: Aborted\n")
+    child.log.write_text("FATAL ERROR: OUT OF MEMORY\nFatal Python error: Aborted\n")
     swarm.children = [child]
 
     assert sentences(swarm).kept is kept

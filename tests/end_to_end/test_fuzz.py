@@ -9,11 +9,9 @@ from random import Random
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
-from fuzz import GROUPS, Tally, TooMuch, case_of, fuzz, keep, replay, targets, try_case
-from fuzz_bytes import Target, message
-from fuzz_doors import HUB_BYTES, PEER_BYTES, hear, joined_carrier, open_hub
+from scripts.fuzzing.fuzz import GROUPS, Tally, TooMuch, case_of, fuzz, keep, replay, targets, try_case
+from scripts.fuzzing.mutate import Target, message
+from scripts.fuzzing.transport_targets import HUB_BYTES, PEER_BYTES, hear, joined_carrier, open_hub
 
 from transport.protocol.message_codec import encode
 from transport.protocol.messages import Evaluated

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
-from bench_quality import QUICK, run
-from quality_cells import Cell, changed, read, setting_of
-from quality_model import Models
-from quality_plan import RATES, REFERENCE, SEEDS, SUM, TABLES, WIDE, best_rate, missing
-from quality_report import markdown, plot
-from quality_train import Outcome, Setting, backward, new_model, train
+from scripts.study.run import QUICK, run
+from scripts.study.cells import Cell, changed, read, setting_of
+from scripts.study.model import Models
+from scripts.study.plan import RATES, REFERENCE, SEEDS, SUM, TABLES, WIDE, best_rate, missing
+from scripts.study.tables import markdown, plot
+from scripts.study.train import Outcome, Setting, backward, new_model, train
 
 from recipes.config.presets import PRESETS
 from recipes.config.schema import Compression, Training

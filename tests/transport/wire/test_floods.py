@@ -1,7 +1,4 @@
-"""Floods, from processes of their own: the hub's memory stays, honest peers go on, newcomers get in.
-
-At full length, and with figures: scripts/bench_attack.
-"""
+"""Floods, from processes of their own: the hub's memory stays, honest peers go on, newcomers get in."""
 
 from __future__ import annotations
 
@@ -11,9 +8,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
+import attacks
 import pytest
+from attacks import BLOB
 from tcp_proxy import TcpProxy
 from test_hub_and_peer import FAST, Running
 from test_strangers import MORE, PATIENCE_S, goes_on, resident
@@ -21,9 +19,6 @@ from toy_swarm import ToyWork, toy_settings
 
 from transport import PeerLink, RunURL, ask_status
 
-SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-from attacks import BLOB  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -51,7 +46,7 @@ def attacked(url: RunURL, *names: str, seconds: float) -> Iterator[None]:
     with ExitStack() as stack:
         for name in names:
             asked = json.dumps({"url": str(url), "seconds": seconds, "source": "127.0.0.2"})
-            command = [sys.executable, str(SCRIPTS / "attacks.py"), name, asked]
+            command = [sys.executable, attacks.__file__, name, asked]
             attacker = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
             stack.callback(attacker.wait)
             stack.callback(attacker.kill)

@@ -1,0 +1,122 @@
+"""How long a late peer takes to join a real run, on a line as people have it at home.
+
+    python -m scripts.bench.join --rate 20 --rtt 40 --megabytes 40 --rounds 20
+
+In a network lab (exit 77 and the reason where it cannot be made): `cocktail launch` with one local peer, and
+once `--rounds` are committed a `cocktail join` behind a line of `--rate` Mbit/s both ways. It prints the
+seconds from the hub's welcome until the global model is here, against 1.15 x bytes / bandwidth + 2 s, how
+long Python, imports and the dialling took before, and the rounds committed meanwhile. With --alone the other
+peer is stopped meanwhile (SIGSTOP): the late one has the processor to itself, as on a machine of its own.
+With --out the figures, with the time until a round has the late peer's packet, become a line of that file, in
+the place of the older one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from scripts import ROOT
+from scripts.report import rows
+from scripts.swarms import lab
+from scripts.swarms.processes import Line, Process, wait_for
+
+
+def make_model(folder: Path, megabytes: float) -> None:
+    """Save a GPT-NeoX of about that size in FP32, with the builtin tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig
+
+    width = 256
+    layers = max(1, round((megabytes * 1e6 / 4 - 2 * 2048 * width) / (12 * width * width)))
+    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "max_position_embeddings": 128}
+    config = GPTNeoXConfig(vocab_size=2048, num_hidden_layers=layers, num_attention_heads=4, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(ROOT / "recipes" / "builtin" / "tiny-gpt-neox").save_pretrained(folder)
+
+
+def cocktail(member: str, home: Path, *arguments: str) -> Process:
+    home.mkdir()
+    return Process([sys.executable, "-m", "cocktail_cli", *arguments], member, COCKTAIL_HOME=str(home))
+
+
+def state(line: Line) -> str:
+    """What the late peer is at: its `state`, else the name of the event."""
+    return str(line.get("state", line.get("event", ""))).split(" to round")[0]
+
+
+def measure(folder: Path, args: argparse.Namespace) -> Line:
+    """Inside the lab: one launch and one join."""
+    make_model(folder / "model", args.megabytes)
+    recipe = [f"model.model_name_or_path={folder / 'model'}", "data.max_length=32"]
+    recipe += ["training.max_steps=5000", "training.global_batch_size=2", *args.override]
+    place = ["--bind", "10.77.0.1", "--port", "29400", "--advertise", "10.77.0.1", "-o", str(folder / "out")]
+    launch = cocktail("hub", folder / "host", "launch", "smoke", "--json", *place, *recipe)
+    join = None
+    try:
+        url = launch.until("run_started")["url"]
+        last = launch.until("step", args.rounds + 1, 600)["round"]
+        other = int((folder / "out" / "peers" / "local-1.pid").read_text())
+        if args.alone:
+            os.kill(other, signal.SIGSTOP)
+        started = time.monotonic()
+        join = cocktail("p1", folder / "volunteer", "join", url, "-y", "--json", "--name", "late")
+        wait_for(lambda: join.ended or any(state(line) == "caught up" for line in list(join.said)), "it", 600)
+        if args.alone:
+            os.kill(other, signal.SIGCONT)
+        counted = join.until("step")["came"] if args.out else started
+    finally:
+        for process in filter(None, (join, launch)):
+            process.stop(signal.SIGINT, 60)
+    times: dict[str, float] = {}
+    for line in join.said:
+        times.setdefault(state(line), line["came"])
+    caught_up = next(line for line in join.said if state(line) == "caught up")
+    size = [line["done"] for line in join.heard("progressed") if line["unit"] == "bytes"][-1]
+    return {
+        "mbit": args.rate,
+        "megabytes": args.megabytes,
+        "bytes": size,
+        "here_s": times["caught up"] - times["joined"],
+        "start_s": times["joined"] - started,
+        "counted_s": counted - started,
+        "date": time.strftime("%Y-%m-%d"),
+        "rounds": int(caught_up["state"].split()[4]) - last,
+        "phases": {name: at - times["joined"] for name, at in times.items()},
+    }
+
+
+def main() -> None:
+    asked = lab.parser(__doc__)
+    asked.add_argument("--rate", type=float, default=20.0, help="Mbit/s, both ways")
+    asked.add_argument("--rtt", type=float, default=40.0, help="ms")
+    asked.add_argument("--megabytes", type=float, default=40.0, help="of the model in FP32")
+    asked.add_argument("--rounds", type=int, default=20, help="committed before the late peer starts")
+    asked.add_argument("--alone", action="store_true", help="the other peer is stopped meanwhile")
+    asked.add_argument("--out", type=Path)
+    asked.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    asked.add_argument("override", nargs="*", help="of the recipe")
+    args = asked.parse_args()
+    if args.inside:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(measure(Path(folder), args)))
+        return
+    line = lab.options(1, up=args.rate, down=args.rate, rtt=args.rtt)
+    (found,) = lab.inside("scripts.bench.join", ["--inside", *sys.argv[1:]], line)
+    floor, phases, rounds = found["bytes"] * 8 / (args.rate * 1e6), found.pop("phases"), found.pop("rounds")
+    print(f"{args.rate:g} Mbit/s, {args.rtt:g} ms: {found['bytes'] / 1e6:.1f} MB, here after", end=" ")
+    print(f"{found['here_s']:.1f} s (bound {1.15 * floor + 2:.1f} s, bytes / bandwidth {floor:.1f} s)")
+    print(f"before it {found['start_s']:.1f} s of start-up and dialling")
+    print(f"rounds committed since its command was given: {rounds}")
+    print("phases:", ", ".join(f"{name} {seconds:+.1f}" for name, seconds in phases.items()))
+    if args.out:
+        rows.keep(args.out, found, ("mbit", "megabytes"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,347 @@
+"""The planner's memory beside a real peer's, part by part: one process a model, and what the system says.
+
+    scripts/bench_memory                             # five architectures on the CPU
+    scripts/bench_memory --only llama,gptj --override lora.lora_r=8
+    scripts/bench_memory --device cuda --only gptj-6b    # random weights
+
+A peer is built and trains for some rounds against a hub that gives its own packets back. The whole is, on the
+CPU, the high-water mark of resident memory above what the process held before, with its libraries loaded and
+its loops compiled; on a GPU the most that PyTorch had allocated. Its parts are measured one by one:
+
+    activations   what is held more when the logits are about to be made, in the last round
+    logits        the high-water mark of that forward and backward pass, above the activations
+    exchange      that of encoding, alone: the compute of the last round waits for it; or of taking in
+    all others    at the end: by how much less is held when the system is given back the pages of its tensors
+    rest          what is still held then, and was not before: nobody's
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import mmap
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+# What glibc frees in blocks of this size goes back to the system: else its heap keeps holes, here 9 % of all.
+GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072"}
+COMMON = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+SIZE = {"hidden_size": 320, "num_hidden_layers": 4, "num_attention_heads": 5, "intermediate_size": 1280}
+GPTJ = {"n_embd": 320, "n_layer": 4, "n_head": 5, "rotary_dim": 32, "n_positions": 512}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt-neox": ("GPTNeoXConfig", {**COMMON, **SIZE}),
+    "gptj": ("GPTJConfig", {**COMMON, **GPTJ}),
+    "llama": ("LlamaConfig", {**COMMON, **SIZE, "num_key_value_heads": 5}),
+    "opt": ("OPTConfig", {**COMMON, **SIZE, "ffn_dim": 1280, "word_embed_proj_dim": 320}),
+    "qwen3": ("Qwen3Config", {**COMMON, **SIZE, "num_key_value_heads": 1, "head_dim": 64}),
+    "gptj-6b": ("GPTJConfig", {}),
+    "tiny": (
+        "LlamaConfig",
+        {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1},
+    ),
+}
+SMALL = ("gpt-neox", "gptj", "llama", "opt", "qwen3")
+
+
+def recipe_for(folder: Path, length: int, overrides: list[str]) -> Any:
+    from recipes.config.loader import load_recipe
+
+    return load_recipe(
+        "smoke", [f"data.max_length={length}", "data.packing=false", *overrides], model=str(folder)
+    )
+
+
+def write_model(name: str, folder: Path, device: str, words: int) -> None:
+    """A model folder with random weights."""
+    import torch
+    import transformers
+
+    from recipes.models.base_model import quiet
+
+    kind, fields = MODELS[name]
+    fields = fields | ({"vocab_size": words} if name in SMALL else {})
+    torch.manual_seed(0)
+    with torch.device(device), quiet():
+        model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**fields))
+        model.save_pretrained(folder)
+
+
+class Host:
+    """What the system says this process holds; pages of libraries, read when first used, are not counted."""
+
+    def __init__(self) -> None:
+        self.libraries = 0
+        self.libraries = self.files()
+
+    def held(self) -> int:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        return self.now()
+
+    def now(self) -> int:
+        return kib("VmRSS") - self.files()
+
+    def files(self) -> int:
+        return kib("RssFile") - self.libraries
+
+    def begin(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")
+
+    def most(self) -> int:
+        """Since `begin`."""
+        return kib("VmHWM") - self.files()
+
+    def give_back(self, storages: Iterable[Any]) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        for storage in storages:
+            first = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+            size = (storage.data_ptr() + storage.nbytes() - first) // mmap.PAGESIZE * mmap.PAGESIZE
+            pages = ctypes.c_void_p(first), ctypes.c_size_t(size)
+            if size > 0 and libc.madvise(*pages, mmap.MADV_DONTNEED):
+                raise OSError(ctypes.get_errno(), "madvise")
+
+
+class Cuda:
+    """What PyTorch has allocated."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.cuda = torch.cuda
+
+    def held(self) -> int:
+        gc.collect()
+        return self.now()
+
+    def now(self) -> int:
+        return self.cuda.memory_allocated()
+
+    def begin(self) -> None:
+        self.cuda.reset_peak_memory_stats()
+
+    def most(self) -> int:
+        return self.cuda.max_memory_allocated()
+
+    def give_back(self, storages: Iterable[Any]) -> None:
+        for storage in storages:
+            storage.resize_(0)
+
+
+@dataclass
+class Watch:
+    """Measures the parts of a peer, and the whole in the rounds before the last."""
+
+    peer: Any
+    memory: Host | Cuda
+    before: int  # what was held without the peer
+    found: dict[str, int] = field(default_factory=dict)
+    empty: int = 0  # held between two rounds
+
+    def last_round(self) -> None:
+        self.found["whole"] = self.memory.most() - self.before
+        self.empty = self.memory.held()
+        local, worker = self.peer.local, self.peer.worker
+        zero, backward = local.zero, local.backward
+        worker.start = self.most_of("encoding", worker.start)
+        worker.finish = self.most_of("taking in", worker.finish)
+        local.zero = lambda: (self.peer.encoded.wait(), zero())
+        local.backward = lambda *given: self.passing(backward, *given)
+
+    def most_of(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*given: Any, **named: Any) -> Any:
+            self.memory.begin()
+            result = function(*given, **named)
+            self.found[what] = self.memory.most() - self.empty
+            return result
+
+        return watched
+
+    def passing(self, backward: Callable[..., float], *given: Any) -> float:
+        """A micro-batch. Its gradients are there already."""
+        before = self.memory.held()
+        kept: list[int] = []
+        head = self.peer.local.model.get_output_embeddings()
+        hook = head.register_forward_pre_hook(lambda *_: kept.append(self.memory.now() - before))
+        self.memory.begin()
+        loss = backward(*given)
+        hook.remove()
+        self.found |= {"activations": kept[0], "logits": self.memory.most() - before - kept[0]}
+        return loss
+
+    def parts(self) -> dict[str, int]:
+        found = dict(self.found)
+        both = found["activations"] + found["logits"]
+        found["exchange"] = max(found.pop("encoding"), found.pop("taking in") - both)
+        for name, tensors in tensors_of(self.peer).items():
+            storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+            held = self.memory.held()
+            self.memory.give_back(storages.values())
+            found[name] = held - self.memory.held()
+        return found | {"rest": self.memory.held() - self.before}
+
+
+def tensors_of(peer: Any) -> dict[str, list[Any]]:
+    """What a peer holds all the time, under the planner's names; what lies beside its GPU is not here."""
+    import torch
+
+    local, flat, model = peer.local, peer.local.flat, peer.local.model
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    found = {
+        "base": [*frozen, *model.buffers()],
+        "weights": [flat.residual if hasattr(flat, "residual") else flat.vector],
+        "copy": [flat.copy],
+        "common": [peer.worker.common.vector],
+        "gradient": [flat.grad],
+        "optimizer": [value for state in local.optimizer.state.values() for value in state.values()],
+    }
+    return {
+        name: [t for t in all_ if isinstance(t, torch.Tensor) and t.device == local.device]
+        for name, all_ in found.items()
+    }
+
+
+def leases(given: argparse.Namespace, words: int) -> list[bytes]:
+    """Of each round, samples of unequal lengths, so that a mask is made; of other tokens each round, for with
+    the same all steps of Adam are equally long."""
+    import numpy as np
+
+    from recipes.data.corpus import Sample, pack
+
+    drawn = np.random.default_rng(0)
+    lengths = [given.length] + [given.length // 2] * (given.micro_batch - 1)
+    tokens = [[drawn.integers(0, words, n, np.int32) for n in lengths] for _ in range(given.rounds)]
+    return [pack([Sample(t, np.arange(len(t)) > 0) for t in of]) for of in tokens]
+
+
+def train(folder: Path, given: argparse.Namespace, memory: Host | Cuda) -> dict[str, int]:
+    """Build a peer and let it train; the parts that it had."""
+    from cocktail_cli.volunteer.loopback_link import Mirror
+    from recipes.models.trainable import load_trained
+    from recipes.training.loop import build_peer, finetune
+
+    recipe = recipe_for(folder, given.length, given.override)
+    before = memory.held()
+    memory.begin()
+    model = load_trained(recipe, folder, given.device)
+    peer = build_peer(model, recipe, given.micro_batch)
+    del model
+    watch = Watch(peer, memory, before)
+    link, waiting = Mirror(b"", given.micro_batch, given.rounds), leases(given, peer.vocabulary)
+    opened = link.next_round
+
+    def next_round() -> Any:
+        round = opened()
+        if round is not None:
+            link.lease = waiting[round.round]
+        if round is not None and round.round == given.rounds - 1:
+            watch.last_round()
+        return round
+
+    link.next_round = next_round
+    for _ in finetune(link, peer, 0):
+        pass
+    return watch.parts()
+
+
+def warm(given: argparse.Namespace, place: Path) -> None:
+    """What is loaded, imported and compiled when it is first used."""
+    from recipes.algorithm.cocktail_sgd import mix_of, rehearse
+
+    small = argparse.Namespace(**vars(given) | {"micro_batch": 1, "length": 8, "rounds": 3})
+    write_model("tiny", place / "tiny", "cpu", 0)
+    train(place / "tiny", small, Host() if given.device == "cpu" else Cuda())
+    rehearse(mix_of(recipe_for(place / "tiny", 8, []).compression), 1 << 30)
+
+
+def kib(what: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(what + ":"):
+            return 1024 * int(line.split()[1])
+    raise SystemExit(f"this system does not tell {what}")
+
+
+def one(given: argparse.Namespace, name: str, answer: Connection) -> None:
+    """In a process of its own: the plan's bytes and the measured ones, by part."""
+    from recipes.planning.memory_plan import Machine, memory_of
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "model"
+        if given.device != "cpu":  # else it was forked from one that is warm
+            warm(given, Path(place))
+        write_model(name, folder, given.device, given.words)
+        found = train(folder, given, Host() if given.device == "cpu" else Cuda())
+        recipe = recipe_for(folder, given.length, given.override)
+        planned = memory_of(recipe, folder, given.micro_batch, Machine(1 << 40, given.device != "cpu"))
+        parts = {part.name: part.bytes for part in planned.parts if not part.host}
+        answer.send({"planned": parts | {"whole": planned.bytes}, "measured": found})
+
+
+def measured(given: argparse.Namespace) -> Iterator[tuple[str, dict[str, dict[str, int]]]]:
+    """Of each model, whose process has the libraries from this one where it can."""
+    fork = given.device == "cpu"
+    if fork:
+        import torch
+
+        torch.set_num_threads(1)  # a process with more cannot fork
+        with tempfile.TemporaryDirectory() as place:
+            warm(given, Path(place))
+        gc.collect()
+        gc.freeze()  # what is imported is not searched each time
+    context: Any = multiprocessing.get_context("fork" if fork else "spawn")
+    for name in given.only.split(","):
+        here, there = context.Pipe()
+        process = context.Process(target=one, args=(given, name, there))
+        process.start()
+        there.close()
+        try:
+            yield name, here.recv()
+        except EOFError:
+            raise SystemExit(f"{name} ended without an answer") from None
+        process.join()
+
+
+def table(rows: dict[str, dict[str, dict[str, int]]]) -> Iterator[str]:
+    """Three lines a model; of a part that is less than 0.05 MB none is told."""
+    order = ("base", "weights", "copy", "common", "gradient", "optimizer", "activations", "logits")
+    order += ("exchange", "rest", "whole")
+    worth = [n for n in order if any(max(of.get(n, 0) for of in row.values()) > 5e4 for row in rows.values())]
+    yield f"| MB | {' | '.join(worth)} |"
+    yield "|---" * (len(worth) + 1) + "|"
+    for name, row in rows.items():
+        for kind, of in row.items():
+            yield f"| {name}, {kind} | {' | '.join(f'{of.get(part, 0) / 1e6:.1f}' for part in worth)} |"
+        planned, found = row["planned"], row["measured"]
+        ratios = [f"{planned[n] / found[n]:.3f}" if n in planned and found.get(n) else "" for n in worth]
+        yield f"| {name}, planned / measured | {' | '.join(ratios)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(SMALL), help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--length", type=int, default=256, help="tokens of the longest sample")
+    parser.add_argument("--words", type=int, default=16000, help="in the vocabulary of the small ones")
+    parser.add_argument("--rounds", type=int, default=3, help="at least 3: the last is measured by part")
+    parser.add_argument("--override", action="append", default=[], metavar="KEY=VALUE", help="of the recipe")
+    given = parser.parse_args()
+    if not GIVES_BACK.keys() <= os.environ.keys():  # read when a process starts
+        os.execve(sys.executable, [sys.executable, __file__, *sys.argv[1:]], GIVES_BACK | dict(os.environ))
+    for line in table(dict(measured(given))):
+        print(line)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    main()

@@ -1,0 +1,176 @@
+"""Faults in the middle of a round, on lines: the time until the next commit, and what becomes of the peers.
+
+    python -m scripts.bench.round_faults                   all of CASES, about twenty minutes
+    python -m scripts.bench.round_faults CASE [CASE ...]   some of them, by the beginning of their names
+    python -m scripts.bench.round_faults --list
+
+Four peers with packets of 40 MB at 100 Mbit/s each; for long stalls and slow computers packets of 1 MB at 20.
+Each row is a network lab of its own (exit 77 and the reason where it cannot be made). `deadline` and `commit`
+are seconds after the round was opened, `after` is from the fault to the commit, `back` from the fault's end
+until a round that was opened since is committed with the victim's packet. A row ends the program where the
+ledger does not verify, or where a peer that can come back does not.
+"""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.swarms import lab, toy
+from scripts.swarms.processes import Line, Process, wait_for
+
+MODULE = "scripts.bench.round_faults"
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "slow": signal.SIGUSR1}
+LINKS = {"dark": "down", "pulled": "pulled"}
+
+
+@dataclass(frozen=True)
+class Case:
+    # kill, pulled, dark, forgotten, stop, slow; "": none; "dark+kill": the last peer and the one before
+    fault: str = ""
+    fault_s: float = 0.0  # how long it lasts; 0: the victim does not come back, or it ends by itself
+    first: bool = False  # it hits the first round, before any straggler deadline is known; else the fifth
+    at: float = 2.2  # seconds into that round
+    megabytes: float = 40.0  # of a packet
+    mbit: float = 100.0
+    rtt: float = 20.0
+    peers: int = 4
+    compute_s: float = 0.3
+    ping_s: float = 1.0
+    peer_timeout: float = 30.0
+    step_timeout: float = 120.0
+    tail: int = 2  # rounds after it
+
+    @property
+    def lab(self) -> list[str]:
+        return lab.options(self.peers, up=self.mbit, down=self.mbit, rtt=self.rtt)
+
+
+def small(fault: str, fault_s: float = 0.0) -> Case:
+    return Case(fault, fault_s, at=0.4, megabytes=1.0, mbit=20.0, compute_s=0.5, tail=3)
+
+
+CASES: dict[str, Case] = {
+    "no fault": Case(),
+    "kill -9": Case("kill"),
+    "cable pulled": Case("pulled"),
+    "SIGSTOP": Case("stop"),
+    "kill -9, first round": Case("kill", first=True),
+    "cable pulled, first round": Case("pulled", first=True),
+    "SIGSTOP, first round": Case("stop", first=True),
+    "kill -9, started again": small("kill", 4.0),
+    "SIGSTOP 5 s": small("stop", 5.0),
+    "SIGSTOP 60 s": small("stop", 60.0),
+    "dark 5 s": small("dark", 5.0),
+    "dark 60 s": small("dark", 60.0),
+    "half-open": small("forgotten"),
+    "10x slower": small("slow"),
+}
+
+
+def measure(case: Case) -> Line:
+    """Inside the lab: one run until some rounds after the fault."""
+    size = round(case.megabytes * 1e6)
+    settings: dict[str, Any] = {
+        "samples": 100_000,
+        "global_batch": 8,
+        "first_peers": case.peers,
+        "first_s": 60.0,
+    }
+    settings |= {"step_timeout": case.step_timeout, "peer_timeout": case.peer_timeout, "ping_s": case.ping_s}
+    settings |= {"max_update": size + 1, "linger_s": 5.0}
+    asked = {"does": "rounds", "size": size, "compute_s": case.compute_s}
+    with tempfile.TemporaryDirectory() as there, toy.swarm(Path(there) / "run", settings, size=size) as swarm:
+        peers = {f"p{n}": swarm.peer(f"p{n}", **asked) for n in range(1, case.peers + 1)}
+        victims = dict(zip(reversed(peers), filter(None, case.fault.split("+")), strict=False))
+        hit = 0 if case.first else 4
+        swarm.hub.until("RoundOpened", hit + 1, 300)
+        opened = next(e["t"] for e in swarm.hub.heard("RoundOpened") if e["round"] == hit)
+        time.sleep(max(0.0, opened + case.at - time.monotonic()))
+        struck = time.monotonic()
+        for name, fault in victims.items():
+            strike(fault, peers[name])
+        commit = swarm.hub.until("RoundCommitted", hit + 1, 300)
+        back = [n for n, fault in victims.items() if case.fault_s or fault in ("forgotten", "slow")]
+        time.sleep(max(0.0, struck + case.fault_s - time.monotonic()) if back else 0.0)
+        healed = time.monotonic()
+        for name in back:
+            heal(victims[name], peers[name])
+            if victims[name] == "kill":
+                peers[name] = swarm.peer(name, **asked)
+        returned = {name: accepted_since(swarm, name, healed) - healed for name in back}
+        swarm.hub.until("RoundCommitted", len(swarm.hub.heard("RoundCommitted")) + case.tail, 300)
+        swarm.hub.signal(signal.SIGTERM)
+        survivors = [name for name in peers if name in back or name not in victims]
+        ends = [peers[name].until("over", timeout=120)["sha256"] for name in survivors]
+        audit = swarm.hub.until("audit", timeout=120)
+        commits = swarm.hub.heard("RoundCommitted")
+        said = sorted([*swarm.hub.heard("PeerLeft"), *swarm.hub.heard("Warned")], key=lambda e: float(e["t"]))
+    return {
+        "commit": commit["seconds"],
+        "deadline": commit["deadline"],
+        "accepted": len(commit["accepted"]),
+        "after": commit["t"] - struck,
+        "back": returned,
+        "usual": sorted(c["seconds"] for c in commits)[len(commits) // 2],
+        "equal": len({*ends, audit["sha256"]}) == 1,
+        "beyond": max(c["seconds"] - c["deadline"] for c in commits),
+        "told": {v: [told(e) for e in said if e["t"] >= struck and v in told(e)] for v in victims},
+    }
+
+
+def told(event: Line) -> str:
+    if event["kind"] == "PeerLeft":
+        return f"{event['peer']} left: {event['reason']}"
+    return " ".join(filter(None, [event["peer"], event["message"]]))
+
+
+def accepted_since(swarm: toy.Swarm, name: str, since: float) -> float:
+    """Find when a round was committed that was opened since then and has this peer's packet."""
+
+    def found() -> list[float]:
+        opened = {e["round"] for e in swarm.hub.heard("RoundOpened") if e["t"] >= since}
+        commits = [c for c in swarm.hub.heard("RoundCommitted") if c["round"] in opened]
+        return [c["t"] for c in commits if name in c["accepted"]]
+
+    wait_for(found, f"{name} in a round again", 180)
+    return found()[0]
+
+
+def strike(fault: str, victim: Process) -> None:
+    if fault in SIGNALS:
+        victim.signal(SIGNALS[fault])
+    elif fault == "forgotten":
+        lab.forget(victim.member)
+    else:
+        lab.link(victim.member, LINKS[fault])
+
+
+def heal(fault: str, victim: Process) -> None:
+    """Mend what does not mend itself. A slow computer stays slow: the hub has to wait for it in the end."""
+    if fault == "stop":
+        victim.signal(signal.SIGCONT)
+    elif fault in LINKS:
+        lab.link(victim.member, "up")
+
+
+def main() -> None:
+    head = (
+        "| fault | usual round | deadline | commit | after | packets in it | back | equal | told |\n"
+        + "|---" * 9
+        + "|"
+    )
+    for name, r in lab.in_a_lab(MODULE, __doc__, CASES, measure, head):
+        back = ", ".join(f"{seconds:.1f} s" for seconds in r["back"].values())
+        times = " | ".join(f"{r[key]:.1f} s" for key in ("usual", "deadline", "commit", "after"))
+        said = "; ".join(dict.fromkeys(text for each in r["told"].values() for text in each))
+        row = f"{times} | {r['accepted']} | {back} | {'yes' if r['equal'] else 'NO'} | {said}"
+        print(f"| {name} | {row} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Tokens a second over shaped lines, cocktail beside what one would take instead: wall clock, the same work.
+
+    scripts/rivals links                             every system at every speed, 45 minutes
+    scripts/rivals links --system cocktail --speed 500 100
+    scripts/rivals links --list
+
+Four peers in network namespaces, each on a line of its own; work.py has the work, in which compute : FP16
+bytes : line is GPT-J-6B's on 8 A100. Speeds are those that the lines stand for; the real ones are MBIT times
+as fast and are in the rows. Systems that send whole gradients run a smaller model, at the same ratios, so
+that a step of theirs is waited for. `unthrottled` is the same system over the loopback device, or, of those
+that send little, over lines without a limit. A row is a line of JSON in --out, and replaces the older one of
+its system and speed.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, median
+
+from scripts.comparison import systems, work
+from scripts.comparison.systems import SYSTEMS, System
+from scripts.report import rows
+from scripts.swarms import lab
+from scripts.swarms.processes import Line
+
+SPEEDS = {  # Mbit/s: down, up
+    "unthrottled": (0.0, 0.0),
+    "1000": (1000.0, 1000.0),
+    "500": (500.0, 500.0),
+    "100": (100.0, 100.0),
+    "20": (20.0, 20.0),
+    "100 down, 20 up": (100.0, 20.0),
+}
+MEMBERS = [f"p{i + 1}" for i in range(work.PEERS)]
+WAITED = 20.0  # seconds; a larger model whose exchange takes longer is not measured
+LEARNT, COUNTED = 6, 10  # rounds of cocktail on a new line that do not count, and that do
+LOCAL = 2  # steps of DiLoCo between two exchanges here; rows of more are made of both times
+
+
+@dataclass(frozen=True)
+class Case:
+    system: str
+    speeds: tuple[str, ...]
+
+
+def measure(case: Case) -> Iterator[Line]:
+    """Inside the lab: rows, one for each speed."""
+    system = SYSTEMS[case.system]
+    if system.module == systems.COCKTAIL:
+        yield from measure_cocktail(case)
+        return
+    limited = [speed for speed in case.speeds if speed != "unthrottled"]
+    places: list[tuple[list[str], list[str]]] = []
+    if system.sends and "unthrottled" in case.speeds:
+        places.append((["hub"] * work.PEERS, ["unthrottled"]))
+    if limited or not system.sends:
+        places.append((MEMBERS, limited if system.sends else list(case.speeds)))
+    for where, speeds in places:
+        with systems.ranks(system, where) as ranks:
+            phases = 0
+            if not system.sends:  # its first steps are dense: they come before there are limits
+                phases += 1
+                ranks.phase(phases, 120, width=work.WIDTHS[0], steps=3)
+            for speed in speeds:
+                shape(speed, MEMBERS)
+                width = width_for(system, speed)
+                steps = steps_for(system, speed, width)
+                phases += 1
+                busy = Busy()
+                patience = 280 + 8 * steps * exchange_s(system, speed, width)
+                ranks.phase(phases, patience, width=width, steps=steps, local=LOCAL)
+                said = ranks.ranks[0].heard("step")[-steps:]
+                found = row(case.system, speed, width, busy.share()) | step_of(system, said)
+                if averaged := ranks.ranks[0].heard("averaged"):
+                    found["groups"] = [line["group"] for line in averaged if line["t"] > said[0]["t"]]
+                yield found
+
+
+def shape(speed: str, members: list[str]) -> None:
+    down, up = SPEEDS[speed]
+    for member in members:
+        lab.rates(member, down * work.MBIT, work.RTT if down else 0.0, up * work.MBIT)
+
+
+def exchange_s(system: System, speed: str, width: int) -> float:
+    """Estimate the seconds of an exchange: bytes over the slower direction."""
+    slower = min(SPEEDS[speed])
+    return system.sends * work.parameters(width) * 8e-6 / (slower * work.MBIT) if slower else 0.0
+
+
+def width_for(system: System, speed: str) -> int:
+    fitting = [width for width in work.WIDTHS if exchange_s(system, speed, width) <= WAITED]
+    return fitting[0] if fitting else work.WIDTHS[-1]
+
+
+def steps_for(system: System, speed: str, width: int) -> int:
+    """Choose how many steps to time. The first is not counted; with local steps the first exchange is not."""
+    if system.kind == "diloco":
+        return 2 * LOCAL
+    return 2 if exchange_s(system, speed, width) > WAITED / 2 else 5
+
+
+def step_of(system: System, said: list[Line]) -> Line:
+    """Average the seconds of a step; of DiLoCo: of a local one, and of an exchange."""
+    took = [after["t"] - before["t"] for before, after in pairwise(said)]
+    sent = max(line["sent"] for line in said[1:])
+    if system.kind != "diloco":
+        return {"step_s": mean(took), "sent": sent, "counted": len(took)}
+    return {"step_s": took[1], "exchange_s": took[2] - took[1], "sent": sent, "counted": 1}
+
+
+def row(system: str, speed: str, width: int, busy: float) -> Line:
+    return {
+        "system": system,
+        "speed": speed,
+        "mbit": [round(rate * work.MBIT, 3) for rate in SPEEDS[speed]],
+        "parameters": work.parameters(width),
+        "compute_s": work.compute_s(width),
+        "busy": round(busy, 3),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+class Busy:
+    """The share of the machine's cores that was not idle since this was made."""
+
+    def __init__(self) -> None:
+        self._before = self._read()
+
+    def _read(self) -> tuple[int, int]:
+        counts = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        return sum(counts), counts[3] + counts[4]
+
+    def share(self) -> float:
+        (all_before, idle_before), (all_now, idle_now) = self._before, self._read()
+        return 1 - (idle_now - idle_before) / max(1, all_now - all_before)
+
+
+def measure_cocktail(case: Case) -> Iterator[Line]:
+    width, members = work.WIDTHS[0], [*MEMBERS, *(["hub"] if SYSTEMS[case.system].kind == "hub" else [])]
+    with tempfile.TemporaryDirectory() as folder, systems.cocktail(Path(folder), width, rounds=10_000) as run:
+        run.until_round(0, 120)  # the base model comes over lines without a limit
+        at = 1
+        for speed in case.speeds:
+            shape(speed, members)
+            run.until_round(at + LEARNT, 120)
+            busy = Busy()
+            run.until_round(at + LEARNT + COUNTED, 200)
+            share = busy.share()
+            counted = range(at + LEARNT, at + LEARNT + COUNTED + 1)
+            at = run.peers[0].heard("round")[-1]["round"] + 1
+            yield row(case.system, speed, width, share) | rounds_of(run, counted)
+
+
+def rounds_of(run: systems.Cocktail, counted: range) -> Line:
+    peers = [[r for r in peer.heard("round") if r["round"] in counted] for peer in run.peers]
+    return {
+        "step_s": mean(each[-1]["end"] - each[0]["end"] for each in peers) / (len(counted) - 1),
+        "idle_s": mean(r["idle"] for each in peers for r in each[1:]),
+        "sent": median(r["sent"] for each in peers for r in each),
+        "received": median(r["received"] for each in peers for r in each),
+        "counted": len(counted) - 1,
+    }
+
+
+def main() -> None:
+    asked = rows.options(__doc__, rows.FOLDER / "links.jsonl", system=SYSTEMS, speed=SPEEDS)
+    args = asked.parse_args()
+    if args.inside:
+        for found in measure(Case(**json.loads(args.inside))):  # kept at once: what follows may fail
+            rows.keep(args.out, found, ("system", "speed"))
+            print(json.dumps(found), flush=True)
+        return
+    if args.list:
+        print("\n".join([*SYSTEMS, *SPEEDS]))
+        return
+    for system in args.system:
+        own = [
+            "--inside",
+            json.dumps(asdict(Case(system, tuple(args.speed)))),
+            "--out",
+            str(args.out.resolve()),
+        ]
+        for found in lab.inside("scripts.comparison.links", own, lab.options(work.PEERS)):
+            share = found["compute_s"] / found["step_s"]
+            print(f"{system}, {found['speed']}: {found['step_s']:.2f} s a step, {share:.1%} of it compute")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Start a rival, or cocktail, in a network lab: a process for each peer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.comparison import work
+from scripts.netlab.lab import NET, number_of
+from scripts.swarms.processes import Line, Process, program, wait_for
+
+COCKTAIL, GLOO, HIVEMIND = (f"scripts.comparison.{name}" for name in ("paced", "gloo_peer", "hivemind_peer"))
+RING = 2 * (work.PEERS - 1) / work.PEERS  # of the vector that each sends and receives when four average it
+
+
+@dataclass(frozen=True)
+class System:
+    """One way to train together."""
+
+    module: str  # of its peers
+    kind: str
+    sends: float = 0.0  # bytes a parameter that a peer sends in a step, about; 0: so few that P may be large
+
+    @property
+    def python(self) -> str:
+        """The interpreter: hivemind has an environment of its own (scripts/rivals)."""
+        if self.module != HIVEMIND:
+            return sys.executable
+        if not (chosen := os.environ.get("COCKTAIL_RIVALS_PYTHON")):
+            raise SystemExit("hivemind has an environment of its own: start this by scripts/rivals")
+        return chosen
+
+
+SYSTEMS = {
+    "cocktail": System(COCKTAIL, ""),
+    "cocktail, the hub on such a line": System(COCKTAIL, "hub"),
+    "torch DDP FP32": System(GLOO, "fp32", 4 * RING),
+    "torch DDP FP16": System(GLOO, "fp16", 2 * RING),
+    "torch DDP PowerSGD": System(GLOO, "powersgd"),
+    "DiLoCo FP16": System(GLOO, "diloco", 2 * RING),
+    "hivemind FP16": System(HIVEMIND, "fp16", 2 * RING),
+    "hivemind 8-bit": System(HIVEMIND, "8bit", 1 * RING),
+}
+
+
+def address(member: str) -> str:
+    return f"{NET}{number_of(member)}"
+
+
+class Ranks:
+    """The peers of a rival."""
+
+    def __init__(self, system: System, members: Sequence[str], asked: Line) -> None:
+        self.system, self.asked, self.ranks = system, asked, list[Process]()
+        self.world = len(members)
+        for member in members:
+            self.start(member)
+            if system.module == HIVEMIND:  # the others find each other by the first
+                self.ranks[-1].until("ready")
+        for rank in self.ranks:
+            rank.until("ready")
+
+    def start(self, member: str) -> Process:
+        rank, first = len(self.ranks), self.ranks[0] if self.ranks else None
+        asked = {
+            "rank": rank,
+            "world": max(self.world, rank + 1),
+            "own": address(member),
+            "peers": [],
+            **self.asked,
+        }
+        asked["address"] = address(first.member if first else member)
+        if first and self.system.module == HIVEMIND:
+            asked["peers"] = first.until("ready")["maddrs"]
+        self.ranks.append(
+            Process(program(self.system.module, self.system.kind, asked, self.system.python), member)
+        )
+        return self.ranks[-1]
+
+    def tell(self, **phase: Any) -> None:
+        for rank in self.ranks:
+            rank.tell(**phase)
+
+    def phase(self, number: int, timeout: float, **phase: Any) -> None:
+        """Wait until all have done this phase, which is the `number`-th."""
+        self.tell(**phase)
+        for rank in self.ranks:
+            rank.until("over", number, timeout)
+
+
+@contextmanager
+def ranks(system: System, members: Sequence[str], **asked: Any) -> Iterator[Ranks]:
+    made = Ranks(system, members, asked)
+    try:
+        yield made
+    finally:
+        for rank in made.ranks:
+            rank.kill()
+
+
+class Cocktail:
+    """`cocktail launch` at the hub and `cocktail join` at the peers, where a sample takes a given time."""
+
+    def __init__(self, folder: Path, width: int, seconds: float | None = None) -> None:
+        self.folder, self.width, self.members = folder, width, list[Process]()
+        self.sample_s = (work.compute_s(width) if seconds is None else seconds) / work.BATCH
+
+    def start(self, rounds: int, together: int) -> None:
+        work.save_model(self.width, self.folder / "model")
+        recipe = [f"model.model_name_or_path={self.folder}/model", f"max_length={work.LENGTH}"]
+        recipe += [f"global_batch_size={work.PEERS * work.BATCH}", f"max_steps={rounds}", "val_set_size=64"]
+        recipe += ["checkpoint.eval_steps=null", "checkpoint.save_steps=null", "learning_rate=1e-4"]
+        recipe += [f"swarm.min_peers={together}"]
+        place = ["--no-train", "--advertise", "10.77.0.1", "--json", "-o", f"{self.folder}/out"]
+        self.hub = self._start("hub", args=["launch", "smoke", *recipe, *place])
+        self.url = self.hub.until("run_started")["url"]
+        self.peers = [self.join(f"p{i}") for i in range(1, work.PEERS + 1)]
+
+    def _start(self, member: str, **asked: Any) -> Process:
+        home = {"COCKTAIL_HOME": f"{self.folder}/home", "HF_HUB_OFFLINE": "1"}
+        self.members.append(Process(program(COCKTAIL, "cocktail", asked), member, **home))
+        return self.members[-1]
+
+    def join(self, member: str) -> Process:
+        args = ["join", self.url, "--name", member, "--device", "cpu", "-y", "--json"]
+        return self._start(member, args=args, sample_s=self.sample_s)
+
+    def until_round(self, round: int, timeout: float) -> None:
+        """Wait until all peers have been in this round."""
+
+        def there() -> bool:
+            return all(rows and rows[-1]["round"] >= round for rows in (p.heard("round") for p in self.peers))
+
+        try:
+            wait_for(there, f"round {round}", timeout)
+        except SystemExit:
+            for member in self.members:
+                print(member.member, member.said[-3:], file=sys.stderr)
+            raise
+
+
+@contextmanager
+def cocktail(
+    folder: Path, width: int, rounds: int, seconds: float | None = None, together: int = work.PEERS
+) -> Iterator[Cocktail]:
+    """Run cocktail; it trains while there are `together` peers and more."""
+    run = Cocktail(folder, width, seconds)
+    try:
+        run.start(rounds, together)
+        yield run
+    finally:
+        for member in run.members:
+            member.kill()

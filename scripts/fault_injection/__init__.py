@@ -1,0 +1,1 @@
+"""A real run under random faults, and the promises it must keep: scripts/chaos."""

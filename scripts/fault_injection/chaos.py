@@ -1,0 +1,171 @@
+"""A real run, hub and peers as processes, under random faults; at the end every promise is checked.
+
+    scripts/chaos --minutes 30 --seed 1
+    scripts/chaos --only hub-kill --times 100 --seed 1
+    scripts/chaos --owners --minutes 5 --seed 1
+    scripts/chaos --histories 200000 --seed 1
+
+The faults follow from the seed and are in faults.ndjson of the run's folder, as planned and as they happened.
+The same run without faults is made first and kept by the hash of its recipe: the held-out loss of the run
+under faults is compared with its own. Exit 0 only if every promise was kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scripts.fault_injection.checks import Check, checks, hub_back_soon, save_told
+from scripts.fault_injection.faults import Record, possible
+from scripts.fault_injection.histories import play_histories
+from scripts.fault_injection.run import Ended, Reference, Workload, fresh, play, reference_of, say, write_data
+from scripts.fault_injection.schedule import KINDS, Fault, hub_kills, schedule
+from scripts.swarms.commands import HUB
+from scripts.swarms.lab import parser
+
+PEERS = ["ann", "bob", "cyd", "dan", "eve", "fay", "gus", "hal"]
+FIRST = 60  # steps of the run that measures how long a step takes
+SLOWER = 0.6  # a run under faults makes so many of the steps that one without makes in the same time
+AT_ONCE = 25  # kills of the hub in one run, where only these are asked for
+LIFE = 3.0  # seconds of training between two of them
+
+
+@dataclass
+class Outcome:
+    """The outcome of one run under faults."""
+
+    folder: Path
+    records: list[Record] = field(default_factory=list)
+    found: list[Check] = field(default_factory=list)
+    problem: str = ""
+
+    @property
+    def kept(self) -> bool:
+        return not self.problem and all(check.kept for check in self.found)
+
+    def lines(self) -> list[str]:
+        """Format it for a person."""
+        said = [f"{'ok    ' if c.kept else 'NOT SO'} {c.promise}: {c.figure}" for c in self.found]
+        if self.problem:
+            said.append(f"NOT SO the run came to its end: {self.problem}")
+        if not self.kept:
+            said.append(f"faults, events and what every process said: {self.folder}")
+        return said
+
+
+def under_faults(
+    name: str,
+    workload: Workload,
+    faults: Sequence[Fault],
+    reference: Reference | None,
+    minutes: float,
+    work: Path,
+) -> Outcome:
+    """Make one run with these faults, and check every promise."""
+    out = Outcome(fresh(work, name))
+    say(f"the run under faults: {out.folder}; planned and done: faults.ndjson there")
+    swarm = workload.swarm(out.folder, work, PEERS)
+    try:
+        try:
+            out.records = play(swarm, faults, minutes).records
+        except Ended as ended:
+            out.problem = str(ended)
+        save_told(swarm, out.folder / "told.ndjson")
+        if not out.problem:
+            out.found = list(checks(swarm, out.records, reference and reference.loss, workload.step_timeout))
+    finally:
+        swarm.end()
+    return out
+
+
+def mixed(given: argparse.Namespace, work: Path) -> int:
+    """Do faults of all kinds for so many minutes."""
+    kinds = [kind for kind in possible() if not given.only or kind in given.only.split(",")]
+    steps = given.steps
+    if not steps:
+        pace = reference_of(Workload(given.peers, FIRST, given.seed, owners=given.owners), work, PEERS).step_s
+        steps = max(50, round(given.minutes * 60 * SLOWER / pace / 50) * 50)
+    workload = Workload(given.peers, steps, given.seed, owners=given.owners)
+    reference = None if given.no_reference else reference_of(workload, work, PEERS)
+    faults = list(schedule(given.seed, 60 * given.minutes, PEERS[: given.peers], given.every, kinds))
+    say(f"{len(faults)} faults planned in {given.minutes:g} minutes, {steps} steps, {given.peers} peers")
+    out = under_faults(f"seed-{given.seed}", workload, faults, reference, given.minutes, work)
+    say("\n".join(out.lines()))
+    say(f"{'ok' if out.kept else 'failed'}: {len(out.records)} faults, seed {given.seed}")
+    return 0 if out.kept else 1
+
+
+def hub_killed(given: argparse.Namespace, work: Path) -> int:
+    """Do kill -9 of the hub so many times, in runs that are killed to their very end."""
+    pace = reference_of(Workload(given.peers, FIRST, given.seed, owners=given.owners), work, PEERS).step_s
+    steps = given.steps or max(50, round(AT_ONCE * LIFE / pace / 50) * 50)
+    workload = Workload(given.peers, steps, given.seed, owners=given.owners)
+    reference = None if given.no_reference else reference_of(workload, work, PEERS)
+    records: list[Record] = []
+    failed = 0
+    while len(records) < given.times and not failed:
+        faults = list(hub_kills(given.seed + len(records), given.times - len(records)))
+        out = under_faults(f"hub-kill-{given.seed}", workload, faults, reference, float("inf"), work)
+        say("\n".join(out.lines()))
+        failed += not out.kept
+        records += [record for record in out.records if record.back_s is not None]
+        say(f"{len(records)} of {given.times} kills\n")
+        if not out.records:
+            break
+    check = hub_back_soon(records)
+    say(f"{check.promise}: {check.figure}")
+    say(f"{'failed' if failed else 'ok'}: {len(records)} kills of the {HUB}, seed {given.seed}")
+    return 1 if failed else 0
+
+
+def main() -> int:
+    words = "\n".join(f"  {name:<15} {kind.words}" for name, kind in KINDS.items())
+    asked = parser(__doc__)
+    asked.epilog = f"faults:\n{words}"
+    asked.add_argument(
+        "--minutes", type=float, default=5.0, help="how long the run under faults lasts, about"
+    )
+    asked.add_argument("--seed", type=int, default=1, help="the faults follow from it")
+    asked.add_argument("--histories", type=int, default=0, help="play so many generated histories instead")
+    asked.add_argument("--only", default="", help="these kinds of faults only, with commas between them")
+    asked.add_argument("--times", type=int, default=0, help="with --only hub-kill: so many kills")
+    asked.add_argument("--peers", type=int, default=4, choices=range(1, len(PEERS) + 1), metavar="N")
+    asked.add_argument("--owners", action="store_true", help="the peers own the shards of the vector")
+    asked.add_argument("--every", type=float, default=9.0, help="seconds between two faults, on average")
+    asked.add_argument(
+        "--steps", type=int, default=0, help="of the run (default: so many as fill the minutes)"
+    )
+    asked.add_argument("--no-reference", action="store_true", help="do not compare the loss")
+    asked.add_argument("--work", type=Path, default=Path("outputs/chaos"), help="where all of it is written")
+    given = asked.parse_args()
+    unknown = [kind for kind in given.only.split(",") if kind and kind not in KINDS]
+    if unknown:
+        asked.error(f"no such fault: {unknown[0]}; there are {', '.join(KINDS)}")
+    if given.times and given.only != "hub-kill":
+        asked.error("--times goes with --only hub-kill")
+    if given.histories:
+        return play_histories(given.histories, given.seed)
+    if not possible():
+        print("skipped: this system has no SIGSTOP and SIGKILL")
+        return 77
+    work = given.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    if not (work / "rows.jsonl").is_file():
+        write_data(work / "rows.jsonl")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # What nohup starts is deaf to the one, what a script starts with & to the other, and rightly so.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return hub_killed(given, work) if given.times else mixed(given, work)
+    except KeyboardInterrupt:
+        say("interrupted: everything that was started is ended")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

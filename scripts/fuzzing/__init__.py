@@ -1,0 +1,1 @@
+"""Hostile bytes against everything that arrives from somebody else: scripts/fuzz."""

@@ -1,0 +1,290 @@
+"""The doors of compress and recipes: packets, legacies, leases, recipes, weights, and what a peer kept."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+
+from compress import Cocktail, PacketError, Update, decode, expanded, kernels, pieces
+from compress.packet import BODY, HEAD, LEVELS
+from compress.sections import LZ4
+from recipes.aggregate import RejectedUpdate
+from recipes.cocktail_sgd import Owner
+from recipes.data import Sample, pack, unpack
+from recipes.kept import FORMAT, digest, read
+from recipes.problems import DataError, ModelError, RecipeError
+from recipes.recipe import load_recipe, recipe_from_json
+from recipes.weights import Kind, read_header, write_header
+from recipes.whole import write_whole
+from scripts.fuzzing.mutate import EDGES, Target, bent, mutated
+
+M = 900  # length of a sampled vector
+WIDTHS = (1, 2, 3, 4, 8, 16, 32)
+GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "compress" / "golden.json"
+P = 2000  # parameters of the owner's vector
+MIX = Cocktail(sample=0.5, keep=0.2, bits=4, block=16)
+
+
+# ---- packets -----------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def packets() -> list[tuple[int, bytes]]:
+    """(m, packet) of every width, kind and codec, as the encoder makes them."""
+    made = [(g["m"], base64.b64decode(g["packet"])) for g in json.loads(GOLDEN.read_text(encoding="utf-8"))]
+    for bits in WIDTHS:
+        v = torch.randn(M, generator=torch.Generator().manual_seed(bits))
+        made += [(M, Cocktail(keep=keep, bits=bits, bucket=16).encode(v)) for keep in (0.003, 0.02, 0.2, 1.0)]
+    zeros = torch.zeros(20_000)
+    zeros[7000:7900] = 1.0
+    return [*made, (20_000, Cocktail(keep=0.05, bits=4).encode(zeros))]
+
+
+def make_packet(rng: Random) -> bytes:
+    m, good = rng.choice(packets())
+    kind = rng.random()
+    if kind < 0.3:
+        data = bytearray(good)
+        field(rng, data, m)
+    elif kind < 0.6:  # the front, which all else depends on
+        data = bytearray(mutated(rng, good[: LEVELS + 20], good) + good[LEVELS + 20 :])
+    else:
+        data = bytearray(mutated(rng, good, rng.choice(packets())[1]))
+    if rng.random() < 0.95:  # with a checksum that is right again
+        data[4:8] = struct.pack("<I", zlib.crc32(data[8:]))
+    return struct.pack("<I", m) + data
+
+
+def field(rng: Random, data: bytearray, m: int) -> None:
+    """One number of the header becomes another, or an entry of the table of sections."""
+    values = [n for n in (*EDGES, 0, 1, 2, 255, m, m + 1, m - 1, m * 8) if 0 <= n < 2**64]
+    at, size = rng.choice(
+        [
+            (3, 1),
+            (8, 8),
+            (16, 8),
+            (24, 8),
+            (32, 4),
+            (36, 1),
+            (37, 1),
+            (38, 2),
+            *[(40 + 8 * i, 8) for i in range(5)],
+        ]
+    )
+    value = rng.choice(values)
+    if at >= HEAD.size + BODY.size and rng.random() < 0.5:
+        value = int.from_bytes(data[at : at + 8], "little") & (2**61 - 1) | rng.randrange(8) << 61
+    data[at : at + size] = (value & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+
+
+@contextmanager
+def compiled_too() -> Iterator[None]:
+    """Short vectors are added up by compiled loops as long ones are."""
+    worth, kernels.WORTH = kernels.WORTH, 0
+    try:
+        yield
+    finally:
+        kernels.WORTH = worth
+
+
+def check_packet(case: bytes) -> bool:
+    """The two decoders agree, to the bit or in their refusal, and so do the sums of packets kept for them."""
+    m, packet = struct.unpack_from("<I", case)[0], case[4:]
+    try:
+        update = decode(packet, m)
+    except PacketError:
+        update = None
+    check_sum(packet, m, update)
+    try:
+        parts = list(pieces(memoryview(packet), m, 64))
+    except PacketError:
+        lz4 = LZ4 in [entry >> 5 for entry in packet[47:80:8]]  # its library reads a match 0 bytes back
+        assert update is None or lz4, "decode takes what pieces refuses"
+        return False
+    assert update is not None, "pieces takes what decode refuses"
+    at = update.positions
+    assert bool((at[1:] > at[:-1]).all())
+    assert not len(at) or (int(at[0]) >= 0 and int(at[-1]) < m)
+    assert bool(update.values.isfinite().all())
+    joined = (
+        [torch.cat([getattr(p, what) for p in parts]) for what in ("positions", "values")] if parts else []
+    )
+    assert not parts or (torch.equal(joined[0], at) and torch.equal(joined[1], update.values))
+    return True
+
+
+def check_sum(packet: bytes, m: int, update: Update | None) -> None:
+    with compiled_too():
+        try:
+            found = expanded(packet, m)
+        except PacketError:
+            assert update is None, "decode takes what cannot be expanded"
+            return
+    assert update is not None, "what decode refuses is expanded"
+    sums = [torch.linspace(-1, 1, m) for _ in range(2)]
+    for start, stop in ((0, m // 3), (m // 3, m)):
+        found.add_to(sums[0], start, stop, 0.7)
+    update.add_to(sums[1], 0, m, 0.7)
+    assert torch.equal(*(each.view(torch.int32) for each in sums)), "a sum is not that of the update"
+    assert np.isclose(found.norm(), update.norm(), rtol=1e-7, atol=0)
+
+
+# ---- the owner ---------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def owned() -> tuple[Owner, list[bytes], list[bytes]]:
+    """An owner with an error, packets of round 0, and legacies."""
+    owner = Owner(P, MIX, seed=1)
+    whole = torch.randn(P, generator=torch.Generator().manual_seed(1))
+    owner.error.copy_(whole)
+    sample = MIX.draw(P, 1, 0)
+    some = [Cocktail(keep=keep, bits=bits) for keep in (0.01, 0.2, 1.0) for bits in WIDTHS]
+    return owner, [c.encode(sample.take(whole)) for c in some], [c.encode(whole) for c in some]
+
+
+def make_update(rng: Random) -> bytes:
+    _, updates, legacies = owned()
+    legacy = rng.random() < 0.5
+    good = updates if not legacy else legacies
+    data = bytearray(mutated(rng, rng.choice(good), rng.choice(good)))
+    if rng.random() < 0.3:
+        data = bytearray(rng.choice(good))
+        field(rng, data, P)
+    if rng.random() < 0.95 and len(data) >= 8:
+        data[4:8] = struct.pack("<I", zlib.crc32(data[8:]))
+    return bytes([legacy]) + data
+
+
+def check_update(case: bytes) -> bool:
+    """A refused packet changes nothing; one that is taken leaves an error that is finite."""
+    owner, updates, _ = owned()
+    before = owner.error.clone()
+    try:
+        if case[0]:
+            owner.inherit("bob", case[1:], 0.5)
+        else:
+            packet = owner.aggregate(0, [("ann", updates[3], 10.0), ("bob", case[1:], 10.0)])
+            decode(packet, MIX.draw(P, 1, 0).m)
+        taken = True
+    except RejectedUpdate as error:
+        taken = error.peer != "bob"
+    moved = not torch.equal(owner.error, before)
+    finite = bool(owner.error.isfinite().all())
+    owner.error.copy_(before)
+    assert finite, "e is not finite"
+    assert taken or not moved, "refused, and yet e has moved"
+    return taken
+
+
+# ---- leases, recipes, weights, what was kept ---------------------------------------------------------------
+
+
+def make_samples(rng: Random) -> bytes:
+    made = []
+    for _ in range(rng.randrange(4)):
+        tokens = np.array(
+            [rng.randrange(rng.choice((300, 70000))) for _ in range(rng.randrange(1, 12))], np.int32
+        )
+        trained = np.array([False] + [rng.random() < 0.7 for _ in tokens[1:]])
+        made.append(Sample(tokens, trained))
+    good = pack(made)
+    return mutated(rng, good, good)
+
+
+def check_samples(case: bytes) -> bool:
+    try:
+        samples = unpack(case, 70000)
+    except DataError:
+        return False
+    for sample in samples:
+        assert len(sample.tokens) == len(sample.trained) > 0
+        assert not sample.trained[0]
+        assert 0 <= sample.tokens.min() <= sample.tokens.max() < 70000
+    return True
+
+
+@lru_cache(maxsize=1)
+def recipe_text() -> bytes:
+    return load_recipe("smoke").to_json().encode()
+
+
+def make_recipe(rng: Random) -> bytes:
+    if rng.random() < 0.4:
+        return mutated(rng, recipe_text(), recipe_text())
+    return json.dumps(bent(rng, json.loads(recipe_text())), default=repr).encode()
+
+
+def check_recipe(case: bytes) -> bool:
+    try:
+        recipe = recipe_from_json(case.decode(errors="replace"))
+    except RecipeError:
+        return False
+    assert recipe_from_json(recipe.to_json()) == recipe
+    return True
+
+
+HEADER = write_header({"run": "r"}, {"a": Kind("F32", (2, 3), 24), "b": Kind("BF16", (4,), 8)})
+
+
+def make_weights(rng: Random) -> bytes:
+    if rng.random() < 0.5:
+        return mutated(rng, HEADER, HEADER)
+    text = json.dumps(bent(rng, json.loads(HEADER[8:])), default=repr).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+def check_weights(case: bytes) -> bool:
+    try:
+        header = read_header(io.BytesIO(case), "model.safetensors")
+    except ModelError:
+        return False
+    assert header.size >= header.start
+    return True
+
+
+@lru_cache(maxsize=1)
+def kept_file() -> tuple[Path, bytes]:
+    path = Path(tempfile.mkdtemp(prefix="fuzz-")) / "kept.safetensors"
+    x = torch.zeros(4)
+    sums = {"x": "0" * 16, "common": "0" * 16}
+    words = {"run": "r", "format": FORMAT, "round": "3", "fingerprint": "0" * 16, "sums": json.dumps(sums)}
+    write_whole(path, {"x": x, "common": x}, {**words, "check": digest(words)})
+    read(path)
+    return path, path.read_bytes()
+
+
+def make_kept(rng: Random) -> bytes:
+    return mutated(rng, kept_file()[1], kept_file()[1])
+
+
+def check_kept(case: bytes) -> bool:
+    path = kept_file()[0]
+    path.write_bytes(case)
+    try:
+        read(path)
+    except (ValueError, OSError):
+        return False
+    return True
+
+
+TARGETS = [
+    Target("packet", "packets", 60, make_packet, check_packet, 40 << 20),
+    Target("update", "legacy", 10, make_update, check_update, 4 << 20),
+    Target("samples", "files", 50, make_samples, check_samples),
+    Target("recipe", "files", 4, make_recipe, check_recipe, 4 << 20),
+    Target("weights", "files", 10, make_weights, check_weights),
+    Target("kept", "files", 5, make_kept, check_kept),
+]

@@ -1,0 +1,53 @@
+"""The door of a peer that owns shards. As in fuzz_doors.py, the shell is real, and its wire is replaced."""
+
+from __future__ import annotations
+
+from scripts.fuzzing.mutate import Target, parts_of
+from scripts.fuzzing.transport_targets import HubEnd, name_of, some_messages
+from transport import codec
+from transport import messages as m
+from transport.bulk import AT_ONCE
+from transport.door import Door
+from transport.flows import FLOWS
+
+LIMIT = 4096  # bytes of a part
+SAID: list[m.Message] = [
+    m.Hello(1, "", "toy-run", "ann"),
+    m.Hello(1, "", "toy-run", "bob"),
+    m.Attach("s-ann"),
+    m.Attach("s-bob"),
+    m.Put("part/3", 2000, b"", 1024),
+    m.Put("part/4", LIMIT, b"", 1024),
+    m.Chunk("part/3", 0),
+    m.Chunk("part/3", 1),
+    m.Get("shard/3", 0, 1024),
+    m.Leave("enough"),
+]
+BYTES = [codec.encode(x) for x in SAID]
+
+
+def open_door() -> Door:
+    """In round 3: ann and bob have been here, and ann has a connection."""
+    door = Door(HubEnd(), "toy-run")  # type: ignore[arg-type]
+    door.opened(3, {"ann": "ann", "bob": "bob"}, LIMIT)
+    door.serve(3, b"packet of shards")
+    door._visitors = {f"s-{name}": (name, name) for name in ("ann", "bob")}
+    door._hear(name_of(0), [codec.encode(m.Attach("s-ann"))])
+    return door
+
+
+def check_door(case: bytes) -> bool:
+    door, came = open_door(), list[tuple[int, str, bytes]]()
+    door.came = lambda *what: came.append(what)
+    for conn, data in parts_of(case):
+        payload = b"x" * (1024 if data[-1:] == b"\0" else 976)
+        door._hear(name_of(conn), [data, payload] if b"Chunk" in data else [data])
+    assert sorted(door._visitors.values()) == [("ann", "ann"), ("bob", "bob")]
+    assert set(door._flows.values()) <= set(door._visitors)
+    assert len(door._flows) <= 2 * (FLOWS + 1)
+    assert len(door._inbox._parts) <= 2 * AT_ONCE
+    assert all(round in (3, 4) and len(part) <= LIMIT for round, _, part in came)
+    return bool(came or door._inbox._parts)
+
+
+TARGETS = [Target("door", "bulk", 12, lambda r: some_messages(r, BYTES, 5), check_door, 4 << 20)]

@@ -1,0 +1,422 @@
+"""The doors of transport: messages, the hub's shell, a peer's carrier, catching up, records of packets.
+
+The shells are real; what is around them (wires, the ledger, other threads) is replaced, so that a case is a
+function of its bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from math import isfinite
+from pathlib import Path
+from random import Random
+from typing import Any, NoReturn
+
+from msgspec import msgpack
+
+from scripts.fuzzing.mutate import INTS, Target, bent, joined, message, mutated, parts_of
+from transport import codec
+from transport import messages as m
+from transport.bandwidth import Bandwidth, BothWays
+from transport.bulk import AT_ONCE, CHUNK
+from transport.carrier import AHEAD, Carrier, in_memory
+from transport.catch_up import CatchUp, Own, State
+from transport.errors import LedgerError, ProtocolError
+from transport.flows import FLOWS
+from transport.hub import Hub
+from transport.keys import RunKeys
+from transport.ledger import Counted, Ledger, OpenSession, Recovered, RoundRow
+from transport.packet_log import CRC, HEADER, MAGIC, pack_header, read_packets
+from transport.peer_state import KEPT_COMMITS, OPENED, PeerState
+from transport.rounds import Phase
+from transport.settings import RunSettings
+from transport.sockets import MAX_FRAME
+from transport.wire import Came, Frames, Up
+
+SHA = "ab" * 32
+FILE = m.File("model.safetensors", 3 << 20, SHA, SHA)
+WELCOME = m.Welcome(
+    1, "toy-run", "ann", "s-ann", "{}", "00", [FILE], 3, 1.0, False, 2, 99, [m.SnapshotOffer(2, 400, SHA, 50)]
+)
+TO_HUB: list[m.Message] = [
+    m.Hello(1, "token", "toy-run", "cyd", "CPU", {"codec": "1"}),
+    m.Hello(1, "token", "toy-run", "ann"),
+    m.Resume(1, "toy-run", "ann", "s-ann", 0, True, [0], 1),
+    m.Resume(1, "toy-run", "bob", "s-bob", -1, True),
+    m.Ready(1, 7, {"base": "00ff"}),
+    m.Report(1, 7, [1], 1.5, 10, 0.1, 0.2),
+    m.Evaluated(1, 0, 2.5, 7),
+    m.Leave("enough"),
+    m.Holds(1, {"bob": "00ff"}),
+    m.Resigns(),
+    m.Unusable(1, 1, "bob", "no part"),
+    m.Ping(1.0),
+    m.Pong(1.0),
+    m.AskStatus(1, "token", "toy-run"),
+    m.AskStop(1, "guess", "toy-run", True),
+    m.AskOwner(1, "stop-secret", "toy-run", "ban", "bob", "why"),
+    m.AskOwner(1, "guess", "toy-run", "token", token="new"),
+    m.Attach("s-ann"),
+    m.Attach("s-bob"),
+    m.Put("update/1", 2000, b"", 1024),
+    m.Put("legacy/1", 1024, b"", 1024),
+    m.Chunk("update/1", 0),
+    m.Chunk("update/1", 1),
+    m.Chunk("legacy/1", 0),
+    m.Put("update/1", 2000, b"k" * 32, 1024),
+    m.Chunk("update/1", 1, b"k" * 8),
+    m.Get("packet/0", 0, 1024),
+    m.Get("lease/1", 0, 1024),
+    m.Get("packets/0-1", 0, 1024),
+]
+TO_PEER: list[m.Message] = [
+    WELCOME,
+    m.Welcome(1, "toy-run", "ann", "s-new", "{}", "00", [], 5, 1.0, True, 2),
+    m.Refused("session", "no"),
+    m.Refused("token", "no"),
+    m.Wait("the owner is asked"),
+    m.Round(3, 1, 5, ["ann"], 8, True, 0, 1),
+    m.Round(4, 1, 5, ["ann", "bob"], 0, True),
+    m.Round(4, 1, 5, ["ann"], 8, True, owners=[m.Owner("ann", [0, 2], "ann", "h:1")], keys={"ann": "ann"}),
+    m.Close(3, 1, [0, 2], {"ann": 1.0}, {"ann": "00ff"}, [m.Estate(1, "bob", 0.5)]),
+    m.Committed(3, 100, SHA, ["ann"]),
+    m.Over("done", True),
+    m.Ping(1.0),
+    m.Pong(1.0),
+    m.Status("{}"),
+    m.Attached(32),
+    m.Have("update/3", b"\1"),
+    m.Ack("update/3", 0),
+    m.PutDone("update/3", True),
+    m.Data("packets/0-3", 0, 9, b""),
+    m.Data("file", 1, 3 << 20, b""),
+    m.Data("lease/3", 0, 9, b""),
+    m.NoObject("packets/0-3", "none"),
+]
+HUB_BYTES, PEER_BYTES = [codec.encode(x) for x in TO_HUB], [codec.encode(x) for x in TO_PEER]
+
+
+def decoded(decode: Callable[[bytes], m.Message], data: bytes) -> bool:
+    try:
+        taken = decode(data)
+    except ProtocolError:
+        return False
+    assert decode(codec.encode(taken)) == taken, "what was taken is said again as it is"
+    return True
+
+
+def decodes_to_hub(data: bytes) -> bool:
+    return decoded(codec.decode_to_hub, data)
+
+
+def decodes_to_peer(data: bytes) -> bool:
+    return decoded(codec.decode_to_peer, data)
+
+
+# ---- the hub -----------------------------------------------------------------------------------------------
+
+
+class AtOnce:
+    """An executor that does it now."""
+
+    def submit(self, job: Callable[..., object], *args: object) -> None:
+        job(*args)
+
+
+class HubEnd:
+    """A wire that notes what the hub says."""
+
+    port = 0
+
+    def __init__(self) -> None:
+        self.said: list[m.ToPeer] = []
+
+    def send(self, conn: bytes, frames: Frames) -> bool:
+        self.said.append(codec.decode_to_peer(frames[0]))
+        return conn != name_of(7)  # a connection that is always closed already
+
+    def held(self, conn: bytes) -> int:
+        return 0
+
+    def hang_up(self, conn: bytes) -> None:
+        raise AssertionError("so few messages are no flood")
+
+    def wake(self) -> None:
+        """Nobody sleeps here."""
+
+
+class Books:
+    """What SQLite would do with these values."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def recover(self) -> Recovered:
+        names = ("ann", "bob")
+        return Recovered(1, ((0, 4),), tuple(OpenSession(f"s-{n}", n, "CPU", n) for n in names), term=1)
+
+    def note(self, *values: object) -> None:
+        for value in values:
+            assert not isinstance(value, int) or -(2**63) <= value < 2**63, (
+                f"{value} does not fit into SQLite"
+            )
+            assert not isinstance(value, float) or isfinite(value), value
+
+    session = gone = leased = given_back = stand = note
+
+    def evaluated(self, row: Any) -> None:
+        self.note(row.round, row.step, row.loss, row.tokens)
+
+    def commit(self, row: Any, packet: bytes, counted: Sequence[Counted], given: Any = None) -> Any:
+        self.note(row.round, row.step, row.fingerprint >> 1, row.loss, row.tokens)
+        return row
+
+
+class HubWork:
+    """An owner that takes any packet."""
+
+    def samples(self, ids: Sequence[int]) -> bytes:
+        return b"tokens"
+
+    def tokens(self, ids: Sequence[int]) -> int:
+        return len(ids)
+
+    def arrived(self, round: int, peer: str, packet: bytes) -> None:
+        """Nothing to do."""
+
+    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+        return b"aggregate"
+
+    def inherit(self, peer: str, packet: bytes, share: float) -> None:
+        """Nothing to do."""
+
+    def committed(self, round: int, packet: bytes) -> None:
+        """Nothing to do."""
+
+    def fingerprint(self, round: int) -> int:
+        return 7
+
+    def object(self, name: str) -> bytes:
+        return {"eval": b"held out", "base/w": b"weights"}[name]
+
+
+@lru_cache(maxsize=1)
+def ledger_folder() -> Path:
+    """A ledger of one round, for who reads it."""
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    with Ledger(folder, run="toy-run", samples=4) as ledger:
+        ledger.commit(RoundRow(0, 0, 1.0, 2.0, 7, ("ann",), ("ann",), 1.0, 40), b"packet", ())
+    return folder
+
+
+@lru_cache(maxsize=1)
+def keys() -> RunKeys:
+    return RunKeys("p" * 43, "s" * 43, "token", "stop-secret")
+
+
+SETTINGS = RunSettings(
+    run="toy-run", recipe="{}", recipe_hash="00", samples=40, global_batch=4, eval=True, eval_every=1,
+    min_peers=2, versions={"codec": "1"}, holds={"base": "00ff"}, max_update=4096,
+)  # fmt: skip
+
+
+def open_hub() -> Hub:
+    """A hub in the middle of a round: ann and bob are members, each has a bulk connection."""
+    hub = Hub("", 0, keys(), Books(ledger_folder()), SETTINGS, HubWork(), wire=HubEnd())  # type: ignore[arg-type]
+    hub._commits._thread = hub._reader = AtOnce()  # type: ignore[assignment]
+    for number, name in enumerate(("ann", "bob")):
+        resume = m.Resume(1, "toy-run", name, f"s-{name}", -1, True)
+        hear(hub, number, codec.encode(resume))
+        hear(hub, number + 2, codec.encode(m.Attach(f"s-{name}")))
+    assert hub._state.phase is Phase.OPEN
+    return hub
+
+
+def name_of(conn: int) -> bytes:
+    """Two connections of ann, two of bob, and strangers, each with a key of its own."""
+    key = ("ann", "bob", "ann", "bob")[conn] if conn < 4 else f"k{conn}"
+    return f"{key}.{conn}".encode()
+
+
+def hear(hub: Hub, conn: int, data: bytes) -> None:
+    """One message and its consequences. A Chunk's bytes follow it in the same case. What is
+    longer than a frame may be is libzmq's to refuse."""
+    if len(data) > MAX_FRAME:
+        return
+    payload = b"x" * (1024 if data[-1:] == b"\0" else 976)
+    frames = [data, payload] if b"Chunk" in data else [data]
+    hub._receive(name_of(conn), frames)
+    hub._run_calls()
+    hub._act(hub._state.tick(hub._state._ticked))
+    hub._run_calls()
+
+
+def check_hub(case: bytes) -> bool:
+    hub, conns = open_hub(), {0, 1, 2, 3}
+    state = hub._state
+    for conn, data in parts_of(case):
+        hear(hub, conn, data)
+        conns.add(conn)
+    hub._objects.close()
+    assert hub.error is None, repr(hub.error)
+    assert sum(state.leases.places()) == SETTINGS.samples
+    assert len(state.members.sessions) <= len(conns)
+    assert set(state.members.traffic) <= set(state.members.sessions)
+    assert set(hub._flows.owners.values()) <= set(state.members.sessions)
+    assert len(hub._flows.owners) <= (FLOWS + 1) * len(state.members.sessions)
+    assert len(hub._inbox._parts) <= AT_ONCE * len(state.members.sessions)
+    assert not hub._flows.reading
+    assert len(state.history.commits) <= 64
+    assert state.deadline() > 0
+    json.loads(hub_status(hub), parse_constant=no_number)
+    return state.members.refused == 0
+
+
+def hub_status(hub: Hub) -> str:
+    from transport.status import status_text
+
+    return status_text(hub._state, hub._state._ticked)
+
+
+def no_number(word: str) -> NoReturn:
+    raise AssertionError(f"{word} is no JSON")
+
+
+# ---- a peer ------------------------------------------------------------------------------------------------
+
+
+class PeerEnd:
+    """A wire that takes everything and brings nothing."""
+
+    def dial(self, flow: int) -> None:
+        """Up by hand."""
+
+    hang_up = dial
+
+    def send(self, flow: int, frames: Frames) -> bool:
+        return True
+
+    def wake(self) -> None:
+        """Nobody sleeps here."""
+
+    close = wake
+
+
+def joined_carrier() -> Carrier:
+    """A peer in a run: one bulk flow, downloads and an upload under way."""
+    hello = m.Hello(1, "token", "toy-run", "ann")
+    carrier = Carrier(PeerEnd(), PeerState(hello), 4, 60.0, "hub:1", BothWays(Bandwidth()))  # type: ignore[arg-type]
+    carrier._take(Up(0), 0.0)
+    carrier._take(Came(0, [PEER_BYTES[0]]), 0.0)
+    carrier._take(Up(1), 0.0)
+    carrier._take(Came(1, [codec.encode(m.Attached(32))]), 0.0)
+    carrier.bulk.fetch("packets/0-3", in_memory)
+    carrier.bulk.fetch("file", in_memory, 3 << 20)
+    carrier.bulk.upload("update/3", bytes(2 * CHUNK), b"")
+    carrier.state.report(m.Report(3, 7, [3]))
+    carrier._send_all()
+    return carrier
+
+
+def check_carrier(case: bytes) -> bool:
+    carrier = joined_carrier()
+    state, bulk = carrier.state, carrier.bulk
+    for number, (flow, data) in enumerate(parts_of(case)):
+        frames = [data, bytes(9)] if b"lease" in data or b"packets" in data else [data, bytes(CHUNK)]
+        carrier._take(Came(flow & 1, frames), 0.01 * number)
+        carrier._send_all()
+        carrier._keep_up(0.01 * number)
+    assert len(bulk.downloads) <= 2 + AHEAD
+    assert len(bulk.uploads) <= 1
+    assert len(state.commits) <= KEPT_COMMITS
+    assert len(state.rounds) <= OPENED
+    assert carrier.broken is None
+    assert isfinite(carrier._deadline())
+    assert sum(window.under for window in bulk.windows.values()) >= 0
+    for download in bulk.downloads.values():
+        assert 0 <= download.progress[0] <= download.progress[1]
+    return state.ignored == 0
+
+
+def make_catch_up(rng: Random) -> bytes:
+    plain = msgpack.decode(PEER_BYTES[0])
+    own = rng.choice((-1, 0, 2, rng.choice([n for n in INTS if 0 <= n <= 2**62])))
+    newest = [rng.choice([n for n in INTS if 0 <= n <= 2**62]) for _ in range(3)]
+    return msgpack.encode([bent(rng, plain), own, newest])
+
+
+def check_catch_up(case: bytes) -> bool:
+    """Whatever a hub says it has, so much is asked for ahead, and no more."""
+    from cocktail_cli.base import check_names
+    from cocktail_cli.errors import Failure
+
+    plain, own, newest = msgpack.decode(case)
+    try:
+        welcome = codec.decode_to_peer(msgpack.encode(plain))
+        assert isinstance(welcome, m.Welcome)
+        check_names(welcome.base)
+    except (ProtocolError, Failure, AssertionError):
+        return False
+    machine = CatchUp(welcome, 100, Own(own) if own >= 0 else None, 1e9)
+    machine.weights_here()
+    for round in newest:
+        machine.heard(round)
+        asked = 0
+        while (range_ := machine.next_range()) is not None:
+            assert range_.start < range_.stop
+            asked += 1
+        assert asked <= 2000
+        progress = machine.progress(1.0)
+        assert isfinite(progress.total)
+    assert machine.state in (State.PACKETS, State.READY)
+    return True
+
+
+# ---- records -----------------------------------------------------------------------------------------------
+
+
+def make_records(rng: Random) -> bytes:
+    packets = [rng.randbytes(rng.choice((0, 1, 40, 300))) for _ in range(rng.randrange(1, 4))]
+    records = b"".join(pack_header(i, p) + p for i, p in enumerate(packets))
+    if rng.random() < 0.3:  # a header that says what it likes, and is right
+        numbers = [n for n in INTS if n >= 0]
+        return records + forged_header(rng.choice(numbers), rng.choice(numbers)) + rng.randbytes(20)
+    return mutated(rng, records, records)
+
+
+def forged_header(round: int, size: int) -> bytes:
+    head = HEADER.pack(MAGIC, round, size, bytes(32))
+    return head + CRC.pack(zlib.crc32(head))
+
+
+def check_records(case: bytes) -> bool:
+    try:
+        taken = list(read_packets(io.BytesIO(case)))
+    except LedgerError:
+        return False
+    assert b"".join(pack_header(round, packet) + packet for round, packet in taken) == case
+    return True
+
+
+def some_messages(rng: Random, examples: Sequence[bytes], most: int) -> bytes:
+    """Several, on several connections; sound ones among them, so that the others meet a working machine."""
+    parts = []
+    for _ in range(rng.randrange(1, 9)):
+        data = rng.choice(examples) if rng.random() < 0.5 else message(rng, examples)
+        parts.append((rng.randrange(most), data))
+    return joined(parts)
+
+
+TARGETS = [
+    Target("to-hub", "messages", 340, lambda r: message(r, HUB_BYTES), decodes_to_hub),
+    Target("to-peer", "messages", 340, lambda r: message(r, PEER_BYTES), decodes_to_peer),
+    Target("catch-up", "messages", 10, make_catch_up, check_catch_up),
+    Target("hub", "bulk", 12, lambda r: some_messages(r, HUB_BYTES, 9), check_hub, 4 << 20),
+    Target("carrier", "bulk", 12, lambda r: some_messages(r, PEER_BYTES, 2), check_carrier, 24 << 20),
+    Target("records", "packets", 60, make_records, check_records),
+]

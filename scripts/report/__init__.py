@@ -1,0 +1,1 @@
+"""RESULTS.md from the rows in scripts/measured: scripts/results."""

@@ -1,0 +1,155 @@
+"""The tables and plots of RESULTS.md that are about cocktail alone: growth of costs, joining, packets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.bench import growth as bench_growth
+from scripts.report.markdown import NOTHING, dates, prose, table
+from scripts.report.plot import svg
+from scripts.report.rows import Row, read
+
+# ---- growth ------------------------------------------------------------------------------------------------
+
+KINDS = {
+    "peer": "a peer, by parameters",
+    "hub": "a hub with 4 peers, by parameters",
+    "peers": "a hub, by peers",
+}
+ASSUMED = prose(
+    f"P is parameters, N peers. Fitted to the points up to {bench_growth.FITTED[0]:.0e} parameters and",
+    f"{bench_growth.FITTED[1]} peers (a hub's memory to 1e+08), by least squares of relative errors, no",
+    "constant negative; compared with all points beyond. Assumed beyond what was measured: one hub owns",
+    "everything (with shards at peers its CPU, memory and bytes are spread over them), packets of the",
+    "paper's setting (0.134 bit a parameter), one core of this machine, memory and disk as fast as at the",
+    "sizes measured, no local steps. A hub holds e, 4 bytes a parameter, and a round's packets up to a",
+    "bound; a peer x_i and x'.",
+)
+
+
+def growth(folder: Path) -> str:
+    points = read(folder / "growth.jsonl")
+    if not points:
+        return NOTHING
+    parts = [f"A round, {dates(points)}; CPU is of one core, without the gradient.\n"]
+    for kind, title in KINDS.items():
+        mine = sorted((p for p in points if p["kind"] == kind), key=lambda p: (p["parameters"], p["peers"]))
+        if mine:
+            parts += [f"**{title}**\n", table(*point_rows(kind, mine))]
+    fits = bench_growth.fitted(points)
+    parts += ["**What they fit, and what that says of larger swarms**\n", table(*fit_rows(fits)), ASSUMED]
+    for kind in ("peer", "hub", "peers"):
+        if curves := curves_of(kind, points):
+            by = "peers" if kind == "peers" else "parameters"
+            (folder / f"growth-{kind}.svg").write_text(svg(f"{KINDS[kind]}: a round", by, curves))
+            parts.append(f"![{KINDS[kind]}](measured/growth-{kind}.svg)\n")
+    return "\n".join(parts)
+
+
+def curves_of(kind: str, points: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
+    by, mine = "peers" if kind == "peers" else "parameters", [p for p in points if p["kind"] == kind]
+    names = {"cpu_s": ("CPU-s", 1.0), "memory": ("memory, GB", 1e-9), "up": ("sent, GB", 1e-9)}
+    names["bytes"] = "both ways, GB", 1e-9
+    curves = {
+        name: sorted((float(p[by]), p[what] * scale) for p in mine if what in p)
+        for what, (name, scale) in names.items()
+    }
+    return {name: curve for name, curve in curves.items() if curve}
+
+
+def point_rows(kind: str, points: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    by = "peers" if kind == "peers" else "parameters"
+    moved = "up" if kind == "peer" else "bytes"
+    head = [by, "MB up" if kind == "peer" else "MB up and down", "CPU-s", "memory, MB"]
+    return head, [
+        [f"{p[by]:,.0f}", f"{p[moved] / 1e6:,.2f}", f"{p['cpu_s']:.3f}", f"{p['memory'] / 1e6:,.0f}"]
+        for p in points
+    ]
+
+
+def fit_rows(fits: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    large = list(bench_growth.LARGE)
+    head = ["quantity", "fit", "off at its points", "off beyond them (parameters, peers)", *large]
+    body = []
+    for fit in fits:
+        terms = " + ".join(
+            f"{value:.3g} {term}".removesuffix(" 1") for term, value in fit["terms"].items() if value
+        )
+        beyond = ", ".join(f"{off:+.0%} ({float(p):.0e}, {n})" for p, n, off in fit["beyond"])
+        said = [amount(fit["name"], fit["says"][one]) for one in large]
+        body.append([fit["name"], terms, f"{fit['inside']:.0%}", beyond, *said])
+    return head, body
+
+
+def amount(name: str, value: float) -> str:
+    if name.endswith("CPU-s"):
+        return f"{value:,.1f} s"
+    return f"{value / 1e9:,.1f} GB" if value >= 1e9 else f"{value / 1e6:,.1f} MB"
+
+
+# ---- joining, packets --------------------------------------------------------------------------------------
+
+
+def join(folder: Path) -> str:
+    rows = sorted(read(folder / "join.jsonl"), key=lambda r: (r["mbit"], r["bytes"]))
+    if not rows:
+        return NOTHING
+    head = ["Mbit/s", "MB fetched", "floor: bytes / line, s", "x' here, s", "of the floor"]
+    head += ["first counted round, s", "of it starting Python, s"]
+    return "\n".join(
+        [
+            prose(
+                f"`cocktail join` to its first counted round, {dates(rows)}; 40 ms of round trip. The",
+                "other peer is",
+                "stopped until x' is here, as two machines would not share a processor. Seconds are from",
+                "the command",
+                "on; those of `x' here` from the welcome.",
+            ),
+            table(head, [joining(row) for row in rows]),
+        ]
+    )
+
+
+def joining(row: Row) -> list[str]:
+    floor = row["bytes"] * 8 / (row["mbit"] * 1e6)
+    return [
+        f"{row['mbit']:g}",
+        f"{row['bytes'] / 1e6:.1f}",
+        f"{floor:.1f}",
+        f"{row['here_s']:.1f}",
+        f"{row['here_s'] / floor:.2f}",
+        f"{row['counted_s']:.1f}",
+        f"{row['start_s']:.1f}",
+    ]
+
+
+def packet(folder: Path) -> str:
+    path = folder / "packet.json"
+    if not path.exists():
+        return NOTHING
+    found = json.loads(path.read_text())
+    head = [
+        "data; p, K, bits",
+        "bit/parameter",
+        "less than FP16",
+        "reference: bit/parameter",
+        "less than FP16",
+    ]
+    head += ["encode, ms", "reference, ms", "energy lost", "reference"]
+    body = []
+    for r in found["rows"]:
+        theirs = r["p"] * (
+            1 + r["K"] * (r["bits"] + 16 / 128)
+        )  # a bit for each that is visited, scales in FP16
+        sizes = [
+            f"{r['bits_per_param']:.4f}",
+            f"{r['ratio_fp16']:.0f}x",
+            f"{theirs:.4f}",
+            f"{16 / theirs:.0f}x",
+        ]
+        times = [f"{r['encode_ms']:.1f}", f"{r['reference_encode_ms']:.1f}"]
+        errors = [f"{r['error']:.4f}", f"{r['reference_error']:.4f}"]
+        body.append([f"{r['data']}; {r['p']:g}, {r['K']:g}, {r['bits']}", *sizes, *times, *errors])
+    return f"{found['date']}, 40 M parameters, one thread.\n\n{table(head, body)}"

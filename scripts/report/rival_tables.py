@@ -1,0 +1,427 @@
+"""The tables and plots of RESULTS.md beside rivals, and the three of the README, from rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from scripts.comparison import work
+from scripts.report.markdown import NOTHING, dates, prose, table
+from scripts.report.plot import Axis, svg
+from scripts.report.rows import Row, read
+from scripts.study import cells as quality_cells
+from scripts.study import plan as quality_plan
+from scripts.study import tables as quality_report
+from scripts.study.train import Setting, Size
+
+QUALITY = Path(__file__).resolve().parent.parent / "recipes" / "quality.jsonl"
+SPEEDS = ("unthrottled", "1000", "500", "100", "20", "100 down, 20 up")
+SYSTEMS = (
+    "cocktail",
+    "cocktail, the hub on such a line",
+    "torch DDP FP32",
+    "torch DDP FP16",
+    "torch DDP PowerSGD",
+    "DiLoCo FP16",
+    "hivemind FP16",
+    "hivemind 8-bit",
+)
+LOCAL = (50, 500)  # steps between DiLoCo's exchanges, a row each
+
+
+# ---- wall clock --------------------------------------------------------------------------------------------
+
+
+def steps_of(folder: Path) -> dict[str, dict[str, float]]:
+    """system -> speed -> how many times its compute a step takes. DiLoCo's local steps are compute alone."""
+    found: dict[str, dict[str, float]] = {}
+    for row in read(folder / "links.jsonl"):
+        if "exchange_s" not in row:
+            found.setdefault(row["system"], {})[row["speed"]] = row["step_s"] / row["compute_s"]
+            continue
+        for local in LOCAL:
+            mean = 1 + row["exchange_s"] / local / row["compute_s"]
+            found.setdefault(f"{row['system']}, H={local}", {})[row["speed"]] = mean
+    order = [name for system in SYSTEMS for name in (system, *(f"{system}, H={n}" for n in LOCAL))]
+    return {name: found[name] for name in order if name in found}
+
+
+def links(folder: Path) -> str:
+    steps, rows = steps_of(folder), read(folder / "links.jsonl")
+    if not steps:
+        return NOTHING
+    ideal = work.GPTJ_TOKENS / work.GPTJ_S
+    speeds = [speed for speed in SPEEDS if any(speed in by for by in steps.values())]
+    tokens = [
+        [name, *(f"{ideal / by[s]:,.0f}" if s in by else "" for s in speeds)] for name, by in steps.items()
+    ]
+    plotted = {
+        name: [(float(s), 1 / by[s]) for s in ("20", "100", "500", "1000") if s in by]
+        for name, by in steps.items()
+    }
+    title = "Share of the time that devices compute"
+    (folder / "links.svg").write_text(svg(title, "Mbit/s, each way", plotted, Axis(0, 1, log=False), True))
+    return "\n".join(
+        [
+            prose(
+                f"Four peers, {dates(rows)}. A step's compute is fixed (slept), so that compute : FP16",
+                "bytes : line is",
+                f"that of GPT-J-6B on 8 A100 ({work.GPTJ_S} s and 24 GB a step and machine): a line of",
+                "100 Mbit/s there",
+                f"is one of {100 * work.MBIT:.3f} Mbit/s here, with {work.RTT:g} ms of round trip. Tokens",
+                "a second are",
+                f"GPT-J's: 262,144 over a step's time in those units ({ideal:,.0f} where nothing is",
+                "waited for).",
+            ),
+            table(["tokens/s at Mbit/s", *speeds], tokens),
+            "Share of the time that devices compute:\n",
+            table(["computing at Mbit/s", *speeds], computing(steps, speeds)),
+            "Share of the same system's unthrottled speed, where that was measured:\n",
+            table(["share at Mbit/s", *speeds], shares(steps, speeds)),
+            "Bytes that a peer sends in a step, in those of one FP16 gradient (2 bytes a parameter):\n",
+            table(["sent", *speeds], sent(rows, speeds)),
+            "How busy this machine's cores were, other programs on it included:\n",
+            table(["busy", *speeds], busy(rows, speeds)),
+            NOTES,
+            "![share of the time that devices compute](measured/links.svg)\n",
+        ]
+    )
+
+
+NOTES = prose(
+    "- *cocktail* is `cocktail launch` and `cocktail join` with the defaults: packets fill the time "
+    "there is, so at 100 and 20 Mbit/s they are smaller (the bytes above); what that costs in loss "
+    "is the next section's matter. Its hub has no limit in the first row, as a server has; in the "
+    "second its own line is as slow as a peer's.",
+    "- *DDP* exchanges while the last of 8 backward passes of a step runs, and is taken to have all "
+    "gradients when that one begins: the best it could have.",
+    "- *PowerSGD* has rank 1 on matrices 1,024 wide: about the share of the FP16 bytes that rank 5 "
+    "has on GPT-J's.",
+    "- *DiLoCo*: one exchange was measured; a row of H steps is that and H times the compute, the best "
+    "it could have.",
+    "- *hivemind* averages gradients while the next step computes.",
+    "- Systems that send whole gradients run a smaller model at the same ratios, so that their steps "
+    "are waited for.",
+)
+
+
+def computing(steps: dict[str, dict[str, float]], speeds: Sequence[str]) -> list[list[str]]:
+    """Compute over the whole of a step."""
+    return [[name, *(shown(1 / by[s]) if s in by else "" for s in speeds)] for name, by in steps.items()]
+
+
+def shares(steps: dict[str, dict[str, float]], speeds: Sequence[str]) -> list[list[str]]:
+    """Of each one's own unthrottled speed."""
+    rows = []
+    for name, by in steps.items():
+        free = by.get("unthrottled")
+        rows.append([name, *(shown(free / by[s]) if free and s in by else "" for s in speeds)])
+    return rows
+
+
+def shown(share: float) -> str:
+    """Small ones with their digits."""
+    return f"{share:.1%}" if share >= 0.01 else f"{share:.2%}"
+
+
+def sent(rows: Sequence[Row], speeds: Sequence[str]) -> list[list[str]]:
+    found = {
+        (row["system"], row["speed"]): f"{row['sent'] / (2 * row['parameters']):.4f}"
+        for row in rows
+        if row["sent"]
+    }
+    return by_system(found, speeds)
+
+
+def busy(rows: Sequence[Row], speeds: Sequence[str]) -> list[list[str]]:
+    return by_system({(row["system"], row["speed"]): f"{row['busy']:.0%}" for row in rows}, speeds)
+
+
+def by_system(found: dict[tuple[str, str], str], speeds: Sequence[str]) -> list[list[str]]:
+    there = [name for name in SYSTEMS if any(system == name for system, _ in found)]
+    return [[name, *(found.get((name, s), "") for s in speeds)] for name in there]
+
+
+# ---- loss --------------------------------------------------------------------------------------------------
+
+DILOCO = Setting(sample=1.0, keep=1.0, bits=16, staleness=0, local_steps=50, outer_rate=0.7, momentum=0.9)
+TIMED_AT = ("1000", "500", "100", "20")
+ENOUGH = 0.8  # of a cell's bytes that went over a timed line: then its step takes no longer there
+
+
+def loss(folder: Path) -> str:
+    found = quality(folder)
+    parts = [quality_report.markdown(found, one) for one in quality_plan.TABLES]
+    return "\n".join(
+        [
+            prose(
+                "The cells of the quality study (`recipes/quality.jsonl`): held-out loss in nats a byte",
+                "at equal tokens,",
+                "against bytes. `over all-reduce` is the mean over the seeds that are there.",
+            ),
+            *(part for part in parts if part),
+            longer(),
+            *(["**rivals**\n", table(RIVAL_HEAD, rivals)] if (rivals := rival_losses(folder, found)) else []),
+            prose(
+                f"**Against wall clock**: {Size().steps:,} steps, each as long as one of the table above,",
+                "in hours of GPT-J's steps. A row of cocktail has them at speeds at which the packets that",
+                "were timed had its bytes, or nearly so; one that does not hide its exchange has none.",
+                "hivemind is not in the study: what it averages is all-reduce's gradient. PowerSGD's hours",
+                "are those of a rank that sends ten times less than the one whose loss stands here.",
+            ),
+            table(["way", "held-out loss", *(f"h at {s} Mbit/s" for s in TIMED_AT)], timed(folder, found)),
+            "![held-out loss against time at 100 Mbit/s](measured/loss.svg)\n",
+        ]
+    )
+
+
+RIVAL_HEAD = ["rival", "less than FP16", "learning rate", "held-out loss, by seed", "over all-reduce"]
+
+
+def rival_losses(folder: Path, found: quality_plan.Found) -> list[list[str]]:
+    """Loss rows of the rivals in the columns of RIVAL_HEAD, at the rate that was best with the first seed."""
+    dense = by_seed(found, quality_plan.REFERENCE)
+    ways = [
+        (f"PowerSGD, rank {rank}", one[0]["ratio"], one[0]["rate"], {r["seed"]: r["loss"] for r in one})
+        for rank, one in powersgd(folder).items()
+    ]
+    diloco = quality_plan.Row("DiLoCo, every 50 steps, FP16", DILOCO)
+    if losses := by_seed(found, diloco):
+        rate = quality_plan.best_rate(found, diloco)
+        ways.append((diloco.name, max(ratios_of(found, DILOCO)), rate, losses))
+    rows = []
+    for name, ratio, rate, losses in ways if dense else []:
+        over = mean(loss / dense[seed] - 1 for seed, loss in losses.items() if seed in dense)
+        each = ", ".join(f"{loss:.4f}" for loss in losses.values())
+        rows.append([name, f"{ratio:.0f}x", f"{rate:g}", each, f"{over:+.2%}"])
+    return rows
+
+
+def by_seed(found: quality_plan.Found, row: quality_plan.Row) -> dict[int, float]:
+    """seed -> loss, of those that are there at the row's rate."""
+    rate = quality_plan.best_rate(found, row)
+    tried = {seed: quality_plan.losses(found, row.setting, seed) for seed in quality_plan.SEEDS}
+    return {seed: losses[rate] for seed, losses in tried.items() if rate in losses}
+
+
+def powersgd(folder: Path) -> dict[int, list[Row]]:
+    """rank -> its rows by seed, at the rate that was best with the first one."""
+    rows = sorted(
+        (r for r in read(folder / "powersgd.jsonl") if r["size"] == Size().name),
+        key=lambda r: (int(r["rank"]), int(r["seed"]), float(r["loss"])),
+    )
+    best = {r["rank"]: r["rate"] for r in reversed(rows) if r["seed"] == quality_plan.SEEDS[0]}
+    return {k: [r for r in rows if r["rank"] == k and r["rate"] == best[k]] for k in sorted(best)}
+
+
+def quality(folder: Path) -> dict[quality_cells.Cell, quality_plan.Found]:
+    """All cells, those of rivals too."""
+    return quality_cells.read(QUALITY, Size()) | quality_cells.read(folder / "quality.jsonl", Size())
+
+
+def longer() -> str:
+    """Of twice the steps."""
+    return quality_report.markdown(quality_cells.read(QUALITY, Size(steps=3200)), quality_plan.LONGER)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A way of the study, and its end: how long a step takes, by speed, in those of its compute."""
+
+    name: str
+    loss: float
+    steps: dict[str, float]
+    curve: tuple[float, ...] = ()  # held-out losses on a quarter of the text, at even distances
+
+    def hours(self, speed: str) -> float:
+        return self.steps[speed] * work.GPTJ_S * Size().steps / 3600
+
+
+def timed_ways(folder: Path, found: quality_plan.Found) -> list[Timed]:
+    """With the first seed, at the best rate."""
+    steps, ways = steps_of(folder), list[Timed]()
+
+    def add(name: str, setting: Setting, by: dict[str, float]) -> None:
+        ends = [o for c, o in found.items() if c.setting == setting and c.seed == quality_plan.SEEDS[0]]
+        if ends and by:
+            best = min(ends, key=lambda outcome: outcome.loss)
+            ways.append(Timed(name, best.loss, by, tuple(best.curve)))
+
+    for row in quality_plan.METHODS:
+        if row.setting.peers and row.setting.staleness and not row.setting.averaged:
+            by, ratios = affordable(folder, found, row.setting), ratios_of(found, row.setting)
+            add(f"cocktail, {max(ratios, default=0):.0f}x less", row.setting, by)
+    for system in ("torch DDP FP16", "torch DDP FP32", "hivemind FP16"):
+        add(f"{system}: all-reduce", quality_plan.REFERENCE.setting, steps.get(system, {}))
+    add("DiLoCo FP16, H=50", DILOCO, steps.get("DiLoCo FP16, H=50", {}))
+    for rank, (first, *_) in powersgd(folder).items():
+        ways.append(Timed(f"PowerSGD, rank {rank}", first["loss"], steps.get("torch DDP PowerSGD", {})))
+    return ways
+
+
+def affordable(folder: Path, found: quality_plan.Found, setting: Setting) -> dict[str, float]:
+    """cocktail's steps at the speeds at which it sent about what this setting sends, or more."""
+    ratios = ratios_of(found, setting)
+    mine = {row["speed"]: row for row in read(folder / "links.jsonl") if row["system"] == "cocktail"}
+    steps = steps_of(folder).get("cocktail", {})
+    return {
+        speed: steps[speed]
+        for speed, row in mine.items()
+        if ratios and row["sent"] / (2 * row["parameters"]) >= ENOUGH / max(ratios)
+    }
+
+
+def ratios_of(found: quality_plan.Found, setting: Setting) -> list[float]:
+    """How many times fewer bytes than FP16, of each of its cells."""
+    return [outcome.ratio for cell, outcome in found.items() if cell.setting == setting]
+
+
+def timed(folder: Path, found: quality_plan.Found) -> list[list[str]]:
+    ways = timed_ways(folder, found)
+    at = "100"
+    curves = {
+        way.name: [(way.hours(at) * (i + 1) / len(way.curve), loss) for i, loss in enumerate(way.curve)]
+        for way in ways
+        if at in way.steps and way.curve
+    }
+    if curves:
+        losses = [loss for points in curves.values() for _, loss in points]
+        up = Axis(min(losses) - 0.02, max(losses) + 0.02, log=False)
+        drawn = svg(
+            "Held-out loss (a quarter of the text) against time at 100 Mbit/s",
+            "hours of GPT-J's steps",
+            curves,
+            up,
+        )
+        (folder / "loss.svg").write_text(drawn)
+    return [
+        [way.name, f"{way.loss:.4f}", *(f"{way.hours(s):,.1f}" if s in way.steps else "" for s in TIMED_AT)]
+        for way in ways
+    ]
+
+
+# ---- faults ------------------------------------------------------------------------------------------------
+
+FAULTS = {
+    "none": "nothing",
+    "kill": "killed in a round",
+    "dark": "its line dark for 5 s",
+    "stop": "stopped for 60 s",
+    "late": "a fifth comes",
+}
+
+
+def faults(folder: Path) -> str:
+    rows = read(folder / "faults.jsonl")
+    if not rows:
+        return NOTHING
+    order = list(FAULTS)
+    body = [
+        [FAULTS[r["fault"]], r["system"], stalled(r), peers_apart(r), lost(r), noted(r)]
+        for r in sorted(rows, key=lambda r: (order.index(r["fault"]), SYSTEMS.index(r["system"])))
+    ]
+    head = ["fault of one peer of four", "system", "seconds lost", "peers apart", "samples lost", ""]
+    return "\n".join(
+        [
+            prose(
+                f"{dates(rows)}. Lines of 8 Mbit/s, 1 s of compute a step; rivals have timeouts of 30 s",
+                "(hivemind: 5 s a",
+                "chunk), as their own defaults would have them wait for half an hour, or for ever.",
+            ),
+            table(head, body),
+            prose(
+                "Seconds: the longest time between two steps of the first peer, less an ordinary one.",
+                "Apart: further",
+                "from the first peer's model than 1 % of what that has moved. Samples of cocktail are",
+                "read from its",
+                "ledger after the run; of a run that ends for all, the step under way is counted and",
+                "nothing before it.",
+            ),
+        ]
+    )
+
+
+def stalled(row: Row) -> str:
+    if row["over"]:
+        return "the run ends for all"
+    return f"{row['stalled']:.1f}" + ("" if row["steps"] else ", and still no step")
+
+
+def peers_apart(row: Row) -> str:
+    if row["apart"] is None:
+        return ""
+    return f"{row['apart']}" + (
+        f" (by up to {row['furthest']:.0%})" if row["apart"] and row["furthest"] else ""
+    )
+
+
+def lost(row: Row) -> str:
+    stuck = not row["over"] and not row["steps"]
+    return "not told" if stuck or row["lost"] is None else str(row["lost"])
+
+
+def noted(row: Row) -> str:
+    words = [f"an ordinary step takes {row['usual']:.1f} s"]
+    if row["fault"] == "late":
+        joined = row.get("joined")
+        words.append("it is never let in" if joined is None else f"it is in a step after {joined:.1f} s")
+    if row.get("back") is not None:
+        words.append(f"it is in a round again {row['back']:.1f} s after the end")
+    words += [f"`{in_words(error)}`" for error in row["errors"][:1]]
+    return "; ".join(words).replace("|", "\\|")
+
+
+def in_words(error: str) -> str:
+    """The first sentence, without the place in the source."""
+    return re.sub(r"^\[[^]]*\] ?", "", error.rpartition("RuntimeError: ")[2]).split(". ")[0]
+
+
+# ---- the README's ------------------------------------------------------------------------------------------
+
+
+def newcomer(folder: Path) -> str:
+    """How fast on my line, what if somebody drops out, what does the model lose."""
+    steps, fault_rows = steps_of(folder), read(folder / "faults.jsonl")
+    speeds = ("1000", "500", "100", "20")
+    found = quality(folder)
+    ruined = [
+        [name, *(in_short(fault_rows, name, fault) for fault in ("kill", "dark", "stop", "late"))]
+        for name in SYSTEMS
+        if any(row["system"] == name for row in fault_rows)
+    ]
+    return "\n".join(
+        [
+            "**How much of the time do GPUs compute?** (`scripts/rivals links`; Mbit/s each way, GPT-J-6B)\n",
+            table(["", *speeds], [row for row in computing(steps, speeds) if row[0] != "torch DDP FP32"]),
+            "**What if one of four drops out?** (`scripts/rivals faults`; seconds lost, peers apart after)\n",
+            table(["", *(FAULTS[fault] for fault in ("kill", "dark", "stop", "late"))], ruined),
+            "**What does the model lose?** (`scripts/bench_quality`; 1,600 steps, four peers, small model)\n",
+            table(["", "less than FP16", "held-out loss over all-reduce"], losses_in_short(folder, found)),
+        ]
+    )
+
+
+def losses_in_short(folder: Path, found: quality_plan.Found) -> list[list[str]]:
+    """Bytes and loss of our presets and of the rivals, for the README."""
+    four_peers, rows = quality_plan.TABLES[0], []
+    for row in four_peers.rows:
+        ends = quality_report.outcomes(found, row, four_peers.seeds)
+        gaps = quality_report.over(found, row, four_peers)
+        if row.setting.peers and "`" in row.name and ends and gaps:
+            rows.append([row.name, f"{ends[0].ratio:.0f}x", f"{gaps[0]:+.2%}"])
+    return rows + [[name, ratio, over] for name, ratio, _, _, over in rival_losses(folder, found)]
+
+
+def in_short(rows: Sequence[Row], system: str, fault: str) -> str:
+    for row in rows:
+        if row["system"] == system and row["fault"] == fault:
+            if fault == "late":
+                joined = row.get("joined")
+                return "never in" if joined is None else f"in after {joined:.0f} s"
+            if row["over"] or not row["steps"]:
+                return "the run ends" if row["over"] else "no step any more"
+            return f"{row['stalled']:.1f} s, {row['apart'] if row['apart'] is not None else '?'} apart"
+    return ""

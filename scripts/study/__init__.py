@@ -1,0 +1,1 @@
+"""Held-out loss of compression against all-reduce, cell by cell: scripts/bench_quality."""

@@ -1,0 +1,68 @@
+"""The cells of the quality study: which there are, which are done, and what they say together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from scripts.study.train import Outcome, Setting, Size
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run."""
+
+    setting: Setting
+    rate: float
+    seed: int
+
+
+Found = Mapping[Cell, Outcome]
+
+
+def changed(setting: Setting) -> dict[str, Any]:
+    """What differs from the defaults: how a setting stands in the file."""
+    return {
+        f.name: getattr(setting, f.name) for f in fields(setting) if getattr(setting, f.name) != f.default
+    }
+
+
+def setting_of(text: str) -> Setting:
+    """`keep=0.05,bits=2`. Errors: ValueError."""
+    names, given = [f.name for f in fields(Setting)], dict[str, Any]()
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if name not in names or not value:
+            raise ValueError(f"{part!r}: expected one of {', '.join(names)}, and a value")
+        given[name] = type(getattr(Setting, name))(value)
+    return Setting(**given)
+
+
+def read(path: Path, size: Size) -> dict[Cell, Outcome]:
+    """The cells of this size that are in the file."""
+    found = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        one = json.loads(line)
+        if one["size"] == size.name:
+            cell = Cell(Setting(**one["setting"]), one["rate"], one["seed"])
+            found[cell] = Outcome(**{**one["outcome"], "curve": tuple(one["outcome"]["curve"])})
+    return found
+
+
+def write(path: Path, size: Size, cell: Cell, outcome: Outcome) -> None:
+    """One line more."""
+    rounded = {
+        k: [round(v, 5) for v in value] if k == "curve" else round(value, 5)
+        for k, value in asdict(outcome).items()
+    }
+    one = {"size": size.name, "setting": changed(cell.setting), "rate": cell.rate, "seed": cell.seed}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps({**one, "outcome": rounded}) + "\n")
+
+
+def cells(settings: Iterable[Setting], rates: Iterable[float], seeds: Iterable[int]) -> list[Cell]:
+    return [Cell(s, rate, seed) for seed in seeds for s in settings for rate in rates]

@@ -1,0 +1,164 @@
+"""What the quality study asks, in the order of weight: the rows of its tables and the cells that they need.
+
+A row's learning rate is found on one grid, with the first seed, by going downhill from its middle; the rows
+of the first tables are then made again with the other seeds. Ablations take the rate of what they change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scripts.study.cells import Cell, Found
+from scripts.study.train import Setting
+
+RATES = (5e-4, 1e-3, 2e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3, 32e-3)
+START = (2e-3, 4e-3)  # the middle
+SEEDS = (1, 2, 3)
+
+AVERAGE = Setting(staleness=0, averaged=1)
+COCKTAIL = Setting()
+TWO_BITS = Setting(bits=2)
+SUM = Setting(sample=0.113, bits=2, outer_rate=0.0, beta1=0.5)  # the recipes' default
+BEFORE = replace(SUM, outer_rate=4.0, beta2=0.99)  # until 2026-11-22: no peer's momentum was divided
+WIDE = replace(SUM, sample=0.38, keep=0.047, bits=1, beta1=0.0)  # visits more, sends less of it
+THIN = replace(SUM, sample=0.04)
+THINNEST = replace(SUM, sample=0.129, bits=1, staleness=0, local_steps=8, error_decay=0.8)
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    setting: Setting
+    like: Setting | None = None  # whose learning rate it takes; None: it is tuned
+
+
+REFERENCE = Row("all-reduce, FP32", Setting(peers=0))
+AMORTISED = Row("p=.129 K=.2, 1 bit, `packets`, beta1 .5, fresh, H=8, error decay .8", THINNEST)
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    rows: tuple[Row, ...]
+    seeds: tuple[int, ...] = SEEDS[:1]
+    reference: Row = REFERENCE  # what each row is compared with
+
+    @property
+    def all(self) -> tuple[Row, ...]:
+        return (self.reference, *self.rows)
+
+
+def with_peers(rows: tuple[Row, ...], peers: int) -> tuple[Row, ...]:
+    return tuple(
+        replace(row, setting=replace(row.setting, peers=peers)) if row.setting.peers else row for row in rows
+    )
+
+
+METHODS = (
+    Row("all-reduce, betas .5 .99", Setting(peers=0, beta1=0.5, beta2=0.99)),
+    Row("local AdamW, averaged each step in FP32", AVERAGE),
+    Row("p=.1 K=.2, 4 bits (`cocktail-paper`)", COCKTAIL),
+    Row("p=.1 K=.2, 2 bits", TWO_BITS),
+    Row("p=.113 K=.2, 2 bits, 4 times the mean, betas .5 .99", BEFORE),
+    Row("p=.113 K=.2, 2 bits, `packets`, beta1 .5 (`cocktail`)", SUM),
+    Row("p=.04 K=.2, 2 bits, `packets`, beta1 .5", THIN),
+    AMORTISED,
+    Row("p=.38 K=.047, 1 bit, `packets`, beta1 0", WIDE),
+    Row("p=.38 K=.0493, 1 bit, `packets`, beta1 0, fresh", replace(WIDE, keep=0.0493, staleness=0)),
+)
+
+
+def changed_from(like: Setting, rows: dict[str, dict[str, Any]]) -> tuple[Row, ...]:
+    """Rows that differ from `like` in what is told, at its learning rate."""
+    return tuple(Row(name, replace(like, **keys), like) for name, keys in rows.items())
+
+
+GAP = {
+    "as it is": {},
+    "staleness 0": {"staleness": 0},
+    "beta1 .9": {"beta1": 0.9},
+    "beta1 0": {"beta1": 0.0},
+    "beta1 .5 at each peer": {"outer_rate": 4.0},
+    "beta2 .99": {"beta2": 0.99},
+    "second moments averaged each step (for nothing)": {"shared_v": 1},
+    "the mean": {"outer_rate": 1.0},
+    "twice the mean": {"outer_rate": 2.0},
+    "owner's momentum .5": {"momentum": 0.5},
+    "the owner sends all that is visited": {"owner_keep": 1.0},
+    "error decay .9": {"error_decay": 0.9},
+    "first 20 steps whole": {"full": 20},
+    "no clipping": {"clip": 0.0},
+    "elements": {"kind": "element"},
+    "blocks of 64": {"block": 64},
+    "blocks of 4,096": {"block": 4096},
+}
+EQUAL = {  # at about what a parameter takes in 2 bits with p=.113 K=.2: 0.13 bit a step
+    "all three": {},
+    "sampling alone": {"sample": 0.0084, "keep": 1.0, "bits": 16},
+    "top-K alone": {"sample": 1.0, "keep": 0.0053, "bits": 16},
+    "1 bit alone, every 9 steps": {"sample": 1.0, "keep": 1.0, "bits": 1, "local_steps": 9},
+    "sampling and 1 bit": {"sample": 0.1, "keep": 1.0, "bits": 1},
+    "sampling and top-K": {"sample": 0.1, "keep": 0.058, "bits": 16},
+    "top-K and 2 bits": {"sample": 1.0, "keep": 0.012},
+}
+WITHOUT = {
+    "as it is": {},
+    "the owner forgets e": {"owner_error_decay": 0.0},
+    "peers forget what a round left of what it visited": {"error_decay": 0.0},
+    "both": {"owner_error_decay": 0.0, "error_decay": 0.0},
+    "10 % of the packets too late": {"dropped": 0.1},
+    "30 % of the packets too late": {"dropped": 0.3},
+}
+SIXTEEN = replace(SUM, rows=16)  # twice the batch, so that 16 peers have a sample each
+
+TABLES = (
+    Table("four peers", METHODS, SEEDS),
+    Table("eight peers", with_peers(METHODS, 8), SEEDS),
+    Table("the gap", tuple(replace(row, like=None) for row in changed_from(SUM, GAP))),
+    Table("one technique at a time", changed_from(SUM, EQUAL), SEEDS),
+    Table("without", changed_from(SUM, WITHOUT), SEEDS),
+    Table(
+        "peers",
+        changed_from(SIXTEEN, {f"{n} peers": {"peers": n} for n in (1, 2, 4, 8, 16)}),
+        reference=Row("all-reduce, FP32, 16 samples", Setting(peers=0, rows=16)),
+    ),
+)
+
+LONGER = Table(  # of cells with 3,200 steps
+    "four peers, 3,200 steps", (AMORTISED,), SEEDS
+)
+
+
+def losses(found: Found, setting: Setting, seed: int = SEEDS[0]) -> dict[float, float]:
+    """rate -> loss."""
+    return {c.rate: o.loss for c, o in found.items() if c.setting == setting and c.seed == seed}
+
+
+def best_rate(found: Found, row: Row) -> float:
+    """KeyError where nothing was tried."""
+    tried = losses(found, row.like or row.setting)
+    return min(tried, key=tried.__getitem__) if tried else START[0]
+
+
+def searched(found: Found, setting: Setting) -> list[Cell]:
+    """What is missing to know the best rate of the grid."""
+    tried = losses(found, setting)
+    rates = START
+    if tried:
+        at = RATES.index(min(tried, key=tried.__getitem__))
+        rates = RATES[max(at - 1, 0) : at + 2]
+    return [Cell(setting, rate, SEEDS[0]) for rate in rates if rate not in tried]
+
+
+def missing(found: Found, tables: tuple[Table, ...] = TABLES) -> list[Cell]:
+    """The cells to be made next: of the first table that lacks some, rates before seeds."""
+    for table in tables:
+        rates = [cell for row in table.all for cell in searched(found, row.like or row.setting)]
+        if rates:
+            return list(dict.fromkeys(rates))
+        cells = [Cell(row.setting, best_rate(found, row), seed) for seed in table.seeds for row in table.all]
+        lacking = [cell for cell in dict.fromkeys(cells) if cell not in found]
+        if lacking:
+            return lacking
+    return []

@@ -1,0 +1,109 @@
+"""What PowerSGD costs in held-out loss: cells of the quality study (bench_quality), its model and tokens.
+
+    python scripts/bench_powersgd.py --ranks 1 4 --rates 2e-3 4e-3 8e-3 --seeds 1
+
+Vogels et al., 2019, as torch's `powerSGD_hook` does it: gradients of matrices as P Q' of the rank given, Q
+kept from step to step, what is left out kept by each worker; vectors as they are; all in FP32. Workers take
+turns in one process, as the study's do; one AdamW step on the mean. The first two steps are dense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from recipes.optim import build_optimizer, learning_rate, set_learning_rate
+from recipes.relax import PRESETS
+from recipes.schema import Training
+from scripts.report import rows as measured
+from scripts.study.train import Size, backward, base, documentation, loss_at, new_model
+
+OUT = measured.FOLDER / "powersgd.jsonl"
+WORKERS, DENSE = 4, 2
+RATE = 2  # a matrix is not compressed where that would not make it so many times smaller
+
+
+@dataclass
+class Matrix:
+    """One weight's gradient, over the workers."""
+
+    q: Tensor  # (m, r), warm
+    errors: list[Tensor] = field(default_factory=list)  # (n, m), of each worker
+
+    def mean(self, gradients: list[Tensor]) -> Tensor:
+        """(n, m): what all workers apply."""
+        owed = [g + e for g, e in zip(gradients, self.errors, strict=True)]
+        p = torch.linalg.qr(torch.stack([m @ self.q for m in owed]).mean(0))[0]
+        self.q = torch.stack([m.T @ p for m in owed]).mean(0)
+        mean = p @ self.q.T
+        self.errors = [m - mean for m in owed]
+        return mean
+
+
+def small(shape: torch.Size, rank: int) -> bool:
+    return len(shape) < 2 or (shape[0] + shape[1]) * rank * RATE >= shape[0] * shape[1]
+
+
+def cell(size: Size, rank: int, rate: float, seed: int, folder: Path) -> measured.Row:
+    """One training run."""
+    torch.set_num_threads(1)
+    text, held = documentation(size.length)
+    start, flat = base(size, folder), new_model(size)
+    flat.take(start)
+    weights = [p for p in flat.model.parameters() if p.requires_grad]
+    draws = torch.Generator().manual_seed(seed)
+    matrices = {
+        i: Matrix(torch.randn(p.shape[1], rank, generator=draws), [torch.zeros(p.shape)] * WORKERS)
+        for i, p in enumerate(weights)
+        if not small(p.shape, rank)
+    }
+    betas = PRESETS["allreduce"].training  # those of the reference
+    training = Training(learning_rate=rate, seed=seed, max_steps=size.steps, **betas)
+    optimizer, rate_at = build_optimizer(flat.masters, training), learning_rate(training, size.steps)
+    for step in range(size.steps):
+        rows, found = text.rows(size.rows, seed, step), list[list[Tensor]]()
+        for worker in range(WORKERS):
+            backward(flat, rows[worker::WORKERS], 0.0)
+            found.append([p.grad.clone() for p in weights if p.grad is not None])
+        for i, p in enumerate(weights):
+            each = [gradients[i] for gradients in found]
+            mean = matrices[i].mean(each) if i in matrices and step >= DENSE else torch.stack(each).mean(0)
+            assert p.grad is not None
+            p.grad.copy_(mean)
+        flat.clip(training.max_grad_norm)
+        set_learning_rate(optimizer, rate_at(step))
+        optimizer.step()
+    sent = sum(sum(p.shape) * rank if i in matrices else p.numel() for i, p in enumerate(weights))
+    loss = loss_at(flat, flat.vector, held.all())
+    return {"loss": loss, "ratio": 2 * start.numel() / (4 * sent)}
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--ranks", type=int, nargs="+", default=[1, 4])
+    asked.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3])
+    asked.add_argument("--seeds", type=int, nargs="+", default=[1])
+    asked.add_argument(
+        "--folder", type=Path, default=Path("outputs/quality"), help="for the pre-trained model"
+    )
+    asked.add_argument("--out", type=Path, default=OUT)
+    args = asked.parse_args()
+    size = Size()
+    for seed, rank, rate in ((s, k, r) for s in args.seeds for k in args.ranks for r in args.rates):
+        key = {"size": size.name, "rank": rank, "rate": rate, "seed": seed}
+        if any(all(row[k] == v for k, v in key.items()) for row in measured.read(args.out)):
+            continue
+        found = key | cell(size, rank, rate, seed, args.folder) | {"date": time.strftime("%Y-%m-%d")}
+        measured.keep(args.out, found, tuple(key))
+        print(
+            f"rank {rank}, rate {rate:g}, seed {seed}: {found['loss']:.4f}, {found['ratio']:.1f}x", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The quality study's tables and plots, from its cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import mean
+
+from scripts.study.cells import Cell, Found
+from scripts.study.plan import REFERENCE, Row, Table, best_rate
+from scripts.study.train import Outcome
+
+HEAD = (
+    "| way | less than FP16 | learning rate | held-out loss | over all-reduce | with all that was unsent |\n"
+    "|---|---|---|---|---|---|\n"
+)
+
+
+def outcomes(found: Found, row: Row, seeds: Sequence[int]) -> list[Outcome]:
+    """Those that are there, at the row's rate, in the order of the seeds."""
+    rate = best_rate(found, row)
+    cells = [Cell(row.setting, rate, seed) for seed in seeds]
+    return [found[cell] for cell in cells if cell in found]
+
+
+def over(found: Found, row: Row, table: Table) -> tuple[float, float] | None:
+    """How much more the row's loss is than the reference's, as a share, by seed; and if all were sent."""
+    ways = [(way.setting, best_rate(found, way)) for way in (row, table.reference)]
+    pairs = [tuple(found.get(Cell(*way, seed)) for way in ways) for seed in table.seeds]
+    there = [(one, reference) for one, reference in pairs if one and reference]
+    if not there:
+        return None
+    return (
+        mean(one.loss / reference.loss - 1 for one, reference in there),
+        mean(one.mean / reference.loss - 1 for one, reference in there),
+    )
+
+
+def line(found: Found, row: Row, table: Table) -> str:
+    ends = outcomes(found, row, table.seeds)
+    if not ends:
+        return ""
+    losses = [end.loss for end in ends]
+    each = f" ({', '.join(f'{loss:.4f}' for loss in losses)})" if len(losses) > 1 else ""
+    gaps = over(found, row, table)
+    more = f"{gaps[0]:+.2%} | {gaps[1]:+.2%}" if gaps else "|"
+    ratio = f"{ends[0].ratio:.0f}x" if row.setting.peers else ""
+    return f"| {row.name} | {ratio} | {best_rate(found, row):g} | {mean(losses):.4f}{each} | {more} |\n"
+
+
+def markdown(found: Found, table: Table) -> str:
+    """One table; a row without cells is left out."""
+    lines = "".join(line(found, row, table) for row in table.rows)
+    return f"**{table.name}**\n\n{HEAD}{line(found, table.reference, table)}{lines}" if lines else ""
+
+
+def spread(found: Found, seeds: Sequence[int]) -> float | None:
+    """Of the reference's losses over the seeds: the largest less the smallest, as a share of their mean."""
+    losses = [end.loss for end in outcomes(found, REFERENCE, seeds)]
+    return (max(losses) - min(losses)) / mean(losses) if len(losses) > 1 else None
+
+
+def plot(found: Found, table: Table) -> str:
+    """SVG: how much more than all-reduce, in %, over how many times less than FP16."""
+    points = []
+    for row in table.rows:
+        ends, gaps = outcomes(found, row, table.seeds), over(found, row, table)
+        if row.setting.peers and ends and gaps:
+            points.append((math.log10(max(ends[0].ratio, 1.0)), 100 * gaps[0], row.name))
+    high = max([math.ceil(y) for _, y, _ in points] + [1])
+    low = min([math.floor(y) for _, y, _ in points] + [0])
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return 60 + 150 * x, 20 + 260 * (high - y) / (high - low)
+
+    parts = [
+        f'<line x1="60" x2="560" y1="{at(0, y)[1]:.1f}" y2="{at(0, y)[1]:.1f}" stroke="#ddd"/>'
+        f'<text x="52" y="{at(0, y)[1] + 4:.1f}" text-anchor="end">{y} %</text>'
+        for y in range(low, high + 1)
+    ]
+    parts += [f'<text x="{at(n, low)[0]:.0f}" y="300" text-anchor="middle">{10**n}x</text>' for n in range(4)]
+    for x, y, name in points:
+        px, py = at(x, y)
+        parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="4" fill="#2563eb"/>')
+        parts.append(f'<text x="{px + 7:.1f}" y="{py - 5:.1f}">{name}</text>')
+    title = f"{table.name}: held-out loss over all-reduce, against bytes less than FP16"
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" width="760" height="330" '
+        'font-family="sans-serif" font-size="12">'
+        f'<rect width="760" height="330" fill="white"/><text x="60" y="14">{title}</text>'
+        f"{''.join(parts)}</svg>\n"
+    )

@@ -1,0 +1,377 @@
+"""One cell of the quality study: a byte-level GPT-NeoX, pre-trained on Python's own source, is fine-tuned on
+Python's own documentation by N peers in lockstep, in one process. Worker, owner and packets are real.
+
+Both texts come with CPython, so that anybody can have the figures again; another version has other texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from pydoc_data import topics
+from typing import Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+from compress import Cocktail, Sample, Shard
+from recipes.cocktail_sgd import Common, Part, Worker, mix_of
+from recipes.flat import Flat
+from recipes.optim import build_optimizer, learning_rate, set_learning_rate
+from recipes.owners import Owners
+from recipes.relax import outer_of
+from recipes.schema import Compression, Training
+from scripts.study.model import Models
+
+STRETCH = 4096  # bytes; every tenth stretch of the documentation is held out
+EVALS = 4  # held-out losses on a quarter of the text, along the way
+
+
+@dataclass(frozen=True)
+class Size:
+    """What all cells of a study share."""
+
+    hidden: int = 64
+    layers: int = 2
+    length: int = 128  # bytes of a sample
+    rows: int = 8  # samples of a step, over all peers
+    steps: int = 1600
+    base_steps: int = 4000  # of the pre-training, with twice as many rows
+    device: str = "cpu"
+
+    @property
+    def base_name(self) -> str:
+        return f"{self.hidden}x{self.layers}-{self.length}x{2 * self.rows}x{self.base_steps}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.base_name}-{self.rows}x{self.steps}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to train. What stands in a recipe too is as preset `cocktail-paper` has it."""
+
+    peers: int = 4  # 0: synchronous all-reduce in FP32, which is one model on the whole batch
+    sample: float = 0.1  # p
+    keep: float = 0.2  # K
+    bits: int = 4
+    kind: Literal["block", "element"] = "block"
+    block: int = 256
+    staleness: Literal[0, 1] = 1
+    local_steps: int = 1  # H
+    outer_rate: float = 1.0  # 0: `packets`, and `rate` is the swarm's
+    momentum: float = 0.0  # of the owner's step
+    error_decay: float = 1.0
+    owner_error_decay: float = 1.0
+    full: int = 0  # steps at the start that are sent whole
+    beta1: float = 0.9
+    beta2: float = 0.999
+    clip: float = 1.0
+    averaged: int = 0  # 1: models are averaged in FP32 after each round, without packets (staleness 0)
+    dropped: float = 0.0  # share of the packets that come too late
+    shared_v: int = 0  # every so many steps the peers' second moments are averaged, for nothing: an ideal
+    owner_keep: float = 0.0  # K of the owner; 0: that of the peers
+    flush: int = 0  # bits; at the end one round more, in which all of d_i is sent in so many; 0: none
+    rows: int = 0  # of a step, where it is not the study's
+
+    @property
+    def compression(self) -> Compression:
+        return Compression(
+            random_ratio=self.sample,
+            topk_ratio=self.keep,
+            quant_bits=self.bits,  # type: ignore[arg-type]
+            sample_kind=self.kind,
+            block_size=self.block,
+            staleness=self.staleness,
+            local_steps=self.local_steps,
+            outer_learning_rate=self.outer_rate or "packets",
+            outer_momentum=self.momentum,
+            error_decay=self.error_decay,
+            owner_error_decay=self.owner_error_decay,
+            uncompressed_steps=self.full,
+        )
+
+    def training(self, rate: float, seed: int, steps: int) -> Training:
+        return Training(
+            learning_rate=rate,
+            adam_beta1=self.beta1,
+            adam_beta2=self.beta2,
+            max_grad_norm=self.clip,
+            seed=seed,
+            max_steps=steps,
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a cell ended; losses are held-out, in nats a byte."""
+
+    loss: float  # of x'
+    mean: float  # of mean_i x_i + e: as if nothing were left unsent
+    curve: tuple[float, ...]  # of x', on a quarter of the text
+    up: float  # bytes that a peer sends in a step
+    down: float  # bytes that everybody receives in a step
+    ratio: float  # FP16 both ways, each step, over what went both ways
+    residual: float  # mean length of x_i - x' at the end, over the length of x' - x_0
+    seconds: float  # of processor time
+
+
+class Text:
+    """Bytes of a text in windows."""
+
+    def __init__(self, raw: bytes, length: int) -> None:
+        self.raw, self.length = torch.frombuffer(bytearray(raw), dtype=torch.uint8), length
+
+    def rows(self, count: int, seed: int, step: int) -> Tensor:
+        """(count, length) from anywhere; the same for each method."""
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        starts = torch.randint(len(self.raw) - self.length + 1, (count, 1), generator=generator)
+        return self.raw[starts + torch.arange(self.length)].long()
+
+    def all(self) -> Tensor:
+        """(rows, length), one after the other."""
+        return self.raw[: len(self.raw) // self.length * self.length].view(-1, self.length).long()
+
+
+def sources() -> bytes:
+    """The standard library's modules, without tests and without the documentation that is the other text."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    left_out = {"site-packages", "test", "tests", "idle_test", "pydoc_data", "lib2to3"}
+    files = sorted(f for f in root.rglob("*.py") if not left_out & set(f.relative_to(root).parts))
+    return b"\n".join(f.read_bytes() for f in files)
+
+
+def documentation(length: int) -> tuple[Text, Text]:
+    """What `help('TOPIC')` shows, in English: to train on, and held out."""
+    raw = "\n".join(topics.topics.values()).encode()
+    stretches = [raw[i : i + STRETCH] for i in range(0, len(raw) - STRETCH + 1, STRETCH)]
+    train = b"".join(s for i, s in enumerate(stretches) if i % 10 != 9)
+    return Text(train, length), Text(b"".join(stretches[9::10]), length)
+
+
+def new_model(size: Size) -> Flat:
+    torch.manual_seed(0)
+    config = GPTNeoXConfig(
+        vocab_size=256,
+        hidden_size=size.hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=max(size.hidden // 32, 1),
+        intermediate_size=4 * size.hidden,
+        max_position_embeddings=size.length,
+        attn_implementation="sdpa",
+    )
+    return Flat(GPTNeoXForCausalLM(config).to(size.device).train())
+
+
+def backward(flat: Flat, rows: Tensor, clip: float) -> float:
+    """The clipped gradient of the mean loss over these rows; returns the loss."""
+    flat.grad.zero_()
+    rows = rows.to(flat.vector.device)
+    loss = flat.model(input_ids=rows, labels=rows).loss
+    loss.backward()
+    flat.clip(clip)
+    return loss.item()
+
+
+@torch.no_grad()
+def loss_at(flat: Flat, vector: Tensor, rows: Tensor) -> float:
+    with flat.use(vector) as model:
+        parts = rows.to(vector.device).split(64)
+        return sum(float(model(input_ids=part, labels=part).loss) * len(part) for part in parts) / len(rows)
+
+
+def base(size: Size, folder: Path) -> Tensor:
+    """(P,) the pre-trained model: made once, kept in `folder`."""
+    path = folder / f"base-{size.base_name}.safetensors"
+    if not path.exists():
+        flat, raw = new_model(size), sources()
+        text = Text(raw, size.length)
+        training = Training(learning_rate=2e-3, adam_beta1=0.9, adam_beta2=0.99)
+        optimizer = build_optimizer(flat.masters, training)
+        rate = learning_rate(training, size.base_steps)
+        for step in range(size.base_steps):
+            loss = backward(flat, text.rows(2 * size.rows, 0, step), 1.0)
+            set_learning_rate(optimizer, rate(step))
+            optimizer.step()
+            if step % 100 == 0:
+                print(f"base: step {step} of {size.base_steps}, loss {loss:.3f}", file=sys.stderr, flush=True)
+        told = {"python": sys.version.split()[0], "sha256": hashlib.sha256(raw).hexdigest()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({"vector": flat.vector.cpu()}, path, told)
+    return load_file(path)["vector"].to(size.device)
+
+
+class One(Common):
+    """x' of all peers, which is the same to the bit: kept once, and sampled once a round."""
+
+    drawn: tuple[int, list[tuple[Shard, Sample]]] = (-1, [])
+
+    def samples(self) -> Iterator[tuple[Shard, Sample]]:
+        if self.drawn[0] != self.round:
+            self.drawn = self.round, [*super().samples()]
+        yield from self.drawn[1]
+
+
+class Peer:
+    """A simulated peer: its model as a vector, its half of the algorithm, its optimizer."""
+
+    def __init__(self, size: Size, setting: Setting, common: Common, training: Training) -> None:
+        self.flat = new_model(size)
+        self.flat.take(common.vector)
+        self.worker = Worker(self.flat.vector, common, decay=setting.error_decay)
+        self.optimizer = build_optimizer(self.flat.masters, training)
+
+    def step(self, grad: Tensor, clip: float, rate: float, beta1: float) -> None:
+        self.flat.grad.copy_(grad)
+        self.flat.clip(clip)
+        set_learning_rate(self.optimizer, rate, beta1)
+        self.optimizer.step()
+
+    def second_moments(self) -> list[Tensor]:
+        return [state["exp_avg_sq"] for state in self.optimizer.state.values()]
+
+
+class Swarm:
+    """N peers and the owner of all shards, in lockstep."""
+
+    def __init__(self, size: Size, setting: Setting, start: Tensor, training: Training) -> None:
+        self.setting, self.seed = setting, training.seed
+        mix, outer = mix_of(setting.compression), outer_of(setting.compression)
+        self.outer = outer
+        self.common = One(start.clone(), mix, training.seed)
+        self.peers = [Peer(size, setting, self.common, training) for _ in range(max(setting.peers, 1))]
+        flat = self.peers[0].flat
+        self.models = Models(flat.model.config, flat.layout, size.length, size.device)
+        richer = replace(mix, keep=setting.owner_keep or mix.keep)
+        self.owner = Owners(start.numel(), richer, training.seed, outer=outer)
+        self.up = self.down = self.round = 0
+
+    @property
+    def shared(self) -> Tensor:
+        """x'; of all-reduce the one model there is."""
+        return self.common.vector if self.setting.peers else self.peers[0].flat.vector
+
+    def step(self, rows: Tensor, rate: float) -> None:
+        """One of every peer, on its share of the rows."""
+        count = len(self.peers)
+        parts = [rows[i::count] for i in range(count)]
+        grads = self.models.gradients([peer.flat.vector for peer in self.peers], parts)[0]
+        share = self.outer.peers_share(count)
+        for peer, grad in zip(self.peers, grads, strict=True):
+            peer.step(grad, self.setting.clip, share * rate, share * self.setting.beta1)
+
+    def start(self) -> list[Part]:
+        return [peer.worker.start() for peer in self.peers]
+
+    def exchange(self, parts: list[Part], late: set[int]) -> None:
+        """Lines 2 to 7; the packets of those who are late are not taken."""
+        taken = [(str(i), part.packet, 1.0) for i, part in enumerate(parts) if i not in late]
+        aggregate = self.owner.aggregate(self.round, taken)
+        moved = self.common.apply(aggregate)
+        for i, (peer, part) in enumerate(zip(self.peers, parts, strict=True)):
+            peer.worker.follow(moved, None if i in late else part)
+        self.up += sum(len(part.packet) for part in parts)
+        self.down += len(aggregate)
+        self.round += 1
+
+    def average(self) -> None:
+        """What packets of 32 bits with p = K = 1 do, without making them."""
+        mean = self.everything()
+        for peer in self.peers:
+            peer.flat.vector.copy_(mean)
+        self.common.vector.copy_(mean)
+        self.up += 4 * len(self.peers) * mean.numel()
+        self.down += 4 * mean.numel()
+
+    def late(self) -> set[int]:
+        """Whose packets come too late this round; never all of them."""
+        generator = torch.Generator().manual_seed(self.seed * 7919 + self.round)
+        drawn = torch.rand(len(self.peers), generator=generator) < self.setting.dropped
+        late = set(torch.nonzero(drawn).flatten().tolist())
+        return late if len(late) < len(self.peers) else late - {self.round % len(self.peers)}
+
+    def everything(self) -> Tensor:
+        """(P,) mean_i x_i + e."""
+        if not self.setting.peers:
+            return self.shared
+        total = torch.stack([peer.flat.vector for peer in self.peers]).mean(0)
+        for number, owner in self.owner.owners.items():
+            self.owner.shards[number].of(total).add_(owner.error.to(total.device))
+        return total
+
+    def share_second_moments(self) -> None:
+        for moments in zip(*(peer.second_moments() for peer in self.peers), strict=True):
+            mean = torch.stack(moments).mean(0)
+            for v in moments:
+                v.copy_(mean)
+
+    def flush(self) -> None:
+        """A round in which all of d_i goes."""
+        mix = Cocktail(1.0, 1.0, self.setting.flush)
+        self.common.mix = self.owner.mix = mix
+        for owner in self.owner.owners.values():
+            owner.mix = mix
+        self.exchange(self.start(), set())
+
+
+def train(size: Size, setting: Setting, rate: float, seed: int, folder: Path) -> Outcome:
+    """One cell."""
+    torch.set_num_threads(1)
+    text, held = documentation(size.length)
+    start, held_rows = base(size, folder), held.all()
+    training = setting.training(rate, seed, size.steps)
+    began = time.process_time()
+    swarm = Swarm(size, setting, start, training)
+    curve = list[float]()
+    for step in steps(size, swarm, text, learning_rate(training, size.steps)):
+        if step * EVALS // size.steps != (step + 1) * EVALS // size.steps:
+            curve.append(loss_at(swarm.peers[0].flat, swarm.shared, held_rows[::4]))
+    if setting.flush:
+        swarm.flush()
+    return outcome(size, swarm, start, held_rows, curve, time.process_time() - began)
+
+
+def steps(size: Size, swarm: Swarm, text: Text, rate: Callable[[int], float]) -> Iterator[int]:
+    """All steps, with an exchange after each H of them. With staleness 1 its packets are made before those
+    steps, which hide it, and one more round brings the last ones home.
+    """
+    setting = swarm.setting
+    stale = bool(setting.peers and setting.staleness)
+    last = size.steps + (setting.local_steps if stale else 0)
+    for first in range(0, last, setting.local_steps):
+        parts = swarm.start() if stale else []
+        for step in range(first, min(first + setting.local_steps, size.steps)):
+            rows = text.rows(setting.rows or size.rows, swarm.seed, step)
+            swarm.step(rows, rate(step))
+            if setting.shared_v and (step + 1) % setting.shared_v == 0:
+                swarm.share_second_moments()
+            if step + 1 < min(first + setting.local_steps, size.steps):
+                yield step
+        if setting.averaged:
+            swarm.average()
+        elif setting.peers:
+            swarm.exchange(parts or swarm.start(), swarm.late())
+        if first < size.steps:
+            yield min(first + setting.local_steps, size.steps) - 1
+
+
+def outcome(
+    size: Size, swarm: Swarm, start: Tensor, rows: Tensor, curve: list[float], seconds: float
+) -> Outcome:
+    flat, peers = swarm.peers[0].flat, max(swarm.setting.peers, 1)
+    loss = loss_at(flat, swarm.shared, rows)
+    mean = loss_at(flat, swarm.everything(), rows) if swarm.setting.peers else loss
+    up, down = swarm.up / peers / size.steps, swarm.down / size.steps
+    moved = float(torch.dist(swarm.shared, start))
+    residual = sum(peer.worker.residual_norm() for peer in swarm.peers) / peers / moved
+    fp16 = 2 * 2 * start.numel()  # bytes of a step, both ways
+    ratio = fp16 / (up + down) if swarm.setting.peers else 0.5
+    return Outcome(loss, mean, tuple(curve), up, down, ratio, residual, seconds)

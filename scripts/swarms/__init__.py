@@ -1,0 +1,1 @@
+"""Harnesses that measurements and tests share: peers in lockstep, and real processes."""

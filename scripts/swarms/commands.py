@@ -1,0 +1,303 @@
+"""A real run of the command line: `cocktail launch` and `cocktail join`, each peer behind links of its own.
+
+Nothing here decides about faults. `Swarm` knows every process, and `end` ends them all, whatever happened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.swarms.processes import Line, Process
+from scripts.swarms.tcp_link import Link
+
+HUB = "hub"
+COCKTAIL = (sys.executable, "-X", "faulthandler", "-m", "cocktail_cli")
+GUEST = (sys.executable, "-X", "faulthandler", "-m", "scripts.fault_injection.guest")
+STARTS = 120.0  # seconds a process may take until its first event, on a busy machine
+LOOK = 0.1  # seconds between two looks at what has changed
+
+
+@dataclass(frozen=True)
+class Told:
+    """One event of the hub, and when it came (monotonic)."""
+
+    at: float
+    event: Line
+
+
+@dataclass(frozen=True)
+class Look:
+    """A reading of /proc for a process."""
+
+    at: float  # monotonic
+    rss: int  # bytes
+    files: int  # open descriptors
+
+
+class Child(Process):
+    """A process of the run, and how it is expected to end."""
+
+    def __init__(self, name: str, command: Sequence[str], logs: Path, **more: Any) -> None:
+        self.name = name  # of the peer, or HUB
+        self.works: float | None = None  # since when: the hub listened, a packet of the peer was in a round
+        self.expects, self.why = {0}, ""  # exit statuses that are right; why another than 0 is
+        self.memory: list[Look] = []
+        super().__init__(command, logs=logs, apart=True, **more)
+        assert self.err is not None
+        self.log = self.err
+
+    @property
+    def alive(self) -> bool:
+        return not self.ended
+
+    @property
+    def exit(self) -> int | None:
+        return self.process.poll()
+
+    def kill(self) -> None:
+        self.expects, self.why = {-signal.SIGKILL}, "killed with 9"
+        super().kill()
+
+    @property
+    def first_round(self) -> int | None:
+        """The first round it took part in; None: in none so far."""
+        return next((step["round"] for step in self.heard("step")), None)
+
+    @property
+    def saw_the_end(self) -> bool:
+        """True where it ended because the run was over."""
+        return any(left["finished"] for left in self.heard("left"))
+
+    def last_words(self) -> str:
+        """The last thing it said on stderr, or its error, and where the rest is."""
+        lines = [
+            line
+            for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+            if line.strip()
+        ]
+        errors = [line["error"]["message"] for line in self.said if "error" in line]
+        said = (errors or [line for line in lines if line.startswith("error")] or lines or ["nothing"])[-1]
+        return f"{said} ({self.log})"
+
+    def look(self) -> None:
+        """Note its memory and its open files, where /proc has them."""
+        with suppress(OSError, ValueError, IndexError):
+            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+            files = len(os.listdir(f"/proc/{self.pid}/fd"))
+            self.memory.append(Look(time.monotonic(), pages * os.sysconf("SC_PAGE_SIZE"), files))
+
+
+class Swarm:
+    """One run in `folder`.
+
+    Args:
+        launch: recipe, overrides and options of `cocktail launch`, the same for each --resume.
+        peers: their names.
+        owners: they own shards, each with a door.
+    """
+
+    def __init__(
+        self, folder: Path, launch: Sequence[str], peers: Sequence[str], *, owners: bool = False
+    ) -> None:
+        self.folder, self.launch, self.owners, self.out = folder, list(launch), owners, folder / "out"
+        self.changed = threading.Condition()
+        self.told: list[Told] = []
+        self.children: list[Child] = []
+        self.peers: dict[str, Child] = {}
+        self.links = {name: Link() for name in peers}  # to the hub
+        self.doors: dict[str, list[Link]] = {name: [] for name in peers}  # of all its processes
+        self.url, self.urls = "", dict[str, str]()
+        self.hub: Child | None = None
+        self.hub_up = threading.Event()  # the hub listens, and is not stopped
+        self.no_hub: list[list[float]] = []  # [from, to] in which there was no hub; the last may be open
+        self.over = threading.Event()  # end everything now
+        (folder / "logs").mkdir(parents=True)
+
+    # ---- starting --------------------------------------------------------------------------------------
+
+    def start(self, name: str, command: Sequence[str], stdin: str = "", **more: Any) -> Child:
+        """Start a process with a home of its own: each peer is a machine."""
+        number = 1 + sum(child.name == name for child in self.children)
+        known = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        known |= {"COCKTAIL_HOME": str(self.folder / "homes" / name), "OMP_NUM_THREADS": "1"}
+        logs = self.folder / "logs" / f"{name}-{number}"
+        with self.changed:
+            if self.over.is_set():
+                raise Stopped
+            child = Child(name, command, logs, stdin=stdin, **(known | more))
+            self.children.append(child)
+        return child
+
+    def start_hub(self, *, resume: bool = False, hours: float = 0.0) -> Child:
+        """Start `cocktail launch --no-train`, with a wall clock that is so many hours wrong."""
+        command = [*GUEST, "--hours", str(hours), "--"] if hours else COCKTAIL
+        command = [*command, *self.launch, "--no-train", "--json", "--bind", "127.0.0.1", "--port", "0"]
+        command += ["-o", str(self.out), *(["--resume"] if resume else [])]
+        self.hub = self.start(HUB, command, heard=self._take)
+        return self.hub
+
+    def _take(self, event: Line) -> None:
+        now = time.monotonic()
+        with self.changed:
+            self.told.append(Told(now, event))
+            if event.get("event") == "run_started":
+                self.url = event["url"]
+                port = int(re.search(r":(\d+)/", self.url)[1])  # type: ignore[index]
+                for name, link in self.links.items():
+                    link.behind = port
+                    self.urls[name] = self.url.replace(f":{port}/", f":{link.port}/")
+                if self.hub is not None:
+                    self.hub.works = now
+                self.hub_back()
+            for name in event.get("accepted", []):
+                peer = self.peers.get(name)
+                if peer is not None and peer.works is None:
+                    peer.works = now
+            self.changed.notify_all()
+
+    def hub_gone(self) -> None:
+        """Note that from now on there is no hub."""
+        self.hub_up.clear()
+        if not self.no_hub or len(self.no_hub[-1]) == 2:
+            self.no_hub.append([time.monotonic()])
+
+    def hub_back(self) -> None:
+        """Note that there is a hub again."""
+        if self.no_hub and len(self.no_hub[-1]) == 1:
+            self.no_hub[-1].append(time.monotonic())
+        self.hub_up.set()
+
+    def without_hub(self, start: float, end: float) -> float:
+        """Sum the seconds between these times in which there was no hub."""
+        gaps = [(gap[0], gap[1] if len(gap) == 2 else end) for gap in self.no_hub]
+        return sum(max(0.0, min(end, until) - max(start, since)) for since, until in gaps)
+
+    def join(
+        self,
+        peer: str,
+        *,
+        name: str = "",
+        before: Sequence[str] = (),
+        command: Sequence[str] = COCKTAIL,
+        **environment: str,
+    ) -> Child:
+        """Start `cocktail join` over the link of `peer`, named `name` (else like the peer)."""
+        name = name or peer
+        line = [
+            *before,
+            *command,
+            "join",
+            "-",
+            "-y",
+            "--json",
+            "--name",
+            name,
+            "--wait",
+            "10m",
+            *self._door(peer),
+        ]
+        return self.start(name, line, self.urls[peer] + "\n", **environment)
+
+    def _door(self, peer: str) -> list[str]:
+        """Options of a peer that owns shards: others reach its door over a link."""
+        if not self.owners:
+            return []
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        link = Link(port)
+        self.doors[peer].append(link)
+        return ["--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{link.port}"]
+
+    def links_of(self, peer: str) -> list[Link]:
+        return [self.links[peer], *self.doors[peer]]
+
+    # ---- waiting ---------------------------------------------------------------------------------------
+
+    def wait_for(self, there: Callable[[], Any], seconds: float, *, hub_time: bool = False) -> bool:
+        """Wait until `there()`. With `hub_time` the clock stands still while there is no hub."""
+        left, last = seconds, time.monotonic()
+        while not there():
+            if self.over.is_set():
+                raise Stopped
+            with self.changed:
+                self.changed.wait(LOOK)
+            now = time.monotonic()
+            left -= 0 if hub_time and not self.hub_up.is_set() else now - last
+            last = now
+            if left <= 0:
+                return bool(there())
+        return True
+
+    def first(self, wanted: Callable[[Line], bool], after: float = 0.0) -> Told | None:
+        """Find the first wanted event of the hub that came after this time."""
+        with self.changed:
+            return next((t for t in self.told if t.at >= after and wanted(t.event)), None)
+
+    def first_step(self, after: float = 0.0) -> Told | None:
+        return self.first(lambda event: event.get("event") == "step", after)
+
+    def steps(self) -> list[Told]:
+        with self.changed:
+            return [t for t in self.told if t.event.get("event") == "step"]
+
+    @property
+    def finished(self) -> Line | None:
+        told = self.first(lambda event: event.get("event") == "run_finished")
+        return told.event if told else None
+
+    @property
+    def was_over(self) -> bool:
+        """True where the hub that was killed has noted the end of the run, and nothing told it."""
+        return bool(self._record()["state"] == "finished" and not self.finished)
+
+    def tell_the_end(self) -> None:
+        """Say what the hub was killed before it could."""
+        end = {key: self._record()[key] for key in ("steps", "eval_loss")}
+        self._take({"event": "run_finished", **end, "reason": "every sample was counted"})
+
+    def _record(self) -> Line:
+        return dict(json.loads((self.out / "run.json").read_text()))
+
+    # ---- ending ----------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Note the memory of all that live."""
+        for child in [child for child in self.children if child.alive]:
+            child.look()
+
+    def backtraces(self) -> None:
+        """Have every process write where its threads are to its stderr; it ends with that."""
+        for child in [child for child in self.children if child.alive]:
+            child.signal(signal.SIGCONT)
+            child.signal(signal.SIGABRT)
+        time.sleep(2.0)
+
+    def end(self) -> None:
+        """End every process and link."""
+        with self.changed:
+            self.over.set()
+            self.changed.notify_all()
+        for link in [link for peer in self.links for link in self.links_of(peer)]:
+            link.close()
+        for child in [child for child in self.children if child.alive]:
+            child.signal(getattr(signal, "SIGKILL", signal.SIGTERM))
+        for child in self.children:
+            with suppress(subprocess.TimeoutExpired):
+                child.end(10)
+
+
+class Stopped(Exception):
+    """The run is being ended: every wait gives up."""

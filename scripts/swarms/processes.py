@@ -1,0 +1,165 @@
+"""One real process of a measurement. It prints lines of JSON and may be told some on its stdin."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from scripts import ROOT
+
+Line = dict[str, Any]  # what a process printed, with `came`: when it was read (monotonic)
+
+_printing = threading.Lock()
+
+
+def say(kind: str, **what: Any) -> None:
+    """Print a line of JSON, stamped with the monotonic time: for the program of such a process."""
+    line = json.dumps({"t": time.monotonic(), "kind": kind, **what}, default=str)
+    with _printing:
+        print(line, flush=True)
+
+
+def program(module: str, role: str, asked: Line, python: str = sys.executable) -> list[str]:
+    """Build the command that runs a role of one of our modules."""
+    return [python, "-m", module, role, json.dumps(asked)]
+
+
+class Process:
+    """A process and what it has printed.
+
+    Args:
+        member: run it in the namespace of this member of the network lab; "": in ours.
+        stdin: all that it is to read; None: `tell` writes it.
+        logs: a path without ending; stdout is copied to its .jsonl, stderr goes to its .err.
+        heard: called with each line, in the thread that reads them.
+        apart: in a session of its own, so that Ctrl-C at the terminal does not reach it.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        member: str = "",
+        *,
+        stdin: str | None = None,
+        logs: Path | None = None,
+        heard: Callable[[Line], None] | None = None,
+        apart: bool = False,
+        **environment: str,
+    ) -> None:
+        self.member, self.said, self.changed = member, list[Line](), threading.Condition()
+        self.out, self.err = (
+            (logs.parent / f"{logs.name}.{end}" for end in ("jsonl", "err")) if logs else (None,) * 2
+        )
+        self._heard = heard
+        known = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
+        self.process = subprocess.Popen(
+            [*(("ip", "netns", "exec", f"lab-{member}") if member else ()), *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.err.open("w") if self.err else None,
+            env=known,
+            cwd=logs.parent if logs else None,
+            text=True,
+            start_new_session=apart and os.name != "nt",
+        )
+        if stdin is not None and self.process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.process.stdin.write(stdin)
+                self.process.stdin.close()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        log = self.out.open("w") if self.out else None
+        for text in self.process.stdout:
+            if log:
+                log.write(text)
+                log.flush()
+            with suppress(ValueError):  # a kill may cut a line short
+                line = {"came": time.monotonic()} | json.loads(text)
+                with self.changed:
+                    self.said.append(line)
+                    self.changed.notify_all()
+                if self._heard:
+                    self._heard(line)
+        self.process.wait()  # so that whoever is woken now finds it ended
+        with self.changed:
+            self.changed.notify_all()
+
+    def tell(self, **what: Any) -> None:
+        """Write it a line of JSON."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+
+    def heard(self, kind: str) -> list[Line]:
+        """The lines of this `kind` (our programs) or `event` (`cocktail --json`)."""
+        return [line for line in list(self.said) if kind in (line.get("kind"), line.get("event"))]
+
+    def until(self, kind: str, count: int = 1, timeout: float = 120.0) -> Line:
+        """Wait for the `count`-th line of this kind. Ends this program where an error or the end comes
+        first."""
+
+        def there() -> bool:
+            return (
+                len(self.heard(kind)) >= count
+                or self.ended
+                or any(isinstance(line.get("error"), dict) for line in self.said)
+            )
+
+        with self.changed:
+            self.changed.wait_for(there, timeout)
+        found = self.heard(kind)
+        if len(found) < count:
+            raise SystemExit(
+                f"{self.member or 'a process'}: no {kind} {count}; the last it said: {self.said[-1:]}"
+            )
+        return found[count - 1]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    def end(self, timeout: float = 60.0) -> None:
+        """Wait until it has ended and all it printed is here."""
+        self.process.wait(timeout)
+        self._listener.join(5.0)
+
+    def stop(self, number: int, timeout: float = 15.0) -> None:
+        """Signal it, and kill it where that does not end it."""
+        self.signal(number)
+        try:
+            self.end(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        if not self.ended:
+            self.process.kill()
+        self.end()
+
+
+def wait_for(there: Callable[[], object], what: str, timeout: float) -> None:
+    """Wait until `there()` holds; end this program where it does not in time."""
+    end = time.monotonic() + timeout
+    while not there():
+        if time.monotonic() > end:
+            raise SystemExit(f"waited {timeout:.0f} s for {what}")
+        time.sleep(0.01)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NETLAB = ROOT / "scripts" / "netlab.py"
+NETLAB = ROOT / "scripts" / "netlab" / "lab.py"
 
 # The hub answers each byte; p1 times one round trip, then how long 250 kB take on their way up.
 HUB = """

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from scripts.bench import growth as bench_growth
-from scripts.comparison import links as bench_rivals
-from scripts.report import rows as measured
-from scripts.netlab import lab as netlab
-from scripts.report import rival_tables as results_tables
-from scripts.comparison import work
+from scripts.bench import growth
+from scripts.comparison import links, work
 from scripts.comparison.faults import stall
-from scripts.report.markdown import NOTHING
 from scripts.comparison.systems import SYSTEMS
+from scripts.netlab import lab as netlab
+from scripts.report import rival_tables
+from scripts.report import rows as measured
+from scripts.report.markdown import NOTHING
 
 
 def test_compute_fp16_bytes_and_lines_are_in_the_ratio_of_gptj() -> None:
@@ -36,11 +34,9 @@ def test_the_model_has_the_parameters_that_its_lines_are_made_for() -> None:
 @pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if system.sends])
 def test_an_exchange_that_is_measured_is_one_that_can_be_waited_for(name: str) -> None:
     system = SYSTEMS[name]
-    for speed in bench_rivals.SPEEDS:
-        width = bench_rivals.width_for(system, speed)
-        assert (
-            width == work.WIDTHS[-1] or bench_rivals.exchange_s(system, speed, width) <= bench_rivals.WAITED
-        )
+    for speed in links.SPEEDS:
+        width = links.width_for(system, speed)
+        assert width == work.WIDTHS[-1] or links.exchange_s(system, speed, width) <= links.WAITED
 
 
 def test_a_stall_is_told_while_it_lasts() -> None:
@@ -57,7 +53,7 @@ def test_a_fit_finds_the_law_and_says_how_far_it_is_off_beyond_its_points() -> N
     points = [point(p, n) for p in (1e6, 1e7, 3e7) for n in (2, 4, 16)]
     beyond = point(1e9, 64)
     beyond["cpu_s"] *= 2
-    (fit,) = (row for row in bench_growth.fitted([*points, beyond]) if row["name"] == "hub, CPU-s")
+    (fit,) = (row for row in growth.fitted([*points, beyond]) if row["name"] == "hub, CPU-s")
 
     assert fit["inside"] < 1e-6
     assert fit["beyond"] == [[1e9, 64, pytest.approx(-0.5)]]
@@ -86,11 +82,11 @@ def test_what_was_not_measured_is_an_empty_cell(tmp_path: Path) -> None:
     rows.append(row | {"system": "torch DDP FP16", "speed": "500", "step_s": 20.0})
     (tmp_path / "links.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
 
-    lines = results_tables.links(tmp_path).splitlines()
+    lines = rival_tables.links(tmp_path).splitlines()
 
     assert "| cocktail | 100.0% | 80.0% |" in lines
     assert "| torch DDP FP16 |  |  |" in lines  # its own unthrottled speed is not known
-    assert results_tables.faults(tmp_path) == NOTHING
+    assert rival_tables.faults(tmp_path) == NOTHING
 
 
 def test_packets_go_one_by_one_where_a_line_is_slow_or_loses_some() -> None:

@@ -25,12 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from scripts import ROOT
 from scripts.fuzzing import packet_targets as fuzz_packets
 from scripts.fuzzing import shard_target as fuzz_owners
 from scripts.fuzzing import transport_targets as fuzz_doors
 from scripts.fuzzing.mutate import Target
 
-FOLDER = Path(__file__).resolve().parent.parent / "outputs" / "fuzz"
+FOLDER = ROOT / "outputs" / "fuzz"
 GROUPS = ("messages", "bulk", "packets", "legacy", "files")
 FIRST = 100  # cases, among which are some that are taken
 MEASURED = 50  # of so many cases one has its memory measured

@@ -28,11 +28,12 @@ from recipes.problems import DataError, ModelError, RecipeError
 from recipes.recipe import load_recipe, recipe_from_json
 from recipes.weights import Kind, read_header, write_header
 from recipes.whole import write_whole
+from scripts import ROOT
 from scripts.fuzzing.mutate import EDGES, Target, bent, mutated
 
 M = 900  # length of a sampled vector
 WIDTHS = (1, 2, 3, 4, 8, 16, 32)
-GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "compress" / "golden.json"
+GOLDEN = ROOT / "tests" / "compress" / "golden.json"
 P = 2000  # parameters of the owner's vector
 MIX = Cocktail(sample=0.5, keep=0.2, bits=4, block=16)
 

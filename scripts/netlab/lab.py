@@ -1,21 +1,21 @@
 """A network in a box: a hub and peers, each in a network namespace of its own, with the links people have at
 home.
 
-    netlab.py up LAB --peers 3 --up 20 --down 100 [--rtt 40] [--loss 0.5] [--peer p2:up=5,rtt=200 ...]
-    netlab.py set LAB p1 [--up M] [--down M] [--rtt MS] [--loss PERCENT]
-    netlab.py link LAB p1 down|up|pulled    down: packets vanish both ways and the carrier stays (a dark
+    lab.py up LAB --peers 3 --up 20 --down 100 [--rtt 40] [--loss 0.5] [--peer p2:up=5,rtt=200 ...]
+    lab.py set LAB p1 [--up M] [--down M] [--rtt MS] [--loss PERCENT]
+    lab.py link LAB p1 down|up|pulled    down: packets vanish both ways and the carrier stays (a dark
     link); pulled: the member's own end is set down, as with a cable that is pulled out
-    netlab.py forget LAB p1                 what a NAT does that lost its table: TCP connections of this
+    lab.py forget LAB p1                 what a NAT does that lost its table: TCP connections of this
     moment are swallowed for ever, without a word to either end; new ones work
-    netlab.py exec LAB p1 -- COMMAND ...
-    netlab.py show LAB
-    netlab.py down LAB
-    netlab.py rootless [options of up] -- COMMAND ...    no root: the lab is called `lab`, and ends with
+    lab.py exec LAB p1 -- COMMAND ...
+    lab.py show LAB
+    lab.py down LAB
+    lab.py rootless [options of up] -- COMMAND ...    no root: the lab is called `lab`, and ends with
     COMMAND
 
 Rates are Mbit/s (0: unlimited) on the wire; a round trip in ms is split over the two directions of the
 member's own link; loss is per packet and direction. Down is a token bucket (tc tbf) at the switch; delay,
-loss and the rate up are the user-space switch's (netlab_switch.py): in the member's own kernel a queue
+loss and the rate up are the user-space switch's (switch.py): in the member's own kernel a queue
 would stay short, as its TCP sees it, while a router's fills up. Where packets are lost, or a line is slower
 than 10 Mbit/s, each travels alone instead of in segments of up to 64 KiB. Addresses: hub 10.77.0.1, p1
 10.77.0.11, p2 10.77.0.12 ...
@@ -37,7 +37,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 NET = "10.77.0."
-SWITCH = Path(__file__).resolve().with_name("netlab_switch.py")
+SWITCH = Path(__file__).resolve().with_name("switch.py")
 SLOW = 10.0  # Mbit/s; on a slower line a segment of 64 KiB would take 50 ms and more
 UNAVAILABLE = 77  # the exit status that test harnesses read as "skipped"
 
@@ -104,7 +104,7 @@ def save(lab: Lab) -> None:
 def load(name: str) -> Lab:
     path = state_file(name)
     if not path.is_file():
-        raise SystemExit(f"netlab: there is no lab {name!r}; netlab.py up {name} makes one")
+        raise SystemExit(f"netlab: there is no lab {name!r}; lab.py up {name} makes one")
     found = json.loads(path.read_text())
     lines = {member: Line(**line) for member, line in found.pop("lines").items()}
     return Lab(lines=lines, **found)
@@ -295,7 +295,7 @@ def why_not(rootless: bool = False) -> str | None:
     if rootless:
         done = subprocess.run([*UNSHARE, "sh", "-c", trial], capture_output=True, text=True)
         return f"a namespace of one's own is refused: {done.stderr.strip()}" if done.returncode else None
-    return None if os.geteuid() == 0 else "not root; `netlab.py rootless` may work"
+    return None if os.geteuid() == 0 else "not root; `lab.py rootless` may work"
 
 
 def unavailable(reason: str) -> None:

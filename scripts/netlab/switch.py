@@ -1,6 +1,6 @@
-"""An ethernet switch in user space, with a delay and a loss of its own for each port. Started by netlab.py.
+"""An ethernet switch in user space, with a delay and a loss of its own for each port. Started by lab.py.
 
-    python netlab_switch.py PORTS.json      SIGHUP reads all but device and mac again, SIGTERM ends it
+    python switch.py PORTS.json      SIGHUP reads all but device and mac again, SIGTERM ends it
 
 PORTS.json is a list of {"device", "mac", "delay_s", "loss", "up", "queue_s", "forgotten"}. What comes from
 port i passes at most `up` bytes a second (0: all), behind at most queue_s seconds of others. A frame from

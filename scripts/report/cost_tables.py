@@ -1,4 +1,4 @@
-"""The tables and plots of RESULTS.md that are about cocktail alone: growth of costs, joining, packets."""
+"""The tables and plots of RESULTS.md on cocktail alone: growth of costs, joining, packets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.bench import growth as bench_growth
+from scripts.bench import growth as costs
 from scripts.report.markdown import NOTHING, dates, prose, table
 from scripts.report.plot import svg
 from scripts.report.rows import Row, read
@@ -19,13 +19,13 @@ KINDS = {
     "peers": "a hub, by peers",
 }
 ASSUMED = prose(
-    f"P is parameters, N peers. Fitted to the points up to {bench_growth.FITTED[0]:.0e} parameters and",
-    f"{bench_growth.FITTED[1]} peers (a hub's memory to 1e+08), by least squares of relative errors, no",
-    "constant negative; compared with all points beyond. Assumed beyond what was measured: one hub owns",
-    "everything (with shards at peers its CPU, memory and bytes are spread over them), packets of the",
-    "paper's setting (0.134 bit a parameter), one core of this machine, memory and disk as fast as at the",
-    "sizes measured, no local steps. A hub holds e, 4 bytes a parameter, and a round's packets up to a",
-    "bound; a peer x_i and x'.",
+    f"""P is parameters, N peers. Fitted to the points up to {costs.FITTED[0]:.0e} parameters and
+    {costs.FITTED[1]} peers (a hub's memory to 1e+08), by least squares of relative errors, no constant
+    negative; compared with all points beyond. Assumed beyond what was measured: one hub owns everything
+    (with shards at peers its CPU, memory and bytes are spread over them), packets of the paper's setting
+    (0.134 bit a parameter), one core of this machine, memory and disk as fast as at the sizes measured, no
+    local steps. A hub holds e, 4 bytes a parameter, and a round's packets up to a bound; a peer x_i and
+    x'."""
 )
 
 
@@ -38,7 +38,7 @@ def growth(folder: Path) -> str:
         mine = sorted((p for p in points if p["kind"] == kind), key=lambda p: (p["parameters"], p["peers"]))
         if mine:
             parts += [f"**{title}**\n", table(*point_rows(kind, mine))]
-    fits = bench_growth.fitted(points)
+    fits = costs.fitted(points)
     parts += ["**What they fit, and what that says of larger swarms**\n", table(*fit_rows(fits)), ASSUMED]
     for kind in ("peer", "hub", "peers"):
         if curves := curves_of(kind, points):
@@ -70,7 +70,7 @@ def point_rows(kind: str, points: Sequence[Row]) -> tuple[list[str], list[list[s
 
 
 def fit_rows(fits: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    large = list(bench_growth.LARGE)
+    large = list(costs.LARGE)
     head = ["quantity", "fit", "off at its points", "off beyond them (parameters, peers)", *large]
     body = []
     for fit in fits:
@@ -98,30 +98,20 @@ def join(folder: Path) -> str:
         return NOTHING
     head = ["Mbit/s", "MB fetched", "floor: bytes / line, s", "x' here, s", "of the floor"]
     head += ["first counted round, s", "of it starting Python, s"]
-    return "\n".join(
-        [
-            prose(
-                f"`cocktail join` to its first counted round, {dates(rows)}; 40 ms of round trip. The",
-                "other peer is",
-                "stopped until x' is here, as two machines would not share a processor. Seconds are from",
-                "the command",
-                "on; those of `x' here` from the welcome.",
-            ),
-            table(head, [joining(row) for row in rows]),
-        ]
-    )
+    words = f"""`cocktail join` to its first counted round, {dates(rows)}; 40 ms of round trip. The other peer
+        is stopped until x' is here, as two machines would not share a processor. Seconds are from the command on;
+        those of `x' here` from the welcome."""
+    return "\n".join([prose(words), table(head, [joining(row) for row in rows])])
 
 
 def joining(row: Row) -> list[str]:
     floor = row["bytes"] * 8 / (row["mbit"] * 1e6)
+    sizes = [f"{row['mbit']:g}", f"{row['bytes'] / 1e6:.1f}", f"{floor:.1f}"]
     return [
-        f"{row['mbit']:g}",
-        f"{row['bytes'] / 1e6:.1f}",
-        f"{floor:.1f}",
+        *sizes,
         f"{row['here_s']:.1f}",
         f"{row['here_s'] / floor:.2f}",
-        f"{row['counted_s']:.1f}",
-        f"{row['start_s']:.1f}",
+        *(f"{row[k]:.1f}" for k in ("counted_s", "start_s")),
     ]
 
 

@@ -16,10 +16,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def prose(*words: str) -> str:
-    """A paragraph, or (the first begins with "- ") one point of a list each."""
-    if words[0].startswith("- "):
-        return "\n".join(textwrap.fill(word, 110, subsequent_indent="  ") for word in words) + "\n"
-    return textwrap.fill(" ".join(words), 110) + "\n"
+    """Fill a paragraph, or (the first begins with "- ") one point of a list each."""
+    joined = [" ".join(word.split()) for word in words]
+    if joined[0].startswith("- "):
+        return "\n".join(textwrap.fill(word, 110, subsequent_indent="  ") for word in joined) + "\n"
+    return textwrap.fill(" ".join(joined), 110) + "\n"
 
 
 def dates(rows: Sequence[Row]) -> str:

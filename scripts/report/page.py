@@ -1,15 +1,14 @@
-"""scripts/RESULTS.md, and the README's tables, from what measurements have left in scripts/measured.
+"""scripts/RESULTS.md, and the README's tables, from the rows in scripts/measured.
 
     scripts/results                write it again from the rows that are there
     scripts/results --measure      measure everything first: some hours of a machine that does nothing else
     scripts/results --commands     what that would run
 
-A table says how many of its rows are there; what was not measured is an empty cell, never a guess.
+A figure that was not measured is an empty cell, never a guess.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import shlex
@@ -18,11 +17,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from scripts import ROOT
 from scripts.report import cost_tables as costs
 from scripts.report import rival_tables as tables
-from scripts.report import rows as measured
+from scripts.report.rows import FOLDER
+from scripts.swarms.lab import parser
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "scripts" / "RESULTS.md"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- by scripts/results -->", "<!-- to here -->"
@@ -63,7 +63,7 @@ cuda`.
 
 
 def machine() -> str:
-    """In a line."""
+    """Describe this machine in a line."""
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     cpu = names[0].split(":", 1)[1].strip() if names else platform.processor()
     gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
@@ -72,7 +72,7 @@ def machine() -> str:
 
 
 def page(folder: Path) -> str:
-    """The whole of it."""
+    """Write the whole page."""
     head = [
         "# Results: side by side with what one would take instead",
         "",
@@ -91,7 +91,7 @@ def section(name: str, title: str, body: str) -> str:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = parser(__doc__)
     asked.add_argument("--measure", action="store_true")
     asked.add_argument("--commands", action="store_true")
     asked.add_argument("--only", nargs="+", default=list(COMMANDS), choices=list(COMMANDS))
@@ -103,11 +103,11 @@ def main() -> None:
         return
     for command in commands if args.measure else []:
         subprocess.run(shlex.split(command), cwd=ROOT, check=True)
-    args.page.write_text(page(measured.FOLDER))
+    args.page.write_text(page(FOLDER))
     readme = README.read_text()
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
-    README.write_text(f"{before}{BEGIN}\n{tables.newcomer(measured.FOLDER)}{END}{after}")
+    README.write_text(f"{before}{BEGIN}\n{tables.newcomer(FOLDER)}{END}{after}")
     print(f"wrote {args.page} and the tables of {README}")
 
 

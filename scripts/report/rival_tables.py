@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+from scripts import ROOT
 from scripts.comparison import work
 from scripts.report.markdown import NOTHING, dates, prose, table
 from scripts.report.plot import Axis, svg
 from scripts.report.rows import Row, read
-from scripts.study import cells as quality_cells
-from scripts.study import plan as quality_plan
-from scripts.study import tables as quality_report
+from scripts.study import cells, plan, tables
+from scripts.study.cells import Found
 from scripts.study.train import Setting, Size
 
-QUALITY = Path(__file__).resolve().parent.parent / "recipes" / "quality.jsonl"
+QUALITY = ROOT / "recipes" / "quality.jsonl"
 SPEEDS = ("unthrottled", "1000", "500", "100", "20", "100 down, 20 up")
 SYSTEMS = (
     "cocktail",
@@ -30,23 +30,41 @@ SYSTEMS = (
     "hivemind 8-bit",
 )
 LOCAL = (50, 500)  # steps between DiLoCo's exchanges, a row each
+BySpeed = Mapping[str, Mapping[str, float]]  # system -> speed -> a figure
+
+
+def by_speed(figures: BySpeed, speeds: Sequence[str], shown: Callable[[float], str]) -> list[list[str]]:
+    """Make the rows of a table of figures, a row for each system; a figure that is missing is an empty
+    cell."""
+    return [[name, *(shown(by[s]) if s in by else "" for s in speeds)] for name, by in figures.items() if by]
+
+
+def percent(share: float) -> str:
+    """Format a share; small ones with more digits."""
+    return f"{share:.1%}" if share >= 0.01 else f"{share:.2%}"
 
 
 # ---- wall clock --------------------------------------------------------------------------------------------
 
 
 def steps_of(folder: Path) -> dict[str, dict[str, float]]:
-    """system -> speed -> how many times its compute a step takes. DiLoCo's local steps are compute alone."""
+    """Find how many times its compute a step takes: system -> speed -> times. DiLoCo's local steps are
+    compute alone."""
     found: dict[str, dict[str, float]] = {}
     for row in read(folder / "links.jsonl"):
         if "exchange_s" not in row:
             found.setdefault(row["system"], {})[row["speed"]] = row["step_s"] / row["compute_s"]
             continue
         for local in LOCAL:
-            mean = 1 + row["exchange_s"] / local / row["compute_s"]
-            found.setdefault(f"{row['system']}, H={local}", {})[row["speed"]] = mean
+            times = 1 + row["exchange_s"] / local / row["compute_s"]
+            found.setdefault(f"{row['system']}, H={local}", {})[row["speed"]] = times
     order = [name for system in SYSTEMS for name in (system, *(f"{system}, H={n}" for n in LOCAL))]
     return {name: found[name] for name in order if name in found}
+
+
+def computing(steps: BySpeed, speeds: Sequence[str]) -> list[list[str]]:
+    """Make the rows of compute over the whole of a step."""
+    return by_speed(steps, speeds, lambda times: percent(1 / times))
 
 
 def links(folder: Path) -> str:
@@ -55,36 +73,41 @@ def links(folder: Path) -> str:
         return NOTHING
     ideal = work.GPTJ_TOKENS / work.GPTJ_S
     speeds = [speed for speed in SPEEDS if any(speed in by for by in steps.values())]
-    tokens = [
-        [name, *(f"{ideal / by[s]:,.0f}" if s in by else "" for s in speeds)] for name, by in steps.items()
-    ]
-    plotted = {
-        name: [(float(s), 1 / by[s]) for s in ("20", "100", "500", "1000") if s in by]
-        for name, by in steps.items()
+    # Without an unthrottled speed of its own a system has an empty row.
+    free = {name: by.get("unthrottled") for name, by in steps.items()}
+    shares = {
+        n: {s: first / t for s, t in steps[n].items()} if first else {"": 0.0} for n, first in free.items()
     }
+    sent, busy = ({name: dict[str, float]() for name in SYSTEMS} for _ in range(2))
+    for row in rows:
+        busy[row["system"]][row["speed"]] = row["busy"]
+        if row["sent"]:
+            sent[row["system"]][row["speed"]] = row["sent"] / (2 * row["parameters"])
+    at = ("20", "100", "500", "1000")
+    plotted = {name: [(float(s), 1 / by[s]) for s in at if s in by] for name, by in steps.items()}
     title = "Share of the time that devices compute"
     (folder / "links.svg").write_text(svg(title, "Mbit/s, each way", plotted, Axis(0, 1, log=False), True))
     return "\n".join(
         [
             prose(
-                f"Four peers, {dates(rows)}. A step's compute is fixed (slept), so that compute : FP16",
-                "bytes : line is",
-                f"that of GPT-J-6B on 8 A100 ({work.GPTJ_S} s and 24 GB a step and machine): a line of",
-                "100 Mbit/s there",
-                f"is one of {100 * work.MBIT:.3f} Mbit/s here, with {work.RTT:g} ms of round trip. Tokens",
-                "a second are",
-                f"GPT-J's: 262,144 over a step's time in those units ({ideal:,.0f} where nothing is",
-                "waited for).",
+                f"""Four peers, {dates(rows)}. A step's compute is fixed (slept), so that compute : FP16
+                bytes : line is that of GPT-J-6B on 8 A100 ({work.GPTJ_S} s and 24 GB a step and machine): a line of
+                100 Mbit/s there is one of {100 * work.MBIT:.3f} Mbit/s here, with {work.RTT:g} ms of round
+                trip. Tokens a second are GPT-J's: 262,144 over a step's time in those units ({ideal:,.0f}
+                where nothing is waited for)."""
             ),
-            table(["tokens/s at Mbit/s", *speeds], tokens),
+            table(
+                ["tokens/s at Mbit/s", *speeds],
+                by_speed(steps, speeds, lambda times: f"{ideal / times:,.0f}"),
+            ),
             "Share of the time that devices compute:\n",
             table(["computing at Mbit/s", *speeds], computing(steps, speeds)),
             "Share of the same system's unthrottled speed, where that was measured:\n",
-            table(["share at Mbit/s", *speeds], shares(steps, speeds)),
+            table(["share at Mbit/s", *speeds], by_speed(shares, speeds, percent)),
             "Bytes that a peer sends in a step, in those of one FP16 gradient (2 bytes a parameter):\n",
-            table(["sent", *speeds], sent(rows, speeds)),
+            table(["sent", *speeds], by_speed(sent, speeds, lambda share: f"{share:.4f}")),
             "How busy this machine's cores were, other programs on it included:\n",
-            table(["busy", *speeds], busy(rows, speeds)),
+            table(["busy", *speeds], by_speed(busy, speeds, lambda share: f"{share:.0%}")),
             NOTES,
             "![share of the time that devices compute](measured/links.svg)\n",
         ]
@@ -108,43 +131,6 @@ NOTES = prose(
 )
 
 
-def computing(steps: dict[str, dict[str, float]], speeds: Sequence[str]) -> list[list[str]]:
-    """Compute over the whole of a step."""
-    return [[name, *(shown(1 / by[s]) if s in by else "" for s in speeds)] for name, by in steps.items()]
-
-
-def shares(steps: dict[str, dict[str, float]], speeds: Sequence[str]) -> list[list[str]]:
-    """Of each one's own unthrottled speed."""
-    rows = []
-    for name, by in steps.items():
-        free = by.get("unthrottled")
-        rows.append([name, *(shown(free / by[s]) if free and s in by else "" for s in speeds)])
-    return rows
-
-
-def shown(share: float) -> str:
-    """Small ones with their digits."""
-    return f"{share:.1%}" if share >= 0.01 else f"{share:.2%}"
-
-
-def sent(rows: Sequence[Row], speeds: Sequence[str]) -> list[list[str]]:
-    found = {
-        (row["system"], row["speed"]): f"{row['sent'] / (2 * row['parameters']):.4f}"
-        for row in rows
-        if row["sent"]
-    }
-    return by_system(found, speeds)
-
-
-def busy(rows: Sequence[Row], speeds: Sequence[str]) -> list[list[str]]:
-    return by_system({(row["system"], row["speed"]): f"{row['busy']:.0%}" for row in rows}, speeds)
-
-
-def by_system(found: dict[tuple[str, str], str], speeds: Sequence[str]) -> list[list[str]]:
-    there = [name for name in SYSTEMS if any(system == name for system, _ in found)]
-    return [[name, *(found.get((name, s), "") for s in speeds)] for name in there]
-
-
 # ---- loss --------------------------------------------------------------------------------------------------
 
 DILOCO = Setting(sample=1.0, keep=1.0, bits=16, staleness=0, local_steps=50, outer_rate=0.7, momentum=0.9)
@@ -154,23 +140,22 @@ ENOUGH = 0.8  # of a cell's bytes that went over a timed line: then its step tak
 
 def loss(folder: Path) -> str:
     found = quality(folder)
-    parts = [quality_report.markdown(found, one) for one in quality_plan.TABLES]
+    parts = [tables.markdown(found, one) for one in plan.TABLES]
     return "\n".join(
         [
             prose(
-                "The cells of the quality study (`recipes/quality.jsonl`): held-out loss in nats a byte",
-                "at equal tokens,",
-                "against bytes. `over all-reduce` is the mean over the seeds that are there.",
+                """The cells of the quality study (`recipes/quality.jsonl`): held-out loss in nats a byte at
+                equal tokens, against bytes. `over all-reduce` is the mean over the seeds that are there."""
             ),
             *(part for part in parts if part),
             longer(),
-            *(["**rivals**\n", table(RIVAL_HEAD, rivals)] if (rivals := rival_losses(folder, found)) else []),
+            *rivals_loss(folder, found),
             prose(
-                f"**Against wall clock**: {Size().steps:,} steps, each as long as one of the table above,",
-                "in hours of GPT-J's steps. A row of cocktail has them at speeds at which the packets that",
-                "were timed had its bytes, or nearly so; one that does not hide its exchange has none.",
-                "hivemind is not in the study: what it averages is all-reduce's gradient. PowerSGD's hours",
-                "are those of a rank that sends ten times less than the one whose loss stands here.",
+                f"""**Against wall clock**: {Size().steps:,} steps, each as long as one of the table above, in
+                hours of GPT-J's steps. A row of cocktail has them at speeds at which the packets that were
+                timed had its bytes, or nearly so; one that does not hide its exchange has none. hivemind is
+                not in the study: what it averages is all-reduce's gradient. PowerSGD's hours are those of a
+                rank that sends ten times less than the one whose loss stands here."""
             ),
             table(["way", "held-out loss", *(f"h at {s} Mbit/s" for s in TIMED_AT)], timed(folder, found)),
             "![held-out loss against time at 100 Mbit/s](measured/loss.svg)\n",
@@ -178,53 +163,53 @@ def loss(folder: Path) -> str:
     )
 
 
-RIVAL_HEAD = ["rival", "less than FP16", "learning rate", "held-out loss, by seed", "over all-reduce"]
-
-
-def rival_losses(folder: Path, found: quality_plan.Found) -> list[list[str]]:
-    """Loss rows of the rivals in the columns of RIVAL_HEAD, at the rate that was best with the first seed."""
-    dense = by_seed(found, quality_plan.REFERENCE)
+def rivals_loss(folder: Path, found: Found) -> list[str]:
+    """Make the table of ways that the study has no rows of, each at the rate best with the first seed."""
+    dense = by_seed(found, plan.REFERENCE)
     ways = [
         (f"PowerSGD, rank {rank}", one[0]["ratio"], one[0]["rate"], {r["seed"]: r["loss"] for r in one})
         for rank, one in powersgd(folder).items()
     ]
-    diloco = quality_plan.Row("DiLoCo, every 50 steps, FP16", DILOCO)
+    diloco = plan.Row("DiLoCo, every 50 steps, FP16", DILOCO)
     if losses := by_seed(found, diloco):
-        rate = quality_plan.best_rate(found, diloco)
+        rate = plan.best_rate(found, diloco)
         ways.append((diloco.name, max(ratios_of(found, DILOCO)), rate, losses))
+    if not ways or not dense:
+        return []
     rows = []
-    for name, ratio, rate, losses in ways if dense else []:
+    for name, ratio, rate, losses in ways:
         over = mean(loss / dense[seed] - 1 for seed, loss in losses.items() if seed in dense)
         each = ", ".join(f"{loss:.4f}" for loss in losses.values())
         rows.append([name, f"{ratio:.0f}x", f"{rate:g}", each, f"{over:+.2%}"])
-    return rows
+    head = ["rival", "less than FP16", "learning rate", "held-out loss, by seed", "over all-reduce"]
+    return ["**rivals**\n", table(head, rows)]
 
 
-def by_seed(found: quality_plan.Found, row: quality_plan.Row) -> dict[int, float]:
-    """seed -> loss, of those that are there at the row's rate."""
-    rate = quality_plan.best_rate(found, row)
-    tried = {seed: quality_plan.losses(found, row.setting, seed) for seed in quality_plan.SEEDS}
+def by_seed(found: Found, row: plan.Row) -> dict[int, float]:
+    """Find seed -> loss of the cells at the row's rate."""
+    rate = plan.best_rate(found, row)
+    tried = {seed: plan.losses(found, row.setting, seed) for seed in plan.SEEDS}
     return {seed: losses[rate] for seed, losses in tried.items() if rate in losses}
 
 
 def powersgd(folder: Path) -> dict[int, list[Row]]:
-    """rank -> its rows by seed, at the rate that was best with the first one."""
+    """Find rank -> its rows by seed, at the rate that was best with the first one."""
     rows = sorted(
         (r for r in read(folder / "powersgd.jsonl") if r["size"] == Size().name),
         key=lambda r: (int(r["rank"]), int(r["seed"]), float(r["loss"])),
     )
-    best = {r["rank"]: r["rate"] for r in reversed(rows) if r["seed"] == quality_plan.SEEDS[0]}
+    best = {r["rank"]: r["rate"] for r in reversed(rows) if r["seed"] == plan.SEEDS[0]}
     return {k: [r for r in rows if r["rank"] == k and r["rate"] == best[k]] for k in sorted(best)}
 
 
-def quality(folder: Path) -> dict[quality_cells.Cell, quality_plan.Found]:
-    """All cells, those of rivals too."""
-    return quality_cells.read(QUALITY, Size()) | quality_cells.read(folder / "quality.jsonl", Size())
+def quality(folder: Path) -> Found:
+    """Read all cells, those of rivals too."""
+    return cells.read(QUALITY, Size()) | cells.read(folder / "quality.jsonl", Size())
 
 
 def longer() -> str:
-    """Of twice the steps."""
-    return quality_report.markdown(quality_cells.read(QUALITY, Size(steps=3200)), quality_plan.LONGER)
+    """Make the table of twice the steps."""
+    return tables.markdown(cells.read(QUALITY, Size(steps=3200)), plan.LONGER)
 
 
 @dataclass(frozen=True)
@@ -240,30 +225,30 @@ class Timed:
         return self.steps[speed] * work.GPTJ_S * Size().steps / 3600
 
 
-def timed_ways(folder: Path, found: quality_plan.Found) -> list[Timed]:
-    """With the first seed, at the best rate."""
+def timed_ways(folder: Path, found: Found) -> list[Timed]:
+    """Find the ways with the first seed, at the best rate."""
     steps, ways = steps_of(folder), list[Timed]()
 
     def add(name: str, setting: Setting, by: dict[str, float]) -> None:
-        ends = [o for c, o in found.items() if c.setting == setting and c.seed == quality_plan.SEEDS[0]]
+        ends = [o for c, o in found.items() if c.setting == setting and c.seed == plan.SEEDS[0]]
         if ends and by:
             best = min(ends, key=lambda outcome: outcome.loss)
             ways.append(Timed(name, best.loss, by, tuple(best.curve)))
 
-    for row in quality_plan.METHODS:
+    for row in plan.METHODS:
         if row.setting.peers and row.setting.staleness and not row.setting.averaged:
             by, ratios = affordable(folder, found, row.setting), ratios_of(found, row.setting)
             add(f"cocktail, {max(ratios, default=0):.0f}x less", row.setting, by)
     for system in ("torch DDP FP16", "torch DDP FP32", "hivemind FP16"):
-        add(f"{system}: all-reduce", quality_plan.REFERENCE.setting, steps.get(system, {}))
+        add(f"{system}: all-reduce", plan.REFERENCE.setting, steps.get(system, {}))
     add("DiLoCo FP16, H=50", DILOCO, steps.get("DiLoCo FP16, H=50", {}))
     for rank, (first, *_) in powersgd(folder).items():
         ways.append(Timed(f"PowerSGD, rank {rank}", first["loss"], steps.get("torch DDP PowerSGD", {})))
     return ways
 
 
-def affordable(folder: Path, found: quality_plan.Found, setting: Setting) -> dict[str, float]:
-    """cocktail's steps at the speeds at which it sent about what this setting sends, or more."""
+def affordable(folder: Path, found: Found, setting: Setting) -> dict[str, float]:
+    """Find cocktail's steps at the speeds at which it sent about what this setting sends, or more."""
     ratios = ratios_of(found, setting)
     mine = {row["speed"]: row for row in read(folder / "links.jsonl") if row["system"] == "cocktail"}
     steps = steps_of(folder).get("cocktail", {})
@@ -274,12 +259,12 @@ def affordable(folder: Path, found: quality_plan.Found, setting: Setting) -> dic
     }
 
 
-def ratios_of(found: quality_plan.Found, setting: Setting) -> list[float]:
-    """How many times fewer bytes than FP16, of each of its cells."""
+def ratios_of(found: Found, setting: Setting) -> list[float]:
+    """Find how many times fewer bytes than FP16 each of its cells sent."""
     return [outcome.ratio for cell, outcome in found.items() if cell.setting == setting]
 
 
-def timed(folder: Path, found: quality_plan.Found) -> list[list[str]]:
+def timed(folder: Path, found: Found) -> list[list[str]]:
     ways = timed_ways(folder, found)
     at = "100"
     curves = {
@@ -327,18 +312,16 @@ def faults(folder: Path) -> str:
     return "\n".join(
         [
             prose(
-                f"{dates(rows)}. Lines of 8 Mbit/s, 1 s of compute a step; rivals have timeouts of 30 s",
-                "(hivemind: 5 s a",
-                "chunk), as their own defaults would have them wait for half an hour, or for ever.",
+                f"""{dates(rows)}. Lines of 8 Mbit/s, 1 s of compute a step; rivals have timeouts of 30 s
+                (hivemind: 5 s a chunk), as their own defaults would have them wait for half an hour, or for
+                ever."""
             ),
             table(head, body),
             prose(
-                "Seconds: the longest time between two steps of the first peer, less an ordinary one.",
-                "Apart: further",
-                "from the first peer's model than 1 % of what that has moved. Samples of cocktail are",
-                "read from its",
-                "ledger after the run; of a run that ends for all, the step under way is counted and",
-                "nothing before it.",
+                """Seconds: the longest time between two steps of the first peer, less an ordinary one. Apart:
+                further from the first peer's model than 1 % of what that has moved. Samples of cocktail are
+                read from its ledger after the run; of a run that ends for all, the step under way is
+                counted and nothing before it."""
             ),
         ]
     )
@@ -375,7 +358,7 @@ def noted(row: Row) -> str:
 
 
 def in_words(error: str) -> str:
-    """The first sentence, without the place in the source."""
+    """Cut an error to its first sentence, without the place in the source."""
     return re.sub(r"^\[[^]]*\] ?", "", error.rpartition("RuntimeError: ")[2]).split(". ")[0]
 
 
@@ -383,45 +366,30 @@ def in_words(error: str) -> str:
 
 
 def newcomer(folder: Path) -> str:
-    """How fast on my line, what if somebody drops out, what does the model lose."""
-    steps, fault_rows = steps_of(folder), read(folder / "faults.jsonl")
-    speeds = ("1000", "500", "100", "20")
-    found = quality(folder)
-    ruined = [
-        [name, *(in_short(fault_rows, name, fault) for fault in ("kill", "dark", "stop", "late"))]
-        for name in SYSTEMS
-        if any(row["system"] == name for row in fault_rows)
-    ]
+    """Make the README's tables: time that GPUs compute, what a fault costs, what the model loses."""
+    steps, rows, found = steps_of(folder), read(folder / "faults.jsonl"), quality(folder)
+    speeds, kinds = ("1000", "500", "100", "20"), [fault for fault in FAULTS if fault != "none"]
+    each = {name: {r["fault"]: in_short(r) for r in rows if r["system"] == name} for name in SYSTEMS}
+    ruined = [[name, *(by.get(fault, "") for fault in kinds)] for name, by in each.items() if by]
     return "\n".join(
         [
             "**How much of the time do GPUs compute?** (`scripts/rivals links`; Mbit/s each way, GPT-J-6B)\n",
-            table(["", *speeds], [row for row in computing(steps, speeds) if row[0] != "torch DDP FP32"]),
-            "**What if one of four drops out?** (`scripts/rivals faults`; seconds lost, peers apart after)\n",
-            table(["", *(FAULTS[fault] for fault in ("kill", "dark", "stop", "late"))], ruined),
-            "**What does the model lose?** (`scripts/bench_quality`; 1,600 steps, four peers, small model)\n",
-            table(["", "less than FP16", "held-out loss over all-reduce"], losses_in_short(folder, found)),
+            table(["", *speeds], computing(steps, speeds)),
+            "**What if one of four drops out?** (`scripts/rivals faults`; seconds lost, peers that",
+            "differ afterwards)\n",
+            table(["", *(FAULTS[fault] for fault in kinds)], ruined),
+            "**What does the model lose?** (`scripts/bench_quality`; 1,600 steps, a small model)\n",
+            tables.markdown(found, plan.TABLES[0]).split("\n\n", 1)[-1],
+            longer(),
+            *rivals_loss(folder, found)[1:],
         ]
     )
 
 
-def losses_in_short(folder: Path, found: quality_plan.Found) -> list[list[str]]:
-    """Bytes and loss of our presets and of the rivals, for the README."""
-    four_peers, rows = quality_plan.TABLES[0], []
-    for row in four_peers.rows:
-        ends = quality_report.outcomes(found, row, four_peers.seeds)
-        gaps = quality_report.over(found, row, four_peers)
-        if row.setting.peers and "`" in row.name and ends and gaps:
-            rows.append([row.name, f"{ends[0].ratio:.0f}x", f"{gaps[0]:+.2%}"])
-    return rows + [[name, ratio, over] for name, ratio, _, _, over in rival_losses(folder, found)]
-
-
-def in_short(rows: Sequence[Row], system: str, fault: str) -> str:
-    for row in rows:
-        if row["system"] == system and row["fault"] == fault:
-            if fault == "late":
-                joined = row.get("joined")
-                return "never in" if joined is None else f"in after {joined:.0f} s"
-            if row["over"] or not row["steps"]:
-                return "the run ends" if row["over"] else "no step any more"
-            return f"{row['stalled']:.1f} s, {row['apart'] if row['apart'] is not None else '?'} apart"
-    return ""
+def in_short(row: Row) -> str:
+    if row["fault"] == "late":
+        joined = row.get("joined")
+        return "never in" if joined is None else f"in after {joined:.0f} s"
+    if row["over"] or not row["steps"]:
+        return "the run ends" if row["over"] else "no step any more"
+    return f"{row['stalled']:.1f} s, {row['apart'] if row['apart'] is not None else '?'} apart"

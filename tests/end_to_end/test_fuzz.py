@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
 from random import Random
@@ -12,11 +11,18 @@ import pytest
 from scripts.fuzzing.fuzz import GROUPS, Tally, TooMuch, case_of, fuzz, keep, replay, targets, try_case
 from scripts.fuzzing.mutate import Target, message
 from scripts.fuzzing.transport_targets import HUB_BYTES, PEER_BYTES, hear, joined_carrier, open_hub
+<<<<<<< HEAD
 
 from transport.protocol.message_codec import encode
 from transport.protocol.messages import Evaluated
 from transport.wire.frames import Came
 from transport.wire.rate_limit import Buckets
+=======
+from transport.bandwidth import Buckets
+from transport.codec import encode
+from transport.messages import Evaluated
+from transport.wire import Came
+>>>>>>> a9b4839 (wip)
 
 CASES = {"messages": 86_000, "bulk": 2_000, "packets": 8_000, "legacy": 500, "files": 3_500}  # 100,000
 

@@ -1,9 +1,9 @@
 """Bytes, milliseconds and errors of the compressor, beside the reference's packet and the memory's speed.
 
-    scripts/bench_compress --params 40e6                 # Student-t(4), the three settings of the README
-    scripts/bench_compress --params 40e6 --record 300    # and differences recorded from 300 rounds of a run
-    scripts/bench_compress --params 40e6 --grid          # every K from 0.01 to 0.25 at 1, 2 and 4 bits
-    scripts/bench_compress --params 6.05e9 --device cuda
+scripts/bench_compress --params 40e6                 # Student-t(4), the three settings of the README
+scripts/bench_compress --params 40e6 --record 300    # and differences recorded from 300 rounds of a run
+scripts/bench_compress --params 40e6 --grid          # every K from 0.01 to 0.25 at 1, 2 and 4 bits
+scripts/bench_compress --params 6.05e9 --device cuda
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import json
 import time
 
 from compress import Cocktail
-from compress.bench import GRID, SETTINGS, bench, table
+from compress.codec_bench import GRID, SETTINGS, bench, table
 from scripts.swarms.lab import parser
 
 
 def recorded(mix: Cocktail, rounds: int) -> object:
-    """Train a small model for so many rounds; x_i - x' of a peer (P,), which its next packet is taken from."""
-    from recipes.optim import learning_rate
+    """Train a small model for so many rounds; x_i - x' of a peer (P,), which its next packet is taken
+    from."""
+    from recipes.training.optimizers import learning_rate
     from scripts.study.train import Setting, Size, Swarm, documentation, new_model, steps
 
     size = Size(hidden=128, layers=4, steps=rounds)
@@ -36,7 +37,9 @@ def main() -> None:
     asked = parser(__doc__)
     asked.add_argument("--params", type=float, default=40e6, help="length of the vector")
     asked.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    asked.add_argument("--record", type=int, default=0, metavar="ROUNDS", help="measure on differences of a run too")
+    asked.add_argument(
+        "--record", type=int, default=0, metavar="ROUNDS", help="measure on differences of a run too"
+    )
     asked.add_argument("--grid", action="store_true", help="K in 0.01 .. 0.25, 1, 2 and 4 bits")
     asked.add_argument("--times", type=int, default=7, help="repetitions; the best counts")
     asked.add_argument("--json", action="store_true", help="one JSON object instead of a table")

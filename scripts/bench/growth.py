@@ -1,13 +1,13 @@
 """Bytes, CPU-seconds and memory of a round, at a peer and at the hub, against model size and number of peers.
 
-    python scripts/bench_growth.py                       all points, about ten minutes and 10 GB of memory
-    python scripts/bench_growth.py --largest 1e8         none beyond
-    python scripts/bench_growth.py --only peers          points of one kind: peer, hub, peers
-    python scripts/bench_growth.py --show                fits and what they say of larger swarms
+    scripts/rivals growth                       all points, about ten minutes and 10 GB of memory
+    scripts/rivals growth --largest 1e8         none beyond
+    scripts/rivals growth --only peers          points of one kind: peer, hub, peers
+    scripts/rivals growth --show                fits and what they say of larger swarms
 
 peer     what a peer does in a round beside its gradient: encode, apply, fingerprint. Its vectors are real and
          its updates heavy-tailed, as those of a run; there is no model. Memory: x_i, x', what a round needs
-hub      the hub of bench_hub.py with the owner of a real run and four peers that speak the protocol, by size
+hub      the hub of hub.py with the owner of a real run and four peers that speak the protocol, by size
 peers    the same hub by number of peers, at 15 M parameters
 
 Each quantity is a straight line in what it must grow with (FITS), fitted by least squares of relative errors
@@ -22,15 +22,16 @@ import json
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from scripts.report import rows as measured
+from scripts.bench import hub
+from scripts.report import rows
+from scripts.report.rows import Row as Point
+from scripts.swarms.lab import parser
 
-OUT = measured.FOLDER / "growth.jsonl"
 SIZES = (1e6, 3e6, 1e7, 3e7, 1e8, 3e8, 1e9)
 PEERS = (2, 4, 8, 16, 32, 64)
 AT, WITH = 15e6, 4  # parameters of the points by peers; peers of the points by size
@@ -38,14 +39,13 @@ FITTED = 3e7, 16  # points up to here make the fit
 ROUNDS = 3
 FULL = 3e7  # parameters
 HUB_ROUNDS = 6  # at each size as many: some are kept for those who catch up
-Point = measured.Row
 
 
 # ---- a peer ------------------------------------------------------------------------------------------------
 
 
 def measure_peer(parameters: int) -> Point:
-    """In a process of its own."""
+    """Measure it, in a process of its own."""
     import torch
 
     from compress import Cocktail
@@ -77,7 +77,7 @@ def measure_peer(parameters: int) -> Point:
 
 
 def resident() -> dict[str, int]:
-    """Bytes: now, and at most."""
+    """Read the bytes resident now, and at most."""
     rows = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
     return {row[0][:-1]: 1024 * int(row[1]) for row in rows if row[0] in ("VmRSS:", "VmHWM:")}
 
@@ -86,11 +86,8 @@ def resident() -> dict[str, int]:
 
 
 def measure_hub(parameters: int, peers: int, folder: str | None) -> Point:
-    from scripts.bench import hub as bench_hub
-
-    megabytes = parameters * 0.1341 / 8e6  # hub_swarm.parameters has it the other way round
-    asked = Namespace(peers=peers, megabytes=megabytes, rounds=HUB_ROUNDS, processes=1, folder=folder)
-    row = bench_hub.measure("owner", asked)
+    load = hub.Load(peers, parameters * hub.BITS / 8e6, rounds=HUB_ROUNDS, processes=1, folder=folder)
+    row = hub.measure("owner", load)
     gigabytes = row.mb_s / row.rounds_s / 1e3
     return {"bytes": 1e9 * gigabytes, "cpu_s": row.hub_cpu * gigabytes, "memory": 1024**2 * row.peak}
 
@@ -150,7 +147,7 @@ def small(point: Point, up_to: float = FITTED[0]) -> bool:
 
 
 def fitted(points: list[Point]) -> list[Point]:
-    """Each quantity: its constants, how far its fit is off where it was not fitted, and what it says."""
+    """Fit each quantity: its constants, its errors inside and beyond its points, its word on large swarms."""
     found = []
     for name, fit in FITS.items():
         mine = [p for p in points if p["kind"] in fit.where]
@@ -180,14 +177,13 @@ def points_of(largest: float) -> list[tuple[str, int, int]]:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = ["peer", "hub", "peers"]
+    asked = parser(__doc__)
     asked.add_argument("--largest", type=float, default=SIZES[-1])
-    asked.add_argument(
-        "--only", nargs="+", default=["peer", "hub", "peers"], choices=["peer", "hub", "peers"]
-    )
+    asked.add_argument("--only", nargs="+", default=kinds, choices=kinds)
     asked.add_argument("--missing", action="store_true", help="only what is not in the file yet")
     asked.add_argument("--folder", help="where ledgers are; the system's folder for temporary files")
-    asked.add_argument("--out", type=Path, default=OUT)
+    asked.add_argument("--out", type=Path, default=rows.FOLDER / "growth.jsonl")
     asked.add_argument("--show", action="store_true")
     asked.add_argument("--inside", nargs=3, help=argparse.SUPPRESS)
     args = asked.parse_args()
@@ -196,21 +192,20 @@ def main() -> None:
         found = measure_peer(parameters) if kind == "peer" else measure_hub(parameters, peers, args.folder)
         print(json.dumps(found))
         return
-    for kind, parameters, peers in points_of(args.largest):
+    for kind, parameters, peers in [] if args.show else points_of(args.largest):
         key = {"kind": kind, "parameters": parameters, "peers": peers}
-        there = any(all(p[k] == v for k, v in key.items()) for p in measured.read(args.out))
-        if args.show or kind not in args.only or (args.missing and there):
+        if kind not in args.only or (args.missing and rows.there(args.out, key)):
             continue
-        own = [sys.executable, __file__, "--inside", kind, str(parameters), str(peers)]
+        own = [sys.executable, "-m", "scripts.bench.growth", "--inside", kind, str(parameters), str(peers)]
         own += ["--folder", args.folder] if args.folder else []
         done = subprocess.run(own, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{key}: {done.stderr}")
         found = key | json.loads(done.stdout.splitlines()[-1]) | {"date": time.strftime("%Y-%m-%d")}
-        measured.keep(args.out, found, tuple(key))
+        rows.keep(args.out, found, tuple(key))
         print(json.dumps(found), flush=True)
-    for row in fitted(measured.read(args.out)):
-        print(json.dumps(row))
+    for fit in fitted(rows.read(args.out)):
+        print(json.dumps(fit))
 
 
 if __name__ == "__main__":

@@ -40,12 +40,11 @@ from scripts.swarms.lab import parser
 from scripts.swarms.processes import Line, Process, program, say
 from scripts.swarms.toy import Idle
 from transport import Hub, Ledger, RunKeys, RunSettings
-from transport.allocator import keep_freed_memory
-from transport.bulk import CHUNK
-from transport.codec import decode_to_peer, encode
-from transport.events import RoundCommitted, RunEnded, Warned
-from transport.keys import CurveKeys, as_z85
-from transport.messages import (
+from transport.hub.malloc_tuning import keep_freed_memory
+from transport.protocol.events import RoundCommitted, RunEnded, Warned
+from transport.protocol.keys import CurveKeys, as_z85
+from transport.protocol.message_codec import decode_to_peer, encode
+from transport.protocol.messages import (
     OF,
     PROTOCOL,
     Attach,
@@ -66,7 +65,8 @@ from transport.messages import (
     Round,
     Welcome,
 )
-from transport.sockets import COMMON, HUB, PEER, raise_file_limit, set_options
+from transport.transfer.transfers import CHUNK
+from transport.wire.zeromq_sockets import COMMON, HUB, PEER, raise_file_limit, set_options
 
 RUN, SAME = "bench", Idle().fingerprint(0)  # SAME: fingerprint of every global model
 SEED, VARIANTS = 1, 8  # different packets, sent in turn
@@ -98,10 +98,10 @@ class Aggregating(Idle):
     """The delegate of a real run, with its error feedback on disk."""
 
     def __init__(self, size: int, ledger: Ledger) -> None:
-        from cocktail_cli.kept_owner import KeptOwner
+        from cocktail_cli.aggregation.durable_aggregator import KeptOwner
         from compress import Cocktail
-        from recipes.cocktail_sgd import rehearse
-        from recipes.owners import Owners
+        from recipes.algorithm.cocktail_sgd import rehearse
+        from recipes.algorithm.shard_aggregator import Owners
 
         mix = Cocktail()
         rehearse(mix, parameters(size))

@@ -337,7 +337,11 @@ def main() -> None:
     parser.add_argument("--override", action="append", default=[], metavar="KEY=VALUE", help="of the recipe")
     given = parser.parse_args()
     if not GIVES_BACK.keys() <= os.environ.keys():  # read when a process starts
-        os.execve(sys.executable, [sys.executable, __file__, *sys.argv[1:]], GIVES_BACK | dict(os.environ))
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "scripts.bench.memory", *sys.argv[1:]],
+            GIVES_BACK | dict(os.environ),
+        )
     for line in table(dict(measured(given))):
         print(line)
 

@@ -13,8 +13,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-import recipes.finetune as loop
-import recipes.lease as work
+import recipes.training.lease_gradient as work
+import recipes.training.loop as loop
 from cocktail_cli.main import main as command
 from scripts.swarms.processes import say
 

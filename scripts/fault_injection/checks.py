@@ -10,10 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from recipes.cocktail_sgd import Common, mix_of
-from recipes.flat import Flat
-from recipes.model import load_model
-from recipes.recipe import recipe_from_json
+from recipes.algorithm.cocktail_sgd import Common, mix_of
+from recipes.config.loader import recipe_from_json
+from recipes.models.causal_lm import load_model
+from recipes.weight_files.parameter_layout import Flat
 from scripts.fault_injection.faults import LEAVES, RECONNECTS, Record
 from scripts.fault_injection.schedule import JOINER, KINDS
 from scripts.swarms.commands import HUB, Child, Swarm

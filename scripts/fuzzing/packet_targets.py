@@ -17,17 +17,19 @@ from random import Random
 import numpy as np
 import torch
 
-from compress import Cocktail, PacketError, Update, decode, expanded, kernels, pieces
-from compress.packet import BODY, HEAD, LEVELS
-from compress.sections import LZ4
-from recipes.aggregate import RejectedUpdate
-from recipes.cocktail_sgd import Owner
-from recipes.data import Sample, pack, unpack
-from recipes.kept import FORMAT, digest, read
-from recipes.problems import DataError, ModelError, RecipeError
-from recipes.recipe import load_recipe, recipe_from_json
-from recipes.weights import Kind, read_header, write_header
-from recipes.whole import write_whole
+from compress import Cocktail, PacketError, Update, decode
+from compress.backends import dispatch
+from compress.packet import packed_update, windowed_decoder
+from compress.packet.entropy_coding import LZ4
+from compress.packet.format import BODY, HEAD, LEVELS
+from recipes.algorithm.cocktail_sgd import Owner
+from recipes.algorithm.robust_mean import RejectedUpdate
+from recipes.config.loader import load_recipe, recipe_from_json
+from recipes.data.corpus import Sample, pack, unpack
+from recipes.errors import DataError, ModelError, RecipeError
+from recipes.training.peer_checkpoint import FORMAT, digest, read
+from recipes.weight_files.atomic_safetensors import write_whole
+from recipes.weight_files.stored_weights import Kind, read_header, write_header
 from scripts import ROOT
 from scripts.fuzzing.mutate import EDGES, Target, bent, mutated
 
@@ -93,11 +95,11 @@ def field(rng: Random, data: bytearray, m: int) -> None:
 @contextmanager
 def compiled_too() -> Iterator[None]:
     """Short vectors are added up by compiled loops as long ones are."""
-    worth, kernels.WORTH = kernels.WORTH, 0
+    worth, dispatch.WORTH = dispatch.WORTH, 0
     try:
         yield
     finally:
-        kernels.WORTH = worth
+        dispatch.WORTH = worth
 
 
 def check_packet(case: bytes) -> bool:
@@ -109,7 +111,7 @@ def check_packet(case: bytes) -> bool:
         update = None
     check_sum(packet, m, update)
     try:
-        parts = list(pieces(memoryview(packet), m, 64))
+        parts = list(windowed_decoder(memoryview(packet), m, 64))
     except PacketError:
         lz4 = LZ4 in [entry >> 5 for entry in packet[47:80:8]]  # its library reads a match 0 bytes back
         assert update is None or lz4, "decode takes what pieces refuses"
@@ -129,7 +131,7 @@ def check_packet(case: bytes) -> bool:
 def check_sum(packet: bytes, m: int, update: Update | None) -> None:
     with compiled_too():
         try:
-            found = expanded(packet, m)
+            found = packed_update(packet, m)
         except PacketError:
             assert update is None, "decode takes what cannot be expanded"
             return

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from scripts.fuzzing.mutate import Target, parts_of
 from scripts.fuzzing.transport_targets import HubEnd, name_of, some_messages
-from transport import codec
-from transport import messages as m
-from transport.bulk import AT_ONCE
-from transport.door import Door
-from transport.flows import FLOWS
+from transport.aggregators.shard_server import Door
+from transport.protocol import message_codec
+from transport.protocol import messages as m
+from transport.transfer.connection_registry import FLOWS
+from transport.transfer.transfers import AT_ONCE
 
 LIMIT = 4096  # bytes of a part
 SAID: list[m.Message] = [
@@ -23,7 +23,7 @@ SAID: list[m.Message] = [
     m.Get("shard/3", 0, 1024),
     m.Leave("enough"),
 ]
-BYTES = [codec.encode(x) for x in SAID]
+BYTES = [message_codec.encode(x) for x in SAID]
 
 
 def open_door() -> Door:
@@ -32,7 +32,7 @@ def open_door() -> Door:
     door.opened(3, {"ann": "ann", "bob": "bob"}, LIMIT)
     door.serve(3, b"packet of shards")
     door._visitors = {f"s-{name}": (name, name) for name in ("ann", "bob")}
-    door._hear(name_of(0), [codec.encode(m.Attach("s-ann"))])
+    door._hear(name_of(0), [message_codec.encode(m.Attach("s-ann"))])
     return door
 
 

@@ -20,23 +20,23 @@ from typing import Any, NoReturn
 from msgspec import msgpack
 
 from scripts.fuzzing.mutate import INTS, Target, bent, joined, message, mutated, parts_of
-from transport import codec
-from transport import messages as m
-from transport.bandwidth import Bandwidth, BothWays
-from transport.bulk import AT_ONCE, CHUNK
-from transport.carrier import AHEAD, Carrier, in_memory
-from transport.catch_up import CatchUp, Own, State
-from transport.errors import LedgerError, ProtocolError
-from transport.flows import FLOWS
-from transport.hub import Hub
-from transport.keys import RunKeys
-from transport.ledger import Counted, Ledger, OpenSession, Recovered, RoundRow
-from transport.packet_log import CRC, HEADER, MAGIC, pack_header, read_packets
-from transport.peer_state import KEPT_COMMITS, OPENED, PeerState
-from transport.rounds import Phase
-from transport.settings import RunSettings
-from transport.sockets import MAX_FRAME
-from transport.wire import Came, Frames, Up
+from transport.hub.server import Hub
+from transport.ledger.packet_log import CRC, HEADER, MAGIC, pack_header, read_packets
+from transport.ledger.run_ledger import Counted, Ledger, OpenSession, Recovered, RoundRow
+from transport.peer.catch_up import CatchUp, Own, State
+from transport.peer.connection_manager import AHEAD, Carrier, in_memory
+from transport.peer.peer_state import KEPT_COMMITS, OPENED, PeerState
+from transport.protocol import message_codec
+from transport.protocol import messages as m
+from transport.protocol.errors import LedgerError, ProtocolError
+from transport.protocol.keys import RunKeys
+from transport.protocol.run_settings import RunSettings
+from transport.scheduling.rounds import Phase
+from transport.transfer.connection_registry import FLOWS
+from transport.transfer.transfers import AT_ONCE, CHUNK
+from transport.wire.frames import Came, Frames, Up
+from transport.wire.rate_limit import Bandwidth, BothWays
+from transport.wire.zeromq_sockets import MAX_FRAME
 
 SHA = "ab" * 32
 FILE = m.File("model.safetensors", 3 << 20, SHA, SHA)
@@ -98,7 +98,7 @@ TO_PEER: list[m.Message] = [
     m.Data("lease/3", 0, 9, b""),
     m.NoObject("packets/0-3", "none"),
 ]
-HUB_BYTES, PEER_BYTES = [codec.encode(x) for x in TO_HUB], [codec.encode(x) for x in TO_PEER]
+HUB_BYTES, PEER_BYTES = [message_codec.encode(x) for x in TO_HUB], [message_codec.encode(x) for x in TO_PEER]
 
 
 def decoded(decode: Callable[[bytes], m.Message], data: bytes) -> bool:
@@ -106,16 +106,16 @@ def decoded(decode: Callable[[bytes], m.Message], data: bytes) -> bool:
         taken = decode(data)
     except ProtocolError:
         return False
-    assert decode(codec.encode(taken)) == taken, "what was taken is said again as it is"
+    assert decode(message_codec.encode(taken)) == taken, "what was taken is said again as it is"
     return True
 
 
 def decodes_to_hub(data: bytes) -> bool:
-    return decoded(codec.decode_to_hub, data)
+    return decoded(message_codec.decode_to_hub, data)
 
 
 def decodes_to_peer(data: bytes) -> bool:
-    return decoded(codec.decode_to_peer, data)
+    return decoded(message_codec.decode_to_peer, data)
 
 
 # ---- the hub -----------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class HubEnd:
         self.said: list[m.ToPeer] = []
 
     def send(self, conn: bytes, frames: Frames) -> bool:
-        self.said.append(codec.decode_to_peer(frames[0]))
+        self.said.append(message_codec.decode_to_peer(frames[0]))
         return conn != name_of(7)  # a connection that is always closed already
 
     def held(self, conn: bytes) -> int:
@@ -231,8 +231,8 @@ def open_hub() -> Hub:
     hub._commits._thread = hub._reader = AtOnce()  # type: ignore[assignment]
     for number, name in enumerate(("ann", "bob")):
         resume = m.Resume(1, "toy-run", name, f"s-{name}", -1, True)
-        hear(hub, number, codec.encode(resume))
-        hear(hub, number + 2, codec.encode(m.Attach(f"s-{name}")))
+        hear(hub, number, message_codec.encode(resume))
+        hear(hub, number + 2, message_codec.encode(m.Attach(f"s-{name}")))
     assert hub._state.phase is Phase.OPEN
     return hub
 
@@ -278,7 +278,7 @@ def check_hub(case: bytes) -> bool:
 
 
 def hub_status(hub: Hub) -> str:
-    from transport.status import status_text
+    from transport.hub.run_status import status_text
 
     return status_text(hub._state, hub._state._ticked)
 
@@ -314,7 +314,7 @@ def joined_carrier() -> Carrier:
     carrier._take(Up(0), 0.0)
     carrier._take(Came(0, [PEER_BYTES[0]]), 0.0)
     carrier._take(Up(1), 0.0)
-    carrier._take(Came(1, [codec.encode(m.Attached(32))]), 0.0)
+    carrier._take(Came(1, [message_codec.encode(m.Attached(32))]), 0.0)
     carrier.bulk.fetch("packets/0-3", in_memory)
     carrier.bulk.fetch("file", in_memory, 3 << 20)
     carrier.bulk.upload("update/3", bytes(2 * CHUNK), b"")
@@ -352,12 +352,12 @@ def make_catch_up(rng: Random) -> bytes:
 
 def check_catch_up(case: bytes) -> bool:
     """Whatever a hub says it has, so much is asked for ahead, and no more."""
-    from cocktail_cli.base import check_names
     from cocktail_cli.errors import Failure
+    from cocktail_cli.volunteer.base_weights import check_names
 
     plain, own, newest = msgpack.decode(case)
     try:
-        welcome = codec.decode_to_peer(msgpack.encode(plain))
+        welcome = message_codec.decode_to_peer(msgpack.encode(plain))
         assert isinstance(welcome, m.Welcome)
         check_names(welcome.base)
     except (ProtocolError, Failure, AssertionError):

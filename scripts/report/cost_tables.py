@@ -99,8 +99,8 @@ def join(folder: Path) -> str:
     head = ["Mbit/s", "MB fetched", "floor: bytes / line, s", "x' here, s", "of the floor"]
     head += ["first counted round, s", "of it starting Python, s"]
     words = f"""`cocktail join` to its first counted round, {dates(rows)}; 40 ms of round trip. The other peer
-        is stopped until x' is here, as two machines would not share a processor. Seconds are from the command on;
-        those of `x' here` from the welcome."""
+        is stopped until x' is here, as two machines would not share a processor. Seconds are from the
+        command on; those of `x' here` from the welcome."""
     return "\n".join([prose(words), table(head, [joining(row) for row in rows])])
 
 

@@ -1,6 +1,6 @@
 """What PowerSGD costs in held-out loss: cells of the quality study (bench_quality), its model and tokens.
 
-    python scripts/bench_powersgd.py --ranks 1 4 --rates 2e-3 4e-3 8e-3 --seeds 1
+    scripts/rivals powersgd --ranks 1 4 --rates 2e-3 4e-3 8e-3 --seeds 1
 
 Vogels et al., 2019, as torch's `powerSGD_hook` does it: gradients of matrices as P Q' of the rank given, Q
 kept from step to step, what is left out kept by each worker; vectors as they are; all in FP32. Workers take
@@ -9,7 +9,6 @@ turns in one process, as the study's do; one AdamW step on the mean. The first t
 
 from __future__ import annotations
 
-import argparse
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from recipes.optim import build_optimizer, learning_rate, set_learning_rate
-from recipes.relax import PRESETS
-from recipes.schema import Training
-from scripts.report import rows as measured
+from recipes.config.presets import PRESETS
+from recipes.config.schema import Training
+from recipes.training.optimizers import build_optimizer, learning_rate, set_learning_rate
+from scripts.report import rows
 from scripts.study.train import Size, backward, base, documentation, loss_at, new_model
+from scripts.swarms.lab import parser
 
-OUT = measured.FOLDER / "powersgd.jsonl"
 WORKERS, DENSE = 4, 2
 RATE = 2  # a matrix is not compressed where that would not make it so many times smaller
 
@@ -49,7 +48,7 @@ def small(shape: torch.Size, rank: int) -> bool:
     return len(shape) < 2 or (shape[0] + shape[1]) * rank * RATE >= shape[0] * shape[1]
 
 
-def cell(size: Size, rank: int, rate: float, seed: int, folder: Path) -> measured.Row:
+def cell(size: Size, rank: int, rate: float, seed: int, folder: Path) -> rows.Row:
     """One training run."""
     torch.set_num_threads(1)
     text, held = documentation(size.length)
@@ -66,9 +65,9 @@ def cell(size: Size, rank: int, rate: float, seed: int, folder: Path) -> measure
     training = Training(learning_rate=rate, seed=seed, max_steps=size.steps, **betas)
     optimizer, rate_at = build_optimizer(flat.masters, training), learning_rate(training, size.steps)
     for step in range(size.steps):
-        rows, found = text.rows(size.rows, seed, step), list[list[Tensor]]()
+        batch, found = text.rows(size.rows, seed, step), list[list[Tensor]]()
         for worker in range(WORKERS):
-            backward(flat, rows[worker::WORKERS], 0.0)
+            backward(flat, batch[worker::WORKERS], 0.0)
             found.append([p.grad.clone() for p in weights if p.grad is not None])
         for i, p in enumerate(weights):
             each = [gradients[i] for gradients in found]
@@ -84,22 +83,22 @@ def cell(size: Size, rank: int, rate: float, seed: int, folder: Path) -> measure
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = parser(__doc__)
     asked.add_argument("--ranks", type=int, nargs="+", default=[1, 4])
     asked.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3])
     asked.add_argument("--seeds", type=int, nargs="+", default=[1])
     asked.add_argument(
         "--folder", type=Path, default=Path("outputs/quality"), help="for the pre-trained model"
     )
-    asked.add_argument("--out", type=Path, default=OUT)
+    asked.add_argument("--out", type=Path, default=rows.FOLDER / "powersgd.jsonl")
     args = asked.parse_args()
     size = Size()
     for seed, rank, rate in ((s, k, r) for s in args.seeds for k in args.ranks for r in args.rates):
         key = {"size": size.name, "rank": rank, "rate": rate, "seed": seed}
-        if any(all(row[k] == v for k, v in key.items()) for row in measured.read(args.out)):
+        if rows.there(args.out, key):
             continue
         found = key | cell(size, rank, rate, seed, args.folder) | {"date": time.strftime("%Y-%m-%d")}
-        measured.keep(args.out, found, tuple(key))
+        rows.keep(args.out, found, tuple(key))
         print(
             f"rank {rank}, rate {rate:g}, seed {seed}: {found['loss']:.4f}, {found['ratio']:.1f}x", flush=True
         )

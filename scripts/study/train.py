@@ -22,12 +22,12 @@ from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from compress import Cocktail, Sample, Shard
-from recipes.cocktail_sgd import Common, Part, Worker, mix_of
-from recipes.flat import Flat
-from recipes.optim import build_optimizer, learning_rate, set_learning_rate
-from recipes.owners import Owners
-from recipes.relax import outer_of
-from recipes.schema import Compression, Training
+from recipes.algorithm.cocktail_sgd import Common, Part, Worker, mix_of
+from recipes.algorithm.shard_aggregator import Owners
+from recipes.config.presets import outer_of
+from recipes.config.schema import Compression, Training
+from recipes.training.optimizers import build_optimizer, learning_rate, set_learning_rate
+from recipes.weight_files.parameter_layout import Flat
 from scripts.study.model import Models
 
 STRETCH = 4096  # bytes; every tenth stretch of the documentation is held out

@@ -6,6 +6,8 @@ A process of its own: where TRITON_INTERPRET is set, there is nothing to compile
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import triton
 from triton.backends.compiler import GPUTarget

@@ -123,7 +123,8 @@ def test_entropy_of_a_coin_is_one_bit() -> None:
 def test_the_script_prints_one_json_object() -> None:
     told = subprocess.run(
         [sys.executable, "-m", "scripts.bench.compress", "--params", "1e5", "--times", "1", "--json"],
-        capture_output=True, text=True, timeout=120, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=ROOT,
+        capture_output=True, text=True, timeout=120, check=True, cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
     told_once = json.loads(told.stdout)

@@ -11,18 +11,10 @@ import pytest
 from scripts.fuzzing.fuzz import GROUPS, Tally, TooMuch, case_of, fuzz, keep, replay, targets, try_case
 from scripts.fuzzing.mutate import Target, message
 from scripts.fuzzing.transport_targets import HUB_BYTES, PEER_BYTES, hear, joined_carrier, open_hub
-<<<<<<< HEAD
-
 from transport.protocol.message_codec import encode
 from transport.protocol.messages import Evaluated
 from transport.wire.frames import Came
 from transport.wire.rate_limit import Buckets
-=======
-from transport.bandwidth import Buckets
-from transport.codec import encode
-from transport.messages import Evaluated
-from transport.wire import Came
->>>>>>> a9b4839 (wip)
 
 CASES = {"messages": 86_000, "bulk": 2_000, "packets": 8_000, "legacy": 500, "files": 3_500}  # 100,000
 
@@ -136,7 +128,7 @@ def test_a_case_that_takes_too_much_memory_is_a_finding() -> None:
 
 
 def test_a_case_without_an_end_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuzz.ENDLESS", 0.05)
+    monkeypatch.setattr("scripts.fuzzing.fuzz.ENDLESS", 0.05)
     out = fuzz([door(lambda case: all(1 for _ in iter(int, 1)))], 1, 1, tmp_path)
 
     assert "no end after" in out.findings[0]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipes.relax import PRESETS
-from recipes.schema import Compression, Training
+from recipes.config.presets import PRESETS
+from recipes.config.schema import Compression, Training
 from scripts.study.cells import Cell, changed, read, setting_of
 from scripts.study.model import Models
 from scripts.study.plan import RATES, REFERENCE, SEEDS, SUM, TABLES, WIDE, best_rate, missing
@@ -17,12 +17,6 @@ from scripts.study.run import QUICK, run
 from scripts.study.tables import markdown, plot
 from scripts.study.train import Outcome, Setting, backward, new_model, train
 
-<<<<<<< HEAD
-from recipes.config.presets import PRESETS
-from recipes.config.schema import Compression, Training
-
-=======
->>>>>>> a9b4839 (wip)
 EXACT = Setting(peers=1, sample=1.0, keep=1.0, bits=32, staleness=0)  # packets that lose nothing
 TWO = replace(EXACT, peers=2)
 

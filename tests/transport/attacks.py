@@ -1,6 +1,6 @@
 """Attackers of a hub, each at a bounded rate: one is started as
 
-    python scripts/attacks.py NAME '{"url": ..., "seconds": ..., "source": "127.0.0.2"}'
+    python tests/transport/attacks.py NAME '{"url": ..., "seconds": ..., "source": "127.0.0.2"}'
 
 They have the run's URL, so also what only somebody with it can do. `source` is the address they come from,
 where it is not the machine's own. `status` attacks nobody: it prints the hub's status.
@@ -18,10 +18,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import zmq
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from transport import ask_status, parse_url
 from transport.protocol.keys import CurveKeys, as_z85
 from transport.protocol.message_codec import decode_to_peer, encode

@@ -1,7 +1,7 @@
 """Transfers and rounds on the lines of a network lab: real processes and sockets, rates, round trips, faults.
 
-Skipped, with the reason, where namespaces cannot be made. The same at full length: scripts/bench/transfers.py and
-scripts/bench/round_faults.py; figures in recipes/LOG.md.
+Skipped, with the reason, where namespaces cannot be made. The same at full length: scripts/bench/transfers.py
+and round_faults.py; figures in recipes/LOG.md.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from toy_swarm import ToyWork, toy_settings
 
 from transport import PeerLink, RunURL, ask_status
 
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.alone,

@@ -93,8 +93,8 @@ def links(folder: Path) -> str:
                 f"""Four peers, {dates(rows)}. A step's compute is fixed (slept), so that compute : FP16
                 bytes : line is that of GPT-J-6B on 8 A100 ({work.GPTJ_S} s and 24 GB a step and machine): a
                 line of 100 Mbit/s there is one of {100 * work.MBIT:.3f} Mbit/s here, with {work.RTT:g} ms of
-                round trip. Tokens a second are GPT-J's: 262,144 over a step's time in those units ({ideal:,.0f}
-                where nothing is waited for)."""
+                round trip. Tokens a second are GPT-J's: 262,144 over a step's time in those units
+                ({ideal:,.0f} where nothing is waited for)."""
             ),
             table(
                 ["tokens/s at Mbit/s", *speeds],

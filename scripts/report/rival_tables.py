@@ -149,7 +149,7 @@ def loss(folder: Path) -> str:
             ),
             *(part for part in parts if part),
             longer(),
-            *rivals_loss(folder, found),
+            *(["**rivals**\n", table(RIVAL_HEAD, rivals)] if (rivals := rival_losses(folder, found)) else []),
             prose(
                 f"""**Against wall clock**: {Size().steps:,} steps, each as long as one of the table above, in
                 hours of GPT-J's steps. A row of cocktail has them at speeds at which the packets that were
@@ -163,8 +163,11 @@ def loss(folder: Path) -> str:
     )
 
 
-def rivals_loss(folder: Path, found: Found) -> list[str]:
-    """Make the table of ways that the study has no rows of, each at the rate best with the first seed."""
+RIVAL_HEAD = ["rival", "less than FP16", "learning rate", "held-out loss, by seed", "over all-reduce"]
+
+
+def rival_losses(folder: Path, found: Found) -> list[list[str]]:
+    """Make the rivals' rows under RIVAL_HEAD, each at the rate that was best with the first seed."""
     dense = by_seed(found, plan.REFERENCE)
     ways = [
         (f"PowerSGD, rank {rank}", one[0]["ratio"], one[0]["rate"], {r["seed"]: r["loss"] for r in one})
@@ -174,15 +177,12 @@ def rivals_loss(folder: Path, found: Found) -> list[str]:
     if losses := by_seed(found, diloco):
         rate = plan.best_rate(found, diloco)
         ways.append((diloco.name, max(ratios_of(found, DILOCO)), rate, losses))
-    if not ways or not dense:
-        return []
     rows = []
-    for name, ratio, rate, losses in ways:
+    for name, ratio, rate, losses in ways if dense else []:
         over = mean(loss / dense[seed] - 1 for seed, loss in losses.items() if seed in dense)
         each = ", ".join(f"{loss:.4f}" for loss in losses.values())
         rows.append([name, f"{ratio:.0f}x", f"{rate:g}", each, f"{over:+.2%}"])
-    head = ["rival", "less than FP16", "learning rate", "held-out loss, by seed", "over all-reduce"]
-    return ["**rivals**\n", table(head, rows)]
+    return rows
 
 
 def by_seed(found: Found, row: plan.Row) -> dict[int, float]:
@@ -373,17 +373,25 @@ def newcomer(folder: Path) -> str:
     ruined = [[name, *(by.get(fault, "") for fault in kinds)] for name, by in each.items() if by]
     return "\n".join(
         [
-            "**How much of the time do GPUs compute?** (`scripts/rivals links`; Mbit/s each way, GPT-J-6B)\n",
-            table(["", *speeds], computing(steps, speeds)),
-            "**What if one of four drops out?** (`scripts/rivals faults`; seconds lost, peers that",
-            "differ afterwards)\n",
+            "**How much of the time do GPUs compute?** (`scripts/rivals links`; Mbit/s; GPT-J-6B ratios)\n",
+            table(["", *speeds], [row for row in computing(steps, speeds) if row[0] != "torch DDP FP32"]),
+            "**What if one of four drops out?** (`scripts/rivals faults`; seconds lost, peers apart after)\n",
             table(["", *(FAULTS[fault] for fault in kinds)], ruined),
-            "**What does the model lose?** (`scripts/bench_quality`; 1,600 steps, a small model)\n",
-            tables.markdown(found, plan.TABLES[0]).split("\n\n", 1)[-1],
-            longer(),
-            *rivals_loss(folder, found)[1:],
+            "**What does the model lose?** (`scripts/bench_quality`; 1,600 steps, four peers, small model)\n",
+            table(["", "less than FP16", "held-out loss over all-reduce"], losses_in_short(folder, found)),
         ]
     )
+
+
+def losses_in_short(folder: Path, found: Found) -> list[list[str]]:
+    """Make the README's rows on loss: presets and settings that a recipe names, then the rivals."""
+    four_peers, rows = plan.TABLES[0], []
+    for row in four_peers.rows:
+        ends = tables.outcomes(found, row, four_peers.seeds)
+        gaps = tables.over(found, row, four_peers)
+        if row.setting.peers and "`" in row.name and ends and gaps:
+            rows.append([row.name, f"{ends[0].ratio:.0f}x", f"{gaps[0]:+.2%}"])
+    return rows + [[name, ratio, over] for name, ratio, _, _, over in rival_losses(folder, found)]
 
 
 def in_short(row: Row) -> str:

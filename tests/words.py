@@ -21,7 +21,7 @@ TEXT = {
         "HubUnreachable": 0,
         "Problem": 3,
         "MemoryFull": 0,
-        "Unfetched": 0,
+        "DownloadError": 0,
     },
     "transport": {
         "UrlError": 0,

@@ -234,7 +234,7 @@ def with_recipe(known: About, text: str) -> About:
 
     from recipes.config import recipe_from_json
     from recipes.errors import InputError
-    from recipes.models import method_of, nameable, public, told
+    from recipes.models import dataset_label, method_of, public_name, published_recipe
 
     try:
         recipe = recipe_from_json(text)
@@ -243,9 +243,9 @@ def with_recipe(known: About, text: str) -> About:
     return replace(
         known,
         recipe=recipe.name,
-        recipe_text=yaml.safe_dump(told(recipe), sort_keys=False, allow_unicode=True),
-        model=nameable(recipe.model.model_name_or_path),
-        data=tuple(public(dataset) for dataset in recipe.datasets),
+        recipe_text=yaml.safe_dump(published_recipe(recipe), sort_keys=False, allow_unicode=True),
+        model=public_name(recipe.model.model_name_or_path),
+        data=tuple(dataset_label(dataset) for dataset in recipe.datasets),
         method=method_of(recipe),
     )
 

@@ -141,9 +141,9 @@ class Run:
         """The base model and the corpus, on this disk; the recipe in full beside them."""
         self.tell(Progressed("starting"))  # what is imported here takes seconds
         from cocktail_cli.commands.tools.recipes import as_yaml
-        from recipes.config import on_hub
-        from recipes.data import bring, build_corpus, lines, rows
-        from recipes.models import check_fit, load_tokenizer, open_tokenizer, pinned, prepare_base
+        from recipes.config import is_hub_id
+        from recipes.data import build_corpus, count_lines, prefetch_dataset, read_rows
+        from recipes.models import check_fit, load_tokenizer, open_tokenizer, pin_revisions, prepare_base
 
         from .hub_delegate import RunWork
 
@@ -153,12 +153,12 @@ class Run:
             repository.open()  # before hours of training: a token that may not write is found out now
         for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
             # a file that is not there is found out before a model is fetched
-            rows(dataset, told=Meter(self.tell, f"fetching {dataset.path}", "bytes"))
+            read_rows(dataset, told=Meter(self.tell, f"fetching {dataset.path}", "bytes"))
         self.tell(Progressed("preparing the base model"))
         if old is None:
             fetched = Meter(self.tell, f"fetching {self.recipe.model.model_name_or_path}", "bytes")
             base = prepare_base(self.recipe, self.folder / in_folder.BASE, fetched)
-            self.recipe = pinned(self.recipe, base.folder)
+            self.recipe = pin_revisions(self.recipe, base.folder)
             if (commit := self.recipe.model.model_revision) is not None:
                 model = self.recipe.model.model_name_or_path
                 self.tell(Progressed(f"{model}: commit {commit}, for this run and all its peers"))
@@ -178,12 +178,12 @@ class Run:
                 meters[path] = Meter(self.tell, f"tokenizing {path}", "rows")
             meters[path](rows, counts.get(path) or 0)
 
-        counts = {dataset.path: lines(dataset) for dataset in self.recipe.datasets}
+        counts = {dataset.path: count_lines(dataset) for dataset in self.recipe.datasets}
         if not self.recipe.data.streaming:  # else of data on the hub only what is read is fetched
             for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
-                if on_hub(dataset.path):
+                if is_hub_id(dataset.path):
                     fetching = Meter(self.tell, f"fetching {dataset.path}", "bytes")
-                    counts[dataset.path] = bring(dataset, fetching)
+                    counts[dataset.path] = prefetch_dataset(dataset, fetching)
         corpus = build_corpus(self.recipe, tokenizer, self.folder / in_folder.STREAM, tokenized)
         if old is None:
             tokenizer.save_pretrained(kept)

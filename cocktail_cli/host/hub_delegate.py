@@ -23,7 +23,7 @@ from .snapshot_thread import Folded, Place, served
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
-    from recipes.data import Corpus, Stream
+    from recipes.data import Corpus, StreamedCorpus
     from recipes.models import Base, BaseFile
     from recipes.training import Probe
 
@@ -39,14 +39,14 @@ class RunWork:
         ledger: the folder of the run's ledger; `owner` keeps its error there, else it is only read here.
     """
 
-    def __init__(self, recipe: Recipe, base: Base, corpus: Corpus | Stream, ledger: Path) -> None:
+    def __init__(self, recipe: Recipe, base: Base, corpus: Corpus | StreamedCorpus, ledger: Path) -> None:
         from recipes.algorithm import owners_of
         from recipes.errors import ModelError
-        from recipes.models import check_trainable, count_trained
+        from recipes.models import check_trainable, count_trainable
 
         self.recipe, self.base, self.corpus, self.ledger = recipe, base, corpus, ledger
         check_trainable(recipe, base.folder)
-        self.parameters = count_trained(recipe, base.folder)  # P
+        self.parameters = count_trainable(recipe, base.folder)  # P
         if (shards := recipe.compression.shards) > self.parameters:
             few = f"the model's {self.parameters:,} parameters"
             raise ModelError(f"compression.shards is {shards:,}, more than {few}")
@@ -82,9 +82,9 @@ class RunWork:
 
     def close(self) -> None:
         """The hub has ended."""
-        from recipes.data import Stream
+        from recipes.data import StreamedCorpus
 
-        if isinstance(self.corpus, Stream):
+        if isinstance(self.corpus, StreamedCorpus):
             self.corpus.close()
         if self.probing:
             self.probing.close()
@@ -179,7 +179,7 @@ class RunWork:
 
 def settings_of(work: RunWork, run: str, first_peers: int = 1, own_key: str = "") -> RunSettings:
     """The run as its hub sees it. `first_peers`: how many start with it on this machine, by its key."""
-    from recipes.models import digests_of
+    from recipes.models import base_digests
 
     recipe = work.recipe
     swarm, batch, local_steps = (
@@ -197,7 +197,7 @@ def settings_of(work: RunWork, run: str, first_peers: int = 1, own_key: str = ""
         local_steps=local_steps,
         base=tuple(announced(file) for file in work.base.files),
         versions=package_versions(),
-        holds={**digests_of(work.base.files), "recipe": recipe.recipe_hash},
+        holds={**base_digests(work.base.files), "recipe": recipe.recipe_hash},
         parameters=work.parameters,
         shards=recipe.compression.shards,
         owners=swarm.owners,

@@ -18,7 +18,7 @@ from . import run_folder as in_folder
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
-    from recipes.data import Corpus, Stream
+    from recipes.data import Corpus, StreamedCorpus
     from recipes.models import Base
 
     from .host_session import Listen
@@ -70,20 +70,20 @@ def place_of(record: RunRecord, wanted: Listen, default: Listen) -> Listen:
 
 def same_base(record: RunRecord, recipe: Recipe) -> Base:
     """The base model the run began with. Raises Failure (model_invalid) where it is not what it was."""
-    from recipes.models import Base, commit_of, fetch_model, manifest
-    from recipes.weight_files import check_folder
+    from recipes.models import Base, base_manifest, cached_commit, fetch_model
+    from recipes.weight_files import check_model_folder
 
     folder, model = Path(record.base), recipe.model
-    if not folder.is_dir() and commit_of(folder) is not None:  # the hub's cache was cleared since
+    if not folder.is_dir() and cached_commit(folder) is not None:  # the hub's cache was cleared since
         folder = fetch_model(model.model_name_or_path, model.model_revision, model.trust_remote_code)
-    check_folder(folder)
-    base = Base(folder, manifest(folder, recipe.model.trust_remote_code))
+    check_model_folder(folder)
+    base = Base(folder, base_manifest(folder, recipe.model.trust_remote_code))
     if base.digest != record.base_sha256:
         raise Failure("model_invalid", f"the base model in {folder} is not the one {record.run} began with")
     return base
 
 
-def check_corpus(record: RunRecord, recipe: Recipe, corpus: Corpus | Stream) -> None:
+def check_corpus(record: RunRecord, recipe: Recipe, corpus: Corpus | StreamedCorpus) -> None:
     """Raises Failure (dataset_invalid) where the data are not those the run began with."""
     if corpus.digest() != record.data_sha256:
         names = ", ".join(dataset.path for dataset in (*recipe.datasets, *recipe.eval_datasets))

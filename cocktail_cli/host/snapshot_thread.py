@@ -70,11 +70,13 @@ class Place:
 
     def whole(self, ledger: Ledger) -> list[Snapshot]:
         """The snapshots that are x' of this very ledger, by round."""
-        from recipes.weight_files import snapshots
+        from recipes.weight_files import list_snapshots
 
         said = {row.round: row.fingerprint for row in ledger.rounds()}
         return [
-            one for one in snapshots(self.snapshots, ledger.run) if said.get(one.round) == one.fingerprint
+            one
+            for one in list_snapshots(self.snapshots, ledger.run)
+            if said.get(one.round) == one.fingerprint
         ]
 
     @contextmanager
@@ -90,12 +92,12 @@ class Place:
         from compress.packet import InFile
         from recipes.algorithm import mix_of
         from recipes.models import open_trained
-        from recipes.weight_files import Fold, Known
+        from recipes.weight_files import Fold, KnownFingerprint
 
         with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
             rows = ledger.rounds()
             round = len(rows) if round is None else round
-            known = [Known(row.round, row.fingerprint) for row in rows[: round + 1]][-1:]
+            known = [KnownFingerprint(row.round, row.fingerprint) for row in rows[: round + 1]][-1:]
             earlier = [one for one in self.whole(ledger) if one.round <= round]
             start = earlier[-1].round if earlier else 0
             records = [row.record for row in rows[start:round]]
@@ -134,37 +136,37 @@ class Place:
     ) -> int:
         """x' before `round` (None: all that is committed), as a model in `folder`; how many rounds are in it:
         an export is a fold."""
-        from recipes.models import recast_model
-        from recipes.weight_files import written_whole
+        from recipes.models import convert_dtype
+        from recipes.weight_files import atomic_folder
 
-        with self.fold(round, told=told) as fold, written_whole(folder) as part:
+        with self.fold(round, told=told) as fold, atomic_folder(folder) as part:
             self.write_beside(part, fold)
             fold.write(part)
             if dtype != "float32":
-                recast_model(part, dtype)
+                convert_dtype(part, dtype)
         return fold.round
 
     def write_merged(self, folder: Path, dtype: Dtype = "float32", round: int | None = None) -> int:
         """The same, with the adapters in the weights of their base."""
         from recipes.models import write_merged
-        from recipes.weight_files import written_whole
+        from recipes.weight_files import atomic_folder
 
         x, tokenizer = self.folded(round), self.folder / in_folder.TOKENIZER
-        with written_whole(folder) as part:
+        with atomic_folder(folder) as part:
             write_merged(part, self.recipe, self.base, x.layout, x.common.vector, tokenizer, dtype)
             (part / CARD).write_text(self.card(x.common.round, merged=True), encoding="utf-8")
         return x.common.round
 
     def write_beside(self, folder: Path, fold: Fold) -> None:
         """What makes a folder of x' a model: config, tokenizer, model card."""
-        from recipes.weight_files import write_beside
+        from recipes.weight_files import write_model_files
 
         texts = {**fold.source.texts, CARD: self.card(fold.round)}
-        write_beside(folder, texts, self.folder / in_folder.TOKENIZER)
+        write_model_files(folder, texts, self.folder / in_folder.TOKENIZER)
 
     def card(self, rounds: int, merged: bool = False) -> str:
         """Who made this model, of what."""
-        from recipes.models import Made, card, commit_of
+        from recipes.models import RunSummary, cached_commit, render_card
 
         samples, loss = Counter[str](), None
         with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
@@ -172,7 +174,9 @@ class Place:
                 samples[counted.peer] += size(counted.ids)
             for row in ledger.evaluations():
                 loss = row.loss if row.round <= rounds else loss
-            return card(self.recipe, Made(ledger.run, rounds, commit_of(self.base), samples, loss, merged))
+            return render_card(
+                self.recipe, RunSummary(ledger.run, rounds, cached_commit(self.base), samples, loss, merged)
+            )
 
 
 class Snapshots:
@@ -198,9 +202,9 @@ class Snapshots:
 
     def start(self) -> None:
         """Clear away what a killed hub had begun, offer what it had finished, and wait for steps."""
-        from recipes.weight_files import clear_leftovers
+        from recipes.weight_files import remove_unfinished_snapshots
 
-        clear_leftovers(self.place.snapshots)
+        remove_unfinished_snapshots(self.place.snapshots)
         with Ledger(self.place.folder / in_folder.LEDGER, write=False) as ledger:
             rows, whole = ledger.rounds(), self.place.whole(ledger)
             self._offer(ledger, whole)
@@ -247,12 +251,12 @@ class Snapshots:
                 self._warn(round, error)
 
     def _make(self, round: int, step: int) -> None:
-        from recipes.weight_files import Abandoned, weights_in, write_hashes, written_whole
+        from recipes.weight_files import FoldCancelled, atomic_folder, weights_file_in, write_chunk_hashes
 
         began, folder = time.monotonic(), self.place.snapshots / str(round)
         meter = Meter(self.told.put, f"snapshot of round {round}", "bytes")
         try:
-            with self.place.fold(round, self.stopped.is_set, meter) as fold, written_whole(folder) as part:
+            with self.place.fold(round, self.stopped.is_set, meter) as fold, atomic_folder(folder) as part:
                 if not fold.source.on_disk:
                     self._warn_once(
                         "memory",
@@ -261,15 +265,15 @@ class Snapshots:
                     )
                 self.place.write_beside(part, fold)
                 number = fold.write(part)
-                write_hashes(part, self.stopped.is_set)
-        except Abandoned:
+                write_chunk_hashes(part, self.stopped.is_set)
+        except FoldCancelled:
             return
         with Ledger(self.place.folder / in_folder.LEDGER, write=False) as ledger:
             whole = self.place.whole(ledger)
             self._offer(ledger, whole)
         for old in whole[: -self.limit]:
             shutil.rmtree(old.folder, ignore_errors=True)  # in use, on Windows: with the next one
-        size, seconds = weights_in(folder).stat().st_size, time.monotonic() - began
+        size, seconds = weights_file_in(folder).stat().st_size, time.monotonic() - began
         self.told.put(Checkpoint(round, step, str(folder), size, seconds, f"{number:016x}"))
         self._push(folder, step)
 

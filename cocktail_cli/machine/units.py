@@ -31,9 +31,9 @@ def as_text(rate: float) -> str:
 
 def parse_size(text: str) -> int:
     """Bytes of `20GiB` or `80GB`. Raises typer.BadParameter."""
-    from recipes.config import size
+    from recipes.config import parse_size
 
     try:
-        return int(size(text))
+        return int(parse_size(text))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None

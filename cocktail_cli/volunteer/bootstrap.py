@@ -163,13 +163,13 @@ class Preparation:
     def loaded(self, snapshot: Path | None, round: int, read: Sequence[File]) -> Prepared:
         """A peer with x' of `round`. `read`: what of the base it was made from."""
         self.imports.wait(self.link.leave_or_go_on)
-        from recipes.models import attention_here, digests_of, load_trained
+        from recipes.models import available_attention, base_digests, load_trained
         from recipes.multi_gpu import spread_peer
         from recipes.training import build_peer, micro_batch_for
 
         self.tell(Progressed("loading the model"))
         wanted = self.recipe.model.attn_implementation
-        if attention_here(wanted, self.device) != wanted:
+        if available_attention(wanted, self.device) != wanted:
             self.tell(Warning(f"{wanted} is not on this machine: transformers chooses, which may be slower"))
         as_peer = self.recipe, self.micro_batch or 1, self.link.name, round
         with self.interruptible():
@@ -181,7 +181,7 @@ class Preparation:
                 peer.micro_batch = micro_batch_for(peer.local, self.recipe, self.link.leave_or_go_on)
         self.take_up(peer)
         recipe = hashlib.sha256(self.link.welcome.recipe.encode()).hexdigest()
-        return Prepared(peer, {**digests_of(read), "recipe": recipe})
+        return Prepared(peer, {**base_digests(read), "recipe": recipe})
 
     def told(self, p: Progress) -> None:
         from transport.peer import State
@@ -209,11 +209,11 @@ class Imports:
             from transformers import AutoModelForCausalLM, get_scheduler  # noqa: F401
 
             from recipes.algorithm import mix_of, rehearse
-            from recipes.models import blueprint_of
+            from recipes.models import meta_trained_model
             from recipes.weight_files import layout_of
 
             if (folder := self.folders.get()) is not None:
-                model = blueprint_of(self.recipe, folder)
+                model = meta_trained_model(self.recipe, folder)
                 rehearse(mix_of(self.recipe.compression), layout_of(model).size)
         except Exception as error:
             self.error = error

@@ -117,8 +117,8 @@ def held_to(lent: Lent) -> str:
 def estimated(preparation: Preparation, lent: Lent) -> Estimate | None:
     """From the model's config, which is fetched for it; None where that says too little."""
     from recipes.errors import ModelError
-    from recipes.planning import Machine, packet_of
-    from recipes.planning import memory_of as needed
+    from recipes.planning import Machine, packet_bytes
+    from recipes.planning import plan_memory as needed
 
     config = next((file for file in preparation.files if file.name == CONFIG), None)
     if config is None:
@@ -134,7 +134,7 @@ def estimated(preparation: Preparation, lent: Lent) -> Estimate | None:
             memory = needed(preparation.recipe, Path(folder), preparation.micro_batch or 1, machine)
         except ModelError:  # the join itself will say what is wrong with it
             return None
-    return Estimate(memory.bytes + RUNTIME, packet_of(preparation.recipe, memory.parameters))
+    return Estimate(memory.bytes + RUNTIME, packet_bytes(preparation.recipe, memory.parameters))
 
 
 def fetched_soon(link: PeerLink, file: File) -> bytes | None:

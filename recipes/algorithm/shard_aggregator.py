@@ -19,7 +19,7 @@ from safetensors.torch import load
 
 from compress import Cocktail, PacketError, decode, join, split
 from recipes.config import PLAIN, Outer, Recipe, outer_of
-from recipes.weight_files import header, write_whole
+from recipes.weight_files import header, write_safetensors
 
 from .adaptive_rate import Fill, as_is, fill_of
 from .cocktail_sgd import Owner, mix_of, over_all
@@ -193,7 +193,7 @@ class Owners:
         usual = " ".join(str(owner.usual) for owner in self.owners.values())
         packets = " ".join(str(owner.packets) for owner in self.owners.values())
         told = {"round": str(round), "usual": usual, "packets": packets, "given": str(given)}
-        write_whole(path, kept, told)
+        write_safetensors(path, kept, told)
 
     def load(self, path: Path) -> int:
         """Own the shards that are in the file, each e and v as `save` wrote it; returns the round it is

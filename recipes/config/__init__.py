@@ -8,7 +8,7 @@ from .loader import (
     recipe_from_json,
     source_of,
 )
-from .locations import LOADERS, looks_local, looks_local_data, on_hub
+from .locations import LOADERS, is_hub_id, looks_like_data_file, looks_like_path
 from .presets import PLAIN, Outer, outer_of
 from .schema import (
     Compression,
@@ -19,10 +19,10 @@ from .schema import (
     Model,
     Recipe,
     Training,
-    duration,
-    size,
+    parse_duration,
+    parse_size,
 )
-from .schema_reference import json_schema, rows
+from .schema_reference import describe_keys, json_schema
 
 __all__ = [
     "LOADERS",
@@ -37,17 +37,17 @@ __all__ = [
     "Recipe",
     "Resolved",
     "Training",
-    "duration",
+    "describe_keys",
+    "is_hub_id",
     "json_schema",
     "list_recipes",
     "load_recipe",
     "load_resolved",
-    "looks_local",
-    "looks_local_data",
-    "on_hub",
+    "looks_like_data_file",
+    "looks_like_path",
     "outer_of",
+    "parse_duration",
+    "parse_size",
     "recipe_from_json",
-    "rows",
-    "size",
     "source_of",
 ]

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from recipes.errors import Problem, RecipeError
 
-from .document import Document, Key, leaves, sections
-from .key_aliases import INSTEAD, OTHER_NAMES, WITHOUT
+from .document import Document, Key, bare_keys, sections
+from .key_aliases import FOREIGN_KEYS, UNSUPPORTED_KEYS, VALUE_HINTS
 from .schema import Dataset, Recipe, Requires
 
 # lr_scheduler_type -> (one of these is needed, these are allowed)
@@ -81,7 +81,7 @@ def _explain(document: Document, detail: Any) -> Problem:
     if isinstance(given, bool) and kind in {"string_type", "literal_error"}:
         hint = "YAML reads yes, no, on and off as true or false; put it in quotes"
     elif isinstance(given, str):
-        hint = INSTEAD.get((".".join(map(str, key)), given), "")
+        hint = VALUE_HINTS.get((".".join(map(str, key)), given), "")
     if kind not in {"value_error", "too_short", "string_too_short"} and not isinstance(given, dict | list):
         message += f", not {'null' if given is None else repr(given)}"
     return document.problem(key, message, hint)
@@ -97,12 +97,12 @@ def unknown(document: Document, key: Key) -> Problem:
     if key[:2] == ("swarm", "requires") and len(key) > 2:
         where = Requires
     known = list(where.model_fields) if where else []
-    if name in WITHOUT:
-        return document.problem(key, WITHOUT[name])
-    if name in OTHER_NAMES:
+    if name in UNSUPPORTED_KEYS:
+        return document.problem(key, UNSUPPORTED_KEYS[name])
+    if name in FOREIGN_KEYS:
         hint = "it means the opposite" if name.startswith("train_on_input") else ""
-        return document.problem(key, f"cocktail calls this {OTHER_NAMES[name]}", hint)
-    right = leaves().get(name)
+        return document.problem(key, f"cocktail calls this {FOREIGN_KEYS[name]}", hint)
+    right = bare_keys().get(name)
     if right is not None and right != key:
         place = f"under `{right[0]}:`" if len(right) > 1 else "at the top level"
         return document.problem(key, f"it belongs {place}")
@@ -113,9 +113,9 @@ def unknown(document: Document, key: Key) -> Problem:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     if near:
         return document.problem(key, f"did you mean `{near[0]}`?")
-    elsewhere = difflib.get_close_matches(name, list(leaves()), n=1, cutoff=0.8)
+    elsewhere = difflib.get_close_matches(name, list(bare_keys()), n=1, cutoff=0.8)
     if elsewhere:
-        full = ".".join(str(part) for part in leaves()[elsewhere[0]])
+        full = ".".join(str(part) for part in bare_keys()[elsewhere[0]])
         return document.problem(key, f"did you mean `{full}`?")
     return document.problem(key, "unknown key", f"known here: {', '.join(known)}" if known else "")
 

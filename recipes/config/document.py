@@ -154,7 +154,7 @@ def sections() -> dict[str, type[Section]]:
     return found
 
 
-def leaves() -> dict[str, Key]:
+def bare_keys() -> dict[str, Key]:
     """Bare name -> full key, of every key that can be named bare: leaf names are unique (a test sees to
     it)."""
     inside = sections()
@@ -202,7 +202,7 @@ def resolve(name: str) -> Key:
     """`learning_rate` or `training.learning_rate` -> ("training", "learning_rate"). A typo goes through: the
     check of the whole recipe names what was meant."""
     if "." not in name:
-        found = leaves()
+        found = bare_keys()
         if name not in found and name in Dataset.model_fields:
             raise ValueError(f"which data set? write datasets.0.{name}=...")
         return found.get(name, (name,))

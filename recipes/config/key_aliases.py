@@ -7,12 +7,12 @@ that gives ours.
 from __future__ import annotations
 
 # a switch that there is not -> what is so instead
-WITHOUT: dict[str, str] = {
+UNSUPPORTED_KEYS: dict[str, str] = {
     "lossless": "there is no such switch: packets always go through zstd or lz4, which changes no value",
 }
 
 # (key, value) -> what to write instead
-INSTEAD: dict[tuple[str, str], str] = {
+VALUE_HINTS: dict[tuple[str, str], str] = {
     (
         "swarm.join",
         "open",
@@ -20,7 +20,7 @@ INSTEAD: dict[tuple[str, str], str] = {
 }
 
 # what axolotl, LLaMA-Factory, torchtune, older transformers and the reference code say -> what we say
-OTHER_NAMES: dict[str, str] = {
+FOREIGN_KEYS: dict[str, str] = {
     "base_model": "model.model_name_or_path",
     "model_name": "model.model_name_or_path",
     "torch_dtype": "model.dtype",

@@ -15,7 +15,7 @@ from urllib.parse import urlparse
 
 from pydantic import ValidationError
 
-from recipes.downloads import Unfetched, text_at
+from recipes.downloads import DownloadError, fetch_text
 from recipes.errors import DataError, HubUnreachable, InputError, ModelError, Problem, RecipeError
 
 from .checks import check
@@ -124,9 +124,9 @@ def source_of(name_or_path: str | Path) -> Source:
         return Source(str(path), path.name, read(path))
     try:
         if not file.startswith("https://"):
-            raise Unfetched("recipes are read from https addresses only")
-        text = decoded(text_at(file, MAX_BYTES), file)
-    except Unfetched as error:
+            raise DownloadError("recipes are read from https addresses only")
+        text = decoded(fetch_text(file, MAX_BYTES), file)
+    except DownloadError as error:
         raise RecipeError([Problem(file, None, "", str(error))], file) from None
     name = Path(urlparse(file).path).name or "recipe"
     return Source(file, name if name.endswith((".yaml", ".yml")) else f"{name}.yaml", text)

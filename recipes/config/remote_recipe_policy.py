@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from recipes.errors import Problem
 
 from .document import Document, Key
-from .locations import on_hub
+from .locations import is_hub_id
 from .schema import Dataset, Recipe
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
@@ -47,7 +47,7 @@ def places(recipe: Recipe) -> Iterator[tuple[Key, str | None, str]]:
 
 
 def here(path: str) -> str | None:
-    return None if on_hub(path) or path.startswith(("builtin:", "http://", "https://")) else path
+    return None if is_hub_id(path) or path.startswith(("builtin:", "http://", "https://")) else path
 
 
 def outside(dataset: Dataset) -> str | None:

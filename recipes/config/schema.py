@@ -26,14 +26,14 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B)")
 _BYTES = {f"{unit}{i}B": (1024 if i else 1000) ** n for n, unit in enumerate("KMGT", 1) for i in ("", "i")}
 
 
-def number(value: Any) -> Any:
+def parse_number(value: Any) -> Any:
     """`1e-5` is text to PyYAML (YAML 1.1 wants `1.0e-5`): take it for the number that was meant."""
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         return float(value)
     return value
 
 
-def duration(value: Any) -> Any:
+def parse_duration(value: Any) -> Any:
     """`45s`, `10m`, `2h`, or a number of seconds -> seconds."""
     if isinstance(value, str):
         match = _DURATION.fullmatch(value.strip())
@@ -43,7 +43,7 @@ def duration(value: Any) -> Any:
     return value
 
 
-def size(value: Any) -> Any:
+def parse_size(value: Any) -> Any:
     """`24GiB`, `80GB`, or a number of bytes -> bytes."""
     if isinstance(value, str):
         match = _SIZE.fullmatch(value.strip())
@@ -75,14 +75,14 @@ def power_of_two(value: int) -> int:
     return value
 
 
-Real = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False)]
+Real = Annotated[float, BeforeValidator(parse_number), Field(allow_inf_nan=False)]
 Ratio = Annotated[Real, Field(gt=0, le=1)]
 Seconds = Annotated[
     float,
-    BeforeValidator(duration),
+    BeforeValidator(parse_duration),
     Field(gt=0, allow_inf_nan=False, description="45s, 10m, 2h, or seconds"),
 ]
-Size = Annotated[int, BeforeValidator(size), Field(gt=0, description="24GiB, 80GB, or bytes")]
+Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0, description="24GiB, 80GB, or bytes")]
 StepsOrRatio = Annotated[Real, Field(ge=0), AfterValidator(steps_or_ratio)]
 Whole = Annotated[int, Field(ge=1)]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Strict(False)]

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from recipes.errors import RecipeError
 
 from .checks import unknown
-from .document import Document, leaves
+from .document import Document, bare_keys
 from .schema import Dataset, Recipe, Section
 
 TYPES = {"integer": "whole number", "string": "text", "boolean": "true | false", "object": "mapping"}
@@ -34,7 +34,7 @@ HIDDEN = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exc
 
 
 @dataclass(frozen=True)
-class Row:
+class KeyDescription:
     """One key as one reads it."""
 
     key: str  # dotted, as an override takes it
@@ -52,7 +52,7 @@ class Place:
     field: str | None = None
 
 
-def rows(name: str = "") -> list[Row]:
+def describe_keys(name: str = "") -> list[KeyDescription]:
     """The keys of the section `name`, the field `name`, or (nothing given) all. Errors: RecipeError."""
     place = find(name)
     found = walk(place.section, f"{place.above}." if place.above else "", set())
@@ -70,10 +70,10 @@ def json_schema(name: str = "") -> dict[str, Any]:
 def find(name: str) -> Place:
     """A section by its name, a field by its dotted or bare name. Errors: RecipeError with what was meant."""
     place, parts = Place("", Recipe), tuple(part for part in name.split(".") if part and not part.isdecimal())
-    if len(parts) == 1 and parts[0] in Dataset.model_fields and parts[0] not in leaves():
+    if len(parts) == 1 and parts[0] in Dataset.model_fields and parts[0] not in bare_keys():
         parts = ("datasets", *parts)
     elif len(parts) == 1:
-        parts = tuple(map(str, leaves().get(parts[0], parts)))
+        parts = tuple(map(str, bare_keys().get(parts[0], parts)))
     for part in parts:
         field = place.section.model_fields.get(part) if place.field is None else None
         if field is None:
@@ -85,7 +85,7 @@ def find(name: str) -> Place:
     return place
 
 
-def walk(section: type[Section], above: str, seen: set[type[Section]]) -> Iterator[Row]:
+def walk(section: type[Section], above: str, seen: set[type[Section]]) -> Iterator[KeyDescription]:
     """The keys of a section and of those inside it; one that stands at two places is told at the first."""
     seen.add(section)
     said, properties = meanings(section), section.model_json_schema()["properties"]
@@ -94,7 +94,7 @@ def walk(section: type[Section], above: str, seen: set[type[Section]]) -> Iterat
         if inner is not field.annotation:  # a section that is always there says nothing by itself
             default = "required" if field.is_required() else as_yaml(field.get_default())
             typed = kind(properties[name] | limits_of(field))
-            yield Row(f"{above}{name}", default, typed, said.get(name, ""))
+            yield KeyDescription(f"{above}{name}", default, typed, said.get(name, ""))
         if inner and inner not in seen:
             yield from walk(inner, f"{above}{name}.0." if many else f"{above}{name}.", seen)
 

@@ -1,27 +1,27 @@
 """Rows to samples of tokens, and the order in which they are seen."""
 
-from .corpus import Corpus, Glimpse, build_corpus, glimpse
-from .sample_order import shuffled
-from .samples import Sample, batches, collate, pack, unpack
-from .sources import bring, lines, rows
-from .streaming import Stream
-from .tokenization import Encoder, detect
+from .corpus import Corpus, Preview, build_corpus, preview_data
+from .sample_order import shuffled_order
+from .samples import Sample, batches, collate, pack_samples, unpack_samples
+from .sources import count_lines, prefetch_dataset, read_rows
+from .streaming import StreamedCorpus
+from .tokenization import RowTokenizer, detect_row_type
 
 __all__ = [
     "Corpus",
-    "Encoder",
-    "Glimpse",
+    "Preview",
+    "RowTokenizer",
     "Sample",
-    "Stream",
+    "StreamedCorpus",
     "batches",
-    "bring",
     "build_corpus",
     "collate",
-    "detect",
-    "glimpse",
-    "lines",
-    "pack",
-    "rows",
-    "shuffled",
-    "unpack",
+    "count_lines",
+    "detect_row_type",
+    "pack_samples",
+    "prefetch_dataset",
+    "preview_data",
+    "read_rows",
+    "shuffled_order",
+    "unpack_samples",
 ]

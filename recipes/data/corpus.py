@@ -20,24 +20,33 @@ import numpy as np
 from recipes.config import Data, Dataset, Recipe
 from recipes.errors import DataError
 
-from .packing import NOTHING_LOST, Lost, Packed, samples_of
-from .sample_order import Mixture, shuffled
-from .samples import Leased, Sample, batches, collate, digest_of, pack, unpack
-from .sources import Row, rows
-from .streaming import Index, Stream
-from .tokenization import Encoded, Encoder, detect, encode_all
+from .packing import NOTHING_DROPPED, Dropped, PackedDocuments, make_samples
+from .sample_order import Mixture, shuffled_order
+from .samples import Sample, SampleSource, batches, collate, pack_samples, samples_digest, unpack_samples
+from .sources import Row, read_rows
+from .streaming import ChunkIndex, StreamedCorpus
+from .tokenization import RowTokenizer, TokenizedDocument, detect_row_type, tokenize_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Corpus", "Sample", "batches", "build_corpus", "collate", "pack", "shuffled", "unpack"]
+__all__ = [
+    "Corpus",
+    "Sample",
+    "batches",
+    "build_corpus",
+    "collate",
+    "pack_samples",
+    "shuffled_order",
+    "unpack_samples",
+]
 
 _BATCH = 1024  # rows tokenized at once
-Parts = list[list[Encoded]]  # the documents of each data set
+Parts = list[list[TokenizedDocument]]  # the documents of each data set
 
 
 @dataclass(frozen=True)
-class Corpus(Leased):
+class Corpus(SampleSource):
     """What a run is trained and measured on. Positions 0 .. len(corpus)-1 are the samples of the run in the
     order they are leased; `sample_id` says which row each is.
 
@@ -54,7 +63,7 @@ class Corpus(Leased):
     sizes: tuple[int, ...] = ()  # rows of each data set of the mixture, one set after the other in `samples`
     found: tuple[str, ...] = ()  # what was read, for people: "my.jsonl: 4,812 rows, prompt_completion"
     warnings: tuple[str, ...] = ()
-    lost: Lost = NOTHING_LOST  # what of the training set is in no sample
+    lost: Dropped = NOTHING_DROPPED  # what of the training set is in no sample
 
     def __len__(self) -> int:
         return self.total
@@ -78,10 +87,10 @@ class Corpus(Leased):
     def digest(self) -> str:
         """sha256, hex, of every row, trained and held out: is it still the same data?"""
         sizes = struct.pack("<3Q", len(self.samples), len(self.held_out), self.total)
-        return digest_of((*self.samples, *self.held_out), sizes)
+        return samples_digest((*self.samples, *self.held_out), sizes)
 
 
-_order = lru_cache(maxsize=16)(shuffled)  # leases move forward: older epochs come back rarely
+_order = lru_cache(maxsize=16)(shuffled_order)  # leases move forward: older epochs come back rarely
 
 
 def build_corpus(
@@ -89,7 +98,7 @@ def build_corpus(
     tokenizer: PreTrainedTokenizerBase,
     index: Path | None = None,
     told: Callable[[str, int], None] = lambda path, rows: None,
-) -> Corpus | Stream:
+) -> Corpus | StreamedCorpus:
     """Read, tokenize, split and pack the recipe's data: all of them, or their beginning where they are
     streamed. The tokenizer gets the chat template that was used.
 
@@ -107,11 +116,11 @@ def build_corpus(
     held = _documents(recipe.eval_datasets, recipe.data, tokenizer, found, warnings, told)
     if recipe.data.val_set_size:
         documents, held = _split(documents, recipe.data.val_set_size, recipe.training.seed)
-    made = [samples_of(part, recipe.data) for part in documents]
-    measured = [samples_of(part, recipe.data) for part in held]
-    lost = sum((part.lost for part in made), NOTHING_LOST)
+    made = [make_samples(part, recipe.data) for part in documents]
+    measured = [make_samples(part, recipe.data) for part in held]
+    lost = sum((part.lost for part in made), NOTHING_DROPPED)
     warnings += lost.warnings(recipe.data.max_length)
-    warnings += sum((part.lost for part in measured), NOTHING_LOST).warnings(
+    warnings += sum((part.lost for part in measured), NOTHING_DROPPED).warnings(
         recipe.data.max_length, "held-out "
     )
     samples = tuple(sample for part in made for sample in part.samples)
@@ -137,19 +146,19 @@ def build_corpus(
     return replace(corpus, found=(*found, *_shares(recipe, corpus))) if corpus.mixture else corpus
 
 
-def _streamed(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, index: Path | None) -> Stream:
+def _streamed(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, index: Path | None) -> StreamedCorpus:
     """The first `val_set_size` rows of each data set are held out."""
     data, skip = recipe.data, int(recipe.data.val_set_size)
     opened = [_opened(dataset, data, tokenizer, streaming=True) for dataset in recipe.datasets]
     encoders = [encoder for encoder, _ in opened]
     held = [encoder.encode(list(islice(source, skip))) for encoder, source in opened]
     held += _documents(recipe.eval_datasets, data, tokenizer, [], [])
-    held_out = tuple(sample for part in held for sample in samples_of(part, data).samples)
+    held_out = tuple(sample for part in held for sample in make_samples(part, data).samples)
     if recipe.has_eval and not held_out:
         raise DataError("no held-out sample has a token to measure")
     mixture = mixture_of(recipe) or Mixture((1.0,), recipe.training.seed)
     total = recipe.training.total_samples(0)
-    return Stream(encoders, held_out, mixture, total, skip, Index(index))
+    return StreamedCorpus(encoders, held_out, mixture, total, skip, ChunkIndex(index))
 
 
 def mixture_of(recipe: Recipe) -> Mixture | None:
@@ -188,11 +197,11 @@ def _documents_of(
     found: list[str],
     warnings: list[str],
     told: Callable[[str, int], None],
-) -> list[Encoded]:
+) -> list[TokenizedDocument]:
     encoder, source = _opened(dataset, data, tokenizer)
     batches = iter(lambda: list(islice(source, _BATCH)), [])
-    documents: list[Encoded] = []
-    for batch in encode_all(encoder, batches, data.dataset_num_proc or 1):
+    documents: list[TokenizedDocument] = []
+    for batch in tokenize_batches(encoder, batches, data.dataset_num_proc or 1):
         documents += batch
         told(dataset.path, len(documents))
     guess = ", detected" if dataset.type == "auto" else ","
@@ -203,13 +212,13 @@ def _documents_of(
 
 def _opened(
     dataset: Dataset, data: Data, tokenizer: PreTrainedTokenizerBase, streaming: bool = False
-) -> tuple[Encoder, Iterator[Row]]:
+) -> tuple[RowTokenizer, Iterator[Row]]:
     """What the rows are, by the first, and all of them."""
-    source = rows(dataset, streaming)
+    source = read_rows(dataset, streaming)
     first = next(source, None)
     if first is None:
         raise DataError(f"{dataset.path}: the data set is empty")
-    return Encoder(tokenizer, data, dataset, detect(dataset, first)), chain([first], source)
+    return RowTokenizer(tokenizer, data, dataset, detect_row_type(dataset, first)), chain([first], source)
 
 
 def _split(parts: Parts, size: float, seed: int) -> tuple[Parts, Parts]:
@@ -220,7 +229,7 @@ def _split(parts: Parts, size: float, seed: int) -> tuple[Parts, Parts]:
     if count >= total:
         raise DataError(f"data.val_set_size {size:g} holds out all of {total} rows")
     chosen = np.zeros(total, dtype=bool)
-    chosen[shuffled(total, seed, 1 << 32)[:count]] = True  # an epoch that no run reaches
+    chosen[shuffled_order(total, seed, 1 << 32)[:count]] = True  # an epoch that no run reaches
     kept, held = [], []
     for part, start in zip(parts, accumulate(map(len, parts), initial=0), strict=False):
         out = chosen[start : start + len(part)]
@@ -230,16 +239,16 @@ def _split(parts: Parts, size: float, seed: int) -> tuple[Parts, Parts]:
 
 
 @dataclass(frozen=True)
-class Glimpse:
+class Preview:
     """The first rows of a data set, as samples."""
 
     path: str
     kind: str
-    packed: Packed
+    packed: PackedDocuments
     warnings: tuple[str, ...]
 
 
-def glimpse(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, count: int = _BATCH) -> list[Glimpse]:
+def preview_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, count: int = _BATCH) -> list[Preview]:
     """What the first `count` rows of each data set become; of data on the hub no more is fetched.
 
     Errors: as of `build_corpus`.
@@ -247,7 +256,7 @@ def glimpse(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, count: int = _BA
     found = []
     for dataset in recipe.datasets:
         encoder, source = _opened(dataset, recipe.data, tokenizer, streaming=True)
-        packed = samples_of(encoder.encode(list(islice(source, count))), recipe.data)
+        packed = make_samples(encoder.encode(list(islice(source, count))), recipe.data)
         warnings = (*encoder.warnings, *packed.lost.warnings(recipe.data.max_length))
-        found.append(Glimpse(dataset.path, encoder.kind, packed, warnings))
+        found.append(Preview(dataset.path, encoder.kind, packed, warnings))
     return found

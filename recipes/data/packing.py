@@ -12,11 +12,11 @@ import numpy as np
 from recipes.config import Data
 
 from .samples import Sample
-from .tokenization import Encoded
+from .tokenization import TokenizedDocument
 
 
 @dataclass(frozen=True)
-class Lost:
+class Dropped:
     """What of the documents is in no sample."""
 
     documents: int = 0  # how many there were
@@ -25,8 +25,8 @@ class Lost:
     tokens: int = 0  # cut off, or in samples that were left out
     samples: int = 0  # left out: they have no token to train on
 
-    def __add__(self, other: Lost) -> Lost:
-        return Lost(
+    def __add__(self, other: Dropped) -> Dropped:
+        return Dropped(
             self.documents + other.documents,
             self.cut + other.cut,
             max(self.longest, other.longest),
@@ -45,18 +45,18 @@ class Lost:
             yield f"{self.samples:,} {what}samples have no token to train on and are left out"
 
 
-NOTHING_LOST = Lost()
+NOTHING_DROPPED = Dropped()
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedDocuments:
     """Samples, and what of the documents is not in them."""
 
     samples: list[Sample]
-    lost: Lost
+    lost: Dropped
 
 
-def samples_of(documents: Sequence[Encoded], data: Data) -> Packed:
+def make_samples(documents: Sequence[TokenizedDocument], data: Data) -> PackedDocuments:
     """Documents as the recipe wants them; samples without a trained token are left out."""
     longest, documents = data.max_length, [d for d in documents if len(d.tokens)]
     lengths = [len(d.tokens) for d in documents]
@@ -69,10 +69,12 @@ def samples_of(documents: Sequence[Encoded], data: Data) -> Packed:
         made = _apart(documents, longest, data.packing_strategy)
     kept = [sample for sample in made if sample.count]
     lost = sum(lengths) - sum(len(sample.tokens) for sample in kept)
-    return Packed(kept, Lost(len(documents), cut, max(lengths, default=0), lost, len(made) - len(kept)))
+    return PackedDocuments(
+        kept, Dropped(len(documents), cut, max(lengths, default=0), lost, len(made) - len(kept))
+    )
 
 
-def _wrapped(documents: Sequence[Encoded], length: int) -> list[Sample]:
+def _wrapped(documents: Sequence[TokenizedDocument], length: int) -> list[Sample]:
     """One long text cut into blocks of `length`, as the reference implementation has it; documents see each
     other."""
     if not documents:
@@ -83,7 +85,7 @@ def _wrapped(documents: Sequence[Encoded], length: int) -> list[Sample]:
     return [_sample(tokens[s : s + length], trained[s : s + length]) for s in starts if len(tokens) - s > 1]
 
 
-def _apart(documents: Sequence[Encoded], length: int, strategy: str) -> list[Sample]:
+def _apart(documents: Sequence[TokenizedDocument], length: int, strategy: str) -> list[Sample]:
     """Best fit decreasing, by TRL: documents longer than `length` are cut (bfd) or go on in another sample
     (bfd_split).
 
@@ -94,14 +96,14 @@ def _apart(documents: Sequence[Encoded], length: int, strategy: str) -> list[Sam
     from datasets import Dataset
     from trl import pack_dataset
 
-    from .sources import no_bars
+    from .sources import without_progress_bars
 
     tokens = np.concatenate([d.tokens for d in documents])
     trained = np.concatenate([d.trained for d in documents])
     ends = np.cumsum([len(d.tokens) for d in documents])
     places = np.split(np.arange(len(tokens)), ends[:-1])
     rows = Dataset.from_dict({"places": places})
-    with no_bars():
+    with without_progress_bars():
         packed = pack_dataset(
             rows, length, strategy, {"batch_size": len(rows), "load_from_cache_file": False}
         )

@@ -17,7 +17,7 @@ BLOCK = 1024  # positions that are dealt at once
 DEALT = (1 << 32) - 1  # keeps the seeds of blocks apart from those of epochs
 
 
-def shuffled(count: int, seed: int, epoch: int, shuffle: bool = True, part: int = 0) -> np.ndarray:
+def shuffled_order(count: int, seed: int, epoch: int, shuffle: bool = True, part: int = 0) -> np.ndarray:
     """(count,) int64, a permutation that depends on seed, epoch and part only. `part`: number of a data set
     that has epochs of its own, from 1 on.
 
@@ -51,7 +51,7 @@ class Mixture:
 
     def draw(self, position: int) -> Draw:
         block, offset = divmod(position, BLOCK)
-        parts = dealt(self.weights, self.seed, block)
+        parts = deal_block(self.weights, self.seed, block)
         part = int(parts[offset])
         return Draw(part, self.before(block * BLOCK)[part] + int((parts[:offset] == part).sum()))
 
@@ -62,14 +62,14 @@ class Mixture:
         never falls from one position to the next, and together they are `position`.
         """
         counts, rest = list[int](), position
-        for ratio in shares_of_rest(self.weights):
+        for ratio in remaining_shares(self.weights):
             counts.append(rest * ratio.numerator // ratio.denominator)
             rest -= counts[-1]
         return counts
 
 
 @lru_cache(maxsize=4)
-def dealt(weights: tuple[float, ...], seed: int, block: int) -> np.ndarray:
+def deal_block(weights: tuple[float, ...], seed: int, block: int) -> np.ndarray:
     """(BLOCK,) the data set of each position of the block."""
     mixture = Mixture(weights, seed)
     first, last = mixture.before(block * BLOCK), mixture.before((block + 1) * BLOCK)
@@ -79,7 +79,7 @@ def dealt(weights: tuple[float, ...], seed: int, block: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=4)
-def shares_of_rest(weights: tuple[float, ...]) -> tuple[Fraction, ...]:
+def remaining_shares(weights: tuple[float, ...]) -> tuple[Fraction, ...]:
     """Of each weight, its part of itself and all that follow; exact, so that no rounding deals a position
     twice. The last is 1."""
     exact = [Fraction(weight) for weight in weights]

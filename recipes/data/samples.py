@@ -44,7 +44,7 @@ class Sample:
         return self.documents or (len(self.tokens),)
 
 
-class Leased(ABC):
+class SampleSource(ABC):
     """Samples that are leased by their positions, and those held out: what the hub gives of them."""
 
     held_out: tuple[Sample, ...]
@@ -58,13 +58,13 @@ class Leased(ABC):
 
     def pack(self, positions: Sequence[int]) -> bytes:
         """These positions' samples as bytes, for a peer; `unpack` reads them."""
-        return pack([self.sample(position) for position in positions])
+        return pack_samples([self.sample(position) for position in positions])
 
     def pack_held_out(self) -> bytes:
-        return pack(self.held_out)
+        return pack_samples(self.held_out)
 
 
-def pack(samples: Sequence[Sample]) -> bytes:
+def pack_samples(samples: Sequence[Sample]) -> bytes:
     """Samples as bytes, little endian: header; where one has several documents, how many each has, uint32;
     length of each document, uint32; token ids of all, uint16 where the largest fits and uint32 where not; the
     mask of all, one bit each, left out where it is "all but the first of each document"."""
@@ -80,7 +80,7 @@ def pack(samples: Sequence[Sample]) -> bytes:
     return b"".join(parts)
 
 
-def unpack(data: bytes, vocabulary: int | None = None) -> list[Sample]:
+def unpack_samples(data: bytes, vocabulary: int | None = None) -> list[Sample]:
     """`pack` backwards. Comes from a socket, so everything is checked.
 
     Errors: DataError for anything that `pack` does not write, or a token outside `vocabulary`.
@@ -166,11 +166,11 @@ def batches(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:
         yield samples[start : start + size]
 
 
-def digest_of(samples: Iterable[Sample], *more: bytes) -> str:
+def samples_digest(samples: Iterable[Sample], *more: bytes) -> str:
     """sha256, hex, of what samples are, one after the other, and of what follows them."""
     digest = hashlib.sha256()
     for sample in samples:
-        digest.update(pack([sample]))
+        digest.update(pack_samples([sample]))
     for part in more:
         digest.update(part)
     return digest.hexdigest()

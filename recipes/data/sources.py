@@ -19,8 +19,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from recipes.config import LOADERS, Dataset, looks_local_data, on_hub
-from recipes.downloads import Told, Unfetched, fetch_data, is_no_answer, licence, opened
+from recipes.config import LOADERS, Dataset, is_hub_id, looks_like_data_file
+from recipes.downloads import (
+    DownloadError,
+    Progress,
+    fetch_dataset_files,
+    is_hub_outage,
+    licence_hint,
+    open_url,
+)
 from recipes.errors import DataError, HubUnreachable
 
 PYTHON_DOCS = "builtin:python-docs"
@@ -35,7 +42,9 @@ class Row:
     place: str  # "my.jsonl:17", for messages
 
 
-def rows(dataset: Dataset, streaming: bool = False, told: Told = lambda done, total: None) -> Iterator[Row]:
+def read_rows(
+    dataset: Dataset, streaming: bool = False, told: Progress = lambda done, total: None
+) -> Iterator[Row]:
     """The rows of `dataset`, at most `max_samples`. Errors: DataError, HubUnreachable.
 
     Args:
@@ -46,17 +55,17 @@ def rows(dataset: Dataset, streaming: bool = False, told: Told = lambda done, to
     return islice(_rows(dataset, streaming, told), dataset.max_samples)
 
 
-def count(dataset: Dataset) -> int | None:
+def count_rows(dataset: Dataset) -> int | None:
     """How many rows: counted where they are here, as its page says where they are on the hub, else None.
 
     Errors: DataError, HubUnreachable.
     """
-    if not on_hub(dataset.path):
-        return sum(1 for _ in rows(dataset))
+    if not is_hub_id(dataset.path):
+        return sum(1 for _ in read_rows(dataset))
     return _announced(dataset, _builder(dataset))
 
 
-def bring(dataset: Dataset, told: Told) -> int | None:
+def prefetch_dataset(dataset: Dataset, told: Progress) -> int | None:
     """Data on the hub into its cache, as `datasets` reads them; the number of rows, as `count`.
 
     Errors: DataError, HubUnreachable, OSError where there is no room for them.
@@ -69,9 +78,9 @@ def bring(dataset: Dataset, told: Told) -> int | None:
             wanted.setdefault((repository, commit), []).append(path)
     for (repository, commit), paths in wanted.items():
         if not Path(found.cache_dir).exists():  # else they were read before
-            fetch_data(repository, commit, paths, told)
+            fetch_dataset_files(repository, commit, paths, told)
     try:
-        with no_bars():
+        with without_progress_bars():
             found.download_and_prepare()  # which finds the files here
     except Exception as error:
         raise _unreadable(dataset.path, error) from error
@@ -85,7 +94,7 @@ def _builder(dataset: Dataset) -> Any:
     named = dataset.data_files
     files: Any = list(named) if isinstance(named, tuple) else named
     try:
-        with no_bars():
+        with without_progress_bars():
             return load_dataset_builder(
                 dataset.path, dataset.name, data_files=files, revision=dataset.revision
             )
@@ -99,7 +108,7 @@ def _announced(dataset: Dataset, builder: Any) -> int | None:
     return None if split is None else min(split.num_examples, most or split.num_examples)
 
 
-def lines(dataset: Dataset) -> int | None:
+def count_lines(dataset: Dataset) -> int | None:
     """How many lines a local .jsonl has, which is quick to know; None of anything else."""
     path = Path(dataset.path).expanduser()
     if path.suffix != ".jsonl" or not path.is_file():
@@ -109,14 +118,14 @@ def lines(dataset: Dataset) -> int | None:
     return min(found, dataset.max_samples or found)
 
 
-def _rows(dataset: Dataset, streaming: bool, told: Told) -> Iterator[Row]:
+def _rows(dataset: Dataset, streaming: bool, told: Progress) -> Iterator[Row]:
     path = dataset.path
     if path.startswith("builtin:"):
         return _builtin(path)
     if path.startswith("http://"):
         raise DataError(f"{path}: data are read from https addresses only")
     if path.startswith("https://"):
-        return _file(fetched(path, told), dataset, streaming, called=path)
+        return _file(fetch_https_file(path, told), dataset, streaming, called=path)
     local = Path(path).expanduser()
     if local.is_file():
         return _file(local, dataset, streaming)
@@ -125,7 +134,7 @@ def _rows(dataset: Dataset, streaming: bool, told: Told) -> Iterator[Row]:
     matches = sorted(glob.glob(str(local), recursive=True)) if any(c in path for c in "*?[") else []
     if matches:
         return (row for match in matches for row in _file(Path(match), dataset, streaming))
-    if looks_local_data(path):
+    if looks_like_data_file(path):
         raise DataError(f"{path}: no such file or folder")
     return _loaded(path, dataset, streaming=streaming)
 
@@ -189,7 +198,7 @@ def _jsonl(path: Path, called: str) -> Iterator[Row]:
         raise DataError(f"{called}: cannot be read: {error.strerror}") from error
 
 
-def fetched(url: str, told: Told = lambda done, total: None) -> Path:
+def fetch_https_file(url: str, told: Progress = lambda done, total: None) -> Path:
     """The file at an https address, in the cache of the Hugging Face tools. It is fetched once: what a run
     began with is what it goes on with. Errors: DataError.
     """
@@ -202,7 +211,7 @@ def fetched(url: str, told: Told = lambda done, total: None) -> Path:
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with opened(url) as answer, part.open("wb") as file:
+        with open_url(url) as answer, part.open("wb") as file:
             wanted = int(answer.headers["Content-Length"] or 0)
             while block := answer.read(1 << 16):
                 file.write(block)
@@ -211,7 +220,7 @@ def fetched(url: str, told: Told = lambda done, total: None) -> Path:
         if wanted and size != wanted:
             raise DataError(f"{url}: {size:,} bytes came, {wanted:,} were announced")
         os.replace(part, target)
-    except Unfetched as error:
+    except DownloadError as error:
         raise DataError(f"{url}: {error}") from error
     finally:
         part.unlink(missing_ok=True)
@@ -270,7 +279,7 @@ def _loaded(
     split = "train" if data_files else dataset.split
     streaming = streaming and "[" not in split  # a slice is cut from what is here
     try:
-        with no_bars():
+        with without_progress_bars():
             found = load_dataset(
                 name,
                 dataset.name,
@@ -287,16 +296,16 @@ def _loaded(
 
 def _unreadable(called: str, error: Exception) -> DataError | HubUnreachable:
     """`datasets` raises anything; what helps is its text and the name of the data."""
-    if is_no_answer(error):
+    if is_hub_outage(error):
         return HubUnreachable(f"the hub did not answer for the data set {called}: {error}")
     if "gated dataset" in str(error):
-        return DataError(f"{called}: the hub wants to know who asks {licence(f'datasets/{called}')}")
+        return DataError(f"{called}: the hub wants to know who asks {licence_hint(f'datasets/{called}')}")
     cause = f": {error.__cause__}" if error.__cause__ else ""
     return DataError(f"{called}: cannot be loaded: {error}{cause}")
 
 
 @contextmanager
-def no_bars() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
     """No progress bars from datasets and the hub's client: the library tells, the command shows."""
     import datasets
     from huggingface_hub import utils

@@ -23,11 +23,11 @@ from threading import RLock
 
 from recipes.errors import DataError
 
-from .packing import NOTHING_LOST, Lost, samples_of
-from .sample_order import Mixture, shuffled
-from .samples import Leased, Sample, digest_of
-from .sources import Row, rows
-from .tokenization import Encoder
+from .packing import NOTHING_DROPPED, Dropped, make_samples
+from .sample_order import Mixture, shuffled_order
+from .samples import Sample, SampleSource, samples_digest
+from .sources import Row, read_rows
+from .tokenization import RowTokenizer
 
 ROWS = 1024  # of a chunk, at most
 LETTERS = 8 << 20  # in a chunk, about: where rows are books
@@ -35,7 +35,7 @@ KEPT = 8  # chunks of a data set in memory
 
 
 @dataclass(frozen=True)
-class Record:
+class ChunkRecord:
     """A chunk, as the index has it."""
 
     part: int  # number of the data set
@@ -49,12 +49,12 @@ class Record:
 class Chunk:
     """Rows of a data set that follow each other, as samples."""
 
-    record: Record
+    record: ChunkRecord
     samples: tuple[Sample, ...]
-    lost: Lost
+    lost: Dropped
 
 
-class Part:
+class StreamedDataset:
     """One data set of the stream.
 
     Args:
@@ -66,11 +66,11 @@ class Part:
     def __init__(
         self,
         number: int,
-        encoder: Encoder,
+        encoder: RowTokenizer,
         seed: int,
         skip: int,
-        records: Sequence[Record],
-        index: Index,
+        records: Sequence[ChunkRecord],
+        index: ChunkIndex,
         thread: ThreadPoolExecutor,
     ) -> None:
         self.number, self.encoder, self.seed, self.skip = number, encoder, seed, skip
@@ -109,33 +109,33 @@ class Part:
         """Read on from the beginning of chunk `number`, whose forerunner is known."""
         if self.ahead is not None:
             self.ahead.exception()  # two threads cannot read from one source
-        before = self.records[number - 1] if number else Record(self.number, 0, 0, 0, "")
+        before = self.records[number - 1] if number else ChunkRecord(self.number, 0, 0, 0, "")
         self.source = self._opened(before.rows)
         self.next, self.ahead = number, self.thread.submit(self._made, number, before)
 
     def _opened(self, passed: int) -> Iterator[Row]:
-        return islice(rows(self.encoder.dataset, streaming=True), self.skip + passed, None)
+        return islice(read_rows(self.encoder.dataset, streaming=True), self.skip + passed, None)
 
-    def _made(self, number: int, before: Record) -> Chunk:
+    def _made(self, number: int, before: ChunkRecord) -> Chunk:
         """The chunk after `before`, read from `source`."""
         epoch, passed = before.epoch, before.rows
-        taken = list(some(self.source))
+        taken = list(take_chunk(self.source))
         if not taken:
             if not any(record.samples for record in self.records if record.epoch == epoch):
                 raise DataError(f"{self.encoder.dataset.path}: no sample has a token to train on")
             epoch, passed = epoch + 1, 0
             self.source = self._opened(0)
-            taken = list(some(self.source))
-        packed = samples_of(self.encoder.encode(taken), self.encoder.data)
-        order = shuffled(
+            taken = list(take_chunk(self.source))
+        packed = make_samples(self.encoder.encode(taken), self.encoder.data)
+        order = shuffled_order(
             len(packed.samples), self.seed, number, self.encoder.data.shuffle_dataset, self.number + 1
         )
         samples = tuple(packed.samples[i] for i in order)
-        digest = digest_of(samples)
-        record = Record(self.number, epoch, passed + len(taken), len(samples), digest)
+        digest = samples_digest(samples)
+        record = ChunkRecord(self.number, epoch, passed + len(taken), len(samples), digest)
         return Chunk(record, samples, packed.lost)
 
-    def _know(self, number: int, record: Record) -> None:
+    def _know(self, number: int, record: ChunkRecord) -> None:
         if number == len(self.records):
             self.records.append(record)
             self.starts.append(self.starts[-1] + record.samples)
@@ -147,7 +147,7 @@ class Part:
             )
 
 
-def some(source: Iterator[Row]) -> Iterator[Row]:
+def take_chunk(source: Iterator[Row]) -> Iterator[Row]:
     """The rows of a chunk."""
     letters = 0
     for row in islice(source, ROWS):
@@ -157,51 +157,53 @@ def some(source: Iterator[Row]) -> Iterator[Row]:
             return
 
 
-class Index:
+class ChunkIndex:
     """The records of all data sets in the order they were made, a line each. A last line that was cut off by
     a crash is made again."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
 
-    def read(self) -> list[Record]:
+    def read(self) -> list[ChunkRecord]:
         if self.path is None or not self.path.exists():
             return []
         text = self.path.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
             self.path.write_text(whole, encoding="utf-8")
-        return [Record(**json.loads(line)) for line in whole.splitlines()]
+        return [ChunkRecord(**json.loads(line)) for line in whole.splitlines()]
 
-    def append(self, record: Record) -> None:
+    def append(self, record: ChunkRecord) -> None:
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(record)) + "\n")
 
 
-class Stream(Leased):
+class StreamedCorpus(SampleSource):
     """What recipes.data.Corpus is, for a run whose rows are read as they are needed."""
 
     def __init__(
         self,
-        encoders: Sequence[Encoder],  # of each data set
+        encoders: Sequence[RowTokenizer],  # of each data set
         held_out: tuple[Sample, ...],
         mixture: Mixture,
         total: int,
         skip: int,
-        index: Index,
+        index: ChunkIndex,
     ) -> None:
         self.held_out, self.mixture, self.total = held_out, mixture, total
         self.thread = ThreadPoolExecutor(1, "cocktail-stream")
         known = index.read()
         self.parts = [
-            Part(n, encoder, mixture.seed, skip, [r for r in known if r.part == n], index, self.thread)
+            StreamedDataset(
+                n, encoder, mixture.seed, skip, [r for r in known if r.part == n], index, self.thread
+            )
             for n, encoder in enumerate(encoders)
         ]
         self.lock = RLock()  # leases are sent by one thread of the hub and counted by another
         self.found = tuple(f"{e.dataset.path}: streamed, {e.kind}" for e in encoders)
         first = [part.chunk(0) for part in self.parts]
-        self.lost = sum((chunk.lost for chunk in first), NOTHING_LOST)
+        self.lost = sum((chunk.lost for chunk in first), NOTHING_DROPPED)
         told = [warning for encoder in encoders for warning in encoder.warnings]
         told += [f"of the first rows: {w}" for w in self.lost.warnings(encoders[0].data.max_length)]
         self.warnings = tuple(dict.fromkeys(told))
@@ -220,7 +222,7 @@ class Stream(Leased):
         """sha256, hex, of what is held out and of the first chunk of each data set; what comes later is
         compared when it is read again."""
         chunks = [part.records[0].sha256.encode() for part in self.parts]
-        return digest_of(self.held_out, *chunks, struct.pack("<2Q", len(self.held_out), self.total))
+        return samples_digest(self.held_out, *chunks, struct.pack("<2Q", len(self.held_out), self.total))
 
     def close(self) -> None:
         """Read no further."""

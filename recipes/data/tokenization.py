@@ -39,7 +39,7 @@ ALPACA = (
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
+class TokenizedDocument:
     """A document before it is cut to length."""
 
     tokens: np.ndarray  # (T,) int64
@@ -47,7 +47,7 @@ class Encoded:
 
 
 @dataclass
-class Encoder:
+class RowTokenizer:
     """Turns rows of one data set into tokens; collects what the user should be told."""
 
     tokenizer: PreTrainedTokenizerBase
@@ -61,7 +61,7 @@ class Encoder:
         if self.kind == "chat":
             self._choose_template()
 
-    def encode(self, rows: Sequence[Row]) -> list[Encoded]:
+    def encode(self, rows: Sequence[Row]) -> list[TokenizedDocument]:
         """Errors: DataError naming the place of the first row that does not fit."""
         if self.kind == "text":
             column = self.dataset.column_map.get("text", self.dataset.dataset_text_field)
@@ -83,12 +83,12 @@ class Encoder:
         eos = self.tokenizer.eos_token_id
         return ids if eos is None or (ids and ids[-1] == eos) else [*ids, eos]
 
-    def _texts(self, texts: list[str]) -> list[Encoded]:
+    def _texts(self, texts: list[str]) -> list[TokenizedDocument]:
         """An empty text becomes no token: it is no document that could end."""
         ended = zip(texts, self._ids(texts) if texts else [], strict=True)
         return [_all_trained(self._end(ids) if text.strip() else []) for text, ids in ended]
 
-    def _pairs(self, pairs: list[tuple[str, str]]) -> list[Encoded]:
+    def _pairs(self, pairs: list[tuple[str, str]]) -> list[TokenizedDocument]:
         """The whole is tokenized at once and the prompt's tokens are masked. Where the last token of the
         prompt merged with the completion, the merged token is trained: it is the first the model must
         write."""
@@ -144,7 +144,7 @@ class Encoder:
             messages.append({"role": ROLES.get(role, role), "content": content})
         return messages
 
-    def _ready(self, row: Row) -> Encoded:
+    def _ready(self, row: Row) -> TokenizedDocument:
         """Tokens as they are, nothing added; what is masked is -100 in `labels`, or 0 in TRL's
         completion_mask and assistant_masks."""
         columns = self.dataset.column_map
@@ -165,7 +165,7 @@ class Encoder:
                 raise DataError(
                     f"{row.place}: `{name}` must be -100 or the token itself: cocktail shifts them"
                 )
-        return Encoded(tokens, trained)
+        return TokenizedDocument(tokens, trained)
 
     def _masks(self) -> list[str]:
         """Columns that say what is trained, as far as the recipe asks for them."""
@@ -186,7 +186,7 @@ class Encoder:
                 )
                 self.tokenizer.chat_template = shipped["plain"].read_text(encoding="utf-8")
             elif self.data.assistant_only_loss is not False:
-                self.template = marked(self.tokenizer)
+                self.template = training_template(self.tokenizer)
             return
         path = shipped.get(wanted, Path(wanted).expanduser())
         if not path.is_file():
@@ -195,7 +195,7 @@ class Encoder:
             raise DataError(f"data.chat_template `{wanted}`: no such template and no such file ({hint})")
         self.tokenizer.chat_template = path.read_text(encoding="utf-8")
 
-    def _chat(self, messages: list[dict[str, str]], place: str) -> Encoded:
+    def _chat(self, messages: list[dict[str, str]], place: str) -> TokenizedDocument:
         text = self._render(messages, place)
         spans = [(0, len(text))]
         if self.data.assistant_only_loss is not False:
@@ -206,7 +206,7 @@ class Encoder:
         trained = np.zeros(len(tokens), dtype=bool)
         for start, end in spans:
             trained |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
-        return Encoded(tokens, trained)
+        return TokenizedDocument(tokens, trained)
 
     def _render(self, messages: list[dict[str, str]], place: str, prompt: bool = False) -> str:
         from jinja2 import TemplateError
@@ -257,7 +257,7 @@ class Encoder:
         return found
 
 
-def marked(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def training_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """TRL's variant of the tokenizer's template, which marks the assistant's words; None where it has
     marks, or TRL does not know it. It is used here only: the tokenizer that is exported keeps its own.
     """
@@ -271,9 +271,9 @@ def marked(tokenizer: PreTrainedTokenizerBase) -> str | None:
         return None
 
 
-def encode_all(
-    encoder: Encoder, batches: Iterable[Sequence[Row]], processes: int = 1
-) -> Iterator[list[Encoded]]:
+def tokenize_batches(
+    encoder: RowTokenizer, batches: Iterable[Sequence[Row]], processes: int = 1
+) -> Iterator[list[TokenizedDocument]]:
     """What `encoder` makes of each batch, in their order; in several processes where that was asked for. The
     tokenizers of Hugging Face use all cores by themselves: processes help where templates are rendered.
     """
@@ -284,18 +284,18 @@ def encode_all(
         yield from pool.map(_encode, batches)
 
 
-_own: list[Encoder] = []  # of a process of `encode_all`: sent once, since a tokenizer is megabytes
+_own: list[RowTokenizer] = []  # of a process of `encode_all`: sent once, since a tokenizer is megabytes
 
 
-def _begin(encoder: Encoder) -> None:
+def _begin(encoder: RowTokenizer) -> None:
     _own.append(encoder)
 
 
-def _encode(rows: Sequence[Row]) -> list[Encoded]:
+def _encode(rows: Sequence[Row]) -> list[TokenizedDocument]:
     return _own[0].encode(rows)
 
 
-def detect(dataset: Dataset, first: Row) -> str:
+def detect_row_type(dataset: Dataset, first: Row) -> str:
     """The kind of rows, by the columns of the first. Errors: DataError with the columns that are there."""
     if dataset.type != "auto":
         return dataset.type
@@ -349,8 +349,8 @@ def _numbers(row: Row, name: str) -> np.ndarray:
     return numbers.astype(np.int64)
 
 
-def _all_trained(ids: list[int]) -> Encoded:
-    return Encoded(np.asarray(ids, dtype=np.int64), np.ones(len(ids), dtype=bool))
+def _all_trained(ids: list[int]) -> TokenizedDocument:
+    return TokenizedDocument(np.asarray(ids, dtype=np.int64), np.ones(len(ids), dtype=bool))
 
 
 def _common(a: list[int], b: list[int]) -> int:

@@ -1,33 +1,33 @@
 """The Hugging Face hub and https addresses."""
 
-from .https_fetch import Unfetched, opened, text_at
-from .hub_access import OFFLINE, asked, gated, hub_cache
+from .https_fetch import DownloadError, fetch_text, open_url
+from .hub_access import OFFLINE, ask_hub, gated_models, hub_cache
 from .hugging_face import (
+    Progress,
     Repository,
-    Told,
-    commit_of_data,
-    fetch,
-    fetch_data,
-    is_no_answer,
-    licence,
+    dataset_commit,
+    fetch_dataset_files,
+    fetch_model_files,
+    is_hub_outage,
+    licence_hint,
 )
-from .remote_code import CODE, loading
+from .remote_code import CODE_FILES, from_pretrained_options
 
 __all__ = [
-    "CODE",
+    "CODE_FILES",
     "OFFLINE",
+    "DownloadError",
+    "Progress",
     "Repository",
-    "Told",
-    "Unfetched",
-    "asked",
-    "commit_of_data",
-    "fetch",
-    "fetch_data",
-    "gated",
+    "ask_hub",
+    "dataset_commit",
+    "fetch_dataset_files",
+    "fetch_model_files",
+    "fetch_text",
+    "from_pretrained_options",
+    "gated_models",
     "hub_cache",
-    "is_no_answer",
-    "licence",
-    "loading",
-    "opened",
-    "text_at",
+    "is_hub_outage",
+    "licence_hint",
+    "open_url",
 ]

@@ -14,12 +14,12 @@ from typing import Any
 PATIENCE = 30.0  # seconds for a server to say something; for a text, to say all of it
 
 
-class Unfetched(Exception):
+class DownloadError(Exception):
     """The address gave nothing that is of use."""
 
 
 @contextmanager
-def opened(url: str) -> Iterator[Any]:
+def open_url(url: str) -> Iterator[Any]:
     """The answer, to be read. What goes wrong while it is read is told in the same words.
 
     Errors: Unfetched.
@@ -27,29 +27,29 @@ def opened(url: str) -> Iterator[Any]:
     try:
         with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
             if not answer.url.startswith("https://"):
-                raise Unfetched(f"leads to {answer.url}, which is not https")
+                raise DownloadError(f"leads to {answer.url}, which is not https")
             yield answer
     except urllib.error.HTTPError as error:
-        raise Unfetched(f"the server answers {error.code} {error.reason}") from error
+        raise DownloadError(f"the server answers {error.code} {error.reason}") from error
     except (urllib.error.URLError, ConnectionError, TimeoutError, HTTPException) as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise Unfetched(f"cannot be fetched: {why}") from error
+        raise DownloadError(f"cannot be fetched: {why}") from error
 
 
 @cache  # one command asks more than once, and is to be told the same
-def text_at(url: str, most: int) -> bytes:
+def fetch_text(url: str, most: int) -> bytes:
     """A text of at most so many bytes, whole. Errors: Unfetched."""
     until, data = time.monotonic() + PATIENCE, b""
-    with opened(url) as answer:
+    with open_url(url) as answer:
         wanted = int(answer.headers["Content-Length"] or 0)
         while block := answer.read1(1 << 16):
             data += block
             if len(data) > most:
-                raise Unfetched(f"is larger than {most >> 10:,} KiB")
+                raise DownloadError(f"is larger than {most >> 10:,} KiB")
             if time.monotonic() > until:
-                raise Unfetched(f"has not come within {PATIENCE:.0f} s")
+                raise DownloadError(f"has not come within {PATIENCE:.0f} s")
         if "text/html" in (answer.headers["Content-Type"] or ""):
-            raise Unfetched("is a page to look at: take the address of the file itself (its `raw` form)")
+            raise DownloadError("is a page to look at: take the address of the file itself (its `raw` form)")
     if wanted and len(data) != wanted:
-        raise Unfetched(f"{len(data):,} bytes came, {wanted:,} were announced")
+        raise DownloadError(f"{len(data):,} bytes came, {wanted:,} were announced")
     return data

@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 
 
 @dataclass(frozen=True)
-class Answer:
+class HubAnswer:
     """What the hub said to a question for nothing in particular."""
 
     endpoint: str
@@ -20,10 +20,10 @@ class Answer:
     skew: float | None = None  # seconds that this machine's clock is behind
 
 
-OFFLINE = Answer("")
+OFFLINE = HubAnswer("")
 
 
-def asked(timeout: float) -> Answer:
+def ask_hub(timeout: float) -> HubAnswer:
     """Ask the hub who this machine is to it. OFFLINE where it is not to be asked."""
     from huggingface_hub import HfApi, constants, get_session, get_token
 
@@ -33,13 +33,13 @@ def asked(timeout: float) -> Answer:
     try:
         said = get_session().head(endpoint, timeout=timeout)
     except Exception as error:  # the HTTP library, its transports and the system each have their own
-        return Answer(endpoint, error=f"{type(error).__name__}: {error}", token=token is not None)
+        return HubAnswer(endpoint, error=f"{type(error).__name__}: {error}", token=token is not None)
     date, user = said.headers.get("date"), ""
     skew = parsedate_to_datetime(date).timestamp() - time.time() if date else None
     if token:
         with suppress(Exception):  # not taken, for whatever reason: `user` stays empty
             user = str(HfApi().whoami(token).get("name", ""))
-    return Answer(endpoint, token=token is not None, user=user, skew=skew)
+    return HubAnswer(endpoint, token=token is not None, user=user, skew=skew)
 
 
 def hub_cache() -> str:
@@ -49,7 +49,7 @@ def hub_cache() -> str:
     return constants.HF_HUB_CACHE
 
 
-def gated(models: Sequence[str]) -> Iterator[str]:
+def gated_models(models: Sequence[str]) -> Iterator[str]:
     """Those of these hub models whose licence nobody has accepted for this machine's token."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError

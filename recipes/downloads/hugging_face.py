@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.errors import DataError, HubUnreachable, ModelError
 
-from .remote_code import CODE
+from .remote_code import CODE_FILES
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
 SPARE = 256 << 20  # bytes that stay free on the disk
-Told = Callable[[int, int], None]  # is told how many bytes are here, and of how many
+Progress = Callable[[int, int], None]  # is told how many bytes are here, and of how many
 BUSY = 429  # HTTP's "too many requests"
 
 # huggingface_hub, httpx, requests and datasets each have their own names for "no answer"
@@ -33,7 +33,7 @@ NO_ANSWER = {
 }
 
 # what of a folder is pushed; a run's folder has its ledger and its base below it
-PUSHED = (
+PUSHED_FILES = (
     "README.md",
     "model.safetensors",
     "adapter_model.safetensors",
@@ -53,12 +53,12 @@ PUSHED = (
 TOKEN_HINT = "(hint: `hf auth login`, or HF_TOKEN with a token that may write)"
 
 
-def fetch(
+def fetch_model_files(
     name: str,
     revision: str | None,
     files: Sequence[str],
     otherwise: Sequence[str] = (),
-    told: Told = lambda done, total: None,
+    told: Progress = lambda done, total: None,
 ) -> Path:
     """The files of hub model `name` that match the patterns `files`, and those that match `otherwise` where
     the repository has no safetensors. What is in the cache is not fetched again, and is enough when the hub
@@ -81,13 +81,13 @@ def fetch(
         safe = any(file.rfilename.endswith(".safetensors") for file in listed)
         wanted = [*files, *([] if safe else otherwise)]
         sizes = {f.rfilename: f.size or 0 for f in listed if any(fnmatch(f.rfilename, w) for w in wanted)}
-        lacking = check_room(name, str(found.sha), sizes)
-        bars = counting(lacking, told)
+        lacking = check_cache_space(name, str(found.sha), sizes)
+        bars = progress_bars(lacking, told)
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, tqdm_class=bars))
     except HFValidationError as error:
         raise ModelError(f"{name}: neither a folder nor the id of a model on the hub") from error
     except GatedRepoError as error:
-        raise ModelError(f"{name}: the hub wants to know who asks {licence(name)}") from error
+        raise ModelError(f"{name}: the hub wants to know who asks {licence_hint(name)}") from error
     except RevisionNotFoundError as error:
         hint = f"(hint: those there are: https://huggingface.co/{name}/tree/main)"
         raise ModelError(f"{name} has no revision {revision}, or no longer {hint}") from error
@@ -95,14 +95,14 @@ def fetch(
         hint = "(hint: of a private one `hf auth login` first)"
         raise ModelError(f"{name}: no such folder, and no such model on the hub {hint}") from error
     except Exception as error:
-        if is_no_answer(error):
+        if is_hub_outage(error):
             return _cached(name, revision, error)
         if isinstance(error, HfHubHTTPError):
-            raise ModelError(f"{name}: the hub answers {refusal(error)}") from error
+            raise ModelError(f"{name}: the hub answers {refusal_text(error)}") from error
         raise
 
 
-def commit_of_data(name: str, revision: str | None) -> str | None:
+def dataset_commit(name: str, revision: str | None) -> str | None:
     """The commit that `revision` of hub data set `name` is now; None where the hub does not answer: then what
     is in the cache is used, which has only one.
 
@@ -119,7 +119,9 @@ def commit_of_data(name: str, revision: str | None) -> str | None:
     try:
         return HfApi().dataset_info(name, revision=revision).sha
     except GatedRepoError as error:
-        raise DataError(f"{name}: the hub wants to know who asks {licence(f'datasets/{name}')}") from error
+        raise DataError(
+            f"{name}: the hub wants to know who asks {licence_hint(f'datasets/{name}')}"
+        ) from error
     except RevisionNotFoundError as error:
         hint = f"(hint: those there are: https://huggingface.co/datasets/{name}/tree/main)"
         raise DataError(f"{name} has no revision {revision}, or no longer {hint}") from error
@@ -127,14 +129,14 @@ def commit_of_data(name: str, revision: str | None) -> str | None:
         hint = "(hint: of a private one `hf auth login` first)"
         raise DataError(f"{name}: no such file, and no such data set on the hub {hint}") from error
     except Exception as error:
-        if is_no_answer(error):
+        if is_hub_outage(error):
             return None
         if isinstance(error, HfHubHTTPError):
-            raise DataError(f"{name}: the hub answers {refusal(error)}") from error
+            raise DataError(f"{name}: the hub answers {refusal_text(error)}") from error
         raise
 
 
-def fetch_data(name: str, commit: str, files: Sequence[str], told: Told) -> None:
+def fetch_dataset_files(name: str, commit: str, files: Sequence[str], told: Progress) -> None:
     """These files of hub data set `name` into the cache.
 
     Errors: DataError, HubUnreachable, OSError where there is no room for them.
@@ -145,31 +147,31 @@ def fetch_data(name: str, commit: str, files: Sequence[str], told: Told) -> None
     try:
         found = HfApi().dataset_info(name, revision=commit, files_metadata=True)
         sizes = {f.rfilename: f.size or 0 for f in found.siblings or [] if f.rfilename in files}
-        bars = counting(check_room(name, commit, sizes, "dataset"), told)
+        bars = progress_bars(check_cache_space(name, commit, sizes, "dataset"), told)
         snapshot_download(
             name, repo_type="dataset", revision=commit, allow_patterns=list(sizes), tqdm_class=bars
         )
     except Exception as error:
-        if is_no_answer(error):
+        if is_hub_outage(error):
             raise HubUnreachable(f"the hub did not answer for the data set {name}: {error}") from error
         if isinstance(error, HfHubHTTPError):
-            raise DataError(f"{name}: the hub answers {refusal(error)}") from error
+            raise DataError(f"{name}: the hub answers {refusal_text(error)}") from error
         raise
 
 
-def licence(name: str) -> str:
+def licence_hint(name: str) -> str:
     """What opens a gated model."""
     return f"(hint: accept the licence at https://huggingface.co/{name}, then `hf auth login`)"
 
 
-def refusal(error: HfHubHTTPError) -> str:
+def refusal_text(error: HfHubHTTPError) -> str:
     """A no of another kind, and what helps where that is known."""
-    status = status_of(error)
+    status = http_status(error)
     hint = " (hint: is this machine's token still valid? `hf auth login`)"
     return f"{status}{hint if status in (401, 403) else ''}"
 
 
-def counting(total: int, told: Told) -> type[Any]:
+def progress_bars(total: int, told: Progress) -> type[Any]:
     """What huggingface_hub is to take for its progress bars: these draw nothing, and tell of the bytes. One
     counts those that came, one those on the disk, one counts files. What is told only grows.
     """
@@ -192,7 +194,7 @@ def counting(total: int, told: Told) -> type[Any]:
     return Counting
 
 
-def check_room(name: str, commit: str, sizes: Mapping[str, int], kind: str = "model") -> int:
+def check_cache_space(name: str, commit: str, sizes: Mapping[str, int], kind: str = "model") -> int:
     """Before the first byte: is there room for those of the files that the cache lacks? Their bytes.
     Raises OSError.
     """
@@ -221,17 +223,17 @@ def _cached(name: str, revision: str | None, no_answer: Exception) -> Path:
         raise HubUnreachable(message) from no_answer
 
 
-def is_no_answer(error: BaseException) -> bool:
+def is_hub_outage(error: BaseException) -> bool:
     """Whether `error`, or what it was raised from, says that the network or the hub did not answer, or that
     the hub cannot just now.
     """
     chain = [e for e in (error, error.__cause__, error.__context__) if e is not None]
     if any(cls.__name__ in NO_ANSWER for e in chain for cls in type(e).__mro__):
         return True
-    return any((status := status_of(e)) == BUSY or status >= 500 for e in chain)
+    return any((status := http_status(e)) == BUSY or status >= 500 for e in chain)
 
 
-def status_of(error: BaseException) -> int:
+def http_status(error: BaseException) -> int:
     """Of the hub's answer; 0: there is none."""
     return getattr(getattr(error, "response", None), "status_code", None) or 0
 
@@ -264,7 +266,7 @@ class Repository:
                 folder_path=folder,
                 path_in_repo=inside,
                 commit_message=said,
-                allow_patterns=[*PUSHED, *(file.name for file in folder.glob(CODE))],
+                allow_patterns=[*PUSHED_FILES, *(file.name for file in folder.glob(CODE_FILES))],
             )
             return str(getattr(done, "commit_url", done))
 
@@ -280,10 +282,10 @@ def _pushing(name: str) -> Iterator[None]:
     except LocalTokenNotFoundError as error:
         raise ModelError(f"{name}: no token to write with {TOKEN_HINT}") from error
     except HfHubHTTPError as error:
-        if status_of(error) in (401, 403):
+        if http_status(error) in (401, 403):
             raise ModelError(f"{name}: this machine's token may not write there {TOKEN_HINT}") from error
         raise HubUnreachable(f"{name} could not be written: {error}") from error
     except Exception as error:
-        if not is_no_answer(error):
+        if not is_hub_outage(error):
             raise
         raise HubUnreachable(f"the hub did not answer for {name}: {error}") from error

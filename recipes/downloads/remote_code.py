@@ -11,11 +11,11 @@ from pathlib import Path
 
 from recipes.errors import ModelError
 
-CODE = "[!_.]*.py"  # of a folder; transformers makes an __init__.py of its own
+CODE_FILES = "[!_.]*.py"  # of a folder; transformers makes an __init__.py of its own
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 
-def loading(folder: Path, code: bool) -> dict[str, bool]:
+def from_pretrained_options(folder: Path, code: bool) -> dict[str, bool]:
     """What transformers is told whenever it loads from `folder`: no network, and code of the folder's own
     only where the recipe wants it run.
 

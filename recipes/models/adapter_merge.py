@@ -19,20 +19,20 @@ from torch import Tensor, nn
 
 from recipes.config import Recipe
 from recipes.weight_files import (
-    WEIGHTS,
-    Kind,
+    WEIGHTS_FILE,
     Layout,
-    blueprint,
-    check_room,
+    TensorSpec,
+    check_disk_space,
+    meta_model,
+    open_tensors,
     open_vector,
-    stored_in,
-    weights_in,
-    write_beside,
-    write_header,
+    safetensors_header,
+    weights_file_in,
+    write_model_files,
 )
 
-from .lora import delta, scale_of
-from .trainable import KINDS, in_base
+from .lora import adapter_delta, adapter_scale
+from .trainable import DTYPES, base_parameter_name
 
 Name = Literal["float32", "bfloat16", "float16"]
 STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -60,16 +60,18 @@ def write_merged(
     """The base with its adapters in it, as a model that needs no peft. Errors: ModelError, OSError."""
     assert recipe.lora is not None
     code = recipe.model.trust_remote_code
-    adapters, whole = taken_apart(blueprint(base, code=code), layout, vector)
-    scale = scale_of(recipe.lora)
+    adapters, whole = split_adapters(meta_model(base, code=code), layout, vector)
+    scale = adapter_scale(recipe.lora)
     with closing(open_vector(base, code)) as stored:
         shapes = dict(zip(stored.layout.names, stored.layout.shapes, strict=True))
         untied = {name: tuple(tensor.shape) for name, tensor in whole.items() if name not in shapes}
         called = dict(zip(stored.layout.names, stored.names, strict=True))
-        kinds = {called.get(name, name): kind_of(shape, dtype) for name, shape in (shapes | untied).items()}
+        kinds = {
+            called.get(name, name): tensor_spec(shape, dtype) for name, shape in (shapes | untied).items()
+        }
         kinds |= {name: tensor.kind for name, tensor in stored.others.items()}
-        write_beside(folder, told(stored.texts, dtype, bool(untied)), tokenizer)
-        with begun(folder / WEIGHTS, {"format": "pt"}, kinds) as file:
+        write_model_files(folder, told(stored.texts, dtype, bool(untied)), tokenizer)
+        with safetensors_writer(folder / WEIGHTS_FILE, {"format": "pt"}, kinds) as file:
             for name, start, shape in zip(
                 stored.layout.names, stored.layout.offsets, shapes.values(), strict=False
             ):
@@ -77,7 +79,7 @@ def write_merged(
                 if weight is None:
                     weight = torch.from_numpy(stored.read(start, start + prod(shape))).reshape(shape)
                 if (found := adapters.get(name)) is not None:
-                    weight += delta(found.A, found.B, scale, shape, found.transposed)
+                    weight += adapter_delta(found.A, found.B, scale, shape, found.transposed)
                 file.write(as_bytes(weight, dtype))
             for name in untied:
                 file.write(as_bytes(whole[name], dtype))
@@ -92,15 +94,17 @@ def told(texts: Mapping[str, str], dtype: Name, untied: bool) -> dict[str, str]:
     return {**texts, "config.json": json.dumps(config, indent=2) + "\n"}
 
 
-def kind_of(shape: tuple[int, ...], dtype: Name) -> Kind:
-    return Kind(STORED[dtype], shape, prod(shape) * KINDS[dtype].itemsize)
+def tensor_spec(shape: tuple[int, ...], dtype: Name) -> TensorSpec:
+    return TensorSpec(STORED[dtype], shape, prod(shape) * DTYPES[dtype].itemsize)
 
 
 @contextmanager
-def begun(path: Path, metadata: Mapping[str, str], kinds: Mapping[str, Kind]) -> Iterator[BinaryIO]:
+def safetensors_writer(
+    path: Path, metadata: Mapping[str, str], kinds: Mapping[str, TensorSpec]
+) -> Iterator[BinaryIO]:
     """A safetensors file, to write the tensors into one after the other; on the disk at the end."""
-    header = write_header(metadata, kinds)
-    check_room(path.parent, len(header) + sum(kind.size for kind in kinds.values()))
+    header = safetensors_header(metadata, kinds)
+    check_disk_space(path.parent, len(header) + sum(kind.size for kind in kinds.values()))
     with open(path, "wb") as file:
         file.write(header)
         yield file
@@ -108,7 +112,7 @@ def begun(path: Path, metadata: Mapping[str, str], kinds: Mapping[str, Kind]) ->
         os.fsync(file.fileno())
 
 
-def taken_apart(
+def split_adapters(
     model: nn.Module, layout: Layout, vector: Tensor
 ) -> tuple[dict[str, Adapter], dict[str, Tensor]]:
     """Weight of the base -> its adapter; weight that was trained as a whole -> what it is now."""
@@ -116,7 +120,7 @@ def taken_apart(
     halves: dict[str, dict[str, Tensor]] = {}
     whole = dict[str, Tensor]()
     for name, part in zip(layout.names, layout.views(vector), strict=True):
-        module, lora, rest = in_base(name).partition(".lora_")
+        module, lora, rest = base_parameter_name(name).partition(".lora_")
         if lora:
             halves.setdefault(module, {})[rest.removeprefix("embedding_")[0]] = part
         else:
@@ -130,16 +134,16 @@ def taken_apart(
     return adapters, whole
 
 
-def recast(path: Path, dtype: Name) -> None:
+def convert_file_dtype(path: Path, dtype: Name) -> None:
     """The float32 tensors of a safetensors file as `dtype`, window by window; others stay what they are."""
     part = path.with_name(path.name + ".part")
     with ExitStack() as files:
-        tensors = stored_in(path.parent, files)
+        tensors = open_tensors(path.parent, files)
         kinds = {
-            name: kind_of(tensor.shape, dtype) if tensor.dtype == "F32" else tensor.kind
+            name: tensor_spec(tensor.shape, dtype) if tensor.dtype == "F32" else tensor.kind
             for name, tensor in tensors.items()
         }
-        with begun(part, {"format": "pt"}, kinds) as file:
+        with safetensors_writer(part, {"format": "pt"}, kinds) as file:
             for tensor in tensors.values():
                 for at in range(0, len(tensor.data), 4 * WINDOW):
                     window = bytes(tensor.data[at : at + 4 * WINDOW])
@@ -149,9 +153,9 @@ def recast(path: Path, dtype: Name) -> None:
     os.replace(part, path)
 
 
-def recast_model(folder: Path, dtype: Name) -> None:
+def convert_dtype(folder: Path, dtype: Name) -> None:
     """The weights of a model's or an adapter's folder as `dtype`."""
-    recast(weights_in(folder), dtype)
+    convert_file_dtype(weights_file_in(folder), dtype)
     config = folder / "config.json"
     if config.is_file():
         told = json.loads(config.read_text(encoding="utf-8")) | {"dtype": dtype}
@@ -159,5 +163,5 @@ def recast_model(folder: Path, dtype: Name) -> None:
 
 
 def as_bytes(tensor: Tensor, dtype: Name) -> bytes:
-    flat = tensor.to(KINDS[dtype]).contiguous().reshape(-1)
+    flat = tensor.to(DTYPES[dtype]).contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes()

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from recipes.config import Model, Recipe, looks_local
-from recipes.downloads import CODE, Told, fetch, loading
+from recipes.config import Model, Recipe, looks_like_path
+from recipes.downloads import CODE_FILES, Progress, fetch_model_files, from_pretrained_options
 from recipes.errors import ModelError
-from recipes.weight_files import check_folder, quiet, written_whole
+from recipes.weight_files import atomic_folder, check_model_folder, quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,8 +44,8 @@ TEXT = (
 )
 BESIDE_WEIGHTS = ("config.json", "generation_config.json", *TEXT)
 # model types whose attention does not ask where documents begin (transformers 5.23); recipes.apart tries any
-SEE_ALL = frozenset({"bloom", "falcon", "mpt", "opt"})
-BLOCK = 1 << 20  # bytes under one hash (transport.chunks has the same)
+UNISOLATED_MODEL_TYPES = frozenset({"bloom", "falcon", "mpt", "opt"})
+HASH_BLOCK = 1 << 20  # bytes under one hash (transport.chunks has the same)
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ class Base:
     @property
     def digest(self) -> str:
         """sha256, hex, of the names and hashes of its files."""
-        return digest_of(self.files)
+        return manifest_digest(self.files)
 
     @property
     def bytes(self) -> int:
         return sum(file.size for file in self.files)
 
 
-def prepare_base(recipe: Recipe, folder: Path, told: Told = lambda done, total: None) -> Base:
+def prepare_base(recipe: Recipe, folder: Path, told: Progress = lambda done, total: None) -> Base:
     """The base of `recipe` as a local folder: a local folder is used as it is, a hub id is fetched into the
     hub's cache (`told`: how far). In `folder` a builtin model is made from the recipe's seed, and one whose
     weights are `.bin` written anew.
@@ -85,37 +85,37 @@ def prepare_base(recipe: Recipe, folder: Path, told: Told = lambda done, total: 
     name, code = recipe.model.model_name_or_path, recipe.model.trust_remote_code
     if name.startswith("builtin:"):
         made = _make_builtin(name, recipe.training.seed, Path(folder))
-        return Base(made, manifest(made))
+        return Base(made, base_manifest(made))
     found = Path(name).expanduser()
     if found.is_dir():
-        check_folder(found)
+        check_model_folder(found)
     else:
         found = fetch_model(name, recipe.model.model_revision, code, told)
     if not any(next(found.glob(pattern), None) for pattern in WEIGHTS):
-        from .bin_conversion import converted
+        from .bin_conversion import convert_bin_folder
 
-        found = converted(found, Path(folder), code)
-    return Base(found, manifest(found, code))
+        found = convert_bin_folder(found, Path(folder), code)
+    return Base(found, base_manifest(found, code))
 
 
 def fetch_model(
-    name: str, revision: str | None, code: bool = False, told: Told = lambda done, total: None
+    name: str, revision: str | None, code: bool = False, told: Progress = lambda done, total: None
 ) -> Path:
     """Hub model `name` as a folder of the hub's cache. Errors: as prepare_base."""
-    if looks_local(name):
+    if looks_like_path(name):
         raise ModelError(f"no such model folder: {name}")
-    fetched = fetch(name, revision, [*WEIGHTS, *beside(code)], BINS, told)
-    check_folder(fetched, name)
+    fetched = fetch_model_files(name, revision, [*WEIGHTS, *companion_patterns(code)], BINS, told)
+    check_model_folder(fetched, name)
     return fetched
 
 
-def commit_of(folder: Path) -> str | None:
+def cached_commit(folder: Path) -> str | None:
     """The commit that a folder of the hub's cache is a copy of; None: it is no such folder."""
     inside = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
     return folder.name if inside and re.fullmatch("[0-9a-f]{40}", folder.name) else None
 
 
-def outline(model: Model) -> Path:
+def config_folder(model: Model) -> Path:
     """A folder with the config and the tokenizer of `model`: what is known of it without its weights.
 
     Errors: ModelError where there is none, HubUnreachable.
@@ -127,37 +127,37 @@ def outline(model: Model) -> Path:
         raise ModelError(f"no builtin model `{name}`; there is {', '.join(sorted(BUILTIN_MODELS))}")
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        if looks_local(name):
+        if looks_like_path(name):
             raise ModelError(f"no such model folder: {name}")
-        folder = fetch(name, model.model_revision, beside(model.trust_remote_code))
+        folder = fetch_model_files(name, model.model_revision, companion_patterns(model.trust_remote_code))
     if not (folder / "config.json").is_file():
         raise ModelError(f"{name}: no config.json, so this is no model saved by save_pretrained")
     return folder
 
 
-def beside(code: bool) -> tuple[str, ...]:
+def companion_patterns(code: bool) -> tuple[str, ...]:
     """What of a model is fetched beside its weights."""
-    return (*BESIDE_WEIGHTS, CODE) if code else BESIDE_WEIGHTS
+    return (*BESIDE_WEIGHTS, CODE_FILES) if code else BESIDE_WEIGHTS
 
 
-def manifest(folder: Path, code: bool = False) -> tuple[BaseFile, ...]:
+def base_manifest(folder: Path, code: bool = False) -> tuple[BaseFile, ...]:
     """The files a peer needs to hold this base, with their hashes."""
-    names = {path.name for pattern in (*WEIGHTS, *beside(code)) for path in folder.glob(pattern)}
-    return tuple(described(folder / name) for name in sorted(names))
+    names = {path.name for pattern in (*WEIGHTS, *companion_patterns(code)) for path in folder.glob(pattern)}
+    return tuple(hash_file(folder / name) for name in sorted(names))
 
 
-def described(path: Path) -> BaseFile:
+def hash_file(path: Path) -> BaseFile:
     """Both kinds of hashes in one pass over the file: a disk is slower than SHA-256."""
     digest, size, blocks = hashlib.sha256(), 0, list[bytes]()
     with path.open("rb") as file:
-        while (block := file.read(BLOCK)) or not blocks:
+        while (block := file.read(HASH_BLOCK)) or not blocks:
             digest.update(block)
             blocks.append(hashlib.sha256(block).digest())
             size += len(block)
     return BaseFile(path.name, size, digest.hexdigest(), b"".join(blocks))
 
 
-class Named(Protocol):
+class HashedFile(Protocol):
     """A file of a base, as the owner or a peer has it."""
 
     @property
@@ -166,20 +166,20 @@ class Named(Protocol):
     def sha256(self) -> str: ...
 
 
-def digest_of(files: Iterable[Named]) -> str:
+def manifest_digest(files: Iterable[HashedFile]) -> str:
     """sha256, hex, of the names and hashes of files, which are in order."""
     listed = "\n".join(f"{file.sha256} {file.name}" for file in files)
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-def digests_of(files: Sequence[Named]) -> dict[str, str]:
+def base_digests(files: Sequence[HashedFile]) -> dict[str, str]:
     """What of a base is compared at a join: "tokenizer", and "base" (config and weights) where weights are
     among the files."""
     about_text = [f for f in files if any(fnmatch(f.name, pattern) for pattern in TEXT)]
     others = [f for f in files if f not in about_text]
-    found = {"tokenizer": digest_of(about_text)}
+    found = {"tokenizer": manifest_digest(about_text)}
     if any(fnmatch(f.name, pattern) for f in others for pattern in WEIGHTS):
-        found["base"] = digest_of(others)
+        found["base"] = manifest_digest(others)
     return found
 
 
@@ -193,9 +193,9 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
         folder = BUILTIN_MODELS[source]
     elif source is not None:
         local = Path(source).expanduser()
-        if not local.is_dir() and looks_local(source):
+        if not local.is_dir() and looks_like_path(source):
             raise ModelError(f"no such tokenizer folder: {source}")
-        folder = local if local.is_dir() else fetch(source, None, beside(code))
+        folder = local if local.is_dir() else fetch_model_files(source, None, companion_patterns(code))
     return open_tokenizer(folder, model.pad_token, code)
 
 
@@ -207,9 +207,9 @@ def open_tokenizer(folder: Path, pad_token: str | None = None, code: bool = Fals
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         hint = "(hint: model.tokenizer_name_or_path=FOLDER or hub id)"
         raise ModelError(f"{folder}: no tokenizer in this folder {hint}")
-    told = loading(folder, code)
+    told = from_pretrained_options(folder, code)
     try:
-        with quiet():
+        with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(folder, **told)
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
         raise ModelError(f"{folder}: transformers cannot load this tokenizer: {error}") from error
@@ -244,7 +244,7 @@ def check_fit(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) 
         context = context or config.get(key)
     if rows is not None and len(tokenizer) > rows:
         raise ModelError(f"the tokenizer has {len(tokenizer)} tokens, the model's embedding only {rows}")
-    if recipe.data.apart and config.get("model_type") in SEE_ALL:
+    if recipe.data.apart and config.get("model_type") in UNISOLATED_MODEL_TYPES:
         raise ModelError(
             f"models of type {config['model_type']} let packed documents see each other "
             "(hint: data.packing_strategy=wrapped, where they are meant to, or data.packing=false)"
@@ -265,10 +265,10 @@ def _make_builtin(name: str, seed: int, folder: Path) -> Path:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     source = BUILTIN_MODELS[name]
-    with quiet(), torch.random.fork_rng(devices=[]):
+    with quiet_transformers(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
-    with written_whole(folder) as part, quiet():
+    with atomic_folder(folder) as part, quiet_transformers():
         for file in source.glob("tokenizer*.json"):
             shutil.copyfile(file, part / file.name)
         model.save_pretrained(part)

@@ -18,33 +18,40 @@ import torch
 from torch import Tensor
 
 from recipes.errors import ModelError
-from recipes.weight_files import blueprint, check_room, in_memory, tied_names, write_header, written_whole
+from recipes.weight_files import (
+    atomic_folder,
+    check_disk_space,
+    meta_model,
+    safetensors_header,
+    stored_from_tensor,
+    tied_names,
+)
 
-from .base_model import BLOCK, beside, commit_of
+from .base_model import HASH_BLOCK, cached_commit, companion_patterns
 
 ONE, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 WEIGHTS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 BUFFERS = (torch.bool, torch.uint8, torch.int32, torch.int64)
 
 
-def converted(folder: Path, place: Path, code: bool = False) -> Path:
+def convert_bin_folder(folder: Path, place: Path, code: bool = False) -> Path:
     """A folder below `place` with the model in `folder`, its weights in one safetensors file.
 
     A model of the hub keeps its commit in the path (`commit_of`), and is made once. Errors: ModelError;
     OSError where the disk is full.
     """
-    if commit_of(folder):
+    if cached_commit(folder):
         place = place / folder.parent.parent.name / "snapshots" / folder.name
         if (place / "model.safetensors").exists():
             return place
     else:  # never that of another model, with which a launch has failed
         place /= hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    tied, tensors = tied_names(blueprint(folder, code=code)), dict(tensors_in(folder))
+    tied, tensors = tied_names(meta_model(folder, code=code)), dict(tensors_in(folder))
     for name, first in tied.items():  # only where the file has one for both: else they may be no tied ones
         if name in tensors and first in tensors and tensors[name].data_ptr() == tensors[first].data_ptr():
             del tensors[name]
-    with written_whole(place) as part:
-        for name in {path.name for pattern in beside(code) for path in folder.glob(pattern)}:
+    with atomic_folder(place) as part:
+        for name in {path.name for pattern in companion_patterns(code) for path in folder.glob(pattern)}:
             shutil.copyfile(folder / name, part / name)
         write(part / "model.safetensors", tensors)
     return place
@@ -54,7 +61,7 @@ def tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Of all its files, in their order. Errors: ModelError."""
     for name in files_of(folder):
         try:
-            held = opened(folder / name)
+            held = load_bin(folder / name)
         except Exception as error:  # of any kind: what a pickle holds is somebody else's
             if "weights_only" in str(error):  # torch's own words go on to say how to run it all the same
                 raise ModelError(
@@ -82,7 +89,7 @@ def files_of(folder: Path) -> list[str]:
         raise ModelError(f"{folder}: its weights cannot be read: {error}") from error
 
 
-def opened(path: Path) -> object:
+def load_bin(path: Path) -> object:
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except RuntimeError as error:
@@ -95,14 +102,14 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Wide numbers first, so that each lies at a multiple of its width. Of two that share memory each is
     written."""
     order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
-    kinds = {name: in_memory(tensors[name]).kind for name in order}
-    header = write_header({"format": "pt"}, kinds)
-    check_room(path.parent, len(header) + sum(kind.size for kind in kinds.values()))
+    kinds = {name: stored_from_tensor(tensors[name]).kind for name in order}
+    header = safetensors_header({"format": "pt"}, kinds)
+    check_disk_space(path.parent, len(header) + sum(kind.size for kind in kinds.values()))
     with open(path, "wb") as file:
         file.write(header)
         for name in order:
-            data = in_memory(tensors[name]).data
-            for start in range(0, len(data), BLOCK):
-                file.write(bytes(data[start : start + BLOCK]))
+            data = stored_from_tensor(tensors[name]).data
+            for start in range(0, len(data), HASH_BLOCK):
+                file.write(bytes(data[start : start + HASH_BLOCK]))
         file.flush()
         os.fsync(file.fileno())

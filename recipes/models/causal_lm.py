@@ -19,21 +19,28 @@ import torch
 from torch import Tensor, nn
 
 from recipes.data import Sample, batches, collate
-from recipes.downloads import loading
+from recipes.downloads import from_pretrained_options
 from recipes.errors import ModelError
-from recipes.weight_files import Flat, Layout, check_folder, layout_of, quiet, written_whole
+from recipes.weight_files import (
+    FlatParameters,
+    Layout,
+    atomic_folder,
+    check_model_folder,
+    layout_of,
+    quiet_transformers,
+)
 
 from .base_model import (
     Base,
     BaseFile,
+    base_manifest,
     check_fit,
     fetch_model,
     load_tokenizer,
-    manifest,
     open_tokenizer,
     prepare_base,
 )
-from .lora import base_of, is_adapter
+from .lora import adapter_base, is_adapter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -41,9 +48,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Base",
     "BaseFile",
-    "Flat",
+    "FlatParameters",
     "Layout",
-    "Writer",
+    "TextGenerator",
+    "base_manifest",
     "check_fit",
     "evaluate",
     "export",
@@ -53,7 +61,6 @@ __all__ = [
     "load_tokenizer",
     "logits_of",
     "loss_sum",
-    "manifest",
     "open_tokenizer",
     "prepare_base",
 ]
@@ -92,19 +99,19 @@ def load_model(
     """The causal LM in `folder`, in evaluation mode. Errors: ModelError."""
     from transformers import AutoModelForCausalLM
 
-    from recipes.weight_files import stored_in
+    from recipes.weight_files import open_tensors
 
-    check_folder(Path(folder))
+    check_model_folder(Path(folder))
     with ExitStack() as files:
-        stored_in(Path(folder), files)  # codes of quantized weights would be taken for numbers
-    chosen: dict[str, Any] = dict(loading(Path(folder), code))
+        open_tensors(Path(folder), files)  # codes of quantized weights would be taken for numbers
+    chosen: dict[str, Any] = dict(from_pretrained_options(Path(folder), code))
     if attn_implementation != "auto":
         chosen["attn_implementation"] = attn_implementation
     if quantized is not None:
         computed = torch.bfloat16 if kind == "auto" else kind
         chosen |= {"quantization_config": quantized.config(computed), "device_map": {"": device}}
     try:
-        with quiet():
+        with quiet_transformers():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=kind,
@@ -189,8 +196,8 @@ def export(
     model = load_model(base_folder)
     if layout_of(model) != layout:
         raise ModelError(f"{base_folder} has other parameters than the vector of {layout.size} numbers")
-    Flat(model).vector.copy_(vector)
-    with written_whole(folder) as part, quiet():
+    FlatParameters(model).vector.copy_(vector)
+    with atomic_folder(folder) as part, quiet_transformers():
         model.save_pretrained(part)
         (tokenizer or open_tokenizer(Path(base_folder))).save_pretrained(part)
     return folder
@@ -200,16 +207,16 @@ def load_adapted(folder: Path, code: bool = False) -> nn.Module:
     """The model of an adapter's folder: the base that it names, and the adapter. Errors: ModelError."""
     from peft import PeftModel
 
-    name, revision = base_of(folder)
+    name, revision = adapter_base(folder)
     base = Path(name) if Path(name).is_dir() else fetch_model(name, revision, code)
     plain = load_model(base, code=code)
-    with quiet(), warnings.catch_warnings():
+    with quiet_transformers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what peft calls in transformers
         model: nn.Module = PeftModel.from_pretrained(plain, folder).eval()
     return model
 
 
-class Writer:
+class TextGenerator:
     """A model that was loaded to write, once or many times.
 
     Args:
@@ -267,4 +274,4 @@ def generate(
     code: bool = False,  # run that of the folder
 ) -> str:
     """What the model in `folder` writes after `prompt`."""
-    return Writer(folder, code).write(prompt, max_new_tokens, temperature, seed)
+    return TextGenerator(folder, code).write(prompt, max_new_tokens, temperature, seed)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from recipes.config import Lora
 from recipes.errors import ModelError
-from recipes.weight_files import quiet
+from recipes.weight_files import quiet_transformers
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -31,7 +31,7 @@ CONFIG = "adapter_config.json"
 STEPS = 1 << 23  # an element of A is one of so many odd multiples of bound / STEPS
 
 
-def adapted(model: PreTrainedModel, lora: Lora) -> PeftModel:
+def add_adapters(model: PreTrainedModel, lora: Lora) -> PeftModel:
     """`model`, frozen, with adapters that are trained in float32 and not drawn yet.
 
     Errors: ModelError where the model has no such modules.
@@ -52,7 +52,7 @@ def adapted(model: PreTrainedModel, lora: Lora) -> PeftModel:
     if missing:
         raise ModelError(f"lora_modules_to_save: the model has no module {', '.join(missing)}")
     try:
-        with quiet(), warnings.catch_warnings(), next(model.parameters()).device:
+        with quiet_transformers(), warnings.catch_warnings(), next(model.parameters()).device:
             warnings.simplefilter("ignore")  # peft sets right itself what it warns of: Conv1D, tied weights
             made: Any = get_peft_model(model, config)
     except ValueError as error:  # peft names the modules that it did not find
@@ -75,18 +75,18 @@ def stored_names(model: PeftModel) -> dict[str, str]:
     return {names[id(tensor)]: stored for stored, tensor in told.items() if id(tensor) in names}
 
 
-def start_of(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray | None:
+def initial_value(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray | None:
     """x_0 of the parameter `name` of an adapter, float32; None: it is a copy of the base's."""
     if "lora_B" in name or "lora_embedding_A" in name:
         return np.zeros(shape, np.float32)
     if "lora_A" in name:
-        return drawn(name, shape, seed) * np.float32(1 / sqrt(shape[1]))
+        return draw_uniform(name, shape, seed) * np.float32(1 / sqrt(shape[1]))
     if "lora_embedding_B" in name:
-        return drawn(name, shape, seed) * np.float32(sqrt(3))  # variance 1
+        return draw_uniform(name, shape, seed) * np.float32(sqrt(3))  # variance 1
     return None
 
 
-def drawn(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+def draw_uniform(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     """Uniform in (-1, 1): odd multiples of 1 / STEPS, which float32 holds."""
     stream = np.random.PCG64(np.random.SeedSequence([seed, crc32(name.encode())]))
     count = int(np.prod(shape))
@@ -94,7 +94,7 @@ def drawn(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     return ((2 * whole + 1 - STEPS).astype(np.float32) / np.float32(STEPS)).reshape(shape)
 
 
-def config_text(model: PeftModel, base: str, revision: str | None) -> str:
+def adapter_config_text(model: PeftModel, base: str, revision: str | None) -> str:
     """adapter_config.json. `base`: hub id or folder, by which peft finds the base."""
     config = model.peft_config["default"]
     told = config.to_dict() | {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}
@@ -110,11 +110,11 @@ def _has(model: nn.Module, name: str) -> bool:
     return any(module == name or module.endswith("." + name) for module, _ in model.named_modules())
 
 
-def scale_of(lora: Lora) -> float:
+def adapter_scale(lora: Lora) -> float:
     return lora.lora_alpha / (lora.lora_r**0.5 if lora.use_rslora else lora.lora_r)
 
 
-def delta(A: Tensor, B: Tensor, scale: float, shape: tuple[int, ...], transposed: bool) -> Tensor:
+def adapter_delta(A: Tensor, B: Tensor, scale: float, shape: tuple[int, ...], transposed: bool) -> Tensor:
     """What an adapter adds to a weight of `shape`, float32. `transposed`: the weight is (in, out)."""
     found = scale * (B @ A)  # (out, in)
     return (found.T if transposed else found).reshape(shape)
@@ -124,7 +124,7 @@ def is_adapter(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
-def base_of(folder: Path) -> tuple[str, str | None]:
+def adapter_base(folder: Path) -> tuple[str, str | None]:
     """Which base an adapter's folder is for: folder or hub id, and its revision. Errors: ModelError."""
     try:
         told = json.loads((folder / CONFIG).read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ MOST = 100  # contributors that are named
 
 
 @dataclass(frozen=True)
-class Made:
+class RunSummary:
     """What became of a recipe."""
 
     run: str
@@ -29,12 +29,12 @@ class Made:
     merged: bool = False  # adapters are in the weights of their base
 
 
-def card(recipe: Recipe, made: Made) -> str:
+def render_card(recipe: Recipe, made: RunSummary) -> str:
     """README.md of a model folder."""
     from huggingface_hub import ModelCardData
 
-    base = nameable(recipe.model.model_name_or_path)
-    data = [public(dataset) for dataset in recipe.datasets]
+    base = public_name(recipe.model.model_name_or_path)
+    data = [dataset_label(dataset) for dataset in recipe.datasets]
     about = ModelCardData(
         base_model=base if hub_id(recipe.model.model_name_or_path) else None,
         library_name="transformers" if recipe.lora is None or made.merged else "peft",
@@ -73,7 +73,7 @@ def card(recipe: Recipe, made: Made) -> str:
             "## Recipe",
             "",
             "```yaml",
-            yaml.safe_dump(told(recipe), sort_keys=False, allow_unicode=True).rstrip(),
+            yaml.safe_dump(published_recipe(recipe), sort_keys=False, allow_unicode=True).rstrip(),
             "```",
             "",
             f"sha256 of the recipe in full: `{recipe.recipe_hash}`",
@@ -97,29 +97,29 @@ def ranked(samples: Mapping[str, int]) -> list[tuple[str, int]]:
     return ranks[:MOST] + ([(f"and {len(rest)} more", sum(count for _, count in rest))] if rest else [])
 
 
-def told(recipe: Recipe) -> dict[str, object]:
+def published_recipe(recipe: Recipe) -> dict[str, object]:
     """What the recipe sets, with files by their names alone."""
     values: dict[str, object] = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"checkpoint"})
     values["version"] = recipe.version
     model = recipe.model.model_dump(mode="json", exclude_defaults=True)
     for key in ("model_name_or_path", "tokenizer_name_or_path"):
         if model.get(key):
-            model[key] = nameable(model[key])
+            model[key] = public_name(model[key])
     values["model"] = model
     for key, datasets in (("datasets", recipe.datasets), ("eval_datasets", recipe.eval_datasets)):
         kept = [dataset.model_dump(mode="json", exclude_defaults=True) for dataset in datasets]
         if kept:
             values[key] = [
-                one | {"path": public(dataset)} for one, dataset in zip(kept, datasets, strict=True)
+                one | {"path": dataset_label(dataset)} for one, dataset in zip(kept, datasets, strict=True)
             ]
     return values
 
 
-def public(dataset: Dataset) -> str:
-    return nameable(dataset.path)
+def dataset_label(dataset: Dataset) -> str:
+    return public_name(dataset.path)
 
 
-def nameable(path: str) -> str:
+def public_name(path: str) -> str:
     """A hub id as it is; of a path of this machine its last part."""
     return path if hub_id(path) or path.startswith(("builtin:", "https://")) else Path(path).name or path
 

@@ -14,9 +14,9 @@ from .causal_lm import logits_of
 TOUCHED = 0.01  # by another document, beside what a token of its own does: quantized weights round a little
 
 
-def check_apart(model: nn.Module) -> None:
+def check_packing_isolation(model: nn.Module) -> None:
     """Errors: ModelError where the last document of a sample is touched by the one before."""
-    if not keeps_apart(model):
+    if not isolates_documents(model):
         name = type(model).__name__
         raise ModelError(
             f"{name} of this version of transformers lets packed documents see each other "
@@ -25,7 +25,7 @@ def check_apart(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def keeps_apart(model: nn.Module) -> bool:
+def isolates_documents(model: nn.Module) -> bool:
     """Tried on two documents of three tokens: what does the last say when the first document is another one,
     and when the first token of its own document is?"""
     device, training = next(model.parameters()).device, model.training

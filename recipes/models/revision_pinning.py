@@ -7,19 +7,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recipes.config import Dataset, Recipe, on_hub
-from recipes.downloads import commit_of_data
+from recipes.config import Dataset, Recipe, is_hub_id
+from recipes.downloads import dataset_commit
 
-from .base_model import commit_of
+from .base_model import cached_commit
 
 
-def pinned(recipe: Recipe, base: Path) -> Recipe:
+def pin_revisions(recipe: Recipe, base: Path) -> Recipe:
     """`recipe`, of which `base` is the model. What is not on the hub has no revision, and stays as it is.
 
     Errors: DataError.
     """
     model = recipe.model
-    if not Path(model.model_name_or_path).expanduser().is_dir() and (commit := commit_of(base)) is not None:
+    if (
+        not Path(model.model_name_or_path).expanduser().is_dir()
+        and (commit := cached_commit(base)) is not None
+    ):
         model = model.model_copy(update={"model_revision": commit})
     found = {
         "model": model,
@@ -30,6 +33,6 @@ def pinned(recipe: Recipe, base: Path) -> Recipe:
 
 
 def pinned_data(dataset: Dataset) -> Dataset:
-    if not on_hub(dataset.path) or (commit := commit_of_data(dataset.path, dataset.revision)) is None:
+    if not is_hub_id(dataset.path) or (commit := dataset_commit(dataset.path, dataset.revision)) is None:
         return dataset
     return dataset.model_copy(update={"revision": commit})

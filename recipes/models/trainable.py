@@ -19,26 +19,26 @@ from torch import nn
 from recipes.config import Recipe, Training
 from recipes.errors import ModelError
 from recipes.weight_files import (
-    ADAPTER,
-    Stored,
+    ADAPTER_FILE,
+    StoredTensor,
     StoredVector,
-    blueprint,
-    in_memory,
     layout_of,
+    meta_model,
+    open_tensors,
     open_vector,
-    quiet,
-    stored_in,
+    quiet_transformers,
+    stored_from_tensor,
 )
 
-from .base_model import commit_of
+from .base_model import cached_commit
 from .causal_lm import Quantized, load_model
-from .lora import CONFIG, adapted, config_text, start_of, stored_names
+from .lora import CONFIG, adapter_config_text, add_adapters, initial_value, stored_names
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
-KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ATTENTION = {
     "sdpa": "_supports_sdpa",
     "flash_attention_2": "_supports_flash_attn",
@@ -47,13 +47,13 @@ ATTENTION = {
 }
 
 
-def kind_of(recipe: Recipe) -> torch.dtype:
+def trained_dtype(recipe: Recipe) -> torch.dtype:
     """Of the parameters that are trained, as the model computes with them."""
     named = recipe.lora is None and recipe.model.dtype != "auto"
-    return KINDS[recipe.model.dtype] if named else torch.float32
+    return DTYPES[recipe.model.dtype] if named else torch.float32
 
 
-def dressed(model: PreTrainedModel, recipe: Recipe) -> nn.Module:
+def prepare_for_training(model: PreTrainedModel, recipe: Recipe) -> nn.Module:
     """A model as it is trained: with its adapters, its base frozen, its activations kept or not.
 
     Errors: ModelError where its class cannot do that.
@@ -65,14 +65,14 @@ def dressed(model: PreTrainedModel, recipe: Recipe) -> nn.Module:
         if model.device.type in ("cpu", "meta"):
             asked.pop("offload", None)  # they are in the host's memory
         try:
-            with quiet():
+            with quiet_transformers():
                 enable(**asked)
         except (ValueError, TypeError) as error:
             raise ModelError(f"{error} (hint: training.activation_checkpointing=false)") from error
-    return model if recipe.lora is None else adapted(model, recipe.lora)
+    return model if recipe.lora is None else add_adapters(model, recipe.lora)
 
 
-def faster(model: PreTrainedModel, recipe: Recipe) -> PreTrainedModel:
+def with_liger_kernels(model: PreTrainedModel, recipe: Recipe) -> PreTrainedModel:
     """With the fused kernels of liger-kernel where the recipe wants them, on CUDA. Errors: ModelError."""
     if recipe.training.use_liger_kernel and model.device.type == "cuda":
         try:
@@ -85,26 +85,26 @@ def faster(model: PreTrainedModel, recipe: Recipe) -> PreTrainedModel:
     return model
 
 
-def blueprint_of(recipe: Recipe, base: Path) -> nn.Module:
+def meta_trained_model(recipe: Recipe, base: Path) -> nn.Module:
     """The model as it is trained, names, shapes and kinds only, on the meta device. Errors: ModelError."""
     as_stored = recipe.lora is not None and recipe.model.dtype == "auto"
-    kind = None if as_stored else KINDS.get(recipe.model.dtype, torch.float32)
-    return dressed(blueprint(base, kind, recipe.model.trust_remote_code), recipe)
+    kind = None if as_stored else DTYPES.get(recipe.model.dtype, torch.float32)
+    return prepare_for_training(meta_model(base, kind, recipe.model.trust_remote_code), recipe)
 
 
 def check_trainable(recipe: Recipe, base: Path) -> None:
     """Whether the class of this base can do what the recipe asks of it. Errors: ModelError."""
-    model = blueprint(base, code=recipe.model.trust_remote_code)
+    model = meta_model(base, code=recipe.model.trust_remote_code)
     wanted = recipe.model.attn_implementation
     flag = ATTENTION.get(wanted)
     if flag is not None and not getattr(model, flag, False):
         offers = ["auto", "eager", *(name for name, flag in ATTENTION.items() if getattr(model, flag, False))]
         hint = f"(hint: model.attn_implementation: {', '.join(offers)})"
         raise ModelError(f"{type(model).__name__} has no attention `{wanted}` {hint}")
-    dressed(model, recipe)
+    prepare_for_training(model, recipe)
 
 
-def attention_here(wanted: str, device: str | torch.device) -> str:
+def available_attention(wanted: str, device: str | torch.device) -> str:
     """What the recipe asks for; flash attention only where it is: it computes the same, if faster."""
     from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
@@ -124,16 +124,18 @@ def load_trained(
 
     Errors: ModelError.
     """
-    wanted, attention = recipe.model, attention_here(recipe.model.attn_implementation, device)
+    wanted, attention = recipe.model, available_attention(recipe.model.attn_implementation, device)
     code = wanted.trust_remote_code
     if recipe.lora is None:
         whole = load_model(snapshot or base, attention, device, code=code)
-        return dressed(faster(whole, recipe), recipe)
+        return prepare_for_training(with_liger_kernels(whole, recipe), recipe)
     bits = None
     if wanted.quantized and quantized:
         bits = Quantized(wanted.load_in_4bit, wanted.bnb_4bit_quant_type)
-    kind: torch.dtype | Literal["auto"] = "auto" if wanted.dtype == "auto" else KINDS[wanted.dtype]
-    model = dressed(faster(load_model(base, attention, device, kind, bits, code), recipe), recipe)
+    kind: torch.dtype | Literal["auto"] = "auto" if wanted.dtype == "auto" else DTYPES[wanted.dtype]
+    model = prepare_for_training(
+        with_liger_kernels(load_model(base, attention, device, kind, bits, code), recipe), recipe
+    )
     with closing(open_trained(recipe, base, snapshot)) as x, torch.no_grad():
         layout = layout_of(model)
         if layout != x.layout:
@@ -153,29 +155,29 @@ def open_trained(recipe: Recipe, base: Path, snapshot: Path | None = None) -> St
 
 
 def _drawn(recipe: Recipe, base: Path) -> StoredVector:
-    model: Any = blueprint_of(recipe, base)
-    layout, parts = layout_of(model), list[Stored]()
+    model: Any = meta_trained_model(recipe, base)
+    layout, parts = layout_of(model), list[StoredTensor]()
     with ExitStack() as files:
         copied: StoredVector | None = None
         for name, shape in zip(layout.names, layout.shapes, strict=True):
-            drawn = start_of(name, shape, recipe.training.seed)
+            drawn = initial_value(name, shape, recipe.training.seed)
             if drawn is not None:
-                parts.append(in_memory(torch.from_numpy(drawn)))
+                parts.append(stored_from_tensor(torch.from_numpy(drawn)))
                 continue
             if copied is None:
                 opened_base = open_vector(base, recipe.model.trust_remote_code)
                 copied = files.enter_context(closing(opened_base))
-            parts.append(copied.part(in_base(name)))
+            parts.append(copied.part(base_parameter_name(name)))
         opened = files.pop_all()
     return _adapter(recipe, base, model, tuple(parts), opened)
 
 
 def _opened(recipe: Recipe, base: Path, folder: Path) -> StoredVector:
     """Also of a snapshot whose file came under another name."""
-    model: Any = blueprint_of(recipe, base)
+    model: Any = meta_trained_model(recipe, base)
     layout, names = layout_of(model), stored_names(model)
     with ExitStack() as files:
-        tensors = stored_in(folder, files)
+        tensors = open_tensors(folder, files)
         opened = files.pop_all()
     stored = [tensors.get(names[name]) for name in layout.names]
     if [part and (part.dtype, part.shape) for part in stored] != [("F32", shape) for shape in layout.shapes]:
@@ -184,15 +186,15 @@ def _opened(recipe: Recipe, base: Path, folder: Path) -> StoredVector:
     return _adapter(recipe, base, model, tuple(part for part in stored if part), opened)
 
 
-def count_trained(recipe: Recipe, base: Path) -> int:
+def count_trainable(recipe: Recipe, base: Path) -> int:
     """P. Reads headers and configs only, where that is enough. Errors: ModelError."""
     if recipe.lora is not None:
-        return layout_of(blueprint_of(recipe, base)).size
+        return layout_of(meta_trained_model(recipe, base)).size
     with closing(open_vector(base, recipe.model.trust_remote_code)) as vector:
         return vector.layout.size
 
 
-def computed_in(training: Training, model: nn.Module, device: torch.device) -> torch.dtype | None:
+def autocast_dtype(training: Training, model: nn.Module, device: torch.device) -> torch.dtype | None:
     """What forward passes are computed in; None: as the weights are."""
     if training.fp16:
         return torch.float16
@@ -210,17 +212,17 @@ def computed_in(training: Training, model: nn.Module, device: torch.device) -> t
 
 
 def _adapter(
-    recipe: Recipe, base: Path, model: PeftModel, parts: tuple[Stored, ...], files: ExitStack
+    recipe: Recipe, base: Path, model: PeftModel, parts: tuple[StoredTensor, ...], files: ExitStack
 ) -> StoredVector:
     layout, names = layout_of(model), stored_names(model)
-    name, revision = recipe.model.model_name_or_path, commit_of(base)
+    name, revision = recipe.model.model_name_or_path, cached_commit(base)
     local = Path(name).expanduser()  # the owner's own folder, also where its weights were written anew
     called = name if revision is not None else str((local if local.is_dir() else base).absolute())
-    texts = {CONFIG: config_text(model, called, revision)}
+    texts = {CONFIG: adapter_config_text(model, called, revision)}
     stored = tuple(names[name] for name in layout.names)
-    return StoredVector(layout, stored, parts, {}, files, texts=texts, file=ADAPTER)
+    return StoredVector(layout, stored, parts, {}, files, texts=texts, file=ADAPTER_FILE)
 
 
-def in_base(name: str) -> str:
+def base_parameter_name(name: str) -> str:
     """base_model.model.lm_head.modules_to_save.default.weight -> lm_head.weight"""
     return name.removeprefix("base_model.model.").replace(".modules_to_save.default", "")

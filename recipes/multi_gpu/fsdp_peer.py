@@ -23,7 +23,7 @@ from compress import Sample as Sampled
 from compress import Shard
 from recipes.algorithm import Common, Piece, Worker, fill_of, mix_of
 from recipes.config import Recipe
-from recipes.data import Sample, batches, pack
+from recipes.data import Sample, batches, pack_samples
 from recipes.errors import ModelError
 from recipes.models import open_trained
 from recipes.training import LOCAL, OPTIMIZER, RANK, Lazy, Peer, parsed
@@ -155,7 +155,7 @@ class Spread:
         """A micro-batch to each rank. One without gets two tokens of which none counts: all must compute."""
         nothing = Sample(parts[0][0].tokens[:2], np.zeros(2, bool))
         idle = [[nothing]] * (self.at_once - len(parts))
-        return self.ranks.all(do, [pack(part) for part in [*parts, *idle]], **fields)
+        return self.ranks.all(do, [pack_samples(part) for part in [*parts, *idle]], **fields)
 
     # ---- x_i -----------------------------------------------------------------------------------------------
 

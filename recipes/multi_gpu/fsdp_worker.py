@@ -23,8 +23,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from recipes.config import Training, recipe_from_json
-from recipes.data import Sample, unpack
-from recipes.models import computed_in, kind_of, loss_sum
+from recipes.data import Sample, unpack_samples
+from recipes.models import autocast_dtype, loss_sum, trained_dtype
 from recipes.training import (
     LOCAL,
     OPTIMIZER,
@@ -46,7 +46,7 @@ from recipes.training import (
     sizes_of,
     states_of,
 )
-from recipes.weight_files import layout_of, open_vector, write_whole
+from recipes.weight_files import layout_of, open_vector, write_safetensors
 
 from .meta_init import Filled, hollow
 from .shared_memory import Shared, windows
@@ -119,7 +119,7 @@ class Rank:
         }
         what = asked.pop("do")
         if data:
-            asked["part"] = unpack(data)
+            asked["part"] = unpack_samples(data)
         try:
             return can[what](**asked) or {}
         except (RuntimeError, MemoryError) as error:
@@ -136,7 +136,10 @@ class Rank:
         self.model = hollow(Path(base), settings, self.device)
         self.layout = layout_of(self.model)
         self.shared = Shared(self.file, self.layout.size)
-        kind, filled = kind_of(settings), Filled(self.model, self.layout, self.shared.common, self.device)
+        kind, filled = (
+            trained_dtype(settings),
+            Filled(self.model, self.layout, self.shared.common, self.device),
+        )
         with ExitStack() as files:
             if settings.lora is not None:
                 filled.stored = files.enter_context(
@@ -382,7 +385,7 @@ class Rank:
         with torch.cuda.stream(beside) if beside is not None else nullcontext(), torch.no_grad():
             x = {f"{LOCAL}.{i}": held.values for i, held in enumerate(self.aside or self.own)}
             told = {"value": repr(self.scale.value), "steps": str(self.scale.steps)}
-            write_whole(Path(path), x | states_of(self.optimizer), told)
+            write_safetensors(Path(path), x | states_of(self.optimizer), told)
 
     @torch.no_grad()
     def restore(self, path: str) -> None:
@@ -408,7 +411,7 @@ def half_of(
 ) -> torch.dtype | None:
     """What forward passes are computed in; None: as the weights are, which FSDP gathers in `kind`."""
     if kind == torch.float32:
-        return computed_in(training, model, device)
+        return autocast_dtype(training, model, device)
     if training.fp16:
         return torch.float16
     return torch.bfloat16 if training.bf16 is True else None

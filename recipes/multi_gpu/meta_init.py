@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from recipes.config import Recipe
-from recipes.downloads import loading
+from recipes.downloads import from_pretrained_options
 from recipes.errors import ModelError
-from recipes.models import KINDS, attention_here, dressed, in_base
-from recipes.weight_files import Layout, StoredVector, quiet
+from recipes.models import DTYPES, available_attention, base_parameter_name, prepare_for_training
+from recipes.weight_files import Layout, StoredVector, quiet_transformers
 
 from .shared_memory import windows
 
@@ -31,13 +31,13 @@ def hollow(base: Path, recipe: Recipe, device: torch.device) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     wanted, as_stored = recipe.model, recipe.lora is not None and recipe.model.dtype == "auto"
-    attention = attention_here(wanted.attn_implementation, device)
+    attention = available_attention(wanted.attn_implementation, device)
     chosen: dict[str, Any] = {} if attention == "auto" else {"attn_implementation": attention}
     if not as_stored:  # trained weights are masters in float32, whatever kind is computed in
-        chosen["dtype"] = KINDS[wanted.dtype] if recipe.lora is not None else torch.float32
-    told = loading(base, wanted.trust_remote_code)
+        chosen["dtype"] = DTYPES[wanted.dtype] if recipe.lora is not None else torch.float32
+    told = from_pretrained_options(base, wanted.trust_remote_code)
     try:
-        with quiet(), parameters_on_meta():
+        with quiet_transformers(), parameters_on_meta():
             config = AutoConfig.from_pretrained(base, **told)
             model = AutoModelForCausalLM.from_config(
                 config, trust_remote_code=wanted.trust_remote_code, **chosen
@@ -49,7 +49,7 @@ def hollow(base: Path, recipe: Recipe, device: torch.device) -> Any:
     if stored := sorted(model.state_dict().keys() - names):
         raise ModelError(f"{base}: the buffer {stored[0]} cannot be spread over several devices")
     with parameters_on_meta():
-        return dressed(model, recipe)
+        return prepare_for_training(model, recipe)
 
 
 @contextmanager
@@ -97,7 +97,7 @@ class Filled:
         layout, flat = self.layout, values.view(-1)
         if frozen := not empty.requires_grad:
             assert self.stored is not None
-            name = in_base(name).replace(".base_layer", "").replace(".original_module", "")
+            name = base_parameter_name(name).replace(".base_layer", "").replace(".original_module", "")
             layout, name = self.stored.layout, self.stored.tied.get(name, name)
         first = layout.offsets[layout.names.index(name)]
         for start, stop in windows(0, len(flat)):

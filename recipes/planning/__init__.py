@@ -1,29 +1,29 @@
 """What a run will cost in memory, bytes and seconds, from the model's config alone."""
 
-from .memory_plan import Machine, Memory, memory_of
+from .memory_plan import Machine, MemoryPlan, plan_memory
 from .recipe_validation import examine
 from .step_cost import (
-    Line,
-    Step,
+    LinkSpeed,
+    StepCost,
     compute_seconds,
-    packet_of,
-    share_of,
-    step_of,
-    survey,
-    topk_for,
+    cost_of_step,
+    packet_bytes,
+    samples_per_peer,
+    survey_data,
+    topk_within,
 )
 
 __all__ = [
-    "Line",
+    "LinkSpeed",
     "Machine",
-    "Memory",
-    "Step",
+    "MemoryPlan",
+    "StepCost",
     "compute_seconds",
+    "cost_of_step",
     "examine",
-    "memory_of",
-    "packet_of",
-    "share_of",
-    "step_of",
-    "survey",
-    "topk_for",
+    "packet_bytes",
+    "plan_memory",
+    "samples_per_peer",
+    "survey_data",
+    "topk_within",
 ]

@@ -40,7 +40,7 @@ class MicroBatch:
     flops: int  # of matrix products and attention
 
 
-class Alive(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):
     """Counts the bytes of the storages that are made while it is on, as long as they live; and what is
     computed."""
 
@@ -121,7 +121,7 @@ def trace(model: nn.Module, batch: int, length: int, half: torch.dtype | None = 
         names = ("input_ids", "attention_mask", "labels")
         inputs = {name: torch.zeros((batch, length), dtype=torch.int64) for name in names}
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        alive = Alive(*model.parameters(), *model.buffers(), *gradients, *inputs.values())
+        alive = LiveBytes(*model.parameters(), *model.buffers(), *gradients, *inputs.values())
         with alive:
             with torch.autocast("cpu", half, enabled=half is not None):
                 loss, _ = loss_sum(model, inputs)

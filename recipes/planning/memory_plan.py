@@ -19,9 +19,9 @@ from torch import nn
 
 from compress.fingerprint import AT_ONCE as FINGERPRINT_AT_ONCE
 from recipes.config import Compression, Model, Recipe
-from recipes.models import blueprint_of, computed_in, kind_of
+from recipes.models import autocast_dtype, meta_trained_model, trained_dtype
 from recipes.training import STATE
-from recipes.weight_files import AT_ONCE, layout_of
+from recipes.weight_files import GRADIENT_CHUNK, layout_of
 
 from .activations import trace
 
@@ -45,7 +45,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryPlan:
     """What a peer holds at its fullest moment, beside Python and its libraries."""
 
     parts: tuple[Part, ...]
@@ -70,20 +70,20 @@ class Machine:
     count: int = 1  # over so many a peer is spread
 
 
-def memory_of(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine) -> Memory:
+def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine) -> MemoryPlan:
     """Of a peer with the model in `folder`, where a config is enough; of one device, where it is spread.
 
     Errors: ModelError.
     """
-    model = with_attention(blueprint_of(recipe, folder), recipe.model.attn_implementation)
-    size, kind = layout_of(model).size, kind_of(recipe)
+    model = with_attention(meta_trained_model(recipe, folder), recipe.model.attn_implementation)
+    size, kind = layout_of(model).size, trained_dtype(recipe)
     frozen = frozen_bytes(model, recipe.model)
     away = machine.count > 1 or on_host(recipe.compression, size, machine, frozen)
     gathered = block_of(model) if machine.count > 1 else 0
     rows = f"{micro_batch} x {recipe.data.max_length} tokens"
     passed = trace(model, micro_batch, recipe.data.max_length, half_of(recipe, model, machine.gpu))
     # Of gradients in half precision so many at a time become float32, when the activations are gone.
-    step = 0 if kind == torch.float32 else FLOAT * min(size, AT_ONCE)
+    step = 0 if kind == torch.float32 else FLOAT * min(size, GRADIENT_CHUNK)
     parts = [
         Part("base", frozen, "frozen weights as they are held, and buffers"),
         *vectors(recipe, size, kind.itemsize, away),
@@ -93,9 +93,9 @@ def memory_of(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine) 
         Part("gathered", 2 * kind.itemsize * gathered, "the largest block, whole, and its gradient"),
         Part("activations", passed.kept, f"what the layers keep of {rows}"),
         Part("logits", passed.most - passed.kept, f"logits, loss and what passes through, of {rows}"),
-        exchange(recipe.compression, size, passed.most, step),
+        exchange_part(recipe.compression, size, passed.most, step),
     ]
-    return Memory(tuple(part for part in parts if part.bytes), size, passed.flops)
+    return MemoryPlan(tuple(part for part in parts if part.bytes), size, passed.flops)
 
 
 def vectors(recipe: Recipe, size: int, width: int, away: bool) -> list[Part]:
@@ -131,7 +131,7 @@ def frozen_bytes(model: nn.Module, wanted: Model) -> int:
 
 def half_of(recipe: Recipe, model: nn.Module, gpu: bool) -> torch.dtype | None:
     """What forward passes are computed in, on a CPU or a GPU that knows bfloat16; None: as the weights."""
-    half = computed_in(recipe.training, model, torch.device("cpu"))
+    half = autocast_dtype(recipe.training, model, torch.device("cpu"))
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
     if half is None and gpu and recipe.training.bf16 == "auto" and kinds == {torch.float32}:
         return torch.bfloat16
@@ -168,7 +168,7 @@ def block_of(model: nn.Module) -> int:
     return max([sum(p.numel() for p in model.parameters()) - sum(layers), *layers])
 
 
-def exchange(compression: Compression, size: int, beside: int, step: int = 0) -> Part:
+def exchange_part(compression: Compression, size: int, beside: int, step: int = 0) -> Part:
     """Encoding runs beside the compute, taking in what came follows it: the activations are gone by then.
 
     encoding    4 m + 12 k: the difference, and what is chosen of it; of chunks 8 m + 20 k

@@ -11,11 +11,18 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recipes.config import Dataset, Recipe, on_hub
-from recipes.data import Encoder, detect, rows
+from recipes.config import Dataset, Recipe, is_hub_id
+from recipes.data import RowTokenizer, detect_row_type, read_rows
 from recipes.errors import DataError, Finding, HubUnreachable, InputError
-from recipes.models import BUILTIN_MODELS, blueprint_of, check_fit, check_trainable, load_tokenizer, outline
-from recipes.weight_files import blueprint, check_folder, layout_of
+from recipes.models import (
+    BUILTIN_MODELS,
+    check_fit,
+    check_trainable,
+    config_folder,
+    load_tokenizer,
+    meta_trained_model,
+)
+from recipes.weight_files import check_model_folder, layout_of, meta_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,9 +38,9 @@ HIGH = {"adapters": 1e-3, "a whole model": 2e-4}  # rates of an adaptive optimiz
 def examine(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
     """The model, then the data. `offline`: the hub is not asked; what is not in its cache is not checked."""
     tokenizer = None
-    yield from doubts(recipe)
+    yield from unusual_settings(recipe)
     try:
-        folder = outline(recipe.model)
+        folder = config_folder(recipe.model)
         yield model_of(recipe, folder)
         tokenizer = load_tokenizer(recipe.model, folder)
         check_fit(recipe, folder, tokenizer)
@@ -46,7 +53,7 @@ def examine(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
             yield failed("data", error, offline)
 
 
-def doubts(recipe: Recipe) -> Iterator[Finding]:
+def unusual_settings(recipe: Recipe) -> Iterator[Finding]:
     """What is allowed and seldom meant."""
     rate, what = recipe.training.learning_rate, "adapters" if recipe.lora else "a whole model"
     toy = recipe.model.model_name_or_path in BUILTIN_MODELS  # learns from nothing
@@ -65,10 +72,10 @@ def failed(about: str, error: Exception, offline: bool = False) -> Finding:
 def model_of(recipe: Recipe, folder: Path) -> Finding:
     """Does transformers know this kind of model, and how large is it? Errors: ModelError."""
     if Path(recipe.model.model_name_or_path).expanduser().is_dir():
-        check_folder(folder)
+        check_model_folder(folder)
     check_trainable(recipe, folder)
-    drawn = blueprint(folder, code=recipe.model.trust_remote_code)
-    trained = layout_of(blueprint_of(recipe, folder)).size
+    drawn = meta_model(folder, code=recipe.model.trust_remote_code)
+    trained = layout_of(meta_trained_model(recipe, folder)).size
     size = sum(parameter.numel() for parameter in drawn.parameters())
     said = f"{size / 1e9:.2f} B" if size >= 1e9 else f"{size / 1e6:.1f} M"
     name, revision = recipe.model.model_name_or_path, recipe.model.model_revision
@@ -94,16 +101,20 @@ def data_of(
 
     Errors: DataError, HubUnreachable.
     """
-    hub = on_hub(dataset.path)
-    source = rows(dataset, streaming=hub and not offline)
+    hub = is_hub_id(dataset.path)
+    source = read_rows(dataset, streaming=hub and not offline)
     first = next(source, None)
     if first is None:
         raise DataError(f"{dataset.path}: the data set is empty")
-    kind = detect(dataset, first)
+    kind = detect_row_type(dataset, first)
     if tokenizer is None:
         yield Finding("ok", "data", f"{dataset.path}: {kind}; its rows are not read, for want of a tokenizer")
         return
-    encoder, tally, limit = Encoder(tokenizer, recipe.data, dataset, kind), Tally(), HUB_ROWS if hub else ROWS
+    encoder, tally, limit = (
+        RowTokenizer(tokenizer, recipe.data, dataset, kind),
+        Tally(),
+        HUB_ROWS if hub else ROWS,
+    )
     longest = None if recipe.data.packing else recipe.data.max_length
     for row in islice(chain([first], source), limit):
         tally.rows += 1

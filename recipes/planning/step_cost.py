@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from compress.codec_bench import student
 from recipes.algorithm import mix_of
 from recipes.config import Recipe
-from recipes.data import Encoder, detect, sources
+from recipes.data import RowTokenizer, detect_row_type, sources
 from recipes.errors import HubUnreachable
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ FIRST = 200  # rows of a data set whose length is looked at
 
 
 @dataclass(frozen=True)
-class Line:
+class LinkSpeed:
     """A peer's connection, bytes a second."""
 
     up: float
@@ -29,7 +29,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepCost:
     """One step of one peer."""
 
     packet: int  # bytes, each way
@@ -53,7 +53,7 @@ class Step:
         return "network" if self.exchange > self.compute else "compute"
 
 
-def packet_of(recipe: Recipe, parameters: int) -> int:
+def packet_bytes(recipe: Recipe, parameters: int) -> int:
     """Bytes of a packet of P = `parameters`: of a real one, made of heavy-tailed numbers as updates are."""
     mix = replace(mix_of(recipe.compression), shards=1)
     n = min(parameters, SAMPLE)
@@ -61,7 +61,7 @@ def packet_of(recipe: Recipe, parameters: int) -> int:
     return round(len(mix.encode(drawn.difference(pair.x, pair.common))) * parameters / n)
 
 
-def share_of(recipe: Recipe, peers: int) -> float:
+def samples_per_peer(recipe: Recipe, peers: int) -> float:
     """Samples a step and peer, where all are equally fast."""
     return recipe.training.global_batch_size / peers
 
@@ -71,26 +71,26 @@ def compute_seconds(flops: float, peak: float) -> float:
     return flops / (UTILISED * peak)
 
 
-def step_of(recipe: Recipe, packet: int, compute: float, line: Line) -> Step:
+def cost_of_step(recipe: Recipe, packet: int, compute: float, line: LinkSpeed) -> StepCost:
     hidden, every = recipe.compression.staleness == 1, recipe.compression.local_steps
-    return Step(packet, every, compute, packet / line.up, packet / line.down, hidden)
+    return StepCost(packet, every, compute, packet / line.up, packet / line.down, hidden)
 
 
-def topk_for(recipe: Recipe, parameters: int, line: Line, seconds: float) -> float | None:
+def topk_within(recipe: Recipe, parameters: int, line: LinkSpeed, seconds: float) -> float | None:
     """The largest K, of round ones, whose exchange takes at most `seconds`. None: not even the smallest."""
     for keep in (0.2, 0.15, 0.1, 0.08, 0.05, 0.03, 0.02, 0.01):
         if keep < recipe.compression.topk_ratio:
             changed = recipe.model_copy(
                 update={"compression": recipe.compression.model_copy(update={"topk_ratio": keep})}
             )
-            packet = packet_of(changed, parameters)
+            packet = packet_bytes(changed, parameters)
             if packet / line.up + packet / line.down <= seconds:
                 return keep
     return None
 
 
 @dataclass(frozen=True)
-class Survey:
+class DataSurvey:
     """What is known of the data without reading all of it."""
 
     rows: int | None  # None: nobody says how many there are
@@ -109,21 +109,21 @@ class Survey:
         return recipe.data.max_length if recipe.data.packing else self.tokens
 
 
-def survey(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Survey:
+def survey_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> DataSurvey:
     """How many rows, and how long the first ones are. Errors: DataError; a silent hub is none here."""
     rows: int | None = 0
     lengths: list[int] = []
     for dataset in recipe.datasets:
         try:
-            source = sources.rows(dataset, streaming=sources.on_hub(dataset.path))
+            source = sources.read_rows(dataset, streaming=sources.is_hub_id(dataset.path))
             first = list(islice(source, FIRST))
             if first:
-                encoder = Encoder(tokenizer, recipe.data, dataset, detect(dataset, first[0]))
+                encoder = RowTokenizer(tokenizer, recipe.data, dataset, detect_row_type(dataset, first[0]))
                 lengths += [len(document.tokens) for document in encoder.encode(first)]
-            counted = None if recipe.training.max_steps > 0 else sources.count(dataset)
+            counted = None if recipe.training.max_steps > 0 else sources.count_rows(dataset)
         except HubUnreachable:
             counted = None
         rows = None if rows is None or counted is None else rows + counted
     longest = recipe.data.max_length
     cut = lengths if recipe.data.packing else [min(length, longest) for length in lengths]
-    return Survey(rows, sum(cut) / len(cut) if cut else longest)
+    return DataSurvey(rows, sum(cut) / len(cut) if cut else longest)

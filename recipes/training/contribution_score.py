@@ -34,9 +34,9 @@ import torch
 
 from recipes.algorithm import FEWEST, HELD, Common, length, median_of, mix_of, read
 from recipes.config import Recipe
-from recipes.data import Corpus, collate, shuffled
-from recipes.models import check_apart, loss_sum
-from recipes.weight_files import Flat
+from recipes.data import Corpus, collate, shuffled_order
+from recipes.models import check_packing_isolation, loss_sum
+from recipes.weight_files import FlatParameters
 
 ROUNDS = 16  # rounds that say what is usual
 ENOUGH = 24  # packets that say it
@@ -198,10 +198,10 @@ class Probe:
 
     def __init__(self, model: torch.nn.Module, recipe: Recipe, corpus: Corpus) -> None:
         if recipe.data.apart:
-            check_apart(model)
-        self.flat, self.corpus, self.batch = Flat(model), corpus, recipe.swarm.probe_batch_size
+            check_packing_isolation(model)
+        self.flat, self.corpus, self.batch = FlatParameters(model), corpus, recipe.swarm.probe_batch_size
         self.common = Common(self.flat.vector, mix_of(recipe.compression), recipe.training.seed)
-        self.order = shuffled(len(corpus.samples), recipe.training.seed, ORDER)
+        self.order = shuffled_order(len(corpus.samples), recipe.training.seed, ORDER)
         self.next = 0  # row in that order
 
     def start_from(self, common: Common) -> None:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from recipes.config import outer_of
-from recipes.data import Sample, batches, unpack
+from recipes.data import Sample, batches, unpack_samples
 
 from .micro_batch import fitted
 from .optimizers import learning_rate
@@ -55,7 +55,7 @@ def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gra
     """The gradient of this peer's lease; of its last step, where it has several. None when the peer is asked
     to leave meanwhile: the lease then goes back to the hub with the goodbye.
     """
-    lease = unpack(link.fetch(f"lease/{round.round}"), peer.vocabulary)
+    lease = unpack_samples(link.fetch(f"lease/{round.round}"), peer.vocabulary)
     steps = min(peer.recipe.compression.local_steps, max(1, round.steps - round.step))
     done: Gradient | None = None
     for number, part in parts_of(lease, steps):

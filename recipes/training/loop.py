@@ -26,8 +26,8 @@ from torch import nn
 
 from recipes.algorithm import Common, Part, Worker, fill_of, mix_of
 from recipes.config import Recipe
-from recipes.data import Sample, unpack
-from recipes.models import check_apart
+from recipes.data import Sample, unpack_samples
+from recipes.models import check_packing_isolation
 
 from .lease_gradient import Gradient, Lease, apply, computed
 from .micro_batch import fitted
@@ -220,7 +220,7 @@ class Peer:
 def build_peer(model: nn.Module, recipe: Recipe, micro_batch: int, name: str = "", round: int = 0) -> Peer:
     """A peer called `name` whose model is x' of `round`: the base weights, or a snapshot's."""
     if recipe.data.apart:
-        check_apart(model)
+        check_packing_isolation(model)
     own = crc32(name.encode())
     local = Alone(model, recipe, own)
     flat, where = local.flat, recipe.compression.state_device
@@ -279,7 +279,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                 peer.encoded.clear()
                 exchange = thread.submit(exchanged, link, peer, round, time.monotonic())
             if round.eval_parts and not link.leaving.is_set():
-                held_out = held_out or unpack(link.fetch("eval"), peer.vocabulary)
+                held_out = held_out or unpack_samples(link.fetch("eval"), peer.vocabulary)
                 yield (yield from fitted(peer, partial(evaluate_part, link, peer, round, held_out)))
             wanted = round.samples and not link.leaving.is_set()
             gradient = (yield from computed(link, peer, round)) if wanted else None

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from compress import fingerprint
-from recipes.weight_files import write_whole
+from recipes.weight_files import write_safetensors
 
 from .loop import Peer, settle
 from .trainer import LOCAL, OPTIMIZER, Lazy
@@ -64,7 +64,7 @@ def keep(peer: Peer, path: Path, about: Mapping[str, str]) -> None:
     sums = {name: f"{fingerprint(tensor.reshape(-1)):016x}" for name, tensor in tensors.items()}
     stay = {"format": FORMAT, "round": str(common.round), "fingerprint": f"{common.fingerprint:016x}"}
     words = {**about, **stay, "sums": json.dumps(sums)}
-    write_whole(path, tensors, {**words, "check": digest(words)})
+    write_safetensors(path, tensors, {**words, "check": digest(words)})
 
 
 def read(path: Path) -> Stay:

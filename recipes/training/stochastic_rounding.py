@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recipes.weight_files import AT_ONCE, Flat
+from recipes.weight_files import GRADIENT_CHUNK, FlatParameters
 
 if TYPE_CHECKING:
     from compress import Sample, Shard
@@ -44,7 +44,7 @@ class Rounded:
     """
 
     def __init__(self, model: nn.Module, seed: int) -> None:
-        self._flat = Flat(model, torch.bfloat16)
+        self._flat = FlatParameters(model, torch.bfloat16)
         assert self._flat.copy is not None
         self.model, self.layout, self.grad, self.copy = (
             model,
@@ -88,8 +88,8 @@ class Rounded:
         return self._flat.clip(limit)
 
     def refresh(self) -> None:
-        for start in range(0, self.layout.size, AT_ONCE):
-            stop = min(start + AT_ONCE, self.layout.size)
+        for start in range(0, self.layout.size, GRADIENT_CHUNK):
+            stop = min(start + GRADIENT_CHUNK, self.layout.size)
             self.copy[start:stop] = self._x(start, stop)
 
     @contextmanager
@@ -126,10 +126,10 @@ class Rounded:
 
     def _parts(self) -> Iterator[range]:
         """Parameters by number, about AT_ONCE elements at a time."""
-        first, room = 0, AT_ONCE
+        first, room = 0, GRADIENT_CHUNK
         for i, (start, stop) in enumerate(pairwise(self.layout.offsets)):
             if room <= 0:
                 yield range(first, i)
-                first, room = i, AT_ONCE
+                first, room = i, GRADIENT_CHUNK
             room -= stop - start
         yield range(first, len(self.layout.names))

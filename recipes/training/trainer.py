@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 
 from recipes.config import Recipe
 from recipes.data import Sample, collate
-from recipes.models import computed_in, evaluate, kind_of, loss_sum
-from recipes.weight_files import Flat, Layout
+from recipes.models import autocast_dtype, evaluate, loss_sum, trained_dtype
+from recipes.weight_files import FlatParameters, Layout
 
 from .micro_batch import share_taken, sizes_of
 from .optimizers import build_optimizer, set_learning_rate
@@ -127,10 +127,10 @@ class Alone:
     def __init__(self, model: nn.Module, recipe: Recipe, seed: int = 0) -> None:
         self.model = model
         masters = recipe.training.fp32_master_weights
-        self.flat: Flat | Rounded  # the vector x_i
-        self.flat = Flat(model, kind_of(recipe)) if masters else Rounded(model, seed)
+        self.flat: FlatParameters | Rounded  # the vector x_i
+        self.flat = FlatParameters(model, trained_dtype(recipe)) if masters else Rounded(model, seed)
         self.optimizer = build_optimizer(self.flat.masters, recipe.training)
-        self.half = computed_in(recipe.training, model, self.device)  # None: as the weights are
+        self.half = autocast_dtype(recipe.training, model, self.device)  # None: as the weights are
         self.scale = LossScale(2.0**16) if self.half == torch.float16 else LossScale()
         if recipe.training.torch_compile:
             model.compile()

@@ -16,7 +16,7 @@ from torch import Tensor
 PIECE = 1 << 24  # elements brought to the host at a time: 64 MiB
 
 
-def write_whole(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write float32 `tensors` under `path`, readable by its user alone.
 
     Raises:

@@ -16,7 +16,7 @@ LOADING = threading.RLock()  # held by whoever is in transformers' loading code 
 
 
 @contextmanager
-def written_whole(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """A folder beside `folder` to write into; its files are moved when all are written, the weights last.
     After an error it is removed, and `folder` is as it was.
     """
@@ -37,7 +37,7 @@ def written_whole(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """No progress bars and no advice from transformers: the library tells, the command shows.
 
     For one thread at a time: while transformers loads a model it takes `tie_weights` and the initialization
@@ -58,7 +58,7 @@ def quiet() -> Iterator[None]:
                 tell.enable_progress_bar()
 
 
-def check_folder(folder: Path, name: str | None = None) -> None:
+def check_model_folder(folder: Path, name: str | None = None) -> None:
     called = name or str(folder)
     if not folder.is_dir():
         raise ModelError(f"no such model folder: {called}")

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from recipes.errors import ModelError
 
-AT_ONCE = 1 << 26  # elements whose gradients are made FP32 at a time: 256 MiB
+GRADIENT_CHUNK = 1 << 26  # elements whose gradients are made FP32 at a time: 256 MiB
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def layout_of(model: nn.Module) -> Layout:
     return Layout(tuple(name for name, _ in trained), tuple(shape for _, shape in trained))
 
 
-class Flat:
+class FlatParameters:
     """The trained parameters of `model` as one vector in FP32, and their gradients as another.
 
     A model that computes in FP32 uses the vector as it is: what the algorithm writes is what the model
@@ -121,7 +121,7 @@ class Flat:
         for pair in zip(self.masters, self.layout.views(self.grad), strict=True):
             if room <= 0:
                 parts.append([])
-                room = AT_ONCE
+                room = GRADIENT_CHUNK
             parts[-1].append(pair)
             room -= pair[0].numel()
         return parts

@@ -28,7 +28,14 @@ from compress.packet import Bytes, InFile, memory
 from compress.sampling import Walk, places
 from recipes.errors import ModelError
 
-from .stored_weights import ADAPTER, WEIGHTS, Kind, StoredVector, read_header, write_header
+from .stored_weights import (
+    ADAPTER_FILE,
+    WEIGHTS_FILE,
+    StoredVector,
+    TensorSpec,
+    read_header,
+    safetensors_header,
+)
 
 CHUNK = 1 << 20  # bytes of such a chunk
 WINDOW = 1 << 20  # elements; a multiple of every block of a sample, and of a row of the fingerprint
@@ -37,7 +44,7 @@ BUDGET = 384 << 20  # bytes of memory of a fold, in all
 SPARE = 256 << 20  # bytes that stay free on the disk
 
 
-class Abandoned(Exception):
+class FoldCancelled(Exception):
     """The fold was asked to stop."""
 
 
@@ -46,7 +53,7 @@ class WrongFold(ModelError):
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownFingerprint:
     """What the run's peers agreed on."""
 
     round: int
@@ -63,7 +70,7 @@ class Fold:
     source: StoredVector
     start: int  # the round that the source is x' of
     packets: Sequence[Bytes]  # of the rounds from there on
-    known: Known | None = None  # of a round from `start` to the last: looked at in passing
+    known: KnownFingerprint | None = None  # of a round from `start` to the last: looked at in passing
     stop: Callable[[], bool] = lambda: False  # asked between two windows
     told: Callable[[int, int], None] = lambda done, total: None  # bytes written, of those to be written
     budget: int = BUDGET
@@ -81,17 +88,17 @@ class Fold:
         told = {"format": "pt", "cocktail_round": str(self.round), "cocktail_run": self.run}
         layout = self.source.layout
         tensors = {
-            name: Kind("F32", shape, 4 * (end - begin))
+            name: TensorSpec("F32", shape, 4 * (end - begin))
             for name, shape, begin, end in zip(
                 self.source.names, layout.shapes, layout.offsets, layout.offsets[1:], strict=False
             )
         } | {name: tensor.kind for name, tensor in self.source.others.items()}
 
         def header(number: int) -> bytes:
-            return write_header(told | {"cocktail_fingerprint": f"{number:016x}"}, tensors)
+            return safetensors_header(told | {"cocktail_fingerprint": f"{number:016x}"}, tensors)
 
         start = len(header(0))
-        check_room(folder, start + sum(tensor.size for tensor in tensors.values()))
+        check_disk_space(folder, start + sum(tensor.size for tensor in tensors.values()))
         with open(folder / self.source.file, "w+b", buffering=0) as file:
             number = self._sweep(file, start)
             file.seek(start + 4 * layout.size)
@@ -130,7 +137,9 @@ class Fold:
                 self._check(number if mark == last - first else looked)
         return number & 0xFFFFFFFFFFFFFFFF
 
-    def _through(self, batch: list[_Way], window: np.ndarray, shard: Shard, begin: int, mark: int) -> int:
+    def _through(
+        self, batch: list[PacketCursor], window: np.ndarray, shard: Shard, begin: int, mark: int
+    ) -> int:
         """One window of a shard through all packets; its fingerprint before packet `mark`."""
         looked, within = 0, begin - shard.start
         order: tuple[tuple[int, ...], int] | None = None
@@ -165,10 +174,10 @@ class Fold:
         with _packet_of(self.start + i):
             return split(self.packets[i], self.mix.shards)
 
-    def _way(self, i: int, shard: Shard, part: Bytes) -> _Way:
+    def _way(self, i: int, shard: Shard, part: Bytes) -> PacketCursor:
         self._poll()
         with _packet_of(self.start + i):
-            return _Way(self.start + i, self._walk(i, shard), part)
+            return PacketCursor(self.start + i, self._walk(i, shard), part)
 
     def _walk(self, i: int, shard: Shard) -> Walk:
         """What packet i visits."""
@@ -176,7 +185,7 @@ class Fold:
 
     def _poll(self) -> None:
         if self.stop():
-            raise Abandoned
+            raise FoldCancelled
 
     def _check(self, number: int) -> None:
         assert self.known is not None
@@ -197,7 +206,7 @@ def _packet_of(round: int) -> Iterator[None]:
         raise WrongFold(f"the packet of round {round}: {error}") from error
 
 
-class _Way:
+class PacketCursor:
     """One packet on its way through a shard."""
 
     def __init__(self, round: int, walk: Walk, packet: Bytes) -> None:
@@ -238,30 +247,30 @@ class Snapshot:
 
     @property
     def weights(self) -> Path:
-        return weights_in(self.folder)
+        return weights_file_in(self.folder)
 
     @property
     def hashes(self) -> Path:
         """SHA-256 of each chunk of the weights, one after the other."""
-        return hashes_of(self.weights)
+        return hashes_file_of(self.weights)
 
 
-def weights_in(folder: Path) -> Path:
+def weights_file_in(folder: Path) -> Path:
     """The file of the vector: of a model, or of an adapter."""
-    return folder / (ADAPTER if (folder / ADAPTER).is_file() else WEIGHTS)
+    return folder / (ADAPTER_FILE if (folder / ADAPTER_FILE).is_file() else WEIGHTS_FILE)
 
 
-def hashes_of(weights: Path) -> Path:
+def hashes_file_of(weights: Path) -> Path:
     """Of its chunks, beside it."""
     return weights.with_name(weights.name + ".sha256")
 
 
-def snapshots(folder: Path, run: str) -> list[Snapshot]:
+def list_snapshots(folder: Path, run: str) -> list[Snapshot]:
     """The whole snapshots of a run, by round; what a killed hub left behind does not count."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
-        weights = weights_in(path)
-        if not path.name.isdecimal() or not weights.is_file() or not hashes_of(weights).is_file():
+        weights = weights_file_in(path)
+        if not path.name.isdecimal() or not weights.is_file() or not hashes_file_of(weights).is_file():
             continue
         with open(weights, "rb", buffering=0) as file:
             try:
@@ -277,29 +286,29 @@ def snapshots(folder: Path, run: str) -> list[Snapshot]:
     return sorted(found, key=lambda one: one.round)
 
 
-def clear_leftovers(folder: Path) -> None:
+def remove_unfinished_snapshots(folder: Path) -> None:
     """Remove what a killed hub had begun to write."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        begun = path.name.isdecimal() and not weights_in(path).exists()
+        begun = path.name.isdecimal() and not weights_file_in(path).exists()
         if path.is_dir() and (begun or path.name.endswith(".part")):
             shutil.rmtree(path, ignore_errors=True)  # in use, on Windows: at the next start
 
 
-def write_hashes(folder: Path, stop: Callable[[], bool]) -> None:
+def write_chunk_hashes(folder: Path, stop: Callable[[], bool]) -> None:
     """The hashes of the chunks of the weights in `folder`, beside them. Errors: Abandoned."""
-    digests, weights = [], weights_in(folder)
+    digests, weights = [], weights_file_in(folder)
     with open(weights, "rb", buffering=0) as file:
         while chunk := file.read(CHUNK):
             if stop():
-                raise Abandoned
+                raise FoldCancelled
             digests.append(hashlib.sha256(chunk).digest())
-    with open(hashes_of(weights), "wb") as file:
+    with open(hashes_file_of(weights), "wb") as file:
         file.write(b"".join(digests))
         file.flush()
         os.fsync(file.fileno())
 
 
-def write_beside(folder: Path, texts: Mapping[str, str], tokenizer: Path) -> None:
+def write_model_files(folder: Path, texts: Mapping[str, str], tokenizer: Path) -> None:
     """What makes a folder of weights a model: its config, and the files of a tokenizer."""
     for file in sorted(path for path in tokenizer.iterdir() if path.is_file()):
         shutil.copyfile(file, folder / file.name)
@@ -307,7 +316,7 @@ def write_beside(folder: Path, texts: Mapping[str, str], tokenizer: Path) -> Non
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def check_room(folder: Path, needed: int) -> None:
+def check_disk_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed + SPARE:
         said = f"a model of {needed / 1e9:.2f} GB does not fit, {free / 1e9:.2f} GB are free"

@@ -23,25 +23,25 @@ import torch
 from torch import nn
 
 from compress.packet import Bytes, InFile
-from recipes.downloads import CODE, loading
+from recipes.downloads import CODE_FILES, from_pretrained_options
 from recipes.errors import ModelError
 
-from .model_folder import check_folder, quiet
+from .model_folder import check_model_folder, quiet_transformers
 from .parameter_layout import Layout, layout_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-WEIGHTS = "model.safetensors"
+WEIGHTS_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-ADAPTER = "adapter_model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"
 WIDTH = {"F32": 4, "F16": 2, "BF16": 2}  # what becomes FP32 without a rounding -> bytes
 CODES = ("I8", "F8_E4M3", "F8_E5M2")  # of quantized weights, which mean nothing without their scales
 LONGEST = 100 << 20  # bytes of a header, at most
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """One tensor as it is stored."""
 
     dtype: str  # as safetensors calls it
@@ -49,12 +49,12 @@ class Stored:
     data: Bytes
 
     @property
-    def kind(self) -> Kind:
-        return Kind(self.dtype, self.shape, len(self.data))
+    def kind(self) -> TensorSpec:
+        return TensorSpec(self.dtype, self.shape, len(self.data))
 
 
 @dataclass(frozen=True)
-class Kind:
+class TensorSpec:
     """What a header says of a tensor beside its place."""
 
     dtype: str
@@ -68,17 +68,17 @@ class StoredVector:
 
     layout: Layout
     names: tuple[str, ...]  # as they are stored; transformers may have others by now
-    parts: tuple[Stored, ...]  # in the order of the layout
-    others: Mapping[str, Stored]  # buffers
+    parts: tuple[StoredTensor, ...]  # in the order of the layout
+    others: Mapping[str, StoredTensor]  # buffers
     files: ExitStack = field(default_factory=ExitStack)
     on_disk: bool = True  # False: the model was loaded, and lies in memory
     texts: Mapping[str, str] = field(default_factory=dict)  # what stands beside it in a model folder
-    file: str = WEIGHTS  # what it is called there
+    file: str = WEIGHTS_FILE  # what it is called there
     tied: Mapping[str, str] = field(
         default_factory=dict
     )  # further names of parameters -> theirs in the layout
 
-    def part(self, name: str) -> Stored:
+    def part(self, name: str) -> StoredTensor:
         """The parameter of this name in the model, in any of its names. Errors: ModelError."""
         name = self.tied.get(name, name)
         if name not in self.layout.names:
@@ -105,11 +105,11 @@ class StoredVector:
 
 def open_vector(folder: Path, code: bool = False) -> StoredVector:
     """The weights in a model folder, in the order of its parameters. Errors: ModelError."""
-    check_folder(folder)
-    model = blueprint(folder, code=code)
+    check_model_folder(folder)
+    model = meta_model(folder, code=code)
     layout = layout_of(model)
     with ExitStack() as files:
-        tensors = stored_in(folder, files)
+        tensors = open_tensors(folder, files)
         opened = files.pop_all()
     called = _called(model, list(tensors))
     tied = tied_names(model)
@@ -123,17 +123,19 @@ def open_vector(folder: Path, code: bool = False) -> StoredVector:
     names = tuple(called[name] for name in layout.names)
     others = {name: tensor for name, tensor in tensors.items() if name not in set(names)}
     parts = tuple(tensors[name] for name in names)
-    return StoredVector(layout, names, parts, others, opened, texts=texts_of(folder, code), tied=tied)
+    return StoredVector(
+        layout, names, parts, others, opened, texts=model_config_files(folder, code), tied=tied
+    )
 
 
-def texts_of(folder: Path, code: bool = False) -> dict[str, str]:
+def model_config_files(folder: Path, code: bool = False) -> dict[str, str]:
     """What makes weights in FP32 a model: the config of the model in `folder`, and its code where that is
     trusted, by name of the file.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)  # its older name
     config["dtype"] = "float32"
-    own = folder.glob(CODE) if code else ()
+    own = folder.glob(CODE_FILES) if code else ()
     texts = {file.name: file.read_text(encoding="utf-8") for file in own}
     texts["config.json"] = json.dumps(config, indent=2) + "\n"
     if (folder / "generation_config.json").is_file():
@@ -148,15 +150,15 @@ def tied_names(model: nn.Module) -> dict[str, str]:
     return {name: first[id(p)] for name, p in every if first[id(p)] != name}
 
 
-def blueprint(folder: Path, kind: torch.dtype | None = None, code: bool = False) -> PreTrainedModel:
+def meta_model(folder: Path, kind: torch.dtype | None = None, code: bool = False) -> PreTrainedModel:
     """The model of the config in `folder`, names and shapes only, on the meta device; its weights of `kind`,
     or as the config has it. Errors: ModelError.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    told = loading(folder, code)
+    told = from_pretrained_options(folder, code)
     try:
-        with quiet(), torch.device("meta"):
+        with quiet_transformers(), torch.device("meta"):
             config = AutoConfig.from_pretrained(folder, **told)
             chosen: dict[str, Any] = {} if kind is None else {"dtype": kind}
             return AutoModelForCausalLM.from_config(config, trust_remote_code=code, **chosen)
@@ -223,7 +225,7 @@ def read_header(file: BinaryIO, name: str) -> Header:
     return Header(metadata, tensors, 8 + length, 8 + length + max(ends, default=0))
 
 
-def write_header(metadata: Mapping[str, str], tensors: Mapping[str, Kind]) -> bytes:
+def safetensors_header(metadata: Mapping[str, str], tensors: Mapping[str, TensorSpec]) -> bytes:
     """Header of a file that holds these tensors one after the other, in this order."""
     told: dict[str, Any] = {"__metadata__": dict(metadata)}
     start = 0
@@ -236,15 +238,15 @@ def write_header(metadata: Mapping[str, str], tensors: Mapping[str, Kind]) -> by
     return len(text).to_bytes(8, "little") + text
 
 
-def stored_in(folder: Path, files: ExitStack) -> dict[str, Stored]:
+def open_tensors(folder: Path, files: ExitStack) -> dict[str, StoredTensor]:
     """Every tensor of the folder's safetensors files, as transformers would look for them; none for .bin.
 
     The files stay open, in `files`. Errors: ModelError.
     """
     names: list[str] = []
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     try:
-        if one := [name for name in (WEIGHTS, ADAPTER) if (folder / name).is_file()]:
+        if one := [name for name in (WEIGHTS_FILE, ADAPTER_FILE) if (folder / name).is_file()]:
             names = one[:1]
         elif (folder / INDEX).is_file():
             index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
@@ -261,7 +263,7 @@ def stored_in(folder: Path, files: ExitStack) -> dict[str, Stored]:
                     floats = "float32, float16 or bfloat16"
                     raise ModelError(f"{path}: {key} is stored as {told['dtype']}, expected {floats}")
                 data = InFile(file, header.start + first, last - first)
-                tensors[key] = Stored(told["dtype"], tuple(told["shape"]), data)
+                tensors[key] = StoredTensor(told["dtype"], tuple(told["shape"]), data)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{folder}: its weights cannot be read: {error}") from error
     return tensors
@@ -272,23 +274,25 @@ def _loaded(folder: Path, code: bool) -> StoredVector:
 
     model = load_model(folder, code=code)
     layout = layout_of(model)
-    tensors = {name: in_memory(tensor) for name, tensor in model.state_dict().items()}
+    tensors = {name: stored_from_tensor(tensor) for name, tensor in model.state_dict().items()}
     tied = tied_names(model)
     others = {name: tensor for name, tensor in tensors.items() if name not in {*layout.names, *tied}}
     parts = tuple(tensors[name] for name in layout.names)
     return StoredVector(
-        layout, layout.names, parts, others, on_disk=False, texts=texts_of(folder, code), tied=tied
+        layout, layout.names, parts, others, on_disk=False, texts=model_config_files(folder, code), tied=tied
     )
 
 
-def in_memory(tensor: torch.Tensor) -> Stored:
+def stored_from_tensor(tensor: torch.Tensor) -> StoredTensor:
     kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL"}
     kinds |= {torch.uint8: "U8", torch.int32: "I32", torch.int64: "I64", torch.float64: "F64"}
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return Stored(kinds[tensor.dtype], tuple(tensor.shape), memoryview(flat.view(torch.uint8).numpy().data))
+    return StoredTensor(
+        kinds[tensor.dtype], tuple(tensor.shape), memoryview(flat.view(torch.uint8).numpy().data)
+    )
 
 
-def _floats(tensor: Stored, start: int, stop: int) -> np.ndarray:
+def _floats(tensor: StoredTensor, start: int, stop: int) -> np.ndarray:
     """Elements of a stored tensor as FP32: exact, since FP32 holds every FP16 and BF16 number."""
     width = WIDTH[tensor.dtype]
     assert len(tensor.data) == width * prod(tensor.shape)

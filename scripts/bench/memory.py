@@ -64,12 +64,12 @@ def write_model(name: str, folder: Path, device: str, words: int) -> None:
     import torch
     import transformers
 
-    from recipes.models.base_model import quiet
+    from recipes.models.base_model import quiet_transformers
 
     kind, fields = MODELS[name]
     fields = fields | ({"vocab_size": words} if name in SMALL else {})
     torch.manual_seed(0)
-    with torch.device(device), quiet():
+    with torch.device(device), quiet_transformers():
         model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**fields))
         model.save_pretrained(folder)
 
@@ -213,12 +213,12 @@ def leases(given: argparse.Namespace, words: int) -> list[bytes]:
     the same all steps of Adam are equally long."""
     import numpy as np
 
-    from recipes.data.corpus import Sample, pack
+    from recipes.data.corpus import Sample, pack_samples
 
     drawn = np.random.default_rng(0)
     lengths = [given.length] + [given.length // 2] * (given.micro_batch - 1)
     tokens = [[drawn.integers(0, words, n, np.int32) for n in lengths] for _ in range(given.rounds)]
-    return [pack([Sample(t, np.arange(len(t)) > 0) for t in of]) for of in tokens]
+    return [pack_samples([Sample(t, np.arange(len(t)) > 0) for t in of]) for of in tokens]
 
 
 def train(folder: Path, given: argparse.Namespace, memory: Host | Cuda) -> dict[str, int]:
@@ -271,7 +271,7 @@ def kib(what: str) -> int:
 
 def one(given: argparse.Namespace, name: str, answer: Connection) -> None:
     """In a process of its own: the plan's bytes and the measured ones, by part."""
-    from recipes.planning.memory_plan import Machine, memory_of
+    from recipes.planning.memory_plan import Machine, plan_memory
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
@@ -280,7 +280,7 @@ def one(given: argparse.Namespace, name: str, answer: Connection) -> None:
         write_model(name, folder, given.device, given.words)
         found = train(folder, given, Host() if given.device == "cpu" else Cuda())
         recipe = recipe_for(folder, given.length, given.override)
-        planned = memory_of(recipe, folder, given.micro_batch, Machine(1 << 40, given.device != "cpu"))
+        planned = plan_memory(recipe, folder, given.micro_batch, Machine(1 << 40, given.device != "cpu"))
         parts = {part.name: part.bytes for part in planned.parts if not part.host}
         answer.send({"planned": parts | {"whole": planned.bytes}, "measured": found})
 

@@ -13,7 +13,7 @@ from statistics import median
 from recipes.algorithm.cocktail_sgd import Common, mix_of
 from recipes.config.loader import recipe_from_json
 from recipes.models.causal_lm import load_model
-from recipes.weight_files.parameter_layout import Flat
+from recipes.weight_files.parameter_layout import FlatParameters
 from scripts.fault_injection.faults import LEAVES, RECONNECTS, Record
 from scripts.fault_injection.schedule import JOINER, KINDS
 from scripts.swarms.commands import HUB, Child, Swarm
@@ -86,7 +86,7 @@ def books(swarm: Swarm) -> Iterator[Check]:
         what, audit.counted == samples, f"{audit.counted:,} of {samples:,} samples in {audit.rounds:,} rounds"
     )
     recipe = recipe_from_json((swarm.out / "recipe.json").read_text())
-    base = Flat(load_model(swarm.out / "base")).vector
+    base = FlatParameters(load_model(swarm.out / "base")).vector
     common = Common(base, mix_of(recipe.compression), recipe.training.seed)
     truth: dict[int, str] = {}  # round -> fingerprint of the global model after it
     wrong = []
@@ -99,7 +99,9 @@ def books(swarm: Swarm) -> Iterator[Check]:
     for child, step in told:
         if truth.get(step["round"]) != step["fingerprint"]:
             wrong.append(f"{child.name} held another global model after round {step['round']} ({child.out})")
-    exported = Flat(load_model(swarm.out)).vector if (swarm.out / "model.safetensors").is_file() else None
+    exported = (
+        FlatParameters(load_model(swarm.out)).vector if (swarm.out / "model.safetensors").is_file() else None
+    )
     if exported is None or not bool((exported == common.vector).all()):
         wrong.append("the exported model is not the fold of the ledger")
     agreed = f"{len(told):,} told by the peers, {len(rows):,} agreed on"

@@ -25,11 +25,11 @@ from compress.packet.format import BODY, HEAD, LEVELS
 from recipes.algorithm.cocktail_sgd import Owner
 from recipes.algorithm.robust_mean import RejectedUpdate
 from recipes.config.loader import load_recipe, recipe_from_json
-from recipes.data.corpus import Sample, pack, unpack
+from recipes.data.corpus import Sample, pack_samples, unpack_samples
 from recipes.errors import DataError, ModelError, RecipeError
 from recipes.training.peer_checkpoint import FORMAT, digest, read
-from recipes.weight_files.atomic_safetensors import write_whole
-from recipes.weight_files.stored_weights import Kind, read_header, write_header
+from recipes.weight_files.atomic_safetensors import write_safetensors
+from recipes.weight_files.stored_weights import TensorSpec, read_header, safetensors_header
 from scripts import ROOT
 from scripts.fuzzing.mutate import EDGES, Target, bent, mutated
 
@@ -203,13 +203,13 @@ def make_samples(rng: Random) -> bytes:
         )
         trained = np.array([False] + [rng.random() < 0.7 for _ in tokens[1:]])
         made.append(Sample(tokens, trained))
-    good = pack(made)
+    good = pack_samples(made)
     return mutated(rng, good, good)
 
 
 def check_samples(case: bytes) -> bool:
     try:
-        samples = unpack(case, 70000)
+        samples = unpack_samples(case, 70000)
     except DataError:
         return False
     for sample in samples:
@@ -239,7 +239,9 @@ def check_recipe(case: bytes) -> bool:
     return True
 
 
-HEADER = write_header({"run": "r"}, {"a": Kind("F32", (2, 3), 24), "b": Kind("BF16", (4,), 8)})
+HEADER = safetensors_header(
+    {"run": "r"}, {"a": TensorSpec("F32", (2, 3), 24), "b": TensorSpec("BF16", (4,), 8)}
+)
 
 
 def make_weights(rng: Random) -> bytes:
@@ -264,7 +266,7 @@ def kept_file() -> tuple[Path, bytes]:
     x = torch.zeros(4)
     sums = {"x": "0" * 16, "common": "0" * 16}
     words = {"run": "r", "format": FORMAT, "round": "3", "fingerprint": "0" * 16, "sums": json.dumps(sums)}
-    write_whole(path, {"x": x, "common": x}, {**words, "check": digest(words)})
+    write_safetensors(path, {"x": x, "common": x}, {**words, "check": digest(words)})
     read(path)
     return path, path.read_bytes()
 

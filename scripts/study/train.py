@@ -27,7 +27,7 @@ from recipes.algorithm.shard_aggregator import Owners
 from recipes.config.presets import outer_of
 from recipes.config.schema import Compression, Training
 from recipes.training.optimizers import build_optimizer, learning_rate, set_learning_rate
-from recipes.weight_files.parameter_layout import Flat
+from recipes.weight_files.parameter_layout import FlatParameters
 from scripts.study.model import Models
 
 STRETCH = 4096  # bytes; every tenth stretch of the documentation is held out
@@ -157,7 +157,7 @@ def documentation(length: int) -> tuple[Text, Text]:
     return Text(train, length), Text(b"".join(stretches[9::10]), length)
 
 
-def new_model(size: Size) -> Flat:
+def new_model(size: Size) -> FlatParameters:
     torch.manual_seed(0)
     config = GPTNeoXConfig(
         vocab_size=256,
@@ -168,10 +168,10 @@ def new_model(size: Size) -> Flat:
         max_position_embeddings=size.length,
         attn_implementation="sdpa",
     )
-    return Flat(GPTNeoXForCausalLM(config).to(size.device).train())
+    return FlatParameters(GPTNeoXForCausalLM(config).to(size.device).train())
 
 
-def backward(flat: Flat, rows: Tensor, clip: float) -> float:
+def backward(flat: FlatParameters, rows: Tensor, clip: float) -> float:
     """The clipped gradient of the mean loss over these rows; returns the loss."""
     flat.grad.zero_()
     rows = rows.to(flat.vector.device)
@@ -182,7 +182,7 @@ def backward(flat: Flat, rows: Tensor, clip: float) -> float:
 
 
 @torch.no_grad()
-def loss_at(flat: Flat, vector: Tensor, rows: Tensor) -> float:
+def loss_at(flat: FlatParameters, vector: Tensor, rows: Tensor) -> float:
     with flat.use(vector) as model:
         parts = rows.to(vector.device).split(64)
         return sum(float(model(input_ids=part, labels=part).loss) * len(part) for part in parts) / len(rows)

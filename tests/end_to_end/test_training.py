@@ -18,7 +18,7 @@ from recipes.data.corpus import collate
 from recipes.models.causal_lm import evaluate, load_model, loss_sum
 from recipes.training.loop import Event, StepDone
 from recipes.training.optimizers import build_optimizer
-from recipes.weight_files.parameter_layout import Flat
+from recipes.weight_files.parameter_layout import FlatParameters
 from transport.protocol import events as hub
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ EXACT = {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 32, "staleness": 
 def plain_pytorch(swarm: Swarm, steps: int) -> torch.Tensor:
     """The same run as anybody would write it: one process, the whole batch. Returns the weights, (P,)."""
     model = swarm.model().train()
-    flat = Flat(model)
+    flat = FlatParameters(model)
     optimizer = build_optimizer(flat.masters, swarm.recipe.training)
     batch = swarm.recipe.training.global_batch_size
     for step in range(steps):
@@ -58,7 +58,7 @@ def test_lossless_and_fresh_sgd_is_synchronous_data_parallel_sgd(
 
         steps = len(swarm.all(hub.RoundCommitted))
         plain = plain_pytorch(swarm, steps)
-        moved = (plain - Flat(swarm.model()).vector).abs().max()
+        moved = (plain - FlatParameters(swarm.model()).vector).abs().max()
         assert moved > 0.01
         torch.testing.assert_close(swarm.members["ann"].common, plain, rtol=0, atol=float(moved) * 1e-3)
 
@@ -77,7 +77,7 @@ def test_a_run_of_one_peer_trains_like_plain_pytorch(
         swarm.finish()
 
         plain = plain_pytorch(swarm, len(swarm.all(hub.RoundCommitted)) - staleness)
-        ours, before = swarm.members["ann"].common, Flat(swarm.model()).vector
+        ours, before = swarm.members["ann"].common, FlatParameters(swarm.model()).vector
         assert (plain - before).abs().max() > 0.01
         # within rounding; Adam makes more of it where a gradient is nearly zero
         assert (ours - plain).norm() < 3e-4 * (plain - before).norm()
@@ -102,7 +102,7 @@ def test_a_recipe_as_users_write_it_trains_one_peer_like_plain_pytorch(
         swarm.finish()
 
         model, t = swarm.model().train(), swarm.recipe.training
-        before = Flat(swarm.model()).vector
+        before = FlatParameters(swarm.model()).vector
         betas = (t.adam_beta1, t.adam_beta2)
         optimizer = torch.optim.AdamW(
             model.parameters(), t.learning_rate, betas, t.adam_epsilon, weight_decay=0
@@ -117,7 +117,7 @@ def test_a_recipe_as_users_write_it_trains_one_peer_like_plain_pytorch(
             torch.nn.utils.clip_grad_norm_(model.parameters(), t.max_grad_norm)
             optimizer.step()
             schedule.step()
-        plain = Flat(model).vector
+        plain = FlatParameters(model).vector
         moved = (plain - before).abs().max()
         assert t.weight_decay == 0
         assert moved > 0.01

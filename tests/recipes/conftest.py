@@ -15,7 +15,7 @@ from tiny_models import BUILTIN, CONFIGS
 
 from recipes.config.loader import load_recipe
 from recipes.data.corpus import Corpus, build_corpus
-from recipes.downloads.https_fetch import text_at
+from recipes.downloads.https_fetch import fetch_text
 from recipes.models.base_model import open_tokenizer
 
 BARE = """\
@@ -84,7 +84,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def serving(*args: Any, **more: Any) -> Web:
         web = Web(*args, **more)
         monkeypatch.setattr("urllib.request.urlopen", web)
-        text_at.cache_clear()
+        fetch_text.cache_clear()
         return web
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))

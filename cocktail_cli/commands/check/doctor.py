@@ -319,10 +319,10 @@ def gib(count: float) -> str:
 
 def hub() -> Iterator[Finding]:
     """Does it answer, who are we to it, and is this machine's clock right?"""
-    from recipes.downloads import OFFLINE, asked
+    from recipes.downloads import OFFLINE, ask_hub
 
     try:
-        answer = asked(ANSWER)
+        answer = ask_hub(ANSWER)
     except Exception as error:
         yield found("warn", "hub", f"could not be asked: {type(error).__name__}: {error}")
         return
@@ -346,12 +346,12 @@ def hub() -> Iterator[Finding]:
 
 def licences() -> Iterator[Finding]:
     """The shipped recipes whose models this machine may not read yet."""
-    from recipes.config import list_recipes, on_hub
-    from recipes.downloads import gated, licence
+    from recipes.config import is_hub_id, list_recipes
+    from recipes.downloads import gated_models, licence_hint
 
     named = {recipe.model.model_name_or_path: recipe.name for recipe in list_recipes()}
-    for model in gated([name for name in named if on_hub(name)]):
-        yield found("warn", "licence", f"{named[model]} needs {model}, which is gated {licence(model)}")
+    for model in gated_models([name for name in named if is_hub_id(name)]):
+        yield found("warn", "licence", f"{named[model]} needs {model}, which is gated {licence_hint(model)}")
 
 
 def clock(skew: float | None) -> Finding:

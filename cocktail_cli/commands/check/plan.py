@@ -29,7 +29,7 @@ from cocktail_cli.ui import counted, megabytes
 
 if TYPE_CHECKING:
     from recipes.config import Recipe as Resolved
-    from recipes.planning import Line, Machine, Memory, Step
+    from recipes.planning import LinkSpeed, Machine, MemoryPlan, StepCost
 
 RATE = 100e6 / 8  # bytes a second, where nobody says
 # What makes it smaller, dearest for the result last; the first that is enough is proposed.
@@ -52,7 +52,7 @@ class Asked:
     gpu: Gpu
     gpus: int  # over which a peer is spread
     peers: int | None
-    line: Line
+    line: LinkSpeed
     micro_batch: int | None
     step_time: float | None  # seconds, measured
     price: float | None  # of a GPU hour
@@ -77,8 +77,8 @@ class Plan:
     gpu: Gpu
     peers: int
     micro_batch: int
-    memory: Memory
-    step: Step
+    memory: MemoryPlan
+    step: StepCost
     steps: int | None
     price: float | None
     hint: str
@@ -137,12 +137,12 @@ def plan(
     "micro_batch", "parameters", "memory": {"parts": [{"name", "bytes", "how"}], "bytes", "fits", ...},
     "traffic", "time", "bottleneck", "hint"}
     """
-    from recipes.config import duration
-    from recipes.planning import Line
+    from recipes.config import parse_duration
+    from recipes.planning import LinkSpeed
 
     wanted = gpu_of(gpu) if gpu else this_machine(pick_device(device))
     try:
-        measured = float(duration(step_time)) if step_time else None
+        measured = float(parse_duration(step_time)) if step_time else None
     except ValueError as error:
         raise Failure("usage", f"--step-time: {error}") from error
     rate = bandwidth or RATE
@@ -154,7 +154,7 @@ def plan(
         wanted,
         gpus,
         peers,
-        Line(rate, rate),
+        LinkSpeed(rate, rate),
         micro_batch_size,
         measured,
         price,
@@ -175,7 +175,7 @@ def plan(
 def make(asked: Asked) -> Plan:
     """Raises the rooms' errors for a recipe, model or data that cannot be used."""
     from recipes.models import check_fit, load_tokenizer
-    from recipes.planning import compute_seconds, packet_of, share_of, step_of, survey
+    from recipes.planning import compute_seconds, cost_of_step, packet_bytes, samples_per_peer, survey_data
 
     recipe = asked.load()
     folder = outlined(recipe)
@@ -183,13 +183,13 @@ def make(asked: Asked) -> Plan:
     check_fit(recipe, folder, tokenizer)
     peers = asked.peers or recipe.swarm.min_peers
     micro_batch, memory = fitted(asked, recipe)
-    known = survey(recipe, tokenizer)
-    share = share_of(recipe, peers)
+    known = survey_data(recipe, tokenizer)
+    share = samples_per_peer(recipe, peers)
     done = memory.flops / (micro_batch * recipe.data.max_length) * known.length(recipe) * share
     compute = asked.step_time or compute_seconds(
         done, asked.gpus * asked.gpu.peak(computes_in(recipe, asked))
     )
-    step = step_of(recipe, packet_of(recipe, memory.parameters), compute, asked.line)
+    step = cost_of_step(recipe, packet_bytes(recipe, memory.parameters), compute, asked.line)
     samples = known.samples(recipe)
     most = recipe.training.max_steps
     steps = most if most > 0 else recipe.training.total_steps(samples) if samples else None
@@ -198,14 +198,14 @@ def make(asked: Asked) -> Plan:
     return replace(made, hint=hint)
 
 
-def fitted(asked: Asked, recipe: Resolved) -> tuple[int, Memory]:
+def fitted(asked: Asked, recipe: Resolved) -> tuple[int, MemoryPlan]:
     """The micro-batch that was asked for, or else the largest power of two that fits; and what it takes."""
     from cocktail_cli.volunteer import micro_batch_of
-    from recipes.planning import memory_of
+    from recipes.planning import plan_memory
     from recipes.training import LEAVE, MOST, ON_CPU
 
-    def needed(size: int) -> Memory:
-        return memory_of(recipe, outlined(recipe), size, asked.machine)
+    def needed(size: int) -> MemoryPlan:
+        return plan_memory(recipe, outlined(recipe), size, asked.machine)
 
     size = micro_batch_of(recipe, asked.micro_batch)
     if size is not None:
@@ -230,9 +230,9 @@ def computes_in(recipe: Resolved, asked: Asked) -> str:
 
 def outlined(recipe: Resolved) -> Path:
     """The folder with the model's config."""
-    from recipes.models import outline
+    from recipes.models import config_folder
 
-    return outline(recipe.model)
+    return config_folder(recipe.model)
 
 
 # ---- what would be better ----------------------------------------------------------------------------------
@@ -241,11 +241,11 @@ def outlined(recipe: Resolved) -> Path:
 def smaller(asked: Asked, plan: Plan) -> str:
     """The first change that makes it fit, or else the one that saves most."""
     from recipes.errors import RecipeError
-    from recipes.planning import memory_of
+    from recipes.planning import plan_memory
 
     size, least, best = plan.micro_batch, plan.memory.bytes, ""
     while (size := size // 2) >= 1:
-        memory = memory_of(plan.recipe, outlined(plan.recipe), size, asked.machine)
+        memory = plan_memory(plan.recipe, outlined(plan.recipe), size, asked.machine)
         if memory.bytes + RUNTIME <= asked.gpu.bytes:
             return f"--micro-batch-size {size} needs {gib(memory.bytes + RUNTIME)}"
     last = "model.load_in_4bit=true" if plan.recipe.lora else "lora.lora_r=16"
@@ -266,11 +266,11 @@ def smaller(asked: Asked, plan: Plan) -> str:
 def quicker(asked: Asked, plan: Plan) -> str:
     """What the slower of compute and network asks for."""
     from recipes.algorithm import fill_of
-    from recipes.planning import topk_for
+    from recipes.planning import topk_within
 
     step, recipe = plan.step, plan.recipe
     if step.bottleneck == "network":
-        keep = topk_for(recipe, plan.memory.parameters, asked.line, step.compute * step.every)
+        keep = topk_within(recipe, plan.memory.parameters, asked.line, step.compute * step.every)
         if keep is not None:
             alone = "; compression.auto does so" if keep >= fill_of(recipe.compression).ladder[0].keep else ""
             return f"compression.topk_ratio={keep:g} hides the exchange behind the compute{alone}"
@@ -287,7 +287,7 @@ def quicker(asked: Asked, plan: Plan) -> str:
 # ---- to the eye --------------------------------------------------------------------------------------------
 
 
-def lines(plan: Plan, line: Line) -> Iterator[str]:
+def lines(plan: Plan, line: LinkSpeed) -> Iterator[str]:
     recipe, memory, step = plan.recipe, plan.memory, plan.step
     count = memory.parameters
     size = f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"

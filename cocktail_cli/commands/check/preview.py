@@ -18,7 +18,7 @@ from cocktail_cli.options import DataPath, Json, ModelName, NoColor, Overrides, 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from recipes.data import Glimpse, Sample
+    from recipes.data import Preview, Sample
 
 BINS = 8  # of the histogram
 BAR = 40  # columns of its longest bar
@@ -44,15 +44,15 @@ def preview(
     [{"text", "tokens", "trained"}]}]}]}
     """
     from recipes.config import load_recipe
-    from recipes.data import glimpse
-    from recipes.models import check_fit, load_tokenizer, outline
+    from recipes.data import preview_data
+    from recipes.models import check_fit, config_folder, load_tokenizer
 
     resolved = load_recipe(recipe, overrides or [], data, model)
     check_trust(resolved, trust_remote_code)
-    folder = outline(resolved.model)
+    folder = config_folder(resolved.model)
     tokenizer = load_tokenizer(resolved.model, folder)
     check_fit(resolved, folder, tokenizer)
-    seen = glimpse(resolved, tokenizer)
+    seen = preview_data(resolved, tokenizer)
     longest = resolved.data.max_length
     if as_json:
         rows = [described(one, tokenizer, longest, count) for one in seen]
@@ -66,7 +66,7 @@ def preview(
     typer.echo(f"Next: cocktail launch {shlex.join([recipe, *given])}", err=True)
 
 
-def described(one: Glimpse, tokenizer: PreTrainedTokenizerBase, longest: int, count: int) -> dict[str, Any]:
+def described(one: Preview, tokenizer: PreTrainedTokenizerBase, longest: int, count: int) -> dict[str, Any]:
     """A data set for programs."""
     samples, lost = one.packed.samples, one.packed.lost
     tokens = sum(len(sample.tokens) for sample in samples)
@@ -104,7 +104,7 @@ def parts(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[s
 
 
 def lines(
-    one: Glimpse, tokenizer: PreTrainedTokenizerBase, longest: int, count: int, color: bool
+    one: Preview, tokenizer: PreTrainedTokenizerBase, longest: int, count: int, color: bool
 ) -> Iterator[str]:
     """A data set for people."""
     told = described(one, tokenizer, longest, count)

@@ -51,7 +51,7 @@ def generate(
     cocktail generate RUN "The import statement" --base
     cocktail generate RUN -i
     """
-    from recipes.models import Writer
+    from recipes.models import TextGenerator
 
     if base and interactive:
         raise Failure("usage", "one of --base and -i at a time")
@@ -62,7 +62,7 @@ def generate(
         raise Failure("model_invalid", f"{folder} holds no model (no config.json)", hints=(hint,))
     settings = (max_new_tokens, temperature, seed)
     if interactive:
-        writer = Writer(folder, trust_remote_code)
+        writer = TextGenerator(folder, trust_remote_code)
         said: list[dict[str, str]] = []
         for asked in prompts(prompt):
             said.append({"role": "user", "content": asked})
@@ -78,8 +78,10 @@ def generate(
     if not prompt.strip():
         raise Failure("usage", "the prompt is empty", hints=('cocktail generate DIR "a prompt"',))
     # one after the other, and with the run's tokenizer: two models may be more than fit
-    before = Writer(start, trust_remote_code, tokenizer=folder).write(prompt, *settings) if start else None
-    text = Writer(folder, trust_remote_code).write(prompt, *settings)
+    before = (
+        TextGenerator(start, trust_remote_code, tokenizer=folder).write(prompt, *settings) if start else None
+    )
+    text = TextGenerator(folder, trust_remote_code).write(prompt, *settings)
     if as_json:
         compared = {} if before is None else {"base": str(start), "base_text": before}
         typer.echo(json.dumps({"v": 1, "model": str(folder), "prompt": prompt, "text": text} | compared))

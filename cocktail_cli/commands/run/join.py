@@ -157,12 +157,12 @@ def join(
 
     With --json every line of stdout is an event: {"v":1,"t":...,"event":"step","step":3,"loss":4.1,...}
     """
-    from recipes.config import duration
+    from recipes.config import parse_duration
     from transport import parse_url
 
     url = parse_url(read_url(run_url))
     try:
-        patience = float(duration(wait))
+        patience = float(parse_duration(wait))
     except ValueError as error:
         raise Failure("usage", f"--wait: {error}") from error
     if not yes and not sys.stdin.isatty():

@@ -72,7 +72,7 @@ def net(
     """
     from cocktail_cli.commands.check.doctor_run_url import ANSWER, down_rate, round_trips, up_rate, visiting
     from recipes.config import recipe_from_json
-    from recipes.planning import packet_of
+    from recipes.planning import packet_bytes
     from transport import ask_status, parse_url
 
     url = parse_url(read_url(run_url))
@@ -80,7 +80,7 @@ def net(
     parameters = ask_status(url, ANSWER)["parameters"]
     with visiting(url) as link:
         recipe, down, up = recipe_from_json(link.welcome.recipe), down_rate(link), up_rate(link)
-    packet = packet_of(recipe, parameters)
+    packet = packet_bytes(recipe, parameters)
     if as_json:
         found = {
             "run": url.run,

@@ -47,9 +47,9 @@ def measured(
     tell: Callable[[Event], None],
 ) -> dict[str, Any]:
     """A peer is built as a join would, and trains on the first rows of the data. Raises the rooms' errors."""
-    from recipes.data import pack
+    from recipes.data import pack_samples
     from recipes.models import check_fit, load_tokenizer, load_trained, prepare_base
-    from recipes.planning import share_of
+    from recipes.planning import samples_per_peer
     from recipes.training import build_peer, micro_batch_for
 
     tell(Progressed("preparing the base model"))
@@ -59,23 +59,23 @@ def measured(
         tokenizer = load_tokenizer(recipe.model, base)
         check_fit(recipe, base, tokenizer)
         every = recipe.compression.local_steps
-        lease = first(recipe, tokenizer, math.ceil(share_of(recipe, peers)) * every)
+        lease = first(recipe, tokenizer, math.ceil(samples_per_peer(recipe, peers)) * every)
         tell(Progressed("loading the model"))
         peer = build_peer(
             load_trained(recipe, base, device), recipe, micro_batch_of(recipe, micro_batch) or 1
         )
         if micro_batch_of(recipe, micro_batch) is None:
             peer.micro_batch = micro_batch_for(peer.local, recipe)
-        link = Mirror(pack(lease), len(lease), WARM + math.ceil(steps / every), every)
+        link = Mirror(pack_samples(lease), len(lease), WARM + math.ceil(steps / every), every)
         rounds = list(rounds_of(link, peer, lease, tell))
     return row(recipe, device, peer, rounds)
 
 
 def first(recipe: Recipe, tokenizer: Any, count: int) -> Sequence[Sample]:
     """So many samples of the beginning of the data; from the start again where there are fewer."""
-    from recipes.data import glimpse
+    from recipes.data import preview_data
 
-    samples = [sample for part in glimpse(recipe, tokenizer, count) for sample in part.packed.samples]
+    samples = [sample for part in preview_data(recipe, tokenizer, count) for sample in part.packed.samples]
     return list(islice(cycle(samples), count))
 
 

@@ -126,12 +126,12 @@ def schema(
     Examples: cocktail recipes schema training
     cocktail recipes schema learning_rate --json
     """
-    from recipes.config import json_schema, rows
+    from recipes.config import describe_keys, json_schema
 
     if as_json:
         typer.echo(json.dumps(json_schema(field or "")))
         return
-    found = rows(field or "")
+    found = describe_keys(field or "")
     keys, defaults = max(len(row.key) for row in found), max(len(row.default) for row in found)
     for row in found:
         meaning = f"  # {row.meaning}" if row.meaning else ""

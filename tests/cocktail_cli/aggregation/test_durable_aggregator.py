@@ -227,7 +227,7 @@ def test_a_run_that_is_over_leaves_no_error_behind(tmp_path: Path) -> None:
 def test_what_counts_for_less_is_logged_with_the_weight_that_it_had_and_judged_with_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recipes.models.count_trained", lambda recipe, folder: P)
+    monkeypatch.setattr("recipes.models.count_trainable", lambda recipe, folder: P)
     monkeypatch.setattr("recipes.models.check_trainable", lambda *_: None)
     monkeypatch.setattr(Owners, "moved_bytes", lambda *_: 1 << 30)
     nothing: Any = SimpleNamespace(pack_held_out=lambda: b"")
@@ -252,7 +252,7 @@ def test_more_shards_than_the_model_has_parameters_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recipes.models.check_trainable", lambda recipe, base: None)
-    monkeypatch.setattr("recipes.models.count_trained", lambda recipe, base: 2)
+    monkeypatch.setattr("recipes.models.count_trainable", lambda recipe, base: 2)
     recipe: Any = load_recipe("smoke", ["compression.shards=3"])
     nothing: Any = None
     with pytest.raises(ModelError, match=r"compression.shards is 3, more than the model's 2 parameters"):

@@ -11,7 +11,7 @@ from in_this_process import Run
 from stalling_hub import Material, stalling_hub
 
 from cocktail_cli.commands.check import doctor
-from recipes.downloads.hub_access import Answer
+from recipes.downloads.hub_access import HubAnswer
 from transport import RunKeys
 
 
@@ -70,16 +70,16 @@ def test_a_check_that_breaks_does_not_end_the_others(cocktail: Run, monkeypatch:
 @pytest.mark.parametrize(
     ("answer", "level", "words"),
     [
-        (Answer("https://hf", error="no route"), "warn", "does not answer: no route"),
-        (Answer("https://hf", skew=0.5), "ok", "no token, which gated models need"),
-        (Answer("https://hf", token=True, skew=0.5), "warn", "does not take this machine's token"),
-        (Answer("https://hf", token=True, user="dana", skew=0.5), "ok", "logged in as dana"),
+        (HubAnswer("https://hf", error="no route"), "warn", "does not answer: no route"),
+        (HubAnswer("https://hf", skew=0.5), "ok", "no token, which gated models need"),
+        (HubAnswer("https://hf", token=True, skew=0.5), "warn", "does not take this machine's token"),
+        (HubAnswer("https://hf", token=True, user="dana", skew=0.5), "ok", "logged in as dana"),
     ],
 )
 def test_what_the_hugging_face_hub_says_is_told(
-    monkeypatch: pytest.MonkeyPatch, answer: Answer, level: str, words: str
+    monkeypatch: pytest.MonkeyPatch, answer: HubAnswer, level: str, words: str
 ) -> None:
-    monkeypatch.setattr("recipes.downloads.asked", lambda timeout: answer)
+    monkeypatch.setattr("recipes.downloads.ask_hub", lambda timeout: answer)
 
     found = next(doctor.hub())
 

@@ -29,9 +29,9 @@ from recipes.config.schema import Recipe
 from recipes.downloads.hugging_face import Repository
 from recipes.errors import HubUnreachable, ModelError
 from recipes.models.base_model import open_tokenizer, prepare_base
-from recipes.models.causal_lm import Writer, generate, load_model
+from recipes.models.causal_lm import TextGenerator, generate, load_model
 from recipes.models.trainable import open_trained
-from recipes.weight_files.parameter_layout import Flat
+from recipes.weight_files.parameter_layout import FlatParameters
 from transport import Ledger
 from transport.ledger.run_ledger import EvaluationRow
 
@@ -171,7 +171,7 @@ def test_an_export_of_a_checkpoint_is_the_model_as_it_was_after_so_many_rounds(
             "export", "amber-otter-42", "-o", str(tmp_path / checkpoint), "--checkpoint", checkpoint
         )
         assert done.exit == 0, done.err
-        return Flat(load_model(tmp_path / checkpoint)).vector
+        return FlatParameters(load_model(tmp_path / checkpoint)).vector
 
     unmeasured = cocktail("export", "amber-otter-42", "-o", "best", "--checkpoint", "best")
     assert (unmeasured.exit, "not measured" in unmeasured.err) == (2, True)
@@ -212,11 +212,11 @@ def test_in_a_conversation_the_model_hears_what_was_said_by_the_chat_template(
         (whole.folder / "chat_template.jinja").write_text(template)
     heard: list[str] = []
 
-    def write(self: Writer, prompt: str, *settings: object, **more: object) -> str:
+    def write(self: TextGenerator, prompt: str, *settings: object, **more: object) -> str:
         heard.append(prompt)
         return str(len(heard))
 
-    monkeypatch.setattr(Writer, "write", write)
+    monkeypatch.setattr(TextGenerator, "write", write)
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
 
     done = cocktail("generate", "amber-otter-42", "-i")

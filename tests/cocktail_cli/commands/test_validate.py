@@ -9,7 +9,7 @@ import pytest
 from in_this_process import Run
 
 from recipes.config.loader import list_recipes, load_recipe
-from recipes.planning.recipe_validation import doubts
+from recipes.planning.recipe_validation import unusual_settings
 
 RECIPE = """\
 version: 1
@@ -47,13 +47,13 @@ def test_a_recipe_that_can_run_is_exit_0_and_says_what_was_looked_at(cocktail: R
 
 def test_a_learning_rate_that_is_seldom_meant_is_a_warning_and_no_shipped_recipe_has_one() -> None:
     def levels(name: str, *overrides: str) -> list[str]:
-        return [finding.level for finding in doubts(load_recipe(name, list(overrides)))]
+        return [finding.level for finding in unusual_settings(load_recipe(name, list(overrides)))]
 
     assert (
         levels("opt-1.3b", "learning_rate=3e-4") == levels("gptj-6b-lora", "learning_rate=2e-3") == ["warn"]
     )
     assert levels("opt-1.3b", "learning_rate=3e-4", "optim=sgd") == []
-    assert [found for recipe in list_recipes() for found in doubts(recipe)] == []
+    assert [found for recipe in list_recipes() for found in unusual_settings(recipe)] == []
 
 
 def test_each_row_that_does_not_fit_is_told_with_its_line(cocktail: Run, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from recipes.config.loader import load_recipe
 from recipes.models.base_model import open_tokenizer, prepare_base
 from recipes.models.causal_lm import load_model
 from recipes.weight_files import snapshot_fold
-from recipes.weight_files.parameter_layout import Flat
+from recipes.weight_files.parameter_layout import FlatParameters
 from transport import Ledger
 from transport.ledger.run_ledger import RoundRow
 from transport.protocol.messages import SnapshotOffer
@@ -67,7 +67,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def story(base: Path, tmp_path: Path) -> Iterator[Story]:
     shutil.copytree(base, tmp_path / "base")
     open_tokenizer(base).save_pretrained(tmp_path / "tokenizer")
-    vector = Flat(load_model(base)).vector
+    vector = FlatParameters(load_model(base)).vector
     with Ledger(tmp_path / "ledger", run="a-run", samples=10_000) as ledger:
         yield Story(tmp_path, ledger, Common(vector, mix_of(RECIPE.compression), RECIPE.training.seed))
 
@@ -94,7 +94,7 @@ def here(story: Story) -> list[str]:
 
 
 def vector_of(folder: Path) -> torch.Tensor:
-    return Flat(load_model(folder)).vector
+    return FlatParameters(load_model(folder)).vector
 
 
 def test_snapshots_are_made_when_due_and_are_what_the_peers_had(story: Story) -> None:

@@ -21,13 +21,13 @@ from recipes.data.corpus import build_corpus
 from recipes.models.base_model import (
     BUILTIN_MODELS,
     check_fit,
+    config_folder,
     load_tokenizer,
     open_tokenizer,
-    outline,
     prepare_base,
 )
-from recipes.models.trainable import blueprint_of, load_trained
-from recipes.planning.step_cost import packet_of
+from recipes.models.trainable import load_trained, meta_trained_model
+from recipes.planning.step_cost import packet_bytes
 from recipes.training.loop import build_peer
 from recipes.weight_files.parameter_layout import layout_of
 
@@ -152,7 +152,7 @@ def test_a_shipped_recipe_trains_a_step_on_a_tiny_twin_of_its_model(name: str, t
 )
 def test_of_a_shipped_chat_recipe_the_assistants_words_are_trained(name: str, tmp_path: Path) -> None:
     recipe = twin_of(LIBRARY[name], tmp_path, "packing=false", *on_a_cpu(LIBRARY[name]))
-    tokenizer = load_tokenizer(recipe.model, outline(recipe.model))
+    tokenizer = load_tokenizer(recipe.model, config_folder(recipe.model))
 
     sample = build_corpus(recipe, tokenizer).sample(0)
 
@@ -187,11 +187,11 @@ def test_the_header_tells_the_parameters_and_the_packet_that_a_plan_of_the_real_
     folder = BUILTIN_MODELS.get(model) or tmp_path
     if model in REAL:
         (tmp_path / "config.json").write_text(json.dumps(REAL[model]))
-    trained = layout_of(blueprint_of(recipe, folder)).size
+    trained = layout_of(meta_trained_model(recipe, folder)).size
 
     if recipe.lora is not None:
         (told,) = re.findall(r"# ([\d.]+ M) parameters", text)
         assert told == f"{trained / 1e6:.1f} M"
     elif model in REAL:
         assert trained == COUNTS[model]
-    assert f"# On the wire  about {megabytes(packet_of(recipe, trained))} a step each way" in text
+    assert f"# On the wire  about {megabytes(packet_bytes(recipe, trained))} a step each way" in text

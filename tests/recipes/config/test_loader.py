@@ -10,8 +10,8 @@ from typing import get_args
 
 import pytest
 
-from recipes.config.document import leaves, sections
-from recipes.config.key_aliases import INSTEAD, OTHER_NAMES, WITHOUT
+from recipes.config.document import bare_keys, sections
+from recipes.config.key_aliases import FOREIGN_KEYS, UNSUPPORTED_KEYS, VALUE_HINTS
 from recipes.config.loader import (
     Recipe,
     RecipeError,
@@ -22,7 +22,7 @@ from recipes.config.loader import (
     recipe_path,
 )
 from recipes.config.presets import PRESETS
-from recipes.config.schema import Compression, Dataset, duration
+from recipes.config.schema import Compression, Dataset, parse_duration
 from recipes.errors import Problem
 
 SMALL = """\
@@ -96,14 +96,14 @@ def test_leaf_names_are_unique_so_that_a_bare_leaf_names_one_key() -> None:
     counts = Counter([*names, *Recipe.model_fields])
 
     assert [name for name, count in counts.items() if count > 1 and name] == []
-    assert not set(leaves()) & (set(OTHER_NAMES) | set(WITHOUT))
-    assert not set(OTHER_NAMES) & set(Dataset.model_fields)
+    assert not set(bare_keys()) & (set(FOREIGN_KEYS) | set(UNSUPPORTED_KEYS))
+    assert not set(FOREIGN_KEYS) & set(Dataset.model_fields)
 
 
 def test_other_tools_names_lead_to_keys_that_exist() -> None:
-    known = {".".join(map(str, key)) for key in leaves().values()} | set(sections())
+    known = {".".join(map(str, key)) for key in bare_keys().values()} | set(sections())
 
-    assert set(OTHER_NAMES.values()) <= known
+    assert set(FOREIGN_KEYS.values()) <= known
 
 
 def test_several_mistakes_are_told_at_once_each_with_its_line(write) -> None:
@@ -168,7 +168,11 @@ def test_a_wrong_name_leads_to_the_right_one(write, text: str, key: str, message
 def test_a_switch_that_there_is_not_is_refused_with_what_is_so_instead(write) -> None:
     [problem] = problems(write(SMALL + "compression: {lossless: lz4}\n"))
 
-    assert (problem.line, problem.key, problem.message) == (7, "compression.lossless", WITHOUT["lossless"])
+    assert (problem.line, problem.key, problem.message) == (
+        7,
+        "compression.lossless",
+        UNSUPPORTED_KEYS["lossless"],
+    )
 
 
 def test_an_open_run_is_one_whose_url_is_published(write) -> None:
@@ -177,7 +181,7 @@ def test_an_open_run_is_one_whose_url_is_published(write) -> None:
     assert (problem.line, problem.key) == (7, "swarm.join")
     assert (problem.message, problem.hint) == (
         "must be 'token' or 'approve', not 'open'",
-        INSTEAD["swarm.join", "open"],
+        VALUE_HINTS["swarm.join", "open"],
     )
 
 
@@ -265,7 +269,7 @@ def test_an_exponent_without_a_point_is_a_number_though_pyyaml_reads_text(write)
     ("text", "seconds"), [("45s", 45), ("10m", 600), ("1.5h", 5400), ("250ms", 0.25), (30, 30)]
 )
 def test_durations_are_seconds(text: str | int, seconds: float) -> None:
-    assert duration(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(

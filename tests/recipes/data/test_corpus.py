@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.config.loader import load_recipe
-from recipes.data.corpus import Sample, batches, build_corpus, collate, pack, shuffled, unpack
+from recipes.data.corpus import (
+    Sample,
+    batches,
+    build_corpus,
+    collate,
+    pack_samples,
+    shuffled_order,
+    unpack_samples,
+)
 from recipes.errors import DataError
 
 
@@ -311,14 +319,14 @@ def test_an_evaluation_set_of_its_own_is_held_out_whole(tmp_path, corpus_of, tok
 
 @given(st.integers(1, 60), st.integers(0, 2**32 - 1), st.integers(0, 5))
 def test_each_epoch_sees_every_row_once_in_an_order_that_seed_and_epoch_fix(count, seed, epoch) -> None:
-    order = shuffled(count, seed, epoch)
+    order = shuffled_order(count, seed, epoch)
 
     assert sorted(order.tolist()) == list(range(count))
-    assert order.tolist() == shuffled(count, seed, epoch).tolist()
+    assert order.tolist() == shuffled_order(count, seed, epoch).tolist()
 
 
 def test_the_order_is_the_same_in_every_version_of_numpy() -> None:
-    assert shuffled(8, seed=42, epoch=0).tolist() == [4, 1, 3, 6, 0, 7, 2, 5]
+    assert shuffled_order(8, seed=42, epoch=0).tolist() == [4, 1, 3, 6, 0, 7, 2, 5]
 
 
 def test_positions_run_through_the_epochs_and_every_row_is_met_once_in_each(corpus_of) -> None:
@@ -360,7 +368,7 @@ def some_samples(draw: Any) -> list[Sample]:
 
 @given(some_samples())
 def test_samples_come_out_of_their_bytes_as_they_went_in(samples: list[Sample]) -> None:
-    again = unpack(pack(samples))
+    again = unpack_samples(pack_samples(samples))
 
     assert [s.tokens.tolist() for s in again] == [s.tokens.tolist() for s in samples]
     assert [s.trained.tolist() for s in again] == [s.trained.tolist() for s in samples]
@@ -370,11 +378,11 @@ def test_samples_come_out_of_their_bytes_as_they_went_in(samples: list[Sample]) 
 def test_changed_bytes_are_refused_or_read_as_samples_but_never_crash(
     samples, place: int, value: int
 ) -> None:
-    data = bytearray(pack(samples))
+    data = bytearray(pack_samples(samples))
     data[place % len(data)] = value
 
     try:
-        for sample in unpack(bytes(data)):
+        for sample in unpack_samples(bytes(data)):
             assert len(sample.tokens) == len(sample.trained)
             assert not sample.trained[0]
     except DataError:
@@ -382,21 +390,21 @@ def test_changed_bytes_are_refused_or_read_as_samples_but_never_crash(
 
 
 def test_cut_bytes_are_refused() -> None:
-    whole = pack([Sample(np.arange(9, dtype=np.int32), np.array([False, True, False] * 3))])
+    whole = pack_samples([Sample(np.arange(9, dtype=np.int32), np.array([False, True, False] * 3))])
 
     for length in range(len(whole)):
         with pytest.raises(DataError):
-            unpack(whole[:length])
+            unpack_samples(whole[:length])
     with pytest.raises(DataError):
-        unpack(whole + b"\0")
+        unpack_samples(whole + b"\0")
 
 
 def test_a_token_outside_the_vocabulary_is_refused() -> None:
-    data = pack([Sample(np.array([1, 320], dtype=np.int32), np.array([False, True]))])
+    data = pack_samples([Sample(np.array([1, 320], dtype=np.int32), np.array([False, True]))])
 
-    assert len(unpack(data, vocabulary=321)) == 1
+    assert len(unpack_samples(data, vocabulary=321)) == 1
     with pytest.raises(DataError, match="token 320 in a vocabulary of 320"):
-        unpack(data, vocabulary=320)
+        unpack_samples(data, vocabulary=320)
 
 
 def test_text_costs_two_bytes_a_token_on_the_wire() -> None:
@@ -404,7 +412,7 @@ def test_text_costs_two_bytes_a_token_on_the_wire() -> None:
     trained[0] = False
     sample = Sample(np.full(2048, 50_000, dtype=np.int32), trained)
 
-    assert len(pack([sample])) == 2 * 2048 + 14
+    assert len(pack_samples([sample])) == 2 * 2048 + 14
 
 
 def test_a_batch_is_padded_on_the_right_and_padding_is_never_trained() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from recipes.config.loader import load_recipe
 from recipes.data.corpus import build_corpus
-from recipes.data.sources import python_docs, rows
+from recipes.data.sources import python_docs, read_rows
 from recipes.errors import DataError
 
 
@@ -44,7 +44,7 @@ def test_a_file_on_the_web_is_told_of_as_it_comes(web) -> None:
     (dataset,) = load_recipe("smoke", data="https://example.org/my.jsonl").datasets
     told: list[tuple[int, int]] = []
 
-    rows(dataset, told=lambda done, total: told.append((done, total)))
+    read_rows(dataset, told=lambda done, total: told.append((done, total)))
 
     assert told == [(65536, 160_000), (131_072, 160_000), (160_000, 160_000)]
     assert served.asked == 1

@@ -12,13 +12,13 @@ from tiny_models import tiny_config, tiny_model
 
 from recipes.config.loader import load_recipe
 from recipes.config.schema import Data
-from recipes.data.packing import samples_of
-from recipes.data.samples import Sample, collate, pack, unpack
-from recipes.data.tokenization import Encoded
+from recipes.data.packing import make_samples
+from recipes.data.samples import Sample, collate, pack_samples, unpack_samples
+from recipes.data.tokenization import TokenizedDocument
 from recipes.errors import ModelError
-from recipes.models.base_model import BUILTIN_MODELS, SEE_ALL, check_fit, open_tokenizer
+from recipes.models.base_model import BUILTIN_MODELS, UNISOLATED_MODEL_TYPES, check_fit, open_tokenizer
 from recipes.models.causal_lm import logits_of, loss_sum
-from recipes.models.packing_isolation import check_apart, keeps_apart
+from recipes.models.packing_isolation import check_packing_isolation, isolates_documents
 from recipes.training.loop import build_peer
 
 KEPT_APART = [
@@ -29,8 +29,8 @@ KEPT_APART = [
 ]
 
 
-def document(*tokens: int, prompt: int = 0) -> Encoded:
-    return Encoded(np.array(tokens), np.arange(len(tokens)) >= prompt)
+def document(*tokens: int, prompt: int = 0) -> TokenizedDocument:
+    return TokenizedDocument(np.array(tokens), np.arange(len(tokens)) >= prompt)
 
 
 def packed(*lengths: int) -> Sample:
@@ -65,10 +65,10 @@ def test_packed_documents_have_the_logits_and_the_loss_of_documents_alone(kind: 
         torch.testing.assert_close(row[: len(sample.tokens)], torch.cat(parts), atol=2e-4, rtol=2e-4)
     assert float(loss) == pytest.approx(sum(float(part) for part, _ in losses), rel=1e-4)
     assert count == sum(number for _, number in losses) == 41 - 7
-    assert keeps_apart(model)
+    assert isolates_documents(model)
 
 
-@pytest.mark.parametrize("kind", sorted(SEE_ALL))
+@pytest.mark.parametrize("kind", sorted(UNISOLATED_MODEL_TYPES))
 def test_a_class_that_lets_documents_see_each_other_is_told_by_hub_and_peer(kind: str, tmp_path: Any) -> None:
     model, tokenizer = tiny_model(kind), open_tokenizer(BUILTIN_MODELS["builtin:tiny-gpt-neox"])
     tiny_config(kind, 320).save_pretrained(tmp_path)
@@ -103,8 +103,8 @@ def test_flash_attention_is_given_one_long_row_since_it_looks_for_documents_in_n
 def test_best_fit_packing_cuts_or_splits_what_is_too_long_and_loses_nothing_else() -> None:
     documents = [document(*range(100 * n, 100 * n + n), prompt=2) for n in (3, 9, 20, 5, 12, 1)]
 
-    cut = samples_of(documents, Data(max_length=12, packing=True))
-    split = samples_of(documents, Data(max_length=12, packing=True, packing_strategy="bfd_split"))
+    cut = make_samples(documents, Data(max_length=12, packing=True))
+    split = make_samples(documents, Data(max_length=12, packing=True, packing_strategy="bfd_split"))
 
     assert sorted(s.lengths for s in cut.samples) == [(5, 1), (9, 3), (12,), (12,)]
     assert [t for s in cut.samples for t in s.tokens if t >= 2000] == list(range(2000, 2012))
@@ -122,12 +122,12 @@ def test_best_fit_packing_cuts_or_splits_what_is_too_long_and_loses_nothing_else
 def test_a_packed_sample_comes_out_of_its_bytes_with_its_documents_and_costs_four_bytes_for_each() -> None:
     samples = [packed(7, 1, 12), packed(4), packed(2, 2)]
 
-    data = pack(samples)
+    data = pack_samples(samples)
 
-    assert [s.documents for s in unpack(data)] == [(7, 1, 12), (), (2, 2)]
-    assert [s.trained.tolist() for s in unpack(data)] == [s.trained.tolist() for s in samples]
+    assert [s.documents for s in unpack_samples(data)] == [(7, 1, 12), (), (2, 2)]
+    assert [s.trained.tolist() for s in unpack_samples(data)] == [s.trained.tolist() for s in samples]
     assert len(data) == 10 + 4 * 3 + 4 * 6 + 2 * 28
 
 
 def test_a_model_that_keeps_documents_apart_is_let_through() -> None:
-    check_apart(tiny_model("gpt_neox"))
+    check_packing_isolation(tiny_model("gpt_neox"))

@@ -14,7 +14,7 @@ import pytest
 from recipes.config.loader import load_recipe
 from recipes.data import streaming
 from recipes.data.corpus import build_corpus
-from recipes.data.streaming import Stream
+from recipes.data.streaming import StreamedCorpus
 from recipes.errors import DataError
 from recipes.models.base_model import BUILTIN_MODELS, open_tokenizer
 
@@ -40,19 +40,19 @@ def streamed(tmp_path: Path, request: pytest.FixtureRequest):
     tokenizer: Any = open_tokenizer(BUILTIN_MODELS["builtin:tiny-gpt-neox"])
     (tmp_path / "recipe.yaml").write_text(RECIPE)
 
-    def opened(rows: int, *overrides: str, index: str = "index.jsonl") -> Stream:
+    def opened(rows: int, *overrides: str, index: str = "index.jsonl") -> StreamedCorpus:
         text = "".join(json.dumps({"text": f"row {i}"}) + "\n" for i in range(rows))
         (tmp_path / "rows.jsonl").write_text(text)
         recipe = load_recipe(tmp_path / "recipe.yaml", list(overrides), data=str(tmp_path / "rows.jsonl"))
         corpus = build_corpus(recipe, tokenizer, tmp_path / index)
-        assert isinstance(corpus, Stream)
+        assert isinstance(corpus, StreamedCorpus)
         request.addfinalizer(corpus.close)
         return corpus
 
     return opened
 
 
-def texts(corpus: Stream, positions: Any) -> list[str]:
+def texts(corpus: StreamedCorpus, positions: Any) -> list[str]:
     tokenizer: Any = open_tokenizer(BUILTIN_MODELS["builtin:tiny-gpt-neox"])
     return [tokenizer.decode(corpus.sample(p).tokens).removesuffix("<|endoftext|>") for p in positions]
 
@@ -81,9 +81,9 @@ def test_a_position_holds_the_same_sample_whatever_was_asked_for_before(streamed
 def test_a_run_that_goes_on_passes_over_what_came_before(streamed, monkeypatch: pytest.MonkeyPatch) -> None:
     found = texts(streamed(300), range(80))
     encoded: list[int] = []
-    encode = streaming.Encoder.encode
+    encode = streaming.RowTokenizer.encode
     monkeypatch.setattr(
-        streaming.Encoder, "encode", lambda self, rows: encoded.append(len(rows)) or encode(self, rows)
+        streaming.RowTokenizer, "encode", lambda self, rows: encoded.append(len(rows)) or encode(self, rows)
     )
 
     again = streamed(300)

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 
 from recipes.config.loader import load_recipe
 from recipes.config.schema import Dataset, Recipe
-from recipes.data.sources import bring, rows
-from recipes.downloads.hub_access import gated
-from recipes.downloads.hugging_face import Repository, commit_of_data, fetch
+from recipes.data.sources import prefetch_dataset, read_rows
+from recipes.downloads.hub_access import gated_models
+from recipes.downloads.hugging_face import Repository, dataset_commit, fetch_model_files
 from recipes.errors import DataError, HubUnreachable, ModelError
-from recipes.models.base_model import commit_of, fetch_model, prepare_base
-from recipes.models.revision_pinning import pinned
+from recipes.models.base_model import cached_commit, fetch_model, prepare_base
+from recipes.models.revision_pinning import pin_revisions
 
 ROWS = b"".join(json.dumps({"text": f"row {i}"}).encode() + b"\n" for i in range(5))
 CARD = b"---\nconfigs:\n- config_name: default\n  data_files: rows.jsonl\n---\n"
@@ -75,8 +75,8 @@ def test_a_model_of_bin_files_is_written_anew_and_stays_the_commit_that_it_is(
 
     assert "pytorch_model.bin" in old.asked
     assert {file.name for file in base.files} == set(contents(folder))
-    assert commit_of(base.folder) == commit_of(fetch_model("a/old", None))
-    assert pinned(recipe("a/old"), base.folder).model.model_revision == commit_of(base.folder)
+    assert cached_commit(base.folder) == cached_commit(fetch_model("a/old", None))
+    assert pin_revisions(recipe("a/old"), base.folder).model.model_revision == cached_commit(base.folder)
 
 
 def test_what_is_fetched_is_told_as_it_comes(
@@ -84,9 +84,12 @@ def test_what_is_fetched_is_told_as_it_comes(
 ) -> None:
     """Of the bytes that are not in the cache, from none to all; and nobody else draws a bar."""
     told: list[tuple[int, int]] = []
-    fetch("a/open", None, ["*.json"])
-    fetched = fetch("a/open", None, ["*"], told=lambda done, total: told.append((done, total)))
-    assert fetch("a/open", None, ["*"], told=lambda done, total: pytest.fail("it is here")) == fetched
+    fetch_model_files("a/open", None, ["*.json"])
+    fetched = fetch_model_files("a/open", None, ["*"], told=lambda done, total: told.append((done, total)))
+    assert (
+        fetch_model_files("a/open", None, ["*"], told=lambda done, total: pytest.fail("it is here"))
+        == fetched
+    )
 
     new = (folder / "model.safetensors").stat().st_size
     assert [done for done, _ in told] == sorted(done for done, _ in told)
@@ -113,23 +116,23 @@ def test_what_the_hub_says_no_to_is_told_with_what_to_do(
     name, _, revision = name.partition("@")
 
     with pytest.raises(ModelError) as of_model:
-        fetch(name, revision or None, ["*.json"])
+        fetch_model_files(name, revision or None, ["*.json"])
 
     assert said in str(of_model.value)
     if "gated" not in name:  # of gated data the hub tells what they are, and refuses the files
         with pytest.raises(DataError) as of_data:
-            commit_of_data(name, revision or None)
+            dataset_commit(name, revision or None)
         assert said.split(" (")[0].replace("such model", "such data set") in str(of_data.value)
 
 
 def test_who_may_read_a_gated_model_gets_it(
     hub: LocalHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert list(gated(["a/open", "a/gated", "a/missing"])) == ["a/gated"]
+    assert list(gated_models(["a/open", "a/gated", "a/missing"])) == ["a/gated"]
     monkeypatch.setenv("HF_TOKEN", TOKEN)
 
     assert prepare_base(recipe("a/gated"), tmp_path).digest == prepare_base(recipe("a/open"), tmp_path).digest
-    assert list(gated(["a/gated"])) == []
+    assert list(gated_models(["a/gated"])) == []
 
 
 def test_a_hub_that_is_down_or_too_busy_is_no_answer_and_the_cache_is_enough(
@@ -140,8 +143,8 @@ def test_a_hub_that_is_down_or_too_busy_is_no_answer_and_the_cache_is_enough(
 
     assert prepare_base(recipe("a/open"), tmp_path).digest == here.digest
     with pytest.raises(HubUnreachable, match="the hub did not answer for a/gated, and it is not in"):
-        fetch("a/gated", None, ["*.json"])
-    assert commit_of_data("a/open", None) is None
+        fetch_model_files("a/gated", None, ["*.json"])
+    assert dataset_commit("a/open", None) is None
 
 
 def test_a_run_keeps_the_commits_it_began_with_until_they_are_gone_from_the_hub(
@@ -150,7 +153,7 @@ def test_a_run_keeps_the_commits_it_began_with_until_they_are_gone_from_the_hub(
     model, data = hub.repos["models/a/open"], hub.repos["datasets/a/open"]
     asked = recipe("a/open", "datasets.0.path=a/open")
     begun = prepare_base(asked, tmp_path)
-    run = pinned(asked, begun.folder)
+    run = pin_revisions(asked, begun.folder)
     first = model.branches["main"], data.branches["main"]
 
     model.commit({**contents(folder), "config.json": b"{}"})
@@ -181,14 +184,14 @@ def test_rows_of_the_hub_are_told_as_they_come_and_nobody_else_draws_a_bar(
 ) -> None:
     both = hub.add("a/both", {"train.jsonl": ROWS, "test.jsonl": ROWS * 9, "notes.txt": ROWS}, "datasets")
     told: list[tuple[int, int]] = []
-    assert bring(Dataset(path="a/both"), lambda done, total: told.append((done, total))) == 5
+    assert prefetch_dataset(Dataset(path="a/both"), lambda done, total: told.append((done, total))) == 5
     here = list(both.asked)
 
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert (told[-1], {total for _, total in told}) == ((10 * len(ROWS),) * 2, {10 * len(ROWS)})
-    assert len(list(rows(Dataset(path="a/both")))) == 5
+    assert len(list(read_rows(Dataset(path="a/both")))) == 5
     assert both.asked == here
-    bring(Dataset(path="a/both"), lambda done, total: pytest.fail("it is here"))
+    prefetch_dataset(Dataset(path="a/both"), lambda done, total: pytest.fail("it is here"))
     assert "%|" not in capfd.readouterr().err
 
 
@@ -199,10 +202,10 @@ def test_rows_of_the_hub_are_those_of_their_commit(hub: LocalHub) -> None:
     data.commit({"rows.jsonl": b'{"text": "another"}\n', "README.md": CARD})
 
     for streaming in (True, False):
-        read = [row.fields["text"] for row in rows(Dataset(path="a/open", revision=first), streaming)]
+        read = [row.fields["text"] for row in read_rows(Dataset(path="a/open", revision=first), streaming)]
         assert read == [f"row {i}" for i in range(5)]
     with pytest.raises(DataError, match=r"accept the licence at https://huggingface\.co/datasets/a/"):
-        list(rows(Dataset(path="a/gated"), streaming=True))
+        list(read_rows(Dataset(path="a/gated"), streaming=True))
 
 
 def test_a_push_is_one_commit_of_the_model_and_needs_a_token_that_may(

@@ -15,9 +15,9 @@ from tiny_models import BUILTIN, SIZES
 
 from recipes.config.loader import load_recipe
 from recipes.errors import ModelError
-from recipes.models.base_model import manifest, open_tokenizer, prepare_base
+from recipes.models.base_model import base_manifest, open_tokenizer, prepare_base
 from recipes.models.causal_lm import generate, load_model
-from recipes.models.trainable import check_trainable, count_trained
+from recipes.models.trainable import check_trainable, count_trainable
 from recipes.weight_files.stored_weights import open_vector
 
 MODELING = """
@@ -88,8 +88,8 @@ def test_a_recipe_that_wants_it_runs_it_and_its_files_are_known_by_hash(folder: 
     assert (tmp_path / "ran").exists()
     assert type(model).__name__ == "OwnForCausalLM"
     assert "modeling_own.py" in names(base.files)
-    assert base.digest != type(base)(folder, manifest(folder)).digest
-    assert count_trained(recipe, folder) == sum(p.numel() for p in model.parameters())
+    assert base.digest != type(base)(folder, base_manifest(folder)).digest
+    assert count_trainable(recipe, folder) == sum(p.numel() for p in model.parameters())
     assert isinstance(generate(folder, "Hello", max_new_tokens=2, code=True), str)
 
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import BUILTIN, VOCABULARY
 
 from recipes.config.loader import load_recipe
-from recipes.downloads.hugging_face import check_room
+from recipes.downloads.hugging_face import check_cache_space
 from recipes.errors import HubUnreachable, ModelError
-from recipes.models.base_model import check_fit, load_tokenizer, manifest, open_tokenizer, prepare_base
+from recipes.models.base_model import base_manifest, check_fit, load_tokenizer, open_tokenizer, prepare_base
 from recipes.models.causal_lm import load_model
 from recipes.weight_files.stored_weights import open_vector
 
@@ -79,7 +79,7 @@ def test_a_hub_model_in_the_cache_is_used_when_the_hub_does_not_answer(
 
     base = prepare_base(recipe, tmp_path / "unused")
 
-    assert base.files == manifest(folders["gpt_neox"])
+    assert base.files == base_manifest(folders["gpt_neox"])
     assert len(load_tokenizer(recipe.model, base.folder)) == VOCABULARY
 
 
@@ -88,9 +88,9 @@ def test_a_disk_without_room_for_a_hub_model_is_found_out_before_the_first_byte(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
 
-    check_room("a/b", "0" * 40, {"config.json": 800})
+    check_cache_space("a/b", "0" * 40, {"config.json": 800})
     with pytest.raises(OSError, match=r"a/b has 1000.0 GB that are not here") as full:
-        check_room("a/b", "0" * 40, {"config.json": 800, "model.safetensors": 10**12})
+        check_cache_space("a/b", "0" * 40, {"config.json": 800, "model.safetensors": 10**12})
 
     assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(tmp_path / "cache"))
 

@@ -17,7 +17,7 @@ from recipes.config.loader import load_recipe
 from recipes.errors import ModelError
 from recipes.models.base_model import prepare_base
 from recipes.models.causal_lm import load_model
-from recipes.weight_files.parameter_layout import Flat
+from recipes.weight_files.parameter_layout import FlatParameters
 from recipes.weight_files.stored_weights import open_vector
 
 
@@ -60,7 +60,9 @@ def test_what_peers_get_is_one_safetensors_file_with_the_same_bits(saved, tmp_pa
     assert {file.name for file in base.files} == others | {"model.safetensors"}
     assert base == again
     assert sorted(folder.iterdir()) == before
-    assert torch.equal(Flat(load_model(base.folder)).vector, Flat(load_model(folder)).vector)
+    assert torch.equal(
+        FlatParameters(load_model(base.folder)).vector, FlatParameters(load_model(folder)).vector
+    )
     with closing(open_vector(base.folder)) as vector:
         assert vector.on_disk
 

@@ -19,7 +19,7 @@ from tiny_models import CONFIGS, TIED, VOCABULARY
 from recipes.data.corpus import Sample, collate
 from recipes.errors import ModelError
 from recipes.models.causal_lm import evaluate, export, generate, load_model, loss_sum
-from recipes.weight_files.parameter_layout import Flat, Layout, layout_of
+from recipes.weight_files.parameter_layout import FlatParameters, Layout, layout_of
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def samples() -> list[Sample]:
 
 
 def test_the_vector_and_the_parameters_are_the_same_memory(neox: Any) -> None:
-    flat = Flat(neox)
+    flat = FlatParameters(neox)
     name, parameter = list(neox.named_parameters())[3]
     start = flat.layout.offsets[flat.layout.names.index(name)]
 
@@ -61,13 +61,13 @@ def test_turning_a_model_into_a_vector_changes_nothing_it_computes(folders, samp
     model = load_model(folders[name])
     before = evaluate(model, samples, 2)
 
-    Flat(model)
+    FlatParameters(model)
 
     assert evaluate(model, samples, 2) == before
 
 
 def test_backward_fills_the_gradient_vector_and_adds_up_over_micro_batches(neox, samples) -> None:
-    flat = Flat(neox)
+    flat = FlatParameters(neox)
 
     loss_sum(neox, collate(samples))[0].backward()
     whole = flat.grad.clone()
@@ -80,7 +80,7 @@ def test_backward_fills_the_gradient_vector_and_adds_up_over_micro_batches(neox,
 
 
 def test_an_optimizer_step_moves_the_vector(neox, samples) -> None:
-    flat = Flat(neox)
+    flat = FlatParameters(neox)
     before = flat.vector.clone()
     loss_sum(neox, collate(samples))[0].backward()
 
@@ -90,7 +90,7 @@ def test_an_optimizer_step_moves_the_vector(neox, samples) -> None:
 
 
 def test_another_vector_can_be_lent_to_the_model_and_is_given_back(neox, samples) -> None:
-    flat = Flat(neox)
+    flat = FlatParameters(neox)
     own, other = evaluate(neox, samples, 2), torch.zeros(flat.layout.size)
 
     with flat.use(other):
@@ -123,7 +123,7 @@ def test_models_that_are_loaded_by_several_threads_are_whole_and_so_is_transform
 
 
 def test_a_vector_of_another_length_is_refused(neox) -> None:
-    flat = Flat(neox)
+    flat = FlatParameters(neox)
 
     with pytest.raises(ModelError, match=r"vector of shape \(3,\)"), flat.use(torch.zeros(3)):
         pass
@@ -131,14 +131,14 @@ def test_a_vector_of_another_length_is_refused(neox) -> None:
 
 def test_a_model_in_half_precision_or_without_parameters_is_refused(neox) -> None:
     with pytest.raises(ModelError, match="expected float32"):
-        Flat(torch.nn.Linear(2, 2).half())
+        FlatParameters(torch.nn.Linear(2, 2).half())
     with pytest.raises(ModelError, match="no trainable parameter"):
-        Flat(neox.requires_grad_(False))
+        FlatParameters(neox.requires_grad_(False))
 
 
 def test_what_is_frozen_is_not_in_the_vector(neox, samples) -> None:
     neox.get_input_embeddings().requires_grad_(False)
-    flat = Flat(neox)
+    flat = FlatParameters(neox)
 
     assert flat.layout.size < sum(p.numel() for p in neox.parameters())
     assert "gpt_neox.embed_in.weight" not in flat.layout.names
@@ -185,7 +185,7 @@ def test_the_loss_of_a_sample_does_not_depend_on_its_company(folders, samples, n
 
 def test_evaluation_leaves_the_model_in_its_mode_and_without_gradients(neox, samples) -> None:
     neox.train()
-    flat = Flat(neox)
+    flat = FlatParameters(neox)
 
     evaluate(neox, samples, 2)
 
@@ -201,7 +201,7 @@ def test_an_exported_folder_loads_and_loses_what_the_vector_lost(
     folders, samples, tmp_path, name: str
 ) -> None:
     model = load_model(folders[name])
-    flat = Flat(model)
+    flat = FlatParameters(model)
     vector = flat.vector + 0.01 * torch.randn(flat.layout.size, generator=torch.Generator().manual_seed(0))
     with flat.use(vector):
         wanted = evaluate(model, samples, 2)
@@ -211,7 +211,7 @@ def test_an_exported_folder_loads_and_loses_what_the_vector_lost(
     loaded = transformers.AutoModelForCausalLM.from_pretrained(out)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     assert evaluate(loaded, samples, 2) == wanted
-    assert torch.equal(Flat(loaded).vector, vector)
+    assert torch.equal(FlatParameters(loaded).vector, vector)
     assert tokenizer.decode(tokenizer("Hello there")["input_ids"]) == "Hello there"
     assert list(tmp_path.iterdir()) == [out]  # nothing is left beside it
 

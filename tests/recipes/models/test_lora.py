@@ -19,12 +19,12 @@ from compress import Cocktail
 from recipes.config.schema import Recipe
 from recipes.data.corpus import Sample, collate
 from recipes.errors import ModelError
-from recipes.models.adapter_merge import recast, write_merged
+from recipes.models.adapter_merge import convert_file_dtype, write_merged
 from recipes.models.causal_lm import generate, load_model, loss_sum
-from recipes.models.lora import drawn
-from recipes.models.trainable import blueprint_of, count_trained, load_trained, open_trained
-from recipes.weight_files.parameter_layout import Flat, layout_of
-from recipes.weight_files.snapshot_fold import Fold, write_beside
+from recipes.models.lora import draw_uniform
+from recipes.models.trainable import count_trainable, load_trained, meta_trained_model, open_trained
+from recipes.weight_files.parameter_layout import FlatParameters, layout_of
+from recipes.weight_files.snapshot_fold import Fold, write_model_files
 
 ROWS = [Sample(np.arange(3, 15, dtype=np.int32), np.arange(12) > 0)]
 
@@ -60,7 +60,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def trained(recipe: Recipe, base: Path) -> tuple[Any, torch.Tensor]:
     """A model with adapters as they may be after training, and its vector."""
     model = load_trained(recipe, base)
-    flat = Flat(model)
+    flat = FlatParameters(model)
     flat.vector.add_(0.05 * torch.randn(flat.layout.size, generator=torch.Generator().manual_seed(2)))
     return model.eval(), flat.vector
 
@@ -69,7 +69,7 @@ def written(recipe: Recipe, base: Path, vector: torch.Tensor, folder: Path) -> P
     """A snapshot's folder with `vector`, as a fold writes it."""
     folder.mkdir()
     with closing(open_trained(recipe, base)) as start:
-        write_beside(folder, start.texts, BUILTIN)
+        write_model_files(folder, start.texts, BUILTIN)
         Fold("a-run", Cocktail(), 7, start, 0, ()).write(folder)
     path = folder / "adapter_model.safetensors"
     data = bytearray(path.read_bytes())
@@ -94,8 +94,8 @@ def test_only_adapters_are_trained_and_they_begin_as_nothing(bases, name: str) -
     layout = layout_of(model)
 
     assert all("lora_" in parameter for parameter in layout.names)
-    assert count_trained(recipe, bases[name]) == layout.size
-    assert layout == layout_of(blueprint_of(recipe, bases[name]))
+    assert count_trainable(recipe, bases[name]) == layout.size
+    assert layout == layout_of(meta_trained_model(recipe, bases[name]))
     assert torch.equal(logits_of(model.eval()), logits_of(load_model(bases[name])))
     loss_sum(model, collate(ROWS))[0].backward()
     assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
@@ -105,12 +105,12 @@ def test_the_start_is_drawn_from_the_seed_and_is_what_a_fold_begins_with(bases) 
     base = bases["llama"]
     recipe = recipe_of(base)
     torch.manual_seed(5)
-    one = Flat(load_trained(recipe, base)).vector
+    one = FlatParameters(load_trained(recipe, base)).vector
     torch.manual_seed(6)
-    other = Flat(load_trained(recipe, base)).vector
+    other = FlatParameters(load_trained(recipe, base)).vector
     with closing(open_trained(recipe, base)) as start:
         folded = torch.from_numpy(start.read(0, start.layout.size))
-    third = Flat(load_trained(recipe_of(base, training={"seed": 1}), base)).vector
+    third = FlatParameters(load_trained(recipe_of(base, training={"seed": 1}), base)).vector
 
     assert torch.equal(one, other)
     assert torch.equal(one, folded)
@@ -120,8 +120,8 @@ def test_the_start_is_drawn_from_the_seed_and_is_what_a_fold_begins_with(bases) 
 
 def test_what_is_drawn_is_the_same_numbers_for_ever_and_uniform() -> None:
     """Written down: a peer of another version must draw these too."""
-    first = drawn("layer.lora_A.default.weight", (2, 3), 42)
-    many = drawn("layer.lora_A.default.weight", (100, 1000), 0)
+    first = draw_uniform("layer.lora_A.default.weight", (2, 3), 42)
+    many = draw_uniform("layer.lora_A.default.weight", (100, 1000), 0)
 
     np.testing.assert_array_equal(first, np.float32(RECORDED).reshape(2, 3))
     assert abs(many.mean()) < 0.01
@@ -155,7 +155,7 @@ def test_a_snapshot_is_an_adapter_that_peft_loads_and_its_merge_is_the_same_mode
     torch.testing.assert_close(logits_of(PeftModel.from_pretrained(load_model(base), folder).eval()), wanted)
     torch.testing.assert_close(logits_of(AutoPeftModelForCausalLM.from_pretrained(folder).eval()), wanted)
     torch.testing.assert_close(logits_of(load_model(tmp_path / "merged")), wanted, rtol=1e-4, atol=1e-4)
-    assert torch.equal(Flat(load_trained(recipe, base, snapshot=folder)).vector, vector)
+    assert torch.equal(FlatParameters(load_trained(recipe, base, snapshot=folder)).vector, vector)
     assert generate(folder, "The", 3) == generate(tmp_path / "merged", "The", 3)
 
 
@@ -176,7 +176,7 @@ def test_modules_to_save_are_trained_from_the_base_and_saved_whole(bases, tmp_pa
 
     write_merged(make(tmp_path / "merged"), recipe, base, layout_of(model), vector, BUILTIN)
 
-    assert torch.equal(first, Flat(load_trained(recipe, base)).vector)
+    assert torch.equal(first, FlatParameters(load_trained(recipe, base)).vector)
     assert any(head in parameter for parameter in layout_of(model).names)
     wanted = logits_of(model)
     torch.testing.assert_close(logits_of(PeftModel.from_pretrained(load_model(base), folder).eval()), wanted)
@@ -252,7 +252,7 @@ def test_recast_weights_are_the_rounded_ones_and_load(bases, tmp_path, dtype: st
     with safe_open(path, "pt") as file:
         before = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
-    recast(path, dtype)  # type: ignore[arg-type]
+    convert_file_dtype(path, dtype)  # type: ignore[arg-type]
 
     with safe_open(path, "pt") as file:
         after = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -8,7 +8,7 @@ import yaml
 
 from recipes.config.loader import recipe_from_json
 from recipes.config.schema import Recipe
-from recipes.models.model_card import Made, card
+from recipes.models.model_card import RunSummary, render_card
 
 RECIPE = Recipe.model_validate(
     {
@@ -27,7 +27,7 @@ RECIPE = Recipe.model_validate(
 def test_a_card_has_recipe_data_contributors_and_versions() -> None:
     samples = {"dana": 1200, "attic|3090 [x](http://y)": 30}
 
-    text = card(RECIPE, Made("amber-otter-42", 12, "a" * 40, samples, 1.25))
+    text = render_card(RECIPE, RunSummary("amber-otter-42", 12, "a" * 40, samples, 1.25))
 
     _, head, body = text.split("---\n", 2)
     about = yaml.safe_load(head)
@@ -46,21 +46,21 @@ def test_a_card_has_recipe_data_contributors_and_versions() -> None:
 
 
 def test_merged_adapters_need_no_peft_and_the_card_says_so() -> None:
-    text = card(RECIPE, Made("r", 1, None, {}, merged=True))
+    text = render_card(RECIPE, RunSummary("r", 1, None, {}, merged=True))
 
     assert yaml.safe_load(text.split("---\n", 2)[1])["library_name"] == "transformers"
     assert "LoRA adapters, merged into their base, of " in text
 
 
 def test_a_card_says_nothing_of_the_owners_folders() -> None:
-    text = card(RECIPE, Made("amber-otter-42", 12, None, {}))
+    text = render_card(RECIPE, RunSummary("amber-otter-42", 12, None, {}))
 
     assert "/home" not in text
     assert "dana" not in text
 
 
 def test_many_contributors_are_summed_up() -> None:
-    text = card(RECIPE, Made("r", 1, None, {f"peer-{i:03}": 1 for i in range(250)}))
+    text = render_card(RECIPE, RunSummary("r", 1, None, {f"peer-{i:03}": 1 for i in range(250)}))
 
     assert "| and 150 more | 150 |" in text
 
@@ -70,4 +70,7 @@ def test_a_folder_of_this_machine_is_no_hub_id(tmp_path: Path, monkeypatch) -> N
     (tmp_path / "data" / "rows").mkdir(parents=True)
     recipe = recipe_from_json(RECIPE.to_json().replace('me/otters"', 'data/rows"'))
 
-    assert yaml.safe_load(card(recipe, Made("r", 1, None, {})).split("---\n", 2)[1]).get("datasets") is None
+    assert (
+        yaml.safe_load(render_card(recipe, RunSummary("r", 1, None, {})).split("---\n", 2)[1]).get("datasets")
+        is None
+    )

@@ -12,7 +12,7 @@ from recipes.config.loader import load_recipe
 from recipes.config.schema import Recipe
 from recipes.errors import HubUnreachable
 from recipes.models.base_model import BUILTIN_MODELS, prepare_base
-from recipes.models.revision_pinning import pinned
+from recipes.models.revision_pinning import pin_revisions
 
 OLD, NEW = "a0" * 20, "b1" * 20
 NAME = "some/model"
@@ -40,12 +40,12 @@ def test_a_branch_becomes_the_commit_that_it_is_and_stays_that_when_the_branch_m
     asked = recipe("model_revision=v1")
     base = prepare_base(asked, tmp_path / "unused")
 
-    run = pinned(asked, base.folder)
+    run = pin_revisions(asked, base.folder)
     (hub / "refs" / "v1").write_text(NEW)
 
     assert run.model.model_revision == OLD
     assert run.recipe_hash != asked.recipe_hash
-    assert pinned(run, base.folder) == run
+    assert pin_revisions(run, base.folder) == run
     assert prepare_base(run, tmp_path / "unused").digest == base.digest
     with pytest.raises(HubUnreachable):  # the branch is a commit now that is not in the cache
         prepare_base(asked, tmp_path / "unused")
@@ -66,8 +66,8 @@ def test_data_on_the_hub_are_named_by_commit_and_other_data_stay_as_they_are(
     ]
     asked = load_recipe("smoke", [*mixed, "val_set_size=0"])
 
-    run = pinned(asked, BUILTIN_MODELS["builtin:tiny-gpt-neox"])
+    run = pin_revisions(asked, BUILTIN_MODELS["builtin:tiny-gpt-neox"])
 
     assert [one.revision for one in (*run.datasets, *run.eval_datasets)] == [OLD, NEW, None]
     assert run.model == asked.model
-    assert pinned(load_recipe("smoke"), tmp_path) == load_recipe("smoke")
+    assert pin_revisions(load_recipe("smoke"), tmp_path) == load_recipe("smoke")

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recipes.config.loader import load_recipe
 from recipes.config.schema import Compression, Recipe
-from recipes.planning.activations import Alive
-from recipes.planning.memory_plan import Machine, exchange, memory_of
+from recipes.planning.activations import LiveBytes
+from recipes.planning.memory_plan import Machine, exchange_part, plan_memory
 
 WIDTH = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
 LENGTH = 32
@@ -34,7 +34,7 @@ def recipe(*overrides: str) -> Recipe:
 
 
 def test_storages_are_counted_while_they_live_and_views_are_not() -> None:
-    alive = Alive()
+    alive = LiveBytes()
     with FakeTensorMode(), alive:
         a = torch.zeros(1000)
         b = a.view(10, 100).t()
@@ -47,7 +47,7 @@ def test_storages_are_counted_while_they_live_and_views_are_not() -> None:
 
 
 def test_products_are_counted_as_two_operations_an_element() -> None:
-    alive = Alive()
+    alive = LiveBytes()
     with FakeTensorMode(), alive:
         torch.zeros(3, 5) @ torch.zeros(5, 7)
 
@@ -55,7 +55,7 @@ def test_products_are_counted_as_two_operations_an_element() -> None:
 
 
 def test_the_vectors_follow_from_the_number_of_parameters(folder: Path) -> None:
-    memory = memory_of(recipe(), folder, 1, CPU)
+    memory = plan_memory(recipe(), folder, 1, CPU)
     size = memory.parameters
 
     assert [memory.part(name) for name in ("common", "gradient", "optimizer")] == [
@@ -64,11 +64,11 @@ def test_the_vectors_follow_from_the_number_of_parameters(folder: Path) -> None:
         8 * size,
     ]
     assert memory.part("weights") >= 4 * size
-    assert memory_of(recipe("optim=sgd"), folder, 1, CPU).part("optimizer") == 0
+    assert plan_memory(recipe("optim=sgd"), folder, 1, CPU).part("optimizer") == 0
 
 
 def test_activations_grow_with_the_micro_batch_and_nothing_else_does(folder: Path) -> None:
-    one, four = memory_of(recipe(), folder, 1, CPU), memory_of(recipe(), folder, 4, CPU)
+    one, four = plan_memory(recipe(), folder, 1, CPU), plan_memory(recipe(), folder, 4, CPU)
 
     grown = {p.name for p, q in zip(one.parts, four.parts, strict=True) if q.bytes > p.bytes}
     assert grown == {"activations", "logits"}
@@ -78,11 +78,11 @@ def test_activations_grow_with_the_micro_batch_and_nothing_else_does(folder: Pat
 def test_logits_are_kept_in_float32_with_their_gradient(folder: Path) -> None:
     logits = 2 * LENGTH * 500 * 4
 
-    assert 2 * logits < memory_of(recipe(), folder, 2, CPU).part("logits") < 5 * logits
+    assert 2 * logits < plan_memory(recipe(), folder, 2, CPU).part("logits") < 5 * logits
 
 
 def test_the_work_of_a_pass_is_six_operations_a_parameter_and_token(folder: Path) -> None:
-    memory = memory_of(recipe(), folder, 2, CPU)
+    memory = plan_memory(recipe(), folder, 2, CPU)
     products = memory.parameters - 500 * 64  # the embedding is looked up
     attention = 12 * 2 * 64 * LENGTH  # a token: layers, width, length
 
@@ -90,8 +90,8 @@ def test_the_work_of_a_pass_is_six_operations_a_parameter_and_token(folder: Path
 
 
 def test_checkpointing_keeps_less_and_computes_more(folder: Path) -> None:
-    kept = memory_of(recipe(), folder, 4, CPU)
-    twice = memory_of(recipe("activation_checkpointing=true"), folder, 4, CPU)
+    kept = plan_memory(recipe(), folder, 4, CPU)
+    twice = plan_memory(recipe("activation_checkpointing=true"), folder, 4, CPU)
 
     assert twice.part("activations") < kept.part("activations") / 3
     assert twice.flops > 1.15 * kept.flops
@@ -99,19 +99,19 @@ def test_checkpointing_keeps_less_and_computes_more(folder: Path) -> None:
 
 def test_half_precision_halves_the_copy_and_the_gradient_and_adds_to_the_masters(folder: Path) -> None:
     full, half = (
-        memory_of(recipe(f"model.dtype={kind}"), folder, 2, CPU) for kind in ("float32", "bfloat16")
+        plan_memory(recipe(f"model.dtype={kind}"), folder, 2, CPU) for kind in ("float32", "bfloat16")
     )
     size = full.parameters
 
     assert [half.part(name) for name in ("weights", "copy", "gradient")] == [4 * size, 2 * size, 2 * size]
     assert half.part("activations") < full.part("activations")
-    assert memory_of(recipe(), folder, 2, GPU).part("activations") < full.part("activations")  # autocast
+    assert plan_memory(recipe(), folder, 2, GPU).part("activations") < full.part("activations")  # autocast
 
 
 def test_adapters_are_what_grows_and_the_base_is_held_as_it_is(folder: Path) -> None:
     lora = ("lora.lora_r=4", "model.dtype=bfloat16")
-    full, adapters = memory_of(recipe(), folder, 1, CPU), memory_of(recipe(*lora), folder, 1, CPU)
-    four = memory_of(recipe(*lora, "load_in_4bit=true"), folder, 1, CPU)
+    full, adapters = plan_memory(recipe(), folder, 1, CPU), plan_memory(recipe(*lora), folder, 1, CPU)
+    four = plan_memory(recipe(*lora, "load_in_4bit=true"), folder, 1, CPU)
 
     assert adapters.parameters < full.parameters / 4
     assert adapters.part("gradient") == 4 * adapters.parameters
@@ -122,7 +122,7 @@ def test_adapters_are_what_grows_and_the_base_is_held_as_it_is(folder: Path) -> 
 def test_the_common_model_goes_to_the_host_where_it_is_sent_or_room_is_short(folder: Path) -> None:
     def away(machine: Machine, *overrides: str) -> bool:
         return any(
-            p.name == "common" and p.host for p in memory_of(recipe(*overrides), folder, 1, machine).parts
+            p.name == "common" and p.host for p in plan_memory(recipe(*overrides), folder, 1, machine).parts
         )
 
     assert away(GPU, "state_device=cpu")
@@ -132,7 +132,7 @@ def test_the_common_model_goes_to_the_host_where_it_is_sent_or_room_is_short(fol
 
 
 def test_a_peer_over_four_devices_has_a_quarter_of_its_vectors_on_each(folder: Path) -> None:
-    one, four = (memory_of(recipe(), folder, 1, Machine(1 << 40, True, count)) for count in (1, 4))
+    one, four = (plan_memory(recipe(), folder, 1, Machine(1 << 40, True, count)) for count in (1, 4))
 
     assert four.part("optimizer") == -(-one.part("optimizer") // 4)
     assert four.part("activations") == one.part("activations")
@@ -140,7 +140,7 @@ def test_a_peer_over_four_devices_has_a_quarter_of_its_vectors_on_each(folder: P
 
 
 def test_a_smaller_sample_needs_less_to_encode() -> None:
-    small, large = (exchange(Compression(random_ratio=p), 10**8, 10**12).bytes for p in (0.05, 0.1))
+    small, large = (exchange_part(Compression(random_ratio=p), 10**8, 10**12).bytes for p in (0.05, 0.1))
 
     assert large == pytest.approx(2 * small, rel=0.01)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from recipes.algorithm.cocktail_sgd import Owner, mix_of
 from recipes.config.schema import Recipe
-from recipes.data.corpus import Sample, pack
+from recipes.data.corpus import Sample, pack_samples
 from recipes.training.loop import (
     CaughtUp,
     Delivery,
@@ -85,7 +85,7 @@ class FakeHub:
         if kind == "packet":
             return self.aggregates[int(number)]
         tokens = np.arange(LENGTH, dtype=np.int32)
-        return pack([Sample(tokens, tokens > 0)] * SAMPLES)
+        return pack_samples([Sample(tokens, tokens > 0)] * SAMPLES)
 
     def packets(self, start: int, stop: int) -> Iterator[bytes]:
         return iter(self.aggregates[start:stop])

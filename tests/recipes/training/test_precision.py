@@ -22,14 +22,14 @@ from recipes.config.loader import load_recipe
 from recipes.config.schema import Recipe
 from recipes.data.corpus import Sample, batches
 from recipes.errors import ModelError
-from recipes.models.trainable import attention_here, check_trainable, load_trained
+from recipes.models.trainable import available_attention, check_trainable, load_trained
 from recipes.training import peer_checkpoint
 from recipes.training.loop import Lowered, Peer, StepDone, build_peer, finetune
 from recipes.training.micro_batch import MemoryFull, guessed, micro_batch_for, tried
 from recipes.training.optimizers import EXTRA, eight_bit
 from recipes.training.stochastic_rounding import rounded
 from recipes.training.trainer import Alone, LossScale, packed, unpacked
-from recipes.weight_files.parameter_layout import Flat
+from recipes.weight_files.parameter_layout import FlatParameters
 
 ROWS = [
     Sample(np.arange(first, first + length, dtype=np.int32), np.arange(length) > 0)
@@ -111,7 +111,7 @@ def test_masters_keep_steps_that_bfloat16_would_round_away(base) -> None:
 def test_a_step_in_parts_is_the_step_of_all_parameters_at_once(base, monkeypatch) -> None:
     locals = [alone(base, model={"dtype": "bfloat16"}) for _ in range(2)]
     stepped(locals[0], 3)
-    monkeypatch.setattr("recipes.weight_files.parameter_layout.AT_ONCE", 1)
+    monkeypatch.setattr("recipes.weight_files.parameter_layout.GRADIENT_CHUNK", 1)
     stepped(locals[1], 3)
 
     assert torch.equal(locals[0].flat.vector, locals[1].flat.vector)
@@ -256,8 +256,8 @@ def test_a_difference_to_the_hosts_memory_has_the_bits_of_one_beside_it() -> Non
 
 def test_the_vector_of_a_flat_model_in_bfloat16_is_exact(base) -> None:
     recipe = recipe_of(base)
-    whole = Flat(load_trained(recipe, base)).vector
-    half = Flat(load_trained(recipe, base), torch.bfloat16)
+    whole = FlatParameters(load_trained(recipe, base)).vector
+    half = FlatParameters(load_trained(recipe, base), torch.bfloat16)
 
     assert torch.equal(half.vector, whole)
     assert torch.equal(half.copy, whole.to(torch.bfloat16))  # type: ignore[arg-type]
@@ -415,8 +415,8 @@ def test_an_attention_that_a_class_has_not_is_told_with_what_it_has(tmp_path) ->
 
 
 def test_flash_attention_is_left_to_machines_that_have_it() -> None:
-    assert attention_here("flash_attention_2", "cpu") == "auto"
-    assert attention_here("sdpa", "cpu") == "sdpa"
+    assert available_attention("flash_attention_2", "cpu") == "auto"
+    assert available_attention("sdpa", "cpu") == "sdpa"
 
 
 def test_a_quantized_base_without_its_library_is_told(base, monkeypatch) -> None:

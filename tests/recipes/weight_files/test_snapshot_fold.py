@@ -27,21 +27,27 @@ from tiny_models import BUILTIN, CONFIGS, TIED
 from compress import Cocktail, fingerprint, join
 from recipes.algorithm.cocktail_sgd import Common, fold
 from recipes.errors import ModelError
-from recipes.models.base_model import written_whole
+from recipes.models.base_model import atomic_folder
 from recipes.models.causal_lm import load_model
 from recipes.weight_files import snapshot_fold
-from recipes.weight_files.parameter_layout import Flat, Layout, layout_of
+from recipes.weight_files.parameter_layout import FlatParameters, Layout, layout_of
 from recipes.weight_files.snapshot_fold import (
-    Abandoned,
     Fold,
-    Known,
+    FoldCancelled,
+    KnownFingerprint,
     WrongFold,
-    clear_leftovers,
-    snapshots,
-    write_beside,
-    write_hashes,
+    list_snapshots,
+    remove_unfinished_snapshots,
+    write_chunk_hashes,
+    write_model_files,
 )
-from recipes.weight_files.stored_weights import Stored, StoredVector, open_vector, read_header, texts_of
+from recipes.weight_files.stored_weights import (
+    StoredTensor,
+    StoredVector,
+    model_config_files,
+    open_vector,
+    read_header,
+)
 
 MIX = Cocktail(sample=0.3, keep=0.2, bits=4, block=64)
 
@@ -62,7 +68,7 @@ def packets_of(mix: Cocktail, size: int, rounds: range, seed: int = 7) -> list[b
 def in_memory(vector: torch.Tensor) -> StoredVector:
     data = memoryview(vector.numpy().view(np.uint8).data)
     shape = tuple(vector.shape)
-    return StoredVector(Layout(("w",), (shape,)), ("w",), (Stored("F32", shape, data),), {})
+    return StoredVector(Layout(("w",), (shape,)), ("w",), (StoredTensor("F32", shape, data),), {})
 
 
 def fold_of(
@@ -72,10 +78,10 @@ def fold_of(
 
 
 def write(fold: Fold, base: Path, folder: Path) -> int:
-    with written_whole(folder) as part:
-        write_beside(part, texts_of(base), BUILTIN)
+    with atomic_folder(folder) as part:
+        write_model_files(part, model_config_files(base), BUILTIN)
         number = fold.write(part)
-        write_hashes(part, lambda: False)
+        write_chunk_hashes(part, lambda: False)
     return number
 
 
@@ -94,7 +100,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("name", ["gpt_neox", "llama", "opt", "gpt2"])
 def test_a_snapshot_loads_and_is_the_fold_to_the_bit_and_so_is_the_next(bases, tmp_path, name: str) -> None:
-    flat = Flat(load_model(bases[name]))
+    flat = FlatParameters(load_model(bases[name]))
     packets = packets_of(MIX, flat.layout.size, range(9))
     truth = Common(flat.vector.clone(), MIX, 7)
     fold(truth, packets[:5])
@@ -102,33 +108,33 @@ def test_a_snapshot_loads_and_is_the_fold_to_the_bit_and_so_is_the_next(bases, t
     with closing(open_vector(bases[name])) as base:
         assert base.on_disk
         assert base.layout == flat.layout
-        known = Known(5, truth.fingerprint)
+        known = KnownFingerprint(5, truth.fingerprint)
         assert (
             write(fold_of(base, packets[:5], known=known), bases[name], tmp_path / "5") == truth.fingerprint
         )
 
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "5")
     assert loaded.dtype == torch.float32
-    assert torch.equal(Flat(loaded).vector, truth.vector)
+    assert torch.equal(FlatParameters(loaded).vector, truth.vector)
     assert (loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight) == (name in TIED)
     assert (
         load_file(tmp_path / "5" / "model.safetensors").keys()
         == load_file(bases[name] / "model.safetensors").keys()
     )
-    [one] = snapshots(tmp_path, "a-run")
+    [one] = list_snapshots(tmp_path, "a-run")
     assert (one.round, one.fingerprint) == (5, truth.fingerprint)
 
     fold(truth, packets[5:])
     with closing(open_vector(one.folder)) as source:
         write(fold_of(source, packets[5:], start=5), one.folder, tmp_path / "9")
-    assert torch.equal(Flat(load_model(tmp_path / "9")).vector, truth.vector)
-    assert [one.round for one in snapshots(tmp_path, "a-run")] == [5, 9]
-    assert snapshots(tmp_path, "another-run") == []
+    assert torch.equal(FlatParameters(load_model(tmp_path / "9")).vector, truth.vector)
+    assert [one.round for one in list_snapshots(tmp_path, "a-run")] == [5, 9]
+    assert list_snapshots(tmp_path, "another-run") == []
 
 
 def test_fragments_and_first_rounds_that_send_everything_fold_like_any_other(bases, tmp_path) -> None:
     mix = Cocktail(sample=0.3, keep=0.5, kind="fragment", full=2)
-    truth = Common(Flat(load_model(bases["gpt2"])).vector.clone(), mix, 7)
+    truth = Common(FlatParameters(load_model(bases["gpt2"])).vector.clone(), mix, 7)
     packets = packets_of(mix, truth.vector.numel(), range(6))
     fold(truth, packets)
 
@@ -145,7 +151,7 @@ def test_the_weights_begin_with_the_vector_itself(bases, tmp_path) -> None:
     start = 8 + int.from_bytes(data[:8], "little")
     vector = np.frombuffer(data, "<f4", base.layout.size, start)
     assert start % 8 == 0
-    assert torch.equal(torch.from_numpy(vector.copy()), Flat(load_model(bases["llama"])).vector)
+    assert torch.equal(torch.from_numpy(vector.copy()), FlatParameters(load_model(bases["llama"])).vector)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -155,7 +161,7 @@ def test_a_base_in_half_precision_and_in_shards_is_read_as_transformers_reads_it
     for name in ("gpt_neox", "gpt2"):
         folder = tmp_path / name
         load_model(bases[name]).to(dtype).save_pretrained(folder, max_shard_size="20KB")
-        wanted = Flat(load_model(folder)).vector
+        wanted = FlatParameters(load_model(folder)).vector
 
         with closing(open_vector(folder)) as base:
             assert base.on_disk
@@ -163,7 +169,7 @@ def test_a_base_in_half_precision_and_in_shards_is_read_as_transformers_reads_it
             assert torch.equal(torch.from_numpy(base.read(0, len(wanted))), wanted)
             assert torch.equal(torch.from_numpy(base.read(777, 5000)), wanted[777:5000])
             write(fold_of(base, []), folder, tmp_path / "0")
-        assert torch.equal(Flat(load_model(tmp_path / "0")).vector, wanted)
+        assert torch.equal(FlatParameters(load_model(tmp_path / "0")).vector, wanted)
         shutil.rmtree(tmp_path / "0")
 
 
@@ -198,7 +204,7 @@ def test_a_base_that_must_be_loaded_gives_the_same_snapshot(bases, tmp_path, how
         first = next(iter(weights))
         weights[first] = weights[first].double()
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    truth = Common(Flat(load_model(folder)).vector.clone(), MIX, 7)
+    truth = Common(FlatParameters(load_model(folder)).vector.clone(), MIX, 7)
     packets = packets_of(MIX, truth.vector.numel(), range(3))
     fold(truth, packets)
 
@@ -206,7 +212,7 @@ def test_a_base_that_must_be_loaded_gives_the_same_snapshot(bases, tmp_path, how
         assert not base.on_disk
         write(fold_of(base, packets), folder, tmp_path / "3")
 
-    assert torch.equal(Flat(load_model(tmp_path / "3")).vector, truth.vector)
+    assert torch.equal(FlatParameters(load_model(tmp_path / "3")).vector, truth.vector)
     with closing(open_vector(tmp_path / "3")) as again:
         assert again.on_disk
 
@@ -254,7 +260,7 @@ def test_the_sweep_is_the_fold_whatever_the_windows_the_batches_and_the_shards(
     packets = packets_of(mix, size, range(100, 100 + rounds))
     truth = Common(vector.clone(), mix, 7, round=100)
     fold(truth, packets[: min(at, rounds)])
-    known = Known(truth.round, truth.fingerprint)
+    known = KnownFingerprint(truth.round, truth.fingerprint)
     fold(truth, packets[min(at, rounds) :])
 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
@@ -276,7 +282,7 @@ def test_a_fold_that_is_not_what_the_peers_hold_is_no_snapshot_and_names_both(ba
         with pytest.raises(
             WrongFold, match=r"x' of round 2 the fingerprint [0-9a-f]{16}, .* had 000000000000002a"
         ):
-            write(fold_of(base, packets, known=Known(2, 42)), bases["opt"], tmp_path / "3")
+            write(fold_of(base, packets, known=KnownFingerprint(2, 42)), bases["opt"], tmp_path / "3")
 
         damaged = [packets[0], packets[1][:-1] + b"?", packets[2]]
         with pytest.raises(WrongFold, match=r"the packet of round 1: its checksum does not match"):
@@ -289,7 +295,7 @@ def test_a_fold_that_is_asked_to_stop_leaves_nothing(bases, tmp_path) -> None:
     asked = iter([False, False, True])
     with closing(open_vector(bases["opt"])) as base:
         job = fold_of(base, packets_of(MIX, base.layout.size, range(5)), stop=lambda: next(asked))
-        with pytest.raises(Abandoned):
+        with pytest.raises(FoldCancelled):
             write(job, bases["opt"], tmp_path / "5")
 
     assert list(tmp_path.iterdir()) == []
@@ -332,9 +338,9 @@ def test_what_a_killed_hub_left_does_not_count_and_is_cleared_away(bases, tmp_pa
     (tmp_path / "2" / "model.safetensors").unlink()
     shutil.copytree(tmp_path / "0", tmp_path / ".4.part")
 
-    clear_leftovers(tmp_path)
+    remove_unfinished_snapshots(tmp_path)
 
-    assert [one.round for one in snapshots(tmp_path, "a-run")] == [0], "3 says of itself that it is 0"
+    assert [one.round for one in list_snapshots(tmp_path, "a-run")] == [0], "3 says of itself that it is 0"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "3"]
 
 

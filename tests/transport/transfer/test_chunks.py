@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes.models.base_model import BLOCK as RECIPES_BLOCK
-from recipes.models.base_model import described
+from recipes.models.base_model import HASH_BLOCK as RECIPES_BLOCK
+from recipes.models.base_model import hash_file
 from transport.protocol.errors import Leaving, ProtocolError
 from transport.transfer.chunks import BLOCK, PartFile, hashes_of
 
@@ -150,7 +150,7 @@ def test_in_any_order_and_twice_a_file_is_the_file(size: int, seed: int) -> None
 @pytest.mark.parametrize("size", [0, 1, BLOCK, BLOCK + 1])
 def test_owner_and_peer_cut_a_file_alike(tmp_path: Path, size: int) -> None:
     hashes = hashed(tmp_path, DATA[:size])
-    file = described(tmp_path / "origin")
+    file = hash_file(tmp_path / "origin")
 
     assert RECIPES_BLOCK == BLOCK
     assert (file.blocks, file.size) == (hashes, size)

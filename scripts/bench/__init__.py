@@ -1,2 +1,1 @@
-"""Measurements of single parts: the hub, transfers, faults in a round, joining, memory, packets, growth of
-costs."""
+"""Measurements of single parts: the hub, joining, memory, packets, growth of costs."""

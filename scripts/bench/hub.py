@@ -36,39 +36,19 @@ from typing import Any
 
 import zmq
 
+from scripts.swarms.idle_delegate import IdleDelegate
 from scripts.swarms.lab import parser
 from scripts.swarms.processes import Line, Process, program, say
-from scripts.swarms.toy import Idle
 from transport import Hub, Ledger, RunKeys, RunSettings
 from transport.hub.malloc_tuning import keep_freed_memory
+from transport.protocol import messages as m
 from transport.protocol.events import RoundCommitted, RunEnded, Warned
 from transport.protocol.keys import CurveKeys, as_z85
 from transport.protocol.message_codec import decode_to_peer, encode
-from transport.protocol.messages import (
-    OF,
-    PROTOCOL,
-    Attach,
-    Attached,
-    Chunk,
-    Committed,
-    Data,
-    Get,
-    Hello,
-    Message,
-    Over,
-    Ping,
-    Pong,
-    Put,
-    PutDone,
-    Ready,
-    Report,
-    Round,
-    Welcome,
-)
 from transport.transfer.transfers import CHUNK
 from transport.wire.zeromq_sockets import COMMON, HUB, PEER, raise_file_limit, set_options
 
-RUN, SAME = "bench", Idle().fingerprint(0)  # SAME: fingerprint of every global model
+RUN, SAME = "bench", IdleDelegate().fingerprint(0)  # SAME: fingerprint of every global model
 SEED, VARIANTS = 1, 8  # different packets, sent in turn
 BITS = 0.1341  # of a packet at the defaults, a parameter
 WARM = 3  # rounds before the clock starts: connections, a compiler, files
@@ -94,7 +74,7 @@ def parameters(size: int) -> int:
 # ------------------------------------------------------------------------------------
 
 
-class Aggregating(Idle):
+class Aggregating(IdleDelegate):
     """The delegate of a real run, with its error feedback on disk."""
 
     def __init__(self, size: int, ledger: Ledger) -> None:
@@ -132,7 +112,7 @@ def run_hub(asked: Line) -> None:
         linger_s=1.0,
     )
     ledger = Ledger(Path(asked["folder"]), run=RUN, samples=samples)
-    work = Aggregating(asked["size"], ledger) if asked["work"] == "owner" else Idle()
+    work = Aggregating(asked["size"], ledger) if asked["work"] == "owner" else IdleDelegate()
     hub = Hub("127.0.0.1", 0, RunKeys(**asked["keys"]), ledger, settings, work)
     signal.signal(signal.SIGTERM, lambda *_: hub.stop(now=True))
     hub.start()
@@ -217,40 +197,40 @@ class Peer:
         self.wires, self.number, self.packets = wires, number, packets
         self.keys = CurveKeys.generate()
         self.digests = [hashlib.sha256(p).digest() for p in packets]
-        self.opened: Round | None = None  # the next one, to be sent to once the aggregate before it is here
+        self.opened: m.Round | None = None  # the next one, to be sent to once the aggregate before it is here
         self.missing = 0  # chunks of the aggregate under way
         self.bulk: zmq.Socket[bytes] | None = None
         self.over = False
         self.control = wires.dial(self.keys, self)
-        self.say(Hello(PROTOCOL, run.token, RUN, f"p{number:04}"))
+        self.say(m.Hello(m.PROTOCOL, run.token, RUN, f"p{number:04}"))
 
-    def say(self, message: Message, sock: zmq.Socket[bytes] | None = None) -> None:
+    def say(self, message: m.Message, sock: zmq.Socket[bytes] | None = None) -> None:
         self.wires.send(sock or self.control, encode(message))
 
     def came(self, frames: list[zmq.Frame]) -> None:
         message = decode_to_peer(frames[0].buffer)
-        if isinstance(message, Data):
+        if isinstance(message, m.Data):
             self.missing -= message.name.startswith("packet/")
             self.turn()
-        elif isinstance(message, Committed):
+        elif isinstance(message, m.Committed):
             count = -(-message.size // CHUNK)
             for i in range(count):
-                self.say(Get(f"packet/{message.round}", i, CHUNK), self.bulk)
+                self.say(m.Get(f"packet/{message.round}", i, CHUNK), self.bulk)
             self.missing += count
-        elif isinstance(message, Round):
+        elif isinstance(message, m.Round):
             self.opened = message
-            self.say(Get(f"lease/{message.round}", 0, CHUNK), self.bulk)
+            self.say(m.Get(f"lease/{message.round}", 0, CHUNK), self.bulk)
             self.turn()
-        elif isinstance(message, Ping):
-            self.say(Pong(message.sent))
-        elif isinstance(message, Welcome):
+        elif isinstance(message, m.Ping):
+            self.say(m.Pong(message.sent))
+        elif isinstance(message, m.Welcome):
             self.bulk = self.wires.dial(self.keys, self)
-            self.say(Attach(message.session), self.bulk)
-        elif isinstance(message, Attached):
-            self.say(Ready(0, SAME))
-        elif isinstance(message, Over):
+            self.say(m.Attach(message.session), self.bulk)
+        elif isinstance(message, m.Attached):
+            self.say(m.Ready(0, SAME))
+        elif isinstance(message, m.Over):
             self.over = True
-        elif isinstance(message, PutDone) and not message.ok:
+        elif isinstance(message, m.PutDone) and not message.ok:
             raise SystemExit(f"p{self.number:04} was refused: {message.reason}")
 
     def turn(self) -> None:
@@ -260,11 +240,11 @@ class Peer:
         assert self.bulk is not None
         round, which = self.opened.round, (self.number + self.opened.round) % VARIANTS
         name, packet, self.opened = f"update/{round}", memoryview(self.packets[which]), None
-        self.say(Put(name, len(packet), self.digests[which], CHUNK), self.bulk)
+        self.say(m.Put(name, len(packet), self.digests[which], CHUNK), self.bulk)
         for i in range(-(-len(packet) // CHUNK)):
-            self.wires.send(self.bulk, encode(Chunk(name, i, self.digests[which][:OF])), more=True)
+            self.wires.send(self.bulk, encode(m.Chunk(name, i, self.digests[which][: m.OF])), more=True)
             self.wires.send(self.bulk, packet[i * CHUNK : (i + 1) * CHUNK])
-        self.say(Report(round, SAME, [round], 30.0, 10))
+        self.say(m.Report(round, SAME, [round], 30.0, 10))
 
 
 def run_peers(asked: Line) -> None:

@@ -107,7 +107,7 @@ def main() -> None:
             print(json.dumps(measure(Path(folder), args)))
         return
     line = lab.options(1, up=args.rate, down=args.rate, rtt=args.rtt)
-    (found,) = lab.inside("scripts.bench.join", ["--inside", *sys.argv[1:]], line)
+    (found,) = lab.inside(["-m", "scripts.bench.join", "--inside", *sys.argv[1:]], line)
     floor, phases, rounds = found["bytes"] * 8 / (args.rate * 1e6), found.pop("phases"), found.pop("rounds")
     print(f"{args.rate:g} Mbit/s, {args.rtt:g} ms: {found['bytes'] / 1e6:.1f} MB, here after", end=" ")
     print(f"{found['here_s']:.1f} s (bound {1.15 * floor + 2:.1f} s, bytes / bandwidth {floor:.1f} s)")

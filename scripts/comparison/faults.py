@@ -213,8 +213,8 @@ def main() -> None:
         print("\n".join([*RIVALS, *FAULTS]))
         return
     for case in [Case(system, fault) for system in args.system for fault in args.fault]:
-        own = ["--inside", json.dumps(asdict(case))]
-        (found,) = lab.inside("scripts.comparison.faults", own, lab.options(5))
+        own = ["-m", "scripts.comparison.faults", "--inside", json.dumps(asdict(case))]
+        (found,) = lab.inside(own, lab.options(5))
         rows.keep(args.out, found, ("system", "fault"))
         print(json.dumps(found), flush=True)
 

@@ -187,7 +187,7 @@ def main() -> None:
             "--out",
             str(args.out.resolve()),
         ]
-        for found in lab.inside("scripts.comparison.links", own, lab.options(work.PEERS)):
+        for found in lab.inside(own, lab.options(work.PEERS)):
             share = found["compute_s"] / found["step_s"]
             print(f"{system}, {found['speed']}: {found['step_s']:.2f} s a step, {share:.1%} of it compute")
 

@@ -7,9 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Sequence
 
 from scripts import ROOT
 from scripts.netlab import lab as netlab
@@ -23,51 +21,15 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def in_a_lab(
-    module: str, doc: str | None, cases: dict[str, Any], measure: Callable[[Any], Line], head: str
-) -> Iterator[tuple[str, Line]]:
-    """Measure the cases named on the command line, each in a lab of its own: (name, row), after the table's
-    head.
+def inside(program: Sequence[str], lab: Sequence[str]) -> list[Line]:
+    """Run python with these arguments in a lab of its own; the rows of JSON it prints.
 
-    With --list print their names. Inside the lab, where this module was started by `inside`, print the row.
+    Ends this program with 77 and the reason where no lab can be made, with the program's words where it
+    fails.
     """
-    options = parser(doc)
-    options.add_argument("cases", nargs="*", help="beginnings of names; all without")
-    options.add_argument("--list", action="store_true")
-    options.add_argument("--inside", help=argparse.SUPPRESS)
-    given = options.parse_args()
-    if given.inside:
-        kind = type(next(iter(cases.values())))
-        print(json.dumps(measure(kind(**json.loads(given.inside)))))
-        return
-    if not given.list:
-        print(head)
-    for name, case in cases.items():
-        if name.startswith(tuple(given.cases) or ("",)):
-            if given.list:
-                print(name)
-            else:
-                yield name, row(module, case)
-
-
-def row(module: str, case: Any) -> Line:
-    """Measure one case in a lab of its own; `case.lab` are the options of netlab."""
-    (found,) = inside(module, ["--inside", json.dumps(asdict(case))], case.lab)
-    return found
-
-
-def inside(module: str, arguments: Sequence[str], lab: Sequence[str]) -> list[Line]:
-    """Run a module with these arguments in a lab of its own; the rows of JSON it prints.
-
-    Ends this program with 77 and the reason where no lab can be made, with the module's words where it fails.
-    """
-    own = [sys.executable, "-m", module, *arguments]
-    environment = {key: value for key, value in os.environ.items() if key != "NETLAB"} | {
-        "PYTHONPATH": str(ROOT)
-    }
-    done = subprocess.run(
-        [sys.executable, LAB, "rootless", *lab, "--", *own], capture_output=True, text=True, env=environment
-    )
+    command = [sys.executable, LAB, "rootless", *lab, "--", sys.executable, *program]
+    known = {key: value for key, value in os.environ.items() if key != "NETLAB"} | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=known)
     if done.returncode:
         sys.stderr.write(done.stderr)
         raise SystemExit(done.returncode)

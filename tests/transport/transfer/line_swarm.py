@@ -1,7 +1,7 @@
-"""A swarm of real processes that train nothing: a hub and peers with packets of any size, on lines of a lab.
+"""Real processes that train nothing: a hub and peers with packets of any size, on the lines of a network lab.
 
-    python -m scripts.swarms.toy hub  '{"folder": ..., "keys": ..., "settings": ..., "size": ...}'
-    python -m scripts.swarms.toy peer '{"url": ..., "name": ..., "does": "up" | "down" | "rounds", ...}'
+    python line_swarm.py hub  '{"folder": ..., "keys": ..., "settings": ..., "size": ...}'
+    python line_swarm.py peer '{"url": ..., "name": ..., "does": "up" | "down" | "rounds", ...}'
 
 A packet is a vector of FP32, the hub averages them, and the global model is the sum of what was committed.
 Both programs print each ping (a peer: how late it came, as both read one clock) and each answer (the hub).
@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.swarms.processes import Line, Process, program, say
+from scripts.swarms.idle_delegate import TOKENS, IdleDelegate
+from scripts.swarms.processes import Line, Process, say
 from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, parse_url
 from transport.protocol.errors import RunOver, SessionRenewed, TransportError
 from transport.protocol.messages import Chunk, Get, Over, Ping, Pong, PutDone, Report, Round
 
-TOKENS = 10  # of each sample
 BLOB = "base/blob"
 SLOWER = 10  # times as long SIGUSR1 makes a peer compute
 Vector = NDArray[np.float32]
@@ -54,7 +54,7 @@ class Swarm:
         return self._start(member, "peer", {"url": self.url, "name": member, **asked})
 
     def _start(self, member: str, role: str, asked: Line) -> Process:
-        self.processes.append(Process(program("scripts.swarms.toy", role, asked), member))
+        self.processes.append(Process([sys.executable, __file__, role, json.dumps(asked)], member))
         return self.processes[-1]
 
     def hub_said(self, kind: str) -> list[Line]:
@@ -76,35 +76,7 @@ def swarm(folder: Path, settings: Line, **hub: Any) -> Iterator[Swarm]:
 # ---- the hub -----------------------------------------------------------------------------------------------
 
 
-class Idle:
-    """A hub's delegate that does no arithmetic: the first packet is the aggregate."""
-
-    def samples(self, ids: Sequence[int]) -> bytes:
-        return bytes(4096)
-
-    def tokens(self, ids: Sequence[int]) -> int:
-        return TOKENS * len(ids)
-
-    def arrived(self, round: int, peer: str, packet: bytes) -> None:
-        """Ignore it until the round closes."""
-
-    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
-        return updates[0][1]
-
-    def inherit(self, peer: str, packet: bytes, share: float) -> None:
-        """Drop it."""
-
-    def committed(self, round: int, packet: bytes) -> None:
-        """Keep no model."""
-
-    def fingerprint(self, round: int) -> int:
-        return 7
-
-    def object(self, name: str) -> bytes:
-        raise KeyError(name)
-
-
-class Mean(Idle):
+class Mean(IdleDelegate):
     """Averages the packets, weighted."""
 
     def __init__(self, size: int, objects: dict[str, int], ledger: Ledger) -> None:

@@ -1,27 +1,25 @@
-"""What transfers make of a line: their rate, how late heartbeats are meanwhile, and faults in the middle.
+"""One transfer on a line: its rate, how late heartbeats are meanwhile, and a fault in the middle.
 
-    python -m scripts.bench.transfers                    all of CASES, about ten minutes
-    python -m scripts.bench.transfers CASE [CASE ...]    some of them, by the beginning of their names
-    python -m scripts.bench.transfers --list
-
-Each row is a network lab of its own (exit 77 and the reason where it cannot be made). `late` is how much
-longer than on the idle line the slowest ping took, in ms: there and back as the hub measures it, and one way
-as the peer does. `again` is what was sent or asked for twice, `window` the largest congestion window, both in
-KiB.
+`late` is how much longer than on the idle line the slowest ping took, in ms: there and back as the hub
+measures it, and one way as the peer does. `again` is what was sent or asked for twice, `window` the largest
+congestion window, both in KiB.
 """
 
 from __future__ import annotations
 
+import json
 import signal
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.swarms import lab, toy
+import line_swarm
+
+from scripts.swarms import lab
 from scripts.swarms.processes import Line
 
-MODULE = "scripts.bench.transfers"
 PING_S, QUIET_S = 0.05, 1.0
 PAYLOAD = 1448 / 1514  # of a full frame
 
@@ -44,21 +42,6 @@ class Case:
         return lab.options(1, up=self.mbit, down=self.mbit, rtt=self.rtt, queue=self.queue, loss=self.loss)
 
 
-LINES = ((20, 50, 40), (100, 20, 150), (100, 50, 150), (500, 20, 500), (500, 50, 500), (500, 100, 500))
-CASES: dict[str, Case] = {}
-for way in ("up", "down"):
-    CASES |= {
-        f"late {way}, 20 Mbit/s, 40 ms": Case(way),
-        f"late {way}, 20 Mbit/s, 40 ms, reno": Case(way, congestion="reno"),
-        f"late {way}, 20 Mbit/s, 40 ms, a second of queue, reno": Case(way, congestion="reno", queue=1000.0),
-        f"slow {way}, 3 Mbit/s": Case(way, 3.0, 40.0, 6.0, 1000.0, "reno"),
-        f"loss {way}, 100 Mbit/s, 0.1 %": Case(way, 100.0, 50.0, loss=0.1),
-    }
-    CASES |= {f"rate {way}, {mbit} Mbit/s, {rtt} ms": Case(way, mbit, rtt, size) for mbit, rtt, size in LINES}
-    for fault in ("dark", "pulled", "forgotten", "hub killed"):
-        CASES[f"{fault} {way}"] = Case(way, 50.0, 40.0, 40.0, fault=fault)
-
-
 def measure(case: Case) -> Line:
     """Inside the lab: one transfer."""
     size = round(case.megabytes * 1e6)
@@ -66,10 +49,10 @@ def measure(case: Case) -> Line:
         lab.congestion(["hub", "p1"], case.congestion)
     settings = {"samples": 1, "global_batch": 1, "ping_s": PING_S, "max_update": size + 1, "linger_s": 1.0}
     settings |= {"peer_timeout": 120.0, "recover_s": 20.0, "grace_s": 30.0}
-    objects, packet = {toy.BLOB: size if case.way == "down" else 1}, size if case.way == "up" else 4
+    objects, packet = {line_swarm.BLOB: size if case.way == "down" else 1}, size if case.way == "up" else 4
     with (
         tempfile.TemporaryDirectory() as folder,
-        toy.swarm(Path(folder) / "run", settings, size=packet, objects=objects) as swarm,
+        line_swarm.swarm(Path(folder) / "run", settings, size=packet, objects=objects) as swarm,
     ):
         peer = swarm.peer("p1", does=case.way, size=packet, blob=size, quiet_s=QUIET_S)
         begins = peer.until("begins")["t"]
@@ -97,7 +80,7 @@ def lateness(pings: list[Line], begins: float, ends: float) -> float:
     return 1000 * (max(p["s"] for p in pings if begins <= p["t"] - p["s"] <= ends) - idle)
 
 
-def strike(case: Case, swarm: toy.Swarm) -> None:
+def strike(case: Case, swarm: line_swarm.Swarm) -> None:
     """Do the fault, and mend what does not mend itself."""
     if case.fault == "forgotten":
         lab.forget("p1")
@@ -111,13 +94,5 @@ def strike(case: Case, swarm: toy.Swarm) -> None:
         lab.link("p1", "up")
 
 
-def main() -> None:
-    head = "| line | s | Mbit/s | of the line | late, hub / peer | again | window |\n" + "|---" * 7 + "|"
-    for name, r in lab.in_a_lab(MODULE, __doc__, CASES, measure, head):
-        rate = f"{r['seconds']:.1f} | {r['mbit']:.1f} | {r['share']:.0%}"
-        late = f"{r['late_hub']:.0f} / {r['late_peer']:.0f} ms"
-        print(f"| {name} | {rate} | {late} | {r['again']:.0f} | {r['window']:.0f} |", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps(measure(Case(**json.loads(sys.argv[1])))))

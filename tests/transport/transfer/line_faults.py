@@ -1,29 +1,26 @@
-"""Faults in the middle of a round, on lines: the time until the next commit, and what becomes of the peers.
+"""A fault in the middle of a round, on lines: the time until the next commit, and what becomes of the peers.
 
-    python -m scripts.bench.round_faults                   all of CASES, about twenty minutes
-    python -m scripts.bench.round_faults CASE [CASE ...]   some of them, by the beginning of their names
-    python -m scripts.bench.round_faults --list
-
-Four peers with packets of 40 MB at 100 Mbit/s each; for long stalls and slow computers packets of 1 MB at 20.
-Each row is a network lab of its own (exit 77 and the reason where it cannot be made). `deadline` and `commit`
-are seconds after the round was opened, `after` is from the fault to the commit, `back` from the fault's end
-until a round that was opened since is committed with the victim's packet. A row ends the program where the
-ledger does not verify, or where a peer that can come back does not.
+`deadline` and `commit` are seconds after the round was opened, `after` is from the fault to the commit,
+`back` from the fault's end until a round that was opened since is committed with the victim's packet. It ends
+the program where the ledger does not verify, or where a peer that can come back does not.
 """
 
 from __future__ import annotations
 
+import json
 import signal
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.swarms import lab, toy
+import line_swarm
+
+from scripts.swarms import lab
 from scripts.swarms.processes import Line, Process, wait_for
 
-MODULE = "scripts.bench.round_faults"
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "slow": signal.SIGUSR1}
 LINKS = {"dark": "down", "pulled": "pulled"}
 
@@ -50,28 +47,6 @@ class Case:
         return lab.options(self.peers, up=self.mbit, down=self.mbit, rtt=self.rtt)
 
 
-def small(fault: str, fault_s: float = 0.0) -> Case:
-    return Case(fault, fault_s, at=0.4, megabytes=1.0, mbit=20.0, compute_s=0.5, tail=3)
-
-
-CASES: dict[str, Case] = {
-    "no fault": Case(),
-    "kill -9": Case("kill"),
-    "cable pulled": Case("pulled"),
-    "SIGSTOP": Case("stop"),
-    "kill -9, first round": Case("kill", first=True),
-    "cable pulled, first round": Case("pulled", first=True),
-    "SIGSTOP, first round": Case("stop", first=True),
-    "kill -9, started again": small("kill", 4.0),
-    "SIGSTOP 5 s": small("stop", 5.0),
-    "SIGSTOP 60 s": small("stop", 60.0),
-    "dark 5 s": small("dark", 5.0),
-    "dark 60 s": small("dark", 60.0),
-    "half-open": small("forgotten"),
-    "10x slower": small("slow"),
-}
-
-
 def measure(case: Case) -> Line:
     """Inside the lab: one run until some rounds after the fault."""
     size = round(case.megabytes * 1e6)
@@ -84,7 +59,10 @@ def measure(case: Case) -> Line:
     settings |= {"step_timeout": case.step_timeout, "peer_timeout": case.peer_timeout, "ping_s": case.ping_s}
     settings |= {"max_update": size + 1, "linger_s": 5.0}
     asked = {"does": "rounds", "size": size, "compute_s": case.compute_s}
-    with tempfile.TemporaryDirectory() as there, toy.swarm(Path(there) / "run", settings, size=size) as swarm:
+    with (
+        tempfile.TemporaryDirectory() as there,
+        line_swarm.swarm(Path(there) / "run", settings, size=size) as swarm,
+    ):
         peers = {f"p{n}": swarm.peer(f"p{n}", **asked) for n in range(1, case.peers + 1)}
         victims = dict(zip(reversed(peers), filter(None, case.fault.split("+")), strict=False))
         hit = 0 if case.first else 4
@@ -129,7 +107,7 @@ def told(event: Line) -> str:
     return " ".join(filter(None, [event["peer"], event["message"]]))
 
 
-def accepted_since(swarm: toy.Swarm, name: str, since: float) -> float:
+def accepted_since(swarm: line_swarm.Swarm, name: str, since: float) -> float:
     """Find when a round was committed that was opened since then and has this peer's packet."""
 
     def found() -> list[float]:
@@ -158,19 +136,5 @@ def heal(fault: str, victim: Process) -> None:
         lab.link(victim.member, "up")
 
 
-def main() -> None:
-    head = (
-        "| fault | usual round | deadline | commit | after | packets in it | back | equal | told |\n"
-        + "|---" * 9
-        + "|"
-    )
-    for name, r in lab.in_a_lab(MODULE, __doc__, CASES, measure, head):
-        back = ", ".join(f"{seconds:.1f} s" for seconds in r["back"].values())
-        times = " | ".join(f"{r[key]:.1f} s" for key in ("usual", "deadline", "commit", "after"))
-        said = "; ".join(dict.fromkeys(text for each in r["told"].values() for text in each))
-        row = f"{times} | {r['accepted']} | {back} | {'yes' if r['equal'] else 'NO'} | {said}"
-        print(f"| {name} | {row} |", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps(measure(Case(**json.loads(sys.argv[1])))))

@@ -1,4 +1,4 @@
-"""Generated histories of the protocol: those of tests/transport in large numbers, on all cores, without sockets."""
+"""Generated histories of the protocol: those of tests/transport in large numbers, on all cores."""
 
 from __future__ import annotations
 

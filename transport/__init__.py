@@ -5,22 +5,22 @@ Beside these names: `transport.events`, `transport.errors`, `transport.messages`
 
 from transport.hub import Hub
 from transport.ledger import Ledger
-from transport.peer import CatchUp, PeerLink, Supply, Wanted, ask_owner, ask_status, ask_stop
+from transport.peer import CatchUp, CatchUpDownloads, PeerLink, WantedFile, ask_admin, ask_status, ask_stop
 from transport.protocol import RunKeys, RunSettings, RunURL, parse_url
 from transport.wire import Bandwidth
 
 __all__ = [
     "Bandwidth",
     "CatchUp",
+    "CatchUpDownloads",
     "Hub",
     "Ledger",
     "PeerLink",
     "RunKeys",
     "RunSettings",
     "RunURL",
-    "Supply",
-    "Wanted",
-    "ask_owner",
+    "WantedFile",
+    "ask_admin",
     "ask_status",
     "ask_stop",
     "parse_url",

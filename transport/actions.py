@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from transport.ledger import Known
-from transport.protocol import Estate, Event, Message, Owner, Runs
+from transport.ledger import KnownPeer
+from transport.protocol import AggregatorInfo, Event, HandoffOffer, Message, SampleRanges
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Enrol:
 class Stand:
     """Write down how a key stands with the run."""
 
-    known: Known
+    known: KnownPeer
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Lease:
     """Write the leases of a round into the ledger, then call `leased(round)`."""
 
     round: int
-    leases: dict[str, Runs]  # by session
+    leases: dict[str, SampleRanges]  # by session
     shards: tuple[int, ...] = (0,)  # that the hub owns in this round
     owners: int = 0  # peers that own the others
     fits: int = 0  # bytes that its aggregate should not exceed; 0: not known
@@ -78,7 +78,7 @@ class Claim:
 
     peer: str
     session: str
-    leases: dict[int, Runs]  # by the round that leased them
+    leases: dict[int, SampleRanges]  # by the round that leased them
     loss_sum: float
     tokens: int  # the peer's word, for the mean loss only
 
@@ -93,8 +93,8 @@ class Commit:
     claims: tuple[Claim, ...]  # sorted by peer
     fingerprint: int
     hubs: tuple[int, ...] = (0,)  # the shards of the hub
-    owners: dict[str, Owner] = field(default_factory=dict)  # by session
-    estates: tuple[Estate, ...] = ()  # what the hub is to add to its errors, once the round is durable
+    owners: dict[str, AggregatorInfo] = field(default_factory=dict)  # by session
+    estates: tuple[HandoffOffer, ...] = ()  # what the hub is to add to its errors, once the round is durable
 
 
 @dataclass(frozen=True)
@@ -191,6 +191,6 @@ class CommitDone:
     moved: dict[str, str] = field(default_factory=dict)  # owner's session -> digest of its packet in it
 
     def share(self, peer: str) -> float:
-        """The weight of an accepted packet, of 1: as `Work.aggregate` was told the weights."""
+        """The weight of an accepted packet, of 1: as `HubDelegate.aggregate` was told the weights."""
         total = sum(self.tokens.values())
         return self.tokens[peer] / total if total else 1 / len(self.tokens)

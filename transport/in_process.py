@@ -16,8 +16,8 @@ from typing import TypeVar
 from transport.hub import Hub
 from transport.ledger import Ledger
 from transport.peer import PeerLink
-from transport.protocol import Event, RunKeys, RunSettings, RunURL, Unreachable, Work
-from transport.wire import Came, Down, Frames, Up
+from transport.protocol import Event, HubDelegate, RunKeys, RunSettings, RunURL, Unreachable
+from transport.wire import Connected, Disconnected, Frames, Received
 
 WAKE = None
 T = TypeVar("T")
@@ -107,18 +107,18 @@ class MemoryPeerWire:
             self.hub.drop(conn)
             self.inbox.put((flow, conn, None))
 
-    def poll(self, timeout: float) -> list[Up | Down | Came]:
-        events: list[Up | Down | Came] = []
+    def poll(self, timeout: float) -> list[Connected | Disconnected | Received]:
+        events: list[Connected | Disconnected | Received] = []
         for flow, conn, frames in drain(self.inbox, timeout):
             if not conn:
-                events.append(Down(flow, Unreachable("memory", 0, "tcp", "the hub is closed")))
+                events.append(Disconnected(flow, Unreachable("memory", 0, "tcp", "the hub is closed")))
             elif self.conns.get(flow) != conn:
                 continue  # of a connection that is hung up
             elif frames is None:
                 self.hang_up(flow)
-                events.append(Down(flow, None))
+                events.append(Disconnected(flow, None))
             else:
-                events.append(Came(flow, frames) if frames else Up(flow))
+                events.append(Received(flow, frames) if frames else Connected(flow))
         return events
 
     def send(self, flow: int, frames: Frames) -> bool:
@@ -152,7 +152,7 @@ def drain(inbox: queue.SimpleQueue[T | None], timeout: float) -> list[T]:
 class MemorySwarm:
     """A hub with its ledger in `folder`, and links to it; a context that ends with all of them closed."""
 
-    def __init__(self, settings: RunSettings, work: Work, folder: Path) -> None:
+    def __init__(self, settings: RunSettings, work: HubDelegate, folder: Path) -> None:
         self.settings, self.work, self.folder = settings, work, folder
         self.keys = RunKeys.generate()
         self.url: RunURL = self.keys.url("memory", 1, settings.run)

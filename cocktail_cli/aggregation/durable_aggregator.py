@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transport import Ledger
-from transport.ledger import HUB, RoundUpdates, Update, UpdateLog
+from transport.ledger import HUB, RoundUpdates, UpdateLog, WeightedPacket
 from transport.protocol import LedgerError, UpdateRejected
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class KeptOwner:
         self.owner, self.folder = owner, folder
         self.longest = max(least, 2 * owner.nbytes)  # bytes of the log
         self.log: UpdateLog | None = None  # from `recover` on
-        self.inherited: list[Update] = []  # since the last aggregate
+        self.inherited: list[WeightedPacket] = []  # since the last aggregate
         self.given = 0  # the number of the newest estate that is not in e any more
 
     def recover(self, ledger: Ledger) -> None:
@@ -124,7 +124,7 @@ class KeptOwner:
         self.inherited.append((peer, packet, share))
         return scale
 
-    def aggregate(self, round: int, updates: Sequence[Update]) -> bytes:
+    def aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:
         """The packet C[D] of `round`; what went into it, or D where that is shorter, is on the disk, written
         while the packet was made. Raises UpdateRejected, with nothing changed and nothing logged."""
         from recipes.algorithm import RejectedUpdate
@@ -150,7 +150,7 @@ class KeptOwner:
         self.inherited.clear()
         return packet
 
-    def few(self, round: int, updates: Sequence[Update]) -> bool:
+    def few(self, round: int, updates: Sequence[WeightedPacket]) -> bool:
         """Are these packets shorter than what they come to?"""
         return sum(len(packet) for _, packet, _ in updates) <= self.owner.moved_bytes(round)
 

@@ -18,7 +18,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transport.ledger import HEADER_SIZE, PacketLog, Update, pieces, read_packets, unpacked, whole
+from transport.ledger import (
+    HEADER_SIZE,
+    PacketLog,
+    WeightedPacket,
+    pack_updates,
+    read_packets,
+    scan_rounds,
+    unpack_updates,
+)
 from transport.protocol import LedgerError, UpdateRejected
 
 from .durable_aggregator import LEAST_LOG
@@ -45,11 +53,11 @@ class KeptShards:
         self.owners, self.least, self.alike = owners, least, alike
         self.saved, self.records = (path.with_name(path.name + end) for end in ENDS)
         self.pending: tuple[int, bytes] | None = None  # the newest aggregate, while its end is not known
-        self._left: Sequence[Update] = ()  # to e, once that is committed
+        self._left: Sequence[WeightedPacket] = ()  # to e, once that is committed
         self._begins = 0  # where its record does
         self._next = 0  # the round before which e itself would be written down now
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._log = PacketLog(self.records, whole(self.records, STOP)[0])
+        self._log = PacketLog(self.records, scan_rounds(self.records, STOP)[0])
 
     def recover(self) -> None:
         """Bring e to where it was. Raises ValueError where the files are damaged; OSError."""
@@ -63,7 +71,7 @@ class KeptShards:
                         continue
                     if self.pending is not None:
                         self._join()
-                    record = unpacked(round, payload)
+                    record = unpack_updates(round, payload)
                     (_, packet, _), *updates = record.updates
                     mine = spoken_of(packet, len(self.owners.shards))
                     self.owners.own({*self.owners.owners, *mine})  # what was to be handed over is here still
@@ -96,7 +104,9 @@ class KeptShards:
         if not self.owners.owners:
             self.saved.unlink()
 
-    def aggregate(self, round: int, updates: Sequence[Update], left: Sequence[Update]) -> bytes:
+    def aggregate(
+        self, round: int, updates: Sequence[WeightedPacket], left: Sequence[WeightedPacket]
+    ) -> bytes:
         """The packet of `round`; it, what went into it and what joins e with it are on the disk. Raises
         UpdateRejected, with nothing changed, and OSError."""
         from recipes.algorithm import RejectedUpdate, even
@@ -108,7 +118,7 @@ class KeptShards:
             raise UpdateRejected(error.peer, error.reason) from error
         begins, sha256 = self._log.end, hashlib.sha256(packet).digest()
         try:
-            self._log.append(round, *pieces([("", packet, 0.0), *updates], left), sha256)
+            self._log.append(round, *pack_updates([("", packet, 0.0), *updates], left), sha256)
         except OSError:
             self.owners.undo()
             self._log.close()

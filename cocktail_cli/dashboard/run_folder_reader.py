@@ -91,7 +91,7 @@ class Reader:
 
     def read_ledger(self) -> None:
         from transport.ledger import Ledger
-        from transport.protocol import size
+        from transport.protocol import count_samples
 
         with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
             start = len(self.rounds)
@@ -111,7 +111,7 @@ class Reader:
             if (event := self.told.pop(row.round, None)) is not None:
                 self.measure(event)
         for one in counted:
-            self.add(one.peer, samples=size(one.ids))
+            self.add(one.peer, samples=count_samples(one.ids))
 
     def add(self, peer: str, **numbers: float) -> Contribution:
         """More of one peer."""

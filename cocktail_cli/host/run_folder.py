@@ -89,13 +89,13 @@ def beside(folder: Path) -> Path:
 
 def check_left(folder: Path, record: RunRecord | None) -> None:
     """Nobody writes the ledger in this output folder. Raises Failure (output_in_use)."""
-    from transport.ledger import take_lock
+    from transport.ledger import lock_exclusively
     from transport.protocol import LedgerBusy
 
     lock = folder / LEDGER / "ledger.lock"
     try:
         if lock.exists():
-            take_lock(lock).close()
+            lock_exclusively(lock).close()
     except LedgerBusy:
         if record is None:
             raise Failure("output_in_use", f"another launch is at work in {folder}") from None

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 from cocktail_cli.errors import explain
 from cocktail_cli.ui import Checkpoint, Event, Meter, Warning
 from transport import Ledger
-from transport.protocol import SnapshotOffer, size
+from transport.protocol import SnapshotOffer, count_samples
 
 from . import run_folder as in_folder
 
@@ -171,7 +171,7 @@ class Place:
         samples, loss = Counter[str](), None
         with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
             for counted in ledger.counted():
-                samples[counted.peer] += size(counted.ids)
+                samples[counted.peer] += count_samples(counted.ids)
             for row in ledger.evaluations():
                 loss = row.loss if row.round <= rounds else loss
             return render_card(

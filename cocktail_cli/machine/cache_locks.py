@@ -19,14 +19,14 @@ def claimed(wanted: Path) -> Iterator[Path]:
     What an earlier process left in it, killed or not, is still there. It stays, unless the caller removes it.
     Raises Failure (preflight) where no lock can be had.
     """
-    from transport.ledger import take_lock
+    from transport.ledger import lock_exclusively
     from transport.protocol import LedgerBusy
 
     wanted.parent.mkdir(parents=True, exist_ok=True)
     for number in range(1, MOST + 1):
         folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         try:
-            lock = take_lock(lock_of(folder))
+            lock = lock_exclusively(lock_of(folder))
         except LedgerBusy:
             continue
         folder.mkdir(exist_ok=True)
@@ -47,13 +47,13 @@ def lock_of(folder: Path) -> Path:
 
 def clear(folder: Path, keep: str) -> None:
     """Remove all in `folder` that no live process works in, except what is called `keep`."""
-    from transport.ledger import take_lock
+    from transport.ledger import lock_exclusively
     from transport.protocol import LedgerBusy
 
     for old in sorted(folder.iterdir()) if folder.is_dir() else []:
         if not old.is_dir() or old.name.startswith(keep):
             continue
         with suppress(LedgerBusy, OSError):  # in use, or not ours to remove
-            take_lock(lock_of(old)).close()
+            lock_exclusively(lock_of(old)).close()
             shutil.rmtree(old)
             lock_of(old).unlink()

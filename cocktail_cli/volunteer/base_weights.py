@@ -22,7 +22,7 @@ from cocktail_cli.machine import cache, claimed, clear
 from cocktail_cli.ui import megabytes
 
 if TYPE_CHECKING:
-    from transport import Wanted
+    from transport import WantedFile
     from transport.protocol import SnapshotOffer
 
 # What a base may consist of: data only. No pickle (an owner writes `.bin` anew before it is served), and no
@@ -51,7 +51,7 @@ class File(Protocol):
 class Fetch(Protocol):
     """Fetches files; of what is at their paths already only what is wrong (transport.Supply.files)."""
 
-    def __call__(self, wanted: Sequence[Wanted]) -> None: ...
+    def __call__(self, wanted: Sequence[WantedFile]) -> None: ...
 
 
 def check_names(files: Sequence[File], code: bool = False) -> None:
@@ -174,14 +174,14 @@ def bring(
     Nothing is taken away from there: another peer of this machine may have made it whole a moment ago, and
     be loading it.
     """
-    from transport import Wanted
+    from transport import WantedFile
 
     bad = damaged(files, folder, go_on)
     if not bad:
         return
     with claimed(folder / FETCHING) as slot:
         bad = damaged(bad, folder, go_on)  # once more: this slot may have been another's until now
-        wanted = [Wanted(f"base/{f.name}", slot / f.name, f.size, f.sha256, f.hashes) for f in bad]
+        wanted = [WantedFile(f"base/{f.name}", slot / f.name, f.size, f.sha256, f.hashes) for f in bad]
         for file in wanted:
             there = folder / file.path.name
             if there.exists() and not file.path.with_name(file.path.name + ".part").exists():
@@ -213,7 +213,7 @@ def fetched_snapshot(
     Raises:
         Failure: rejected, out_of_disk, and what `fetch` raises.
     """
-    from transport import Wanted
+    from transport import WantedFile
 
     if not SHA256.fullmatch(offer.sha256):
         raise Failure("rejected", f"the run announces {offer.sha256[:80]!r} as a sha256, which is none")
@@ -226,7 +226,7 @@ def fetched_snapshot(
     with claimed(place) as folder:
         name = f"snapshot/{offer.round}/model.safetensors"
         with writing_to(folder):
-            fetch([Wanted(name, folder / "model.safetensors", offer.size, hashes=offer.sha256)])
+            fetch([WantedFile(name, folder / "model.safetensors", offer.size, hashes=offer.sha256)])
         for file in small:
             shutil.copyfile(base / file.name, folder / file.name)
         try:

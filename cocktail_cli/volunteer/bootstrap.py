@@ -34,7 +34,7 @@ from .base_weights import (
 if TYPE_CHECKING:
     from recipes.config import Recipe
     from recipes.training import Peer
-    from transport import PeerLink, Supply
+    from transport import CatchUpDownloads, PeerLink
     from transport.peer import Progress
 
     from .checkpoint_store import Kept
@@ -75,7 +75,7 @@ class Preparation:
     ) -> None:
         from recipes.config import recipe_from_json
         from transport import CatchUp
-        from transport.peer import Own
+        from transport.peer import LocalCopy
 
         welcome = link.welcome
         self.recipe = recipe_from_json(welcome.recipe)
@@ -90,7 +90,7 @@ class Preparation:
         weights = [file for file in self.files if is_weights(file)]
         lacking = to_fetch(weights, self.folder)
         # What is kept goes into a model made from the base: without its weights it is no way by itself.
-        own = Own(kept.round) if kept is not None and (self.frozen or not lacking) else None
+        own = LocalCopy(kept.round) if kept is not None and (self.frozen or not lacking) else None
         self.kept, self.machine = kept, CatchUp(welcome, lacking, own, room(max_disk), self.frozen)
 
     @property
@@ -105,9 +105,9 @@ class Preparation:
             Failure: rejected, out_of_disk.
             NotServed, Leaving, RunOver, LinkLost.
         """
-        from transport import Supply
+        from transport import CatchUpDownloads
 
-        with closing(Supply(self.link, self.machine, self.told)) as supply, self.imports:
+        with closing(CatchUpDownloads(self.link, self.machine, self.told)) as supply, self.imports:
             prepared = self.begun(supply)
             worker = prepared.peer.worker
             first = worker.common.round
@@ -117,19 +117,19 @@ class Preparation:
         self.tell(Progressed(f"caught up to round {worker.common.round} with {packets}"))
         return prepared
 
-    def begun(self, supply: Supply) -> Prepared:
+    def begun(self, supply: CatchUpDownloads) -> Prepared:
         """The peer where its way begins: the cheapest way that can be gone."""
-        from transport.peer import State
+        from transport.peer import CatchUpState
         from transport.protocol import NotServed
 
         while True:
             try:
                 return self.by_plan(supply)
             except NotServed:
-                if self.machine.state is not State.WEIGHTS or not self.machine.gone(supply.ask_anew):
+                if self.machine.state is not CatchUpState.WEIGHTS or not self.machine.gone(supply.ask_anew):
                     raise
 
-    def by_plan(self, supply: Supply) -> Prepared:
+    def by_plan(self, supply: CatchUpDownloads) -> Prepared:
         plan, go_on = self.machine.plan, self.link.leave_or_go_on
         small, new = snapshot_files(self.files), lacking(self.files, self.folder)
         fetch_base(small, self.folder, supply.files, go_on, self.max_disk)
@@ -147,16 +147,16 @@ class Preparation:
 
     def take_up(self, peer: Peer) -> None:
         """What this peer kept when it left: all of it, or what is its own where x' came another way."""
-        from transport.peer import Way
+        from transport.peer import CatchUpSource
 
         if self.kept is not None:
-            whole = self.machine.plan.way is Way.OWN
+            whole = self.machine.plan.way is CatchUpSource.OWN
             (self.kept.restore if whole else self.kept.restore_residual)(peer)
             self.tell(Progressed(f"back with what it kept at round {self.kept.round}"))
             if not peer.local.stepped and peer.recipe.training.optim != "sgd":  # which keeps nothing
                 self.tell(Warning(ANEW))
 
-    def weights_here(self, supply: Supply) -> None:
+    def weights_here(self, supply: CatchUpDownloads) -> None:
         self.machine.weights_here()
         supply.ask_ahead()
 
@@ -184,10 +184,10 @@ class Preparation:
         return Prepared(peer, {**base_digests(read), "recipe": recipe})
 
     def told(self, p: Progress) -> None:
-        from transport.peer import State
+        from transport.peer import CatchUpState
 
         self.imports.check()
-        what = f"fetching the {p.way.value}" if p.state is State.WEIGHTS else "catching up"
+        what = f"fetching the {p.way.value}" if p.state is CatchUpState.WEIGHTS else "catching up"
         self.tell(Progressed(what, p.done, p.total, "bytes", round(p.rate), p.eta))
 
 

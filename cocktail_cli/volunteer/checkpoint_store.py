@@ -71,9 +71,9 @@ def path_of(run: str, name: str) -> Path:
 
 def of_shards(run: str, name: str, hub: str) -> Path:
     """Where the files of `KeptShards` begin. Another run by this name has a hub with another key."""
-    from transport.protocol import short
+    from transport.protocol import short_key
 
-    return path_of(run, name).with_name(f"{name}@{short(hub)}")
+    return path_of(run, name).with_name(f"{name}@{short_key(hub)}")
 
 
 def find(run: str, name: str, recipe_hash: str, base_digest: str, told: Told) -> Kept | None:

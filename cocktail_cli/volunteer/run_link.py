@@ -14,12 +14,12 @@ from transport.aggregators import digest_of
 from transport.ledger import read_packets
 from transport.peer import LEAVE_S
 from transport.protocol import Committed, Over, Reopened, Report, Round
-from transport.transfer import Slot
+from transport.transfer import BandwidthBudget
 
 if TYPE_CHECKING:
     from recipes.training import Delivery
     from transport import PeerLink
-    from transport.aggregators import Direct, Owning
+    from transport.aggregators import AggregatorThread, ShardClients
 
 HAND_OVER_S = 5.0  # seconds for an owner to hear the last of the hub, before it hands over
 AT_ONCE = 64  # packets of the ledger fetched as one object: what a joiner holds in memory
@@ -39,10 +39,10 @@ class RunLink:
         self.resumable = False  # whether it failed and may be started again
         self.why = ""  # this peer leaves, where there is more to say of it than that it was asked to
         self.shards = 1  # of the run's vector
-        self.owning: Owning | None = None  # where this peer can own some
-        self.direct: Direct | None = None  # to owners that can be reached
+        self.owning: AggregatorThread | None = None  # where this peer can own some
+        self.direct: ShardClients | None = None  # to owners that can be reached
         self.committed: Committed | None = None  # the newest
-        self.slot = Slot()  # what its line carries beside its compute
+        self.slot = BandwidthBudget()  # what its line carries beside its compute
         self.opened_at = 0.0  # when the newest round was
         self.spans = 1  # rounds that the lease before the newest one was to last
 

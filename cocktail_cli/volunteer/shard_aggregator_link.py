@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from cocktail_cli.aggregation import KeptShards
 from transport import PeerLink, RunURL
-from transport.aggregators import DIAL_S, PIECE, Direct, Door
-from transport.protocol import CurveKeys, Owner, parse_address
+from transport.aggregators import DIAL_S, DIRECT_FRAGMENT, ShardClients, ShardServer
+from transport.protocol import AggregatorInfo, CurveKeys, parse_address
 from transport.wire import RouterWire
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def half_of(recipe: Recipe, parameters: int, path: Path, told: Callable[[str], N
     return kept
 
 
-def open_door(host: str, port: int, keys: CurveKeys, url: RunURL) -> tuple[Door, int]:
+def open_door(host: str, port: int, keys: CurveKeys, url: RunURL) -> tuple[ShardServer, int]:
     """The door at which the other members reach this peer, and its port. It opens to the hub, and to members
     once a round says who they are. Raises AddressInUse.
     """
@@ -45,19 +45,19 @@ def open_door(host: str, port: int, keys: CurveKeys, url: RunURL) -> tuple[Door,
         return key == url.key or door.knows(key)
 
     wire = RouterWire(host, port, keys, allowed=knows)
-    door = Door(wire, url.run)
+    door = ShardServer(wire, url.run)
     door.start()
     return door, wire.port
 
 
-def to_owners(link: PeerLink, keys: CurveKeys) -> Direct:
+def to_owners(link: PeerLink, keys: CurveKeys) -> ShardClients:
     """This peer's links to owners, as itself."""
 
-    def dial(owner: Owner) -> PeerLink:
+    def dial(owner: AggregatorInfo) -> PeerLink:
         host, port = parse_address(owner.address)
         url = RunURL(owner.key, "", host, port, link.url.run)
         return PeerLink(
-            url, link.name, keys=keys, patience=DIAL_S, flows=1, buckets=link.buckets, least=PIECE
+            url, link.name, keys=keys, patience=DIAL_S, flows=1, buckets=link.buckets, least=DIRECT_FRAGMENT
         )
 
-    return Direct(dial)
+    return ShardClients(dial)

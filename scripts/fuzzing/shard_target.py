@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from scripts.fuzzing.mutate import Target, parts_of
 from scripts.fuzzing.transport_targets import HubEnd, name_of, some_messages
-from transport.aggregators.shard_server import Door
+from transport.aggregators.shard_server import ShardServer
 from transport.protocol import message_codec
 from transport.protocol import messages as m
-from transport.transfer.connection_registry import FLOWS
-from transport.transfer.transfers import AT_ONCE
+from transport.transfer.connection_registry import MAX_CONNECTIONS
+from transport.transfer.transfers import MAX_UPLOADS
 
 LIMIT = 4096  # bytes of a part
 SAID: list[m.Message] = [
@@ -26,9 +26,9 @@ SAID: list[m.Message] = [
 BYTES = [message_codec.encode(x) for x in SAID]
 
 
-def open_door() -> Door:
+def open_door() -> ShardServer:
     """In round 3: ann and bob have been here, and ann has a connection."""
-    door = Door(HubEnd(), "toy-run")  # type: ignore[arg-type]
+    door = ShardServer(HubEnd(), "toy-run")  # type: ignore[arg-type]
     door.opened(3, {"ann": "ann", "bob": "bob"}, LIMIT)
     door.serve(3, b"packet of shards")
     door._visitors = {f"s-{name}": (name, name) for name in ("ann", "bob")}
@@ -44,8 +44,8 @@ def check_door(case: bytes) -> bool:
         door._hear(name_of(conn), [data, payload] if b"Chunk" in data else [data])
     assert sorted(door._visitors.values()) == [("ann", "ann"), ("bob", "bob")]
     assert set(door._flows.values()) <= set(door._visitors)
-    assert len(door._flows) <= 2 * (FLOWS + 1)
-    assert len(door._inbox._parts) <= 2 * AT_ONCE
+    assert len(door._flows) <= 2 * (MAX_CONNECTIONS + 1)
+    assert len(door._inbox._parts) <= 2 * MAX_UPLOADS
     assert all(round in (3, 4) and len(part) <= LIMIT for round, _, part in came)
     return bool(came or door._inbox._parts)
 

@@ -23,8 +23,8 @@ from scripts.fuzzing.mutate import INTS, Target, bent, joined, message, mutated,
 from transport.hub.server import Hub
 from transport.ledger.packet_log import CRC, HEADER, MAGIC, pack_header, read_packets
 from transport.ledger.run_ledger import Counted, Ledger, OpenSession, Recovered, RoundRow
-from transport.peer.catch_up import CatchUp, Own, State
-from transport.peer.connection_manager import AHEAD, Carrier, in_memory
+from transport.peer.catch_up import CatchUp, CatchUpState, LocalCopy
+from transport.peer.connection_manager import AHEAD, ConnectionManager, chunk_buffer
 from transport.peer.peer_state import KEPT_COMMITS, OPENED, PeerState
 from transport.protocol import message_codec
 from transport.protocol import messages as m
@@ -32,10 +32,10 @@ from transport.protocol.errors import LedgerError, ProtocolError
 from transport.protocol.keys import RunKeys
 from transport.protocol.run_settings import RunSettings
 from transport.scheduling.rounds import Phase
-from transport.transfer.connection_registry import FLOWS
-from transport.transfer.transfers import AT_ONCE, CHUNK
-from transport.wire.frames import Came, Frames, Up
-from transport.wire.rate_limit import Bandwidth, BothWays
+from transport.transfer.connection_registry import MAX_CONNECTIONS
+from transport.transfer.transfers import CHUNK, MAX_UPLOADS
+from transport.wire.frames import Connected, Frames, Received
+from transport.wire.rate_limit import Bandwidth, RateLimits
 from transport.wire.zeromq_sockets import MAX_FRAME
 
 SHA = "ab" * 32
@@ -59,8 +59,8 @@ TO_HUB: list[m.Message] = [
     m.Pong(1.0),
     m.AskStatus(1, "token", "toy-run"),
     m.AskStop(1, "guess", "toy-run", True),
-    m.AskOwner(1, "stop-secret", "toy-run", "ban", "bob", "why"),
-    m.AskOwner(1, "guess", "toy-run", "token", token="new"),
+    m.AskAdmin(1, "stop-secret", "toy-run", "ban", "bob", "why"),
+    m.AskAdmin(1, "guess", "toy-run", "token", token="new"),
     m.Attach("s-ann"),
     m.Attach("s-bob"),
     m.Put("update/1", 2000, b"", 1024),
@@ -82,8 +82,10 @@ TO_PEER: list[m.Message] = [
     m.Wait("the owner is asked"),
     m.Round(3, 1, 5, ["ann"], 8, True, 0, 1),
     m.Round(4, 1, 5, ["ann", "bob"], 0, True),
-    m.Round(4, 1, 5, ["ann"], 8, True, owners=[m.Owner("ann", [0, 2], "ann", "h:1")], keys={"ann": "ann"}),
-    m.Close(3, 1, [0, 2], {"ann": 1.0}, {"ann": "00ff"}, [m.Estate(1, "bob", 0.5)]),
+    m.Round(
+        4, 1, 5, ["ann"], 8, True, owners=[m.AggregatorInfo("ann", [0, 2], "ann", "h:1")], keys={"ann": "ann"}
+    ),
+    m.Close(3, 1, [0, 2], {"ann": 1.0}, {"ann": "00ff"}, [m.HandoffOffer(1, "bob", 0.5)]),
     m.Committed(3, 100, SHA, ["ann"]),
     m.Over("done", True),
     m.Ping(1.0),
@@ -268,8 +270,8 @@ def check_hub(case: bytes) -> bool:
     assert len(state.members.sessions) <= len(conns)
     assert set(state.members.traffic) <= set(state.members.sessions)
     assert set(hub._flows.owners.values()) <= set(state.members.sessions)
-    assert len(hub._flows.owners) <= (FLOWS + 1) * len(state.members.sessions)
-    assert len(hub._inbox._parts) <= AT_ONCE * len(state.members.sessions)
+    assert len(hub._flows.owners) <= (MAX_CONNECTIONS + 1) * len(state.members.sessions)
+    assert len(hub._inbox._parts) <= MAX_UPLOADS * len(state.members.sessions)
     assert not hub._flows.reading
     assert len(state.history.commits) <= 64
     assert state.deadline() > 0
@@ -307,16 +309,16 @@ class PeerEnd:
     close = wake
 
 
-def joined_carrier() -> Carrier:
+def joined_carrier() -> ConnectionManager:
     """A peer in a run: one bulk flow, downloads and an upload under way."""
     hello = m.Hello(1, "token", "toy-run", "ann")
-    carrier = Carrier(PeerEnd(), PeerState(hello), 4, 60.0, "hub:1", BothWays(Bandwidth()))  # type: ignore[arg-type]
-    carrier._take(Up(0), 0.0)
-    carrier._take(Came(0, [PEER_BYTES[0]]), 0.0)
-    carrier._take(Up(1), 0.0)
-    carrier._take(Came(1, [message_codec.encode(m.Attached(32))]), 0.0)
-    carrier.bulk.fetch("packets/0-3", in_memory)
-    carrier.bulk.fetch("file", in_memory, 3 << 20)
+    carrier = ConnectionManager(PeerEnd(), PeerState(hello), 4, 60.0, "hub:1", RateLimits(Bandwidth()))  # type: ignore[arg-type]
+    carrier._take(Connected(0), 0.0)
+    carrier._take(Received(0, [PEER_BYTES[0]]), 0.0)
+    carrier._take(Connected(1), 0.0)
+    carrier._take(Received(1, [message_codec.encode(m.Attached(32))]), 0.0)
+    carrier.bulk.fetch("packets/0-3", chunk_buffer)
+    carrier.bulk.fetch("file", chunk_buffer, 3 << 20)
     carrier.bulk.upload("update/3", bytes(2 * CHUNK), b"")
     carrier.state.report(m.Report(3, 7, [3]))
     carrier._send_all()
@@ -328,7 +330,7 @@ def check_carrier(case: bytes) -> bool:
     state, bulk = carrier.state, carrier.bulk
     for number, (flow, data) in enumerate(parts_of(case)):
         frames = [data, bytes(9)] if b"lease" in data or b"packets" in data else [data, bytes(CHUNK)]
-        carrier._take(Came(flow & 1, frames), 0.01 * number)
+        carrier._take(Received(flow & 1, frames), 0.01 * number)
         carrier._send_all()
         carrier._keep_up(0.01 * number)
     assert len(bulk.downloads) <= 2 + AHEAD
@@ -362,7 +364,7 @@ def check_catch_up(case: bytes) -> bool:
         check_names(welcome.base)
     except (ProtocolError, Failure, AssertionError):
         return False
-    machine = CatchUp(welcome, 100, Own(own) if own >= 0 else None, 1e9)
+    machine = CatchUp(welcome, 100, LocalCopy(own) if own >= 0 else None, 1e9)
     machine.weights_here()
     for round in newest:
         machine.heard(round)
@@ -373,7 +375,7 @@ def check_catch_up(case: bytes) -> bool:
         assert asked <= 2000
         progress = machine.progress(1.0)
         assert isfinite(progress.total)
-    assert machine.state in (State.PACKETS, State.READY)
+    assert machine.state in (CatchUpState.PACKETS, CatchUpState.READY)
     return True
 
 

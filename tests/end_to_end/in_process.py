@@ -38,7 +38,7 @@ from recipes.models.causal_lm import export, load_model
 from recipes.models.trainable import load_trained
 from recipes.training.loop import Event, Peer, StepDone, build_peer, finetune
 from transport import Ledger
-from transport.aggregators.aggregator_thread import Owning
+from transport.aggregators.aggregator_thread import AggregatorThread
 from transport.in_process import MemorySwarm
 from transport.protocol import events as hub
 
@@ -199,7 +199,7 @@ class Swarm:
         run.shards = self.recipe.compression.shards
         if owns:
             kept = self.folder / "kept" / name
-            run.owning = Owning(link, half_of(self.recipe, self.work.parameters, kept, pytest.fail))
+            run.owning = AggregatorThread(link, half_of(self.recipe, self.work.parameters, kept, pytest.fail))
             run.owning.start()
         member = Member(name, run, build_peer(self.trained(), self.recipe, micro_batch=2, name=name))
         self.members[name] = member

@@ -20,7 +20,7 @@ from recipes.models.base_model import load_tokenizer, prepare_base
 from recipes.models.causal_lm import load_model
 from recipes.training.loop import StepDone, build_peer, finetune
 from transport import Hub, Ledger, PeerLink, RunKeys
-from transport.aggregators.aggregator_thread import Owning
+from transport.aggregators.aggregator_thread import AggregatorThread
 from transport.protocol import events as hub
 from transport.protocol.keys import CurveKeys
 
@@ -55,7 +55,7 @@ class Member:
             run.shards, run.direct = recipe.compression.shards, to_owners(self.link, self.keys)
             kept = self.work.ledger.parent / "kept" / run.name
             half = half_of(recipe, self.work.parameters, kept, pytest.fail)
-            run.owning = Owning(self.link, half, self.door)
+            run.owning = AggregatorThread(self.link, half, self.door)
             run.owning.start()
             self.peer = build_peer(load_model(self.work.base.folder), recipe, micro_batch=2, name=run.name)
             for event in finetune(run, self.peer, self.link.welcome.round):

@@ -13,8 +13,8 @@ from scripts.fuzzing.mutate import Target, message
 from scripts.fuzzing.transport_targets import HUB_BYTES, PEER_BYTES, hear, joined_carrier, open_hub
 from transport.protocol.message_codec import encode
 from transport.protocol.messages import Evaluated
-from transport.wire.frames import Came
-from transport.wire.rate_limit import Buckets
+from transport.wire.frames import Received
+from transport.wire.rate_limit import TokenBuckets
 
 CASES = {"messages": 86_000, "bulk": 2_000, "packets": 8_000, "legacy": 500, "files": 3_500}  # 100,000
 
@@ -66,7 +66,9 @@ def growth(start: object, hear_one: Callable[[int], None]) -> int:
 @pytest.mark.slow
 def test_a_hub_that_hears_ten_thousand_hostile_messages_does_not_grow() -> None:
     hub, rng = open_hub(), Random(1)
-    hub._flows._said = hub._state.admission._greetings = Buckets(1e9, 1e9)  # so that all of them are heard
+    hub._flows._said = hub._state.admission._greetings = TokenBuckets(
+        1e9, 1e9
+    )  # so that all of them are heard
 
     def one(number: int) -> None:
         fresh = message(rng, HUB_BYTES) if rng.random() < 0.7 else rng.choice(HUB_BYTES)
@@ -85,7 +87,7 @@ def test_a_peer_that_hears_ten_thousand_hostile_messages_does_not_grow() -> None
 
     def one(number: int) -> None:
         fresh = message(rng, PEER_BYTES)
-        carrier._take(Came(number & 1, [fresh, b""]), 0.001 * number)
+        carrier._take(Received(number & 1, [fresh, b""]), 0.001 * number)
         carrier._send_all()
         if b"Refused" in fresh or b"Over" in fresh:  # else nothing more would mean anything
             carrier.state.link = type(carrier.state.link).JOINED

@@ -24,10 +24,10 @@ from compress import PACKET_VERSION
 from recipes.training.loop import StepDone, finetune
 from transport import RunSettings
 from transport.membership.sessions import refusal
-from transport.peer.catch_up import Way
+from transport.peer.catch_up import CatchUpSource
 from transport.protocol.errors import RefusedByHub
 from transport.protocol.messages import Hello, Refused, SnapshotOffer
-from transport.transfer.chunks import hashes_of
+from transport.transfer.chunks import block_hashes
 
 AT = 4  # round of the snapshot
 
@@ -69,7 +69,7 @@ def offer_snapshot(swarm: Swarm, folder: Path) -> SnapshotOffer:
 
 
 def offer(swarm: Swarm, file: Path) -> SnapshotOffer:
-    name, hashes = f"snapshot/{AT}/model.safetensors", hashes_of(file)
+    name, hashes = f"snapshot/{AT}/model.safetensors", block_hashes(file)
     swarm.work.files[name] = file
     swarm.work.hashes[f"hashes/{name}"] = hashes
     before = swarm.memory.ledger.rounds()[AT].offset
@@ -84,11 +84,11 @@ def preparation(swarm: Swarm, told: list[Event], name: str = "bob") -> Preparati
     return Preparation(link, "cpu", 2, told.append, nullcontext)
 
 
-@pytest.mark.parametrize("way", [Way.BASE, Way.SNAPSHOT])
-def test_a_late_joiner_holds_x_to_the_bit_and_trains_to_the_end(tmp_path: Path, way: Way) -> None:
+@pytest.mark.parametrize("way", [CatchUpSource.BASE, CatchUpSource.SNAPSHOT])
+def test_a_late_joiner_holds_x_to_the_bit_and_trains_to_the_end(tmp_path: Path, way: CatchUpSource) -> None:
     told: list[Event] = []
     with in_the_middle(tmp_path) as (swarm, go_on):
-        if way is Way.SNAPSHOT:
+        if way is CatchUpSource.SNAPSHOT:
             offer_snapshot(swarm, tmp_path)
         joining = preparation(swarm, told)
         prepared = joining.carry_out()
@@ -108,20 +108,22 @@ def test_a_late_joiner_holds_x_to_the_bit_and_trains_to_the_end(tmp_path: Path, 
         swarm.audit()
 
     assert sorted(prepared.holds) == (
-        ["base", "recipe", "tokenizer"] if way is Way.BASE else ["recipe", "tokenizer"]
+        ["base", "recipe", "tokenizer"] if way is CatchUpSource.BASE else ["recipe", "tokenizer"]
     )
     assert not (cache() / "snapshots").exists() or not list((cache() / "snapshots").iterdir())
     states = [event.state for event in told if isinstance(event, Progressed)]
-    assert states[-1] == f"caught up to round 6 with {6 if way is Way.BASE else 2} packets"
+    assert states[-1] == f"caught up to round 6 with {6 if way is CatchUpSource.BASE else 2} packets"
     assert f"fetching the {way.value}" in states
 
 
-@pytest.mark.parametrize("way", [Way.BASE, Way.SNAPSHOT])
-def test_a_joiner_of_a_run_of_adapters_needs_the_base_whatever_the_way(tmp_path: Path, way: Way) -> None:
+@pytest.mark.parametrize("way", [CatchUpSource.BASE, CatchUpSource.SNAPSHOT])
+def test_a_joiner_of_a_run_of_adapters_needs_the_base_whatever_the_way(
+    tmp_path: Path, way: CatchUpSource
+) -> None:
     lora, told = {"lora_r": 4, "lora_dropout": 0.0}, list[Event]()
     all_of_it = {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 32}  # packets as long as adapters
     with in_the_middle(tmp_path, "gpt_neox", lora=lora, compression=all_of_it) as (swarm, _):
-        if way is Way.SNAPSHOT:
+        if way is CatchUpSource.SNAPSHOT:
             offer(swarm, adapters_of(swarm, tmp_path))
         joining = preparation(swarm, told)
         prepared = joining.carry_out()

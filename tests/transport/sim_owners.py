@@ -16,9 +16,9 @@ from transport.aggregators import shard_coordinator
 from transport.aggregators.shard_assignment import digest_of
 from transport.hub.hub_state import HubState
 from transport.hub.upload_checks import owner_called, refuses
-from transport.ledger.residual_handoffs import Left
-from transport.peer.peer_state import Link, PeerState
-from transport.protocol.messages import Close, Committed, Hello, Holds, Owner, Report, Round
+from transport.ledger.residual_handoffs import PendingHandoff
+from transport.peer.peer_state import PeerState, SessionState
+from transport.protocol.messages import AggregatorInfo, Close, Committed, Hello, Holds, Report, Round
 
 SHARDS = 4
 KINDS = ("hub", "door", "none")  # how others reach the first peer, the second, the third, and so on
@@ -42,7 +42,7 @@ class SimOwner(SimPeer):
         assert self.state.welcome is not None
         return self.state.welcome.name
 
-    def part_for(self, owner: Owner) -> str:
+    def part_for(self, owner: AggregatorInfo) -> str:
         """The digest of it."""
         ids = [i for lease in self.sent for i in self.pending[lease]]
         return digest_of(json.dumps([ids, owner.shards]).encode())
@@ -59,7 +59,7 @@ class SimOwner(SimPeer):
 
     def work(self) -> None:
         state = self.state
-        if self.dead or state.link is not Link.JOINED:
+        if self.dead or state.link is not SessionState.JOINED:
             return
         while state.orders:
             self.obey(state.orders.popleft())
@@ -82,7 +82,7 @@ class SimOwner(SimPeer):
         else:
             self.uploaded = len(self.brought) == len(self.round.owners)
 
-    def bring(self, owner: Owner, r: int) -> bool:
+    def bring(self, owner: AggregatorInfo, r: int) -> bool:
         swarm, digest = self.swarm, self.part_for(owner)
         assert self.state.welcome is not None
         if owner.name == self.name:
@@ -100,7 +100,7 @@ class SimOwner(SimPeer):
         swarm.tell(lambda hub: shard_coordinator.part_uploaded(hub, session, whose, r, digest, swarm.now))
         return True
 
-    def owns_as(self, owner: Owner) -> bool:
+    def owns_as(self, owner: AggregatorInfo) -> bool:
         return self.state.welcome is not None and self.name == owner.name
 
     def take(self, r: int, peer: str, digest: str) -> None:
@@ -176,7 +176,7 @@ class OwnersSim(SimSwarm):
         elif self.jobs and isinstance(left := self.jobs[0], do.Inherit) and left.to_all:
             self.jobs.popleft()
             self.estates += 1
-            kept = Left(left.peer, left.share, frozenset(range(SHARDS)))
+            kept = PendingHandoff(left.peer, left.share, frozenset(range(SHARDS)))
             self.tell(lambda hub: shard_coordinator.left(hub, self.estates, kept))
         else:
             super().job()

@@ -16,13 +16,13 @@ from toy_swarm import toy_settings
 from transport import actions as do
 from transport.hub.hub_state import HubState
 from transport.hub.upload_checks import refuses
-from transport.ledger.run_ledger import RECENT, EvaluationRow, Known, OpenSession, Recovered, RoundRow
-from transport.peer.peer_state import Link, PeerState
+from transport.ledger.run_ledger import RECENT, EvaluationRow, KnownPeer, OpenSession, Recovered, RoundRow
+from transport.peer.peer_state import PeerState, SessionState
 from transport.protocol.events import Event, RunEnded
 from transport.protocol.message_codec import decode_to_hub, decode_to_peer, encode
 from transport.protocol.messages import Evaluated, Hello, Leave, Message, Ready, Report, Round
 from transport.protocol.run_settings import RunSettings
-from transport.protocol.sample_ranges import Pool, expand
+from transport.protocol.sample_ranges import SamplePool, sample_ids
 from transport.scheduling.rounds import Phase
 
 TOKEN, STOP = "token", "stop-secret"
@@ -34,10 +34,10 @@ class Books:
     """What a ledger would hold: only what was written before the hub died."""
 
     rounds: list[RoundRow] = field(default_factory=list)
-    counted: Pool = field(default_factory=Pool)
+    counted: SamplePool = field(default_factory=SamplePool)
     sessions: dict[str, OpenSession] = field(default_factory=dict)
     evaluation: EvaluationRow | None = None
-    peers: dict[str, Known] = field(default_factory=dict)
+    peers: dict[str, KnownPeer] = field(default_factory=dict)
 
     def recovered(self) -> Recovered:
         last = self.rounds[-1] if self.rounds else None
@@ -83,7 +83,7 @@ class SimPeer:
     def work(self) -> None:
         """Whatever its training thread can do now."""
         state = self.state
-        if self.dead or state.link is not Link.JOINED:
+        if self.dead or state.link is not SessionState.JOINED:
             return
         if state.sessions != self.session:
             self.session = state.sessions
@@ -120,7 +120,7 @@ class SimPeer:
             ids = self.swarm.hub.leases.ids(self.state.welcome.session, opened.round)
             if ids is None:  # the session is over, and this peer will hear of it
                 return
-            self.pending[opened.round] = expand(ids)
+            self.pending[opened.round] = sample_ids(ids)
         if self.staleness == 0:
             self.sent = sorted(self.pending)
         self.round, self.uploaded = opened, False
@@ -141,7 +141,7 @@ class SimPeer:
             self.uploaded = True
 
     def dial(self) -> None:
-        if not self.dead and self.cable is None and self.state.link is Link.OFFLINE:
+        if not self.dead and self.cable is None and self.state.link is SessionState.OFFLINE:
             self.cable = self.swarm.connect(self)
             self.say(self.state.connected(self.swarm.now))
 
@@ -261,7 +261,7 @@ class SimSwarm:
         good = [c for c in job.claims if c.peer != self.reject]
         rejected = {c.peer: "unusable" for c in job.claims if c.peer == self.reject}
         for claim in good:
-            ids = sorted(i for runs in claim.leases.values() for i in expand(runs))
+            ids = sorted(i for runs in claim.leases.values() for i in sample_ids(runs))
             assert sorted(self.packets[claim.session, job.round]) == ids, (
                 "what is counted is what was trained"
             )

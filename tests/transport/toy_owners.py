@@ -16,10 +16,10 @@ from toy_swarm import ToyPeer, ToyWork, toy_settings
 
 from cocktail_cli.volunteer.shard_aggregator_link import open_door, to_owners
 from transport import PeerLink, RunSettings, RunURL
-from transport.aggregators.aggregator_thread import Owning
+from transport.aggregators.aggregator_thread import AggregatorThread
 from transport.aggregators.shard_assignment import digest_of
-from transport.aggregators.shard_clients import Direct
-from transport.aggregators.shard_server import Door
+from transport.aggregators.shard_clients import ShardClients
+from transport.aggregators.shard_server import ShardServer
 from transport.protocol.errors import Reopened, UpdateRejected
 from transport.protocol.keys import CurveKeys
 from transport.protocol.messages import Committed, Report, Round
@@ -157,16 +157,16 @@ class OwningPeer(ToyPeer):
     """A volunteer that can be reached."""
 
     half: ToyHalf = field(default_factory=ToyHalf)
-    owning: Owning | None = None
+    owning: AggregatorThread | None = None
     handed_over: bool | None = None
     told: list[str] = field(default_factory=list)
     owned: list[list[int]] = field(default_factory=list)  # its shards, each round it took part in
-    door: Door | None = None
-    direct: Direct | None = None
+    door: ShardServer | None = None
+    direct: ShardClients | None = None
 
     def join(self) -> None:
         if self.owning is None:
-            self.owning = Owning(self.link, self.half, self.door, self.told.append)
+            self.owning = AggregatorThread(self.link, self.half, self.door, self.told.append)
             self.owning.start()
         super().join()
 

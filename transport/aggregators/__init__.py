@@ -1,20 +1,20 @@
 """Peers that own shards of the vector. A run in star mode does not need this package."""
 
-from .aggregator_thread import Owning
+from .aggregator_thread import AggregatorThread
 from .shard_aggregation import HubShards
 from .shard_assignment import digest_of
 from .shard_barrier import Ended, Unmoved
-from .shard_clients import DIAL_S, PIECE, Direct
-from .shard_server import Door
+from .shard_clients import DIAL_S, DIRECT_FRAGMENT, ShardClients
+from .shard_server import ShardServer
 
 __all__ = [
     "DIAL_S",
-    "PIECE",
-    "Direct",
-    "Door",
+    "DIRECT_FRAGMENT",
+    "AggregatorThread",
     "Ended",
     "HubShards",
-    "Owning",
+    "ShardClients",
+    "ShardServer",
     "Unmoved",
     "digest_of",
 ]

@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from transport.peer import LEGACY_S, LOOK_S, PeerLink
+from transport.peer import HANDOFF_S, POLL_S, PeerLink
 from transport.protocol import Close, Committed, Round, TransportError, Unusable, UpdateRejected
 
 from .shard_assignment import digest_of
-from .shard_server import Door
+from .shard_server import ShardServer
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ ENDS_S = 2.0  # for an aggregate that nobody waits for any more
 Update = tuple[str, bytes, float]  # peer, packet, weight or share
 
 
-class OwnersHalf(Protocol):
+class AggregatorBackend(Protocol):
     """What an owner cannot know (settings.Work says more); called from one thread. What it has to write down
     may raise OSError."""
 
@@ -63,7 +63,7 @@ class OwnersHalf(Protocol):
     def close(self) -> None: ...
 
 
-class Owning:
+class AggregatorThread:
     """One peer's ownership. `start` after `link.connect`; `leave` before `link.leave`.
 
     Args:
@@ -74,8 +74,8 @@ class Owning:
     def __init__(
         self,
         link: PeerLink,
-        half: OwnersHalf,
-        door: Door | None = None,
+        half: AggregatorBackend,
+        door: ShardServer | None = None,
         told: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.link, self.half, self.door, self._told = link, half, door, told
@@ -118,9 +118,9 @@ class Owning:
         """After the last exchange, before `close`: let the round in which something is owned end, within
         `timeout`, and hand over the errors of all shards. Whether the hub has them."""
         self.link.orders.resign(last=True)
-        until = min(time.monotonic() + timeout, self.link.leave_requested.at + LEGACY_S)
+        until = min(time.monotonic() + timeout, self.link.leave_requested.at + HANDOFF_S)
         while self._thread.is_alive() and self._owns and time.monotonic() < until:
-            self._thread.join(LOOK_S)
+            self._thread.join(POLL_S)
         self._end(timeout)
         return not self._thread.is_alive() and self._hand_over(self.half.own(()))
 

@@ -12,11 +12,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from transport import actions as do
-from transport.ledger import HUB, Given, Ledger, Left, merged
-from transport.protocol import ERROR, PART, SHARD, CurveKeys, UpdateRejected, Work, named, round_of
+from transport.ledger import HUB, Deliveries, Ledger, PendingHandoff, merge_deliveries
+from transport.protocol import (
+    ERROR,
+    PART,
+    SHARD,
+    CurveKeys,
+    HubDelegate,
+    UpdateRejected,
+    round_and_name,
+    round_of,
+)
 from transport.scheduling import owner_called
-from transport.transfer import Arrived, Parts
-from transport.wire import answers
+from transport.transfer import ChunkBuffer, CompletedUpload
+from transport.wire import is_reachable
 
 from . import shard_coordinator
 from .shard_assignment import digest_of, short
@@ -36,7 +45,7 @@ class HubShards:
         self,
         state: HubState,
         ledger: Ledger,
-        work: Work,
+        work: HubDelegate,
         tell: Callable[[Callable[[], list[do.Action]]], None],
         later: Callable[[Callable[[], object]], None],
         warn: Callable[[str, str], None],
@@ -47,7 +56,9 @@ class HubShards:
         self.kept: dict[tuple[int, str], bytes] = {}  # (round, owner, "": we) -> its packet
         self.gather = Gather(state.settings.peer_timeout)
         self.moved: dict[str, str] = {}  # session -> digest of its packet, which is in the newest aggregate
-        self.parts: dict[tuple[int, str, str], Parts] = {}  # (round, owner, member) -> for an owner to fetch
+        self.parts: dict[
+            tuple[int, str, str], ChunkBuffer
+        ] = {}  # (round, owner, member) -> for an owner to fetch
         # Estates that are in the hub's errors since a round was committed, and with the next one on the disk.
         self._inherited: dict[int, tuple[int, ...]] = {}
 
@@ -57,10 +68,10 @@ class HubShards:
 
     # ---- the I/O thread ------------------------------------------------------------------------------------
 
-    def arrived(self, upload: Arrived, now: float) -> list[do.Action]:
+    def arrived(self, upload: CompletedUpload, now: float) -> list[do.Action]:
         """An upload of a member for an owner, or of an owner."""
         session, ex = upload.session, self.state.exchange
-        if (part := named(PART, upload.name)) is not None and ex is not None:
+        if (part := round_and_name(PART, upload.name)) is not None and ex is not None:
             round, owner = part[0], owner_called(ex, part[1])
             if owner is not None and round == ex.round:
                 self.parts[round, owner, session] = upload.parts
@@ -68,13 +79,13 @@ class HubShards:
                 return self.state.about_owners(
                     lambda hub: shard_coordinator.part_uploaded(hub, session, owner, round, digest, now), now
                 )
-        elif (shard := named(SHARD, upload.name)) is not None:
+        elif (shard := round_and_name(SHARD, upload.name)) is not None:
             self.gather.came(session, int(shard[1]), upload.parts)
         elif round_of(ERROR, upload.name) is not None:
             self._hand_over(session, upload.parts)
         return []
 
-    def _hand_over(self, session_id: str, parts: Parts) -> None:
+    def _hand_over(self, session_id: str, parts: ChunkBuffer) -> None:
         session = self.state.members.get(session_id)
         if session is not None:
             session.handing, name, shards = True, session.name, frozenset(session.owned)
@@ -96,7 +107,7 @@ class HubShards:
         """Dial a door, in a thread of its own: seconds pass until it is clear that nobody answers."""
 
         def look() -> None:
-            ok = answers(action.address, action.key, self.keys)
+            ok = is_reachable(action.address, action.key, self.keys)
             self._tell(lambda hub: shard_coordinator.reached(hub, action.session, ok))
 
         threading.Thread(target=look, name="cocktail-reach", daemon=True).start()
@@ -105,11 +116,11 @@ class HubShards:
 
     def find(self, session: str, name: str) -> bytes:
         """What an owner may fetch. Reads one entry of a dict or two. Raises KeyError."""
-        if (part := named(PART, name)) is not None and (ex := self.state.exchange) is not None:
+        if (part := round_and_name(PART, name)) is not None and (ex := self.state.exchange) is not None:
             member = next((s for s, called in ex.members.items() if called == part[1]), "")
             if (parts := self.parts.get((part[0], session, member))) is not None:
                 return parts.data()
-        shard = named(SHARD, name) or (round_of(SHARD, name), "")
+        shard = round_and_name(SHARD, name) or (round_of(SHARD, name), "")
         if shard[0] is not None and (packet := self.kept.get((shard[0], shard[1]))) is not None:
             return packet
         number = round_of("estate/", name)
@@ -123,20 +134,22 @@ class HubShards:
         """The hub owns these from now on; what it had of others is theirs."""
         if self.state.settings.owners == "peers":
             others = frozenset(range(self.state.settings.shards)) - set(shards)
-            if self.work.own(round, shards, lambda errors: self._keep(Left(HUB, 1.0, others), errors)):
+            if self.work.own(
+                round, shards, lambda errors: self._keep(PendingHandoff(HUB, 1.0, others), errors)
+            ):
                 self.ledger.estates.strike(self._inherited)
                 self._inherited = {}
 
-    def _keep(self, left: Left, packet: bytes) -> int:
+    def _keep(self, left: PendingHandoff, packet: bytes) -> int:
         """For owners to fetch, also from a hub that was killed. Its number."""
         number = self.ledger.estates.keep(left, packet)
         self._tell(lambda hub: shard_coordinator.left(hub, number, left))
         return number
 
-    def keep_legacy(self, action: do.Inherit, parts: Parts) -> None:
+    def keep_legacy(self, action: do.Inherit, parts: ChunkBuffer) -> None:
         """For all owners, the hub too."""
         everything = frozenset(range(self.state.settings.shards))
-        self._keep(Left(action.peer, action.share, everything), parts.data())
+        self._keep(PendingHandoff(action.peer, action.share, everything), parts.data())
 
     def _take_over(self, session: str, peer: str, owned: Collection[int], packet: bytes) -> None:
         """The errors of shards that this peer owned, and nothing else that it may have put into it."""
@@ -146,7 +159,7 @@ class HubShards:
             self.warn(peer, f"the errors of its shards cannot be used: {error.reason}")
             shards = []
         if shards:
-            self._keep(Left(peer, 1.0, frozenset(shards)), packet)
+            self._keep(PendingHandoff(peer, 1.0, frozenset(shards)), packet)
         self._tell(lambda hub: shard_coordinator.error_taken(hub, session, shards))
 
     def aggregate(self, action: do.Commit, updates: Sequence[Update]) -> bytes:
@@ -179,10 +192,12 @@ class HubShards:
         kept |= {(action.round, action.owners[owner].name): packet for owner, packet in came.items()}
         self.kept = kept | ({(action.round, ""): own} if action.hubs else {})
 
-    def given(self) -> Given:
+    def given(self) -> Deliveries:
         """What is in errors on the disk once the newest aggregate is committed."""
         ex = self.state.exchange
-        return merged(self._inherited, shard_coordinator.given_to(ex, self.moved) if ex is not None else {})
+        return merge_deliveries(
+            self._inherited, shard_coordinator.given_to(ex, self.moved) if ex is not None else {}
+        )
 
     def committed(self, action: do.Commit) -> None:
         """What was left to the hub's shards is added to their errors, as owners that are peers do now too."""

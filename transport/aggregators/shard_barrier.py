@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 
 from transport.protocol import UpdateRejected
-from transport.transfer import Parts
+from transport.transfer import ChunkBuffer
 
 
 class Ended(Exception):
@@ -72,7 +72,7 @@ class Gather:
         with self._changed:
             self.lost = {}
 
-    def came(self, owner: str, attempt: int, packet: Parts) -> None:
+    def came(self, owner: str, attempt: int, packet: ChunkBuffer) -> None:
         with self._changed:
             if attempt == self.attempt and owner in self._waited:
                 self._came[owner] = packet.data()

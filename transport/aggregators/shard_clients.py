@@ -13,25 +13,27 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from transport.peer import LOOK_S, PeerLink
-from transport.protocol import LinkLost, Owner, ProtocolError, TransportError
+from transport.peer import POLL_S, PeerLink
+from transport.protocol import AggregatorInfo, LinkLost, ProtocolError, TransportError
 from transport.transfer import Download, Upload
 
 log = logging.getLogger(__name__)
 
-PIECE = 32 * 1024  # bytes at least: of 16 KiB the frames are 1.3 %, and several links share one line
+DIRECT_FRAGMENT = (
+    32 * 1024
+)  # bytes at least: of 16 KiB the frames are 1.3 %, and several links share one line
 DIAL_S = 2.0  # to be welcome at an owner's door
 STILL_S = 10.0  # without anything new, either way
 RESTS = 16  # rounds in which an owner that could not be reached is not tried again
 
 
-class Direct:
+class ShardClients:
     """Links by the name of an owner. `dial(owner)` makes one, which is not connected yet. Calls are made by
     one thread at a time."""
 
-    def __init__(self, dial: Callable[[Owner], PeerLink]) -> None:
+    def __init__(self, dial: Callable[[AggregatorInfo], PeerLink]) -> None:
         self._dial = dial
-        self._links: dict[str, tuple[Owner, PeerLink]] = {}
+        self._links: dict[str, tuple[AggregatorInfo, PeerLink]] = {}
         self._rests: dict[str, int] = {}  # name -> round from which it is tried again
         self._threads = ThreadPoolExecutor(64, thread_name_prefix="cocktail-direct")
         self._lock = threading.Lock()
@@ -46,7 +48,11 @@ class Direct:
         return up + sum(link.bytes_up for link in links), down + sum(link.bytes_down for link in links)
 
     def send(
-        self, round: int, owners: Sequence[Owner], parts: Mapping[str, bytes], enough: Callable[[], bool]
+        self,
+        round: int,
+        owners: Sequence[AggregatorInfo],
+        parts: Mapping[str, bytes],
+        enough: Callable[[], bool],
     ) -> dict[str, bytes]:
         """Bring each owner its part. Returns the parts that did not go this way. Ends early where `enough()`:
         the round is over without them."""
@@ -60,21 +66,21 @@ class Direct:
                     if not future.done():
                         self._rest(name, round)
                 break
-            time.sleep(LOOK_S / 5)
+            time.sleep(POLL_S / 5)
         return {name: part for name, part in parts.items() if name not in sent or not self._went(sent[name])}
 
     def _went(self, future: Future[bool]) -> bool:
         return future.done() and future.result()
 
-    def _put(self, owner: Owner, round: int, part: bytes) -> bool:
+    def _put(self, owner: AggregatorInfo, round: int, part: bytes) -> bool:
         try:
-            return self._link(owner).put(f"part/{round}", part, Patience().upload) is True
+            return self._link(owner).put(f"part/{round}", part, StallDetector().upload) is True
         except (TransportError, KeyError) as error:
             log.debug("to %s", owner.name, exc_info=error)
             self._rest(owner.name, round)
             return False
 
-    def fetch(self, round: int, owners: Sequence[Owner], most: int) -> dict[str, bytes]:
+    def fetch(self, round: int, owners: Sequence[AggregatorInfo], most: int) -> dict[str, bytes]:
         """The packets of these owners' shards, of those where one of at most so many bytes could be had."""
         begun: dict[str, tuple[PeerLink, Download]] = {}
         for owner in owners:
@@ -88,13 +94,13 @@ class Direct:
         found = {}
         for name, (link, download) in begun.items():
             try:
-                found[name] = link.finish(download, partial(Patience().download, download))
+                found[name] = link.finish(download, partial(StallDetector().download, download))
             except (TransportError, KeyError, ProtocolError) as error:
                 log.debug("from %s", name, exc_info=error)
                 self._rest(name, round)
         return found
 
-    def _link(self, owner: Owner) -> PeerLink:
+    def _link(self, owner: AggregatorInfo) -> PeerLink:
         """The link to an owner, dialled anew where it was lost since the round before. Raises TransportError
         where there is none."""
         with self._lock:
@@ -127,7 +133,7 @@ class Direct:
         self._threads.shutdown(wait=False)
 
 
-class Patience:
+class StallDetector:
     """Ends a wait for a transfer of which nothing was heard for STILL_S: an owner that is frozen, or behind a
     line that swallows everything."""
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from transport import actions as do
-from transport.ledger import Left, merged, of_shards, remaining
+from transport.ledger import PendingHandoff, after_deliveries, handoffs_for, merge_deliveries
 from transport.membership import Kind, Session, State
-from transport.protocol import Close, Estate, Holds, Owner, Resigns, Round, Unusable
+from transport.protocol import AggregatorInfo, Close, HandoffOffer, Holds, Resigns, Round, Unusable
 from transport.scheduling import Exchange, Phase
 
 from .shard_assignment import assign
@@ -37,7 +37,9 @@ def with_owners(hub: HubState, ex: Exchange, session: Session, message: Round) -
     """The announcement with who owns what; to owners, with the keys of those who may knock."""
     here = hub.members.sessions
     owners = sorted(ex.owners, key=lambda s: ex.members[s])
-    told = [Owner(ex.members[s], ex.owners[s], here[s].key, here[s].address) for s in owners if s in here]
+    told = [
+        AggregatorInfo(ex.members[s], ex.owners[s], here[s].key, here[s].address) for s in owners if s in here
+    ]
     return replace(message, owners=told, keys=dict(ex.keys) if session.id in ex.owners else {})
 
 
@@ -131,9 +133,9 @@ def close(hub: HubState, round: int, attempt: int, weights: Mapping[str, float])
             hub.out.send(session.conn, ex.closes[owner])
 
 
-def estates_of(hub: HubState, shards: Iterable[int]) -> list[Estate]:
-    found = sorted(of_shards(hub.estates, shards).items())
-    return [Estate(number, one.peer, one.share) for number, one in found]
+def estates_of(hub: HubState, shards: Iterable[int]) -> list[HandoffOffer]:
+    found = sorted(handoffs_for(hub.estates, shards).items())
+    return [HandoffOffer(number, one.peer, one.share) for number, one in found]
 
 
 def given_to(ex: Exchange, owners: Iterable[str]) -> dict[int, list[int]]:
@@ -181,7 +183,7 @@ def judge_ourselves(hub: HubState, ex: Exchange, done: do.CommitDone) -> None:
             session.rests = ex.round + RESTS
 
 
-def left(hub: HubState, number: int, estate: Left) -> None:
+def left(hub: HubState, number: int, estate: PendingHandoff) -> None:
     """Owners are to have this: it is on the disk."""
     hub.estates[number] = estate
 
@@ -201,6 +203,6 @@ def error_taken(hub: HubState, session_id: str, shards: Sequence[int]) -> None:
 def settle(hub: HubState, ex: Exchange, done: do.CommitDone) -> None:
     """The round is durable: what owners were to add is in their errors."""
     mine = {estate.number: ex.hubs for estate in ex.estates}
-    given = merged(given_to(ex, done.moved), mine)
-    hub.estates |= remaining(hub.estates, given)
+    given = merge_deliveries(given_to(ex, done.moved), mine)
+    hub.estates |= after_deliveries(hub.estates, given)
     hub.estates = {number: one for number, one in hub.estates.items() if one.shards}

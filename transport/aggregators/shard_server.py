@@ -38,8 +38,8 @@ from transport.protocol import (
     encode,
     round_of,
 )
-from transport.transfer import FLOWS, Arrived, Inbox, Source, in_memory
-from transport.wire import GUARD_S, Bandwidth, BothWays, Frames, HubWire, key_of, wire_size
+from transport.transfer import MAX_CONNECTIONS, CompletedUpload, Inbox, ObjectSource, memory_source
+from transport.wire import GUARD_S, Bandwidth, Frames, HubWire, RateLimits, key_of, wire_size
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ KEPT = 2  # rounds whose packet is served
 QUIET_S = 3600.0  # the hub knows who lives; here nobody is pinged
 
 
-class Door:
+class ShardServer:
     """One owner's. It opens before the hub is greeted, which dials it; what it takes is said later.
 
     Args:
@@ -58,12 +58,12 @@ class Door:
     def __init__(self, wire: HubWire, run: str) -> None:
         self.run, self.limit = run, 0  # limit: bytes of one part, as the shards are that are owned
         self.came: Callable[[int, str, bytes], None] = lambda round, name, part: None  # in the door's thread
-        self.buckets = BothWays(Bandwidth())  # of this peer, once it has a link to its hub
+        self.buckets = RateLimits(Bandwidth())  # of this peer, once it has a link to its hub
         self.bytes_up = self.bytes_down = 0
         self._wire = wire
         self._members: dict[str, str] = {}  # name -> key
         self._round = 0  # parts of earlier ones are not wanted
-        self._served: dict[int, Source] = {}  # round -> the packet of the shards
+        self._served: dict[int, ObjectSource] = {}  # round -> the packet of the shards
         self._visitors: dict[str, tuple[str, str]] = {}  # session -> name, key
         self._flows: dict[bytes, str] = {}  # connection -> session
         self._inbox = Inbox(self._refuses)
@@ -86,7 +86,7 @@ class Door:
 
     def serve(self, round: int, packet: bytes) -> None:
         kept = {r: source for r, source in self._served.items() if round - KEPT < r < round}
-        self._served = kept | {round: in_memory(packet)}
+        self._served = kept | {round: memory_source(packet)}
 
     def knows(self, key: str) -> bool:
         """May this key connect at all?"""
@@ -136,7 +136,7 @@ class Door:
                 self._say(conn, Refused("session", "no such visitor"))
                 return
             self._flows[conn] = message.session
-            for old in [c for c, s in self._flows.items() if s == message.session][:-FLOWS]:
+            for old in [c for c, s in self._flows.items() if s == message.session][:-MAX_CONNECTIONS]:
                 del self._flows[old]
             again = self._welcome(name, message.session, resumed=True)
             self._say(conn, Attached(CREDIT) if isinstance(message, Attach) else again)
@@ -144,7 +144,7 @@ class Door:
             self._say(conn, Over("left", False))
         elif session is not None and isinstance(message, Put | Chunk):
             for answer in self._inbox.receive(session, message, payload):
-                if isinstance(answer, Arrived):
+                if isinstance(answer, CompletedUpload):
                     round = round_of(PART, answer.name)
                     assert round is not None, "`refuses` let no other in"
                     self.came(round, self._visitors[session][0], answer.parts.data())

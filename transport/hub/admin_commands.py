@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transport import actions as do
 from transport.membership import Act, Session, Standing, same, wrong_run, wrong_token
-from transport.protocol import TOKEN_BYTES, AskOwner, Refused, Status, Traffic, short, to_bytes
+from transport.protocol import TOKEN_BYTES, AskAdmin, Refused, Status, Traffic, short_key, to_bytes
 from transport.wire import key_of
 
 from .handshake import hello
@@ -24,7 +24,7 @@ class Nobody(Exception):
     """The owner means a peer that is not there, or one of several."""
 
 
-def ordered(hub: HubState, conn: bytes, m: AskOwner, now: float) -> None:
+def ordered(hub: HubState, conn: bytes, m: AskAdmin, now: float) -> None:
     """Do what the owner asks. The answer goes when it is in the ledger."""
     if not same(m.secret, hub.stop_secret):
         hub.out.send(conn, Refused("token", "only the owner of the run can ask this"))
@@ -62,7 +62,9 @@ def send_away(hub: HubState, word: str, reason: str, *, ban: bool) -> dict[str, 
     meant = [s for s in mine if s.name == word and not ban] or mine
     did = "banned" if ban else "kicked"
     why = f"{did} by the run's owner" + (f": {reason}" if reason else "")
-    name = word if word != short(key) else next((n for n, k in sorted(here | waiting(hub)) if k == key), "")
+    name = (
+        word if word != short_key(key) else next((n for n, k in sorted(here | waiting(hub)) if k == key), "")
+    )
     hub.admission.move(key, Act.BANNED if ban else Act.KICKED, name, why)
     for session in meant:
         hub.members.kick(session, "kicked", why)
@@ -107,7 +109,7 @@ def rotate(hub: HubState, token: str) -> dict[str, Any]:
 
 
 def told(did: str, key: str, names: Iterable[str]) -> dict[str, Any]:
-    return {"did": did, "key": short(key), "peers": sorted(names)}
+    return {"did": did, "key": short_key(key), "peers": sorted(names)}
 
 
 # ---- whom the owner means ----------------------------------------------------------------------------------
@@ -123,13 +125,13 @@ def with_standing(hub: HubState, standing: Standing) -> set[Named]:
 
 def key_of_one(what: str, word: str, *groups: set[Named]) -> str:
     """The key that the owner means by a short key, or by a name: the first group that has it decides."""
-    keys = {key for group in groups for _, key in group if short(key) == word}
+    keys = {key for group in groups for _, key in group if short_key(key) == word}
     for group in groups:
         keys = keys or {key for name, key in group if name == word}
     if not keys:
         raise Nobody(f"no {what} is called {word!r}")
     if len(keys) > 1:
-        raise Nobody(f"several are called {word!r}; say which key: {', '.join(sorted(map(short, keys)))}")
+        raise Nobody(f"several are called {word!r}; say which key: {', '.join(sorted(map(short_key, keys)))}")
     return keys.pop()
 
 
@@ -165,4 +167,4 @@ def row_of(hub: HubState, s: Session, now: float) -> dict[str, Any]:
 def row(name: str, key: str, state: str, gpu: str = "", since_s: float | None = None) -> dict[str, Any]:
     since = None if since_s is None else round(since_s, 1)
     none = {"strikes": 0, "up_bytes": 0, "down_bytes": 0, "reason": ""}
-    return {"name": name, "key": short(key), "gpu": gpu, "state": state, "since_s": since} | none
+    return {"name": name, "key": short_key(key), "gpu": gpu, "state": state, "since_s": since} | none

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from transport import actions as do
 from transport.aggregators import Ended, HubShards, Unmoved
 from transport.ledger import Counted, Ledger
-from transport.protocol import UpdateRejected, Work, expand
+from transport.protocol import HubDelegate, UpdateRejected, sample_ids
 from transport.scheduling import row_of
-from transport.transfer import Objects, Parts
+from transport.transfer import ChunkBuffer, ObjectStore
 
 if TYPE_CHECKING:
     from .hub_state import HubState
@@ -27,8 +27,8 @@ class Commits:
     def __init__(
         self,
         ledger: Ledger,
-        work: Work,
-        objects: Objects,
+        work: HubDelegate,
+        objects: ObjectStore,
         shards: HubShards,
         state: HubState,
         call: Callable[[Callable[[], list[do.Action]]], None],
@@ -75,7 +75,7 @@ class Commits:
         truth = self.work.fingerprint(action.round)
         self._call(lambda: self._state.fingerprinted(action.round, truth, time.monotonic()))
 
-    def inherit(self, action: do.Inherit, parts: Parts) -> None:
+    def inherit(self, action: do.Inherit, parts: ChunkBuffer) -> None:
         try:
             self.work.inherit(action.peer, parts.data(), action.share)
         except UpdateRejected as error:
@@ -85,7 +85,7 @@ class Commits:
         """Aggregate, make durable, tell the I/O thread, in this order."""
         packets = {session: p.result() for session, p in opened.items()}
         tokens = {
-            c.peer: self.work.tokens([i for ids in c.leases.values() for i in expand(ids)])
+            c.peer: self.work.tokens([i for ids in c.leases.values() for i in sample_ids(ids)])
             for c in action.claims
         }
         claims = {c.peer: c for c in action.claims}

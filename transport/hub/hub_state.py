@@ -22,7 +22,7 @@ from transport.aggregators import shard_coordinator
 from transport.ledger import Recovered
 from transport.membership import Admission, Kind, Members, Outbox, Session, State
 from transport.protocol import (
-    AskOwner,
+    AskAdmin,
     AskStatus,
     AskStop,
     Evaluated,
@@ -39,8 +39,8 @@ from transport.protocol import (
     RunSettings,
     ToHub,
     Unusable,
+    count_samples,
     events,
-    size,
 )
 from transport.scheduling import PHASES, Evaluations, Exchange, Leases, Pace, Phase, Speeds
 
@@ -113,7 +113,7 @@ class HubState:
             session.seen = now
         if isinstance(message, Hello | Resume | AskStatus | AskStop):
             greet(self, conn, message, now)
-        elif isinstance(message, AskOwner):
+        elif isinstance(message, AskAdmin):
             ordered(self, conn, message, now)
         elif session is None:
             if not self.admission.heard(conn, message, now):
@@ -303,7 +303,7 @@ class HubState:
         ex.arrived[session.id] = now - ex.opened
         if claims := ex.claims[session.id]:  # the times are of the newest
             self.speeds.note(
-                session.id, size(self.leases.ids(session.id, claims[-1]) or ()), report.compute_s
+                session.id, count_samples(self.leases.ids(session.id, claims[-1]) or ()), report.compute_s
             )
         if void := sorted(set(report.delivers) - set(ex.claims[session.id])):
             self.out.warn(f"claims to deliver leases it does not hold: {void[:SHOWN]}", session.name)
@@ -326,7 +326,7 @@ class HubState:
             finish_or_wait(self, now)
 
     def announce(self, session: Session, ex: Exchange) -> None:
-        samples = size(self.leases.ids(session.id, ex.round) or ())
+        samples = count_samples(self.leases.ids(session.id, ex.round) or ())
         message = ex.message(session.id, self.settings.steps, samples, self.evaluations.now)
         message = shard_coordinator.with_owners(self, ex, session, message)
         self.out.send(session.conn, message)

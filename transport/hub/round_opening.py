@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from transport import actions as do
 from transport.aggregators import shard_coordinator
 from transport.membership import Kind, Session
-from transport.protocol import Runs, size
+from transport.protocol import SampleRanges, count_samples
 from transport.scheduling import Exchange, Phase
 
 from .final_evaluation import finish_or_wait
@@ -42,7 +42,7 @@ def open_round(hub: HubState, ready: list[Session], now: float) -> None:
     s, free = hub.settings, hub.leases.free
     step = (s.samples - free) // s.global_batch if free else s.steps
     granted, spans = lease(hub, ready)
-    leased = sum(size(ids) for ids in granted.values())
+    leased = sum(count_samples(ids) for ids in granted.values())
     members = {p.id: p.name for p in ready}
     ex = hub.exchange = Exchange(hub.round, step, members, leased, now, now + s.step_timeout)
     ex.keys, ex.spans = {p.name: p.key for p in ready}, spans
@@ -58,7 +58,7 @@ def open_round(hub: HubState, ready: list[Session], now: float) -> None:
     hub.out.add(do.Lease(hub.round, granted, ex.hubs, len(ex.owners), ex.fits))
 
 
-def lease(hub: HubState, ready: list[Session]) -> tuple[dict[str, Runs], dict[str, int]]:
+def lease(hub: HubState, ready: list[Session]) -> tuple[dict[str, SampleRanges], dict[str, int]]:
     """The samples of the members, a global batch a local step in all; and of leases that are to last several
     rounds, how many."""
     s, round, free = hub.settings, hub.round, hub.leases.free
@@ -66,7 +66,7 @@ def lease(hub: HubState, ready: list[Session]) -> tuple[dict[str, Runs], dict[st
     takers = [p.id for p in ready if p.id not in granted]
     if not takers:
         return granted, {}
-    batch = min(max(0, s.round_batch - sum(map(size, granted.values()))), free)
+    batch = min(max(0, s.round_batch - sum(map(count_samples, granted.values()))), free)
     longest = min(s.longest_lease, free // s.round_batch)
     portions = dict(zip(takers, hub.speeds.portions(batch, takers, round, longest), strict=True))
     granted |= hub.leases.grant(round, {p: portion.samples for p, portion in portions.items()})

@@ -23,7 +23,7 @@ from transport.aggregators import HubShards
 from transport.ledger import EvaluationRow, Ledger
 from transport.membership import AWAKE_S, wrong_version
 from transport.protocol import (
-    LEGACY,
+    HANDOFF,
     MAX_CONTROL,
     TRIAL,
     UPDATE,
@@ -34,6 +34,7 @@ from transport.protocol import (
     Event,
     Get,
     Hello,
+    HubDelegate,
     Message,
     OtherVersion,
     Ping,
@@ -45,13 +46,19 @@ from transport.protocol import (
     SnapshotOffer,
     Warned,
     Welcome,
-    Work,
     decode_to_hub,
     encode,
-    expand,
     round_of,
+    sample_ids,
 )
-from transport.transfer import AT_ONCE, Arrived, Flows, Inbox, Objects, Parts
+from transport.transfer import (
+    MAX_UPLOADS,
+    ChunkBuffer,
+    CompletedUpload,
+    ConnectionRegistry,
+    Inbox,
+    ObjectStore,
+)
 from transport.wire import (
     GUARD_S,
     HANDSHAKE_DOWN,
@@ -86,7 +93,7 @@ class Hub:
         keys: RunKeys,
         ledger: Ledger,
         settings: RunSettings,
-        work: Work,
+        work: HubDelegate,
         *,
         wire: HubWire | None = None,
     ) -> None:
@@ -97,11 +104,11 @@ class Hub:
         self._inbox = Inbox(self._refuses)
         own = CurveKeys(keys.public, keys.secret)
         self._shards = HubShards(self._state, ledger, work, self._call, self._later, self.warn, own)
-        self._objects = Objects(ledger, work, self._lease, self._shards.find)
-        self._flows = Flows()
+        self._objects = ObjectStore(ledger, work, self._lease, self._shards.find)
+        self._flows = ConnectionRegistry()
         self._guard_at = 0.0
         self._packets: dict[tuple[str, int], Future[bytes]] = {}  # (session, round) -> its update, opened
-        self._legacies: dict[str, Parts] = {}  # session -> what it hands over, until the owner has it
+        self._legacies: dict[str, ChunkBuffer] = {}  # session -> what it hands over, until the owner has it
         self._greeting = 0  # bytes of the message of a stranger that is being looked at
         self._calls: deque[Callable[[], list[do.Action]]] = (
             deque()
@@ -274,12 +281,12 @@ class Hub:
             self._send(conn, Refused("session", "this connection belongs to no session"))
             return
         for answer in self._inbox.receive(session, message, payload):
-            if isinstance(answer, Arrived):
+            if isinstance(answer, CompletedUpload):
                 self._arrived(answer, now)
             else:
                 self._send(conn, answer)
 
-    def _arrived(self, upload: Arrived, now: float) -> None:
+    def _arrived(self, upload: CompletedUpload, now: float) -> None:
         session, round = upload.session, round_of(UPDATE, upload.name)
         sender = self._state.members.get(session)
         if sender is None or round_of(TRIAL, upload.name) is not None:
@@ -287,7 +294,7 @@ class Hub:
         if round is not None:
             self._packets[session, round] = self._openers.submit(self._open, round, sender.name, upload.parts)
             self._act(self._state.uploaded(session, round, now))
-        elif round_of(LEGACY, upload.name) is None:
+        elif round_of(HANDOFF, upload.name) is None:
             self._act(self._shards.arrived(upload, now))
         else:
             self._legacies[session] = upload.parts
@@ -330,7 +337,7 @@ class Hub:
     def _lease(self, session: str, round: int) -> list[int] | None:
         """Called by the reader thread; reads one dict entry."""
         ids = self._state.leases.ids(session, round)
-        return None if ids is None else expand(ids)
+        return None if ids is None else sample_ids(ids)
 
     # ---- actions -------------------------------------------------------------------------------------------
 
@@ -351,7 +358,7 @@ class Hub:
                 self._packets = {k: v for k, v in self._packets.items() if k[1] >= action.round}
                 self._shards.opened(action.round)
                 self._reader.submit(self._objects.opened)
-                self._inbox.at_once = AT_ONCE + action.owners
+                self._inbox.at_once = MAX_UPLOADS + action.owners
                 self._later(lambda a=action: self._commits.write_leases(a))  # type: ignore[misc]
             elif isinstance(action, do.Inherit):
                 legacy = self._legacies.pop(action.session)
@@ -388,7 +395,7 @@ class Hub:
 
     # ---- the openers ---------------------------------------------------------------------------------------
 
-    def _open(self, round: int, peer: str, parts: Parts) -> bytes:
+    def _open(self, round: int, peer: str, parts: ChunkBuffer) -> bytes:
         packet = parts.data()
         self.work.arrived(round, peer, packet)
         return packet

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from transport import actions as do
 from transport.membership import Kind, Session, State
-from transport.protocol import ERROR, LEGACY, PART, SHARD, TRIAL, UPDATE, named, round_of
+from transport.protocol import ERROR, HANDOFF, PART, SHARD, TRIAL, UPDATE, round_and_name, round_of
 from transport.scheduling import Phase, owner_called
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ def refuses(hub: HubState, session_id: str, name: str, size: int) -> str | None:
         return "the session is over"
     if round is not None:
         reason = refuses_update(hub, session, round)
-    elif (part := named(PART, name)) is not None:
+    elif (part := round_and_name(PART, name)) is not None:
         reason = refuses_part(hub, session, *part)
-    elif (shard := named(SHARD, name)) is not None:
+    elif (shard := round_and_name(SHARD, name)) is not None:
         reason = refuses_shard(hub, session, *shard)
-    elif round_of(LEGACY, name) is not None:
+    elif round_of(HANDOFF, name) is not None:
         leaves, reason = True, refuses_legacy(hub, session)
     elif round_of(ERROR, name) is not None:
         reason = refuses_error(session)

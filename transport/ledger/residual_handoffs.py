@@ -20,11 +20,11 @@ TABLE = """CREATE TABLE IF NOT EXISTS estates (
     number INTEGER PRIMARY KEY AUTOINCREMENT, peer TEXT, share REAL, shards TEXT)"""
 HUB = "the hub"  # who leaves the errors of shards that become a peer's: no peer can have this name
 
-Given = Mapping[int, Collection[int]]  # number -> shards in whose errors it is
+Deliveries = Mapping[int, Collection[int]]  # number -> shards in whose errors it is
 
 
 @dataclass(frozen=True)
-class Left:
+class PendingHandoff:
     """What somebody has left, and the shards whose owners do not have it yet."""
 
     peer: str
@@ -32,13 +32,13 @@ class Left:
     shards: frozenset[int]
 
 
-class EstateBook:
+class HandoffStore:
     """Of one ledger, whose connection it shares."""
 
     def __init__(self, db: sqlite3.Connection, folder: Path) -> None:
         self._db, self.folder = db, folder / "estates"
 
-    def keep(self, left: Left, packet: bytes) -> int:
+    def keep(self, left: PendingHandoff, packet: bytes) -> int:
         """Its number. On the disk when this returns."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
@@ -58,9 +58,11 @@ class EstateBook:
             raise
         return number
 
-    def rows(self) -> dict[int, Left]:
+    def rows(self) -> dict[int, PendingHandoff]:
         rows = self._db.execute("SELECT number, peer, share, shards FROM estates ORDER BY number")
-        return {n: Left(peer, share, frozenset(json.loads(shards))) for n, peer, share, shards in rows}
+        return {
+            n: PendingHandoff(peer, share, frozenset(json.loads(shards))) for n, peer, share, shards in rows
+        }
 
     def packet(self, number: int) -> bytes:
         """From any thread. Raises KeyError."""
@@ -69,9 +71,9 @@ class EstateBook:
         except FileNotFoundError:
             raise KeyError(f"there is no estate {number}") from None
 
-    def strike(self, given: Given) -> None:
+    def strike(self, given: Deliveries) -> None:
         """These are in the errors of these shards. In a transaction of the caller, as a rule."""
-        for number, left in remaining(self.rows(), given).items():
+        for number, left in after_deliveries(self.rows(), given).items():
             row = json.dumps(sorted(left.shards)), number
             self._db.execute("UPDATE estates SET shards=? WHERE number=?", row)
         self._db.execute("DELETE FROM estates WHERE shards='[]'")
@@ -84,16 +86,16 @@ class EstateBook:
                 path.unlink()
 
 
-def remaining(rows: Mapping[int, Left], given: Given) -> dict[int, Left]:
+def after_deliveries(rows: Mapping[int, PendingHandoff], given: Deliveries) -> dict[int, PendingHandoff]:
     """The rows that `given` changes, as they are then."""
     return {
-        number: Left(rows[number].peer, rows[number].share, rows[number].shards - frozenset(shards))
+        number: PendingHandoff(rows[number].peer, rows[number].share, rows[number].shards - frozenset(shards))
         for number, shards in given.items()
         if number in rows
     }
 
 
-def merged(*several: Given) -> dict[int, set[int]]:
+def merge_deliveries(*several: Deliveries) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
     for given in several:
         for number, shards in given.items():
@@ -101,7 +103,7 @@ def merged(*several: Given) -> dict[int, set[int]]:
     return found
 
 
-def of_shards(rows: Mapping[int, Left], shards: Iterable[int]) -> dict[int, Left]:
+def handoffs_for(rows: Mapping[int, PendingHandoff], shards: Iterable[int]) -> dict[int, PendingHandoff]:
     """What the owner of these shards is to have."""
     wanted = set(shards)
     return {number: left for number, left in rows.items() if left.shards & wanted}

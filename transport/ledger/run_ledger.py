@@ -23,10 +23,18 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from transport.protocol import LedgerBusy, LedgerError, Pool, Runs, pack_runs, size, unpack_runs
+from transport.protocol import (
+    LedgerBusy,
+    LedgerError,
+    SamplePool,
+    SampleRanges,
+    count_samples,
+    pack_ranges,
+    unpack_ranges,
+)
 
 from .packet_log import HEADER_SIZE, PacketLog, Record, read_packets
-from .residual_handoffs import TABLE, EstateBook, Given, Left
+from .residual_handoffs import TABLE, Deliveries, HandoffStore, PendingHandoff
 
 FORMAT = "1"
 RECENT = 8  # rounds that say how fast the members of a run are
@@ -54,7 +62,7 @@ class Counted:
     lease: int  # the round that leased them
     peer: str
     session: str
-    ids: Runs
+    ids: SampleRanges
 
 
 @dataclass(frozen=True)
@@ -97,11 +105,11 @@ class OpenSession:
     name: str
     hardware: str
     key: str  # of its peer
-    leases: dict[int, Runs] = field(default_factory=dict)
+    leases: dict[int, SampleRanges] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownPeer:
     """How a key stands with the run (admission.Standing)."""
 
     key: str
@@ -116,13 +124,13 @@ class Recovered:
     """Where a run stands, as the ledger knows it: what HubState starts from."""
 
     round: int = 0  # the next round
-    counted: Runs = ()
+    counted: SampleRanges = ()
     sessions: tuple[OpenSession, ...] = ()
-    peers: tuple[Known, ...] = ()
+    peers: tuple[KnownPeer, ...] = ()
     last: RoundRow | None = None
     evaluation: EvaluationRow | None = None  # the newest
     recent: tuple[RoundRow, ...] = ()  # the last rounds, in order
-    estates: dict[int, Left] = field(default_factory=dict)
+    estates: dict[int, PendingHandoff] = field(default_factory=dict)
     term: int = 0  # how often the ledger was opened to write
     losses: tuple[tuple[int, float], ...] = ()  # (step, loss) of the rounds that trained
     held_out: tuple[tuple[int, float], ...] = ()  # of the evaluations
@@ -153,12 +161,12 @@ class Ledger:
         self._log: PacketLog | None = None
         if write:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = take_lock(self.folder / "ledger.lock")
+            self._lock = lock_exclusively(self.folder / "ledger.lock")
         elif not path.exists():
             raise LedgerError(f"no ledger in {self.folder}")
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
-            self.estates = EstateBook(self._db, self.folder)
+            self.estates = HandoffStore(self._db, self.folder)
             self._open(run, samples)
         except sqlite3.OperationalError as error:
             self.close()
@@ -238,7 +246,7 @@ class Ledger:
         row = (session, name, hardware, key)
         self._db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)", row)
 
-    def stand(self, known: Known) -> None:
+    def stand(self, known: KnownPeer) -> None:
         """A key was let in or banned; or is a stranger again, of whom nothing is kept."""
         row = (known.key, known.name, known.standing, known.reason, known.strikes)
         if known.standing == "stranger":
@@ -256,17 +264,17 @@ class Ledger:
     def given_back(self, session: str, round: int) -> None:
         self._db.execute("DELETE FROM leased WHERE session=? AND lease=?", (session, round))
 
-    def leased(self, round: int, leases: dict[str, Runs]) -> None:
+    def leased(self, round: int, leases: dict[str, SampleRanges]) -> None:
         """A round opened: who (by session) holds which samples."""
         self._db.execute("BEGIN IMMEDIATE")
         self._db.executemany(
             "INSERT OR REPLACE INTO leased VALUES (?, ?, ?)",
-            [(round, session, pack_runs(ids)) for session, ids in leases.items()],
+            [(round, session, pack_ranges(ids)) for session, ids in leases.items()],
         )
         self._db.execute("COMMIT")
 
     def commit(
-        self, row: RoundRow, packet: bytes, counted: tuple[Counted, ...], given: Given | None = None
+        self, row: RoundRow, packet: bytes, counted: tuple[Counted, ...], given: Deliveries | None = None
     ) -> RoundRow:
         """Make a round durable, with what is given to owners in it. When this returns the round is a fact.
 
@@ -280,7 +288,7 @@ class Ledger:
             raise LedgerError(f"round {row.round} cannot follow round {next_round - 1}")
         try:
             at = self._log.append(row.round, packet)
-            samples = sum(size(c.ids) for c in counted)
+            samples = sum(count_samples(c.ids) for c in counted)
             row = replace(row, counted=samples, offset=at.offset, length=at.length, sha256=at.sha256)
             self._write(row, counted, given or {})
         except BaseException:
@@ -293,13 +301,13 @@ class Ledger:
             self.estates.sweep()
         return row
 
-    def _write(self, row: RoundRow, counted: tuple[Counted, ...], given: Given) -> None:
+    def _write(self, row: RoundRow, counted: tuple[Counted, ...], given: Deliveries) -> None:
         """The row of a round, what it counts and what it gives: all of it or nothing."""
         self._db.execute("BEGIN IMMEDIATE")
         self._db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", columns_of(row))
         self._db.executemany(
             "INSERT INTO counted VALUES (?, ?, ?, ?, ?)",
-            [(c.lease, c.peer, c.session, row.round, pack_runs(c.ids)) for c in counted],
+            [(c.lease, c.peer, c.session, row.round, pack_ranges(c.ids)) for c in counted],
         )
         self._db.executemany(
             "DELETE FROM leased WHERE lease=? AND session=?", [(c.lease, c.session) for c in counted]
@@ -331,7 +339,7 @@ class Ledger:
             "ORDER BY round, peer, lease",
             (start, stop),
         )
-        return [Counted(lease, peer, session, unpack_runs(ids)) for lease, peer, session, ids in rows]
+        return [Counted(lease, peer, session, unpack_ranges(ids)) for lease, peer, session, ids in rows]
 
     def record(self, round: int) -> Record | None:
         """Where the packet of a committed round lies in the log; None where the round is not committed."""
@@ -364,13 +372,13 @@ class Ledger:
             "SELECT session, name, hardware, key FROM sessions"
         ):
             rows = self._db.execute("SELECT lease, ids FROM leased WHERE session=?", (session,))
-            leases = {r: unpack_runs(ids) for r, ids in rows}
+            leases = {r: unpack_ranges(ids) for r, ids in rows}
             sessions.append(OpenSession(session, name, hardware, key, leases))
         return Recovered(
             round=len(rounds),
             counted=union(self.counted()),
             sessions=tuple(sessions),
-            peers=tuple(Known(*row) for row in self._db.execute("SELECT * FROM peers ORDER BY key")),
+            peers=tuple(KnownPeer(*row) for row in self._db.execute("SELECT * FROM peers ORDER BY key")),
             last=rounds[-1] if rounds else None,
             evaluation=evaluations[-1] if evaluations else None,
             recent=tuple(rounds[-RECENT:]),
@@ -396,18 +404,18 @@ class Ledger:
         ids = union(self.counted())
         if ids and (ids[0][0] < 0 or ids[-1][1] > self.samples):
             raise LedgerError(f"samples {ids[0][0]}..{ids[-1][1]} counted, the run has 0..{self.samples}")
-        if size(ids) != sum(row.counted for row in rows):
+        if count_samples(ids) != sum(row.counted for row in rows):
             raise LedgerError("the rounds and the leases disagree about how many samples were counted")
         total = sum(row.length for row in rows)
-        audit = Audit(len(rows), total, size(ids), self.samples - size(ids))
+        audit = Audit(len(rows), total, count_samples(ids), self.samples - count_samples(ids))
         if complete and audit.missing:
             raise LedgerError(f"{audit.missing} of {self.samples} samples were never counted")
         return audit
 
 
-def union(counted: list[Counted]) -> Runs:
+def union(counted: list[Counted]) -> SampleRanges:
     """All counted ids; raises LedgerError where one was counted twice."""
-    pool = Pool()
+    pool = SamplePool()
     for lease in counted:
         try:
             pool.put(lease.ids)
@@ -432,7 +440,7 @@ def row_of(columns: tuple[Any, ...]) -> RoundRow:
     return RoundRow(*(*columns[:4], int(fingerprint), *names, *columns[7:]))
 
 
-def take_lock(path: Path) -> sqlite3.Connection:
+def lock_exclusively(path: Path) -> sqlite3.Connection:
     """An exclusive lock that ends with the process, on every system Python runs on: SQLite's own."""
     lock = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=0)
     try:

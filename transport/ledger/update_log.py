@@ -36,7 +36,7 @@ HEAD = struct.Struct("<4sII")
 ENTRY = struct.Struct("<HQd")
 HASH = 32  # bytes
 
-Update = tuple[str, bytes, float]  # peer, packet, weight: as `Work.aggregate` takes them
+WeightedPacket = tuple[str, bytes, float]  # peer, packet, weight: as `HubDelegate.aggregate` takes them
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class RoundUpdates:
 
     round: int
     sha256: bytes  # of the aggregated packet that came of them
-    updates: tuple[Update, ...]
-    inherited: tuple[Update, ...] = ()
+    updates: tuple[WeightedPacket, ...]
+    inherited: tuple[WeightedPacket, ...] = ()
     came_to: bytes = b""  # instead of updates
 
 
@@ -59,7 +59,7 @@ class UpdateLog:
 
     def __init__(self, path: Path, stop: int) -> None:
         self.path = path
-        end, last = whole(path, stop)
+        end, last = scan_rounds(path, stop)
         self._log = PacketLog(path, end)
         self._next = stop if last is None else last + 1
         self._newest = end  # where the record of the round before `_next` begins, if this process wrote it
@@ -70,7 +70,11 @@ class UpdateLog:
         return self._log.end
 
     def append(
-        self, round: int, sha256: bytes, updates: Sequence[Update], inherited: Sequence[Update] = ()
+        self,
+        round: int,
+        sha256: bytes,
+        updates: Sequence[WeightedPacket],
+        inherited: Sequence[WeightedPacket] = (),
     ) -> None:
         """Write down a round that is about to be committed, and wait until the disk has it."""
         self.begin(round, updates, inherited)
@@ -79,8 +83,8 @@ class UpdateLog:
     def begin(
         self,
         round: int,
-        updates: Sequence[Update],
-        inherited: Sequence[Update] = (),
+        updates: Sequence[WeightedPacket],
+        inherited: Sequence[WeightedPacket] = (),
         came_to: Sequence[bytes | memoryview] = (),
     ) -> None:
         """Write what went into a round, or what it came to, for a thread beside the one that makes its
@@ -92,7 +96,7 @@ class UpdateLog:
             self._next = round
         if round != self._next:
             raise LedgerError(f"updates of round {round} cannot follow those of round {self._next - 1}")
-        self._log.begin(pieces(updates, inherited, came_to))
+        self._log.begin(pack_updates(updates, inherited, came_to))
 
     def flush(self) -> None:
         """Have what was begun on the disk, so that `seal` need not wait for much."""
@@ -116,7 +120,7 @@ class UpdateLog:
                     continue
                 if round != want:
                     break
-                yield unpacked(round, payload)
+                yield unpack_updates(round, payload)
                 want += 1
         if want != stop:
             raise LedgerError(f"{self.path} lacks the updates of round {want}, which is committed")
@@ -131,7 +135,7 @@ class UpdateLog:
         self._log.close()
 
 
-def whole(path: Path, stop: int) -> tuple[int, int | None]:
+def scan_rounds(path: Path, stop: int) -> tuple[int, int | None]:
     """(where the records of rounds before `stop` end, the last such round). Reads headers only."""
     end, last = 0, None
     size = path.stat().st_size if path.exists() else 0
@@ -145,8 +149,10 @@ def whole(path: Path, stop: int) -> tuple[int, int | None]:
     return end, last
 
 
-def pieces(
-    updates: Sequence[Update], inherited: Sequence[Update], came_to: Sequence[bytes | memoryview] = ()
+def pack_updates(
+    updates: Sequence[WeightedPacket],
+    inherited: Sequence[WeightedPacket],
+    came_to: Sequence[bytes | memoryview] = (),
 ) -> Iterator[bytes | memoryview]:
     """The payload of a record but for the hash, without a copy of what is in it."""
     yield HEAD.pack(SUM if came_to else PACKETS, len(updates), len(inherited))
@@ -157,12 +163,12 @@ def pieces(
     yield from came_to
 
 
-def unpacked(round: int, payload: bytes) -> RoundUpdates:
+def unpack_updates(round: int, payload: bytes) -> RoundUpdates:
     """Inverse of `pieces` and the hash. The record's checksum was verified: it is what was written."""
     if not payload.startswith((PACKETS, SUM)):
         raise LedgerError(f"the updates of round {round} were logged by another version of cocktail")
     _, count, inherited = HEAD.unpack_from(payload)
-    at, updates = HEAD.size, list[Update]()
+    at, updates = HEAD.size, list[WeightedPacket]()
     for _ in range(count + inherited):
         name, size, weight = ENTRY.unpack_from(payload, at)
         at += ENTRY.size

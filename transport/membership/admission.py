@@ -12,9 +12,20 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from transport import actions as do
-from transport.ledger import Known
-from transport.protocol import Hello, Leave, Message, Over, Ping, Refused, RunSettings, Wait, events, short
-from transport.wire import Buckets, key_of, origin_of
+from transport.ledger import KnownPeer
+from transport.protocol import (
+    Hello,
+    Leave,
+    Message,
+    Over,
+    Ping,
+    Refused,
+    RunSettings,
+    Wait,
+    events,
+    short_key,
+)
+from transport.wire import TokenBuckets, key_of, origin_of
 
 from .roster import Outbox
 from .sessions import clean_name
@@ -86,13 +97,13 @@ class Asking:
 class Admission:
     """The standing of every key."""
 
-    def __init__(self, settings: RunSettings, out: Outbox, known: Iterable[Known]) -> None:
+    def __init__(self, settings: RunSettings, out: Outbox, known: Iterable[KnownPeer]) -> None:
         self.settings, self._out = settings, out
         self.known = {k.key: k for k in known}  # members and the banned
         self.asking: dict[bytes, Asking] = {}  # by connection
-        self._greetings = Buckets(GREETINGS_S, GREETINGS)
+        self._greetings = TokenBuckets(GREETINGS_S, GREETINGS)
         if settings.own_key and settings.own_key not in self.known:
-            self.known[settings.own_key] = Known(settings.own_key, "", Standing.MEMBER.value)
+            self.known[settings.own_key] = KnownPeer(settings.own_key, "", Standing.MEMBER.value)
 
     def standing(self, key: str) -> Standing:
         if key in self.known:
@@ -110,12 +121,12 @@ class Admission:
         if after is None:
             return False
         if after in (Standing.MEMBER, Standing.BANNED):
-            old = self.known.get(key, Known(key, "", after.value))
+            old = self.known.get(key, KnownPeer(key, "", after.value))
             self.known[key] = replace(old, name=name or old.name, standing=after.value, reason=reason)
             self._out.add(do.Stand(self.known[key]))
         elif key in self.known:
             del self.known[key]
-            self._out.add(do.Stand(Known(key, name, after.value)))
+            self._out.add(do.Stand(KnownPeer(key, name, after.value)))
         return True
 
     def strike(self, key: str, name: str, reason: str) -> bool:
@@ -143,9 +154,9 @@ class Admission:
             self._out.send(conn, Refused("full", f"{MOST} others wait for the owner's yes: try again later"))
             return
         if self.move(key, Act.ASKS):
-            self._out.tell(events.PeerAsks(0.0, clean_name(m.name), m.hardware, short(key)))
+            self._out.tell(events.PeerAsks(0.0, clean_name(m.name), m.hardware, short_key(key)))
         self.asking[conn] = Asking(m, now, now, now)
-        said = f"waiting for the owner's yes, as {self.asking[conn].name}, key {short(key)}"
+        said = f"waiting for the owner's yes, as {self.asking[conn].name}, key {short_key(key)}"
         self._out.send(conn, Wait(said))
 
     def heard(self, conn: bytes, message: Message, now: float) -> bool:

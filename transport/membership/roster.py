@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from transport import actions as do
 from transport.ledger import OpenSession
-from transport.protocol import Hello, Message, Moved, Ping, Refused, RunSettings, Traffic, events
+from transport.protocol import Hello, Message, Ping, Refused, RunSettings, Traffic, TrafficDelta, events
 from transport.wire import key_of, origin_of
 
 from .sessions import NEXT, Kind, Session, State, clean_name, unique_name
@@ -214,7 +214,7 @@ class Members:
             if id in self.sessions:
                 self.move(self.sessions[id], kind)
 
-    def tell_traffic(self) -> dict[str, Moved]:
+    def tell_traffic(self) -> dict[str, TrafficDelta]:
         """Bytes by peer since this was last asked."""
         return {s.name: self.traffic[s.id].tell() for s in self.sessions.values() if s.id in self.traffic}
 

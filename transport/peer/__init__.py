@@ -1,33 +1,33 @@
 """A peer's connection to its hub, and catching up with the run."""
 
-from .admin_client import ask_owner, ask_status, ask_stop
+from .admin_client import ask_admin, ask_status, ask_stop
 from .catch_up import (
     NEXT,
     CatchUp,
-    Own,
+    CatchUpSource,
+    CatchUpState,
+    LocalCopy,
     Progress,
-    State,
-    Way,
 )
-from .catch_up_downloads import Supply, Wanted
-from .peer_link import LEAVE_S, LEGACY_S, LOOK_S, PeerLink
+from .catch_up_downloads import CatchUpDownloads, WantedFile
+from .peer_link import HANDOFF_S, LEAVE_S, POLL_S, PeerLink
 from .peer_state import HEARD
 
 __all__ = [
+    "HANDOFF_S",
     "HEARD",
     "LEAVE_S",
-    "LEGACY_S",
-    "LOOK_S",
     "NEXT",
+    "POLL_S",
     "CatchUp",
-    "Own",
+    "CatchUpDownloads",
+    "CatchUpSource",
+    "CatchUpState",
+    "LocalCopy",
     "PeerLink",
     "Progress",
-    "State",
-    "Supply",
-    "Wanted",
-    "Way",
-    "ask_owner",
+    "WantedFile",
+    "ask_admin",
     "ask_status",
     "ask_stop",
 ]

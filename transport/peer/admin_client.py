@@ -8,12 +8,12 @@ from typing import Any
 
 from transport.protocol import (
     PROTOCOL,
-    AskOwner,
+    AdminCommand,
+    AskAdmin,
     AskStatus,
     AskStop,
     LinkLost,
     Message,
-    Order,
     Over,
     Refused,
     RefusedByHub,
@@ -23,7 +23,7 @@ from transport.protocol import (
     decode_to_peer,
     encode,
 )
-from transport.wire import Came, DealerWire, Down, Up
+from transport.wire import Connected, DealerWire, Disconnected, Received
 
 OWNER_S = 60.0  # for an answer: what is decided waits its turn behind the round that is being committed
 
@@ -55,12 +55,12 @@ def ask_stop(url: RunURL, secret: str, now: bool = False, pause: bool = False, t
         raise LinkLost(f"the hub answered {type(answer).__name__} to a stop")
 
 
-def ask_owner(url: RunURL, secret: str, order: Order, **fields: str) -> dict[str, Any]:
-    """Ask who is in the run, or decide it (messages.AskOwner has the `fields`); returns when that is durable.
+def ask_admin(url: RunURL, secret: str, order: AdminCommand, **fields: str) -> dict[str, Any]:
+    """Ask who is in the run, or decide it (messages.AskAdmin has the `fields`); returns when that is durable.
 
     Raises Unreachable, RefusedByHub, LinkLost.
     """
-    question = AskOwner(PROTOCOL, secret, url.run, order, **fields)
+    question = AskAdmin(PROTOCOL, secret, url.run, order, **fields)
     answer = ask(url.host, url.port, url.key, question, OWNER_S)
     if not isinstance(answer, Status):
         raise LinkLost(f"the hub answered {type(answer).__name__} to its owner")
@@ -74,11 +74,11 @@ def ask(host: str, port: int, server_key: str, question: Message, timeout: float
         wire.dial(0)
         while (left := until - time.monotonic()) > 0:
             for event in wire.poll(left):
-                if isinstance(event, Up):
+                if isinstance(event, Connected):
                     wire.send(0, [encode(question)])
-                elif isinstance(event, Down):
+                elif isinstance(event, Disconnected):
                     raise event.error or LinkLost("the hub hung up without an answer")
-                elif isinstance(event, Came):
+                elif isinstance(event, Received):
                     answer = decode_to_peer(event.frames[0])
                     if isinstance(answer, Refused):
                         raise RefusedByHub(answer.code, answer.reason)

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 
 from transport.protocol import Close, Committed, Holds, Round, SessionRenewed, TransportError, Unusable
 
-from .connection_manager import Carrier
-from .stop_request import Asked
+from .connection_manager import ConnectionManager
+from .stop_request import StopRequest
 
 
-class Orders:
+class AggregatorOrders:
     """Of one link. `wait(what, there)` is the link's, and raises what makes `there()` impossible."""
 
     def __init__(
-        self, carrier: Carrier, wait: Callable[[str, Callable[[], bool]], None], leaves: Asked
+        self, carrier: ConnectionManager, wait: Callable[[str, Callable[[], bool]], None], leaves: StopRequest
     ) -> None:
         self._carrier, self._state, self._wait, self._leaves = carrier, carrier.state, wait, leaves
         self._resigned = False

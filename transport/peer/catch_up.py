@@ -29,7 +29,7 @@ PLANS = 3  # ways tried with snapshots among them
 WINDOW_S = 10.0  # of what a rate is the mean
 
 
-class Way(Enum):
+class CatchUpSource(Enum):
     """Where x' comes from, before packets; of equals the first wins."""
 
     OWN = "own state"
@@ -37,7 +37,7 @@ class Way(Enum):
     SNAPSHOT = "snapshot"
 
 
-class State(Enum):
+class CatchUpState(Enum):
     PLANNING = "planning"
     WEIGHTS = "weights"
     PACKETS = "packets"
@@ -45,7 +45,7 @@ class State(Enum):
     FAILED = "failed"
 
 
-class Kind(Enum):
+class CatchUpEvent(Enum):
     """What can happen to one who catches up."""
 
     CHOSEN = "a way is chosen"
@@ -56,17 +56,20 @@ class Kind(Enum):
     BEHIND = "a round is committed"
 
 
-NEXT: dict[State, dict[Kind, State]] = {
-    State.PLANNING: {Kind.CHOSEN: State.WEIGHTS, Kind.STUCK: State.FAILED},
-    State.WEIGHTS: {Kind.HERE: State.PACKETS, Kind.GONE: State.PLANNING},
-    State.PACKETS: {Kind.LEVEL: State.READY},
-    State.READY: {Kind.BEHIND: State.PACKETS},
-    State.FAILED: {},
+NEXT: dict[CatchUpState, dict[CatchUpEvent, CatchUpState]] = {
+    CatchUpState.PLANNING: {
+        CatchUpEvent.CHOSEN: CatchUpState.WEIGHTS,
+        CatchUpEvent.STUCK: CatchUpState.FAILED,
+    },
+    CatchUpState.WEIGHTS: {CatchUpEvent.HERE: CatchUpState.PACKETS, CatchUpEvent.GONE: CatchUpState.PLANNING},
+    CatchUpState.PACKETS: {CatchUpEvent.LEVEL: CatchUpState.READY},
+    CatchUpState.READY: {CatchUpEvent.BEHIND: CatchUpState.PACKETS},
+    CatchUpState.FAILED: {},
 }
 
 
 @dataclass(frozen=True)
-class Own:
+class LocalCopy:
     """The x' that this machine kept."""
 
     round: int
@@ -77,7 +80,7 @@ class Own:
 class Plan:
     """One way, and what it costs to go it."""
 
-    way: Way
+    way: CatchUpSource
     start: int  # the weights are x' of this round
     weights: int  # bytes of them to fetch
     packets: int  # bytes of the packets from `start` on, as the hub said
@@ -104,27 +107,33 @@ class Range:
 class Progress:
     """How far it is."""
 
-    way: Way
-    state: State
+    way: CatchUpSource
+    state: CatchUpState
     done: int  # bytes
     total: int  # bytes; grows with the rounds committed meanwhile
     rate: float  # bytes a second, of late
     eta: float | None  # seconds; None: not known, or the run is faster than this line
 
 
-def ways(welcome: Welcome, base: int, own: Own | None, frozen: bool = False) -> list[Plan]:
+def ways(welcome: Welcome, base: int, own: LocalCopy | None, frozen: bool = False) -> list[Plan]:
     """All there are. `base`: bytes of its weights that are not here; `frozen`: each way needs them."""
     log, now = welcome.log_bytes, welcome.round
     beside = base if frozen else 0
-    found = [Plan(Way.BASE, 0, base, log)]
+    found = [Plan(CatchUpSource.BASE, 0, base, log)]
     for offer in welcome.snapshots:
         if offer.round <= now:
             found.append(
-                Plan(Way.SNAPSHOT, offer.round, beside + offer.size, max(0, log - offer.log_bytes), offer)
+                Plan(
+                    CatchUpSource.SNAPSHOT,
+                    offer.round,
+                    beside + offer.size,
+                    max(0, log - offer.log_bytes),
+                    offer,
+                )
             )
     if own is not None and own.round <= now:
         before = log * own.round // now if own.log_bytes is None and now else own.log_bytes or 0
-        found.append(Plan(Way.OWN, own.round, beside, max(0, log - before)))
+        found.append(Plan(CatchUpSource.OWN, own.round, beside, max(0, log - before)))
     return found
 
 
@@ -142,11 +151,11 @@ class CatchUp:
         self,
         welcome: Welcome,
         base: int,
-        own: Own | None = None,
+        own: LocalCopy | None = None,
         room: float = inf,
         frozen: bool = False,
     ) -> None:
-        self.state, self.plans = State.PLANNING, 0
+        self.state, self.plans = CatchUpState.PLANNING, 0
         self._base, self._own, self._room, self._frozen = base, own, room, frozen
         self._gone: set[int] = set()  # rounds of snapshots that cannot be had
         self._choose(welcome)
@@ -161,20 +170,22 @@ class CatchUp:
             if plan.offer is None or (self.plans <= PLANS and plan.start not in self._gone)
         ]
         fitting = [plan for plan in possible if plan.weights <= self._room] or possible
-        self.plan = min(fitting, key=lambda plan: (plan.bytes, [*Way].index(plan.way), plan.weights))
+        self.plan = min(
+            fitting, key=lambda plan: (plan.bytes, [*CatchUpSource].index(plan.way), plan.weights)
+        )
         self.target = welcome.round  # x' of this round is to be had
         self.applied = self.asked = self.plan.start  # packets before these are applied, asked for
         self._records(self.plan.packets, self.target - self.plan.start)
         self._weights_here = self._packets_here = 0  # bytes
         self._came_to = self.plan.start  # packets before this are here
         self._seen: deque[tuple[float, int, float]] = deque()  # (now, done, total)
-        self._move(Kind.CHOSEN)
+        self._move(CatchUpEvent.CHOSEN)
 
     def gone(self, welcome: Callable[[], Welcome]) -> bool:
         """The weights cannot be had. Thinks anew, with what `welcome` gives; False: there is no other way."""
-        self._move(Kind.GONE)
+        self._move(CatchUpEvent.GONE)
         if self.plan.offer is None:
-            self._move(Kind.STUCK)
+            self._move(CatchUpEvent.STUCK)
             return False
         self._gone.add(self.plan.offer.round)
         self._choose(welcome())
@@ -182,25 +193,25 @@ class CatchUp:
 
     def weights_came(self, came: int) -> None:
         """So many bytes of the weights have come so far."""
-        if self.state is State.WEIGHTS:
+        if self.state is CatchUpState.WEIGHTS:
             self._weights_here = came
 
     def weights_here(self) -> None:
         self._weights_here = self.plan.weights
-        self._move(Kind.HERE)
+        self._move(CatchUpEvent.HERE)
 
     # ---- packets -------------------------------------------------------------------------------------------
 
     def heard(self, newest: int) -> None:
         """The hub has committed this round."""
         self.target = max(self.target, newest + 1)
-        if self.state is State.READY and self.applied < self.target:
-            self._move(Kind.BEHIND)
+        if self.state is CatchUpState.READY and self.applied < self.target:
+            self._move(CatchUpEvent.BEHIND)
         self._level()
 
     def next_range(self) -> Range | None:
         """What to ask for now; None: nothing, or not before more is applied."""
-        if self.state is not State.PACKETS or self.asked >= self.target:
+        if self.state is not CatchUpState.PACKETS or self.asked >= self.target:
             return None
         rounds = int(min(LONGEST, max(1, RANGE // max(1, self._mean))))
         # Two at least: one on its way while another is applied.
@@ -226,10 +237,10 @@ class CatchUp:
         self._level()
 
     def _level(self) -> None:
-        if self.state is State.PACKETS and self.applied == self.target:
-            self._move(Kind.LEVEL)
+        if self.state is CatchUpState.PACKETS and self.applied == self.target:
+            self._move(CatchUpEvent.LEVEL)
 
-    def _move(self, kind: Kind) -> None:
+    def _move(self, kind: CatchUpEvent) -> None:
         assert kind in NEXT[self.state], f"{self.state} and {kind.value}"
         self.state = NEXT[self.state][kind]
 

@@ -17,16 +17,16 @@ from typing import TypeVar
 
 from transport.ledger import read_packets
 from transport.protocol import LedgerError, NotServed, ProtocolError, SessionRenewed, Welcome
-from transport.transfer import BLOCK, Download
+from transport.transfer import HASH_BLOCK, Download
 
-from .catch_up import CatchUp, Progress, Range, State
+from .catch_up import CatchUp, CatchUpState, Progress, Range
 from .peer_link import PeerLink
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedFile:
     """A file that is an object of the run."""
 
     name: str  # of the object
@@ -36,7 +36,7 @@ class Wanted:
     hashes: str = ""  # hex; SHA-256 of the object "hashes/<name>"
 
 
-class Supply:
+class CatchUpDownloads:
     """One joiner's fetching. `told` hears of progress, in the thread that waits here."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Supply:
         self._files: list[Download] = []
         self._ranges: deque[tuple[Range, Download]] = deque()  # under way, in order
 
-    def files(self, wanted: Sequence[Wanted]) -> None:
+    def files(self, wanted: Sequence[WantedFile]) -> None:
         """Fetch files, all at once; of what is here already only what is wrong. In any state.
 
         Raises NotServed, OSError, Leaving, RunOver, LinkLost.
@@ -67,8 +67,8 @@ class Supply:
             self.came = came + sum(download.came for download in self._files)
             self._files = []
 
-    def _hashes(self, file: Wanted) -> bytes:
-        if file.size <= BLOCK and file.sha256:
+    def _hashes(self, file: WantedFile) -> bytes:
+        if file.size <= HASH_BLOCK and file.sha256:
             return bytes.fromhex(file.sha256)
         if not file.hashes:
             raise ProtocolError(f"the hub announces no hashes of {file.name}")
@@ -93,7 +93,7 @@ class Supply:
             self.machine.heard(self.link.newest_round)
             self.ask_ahead()
             if not self._ranges:
-                assert self.machine.state is State.READY
+                assert self.machine.state is CatchUpState.READY
                 return
             range, download = self._ranges[0]
             records = self._records(range, download)

@@ -29,10 +29,19 @@ from transport.protocol import (
     decode_to_peer,
     encode,
 )
-from transport.transfer import CHUNK, SMALLEST, BulkPeer, Parts
-from transport.wire import HANDSHAKE_DOWN, HANDSHAKE_UP, BothWays, Came, Down, PeerWire, Up, wire_size
+from transport.transfer import CHUNK, MIN_FRAGMENT, ChunkBuffer, PeerTransfers
+from transport.wire import (
+    HANDSHAKE_DOWN,
+    HANDSHAKE_UP,
+    Connected,
+    Disconnected,
+    PeerWire,
+    RateLimits,
+    Received,
+    wire_size,
+)
 
-from .peer_state import Link, PeerState
+from .peer_state import PeerState, SessionState
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +54,7 @@ STALLED_S = 10.0  # a bulk flow that owes an answer for this long is dialled ane
 BACKED_OFF_S = 2.5
 
 
-class Carrier:
+class ConnectionManager:
     """One peer's connections to its hub."""
 
     def __init__(
@@ -55,10 +64,10 @@ class Carrier:
         flows: int,
         patience: float,
         address: str,
-        buckets: BothWays,
-        least: int = SMALLEST,  # bytes of a piece of bulk
+        buckets: RateLimits,
+        least: int = MIN_FRAGMENT,  # bytes of a piece of bulk
     ) -> None:
-        self.state, self.bulk = state, BulkPeer(least)
+        self.state, self.bulk = state, PeerTransfers(least)
         self.changed = threading.Condition()
         self.patience = patience  # seconds a lost hub is dialled before that is called hopeless
         self.broken: TransportError | None = None  # why nothing more will come of this link
@@ -135,10 +144,10 @@ class Carrier:
                 self._send_all()
                 self.changed.notify_all()
 
-    def _take(self, event: Up | Down | Came, now: float) -> None:
-        if isinstance(event, Up):
+    def _take(self, event: Connected | Disconnected | Received, now: float) -> None:
+        if isinstance(event, Connected):
             self._flow_up(event.flow, now)
-        elif isinstance(event, Down):
+        elif isinstance(event, Disconnected):
             self._flow_down(event.flow, event.error, now)
         else:
             self._came(event, now)
@@ -173,7 +182,7 @@ class Carrier:
         if self._give_up_at is None:
             self._give_up_at = now + self.patience
 
-    def _came(self, event: Came, now: float) -> None:
+    def _came(self, event: Received, now: float) -> None:
         self._count(0, wire_size(event.frames), now)
         try:
             message = decode_to_peer(event.frames[0])
@@ -188,7 +197,7 @@ class Carrier:
         self._moved[CONTROL] = now
         sessions = self.state.sessions
         self._outbox.extend(self.state.receive(message, now))
-        if self.state.link is Link.OFFLINE:  # a hub of an older term
+        if self.state.link is SessionState.OFFLINE:  # a hub of an older term
             self._hang_up(CONTROL, now + LAST_RETRY)
             return
         if isinstance(message, Welcome):
@@ -213,9 +222,9 @@ class Carrier:
         ahead = [d for d in self.bulk.downloads.values() if d.ahead]
         if len(ahead) >= AHEAD:
             self.bulk.forget(ahead[0].name)
-        self.bulk.fetch(name, in_memory, size, ahead=True)
+        self.bulk.fetch(name, chunk_buffer, size, ahead=True)
 
-    def _came_in_bulk(self, event: Came, message: Message, now: float) -> None:
+    def _came_in_bulk(self, event: Received, message: Message, now: float) -> None:
         self._moved[event.flow] = self._brought = now
         if isinstance(message, Attached):
             self.bulk.up(event.flow, message.credit, now - self._attached[event.flow], now)
@@ -251,7 +260,7 @@ class Carrier:
     def _keep_up(self, now: float) -> None:
         """Dial what is due, hang up what is dead, see when it is hopeless."""
         link = self.state.link
-        if link in (Link.GREETING, Link.JOINED) and now >= self.state.silent_until():
+        if link in (SessionState.GREETING, SessionState.JOINED) and now >= self.state.silent_until():
             # What swallowed this connection has swallowed the others; alone they would wait for STALLED_S.
             for flow in sorted(self._up | {CONTROL}):
                 self._hang_up(flow, now)
@@ -263,15 +272,22 @@ class Carrier:
             del self._dial_at[flow]
             self._wire.dial(flow)
         tried = self.state.welcome is not None or self._error is not None
-        if self._give_up_at is not None and now >= self._give_up_at and tried and link is not Link.OVER:
+        if (
+            self._give_up_at is not None
+            and now >= self._give_up_at
+            and tried
+            and link is not SessionState.OVER
+        ):
             self.broken = self.broken or self._hopeless()
             self.changed.notify_all()
 
     def _wanted(self, flow: int) -> bool:
         """Control always, one bulk flow in a session, more of them once that has all it may take."""
-        if self.state.link in (Link.OVER, Link.REFUSED):
+        if self.state.link in (SessionState.OVER, SessionState.REFUSED):
             return False
-        return flow == CONTROL or (self.state.link is Link.JOINED and (flow == 1 or self.bulk.crowded))
+        return flow == CONTROL or (
+            self.state.link is SessionState.JOINED and (flow == 1 or self.bulk.crowded)
+        )
 
     def _hopeless(self) -> TransportError:
         if self.state.welcome is None and self._error is not None:
@@ -282,7 +298,7 @@ class Carrier:
     def _deadline(self) -> float:
         now = time.monotonic()
         times = [now + 0.5, *(at for flow, at in self._dial_at.items() if self._wanted(flow))]
-        if self.state.link in (Link.GREETING, Link.JOINED):
+        if self.state.link in (SessionState.GREETING, SessionState.JOINED):
             times.append(self.state.silent_until())
         times += [at for bucket in (self._may_send, self._may_ask) if (at := bucket.open_at(now)) > now]
         return min(times)
@@ -320,5 +336,5 @@ class Carrier:
         self._may_ask.take(down, now)
 
 
-def in_memory(size: int, sha256: bytes) -> Parts:
-    return Parts(size, sha256, CHUNK)
+def chunk_buffer(size: int, sha256: bytes) -> ChunkBuffer:
+    return ChunkBuffer(size, sha256, CHUNK)

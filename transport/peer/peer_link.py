@@ -34,22 +34,22 @@ from transport.protocol import (
     TransportError,
     Welcome,
 )
-from transport.transfer import CHUNK, LONGEST, SMALLEST, Download, PartFile, Parts, Upload
-from transport.wire import Bandwidth, BothWays, DealerWire, PeerWire
+from transport.transfer import CHUNK, MAX_OBJECT, MIN_FRAGMENT, ChunkBuffer, ChunkFile, Download, Upload
+from transport.wire import Bandwidth, DealerWire, PeerWire, RateLimits
 
-from .aggregator_orders import Orders
-from .connection_manager import Carrier
-from .peer_state import Link, PeerState
-from .stop_request import Asked
+from .aggregator_orders import AggregatorOrders
+from .connection_manager import ConnectionManager
+from .peer_state import PeerState, SessionState
+from .stop_request import StopRequest
 
 GREETING_S = 20.0  # a hub that takes connections may take this long to say Welcome
 # seconds after the wish to leave, 25 s in all with the goodbye:
 LEAVE_S = 15.0  # until an exchange in flight must be done
-LEGACY_S = 21.0  # until what this peer hands over must be at the hub
+HANDOFF_S = 21.0  # until what this peer hands over must be at the hub
 HASTE_S = 5.0  # that a legacy is meant to take; more only where the uplink has become slower than it was
 RENEWED = "the hub gave this peer a new session; work not delivered before is void"
 LOST_S = 2.0  # without a connection, before anybody is told
-LOOK_S = 0.05  # how often a waiting call looks at `leave_requested`
+POLL_S = 0.05  # how often a waiting call looks at `leave_requested`
 
 
 class PeerLink:
@@ -75,20 +75,20 @@ class PeerLink:
         owns: bool = False,  # this peer can own shards (owning.py)
         reachable: str = "",  # where others reach it: the "host:port" of its door
         wire: PeerWire | None = None,
-        buckets: BothWays | None = None,  # in the place of bandwidth: another link's
-        least: int = SMALLEST,  # bytes of a piece of bulk
+        buckets: RateLimits | None = None,  # in the place of bandwidth: another link's
+        least: int = MIN_FRAGMENT,  # bytes of a piece of bulk
         told: Callable[[str], None] = lambda _: None,  # hears of a connection that is lost, and back
     ) -> None:
         self.url = url
-        self.leave_requested = Asked()  # set it, from a signal handler too: waiting calls end
+        self.leave_requested = StopRequest()  # set it, from a signal handler too: waiting calls end
         hello = Hello(PROTOCOL, url.token, url.run, name, hardware, versions or {}, alone, owns, reachable)
         state = PeerState(hello)
         wire = wire or DealerWire(url.host, url.port, url.key, keys)
-        self.buckets = buckets or BothWays(bandwidth)
-        self._carrier = Carrier(wire, state, flows, patience, url.address, self.buckets, least)
+        self.buckets = buckets or RateLimits(bandwidth)
+        self._carrier = ConnectionManager(wire, state, flows, patience, url.address, self.buckets, least)
         self._changed, self._state, self._bulk = self._carrier.changed, state, self._carrier.bulk
         self._session = 1  # how many sessions the caller knows of
-        self.orders = Orders(self._carrier, partial(self._wait, timeout=None), self.leave_requested)
+        self.orders = AggregatorOrders(self._carrier, partial(self._wait, timeout=None), self.leave_requested)
         self._told, self._patience = told, patience
         self._lost_at: float | None = None  # since when there is no connection
         self._lost_told = ""  # what was said of that
@@ -161,11 +161,11 @@ class PeerLink:
         finally:
             self.forget(download)
 
-    def begin(self, name: str, sha256: str = "", most: int = LONGEST) -> Download:
+    def begin(self, name: str, sha256: str = "", most: int = MAX_OBJECT) -> Download:
         """Begin to fetch the object `name`, to `finish` it later. What does not finish, `forget`."""
 
-        def open_sink(size: int, digest: bytes) -> Parts:
-            return Parts(size, bytes.fromhex(sha256) or digest, CHUNK, most)
+        def open_sink(size: int, digest: bytes) -> ChunkBuffer:
+            return ChunkBuffer(size, bytes.fromhex(sha256) or digest, CHUNK, most)
 
         return self._begin(name, lambda: self._bulk.fetch(name, open_sink), ahead_will_do=not sha256)
 
@@ -173,7 +173,7 @@ class PeerLink:
         """Wait for what `begin` began, calling `tick` now and then. Raises as `fetch`; after SessionRenewed
         it may be called again."""
         self._finished(download, tick)
-        assert isinstance(download.sink, Parts)
+        assert isinstance(download.sink, ChunkBuffer)
         self.forget(download)
         return download.sink.finish()
 
@@ -184,7 +184,7 @@ class PeerLink:
         from an earlier attempt or damaged since, is read and checked first, and only what is wrong is fetched
         (`Download.came` counts it). What is right stays, whatever goes wrong here. Raises Leaving, OSError.
         """
-        sink = PartFile(to, size, hashes, CHUNK)
+        sink = ChunkFile(to, size, hashes, CHUNK)
         try:
             sink.look(self.leave_or_go_on)
             return self._begin(name, lambda: self._bulk.fill(name, sink), ahead_will_do=False)
@@ -196,7 +196,7 @@ class PeerLink:
         """Wait for what `begin_file` began, calling `tick` now and then. Raises as `fetch`, and OSError (a
         full disk); after SessionRenewed it may be called again."""
         self._finished(download, tick)
-        assert isinstance(download.sink, PartFile)
+        assert isinstance(download.sink, ChunkFile)
         self.forget(download)
         return download.sink.finish()
 
@@ -206,7 +206,7 @@ class PeerLink:
             for download in downloads:
                 if self._bulk.downloads.get(download.name) is download:
                     self._bulk.forget(download.name)
-                if isinstance(download.sink, PartFile):
+                if isinstance(download.sink, ChunkFile):
                     download.sink.close()
 
     def leave_or_go_on(self) -> None:
@@ -322,12 +322,12 @@ class PeerLink:
     @property
     def room(self) -> int:
         """Bytes that a peer which was asked to leave can still hand over, as its uplink was; 0: not known."""
-        left = self.leave_requested.at + LEGACY_S - time.monotonic()
+        left = self.leave_requested.at + HANDOFF_S - time.monotonic()
         return int(min(self._uplink, self._cap) * max(0.0, min(HASTE_S, left)))
 
     def hand_over(self, round: int, packet: bytes) -> bool | None:
         """Upload what this peer, x' at `round`, leaves to the others. False: the hub does not have it, for
-        sure; None: who knows. Until LEGACY_S after the wish to leave; raises as `exchange`, but Leaving.
+        sure; None: who knows. Until HANDOFF_S after the wish to leave; raises as `exchange`, but Leaving.
         """
         return self.put(f"legacy/{round}", packet)
 
@@ -346,7 +346,7 @@ class PeerLink:
             return upload.done is not None
 
         try:
-            self._wait(f"the hub to take {name}", there, None, leave_s=LEGACY_S)
+            self._wait(f"the hub to take {name}", there, None, leave_s=HANDOFF_S)
         except Leaving:
             return upload.arrived
         finally:
@@ -374,7 +374,7 @@ class PeerLink:
     def leave(self, reason: str, timeout: float = 2.0) -> None:
         """Say goodbye, wait until the hub has heard it (or for `timeout` seconds), and close."""
         with self._changed:
-            if self._state.link in (Link.JOINED, Link.OVER) and self._carrier.alive:
+            if self._state.link in (SessionState.JOINED, SessionState.OVER) and self._carrier.alive:
                 self._carrier.say(self._state.leave(Leave(reason)))
                 self._changed.wait_for(lambda: self._state.parted or not self._carrier.connected, timeout)
         self.close()
@@ -401,7 +401,7 @@ class PeerLink:
         """Wait until `there()`. Raises what makes that impossible; after `timeout` LinkLost, if `give_up`."""
         started = time.monotonic()
         if self.orders.waiting:  # the exchange in flight needs it to the end
-            leave_s = LEGACY_S
+            leave_s = HANDOFF_S
         with self._changed:
             sessions = self._state.sessions
             while not there():
@@ -419,12 +419,12 @@ class PeerLink:
                 ):
                     raise Leaving(f"asked to leave while waiting for {what}")
                 # everything else notifies; a signal handler that sets the flag must not take locks
-                self._changed.wait(LOOK_S)
+                self._changed.wait(POLL_S)
 
     def _tell_of_link(self, now: float) -> None:
         """Say once that the connection is lost, if it is for a while, and once that it is back."""
         state, where, how_long = self._state, self.url.address, f"for up to {self._patience:.0f} s"
-        if state.welcome is None or state.link not in (Link.OFFLINE, Link.GREETING):
+        if state.welcome is None or state.link not in (SessionState.OFFLINE, SessionState.GREETING):
             if self._lost_told:
                 self._told(f"connected to {where} again")
             self._lost_at, self._lost_told = None, ""

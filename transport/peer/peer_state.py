@@ -17,6 +17,7 @@ from enum import Enum
 
 from transport.protocol import (
     PROTOCOL,
+    AggregatorInfo,
     Close,
     Committed,
     Evaluated,
@@ -25,7 +26,6 @@ from transport.protocol import (
     Leave,
     Message,
     Over,
-    Owner,
     Ping,
     Pong,
     Ready,
@@ -40,7 +40,7 @@ from transport.protocol import (
 )
 
 
-class Link(Enum):
+class SessionState(Enum):
     OFFLINE = "offline"
     GREETING = "greeting"
     JOINED = "joined"
@@ -49,12 +49,12 @@ class Link(Enum):
 
 
 # which message means something in which state; others are ignored, and counted
-HEARD: dict[Link, tuple[type[Message], ...]] = {
-    Link.OFFLINE: (),
-    Link.GREETING: (Welcome, Wait, Refused, Over, Ping),
-    Link.JOINED: (Welcome, Round, Close, Committed, Over, Refused, Ping),
-    Link.OVER: (Ping, Over),
-    Link.REFUSED: (),
+HEARD: dict[SessionState, tuple[type[Message], ...]] = {
+    SessionState.OFFLINE: (),
+    SessionState.GREETING: (Welcome, Wait, Refused, Over, Ping),
+    SessionState.JOINED: (Welcome, Round, Close, Committed, Over, Refused, Ping),
+    SessionState.OVER: (Ping, Over),
+    SessionState.REFUSED: (),
 }
 KEPT_COMMITS = 64
 OPENED = 4096  # rounds not taken, and leases not delivered, remembered; more than any hub gives
@@ -66,7 +66,7 @@ class PeerState:
 
     def __init__(self, hello: Hello) -> None:
         self.hello = hello
-        self.link = Link.OFFLINE
+        self.link = SessionState.OFFLINE
         self.welcome: Welcome | None = None
         self.sessions = 0  # how many sessions this peer has had
         self.newest = -1  # newest committed round heard of
@@ -91,7 +91,7 @@ class PeerState:
         self._leave: Leave | None = None
         self._holding: Holds | None = None  # of an owner: until its round is committed
         self._resigns: Resigns | None = None  # of an owner that is to leave
-        self.owners: list[Owner] = []  # of the newest round taken
+        self.owners: list[AggregatorInfo] = []  # of the newest round taken
         self.reopened: Round | None = None  # that round again, with other owners
         self.assembles = False  # the packet of the newest round is put together from its owners'
         self._said_hello = False
@@ -99,7 +99,7 @@ class PeerState:
     # ---- in: from the wire ---------------------------------------------------------------------------------
 
     def connected(self, now: float) -> list[Message]:
-        self.heard, self.link = now, Link.GREETING
+        self.heard, self.link = now, SessionState.GREETING
         self._said_hello = self.welcome is None
         if self.welcome is None:
             return [self.hello]
@@ -110,11 +110,11 @@ class PeerState:
 
     def ask_anew(self, now: float) -> list[Message]:
         """Be welcomed again on the connection that is up: what the hub offers may have changed."""
-        return self.connected(now) if self.link is Link.JOINED else []
+        return self.connected(now) if self.link is SessionState.JOINED else []
 
     def disconnected(self) -> None:
-        if self.link not in (Link.OVER, Link.REFUSED):
-            self.link = Link.OFFLINE
+        if self.link not in (SessionState.OVER, SessionState.REFUSED):
+            self.link = SessionState.OFFLINE
 
     def receive(self, message: ToPeer, now: float) -> list[Message]:
         self.heard = now
@@ -132,7 +132,7 @@ class PeerState:
         if isinstance(message, Refused):
             return self._refuse(message)
         if isinstance(message, Over):
-            self.over, self.link = self.over or message, Link.OVER
+            self.over, self.link = self.over or message, SessionState.OVER
             self.parted = self._leave is not None
         elif isinstance(message, Round):
             return self._opened(message)
@@ -145,7 +145,7 @@ class PeerState:
             self._shun(f"it is of term {message.term}, the newest met is {self.term}")
             return []
         self.term, self.replaced = message.term, ""
-        self.link, self._said_hello = Link.JOINED, False
+        self.link, self._said_hello = SessionState.JOINED, False
         if not message.resumed:
             self.sessions += 1
             self.rounds.clear()
@@ -170,17 +170,17 @@ class PeerState:
             if self._said_hello:  # the answers to what was said in the old session, one each
                 self.ignored += 1
                 return []
-            self.link, self._said_hello = Link.GREETING, True
+            self.link, self._said_hello = SessionState.GREETING, True
             return [self.hello]
         if message.code == "term":
             self._shun(message.reason)
             return []
-        self.refused, self.link = message, Link.REFUSED
+        self.refused, self.link = message, SessionState.REFUSED
         return []
 
     def _shun(self, why: str) -> None:
         """This hub was replaced by another: hang up, and dial again until the other answers."""
-        self.replaced, self.link = why, Link.OFFLINE
+        self.replaced, self.link = why, SessionState.OFFLINE
 
     def _opened(self, message: Round) -> list[Message]:
         self._ready = None
@@ -244,7 +244,7 @@ class PeerState:
 
     def leave(self, message: Leave) -> list[Message]:
         self._leave = message
-        return [message] if self.link in (Link.JOINED, Link.OVER) else []
+        return [message] if self.link in (SessionState.JOINED, SessionState.OVER) else []
 
     @property
     def takes_part(self) -> bool:
@@ -271,7 +271,7 @@ class PeerState:
         return round
 
     def _if_joined(self, message: Message) -> list[Message]:
-        return [message] if self.link is Link.JOINED else []
+        return [message] if self.link is SessionState.JOINED else []
 
     def silent_until(self) -> float:
         """When a hub that says nothing more is to be dialled again."""

@@ -7,7 +7,7 @@ import time
 from math import inf
 
 
-class Asked(threading.Event):
+class StopRequest(threading.Event):
     """A signal handler may set it."""
 
     at = inf  # monotonic seconds

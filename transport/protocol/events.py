@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from .traffic import Moved
+from .traffic import TrafficDelta
 
 PAUSED = 75  # exit code of a run whose owner means to go on with it
 
@@ -90,7 +90,7 @@ class RoundCommitted(Event):
     fetched: dict[str, int] = field(default_factory=dict)  # of `down`: what a peer lacked before it was ready
     deadline: float = 0.0  # seconds after the opening, as the last update that was waited for left it
 
-    def with_bytes(self, moved: Mapping[str, Moved]) -> RoundCommitted:
+    def with_bytes(self, moved: Mapping[str, TrafficDelta]) -> RoundCommitted:
         """The same, with what each peer has moved."""
         return replace(
             self,

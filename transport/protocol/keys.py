@@ -67,7 +67,7 @@ class RunKeys:
         return f"RunKeys(public={self.public!r})"
 
 
-def short(key: str) -> str:
+def short_key(key: str) -> str:
     """A public key for people to compare and to type: 64 bits of its SHA-256, in hex."""
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 

@@ -19,7 +19,7 @@ PROTOCOL = 1
 VERSIONS = (PROTOCOL,)  # what this hub can talk to
 MAX_CONTROL = 64 * 1024  # bytes of one control message
 MAX_CHUNK = 1024 * 1024  # bytes of one chunk
-OF = 8  # bytes of a digest that tell an upload from another of its name
+UPLOAD_TAG = 8  # bytes of a digest that tell an upload from another of its name
 MAX_FINGERPRINT = 2**64 - 1
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
@@ -28,7 +28,7 @@ Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]  # sums and squares of them a
 Word = Annotated[str, Meta(max_length=128)]
 Line = Annotated[str, Meta(max_length=2000)]
 ObjectName = Annotated[str, Meta(min_length=1, max_length=300)]
-Order = Literal["list", "kick", "ban", "unban", "approve", "deny", "token"]  # of the owner
+AdminCommand = Literal["list", "kick", "ban", "unban", "approve", "deny", "token"]  # of the owner
 Digest = Annotated[bytes, Meta(max_length=32)]  # SHA-256, or empty: not known beforehand
 
 
@@ -169,14 +169,14 @@ class AskStop(Message, frozen=True):
     pause: bool = False  # it may go on later
 
 
-class AskOwner(Message, frozen=True):
+class AskAdmin(Message, frozen=True, tag="AskOwner"):
     """The owner asks who is in the run, or decides it (owner.py). `secret` as in AskStop. Answered by Status
     or Refused."""
 
     protocol: int
     secret: Word
     run: Word
-    order: Order
+    order: AdminCommand
     peer: Word = ""  # whom: a name, or the 16 digits of a key
     reason: Line = ""
     token: Word = ""  # the new one
@@ -235,7 +235,7 @@ class Wait(Message, frozen=True):
     reason: str  # for the user
 
 
-class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AggregatorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A peer that owns shards of the vector in one round."""
 
     name: str
@@ -255,7 +255,7 @@ class Round(Message, frozen=True):
     exchange: bool  # False: nothing is exchanged (the last evaluation)
     eval_part: Count = 0  # evaluate part `eval_part` of `eval_parts` of the evaluation set, x' of this round
     eval_parts: Count = 0  # 0: no evaluation in this round
-    owners: list[Owner] = []  # peers that own shards, by name; what they do not own is the hub's
+    owners: list[AggregatorInfo] = []  # peers that own shards, by name; what they do not own is the hub's
     keys: dict[str, str] = {}  # told to owners alone: name -> key of each member
     # Rounds that the lease is to last. Above 1 this peer is no member of those after this one before it says
     # Ready again, which it does when it is done.
@@ -263,7 +263,7 @@ class Round(Message, frozen=True):
     fits: Size = 0  # bytes, the least that members say: owners' packets should have no more; 0: not known
 
 
-class Estate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HandoffOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an owner is to add to its error once the round is committed: the object "estate/<number>"."""
 
     number: Count
@@ -281,7 +281,7 @@ class Close(Message, frozen=True):
     shards: list[int]
     weights: dict[str, Finite]
     parts: dict[str, str] = {}  # peer -> the digest of its part: another is of before, or of another round
-    estates: list[Estate] = []
+    estates: list[HandoffOffer] = []
 
 
 class Committed(Message, frozen=True):
@@ -349,7 +349,7 @@ class Chunk(Message, frozen=True, omit_defaults=True):
 
     name: ObjectName
     index: Count
-    of: Annotated[bytes, Meta(max_length=OF)] = b""  # how the sha256 of its Put begins; empty: of any
+    of: Annotated[bytes, Meta(max_length=UPLOAD_TAG)] = b""  # how the sha256 of its Put begins; empty: of any
 
 
 class Ack(Message, frozen=True):
@@ -418,7 +418,7 @@ ToHub = (
     | Pong
     | AskStatus
     | AskStop
-    | AskOwner
+    | AskAdmin
     | Attach
     | Put
     | Chunk

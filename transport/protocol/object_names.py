@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # each followed by a round; PART then by the name of an owner, SHARD by the attempt
-UPDATE, LEGACY, PART, SHARD, ERROR = "update/", "legacy/", "part/", "shard/", "error/"
+UPDATE, HANDOFF, PART, SHARD, ERROR = "update/", "legacy/", "part/", "shard/", "error/"
 TRIAL = "trial/"  # by a number of the peer's own
 
 
@@ -14,7 +14,7 @@ def round_of(prefix: str, name: str) -> int | None:
     return int(digits) if plain else None
 
 
-def named(prefix: str, name: str) -> tuple[int, str] | None:
+def round_and_name(prefix: str, name: str) -> tuple[int, str] | None:
     """Round and name in "part/17/ann"; None where the name is another."""
     round, _, rest = name.removeprefix(prefix).partition("/")
     number = round_of(prefix, prefix + round) if name.startswith(prefix) and rest else None

@@ -67,7 +67,7 @@ class RunSettings:
         return self.max_update or 8 * self.parameters + 2**20
 
 
-class Work(Protocol):
+class HubDelegate(Protocol):
     """What a hub cannot know, implemented by its caller. `samples` and `object` are called from one thread,
     `arrived` from several, the others from another; none from the thread that does the I/O."""
 

@@ -11,35 +11,35 @@ from collections.abc import Iterable
 
 import msgspec
 
-Runs = tuple[tuple[int, int], ...]  # ((start, stop), ...), sorted, disjoint, not touching, none empty
+SampleRanges = tuple[tuple[int, int], ...]  # ((start, stop), ...), sorted, disjoint, not touching, none empty
 
 
-def size(runs: Iterable[tuple[int, int]]) -> int:
+def count_samples(runs: Iterable[tuple[int, int]]) -> int:
     return sum(stop - start for start, stop in runs)
 
 
-def expand(runs: Iterable[tuple[int, int]]) -> list[int]:
+def sample_ids(runs: Iterable[tuple[int, int]]) -> list[int]:
     return [i for start, stop in runs for i in range(start, stop)]
 
 
-def compact(ids: Iterable[int]) -> Runs:
+def compact(ids: Iterable[int]) -> SampleRanges:
     """Runs of `ids`. Raises ValueError where an id comes twice."""
-    pool = Pool()
+    pool = SamplePool()
     for i in sorted(ids):
         pool.put(((i, i + 1),))
     return pool.runs
 
 
-def pack_runs(runs: Runs) -> bytes:
+def pack_ranges(runs: SampleRanges) -> bytes:
     return msgspec.msgpack.encode(runs)
 
 
-def unpack_runs(data: bytes) -> Runs:
+def unpack_ranges(data: bytes) -> SampleRanges:
     """Inverse of pack_runs; raises msgspec.ValidationError on anything else."""
-    return msgspec.msgpack.decode(data, type=Runs)
+    return msgspec.msgpack.decode(data, type=SampleRanges)
 
 
-class Pool:
+class SamplePool:
     """Ids that nobody holds, lowest first out."""
 
     def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
@@ -51,10 +51,10 @@ class Pool:
         return self._size
 
     @property
-    def runs(self) -> Runs:
+    def runs(self) -> SampleRanges:
         return tuple(self._runs)
 
-    def take(self, n: int) -> Runs:
+    def take(self, n: int) -> SampleRanges:
         """The lowest `n` ids (all that are left where there are fewer)."""
         taken: list[tuple[int, int]] = []
         while n > 0 and self._runs:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Moved:
+class TrafficDelta:
     """Bytes."""
 
     up: int = 0  # peer to hub
@@ -21,14 +21,14 @@ class Traffic:
     up: int = 0  # peer to hub
     down: int = 0
     ready: int | None = None  # `down` when the peer had caught up; None: it has not
-    told: Moved | None = None  # what the last RoundCommitted knew of these
+    told: TrafficDelta | None = None  # what the last RoundCommitted knew of these
 
     @property
-    def sums(self) -> Moved:
-        return Moved(self.up, self.down, self.down if self.ready is None else self.ready)
+    def sums(self) -> TrafficDelta:
+        return TrafficDelta(self.up, self.down, self.down if self.ready is None else self.ready)
 
-    def tell(self) -> Moved:
+    def tell(self) -> TrafficDelta:
         """Since this was last asked."""
-        now, before = self.sums, self.told or Moved()
+        now, before = self.sums, self.told or TrafficDelta()
         self.told = now
-        return Moved(now.up - before.up, now.down - before.down, now.fetched - before.fetched)
+        return TrafficDelta(now.up - before.up, now.down - before.down, now.fetched - before.fetched)

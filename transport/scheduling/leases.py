@@ -12,22 +12,22 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from transport.protocol import Pool, Runs, size
+from transport.protocol import SamplePool, SampleRanges, count_samples
 
 
 @dataclass
 class Lease:
-    ids: Runs
+    ids: SampleRanges
     claimed: bool = False
 
 
 class Leases:
     """The samples 0 .. total-1 of a run."""
 
-    def __init__(self, total: int, counted: Runs = ()) -> None:
+    def __init__(self, total: int, counted: SampleRanges = ()) -> None:
         self.total = total
-        self.counted = size(counted)
-        self._pool = Pool(complement(counted, total))
+        self.counted = count_samples(counted)
+        self._pool = SamplePool(complement(counted, total))
         self._leases: dict[str, dict[int, Lease]] = {}  # session -> round -> lease
 
     @property
@@ -39,23 +39,23 @@ class Leases:
     def done(self) -> bool:
         return self.counted == self.total
 
-    def restore(self, session: str, round: int, ids: Runs) -> None:
+    def restore(self, session: str, round: int, ids: SampleRanges) -> None:
         """A lease that was given before the hub restarted is its session's again."""
-        rest = Pool()
+        rest = SamplePool()
         for run in self._pool.runs:
             rest.put(minus(run, ids))
-        if len(rest) + size(ids) != len(self._pool):
+        if len(rest) + count_samples(ids) != len(self._pool):
             raise ValueError(f"lease {round} of a session holds samples that are not free: {ids}")
         self._pool = rest
         self._leases.setdefault(session, {})[round] = Lease(ids)
 
-    def of(self, round: int, sessions: Iterable[str]) -> dict[str, Runs]:
+    def of(self, round: int, sessions: Iterable[str]) -> dict[str, SampleRanges]:
         """What these hold of this round already: it is opened again, or the hub restarted."""
         return {s: lease.ids for s in sessions if (lease := self._leases.get(s, {}).get(round))}
 
-    def grant(self, round: int, shares: Mapping[str, int]) -> dict[str, Runs]:
+    def grant(self, round: int, shares: Mapping[str, int]) -> dict[str, SampleRanges]:
         """Give each session so many samples for `round`, in this order, as far as there are any."""
-        granted = dict[str, Runs]()
+        granted = dict[str, SampleRanges]()
         for session, share in shares.items():
             if ids := self._pool.take(share):
                 self._leases.setdefault(session, {})[round] = Lease(ids)
@@ -66,7 +66,7 @@ class Leases:
         """Rounds whose leases this session holds and no update has claimed."""
         return sorted(r for r, lease in self._leases.get(session, {}).items() if not lease.claimed)
 
-    def ids(self, session: str, round: int) -> Runs | None:
+    def ids(self, session: str, round: int) -> SampleRanges | None:
         lease = self._leases.get(session, {}).get(round)
         return None if lease is None else lease.ids
 
@@ -83,7 +83,7 @@ class Leases:
         for r in rounds:
             lease = self._leases[session].pop(r)
             assert lease.claimed
-            self.counted += size(lease.ids)
+            self.counted += count_samples(lease.ids)
         self._forget(session)
 
     def refuse(self, session: str, rounds: Iterable[int], *, here: bool = True) -> None:
@@ -108,7 +108,7 @@ class Leases:
         assert not lease.claimed
         self._pool.put(lease.ids)
         self._forget(session)
-        return size(lease.ids)
+        return count_samples(lease.ids)
 
     def revoke(self, session: str) -> int:
         """The session is over: what it holds and did not deliver goes back. Returns how many samples did."""
@@ -120,16 +120,16 @@ class Leases:
 
     def places(self) -> tuple[int, int, int]:
         """Samples in the pool, in leases, counted. They sum to the total, always."""
-        leased = sum(size(lease.ids) for mine in self._leases.values() for lease in mine.values())
+        leased = sum(count_samples(lease.ids) for mine in self._leases.values() for lease in mine.values())
         return self.free, leased, self.counted
 
 
-def complement(runs: Runs, total: int) -> Runs:
+def complement(runs: SampleRanges, total: int) -> SampleRanges:
     """The ids of 0 .. total-1 that are not in `runs`."""
     return minus((0, total), runs)
 
 
-def minus(run: tuple[int, int], runs: Runs) -> Runs:
+def minus(run: tuple[int, int], runs: SampleRanges) -> SampleRanges:
     """What is left of one run without `runs`."""
     left, at = [], run[0]
     for start, stop in runs:

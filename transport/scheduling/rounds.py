@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from transport import actions as do
 from transport.ledger import RoundRow
-from transport.protocol import Close, Estate, Owner, Report, Round, events
+from transport.protocol import AggregatorInfo, Close, HandoffOffer, Report, Round, events
 
 from .evaluation import Evaluation
 from .leases import Leases
@@ -61,7 +61,7 @@ class Exchange:
     fits: int = 0  # bytes of an aggregate that all members can fetch beside their compute; 0: not known
     owners: dict[str, list[int]] = field(default_factory=dict)  # session -> its shards
     hubs: tuple[int, ...] = (0,)  # the shards of the hub
-    estates: list[Estate] = field(default_factory=list)  # what the hub is to add to its errors
+    estates: list[HandoffOffer] = field(default_factory=list)  # what the hub is to add to its errors
     # (owner, member) -> digest of what this one sends that one
     held: dict[tuple[str, str], str] = field(default_factory=dict)  # at the owner, by its word
     passed: dict[tuple[str, str], str] = field(default_factory=dict)  # here, to be fetched
@@ -115,7 +115,7 @@ class Exchange:
         )
         fingerprint = self.reports[self.by_name[0]].fingerprint
         there = self.owners.keys() - self.lost
-        owners = {s: Owner(self.members[s], self.owners[s]) for s in self.owners if s in there}
+        owners = {s: AggregatorInfo(self.members[s], self.owners[s]) for s in self.owners if s in there}
         left = tuple(self.estates)
         return do.Commit(self.round, self.step, self.names, claims, fingerprint, self.hubs, owners, left)
 

@@ -1,37 +1,37 @@
 """Objects in acknowledged chunks, under a congestion window."""
 
-from .bandwidth_budget import Slot
-from .chunks import BLOCK, LONGEST, PartFile, Parts
-from .congestion_window import SMALLEST
-from .connection_registry import FLOWS, Flows
-from .object_store import Objects, Source, in_memory
+from .bandwidth_budget import BandwidthBudget
+from .chunks import HASH_BLOCK, MAX_OBJECT, ChunkBuffer, ChunkFile
+from .congestion_window import MIN_FRAGMENT
+from .connection_registry import MAX_CONNECTIONS, ConnectionRegistry
+from .object_store import ObjectSource, ObjectStore, memory_source
 from .transfers import (
-    AT_ONCE,
     CHUNK,
-    Arrived,
-    BulkPeer,
+    MAX_UPLOADS,
+    CompletedUpload,
     Download,
     Inbox,
+    PeerTransfers,
     Upload,
 )
 
 __all__ = [
-    "AT_ONCE",
-    "BLOCK",
     "CHUNK",
-    "FLOWS",
-    "LONGEST",
-    "SMALLEST",
-    "Arrived",
-    "BulkPeer",
+    "HASH_BLOCK",
+    "MAX_CONNECTIONS",
+    "MAX_OBJECT",
+    "MAX_UPLOADS",
+    "MIN_FRAGMENT",
+    "BandwidthBudget",
+    "ChunkBuffer",
+    "ChunkFile",
+    "CompletedUpload",
+    "ConnectionRegistry",
     "Download",
-    "Flows",
     "Inbox",
-    "Objects",
-    "PartFile",
-    "Parts",
-    "Slot",
-    "Source",
+    "ObjectSource",
+    "ObjectStore",
+    "PeerTransfers",
     "Upload",
-    "in_memory",
+    "memory_source",
 ]

@@ -33,7 +33,7 @@ Last = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Slot:
+class BandwidthBudget:
     """Of one peer; what it has measured."""
 
     times: Last = ()  # T
@@ -44,18 +44,18 @@ class Slot:
     spent: float = 0.0  # seconds of the newest round's transfers
     full: bool = False  # whether one of them was nearly what fits
 
-    def computed(self, seconds: float) -> Slot:
+    def computed(self, seconds: float) -> BandwidthBudget:
         return replace(self, times=after(self.times, seconds))
 
-    def sent(self, size: int, seconds: float) -> Slot:
+    def sent(self, size: int, seconds: float) -> BandwidthBudget:
         full = 0 < FULL * self.up <= size
         return replace(self, ups=measured(self.ups, size, seconds), spent=seconds, full=full)
 
-    def came(self, size: int, seconds: float) -> Slot:
+    def came(self, size: int, seconds: float) -> BandwidthBudget:
         full, spent = self.full or 0 < FULL * self.down <= size, self.spent + seconds
         return replace(self, downs=measured(self.downs, size, seconds), spent=spent, full=full)
 
-    def ended(self, seconds: float) -> Slot:
+    def ended(self, seconds: float) -> BandwidthBudget:
         """The sum is here, E seconds after the round was opened."""
         if self.settling or not self.times or seconds <= 0:
             return replace(self, settling=max(0, self.settling - 1))

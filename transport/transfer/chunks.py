@@ -10,9 +10,9 @@ from typing import BinaryIO
 
 from transport.protocol import ProtocolError
 
-BLOCK = 1 << 20  # bytes of a file that one hash covers; the last block may be shorter
+HASH_BLOCK = 1 << 20  # bytes of a file that one hash covers; the last block may be shorter
 DIGEST = 32
-LONGEST = 1 << 37  # bytes of an object in memory: no packet is longer
+MAX_OBJECT = 1 << 37  # bytes of an object in memory: no packet is longer
 TRIES = 3  # how often one block may come wrong before the hub's file is called damaged
 
 
@@ -68,10 +68,10 @@ class ChunkMap:
         return self._bits.to_bytes((self.count + 7) // 8, "little")
 
 
-class Parts:
+class ChunkBuffer:
     """In memory. Nothing is allocated for what was only promised."""
 
-    def __init__(self, size: int, sha256: bytes, chunk: int, most: int = LONGEST) -> None:
+    def __init__(self, size: int, sha256: bytes, chunk: int, most: int = MAX_OBJECT) -> None:
         if size > most:
             raise ProtocolError(f"an object of {size} bytes, too long: {most} are the most")
         self.map, self.sha256 = ChunkMap(size, chunk), sha256
@@ -95,7 +95,7 @@ class Parts:
         return data
 
 
-class PartFile:
+class ChunkFile:
     """A file that grows in `path`.part, each block checked before it is written, until all are right.
 
     The list of hashes is all the bookkeeping: what an earlier process left, whole or not, damaged or of
@@ -108,11 +108,11 @@ class PartFile:
     """
 
     def __init__(self, path: Path, size: int, hashes: bytes, chunk: int) -> None:
-        if len(hashes) != DIGEST * blocks_in(size):
+        if len(hashes) != DIGEST * count_blocks(size):
             raise ProtocolError(f"{len(hashes)} bytes of hashes for {path.name}, a file of {size} bytes")
         self.path, self.map = path, ChunkMap(size, chunk)
         self._hashes, self._part = hashes, path.with_name(path.name + ".part")
-        self._per_block = max(1, BLOCK // chunk)
+        self._per_block = max(1, HASH_BLOCK // chunk)
         self._waiting: dict[int, dict[int, bytes]] = {}  # block -> its chunks, until all of them are here
         self._wrong: dict[int, int] = {}  # block -> how often it came wrong
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,14 +126,14 @@ class PartFile:
         """Find out what is here already; bytes of it. `go_on` is called before each block, and may raise."""
         there = self._file.seek(0, 2)
         found = 0
-        for block in range(min(blocks_in(self.map.size), -(-there // BLOCK))):
+        for block in range(min(count_blocks(self.map.size), -(-there // HASH_BLOCK))):
             go_on()
-            self._file.seek(block * BLOCK)
-            data = self._file.read(min(BLOCK, self.map.size - block * BLOCK))
+            self._file.seek(block * HASH_BLOCK)
+            data = self._file.read(min(HASH_BLOCK, self.map.size - block * HASH_BLOCK))
             if self._is_right(block, data):
                 found += len(data)
                 for index in self._chunks(block):
-                    start = index * self.map.chunk - block * BLOCK
+                    start = index * self.map.chunk - block * HASH_BLOCK
                     self.map.add(index, data[start : start + self.map.chunk])
         return found
 
@@ -151,7 +151,7 @@ class PartFile:
         data = b"".join(chunks[i] for i in wanted)
         del self._waiting[block]
         if self._is_right(block, data):
-            self._file.seek(block * BLOCK)
+            self._file.seek(block * HASH_BLOCK)
             rest = memoryview(data)
             while rest:  # a disk that is nearly full takes a part, then none
                 rest = rest[self._file.write(rest) :]
@@ -181,14 +181,14 @@ class PartFile:
         self._file.close()
 
 
-def blocks_in(size: int) -> int:
-    return max(1, -(-size // BLOCK))
+def count_blocks(size: int) -> int:
+    return max(1, -(-size // HASH_BLOCK))
 
 
-def hashes_of(path: Path) -> bytes:
+def block_hashes(path: Path) -> bytes:
     """SHA-256 of each block of a file: what the object `hashes/<name>` holds."""
     with open(path, "rb") as file:
-        digests = [hashlib.sha256(file.read(BLOCK)).digest()]
-        while block := file.read(BLOCK):
+        digests = [hashlib.sha256(file.read(HASH_BLOCK)).digest()]
+        while block := file.read(HASH_BLOCK):
             digests.append(hashlib.sha256(block).digest())
     return b"".join(digests)

@@ -27,8 +27,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-SMALLEST, LARGEST, FIRST = 16 * 1024, 256 * 1024, 64 * 1024  # bytes of a piece; FIRST: before a rate is known
-PIECE_S = 0.03  # a piece is on the line for no longer
+MIN_FRAGMENT, MAX_FRAGMENT, FIRST_FRAGMENT = (
+    16 * 1024,
+    256 * 1024,
+    64 * 1024,
+)  # bytes of a piece; FIRST: before a rate is known
+FRAGMENT_S = 0.03  # a piece is on the line for no longer
 QUEUE_S = 0.03  # what may wait in queues, beside a quarter of the round trip
 MARGIN = 1.25  # rates differ from moment to moment, and grow only where there is room
 RATE_S = 2.0  # one period of the best rate
@@ -50,10 +54,10 @@ class Sent:
     clean: bool  # what was under way was in no queue
 
 
-class Window:
+class CongestionWindow:
     """One direction. `least`: bytes of a piece, at least."""
 
-    def __init__(self, least: int = SMALLEST) -> None:
+    def __init__(self, least: int = MIN_FRAGMENT) -> None:
         self._least = least
         self.under = 0  # bytes under way
         self.most = 0  # what the hub allows
@@ -81,8 +85,8 @@ class Window:
     def piece(self) -> int:
         """Bytes to send, or to ask for, at once."""
         if not self.rate:
-            return FIRST
-        within = max(self._least, min(LARGEST, int(self.rate * PIECE_S)))
+            return FIRST_FRAGMENT
+        within = max(self._least, min(MAX_FRAGMENT, int(self.rate * FRAGMENT_S)))
         return 1 << (within.bit_length() - 1)
 
     @property

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from transport.ledger import Ledger
-from transport.protocol import Data, Get, Message, NoObject, Work
-from transport.wire import ForMany
+from transport.protocol import Data, Get, HubDelegate, Message, NoObject
+from transport.wire import SharedPayload
 
 KEPT = 256  # leases and ranges at hand
 PIECES = 64  # of the newest packet, at hand for the next who asks
 
 
 @dataclass(frozen=True)
-class Source:
+class ObjectSource:
     """Bytes in memory, or a range of an open file."""
 
     data: bytes | BinaryIO
@@ -49,28 +49,28 @@ class Source:
         return self.data.read(length)
 
 
-class Objects:
+class ObjectStore:
     """Belongs to the reader thread, but for what is said of the newest packet."""
 
     def __init__(
         self,
         ledger: Ledger,
-        work: Work,
+        work: HubDelegate,
         lease: Callable[[str, int], list[int] | None],
         for_owners: Callable[[str, str], bytes],
     ) -> None:
         self._folder, self._work, self._lease, self._for_owners = ledger.folder, work, lease, for_owners
         self._ledger: Ledger | None = None  # a reader of its own: it sees whole transactions only
         self._files: dict[Path, BinaryIO] = {}
-        self._given: dict[str, Source] = {}  # base/..., eval, snapshot/..., hashes/...
+        self._given: dict[str, ObjectSource] = {}  # base/..., eval, snapshot/..., hashes/...
         self._snapshots: set[str] = set()  # "snapshot/<round>/" of those that are offered
-        self._ranges: OrderedDict[tuple[int, int, bool], Source] = OrderedDict()  # of the log
-        self._leases: OrderedDict[tuple[str, int], Source] = OrderedDict()
-        self._owned: OrderedDict[tuple[str, str], Source] = OrderedDict()  # parts, estates
-        self._newest = "", in_memory(b"")  # the name of the newest packet, and the packet
-        self._pieces: OrderedDict[Get, ForMany] = OrderedDict()
+        self._ranges: OrderedDict[tuple[int, int, bool], ObjectSource] = OrderedDict()  # of the log
+        self._leases: OrderedDict[tuple[str, int], ObjectSource] = OrderedDict()
+        self._owned: OrderedDict[tuple[str, str], ObjectSource] = OrderedDict()  # parts, estates
+        self._newest = "", memory_source(b"")  # the name of the newest packet, and the packet
+        self._pieces: OrderedDict[Get, SharedPayload] = OrderedDict()
 
-    def find(self, session: str, name: str) -> Source:
+    def find(self, session: str, name: str) -> ObjectSource:
         """Raises KeyError, whose text is for the peer, where there is no such object for this session."""
         kind, _, rest = name.partition("/")
         if kind == "lease" and re.fullmatch(r"[0-9]{1,18}", rest):
@@ -99,7 +99,7 @@ class Objects:
 
     def committed(self, round: int, packet: bytes, sha256: bytes) -> None:
         """Everybody will ask for this packet. By the commit thread, before anybody is told."""
-        self._newest = f"packet/{round}", Source(packet, 0, len(packet), sha256)
+        self._newest = f"packet/{round}", ObjectSource(packet, 0, len(packet), sha256)
 
     def at_hand(self, m: Get) -> tuple[Data, bytes] | None:
         """A chunk of the newest packet, the same bytes for all who ask. By the I/O thread."""
@@ -107,7 +107,7 @@ class Objects:
         if m.name != name or m.index * m.chunk >= source.size:
             return None
         if m not in self._pieces:
-            self._pieces[m] = ForMany(source.read(m.index, m.chunk))
+            self._pieces[m] = SharedPayload(source.read(m.index, m.chunk))
             if len(self._pieces) > PIECES:
                 _, old = self._pieces.popitem(last=False)
                 old.made = None  # it refers to the piece: a circle, and none of them would be freed for long
@@ -122,20 +122,20 @@ class Objects:
                 source.data.close()
                 self._files = {path: file for path, file in self._files.items() if file is not source.data}
 
-    def _find_lease(self, session: str, round: int) -> Source:
+    def _find_lease(self, session: str, round: int) -> ObjectSource:
         source = self._leases.get((session, round))
         if source is None:
             ids = self._lease(session, round)
             if ids is None:
                 raise KeyError(f"this session holds no lease of round {round}")
-            source = self._leases[session, round] = in_memory(self._work.samples(ids))
+            source = self._leases[session, round] = memory_source(self._work.samples(ids))
             if len(self._leases) > KEPT:
                 self._leases.popitem(last=False)
         return source
 
-    def _find_for_owner(self, session: str, name: str) -> Source:
+    def _find_for_owner(self, session: str, name: str) -> ObjectSource:
         if (session, name) not in self._owned:
-            self._owned[session, name] = in_memory(self._for_owners(session, name))
+            self._owned[session, name] = memory_source(self._for_owners(session, name))
             if len(self._owned) > KEPT:
                 self._owned.popitem(last=False)
         return self._owned[session, name]
@@ -144,7 +144,7 @@ class Objects:
         """A round opens, or opens again: there are other parts by the same names."""
         self._owned.clear()
 
-    def _range(self, start: int, stop: int, *, payload: bool = False) -> Source:
+    def _range(self, start: int, stop: int, *, payload: bool = False) -> ObjectSource:
         """Where the packets of these rounds lie. The system caches the end of the log."""
         key = (start, stop, payload)
         if key not in self._ranges:
@@ -154,18 +154,18 @@ class Objects:
             if start >= stop or first is None or last is None:
                 raise KeyError(f"rounds {start}-{stop} are not committed")
             file = self._file(self._ledger.log_path)
-            records = Source(file, first.offset, last.end - first.offset, b"")
-            packet = Source(file, first.payload, first.length, first.sha256)
+            records = ObjectSource(file, first.offset, last.end - first.offset, b"")
+            packet = ObjectSource(file, first.payload, first.length, first.sha256)
             self._ranges[key] = packet if payload else records
             if len(self._ranges) > KEPT:
                 self._ranges.popitem(last=False)
         return self._ranges[key]
 
-    def _ask(self, name: str) -> Source:
+    def _ask(self, name: str) -> ObjectSource:
         given = self._work.object(name)
         if isinstance(given, bytes):
-            return in_memory(given)
-        return Source(self._file(given), 0, given.stat().st_size, b"")
+            return memory_source(given)
+        return ObjectSource(self._file(given), 0, given.stat().st_size, b"")
 
     def _file(self, path: Path) -> BinaryIO:
         if path not in self._files:
@@ -185,5 +185,5 @@ def snapshot_of(name: str) -> str:
     return f"snapshot/{rest.partition('/')[0]}/" if kind == "snapshot" else ""
 
 
-def in_memory(data: bytes) -> Source:
-    return Source(data, 0, len(data), hashlib.sha256(data).digest())
+def memory_source(data: bytes) -> ObjectSource:
+    return ObjectSource(data, 0, len(data), hashlib.sha256(data).digest())

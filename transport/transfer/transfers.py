@@ -18,16 +18,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
-from transport.protocol import OF, Ack, Chunk, Data, Get, Have, Message, NoObject, ProtocolError, Put, PutDone
+from transport.protocol import (
+    UPLOAD_TAG,
+    Ack,
+    Chunk,
+    Data,
+    Get,
+    Have,
+    Message,
+    NoObject,
+    ProtocolError,
+    Put,
+    PutDone,
+)
 
-from .chunks import LONGEST, ChunkMap, PartFile, Parts
-from .congestion_window import SMALLEST, Sent, Window
+from .chunks import MAX_OBJECT, ChunkBuffer, ChunkFile, ChunkMap
+from .congestion_window import MIN_FRAGMENT, CongestionWindow, Sent
 
 CHUNK = 256 * 1024  # bytes; measured: 64 KiB .. 1 MiB reach line rate, larger ones block the I/O thread
 
 FEW = 4  # chunks
-AT_ONCE = 2  # uploads of one session that are under way: an update, and what it hands over
-Sink = Parts | PartFile
+MAX_UPLOADS = 2  # uploads of one session that are under way: an update, and what it hands over
+Sink = ChunkBuffer | ChunkFile
 OpenSink = Callable[[int, bytes], Sink]  # (size, sha256), which come with the first chunk
 
 
@@ -149,7 +161,7 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class Out:
+class Outgoing:
     """Send this on a flow."""
 
     flow: int
@@ -159,7 +171,7 @@ class Out:
 
 
 @dataclass(frozen=True)
-class Piece:
+class FragmentKey:
     """Sent and not acknowledged, or asked for and not come."""
 
     up: bool
@@ -167,15 +179,15 @@ class Piece:
     index: int
 
 
-class BulkPeer:
+class PeerTransfers:
     """All transfers of one peer over its bulk flows."""
 
-    def __init__(self, least: int = SMALLEST) -> None:
-        self.windows = {True: Window(least), False: Window(least)}  # up, down
+    def __init__(self, least: int = MIN_FRAGMENT) -> None:
+        self.windows = {True: CongestionWindow(least), False: CongestionWindow(least)}  # up, down
         self.downloads: dict[str, Download] = {}
         self.uploads: dict[str, Upload] = {}
         self._flows: set[int] = set()
-        self._under: dict[Piece, Sent] = {}
+        self._under: dict[FragmentKey, Sent] = {}
         self._orphans: dict[str, int] = {}  # downloads that were forgotten while under way, and their piece
 
     def up(self, flow: int, credit: int, rtt: float, now: float) -> None:
@@ -205,14 +217,14 @@ class BulkPeer:
         """Nobody knows what has come through: ask first."""
         upload.agreed, upload.eager, upload.put_on = False, False, None
 
-    def fill(self, name: str, sink: PartFile) -> Download:
+    def fill(self, name: str, sink: ChunkFile) -> Download:
         """Begin a download of what `sink` lacks."""
         missing = deque(sink.map.missing)
         return self._begin(Download(name, lambda size, digest: sink, sink, missing, sink.map.size))
 
     def fetch(self, name: str, open_sink: OpenSink, size: int = 0, *, ahead: bool = False) -> Download:
         """Begin a download. With its `size` known all of it can be asked for at once."""
-        count = max(1, -(-min(size, LONGEST) // CHUNK))
+        count = max(1, -(-min(size, MAX_OBJECT) // CHUNK))
         return self._begin(Download(name, open_sink, None, deque(range(count)), size, ahead))
 
     def _begin(self, download: Download) -> Download:
@@ -247,7 +259,7 @@ class BulkPeer:
     def receive(self, message: Message, payload: bytes, now: float) -> None:
         """What came on any flow. Answers to transfers that are forgotten mean nothing."""
         if isinstance(message, Data):
-            asked = self._answered(Piece(False, message.name, message.index), len(payload), now)
+            asked = self._answered(FragmentKey(False, message.name, message.index), len(payload), now)
             if asked and message.name in self.downloads:
                 self._data(self.downloads[message.name], message, payload)
         elif isinstance(message, NoObject) and message.name in self.downloads:
@@ -256,10 +268,10 @@ class BulkPeer:
         elif isinstance(message, Have) and message.name in self.uploads:
             upload = self.uploads[message.name]
             missing = upload.missing(int.from_bytes(message.chunks, "little"))
-            upload.todo = deque(i for i in missing if Piece(True, message.name, i) not in self._under)
+            upload.todo = deque(i for i in missing if FragmentKey(True, message.name, i) not in self._under)
             upload.agreed, upload.put_on = True, None
         elif isinstance(message, Ack):
-            piece = Piece(True, message.name, message.index)
+            piece = FragmentKey(True, message.name, message.index)
             sent = self._under.get(piece)
             self._answered(piece, sent.size if sent else 0, now)
         elif isinstance(message, PutDone) and message.name in self.uploads:
@@ -278,7 +290,7 @@ class BulkPeer:
 
     def expected(self, name: str, index: int) -> int:
         """Bytes of payload that this piece was asked for with; 0: unknown, or it was not asked for."""
-        sent = self._under.get(Piece(False, name, index))
+        sent = self._under.get(FragmentKey(False, name, index))
         return sent.expected if sent else 0
 
     def owes(self, flow: int) -> bool:
@@ -303,14 +315,14 @@ class BulkPeer:
             return any(u.todo and u.done is None for u in self.uploads.values())
         return any((d.todo or d.asks) and not d.done for d in self.downloads.values())
 
-    def outgoing(self, up: float = inf, down: float = inf, now: float = 0.0) -> list[Out]:
+    def outgoing(self, up: float = inf, down: float = inf, now: float = 0.0) -> list[Outgoing]:
         """What to send now. Uploads before downloads: the round waits for them. Of downloads those with
         little to ask for go first, a lease not behind the weights of a model; others in the order begun.
 
         Chunks are sent while `up` bytes are not used up, and asked for while `down` are not: the last one may
         be larger than what is left.
         """
-        out: list[Out] = []
+        out: list[Outgoing] = []
         if not self._flows:
             return out
         for window in self.windows.values():
@@ -318,13 +330,13 @@ class BulkPeer:
         for upload in self.uploads.values():
             if upload.done is None and not upload.agreed and upload.put_on is None:
                 upload.put_on = self._least()
-                out.append(Out(upload.put_on, upload.put))
+                out.append(Outgoing(upload.put_on, upload.put))
             agreed = upload.agreed or (upload.eager and upload.put_on is not None)
             while upload.done is None and agreed and upload.todo and up > 0 and self.windows[True].room:
                 index = upload.todo.popleft()
                 data = upload.chunk(index)
-                flow = self._mark(Piece(True, upload.name, index), len(data), 0, now, upload.put_on)
-                out.append(Out(flow, Chunk(upload.name, index, upload.sha256[:OF]), data))
+                flow = self._mark(FragmentKey(True, upload.name, index), len(data), 0, now, upload.put_on)
+                out.append(Outgoing(flow, Chunk(upload.name, index, upload.sha256[:UPLOAD_TAG]), data))
                 up -= len(data)
         for download in sorted(self.downloads.values(), key=lambda d: len(d.todo) > FEW):
             self._fit(download)
@@ -332,8 +344,10 @@ class BulkPeer:
             while more and download.asking and down > 0 and self.windows[False].room:
                 index = download.next()
                 size = download.length(index)
-                flow = self._mark(Piece(False, download.name, index), size or download.piece, size, now, None)
-                out.append(Out(flow, Get(download.name, index, download.piece), answer=size))
+                flow = self._mark(
+                    FragmentKey(False, download.name, index), size or download.piece, size, now, None
+                )
+                out.append(Outgoing(flow, Get(download.name, index, download.piece), answer=size))
                 down -= size
         return out
 
@@ -345,30 +359,30 @@ class BulkPeer:
         if not any(p.name == download.name and not p.up for p in self._under):
             download.wanted = piece
 
-    def unsent(self, out: Out) -> None:
+    def unsent(self, out: Outgoing) -> None:
         """The wire did not take it: it is still to be sent."""
         m = out.message
         if isinstance(m, Put):
             self._ask_again(self.uploads[m.name])
         else:
             up = isinstance(m, Chunk)
-            self._lose(Piece(up, m.name, m.index))
+            self._lose(FragmentKey(up, m.name, m.index))
             todo = self.uploads[m.name].todo if up else self.downloads[m.name].asks
             todo.appendleft(m.index)
 
-    def _mark(self, piece: Piece, size: int, expected: int, now: float, flow: int | None) -> int:
+    def _mark(self, piece: FragmentKey, size: int, expected: int, now: float, flow: int | None) -> int:
         flow = self._least() if flow is None else flow
         self._under[piece] = self.windows[piece.up].sent(flow, size, expected, now)
         return flow
 
-    def _answered(self, piece: Piece, size: int, now: float) -> bool:
+    def _answered(self, piece: FragmentKey, size: int, now: float) -> bool:
         """An answer came; was it waited for?"""
         sent = self._under.pop(piece, None)
         if sent is not None:
             self.windows[piece.up].answered(sent, size, now, more=self._more(piece.up))
         return sent is not None
 
-    def _lose(self, piece: Piece) -> None:
+    def _lose(self, piece: FragmentKey) -> None:
         self.windows[piece.up].lost(self._under.pop(piece))
 
     def _lose_all(self, *, up: bool, name: str) -> None:
@@ -388,13 +402,13 @@ class BulkPeer:
 
 
 @dataclass(frozen=True)
-class Arrived:
+class CompletedUpload:
     """An upload is here, whole. It is what was sent: CURVE vouches for every chunk, and each says which
     upload it is of. Whether that is of any use its reader must see: a packet has a checksum of its own."""
 
     session: str
     name: str
-    parts: Parts
+    parts: ChunkBuffer
 
 
 class Inbox:
@@ -402,12 +416,12 @@ class Inbox:
 
     def __init__(self, refuses: Callable[[str, str, int], str | None]) -> None:
         self._refuses = refuses
-        self.at_once = AT_ONCE
-        self._parts: dict[tuple[str, str], Parts] = {}
+        self.at_once = MAX_UPLOADS
+        self._parts: dict[tuple[str, str], ChunkBuffer] = {}
 
     def receive(
         self, session: str, message: Put | Chunk, payload: bytes | memoryview
-    ) -> list[Message | Arrived]:
+    ) -> list[Message | CompletedUpload]:
         """The answers to one message, and the upload if it is whole now."""
         key = (session, message.name)
         if isinstance(message, Put):
@@ -415,7 +429,7 @@ class Inbox:
         parts = self._parts.get(key)
         if parts is None:
             return [PutDone(message.name, False, "no upload of this name is under way")]
-        if message.of not in (b"", parts.sha256[:OF]):
+        if message.of not in (b"", parts.sha256[:UPLOAD_TAG]):
             return []  # sent before this `Put`, on another connection: nobody waits for its answer
         try:
             parts.add(message.index, payload)
@@ -425,7 +439,7 @@ class Inbox:
         if not parts.map.whole:
             return [Ack(message.name, message.index)]
         del self._parts[key]
-        return [PutDone(message.name, True), Arrived(session, message.name, parts)]
+        return [PutDone(message.name, True), CompletedUpload(session, message.name, parts)]
 
     def _put(self, key: tuple[str, str], m: Put) -> Message:
         reason = self._refuses(*key, m.size)
@@ -434,7 +448,7 @@ class Inbox:
             return PutDone(m.name, False, reason)
         old = self._parts.get(key)
         if old is None or (old.map.size, old.map.chunk, old.sha256) != (m.size, m.chunk, m.sha256):
-            old = self._parts[key] = Parts(m.size, m.sha256, m.chunk)
+            old = self._parts[key] = ChunkBuffer(m.size, m.sha256, m.chunk)
             for other in [k for k in self._parts if k[0] == key[0]][: -self.at_once]:
                 del self._parts[other]
         return Have(m.name, old.map.bitmap())

@@ -27,8 +27,8 @@ from typing import Any, TypeVar
 
 import zmq
 
-from .frames import HANDSHAKE_DOWN, HANDSHAKE_UP, MOST_HELD, origin_of
-from .rate_limit import MOST, Buckets
+from .frames import HANDSHAKE_DOWN, HANDSHAKE_UP, MAX_BUFFERED, origin_of
+from .rate_limit import MAX_NAMES, TokenBuckets
 
 SILENT_S = 15.0  # 5 for the handshake (HANDSHAKE_IVL), the rest for a bad line
 STRANGER_S = 30.0  # a peer that lost its session says Hello at once; one that was refused hangs up itself
@@ -48,7 +48,7 @@ LINUX = sys.platform == "linux"
 
 
 @dataclass
-class Line:
+class GuardedConnection:
     """A connection that has said something."""
 
     conn: bytes
@@ -60,17 +60,17 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Counts:
+class TcpCounters:
     """What the kernel says of a descriptor."""
 
     taken: int = 0  # bytes that the other end has acknowledged
     come: int = 0
 
-    def held(self, line: Line) -> int:
+    def held(self, line: GuardedConnection) -> int:
         return max(0, self.come - line.read) + max(0, line.sent - self.taken) if LINUX else 0
 
 
-class Connections:
+class ConnectionGuard:
     """All of a ROUTER, which is not bound yet. `files`: descriptors that this process may have."""
 
     port = 0  # the hub's, once it is bound: another descriptor of this process is left alone
@@ -78,13 +78,13 @@ class Connections:
     def __init__(self, context: zmq.Context[Any], router: zmq.Socket[bytes], files: int) -> None:
         self._router, self._files = router, files
         self._silent: dict[int, float] = {}  # descriptor -> since when, the oldest first
-        self._lines: dict[int, Line] = {}  # by descriptor
+        self._lines: dict[int, GuardedConnection] = {}  # by descriptor
         self._numbers: dict[bytes, int] = {}  # connection -> descriptor
         self._shut: set[int] = set()  # hung up on, and not closed yet
         self._ended: dict[bytes, None] = {}  # connections closed of late: what they said may still come
         self._left = False  # the next that is closed hung up by itself
         self._refused = 0
-        self._dials = Buckets(DIALS_S, DIALS)
+        self._dials = TokenBuckets(DIALS_S, DIALS)
         self._look_at = 0.0
         where = f"inproc://connections-{id(self)}"
         router.monitor(where, EVENTS)
@@ -138,7 +138,7 @@ class Connections:
         if line is not None:
             self._numbers.pop(line.conn, None)
             self._ended[line.conn] = None
-            if len(self._ended) > MOST:
+            if len(self._ended) > MAX_NAMES:
                 del self._ended[next(iter(self._ended))]
         else:
             self._silent.pop(number, None)
@@ -157,7 +157,7 @@ class Connections:
             self._silent.pop(number, None)
             if line is not None:
                 self._numbers.pop(line.conn, None)
-            line = self._lines[number] = Line(conn, now)
+            line = self._lines[number] = GuardedConnection(conn, now)
             self._numbers[conn] = number
         line.read += size
 
@@ -174,7 +174,7 @@ class Connections:
             return 0
         line = self._lines[number]
         if max(line.held, line.sent - line.held_at) >= LITTLE:
-            line.held, line.held_at = (counts_of(number) or Counts()).held(line), line.sent
+            line.held, line.held_at = (counts_of(number) or TcpCounters()).held(line), line.sent
         return line.held + line.sent - line.held_at  # and what was taken since: that is no more
 
     def hang_up(self, conn: bytes, now: float) -> None:
@@ -202,7 +202,7 @@ class Connections:
             elif now - line.since >= patience or counts.held(line) > STRANGER:
                 self._hang_up(number)
         for mine in held.values():
-            self._trim(mine, MOST_HELD)
+            self._trim(mine, MAX_BUFFERED)
         self._trim({n: size for mine in held.values() for n, size in mine.items()}, ALL_HELD)
         refused, self._refused = self._refused, 0
         return refused
@@ -255,14 +255,14 @@ def ask(number: int, question: Callable[[socket.socket], T]) -> T | None:
         sock.detach()
 
 
-def counts_of(number: int) -> Counts | None:
+def counts_of(number: int) -> TcpCounters | None:
     """None: there is no such connection."""
-    return ask(number, told) if LINUX else Counts()
+    return ask(number, told) if LINUX else TcpCounters()
 
 
-def told(sock: socket.socket) -> Counts:
+def told(sock: socket.socket) -> TcpCounters:
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO.size)
-    return Counts(*INFO.unpack(info)) if len(info) == INFO.size else Counts()
+    return TcpCounters(*INFO.unpack(info)) if len(info) == INFO.size else TcpCounters()
 
 
 def peer_of(number: int) -> str | None:

@@ -14,7 +14,7 @@ from transport.protocol import Unreachable
 Frames = Sequence[bytes | memoryview]
 
 
-class ForMany(bytes):
+class SharedPayload(bytes):
     """A payload that goes to many: what a wire makes of it is made once."""
 
     made: Any = None
@@ -50,7 +50,9 @@ class HubWire(Protocol):
 
 
 GUARD_S = 0.1  # in which 12 MB come at 1 Gbit/s
-MOST_HELD = 32 << 20  # bytes of one session: four times its credit, as dead connections keep theirs for 8 s
+MAX_BUFFERED = (
+    32 << 20
+)  # bytes of one session: four times its credit, as dead connections keep theirs for 8 s
 
 
 def origin_of(conn: bytes) -> str:
@@ -67,14 +69,14 @@ def key_of(conn: bytes) -> str:
 
 
 @dataclass(frozen=True)
-class Up:
+class Connected:
     """A dialled flow is connected, its key proven."""
 
     flow: int
 
 
 @dataclass(frozen=True)
-class Down:
+class Disconnected:
     """A flow ended, or could not be dialled (`error` says why)."""
 
     flow: int
@@ -82,7 +84,7 @@ class Down:
 
 
 @dataclass(frozen=True)
-class Came:
+class Received:
     flow: int
     frames: list[bytes]
 
@@ -96,7 +98,7 @@ class PeerWire(Protocol):
     def hang_up(self, flow: int) -> None:
         """Close a flow at once; no Down follows."""
 
-    def poll(self, timeout: float) -> list[Up | Down | Came]: ...
+    def poll(self, timeout: float) -> list[Connected | Disconnected | Received]: ...
 
     def send(self, flow: int, frames: Frames) -> bool:
         """False: nothing more fits, or the flow is not up."""

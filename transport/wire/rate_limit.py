@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 INFINITE = float("inf")
 SLACK_S = 0.05  # a thread that wakes a little late catches up; more would be a burst
-MOST = 4096  # names of which a hub knows what they took
+MAX_NAMES = 4096  # names of which a hub knows what they took
 
 
-class Bucket:
+class TokenBucket:
     """Bytes in one direction, over all connections of a peer; or whatever else has a rate. `rate` is of a
     second, `slack_s` of them are kept; None: no limit.
 
@@ -58,12 +58,12 @@ class Bucket:
         return now + 0.001 - self._level / self.rate
 
 
-class Buckets:
+class TokenBuckets:
     """A bucket of the same rate for each of many, by name: so much a second, so much at once."""
 
     def __init__(self, rate: float, at_once: float) -> None:
         self._rate, self._slack_s = rate, at_once / rate
-        self._buckets: dict[Hashable, Bucket] = {}  # who took last comes last
+        self._buckets: dict[Hashable, TokenBucket] = {}  # who took last comes last
 
     def take(self, name: Hashable, now: float, size: float = 1.0) -> bool:
         """May it? Then so much is taken."""
@@ -77,10 +77,10 @@ class Buckets:
         """So much is taken, whatever there is."""
         self._of(name).take(size, now)
 
-    def _of(self, name: Hashable) -> Bucket:
-        bucket = self._buckets.pop(name, None) or Bucket(self._rate, self._slack_s)
+    def _of(self, name: Hashable) -> TokenBucket:
+        bucket = self._buckets.pop(name, None) or TokenBucket(self._rate, self._slack_s)
         self._buckets[name] = bucket
-        if len(self._buckets) > MOST:
+        if len(self._buckets) > MAX_NAMES:
             del self._buckets[next(iter(self._buckets))]
         return bucket
 
@@ -93,8 +93,8 @@ class Bandwidth:
     down: float | None = None
 
 
-class BothWays:
+class RateLimits:
     """Both directions of one peer."""
 
     def __init__(self, lent: Bandwidth) -> None:
-        self.up, self.down = Bucket(lent.up), Bucket(lent.down)
+        self.up, self.down = TokenBucket(lent.up), TokenBucket(lent.down)

@@ -34,8 +34,8 @@ from transport.protocol import (
     to_base64,
 )
 
-from .connection_guard import Connections, origin
-from .frames import Came, Down, ForMany, Frames, Up, wire_size
+from .connection_guard import ConnectionGuard, origin
+from .frames import Connected, Disconnected, Frames, Received, SharedPayload, wire_size
 
 MAX_FRAME = MAX_CHUNK + 1024  # what CURVE adds is 33
 LAST_WORDS_MS = 300  # for what was said last, where a hub ends without waiting for its peers
@@ -99,10 +99,10 @@ class RouterWire:
         set_options(self._router, COMMON | HUB)
         self._router.curve_server = True
         self._router.curve_publickey, self._router.curve_secretkey = as_z85(keys.public), as_z85(keys.secret)
-        self._doorkeeper = Doorkeeper(self._context, allowed)
+        self._doorkeeper = KeyAuthenticator(self._context, allowed)
         self._router.zap_domain = b"cocktail"
         self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer nobody gets in
-        self._connections = Connections(self._context, self._router, files)
+        self._connections = ConnectionGuard(self._context, self._router, files)
         try:
             where = f"[{host}]" if ":" in host else host
             self._router.bind(f"tcp://{where}:{port or '*'}")
@@ -164,7 +164,7 @@ class RouterWire:
             for frame in frames[:-1]:
                 self._router.send(frame, MORE_NOW)
             last = frames[-1]
-            if isinstance(last, ForMany):
+            if isinstance(last, SharedPayload):
                 last.made = last.made or zmq.Frame(last, copy=True)
                 self._router.send(last.made, NOW, copy=False)
             else:
@@ -262,19 +262,19 @@ class DealerWire:
             sock.disable_monitor()  # closes `monitor` too
             sock.close(0)
 
-    def poll(self, timeout: float) -> list[Up | Down | Came]:
+    def poll(self, timeout: float) -> list[Connected | Disconnected | Received]:
         if self._connecting:
             timeout = min(timeout, max(0.0, min(self._connecting.values()) - time.monotonic()))
         ready = dict(self._poller.poll(max(0, round(timeout * 1000))))
         if self._waker.inner in ready:
             self._waker.clear()
-        events: list[Up | Down | Came] = []
+        events: list[Connected | Disconnected | Received] = []
         while not self._resolved.empty():
             flow, attempt, result = self._resolved.get()
             if self._attempt.get(flow) != attempt:
                 continue
             if isinstance(result, Unreachable):
-                events.append(Down(flow, result))
+                events.append(Disconnected(flow, result))
             else:
                 self._connect(flow, result)
         for flow in sorted(self._socks):
@@ -285,19 +285,19 @@ class DealerWire:
         now = time.monotonic()
         for flow in [f for f, until in self._connecting.items() if now >= until]:
             self.hang_up(flow)
-            events.append(Down(flow, self._no_key()))
+            events.append(Disconnected(flow, self._no_key()))
         return events
 
-    def _read(self, flow: int) -> list[Up | Down | Came]:
-        came: list[Up | Down | Came] = []
+    def _read(self, flow: int) -> list[Connected | Disconnected | Received]:
+        came: list[Connected | Disconnected | Received] = []
         while len(came) < 64:
             try:
-                came.append(Came(flow, self._socks[flow].recv_multipart(zmq.DONTWAIT)))
+                came.append(Received(flow, self._socks[flow].recv_multipart(zmq.DONTWAIT)))
             except zmq.Again:
                 break
         return came
 
-    def _watch(self, flow: int) -> list[Up | Down | Came]:
+    def _watch(self, flow: int) -> list[Connected | Disconnected | Received]:
         while True:
             try:
                 event = recv_monitor_message(self._monitors[flow], zmq.DONTWAIT)["event"]
@@ -305,10 +305,10 @@ class DealerWire:
                 return []
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 del self._connecting[flow]
-                return [Up(flow)]
+                return [Connected(flow)]
             proven = flow not in self._connecting
             self.hang_up(flow)
-            return [Down(flow, None if proven else self._no_key())]
+            return [Disconnected(flow, None if proven else self._no_key())]
 
     def _no_key(self) -> Unreachable:
         return Unreachable(
@@ -339,7 +339,7 @@ class DealerWire:
         self._context.term()
 
 
-def answers(address: str, server_key: str, keys: CurveKeys, timeout: float = 5.0) -> bool:
+def is_reachable(address: str, server_key: str, keys: CurveKeys, timeout: float = 5.0) -> bool:
     """Does whoever holds this key take connections there? Waits up to `timeout` seconds."""
     until = time.monotonic() + timeout
     try:
@@ -351,13 +351,13 @@ def answers(address: str, server_key: str, keys: CurveKeys, timeout: float = 5.0
         wire.dial(0)
         while time.monotonic() < until:
             for event in wire.poll(until - time.monotonic()):
-                return isinstance(event, Up)
+                return isinstance(event, Connected)
     finally:
         wire.close()
     return False
 
 
-class Doorkeeper:
+class KeyAuthenticator:
     """Answers libzmq when it asks who may connect: whoever has proven a key, and by that key we know him.
 
     Who is let into the run is decided on what he says, where the answer can have a reason. An owner's door

@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from recipes.config import Recipe
     from recipes.training import Link, Peer
     from transport import PeerLink, RunURL
-    from transport.aggregators import Door
+    from transport.aggregators import ShardServer
     from transport.protocol import CurveKeys, Welcome
 
 CONNECT_TIMEOUT = 5.0  # seconds for the hub to answer, where --wait says nothing
@@ -197,7 +197,7 @@ class Membership:
         self.run: RunLink | None = None  # once the hub has welcomed this peer and its owner has said yes
         self.peer: Peer | None = None  # once it is built
         self.keeping = False  # its state is being written
-        self.door: Door | None = None  # where others can reach it
+        self.door: ShardServer | None = None  # where others can reach it
 
     @property
     def status(self) -> int:
@@ -253,7 +253,7 @@ class Membership:
     def own(self, run: RunLink, peer: Peer, recipe: Recipe) -> None:
         """Shards have owners: reach those that are peers, and be one where this machine can be reached."""
         from cocktail_cli.volunteer import half_of, to_owners
-        from transport.aggregators import Owning
+        from transport.aggregators import AggregatorThread
 
         run.shards = recipe.compression.shards
         if recipe.swarm.owners == "hub":
@@ -264,7 +264,7 @@ class Membership:
         if self.door is not None:
             kept = checkpoint_store.of_shards(self.url.run, run.name, self.url.key)
             half = half_of(recipe, peer.local.layout.size, kept, self.warn)
-            run.owning = Owning(run.link, half, self.door, self.warn)
+            run.owning = AggregatorThread(run.link, half, self.door, self.warn)
             run.owning.start()
 
     def come_and_go(self, link: PeerLink, patience: float, life_line: bool) -> None:

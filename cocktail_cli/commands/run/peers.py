@@ -16,7 +16,7 @@ from cocktail_cli.ui import megabytes, printable, spell
 from .status import unreachable
 
 if TYPE_CHECKING:
-    from transport.protocol import Order
+    from transport.protocol import AdminCommand
 
 WHOM = "PEER"  # a name, or the 16 digits of a key
 
@@ -73,7 +73,7 @@ def kick(
 
     Example: cocktail kick amber-otter-42 attic-3090 --ban
     """
-    order: Order = "ban" if ban else "kick"
+    order: AdminCommand = "ban" if ban else "kick"
     tell(ask(load(run), order, peer=peer, reason=reason), as_json, quiet)
 
 
@@ -83,13 +83,13 @@ def ask(record: RunRecord, order: Any, **fields: str) -> dict[str, Any]:
     Raises:
         Failure: run_unknown where the run is over, usage where no such peer is, unreachable.
     """
-    from transport import ask_owner, parse_url
+    from transport import ask_admin, parse_url
     from transport.protocol import RefusedByHub, Unreachable
 
     if record.state != "running":
         raise Failure("run_unknown", f"the run {record.run} is not running ({record.state})")
     try:
-        return ask_owner(parse_url(record.local_url()), record.keys["stop"], order, **fields)
+        return ask_admin(parse_url(record.local_url()), record.keys["stop"], order, **fields)
     except Unreachable as error:
         raise unreachable(record, error) from error
     except RefusedByHub as error:

@@ -21,7 +21,7 @@ from recipes.config.loader import load_recipe
 from recipes.errors import ModelError
 from recipes.models.base_model import Base
 from transport import Ledger
-from transport.ledger.residual_handoffs import HUB, Left
+from transport.ledger.residual_handoffs import HUB, PendingHandoff
 from transport.ledger.run_ledger import RoundRow
 from transport.protocol.errors import LedgerError, UpdateRejected
 
@@ -266,7 +266,7 @@ def keep_for_others(life: Life, owned: list[int], *, dies: bool) -> Callable[[by
     """As the hub does it, for whoever owns the other shards next."""
 
     def keep(errors: bytes) -> int:
-        number = life.ledger.estates.keep(Left(HUB, 1.0, frozenset(range(2)) - set(owned)), errors)
+        number = life.ledger.estates.keep(PendingHandoff(HUB, 1.0, frozenset(range(2)) - set(owned)), errors)
         if dies:
             raise Killed
         return number

@@ -6,7 +6,7 @@ import pytest
 
 from cocktail_cli.volunteer.run_link import RunLink
 from recipes.training.loop import Delivery
-from transport.peer.stop_request import Asked
+from transport.peer.stop_request import StopRequest
 from transport.protocol.messages import Committed, Report, Round
 from transport.transfer.bandwidth_budget import SHARE
 
@@ -19,7 +19,7 @@ class Line:
     name = "ann"
 
     def __init__(self, spans: int) -> None:
-        self.leave_requested, self.upload_s = Asked(), 0.0
+        self.leave_requested, self.upload_s = StopRequest(), 0.0
         self.rounds = [Round(n, n, 9, ["ann"], 4, True, spans=spans) for n in range(3)]
         self.reports: list[Report] = []
 

@@ -17,10 +17,10 @@ from cocktail_cli.machine.identity import own_keys
 from cocktail_cli.machine.run_registry import RunRecord, load, save
 from recipes.config.loader import load_recipe
 from recipes.errors import RecipeError
-from transport import Hub, Ledger, PeerLink, RunKeys, ask_owner, parse_url
+from transport import Hub, Ledger, PeerLink, RunKeys, ask_admin, parse_url
 from transport.protocol import events as told
 from transport.protocol.errors import RefusedByHub
-from transport.protocol.keys import CurveKeys, short
+from transport.protocol.keys import CurveKeys, short_key
 
 
 class Running:
@@ -55,9 +55,9 @@ class Running:
 
         def decide() -> None:
             secret = self.record.keys["stop"]
-            while not ask_owner(self.url, secret, "list")["peers"]:
+            while not ask_admin(self.url, secret, "list")["peers"]:
                 time.sleep(0.02)
-            ask_owner(self.url, secret, order, peer=word, reason=reason)  # type: ignore[arg-type]
+            ask_admin(self.url, secret, order, peer=word, reason=reason)  # type: ignore[arg-type]
 
         thread = threading.Thread(target=decide, daemon=True)
         thread.start()
@@ -90,7 +90,7 @@ def test_the_owner_sees_who_is_there_and_kicks_one_that_works(cocktail: Run, run
     while not peer.rounds:
         time.sleep(0.01)
     (row,) = json.loads(cocktail("peers", "toy-run", "--json").out)["peers"]
-    assert (row["name"], row["key"], row["gpu"]) == ("ann", short(keys.public), "RTX 3090")
+    assert (row["name"], row["key"], row["gpu"]) == ("ann", short_key(keys.public), "RTX 3090")
     assert row["up_bytes"] > 0
     said = cocktail("kick", "toy-run", "ann", "--ban", "--reason", "too hot")
     assert (said.exit, said.out) == (0, f"banned ann (key {row['key']})\n")
@@ -120,7 +120,7 @@ def test_a_banned_machine_is_told_why_and_ends_with_6(cocktail: Run, running: Ru
 def test_a_newcomer_is_told_that_the_owner_is_asked_and_what_he_says(
     cocktail: Run, approving: Running
 ) -> None:
-    mine = short(own_keys().public)
+    mine = short_key(own_keys().public)
     owner = approving.when_asked("deny", mine, "who are you?")
     said = cocktail("join", str(approving.url), "-y", "--device", "cpu", "--name", "attic")
     owner.join(10.0)

@@ -24,7 +24,7 @@ from cocktail_cli.volunteer.base_weights import (
     lacking,
     to_fetch,
 )
-from transport import Wanted
+from transport import WantedFile
 from transport.protocol.errors import NotServed
 from transport.protocol.messages import File, SnapshotOffer
 
@@ -43,7 +43,7 @@ class FakeHub:
     def files(self) -> list[File]:
         return [File(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in self.contents.items()]
 
-    def fetch(self, wanted: Sequence[Wanted]) -> None:
+    def fetch(self, wanted: Sequence[WantedFile]) -> None:
         for file in wanted:
             self.asked.append(file.name)
             data = self.contents[file.path.name]
@@ -130,7 +130,7 @@ def test_what_another_peer_of_this_machine_made_whole_is_not_taken_from_it() -> 
     folder.mkdir(parents=True)
     wanted = lacking(hub.files(), folder)
 
-    def fetch(files: Sequence[Wanted]) -> None:
+    def fetch(files: Sequence[WantedFile]) -> None:
         """Another peer is done first, and reads its model, while this one is at it."""
         bring(wanted, folder, hub.fetch)
         others.append((folder / "model.safetensors").open("rb"))
@@ -153,7 +153,7 @@ def test_a_file_under_repair_stays_where_it_is() -> None:
     folder = fetched(hub)
     (folder / "model.safetensors").write_bytes(b"weighty")
 
-    def fetch(files: Sequence[Wanted]) -> None:
+    def fetch(files: Sequence[WantedFile]) -> None:
         assert (folder / "model.safetensors").read_bytes() == b"weighty"
         hub.fetch(files)
 

@@ -13,7 +13,7 @@ from cocktail_cli.ui.events import Progressed, Warning
 from cocktail_cli.volunteer.bootstrap import ANEW, Imports, Preparation
 from recipes.config.loader import load_recipe
 from recipes.errors import ModelError
-from transport.peer.catch_up import Way
+from transport.peer.catch_up import CatchUpSource
 
 
 def go_on() -> None:
@@ -48,7 +48,7 @@ def test_a_peer_that_is_back_says_where_its_optimizer_begins_anew(
     """SGD keeps nothing: there is nothing to miss."""
     heard: list[object] = []
     kept: Any = SimpleNamespace(round=3, restore_residual=lambda _: None)
-    machine = SimpleNamespace(plan=SimpleNamespace(way=Way.SNAPSHOT))
+    machine = SimpleNamespace(plan=SimpleNamespace(way=CatchUpSource.SNAPSHOT))
     back: Any = SimpleNamespace(kept=kept, machine=machine, tell=heard.append)
     peer: Any = SimpleNamespace(
         local=SimpleNamespace(stepped=stepped), recipe=load_recipe("smoke", [f"optim={optim}"])

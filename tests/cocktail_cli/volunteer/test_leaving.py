@@ -19,7 +19,7 @@ from stalling_hub import SMALL, Material, Running, stalling_hub
 from tcp_proxy import TcpProxy
 
 from cocktail_cli.volunteer.base_weights import fetch_base, folder_of
-from transport import Wanted
+from transport import WantedFile
 from transport.protocol.messages import File
 
 pytestmark = [pytest.mark.slow, needs_fork]
@@ -183,7 +183,7 @@ def cache(material: Material) -> None:
     """The base model is in the cache of this machine, as after an earlier stay."""
     files = [File(file.name, file.size, file.sha256) for file in material.base.files]
 
-    def copy(wanted: Sequence[Wanted]) -> None:
+    def copy(wanted: Sequence[WantedFile]) -> None:
         for file in wanted:
             file.path.write_bytes((material.base.folder / file.path.name).read_bytes())
 

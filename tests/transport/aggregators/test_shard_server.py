@@ -11,15 +11,15 @@ import pytest
 from tcp_proxy import TcpProxy
 
 from transport import PeerLink, RunURL
-from transport.aggregators.shard_clients import Direct
-from transport.aggregators.shard_server import Door
+from transport.aggregators.shard_clients import ShardClients
+from transport.aggregators.shard_server import ShardServer
 from transport.protocol.errors import RefusedByHub, TransportError
 from transport.protocol.keys import CurveKeys
 from transport.protocol.message_codec import decode_to_peer, encode
-from transport.protocol.messages import PROTOCOL, Hello, Message, Owner, Refused, Resume, Welcome
+from transport.protocol.messages import PROTOCOL, AggregatorInfo, Hello, Message, Refused, Resume, Welcome
 from transport.wire.frames import HubWire
-from transport.wire.rate_limit import Bandwidth, BothWays
-from transport.wire.zeromq_sockets import RouterWire, answers
+from transport.wire.rate_limit import Bandwidth, RateLimits
+from transport.wire.zeromq_sockets import RouterWire, is_reachable
 
 KEYS = {name: CurveKeys.generate() for name in ("owner", "hub", "ann", "eve")}
 
@@ -33,7 +33,7 @@ class House:
 
         wire = RouterWire("127.0.0.1", 0, KEYS["owner"], allowed=knows)
         self.port = wire.port
-        self.door = Door(wire, "toy-run")
+        self.door = ShardServer(wire, "toy-run")
         self.came: list[tuple[int, str, bytes]] = []
         self.door.came = lambda *what: self.came.append(what)
         self.door.opened(3, {"ann": KEYS["ann"].public}, 1000)
@@ -44,11 +44,11 @@ class House:
         return PeerLink(url, name, keys=KEYS[keys], patience=1.0, flows=1)
 
     @property
-    def owner(self) -> Owner:
+    def owner(self) -> AggregatorInfo:
         return self.at(self.port)
 
-    def at(self, port: int) -> Owner:
-        return Owner("owner", [0], KEYS["owner"].public, f"127.0.0.1:{port}")
+    def at(self, port: int) -> AggregatorInfo:
+        return AggregatorInfo("owner", [0], KEYS["owner"].public, f"127.0.0.1:{port}")
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def house() -> Iterator[House]:
 
 
 def test_a_member_brings_its_part_and_fetches_the_packet(house: House) -> None:
-    direct = Direct(lambda owner: house.link("ann", "ann"))
+    direct = ShardClients(lambda owner: house.link("ann", "ann"))
     house.door.serve(3, b"packet of shards")
 
     assert direct.send(3, [house.owner], {"owner": b"a part", "hub": b"left"}, lambda: False) == {
@@ -72,7 +72,7 @@ def test_a_member_brings_its_part_and_fetches_the_packet(house: House) -> None:
 
 
 def test_a_member_takes_no_more_from_a_door_than_the_round_has(house: House) -> None:
-    direct = Direct(lambda owner: house.link("ann", "ann"))
+    direct = ShardClients(lambda owner: house.link("ann", "ann"))
     house.door.serve(3, b"packet of shards")
 
     assert direct.fetch(3, [house.owner], 16) == {"owner": b"packet of shards"}
@@ -86,9 +86,9 @@ def test_nobody_else_comes_in(house: House) -> None:
         house.link("ann", "eve").connect(0.3, 0.3)
     with pytest.raises(RefusedByHub):
         house.link("bob", "ann").connect(2.0, 2.0)
-    assert answers(f"127.0.0.1:{house.port}", KEYS["owner"].public, KEYS["hub"])
-    assert not answers(f"127.0.0.1:{house.port}", KEYS["eve"].public, KEYS["hub"], 0.5)
-    assert not answers("nonsense", KEYS["owner"].public, KEYS["hub"])
+    assert is_reachable(f"127.0.0.1:{house.port}", KEYS["owner"].public, KEYS["hub"])
+    assert not is_reachable(f"127.0.0.1:{house.port}", KEYS["eve"].public, KEYS["hub"], 0.5)
+    assert not is_reachable("nonsense", KEYS["owner"].public, KEYS["hub"])
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def until(there: Callable[[], bool]) -> None:
 def test_a_link_whose_connections_ended_goes_on_where_it_was(house: House, line: TcpProxy) -> None:
     """The one for control is idle, and ends where TCP's probe of it after 30 s is lost."""
     link = house.link("ann", "ann", line.port)
-    direct, owner = Direct(lambda owner: link), house.at(line.port)
+    direct, owner = ShardClients(lambda owner: link), house.at(line.port)
     assert direct.send(3, [owner], {"owner": b"a part"}, lambda: False) == {}
     sessions = dict(house.door._visitors)
     line.dark.set()  # or it is up again before anybody looks
@@ -137,7 +137,7 @@ def test_a_link_whose_connections_ended_goes_on_where_it_was(house: House, line:
 def test_a_session_is_resumed_by_the_key_that_began_it_and_no_other() -> None:
     said: list[Message] = []
     wire = SimpleNamespace(send=lambda conn, frames: said.append(decode_to_peer(frames[0])) or True)
-    door = Door(cast(HubWire, wire), "toy-run")
+    door = ShardServer(cast(HubWire, wire), "toy-run")
     door.opened(3, {"ann": "key-a", "bob": "key-b"}, 1000)
     door._hear(b"key-a.1", [encode(Hello(PROTOCOL, "", "toy-run", "ann", "", {}))])
     session = cast(Welcome, said[-1]).session
@@ -153,11 +153,11 @@ def test_a_session_is_resumed_by_the_key_that_began_it_and_no_other() -> None:
 def test_a_link_that_was_lost_between_two_rounds_is_dialled_anew(house: House, line: TcpProxy) -> None:
     dialled: list[PeerLink] = []
 
-    def dial(owner: Owner) -> PeerLink:
+    def dial(owner: AggregatorInfo) -> PeerLink:
         dialled.append(house.link("ann", "ann", line.port))
         return dialled[-1]
 
-    direct, owner = Direct(dial), house.at(line.port)
+    direct, owner = ShardClients(dial), house.at(line.port)
     assert direct.send(3, [owner], {"owner": b"a part"}, lambda: False) == {}
     house.door._visitors.clear()  # as after a new start, before it heard who takes part
     house.door.opened(4, {}, 1000)
@@ -171,15 +171,15 @@ def test_a_link_that_was_lost_between_two_rounds_is_dialled_anew(house: House, l
 
 
 def test_an_owner_that_cannot_be_dialled_costs_seconds_once() -> None:
-    nowhere = Owner("owner", [0], KEYS["owner"].public, "127.0.0.1:1")
-    dialled: list[Owner] = []
+    nowhere = AggregatorInfo("owner", [0], KEYS["owner"].public, "127.0.0.1:1")
+    dialled: list[AggregatorInfo] = []
 
-    def dial(owner: Owner) -> PeerLink:
+    def dial(owner: AggregatorInfo) -> PeerLink:
         dialled.append(owner)
         url = RunURL(owner.key, "", "127.0.0.1", 1, "toy-run")
         return PeerLink(url, "ann", keys=KEYS["ann"], patience=0.5, flows=1)
 
-    direct, started = Direct(dial), time.monotonic()
+    direct, started = ShardClients(dial), time.monotonic()
     for round in (3, 4, 5):
         assert direct.send(round, [nowhere], {"owner": b"a part"}, lambda: False) == {"owner": b"a part"}
         assert direct.fetch(round, [nowhere], 1 << 20) == {}
@@ -190,9 +190,9 @@ def test_an_owner_that_cannot_be_dialled_costs_seconds_once() -> None:
 
 def test_what_goes_through_a_door_is_within_what_is_lent(house: House) -> None:
     house.door.opened(3, {"ann": KEYS["ann"].public}, 1 << 20)
-    house.door.buckets = BothWays(Bandwidth(up=1e6, down=1e6))
+    house.door.buckets = RateLimits(Bandwidth(up=1e6, down=1e6))
     house.door.serve(3, bytes(300_000))
-    direct, started = Direct(lambda owner: house.link("ann", "ann")), time.monotonic()
+    direct, started = ShardClients(lambda owner: house.link("ann", "ann")), time.monotonic()
 
     assert direct.send(3, [house.owner], {"owner": bytes(300_000)}, lambda: False) == {}
     assert time.monotonic() - started > 0.2
@@ -204,7 +204,7 @@ def test_what_goes_through_a_door_is_within_what_is_lent(house: House) -> None:
 def test_an_owner_that_takes_nothing_is_given_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is frozen: its connections are up, and nobody reads what comes."""
     monkeypatch.setattr("transport.aggregators.shard_clients.STILL_S", 0.3)
-    direct = Direct(lambda owner: house.link("ann", "ann"))
+    direct = ShardClients(lambda owner: house.link("ann", "ann"))
     assert direct.send(3, [house.owner], {"owner": b"a part"}, lambda: False) == {}
     monkeypatch.setattr(house.door, "_hear", lambda conn, frames: None)
 

@@ -21,7 +21,7 @@ from transport.aggregators.shard_assignment import assign, digest_of
 from transport.aggregators.shard_barrier import Ended, Gather
 from transport.hub.round_history import History
 from transport.in_process import MemorySwarm
-from transport.ledger.residual_handoffs import Left, of_shards
+from transport.ledger.residual_handoffs import PendingHandoff, handoffs_for
 from transport.ledger.run_ledger import Ledger, Recovered
 from transport.membership.roster import Members, Outbox
 from transport.protocol.events import Warned
@@ -58,21 +58,23 @@ def test_without_peers_that_can_own_the_hub_owns_all() -> None:
 def test_an_estate_is_gone_once_the_owners_of_all_its_shards_have_it(tmp_path: Path) -> None:
     with Ledger(tmp_path, run="toy", samples=9) as ledger:
         book = ledger.estates
-        number = book.keep(Left("ann", 0.5, frozenset(range(4))), b"what ann left")
-        assert list(of_shards(book.rows(), [1])) == [number]
+        number = book.keep(PendingHandoff("ann", 0.5, frozenset(range(4))), b"what ann left")
+        assert list(handoffs_for(book.rows(), [1])) == [number]
 
         book.strike({number: [0, 1], 99: [2]})
-        assert of_shards(book.rows(), [0, 1]) == {}
+        assert handoffs_for(book.rows(), [0, 1]) == {}
     with Ledger(tmp_path, run="toy", samples=9) as ledger:
         book = ledger.estates
-        assert book.rows() == ledger.recover().estates == {number: Left("ann", 0.5, frozenset({2, 3}))}
+        assert (
+            book.rows() == ledger.recover().estates == {number: PendingHandoff("ann", 0.5, frozenset({2, 3}))}
+        )
         book.sweep()
         assert book.packet(number) == b"what ann left"
         book.strike({number: [2, 3]})
         book.sweep()
         assert book.rows() == {}
         assert list(book.folder.iterdir()) == []
-        assert book.keep(Left("bob", 1.0, frozenset({0})), b"") > number, "numbers are given once"
+        assert book.keep(PendingHandoff("bob", 1.0, frozenset({0})), b"") > number, "numbers are given once"
 
 
 # ---- the hub's books ---------------------------------------------------------------------------------------

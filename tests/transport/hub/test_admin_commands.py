@@ -10,10 +10,10 @@ from sim_swarm import STOP, TOKEN, SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
 from transport.membership.admission import MOST, NEXT, PATIENCE_S, Act, Standing
-from transport.peer.peer_state import Link
+from transport.peer.peer_state import SessionState
 from transport.protocol import events
-from transport.protocol.keys import short
-from transport.protocol.messages import AskOwner, AskStop, Refused, Status
+from transport.protocol.keys import short_key
+from transport.protocol.messages import AskAdmin, AskStop, Refused, Status
 from transport.protocol.run_url import to_base64
 
 NEW = to_base64(b"a new token, yes")
@@ -34,7 +34,7 @@ def go_on(swarm: SimSwarm, steps: int = 6) -> None:
 
 def ordered(swarm: SimSwarm, order: Any, peer: str = "", **fields: str) -> dict[str, Any]:
     """What the hub answers its owner, once it is in the ledger."""
-    question = AskOwner(1, STOP, "toy-run", order, peer, **fields)
+    question = AskAdmin(1, STOP, "toy-run", order, peer, **fields)
     swarm.act(swarm.hub.receive(b"owner.1", question, swarm.now))
     swarm.said.clear()
     while swarm.jobs and not swarm.said:
@@ -44,7 +44,7 @@ def ordered(swarm: SimSwarm, order: Any, peer: str = "", **fields: str) -> dict[
     return dict(json.loads(answer.status))
 
 
-def refused(swarm: SimSwarm, question: AskOwner) -> str:
+def refused(swarm: SimSwarm, question: AskAdmin) -> str:
     sent = [a.message for a in swarm.hub.receive(b"owner.1", question, swarm.now) if hasattr(a, "message")]  # type: ignore[union-attr]
     (answer,) = (m for m in sent if isinstance(m, Refused))
     return f"{answer.code}: {answer.reason}"
@@ -77,7 +77,7 @@ def test_a_kicked_peer_is_told_why_its_work_goes_back_and_the_run_goes_on() -> N
     assert not [s for s in swarm.hub.leases._leases if s not in session.values()], "no lease of his is left"
     go_on(swarm)
 
-    assert bob.state.link is Link.REFUSED
+    assert bob.state.link is SessionState.REFUSED
     assert why(bob) == "kicked by the run's owner: too hot"
     left = [e for e in swarm.events if isinstance(e, events.PeerLeft)]
     assert [(e.peer, e.reason) for e in left] == [("bob", "kicked by the run's owner: too hot")]
@@ -97,7 +97,7 @@ def test_who_was_kicked_may_come_back_and_who_is_banned_may_not() -> None:
     assert states(swarm) == {"ann": states(swarm)["ann"], "bob": "banned"}
 
 
-@pytest.mark.parametrize("word", ["bob", short("bob")])
+@pytest.mark.parametrize("word", ["bob", short_key("bob")])
 def test_a_ban_lasts_beyond_the_hub_until_it_is_lifted(word: str) -> None:
     swarm = swarm_of("ann", "bob")
     ordered(swarm, "ban", word)
@@ -140,18 +140,18 @@ def test_whom_the_owner_means_must_be_clear() -> None:
         ordered(swarm, "ban", back(swarm, "bob", key).state.hello.name)
         go_on(swarm)
 
-    assert "no peer is called 'eve'" in refused(swarm, AskOwner(1, STOP, "toy-run", "kick", "eve"))
-    several = refused(swarm, AskOwner(1, STOP, "toy-run", "unban", "bob"))
-    assert short("one") in several
-    assert short("two") in several
-    assert ordered(swarm, "unban", short("two"))["key"] == short("two")
+    assert "no peer is called 'eve'" in refused(swarm, AskAdmin(1, STOP, "toy-run", "kick", "eve"))
+    several = refused(swarm, AskAdmin(1, STOP, "toy-run", "unban", "bob"))
+    assert short_key("one") in several
+    assert short_key("two") in several
+    assert ordered(swarm, "unban", short_key("two"))["key"] == short_key("two")
 
 
 @pytest.mark.parametrize("secret", [TOKEN, "", "another"])
 def test_only_the_owner_is_asked_and_obeyed(secret: str) -> None:
     swarm = swarm_of("ann")
     for order in ("list", "kick", "ban"):
-        assert "only the owner" in refused(swarm, AskOwner(1, secret, "toy-run", order, "ann"))
+        assert "only the owner" in refused(swarm, AskAdmin(1, secret, "toy-run", order, "ann"))
 
     assert states(swarm) == {"ann": "training"}
 
@@ -175,13 +175,13 @@ def test_a_new_token_keeps_newcomers_out_and_members_in() -> None:
     eve.state.hello = type(eve.state.hello)(1, NEW, "toy-run", "eve")
     swarm.peers.append(eve)
     go_on(swarm)
-    assert eve.state.link is Link.JOINED
+    assert eve.state.link is SessionState.JOINED
 
 
 def test_a_token_that_is_none_is_refused() -> None:
     swarm = swarm_of("ann")
 
-    assert "16 bytes" in refused(swarm, AskOwner(1, STOP, "toy-run", "token"))
+    assert "16 bytes" in refused(swarm, AskAdmin(1, STOP, "toy-run", "token"))
     assert swarm.hub.token == TOKEN
 
 
@@ -191,18 +191,18 @@ def test_a_token_that_is_none_is_refused() -> None:
 def test_a_newcomer_waits_for_the_owners_yes_and_is_given_nothing_before() -> None:
     swarm = swarm_of("ann", join="approve")
     ann = swarm.peers[0]
-    assert ann.state.link is Link.GREETING
-    assert short("ann") in ann.state.waits
+    assert ann.state.link is SessionState.GREETING
+    assert short_key("ann") in ann.state.waits
     asks = [e for e in swarm.events if isinstance(e, events.PeerAsks)]
-    assert [(e.peer, e.key) for e in asks] == [("ann", short("ann"))]
+    assert [(e.peer, e.key) for e in asks] == [("ann", short_key("ann"))]
     assert states(swarm) == {"ann": "wants in"}
     assert swarm.hub.members.sessions == {}
 
     assert ordered(swarm, "approve", "ann")["peers"] == ["ann"]
     go_on(swarm)
-    assert ann.state.link is Link.JOINED
+    assert ann.state.link is SessionState.JOINED
     swarm.restart_hub()
-    assert back(swarm, "ann").state.link is Link.JOINED, "who was approved need not ask again"
+    assert back(swarm, "ann").state.link is SessionState.JOINED, "who was approved need not ask again"
 
 
 def test_the_owner_says_no_and_the_next_time_yes() -> None:
@@ -211,10 +211,10 @@ def test_the_owner_says_no_and_the_next_time_yes() -> None:
     go_on(swarm)
     assert why(swarm.peers[0]) == "the run's owner says no: who are you?"
     again = back(swarm, "ann")
-    ordered(swarm, "approve", short("ann"))
+    ordered(swarm, "approve", short_key("ann"))
     go_on(swarm)
 
-    assert again.state.link is Link.JOINED
+    assert again.state.link is SessionState.JOINED
 
 
 def test_who_is_banned_while_waiting_does_not_wait_again() -> None:
@@ -229,7 +229,7 @@ def test_who_is_banned_while_waiting_does_not_wait_again() -> None:
 def test_the_owners_own_peers_need_no_yes() -> None:
     swarm = swarm_of("ann", join="approve", own_key="ann")
 
-    assert swarm.peers[0].state.link is Link.JOINED
+    assert swarm.peers[0].state.link is SessionState.JOINED
 
 
 def test_those_who_wait_are_few_and_none_waits_for_ever() -> None:

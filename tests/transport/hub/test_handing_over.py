@@ -184,7 +184,7 @@ def test_a_legacy_on_its_way_outlives_the_opening_of_a_round(tmp_path: Path) -> 
 
 def test_leaving_ends_in_time_whatever_the_uplink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2 MB at 20 kB/s would take 100 s; the room that was measured says so, and the upload is given up."""
-    monkeypatch.setattr(peer_module, "LEGACY_S", 0.6)
+    monkeypatch.setattr(peer_module, "HANDOFF_S", 0.6)
     work = ToyWork()
     with MemorySwarm(toy_settings(max_update=1 << 23), work, tmp_path) as swarm:
         wire = MemoryPeerWire(swarm.wire)

@@ -27,9 +27,9 @@ from transport.protocol.events import Event, PeerJoined, PeerLeft, RoundCommitte
 from transport.protocol.keys import CurveKeys
 from transport.protocol.message_codec import decode_to_peer, encode
 from transport.protocol.messages import Hello, Over, Refused
-from transport.transfer.chunks import hashes_of
+from transport.transfer.chunks import block_hashes
 from transport.transfer.transfers import CHUNK
-from transport.wire.frames import Came, Up
+from transport.wire.frames import Connected, Received
 from transport.wire.zeromq_sockets import DealerWire
 
 FAST = {"ping_s": 0.1, "grace_s": 0.3, "recover_s": 5.0, "linger_s": 2.0}
@@ -191,9 +191,9 @@ def say(url: RunURL, frames: list[bytes]) -> object:
         wire.dial(0)
         while (left := end - time.monotonic()) > 0:
             for event in wire.poll(left):
-                if isinstance(event, Up):
+                if isinstance(event, Connected):
                     wire.send(0, frames)
-                elif isinstance(event, Came):
+                elif isinstance(event, Received):
                     return decode_to_peer(event.frames[0])
         return None
     finally:
@@ -373,7 +373,7 @@ def test_large_objects_go_to_disk_and_are_checked(start: Callable[..., Running],
     link = PeerLink(running.url, "ann")
     link.connect()
     target = tmp_path / "cache" / "weights"
-    download = link.begin_file("base/weights", target, len(blob), hashes_of(tmp_path / "served"))
+    download = link.begin_file("base/weights", target, len(blob), block_hashes(tmp_path / "served"))
 
     assert link.finish_file(download) == target
     assert target.read_bytes() == blob

@@ -11,7 +11,7 @@ from toy_swarm import toy_settings
 from transport.hub.run_status import state_word
 from transport.membership.sessions import NEXT, Kind, State
 from transport.protocol import events
-from transport.protocol.messages import AskOwner, AskStop
+from transport.protocol.messages import AskAdmin, AskStop
 from transport.scheduling.rounds import PHASES, Phase
 
 WORDS = ["step"] * 6 + ["up", "up", "down", "down", "work", "work", "job", "job"]
@@ -64,7 +64,7 @@ def play(swarm: SimSwarm, history: list[tuple[str, int]]) -> None:
         elif what == "reject":
             swarm.reject = f"p{who}"
         elif what in ("kick", "ban"):
-            order = AskOwner(1, STOP, "toy-run", what, peer.state.hello.name)  # type: ignore[arg-type]
+            order = AskAdmin(1, STOP, "toy-run", what, peer.state.hello.name)  # type: ignore[arg-type]
             swarm.act(swarm.hub.receive(b"owner.1", order, swarm.now))
 
 

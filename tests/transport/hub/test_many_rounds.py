@@ -35,7 +35,7 @@ from transport.protocol.messages import (
     Welcome,
 )
 from transport.transfer import object_store
-from transport.wire.frames import Came
+from transport.wire.frames import Received
 
 SAME = 7  # fingerprint of every x'
 
@@ -75,7 +75,7 @@ class Bare:
         while not (found := [m for m in self.came if isinstance(m, kind)]):
             events = self.wire.poll(5.0)
             assert events, f"waited for {kind.__name__}"
-            self.came += [decode_to_peer(e.frames[0]) for e in events if isinstance(e, Came)]
+            self.came += [decode_to_peer(e.frames[0]) for e in events if isinstance(e, Received)]
         self.came.remove(found[0])
         return found[0]
 

@@ -21,7 +21,7 @@ from transport.ledger import packet_log
 from transport.ledger.packet_log import HEADER_SIZE, read_packets
 from transport.ledger.run_ledger import Counted, EvaluationRow, OpenSession, RoundRow
 from transport.protocol.errors import LedgerBusy, LedgerError
-from transport.protocol.sample_ranges import Runs
+from transport.protocol.sample_ranges import SampleRanges
 
 
 def begin(folder: Path, samples: int = 40) -> Ledger:
@@ -29,7 +29,7 @@ def begin(folder: Path, samples: int = 40) -> Ledger:
 
 
 def commit(
-    ledger: Ledger, round: int, packet: bytes, ids: Runs = (), peer: str = "ann", lease: int = 0
+    ledger: Ledger, round: int, packet: bytes, ids: SampleRanges = (), peer: str = "ann", lease: int = 0
 ) -> RoundRow:
     counted = (Counted(lease, peer, f"session-{peer}", ids),) if ids else ()
     row = RoundRow(round, round, 1.0, 2.0, 2**64 - 1, ("ann", "bob"), ("ann",), 3.5, 10)

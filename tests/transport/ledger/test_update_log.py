@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.ledger.packet_log import pack_header
-from transport.ledger.update_log import RoundUpdates, UpdateLog, pieces, unpacked
+from transport.ledger.update_log import RoundUpdates, UpdateLog, pack_updates, unpack_updates
 from transport.protocol.errors import LedgerError
 
 
@@ -33,7 +33,7 @@ UPDATES = st.lists(st.tuples(st.text(), st.binary(), st.floats()))
 def test_what_went_into_a_round_is_read_as_it_was_written(
     sha256: bytes, updates: list[tuple[str, bytes, float]], inherited: list[tuple[str, bytes, float]]
 ) -> None:
-    read = unpacked(7, b"".join(pieces(updates, inherited)) + sha256)
+    read = unpack_updates(7, b"".join(pack_updates(updates, inherited)) + sha256)
 
     # repr: NaN is not equal to itself
     assert repr(read) == repr(RoundUpdates(7, sha256, tuple(updates), tuple(inherited)))
@@ -43,7 +43,7 @@ def test_what_went_into_a_round_is_read_as_it_was_written(
 def test_what_a_round_came_to_is_read_as_it_was_written(
     sha256: bytes, came_to: bytes, inherited: list[tuple[str, bytes, float]]
 ) -> None:
-    read = unpacked(7, b"".join(pieces([], inherited, [came_to[:1], came_to[1:]])) + sha256)
+    read = unpack_updates(7, b"".join(pack_updates([], inherited, [came_to[:1], came_to[1:]])) + sha256)
 
     assert repr(read) == repr(RoundUpdates(7, sha256, (), tuple(inherited), came_to))
 
@@ -121,7 +121,7 @@ def test_what_was_begun_is_nothing_before_it_is_sealed_and_leaves_nothing_behind
 
 def test_a_log_of_another_version_is_refused_in_words() -> None:
     with pytest.raises(LedgerError, match="by another version of cocktail"):
-        unpacked(7, bytes(32) + b"\1\0\0\0\0\0\0\0")
+        unpack_updates(7, bytes(32) + b"\1\0\0\0\0\0\0\0")
 
 
 def test_a_cleared_log_begins_with_the_next_round(tmp_path: Path) -> None:

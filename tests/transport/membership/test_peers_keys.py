@@ -12,7 +12,7 @@ from toy_swarm import ToyWork, toy_settings
 
 from transport import Hub, Ledger, PeerLink, RunKeys, RunURL
 from transport.membership.roster import Members, Outbox
-from transport.protocol.keys import CurveKeys, short
+from transport.protocol.keys import CurveKeys, short_key
 from transport.protocol.message_codec import decode_to_peer, encode
 from transport.protocol.messages import (
     PROTOCOL,
@@ -25,7 +25,7 @@ from transport.protocol.messages import (
     ToPeer,
     Welcome,
 )
-from transport.wire.frames import Came, Up
+from transport.wire.frames import Connected, Received
 from transport.wire.zeromq_sockets import DealerWire
 
 
@@ -47,9 +47,9 @@ def answer_to(url: RunURL, message: Message, keys: CurveKeys) -> ToPeer:
         wire.dial(0)
         while time.monotonic() < end:
             for event in wire.poll(0.05):
-                if isinstance(event, Up):
+                if isinstance(event, Connected):
                     wire.send(0, [encode(message)])
-                elif isinstance(event, Came):
+                elif isinstance(event, Received):
                     return decode_to_peer(event.frames[0])
         raise TimeoutError
     finally:
@@ -110,8 +110,8 @@ def test_a_session_belongs_to_its_key_after_the_hub_was_restarted_too() -> None:
 def test_a_key_is_shown_as_sixteen_digits() -> None:
     ann, bob = CurveKeys.generate(), CurveKeys.generate()
 
-    assert short(ann.public) != short(bob.public)
-    assert len(short(ann.public)) == 16
+    assert short_key(ann.public) != short_key(bob.public)
+    assert len(short_key(ann.public)) == 16
 
 
 @pytest.mark.parametrize(("alone", "named"), [(True, "ann"), (False, "ann-2")])

@@ -15,9 +15,9 @@ from transport import Ledger, PeerLink
 from transport.actions import Send
 from transport.hub.hub_state import HubState
 from transport.in_process import MemoryPeerWire, MemorySwarm
-from transport.ledger.run_ledger import Known, Recovered
+from transport.ledger.run_ledger import KnownPeer, Recovered
 from transport.peer import connection_manager, peer_link
-from transport.peer.peer_state import Link
+from transport.peer.peer_state import SessionState
 from transport.protocol.errors import LinkLost
 from transport.protocol.events import PeerJoined, RoundCommitted, Warned
 from transport.protocol.messages import Hello, Refused, Resume, Welcome
@@ -54,15 +54,15 @@ def test_a_welcome_of_a_lower_term_is_ignored_and_the_peer_dials_again() -> None
 
     assert isinstance(resume, Resume)
     assert resume.term == 3
-    assert (state.link, state.replaced) == (Link.OFFLINE, "it is of term 2, the newest met is 3")
+    assert (state.link, state.replaced) == (SessionState.OFFLINE, "it is of term 2, the newest met is 3")
     assert state.welcome == of_term(3)
     state.connected(3.0)
     state.receive(of_term(4), 3.1)
-    assert (state.link, state.replaced, state.term) == (Link.JOINED, "", 4)
+    assert (state.link, state.replaced, state.term) == (SessionState.JOINED, "", 4)
 
 
 def test_a_hub_that_is_told_of_a_higher_term_warns_once_and_gives_no_session() -> None:
-    ann = Known("key-of-ann", "ann", "member")
+    ann = KnownPeer("key-of-ann", "ann", "member")
     hub = HubState(toy_settings(), "token", "secret", 0.0, Recovered(term=2, peers=(ann,)))
     said = Resume(1, "toy-run", "ann", "s", -1, True, [], 3)
     actions = [action for _ in range(2) for action in hub.receive(b"key-of-ann.1", said, 1.0)]
@@ -105,7 +105,7 @@ def test_of_two_hubs_on_copies_of_one_ledger_the_older_is_ignored_and_told_so(
 ) -> None:
     settings = toy_settings(samples=4000, grace_s=10.0, linger_s=0.1)
     with Ledger(tmp_path / "old", run=settings.run, samples=settings.samples) as ledger:
-        ledger.stand(Known("a-key", "ann", "member"))
+        ledger.stand(KnownPeer("a-key", "ann", "member"))
     shutil.copytree(tmp_path / "old", tmp_path / "new")
     Ledger(tmp_path / "new", run=settings.run, samples=settings.samples).close()  # one term more
     with (

@@ -9,10 +9,10 @@ from toy_swarm import toy_settings
 
 from transport import actions as do
 from transport.hub.hub_state import HubState
-from transport.ledger.run_ledger import Known, Ledger, Recovered
+from transport.ledger.run_ledger import KnownPeer, Ledger, Recovered
 from transport.membership.admission import STRIKES
 from transport.protocol import events
-from transport.protocol.messages import AskOwner, Hello, Welcome
+from transport.protocol.messages import AskAdmin, Hello, Welcome
 
 
 def told(swarm: SimSwarm, kind: type[events.Event]) -> list[events.Event]:
@@ -61,9 +61,9 @@ def test_strikes_are_a_keys_whatever_its_sessions_and_the_hub_survives() -> None
 
 
 def test_the_owner_forgives_by_lifting_the_ban() -> None:
-    known = Known("eve", "eve", "banned", "3 unusable packets", 3)
+    known = KnownPeer("eve", "eve", "banned", "3 unusable packets", 3)
     hub = HubState(toy_settings(), TOKEN, STOP, 0.0, Recovered(peers=(known,)))
-    hub.receive(b"owner.1", AskOwner(1, STOP, "toy-run", "unban", "eve"), 1.0)
+    hub.receive(b"owner.1", AskAdmin(1, STOP, "toy-run", "unban", "eve"), 1.0)
     said = hub.receive(b"eve.2", Hello(1, TOKEN, "toy-run", "eve"), 2.0)
 
     assert any(isinstance(a, do.Send) and isinstance(a.message, Welcome) for a in said)
@@ -71,7 +71,7 @@ def test_the_owner_forgives_by_lifting_the_ban() -> None:
 
 
 def test_a_strike_does_not_bring_back_who_was_sent_away() -> None:
-    hub = HubState(toy_settings(), TOKEN, STOP, 0.0, Recovered(peers=(Known("eve", "eve", "banned"),)))
+    hub = HubState(toy_settings(), TOKEN, STOP, 0.0, Recovered(peers=(KnownPeer("eve", "eve", "banned"),)))
 
     assert not hub.admission.strike("eve", "eve", "why")
     assert not hub.admission.strike("bob", "bob", "why")
@@ -80,10 +80,10 @@ def test_a_strike_does_not_bring_back_who_was_sent_away() -> None:
 
 def test_a_ledger_keeps_strikes_and_one_of_before_has_none(tmp_path: Path) -> None:
     with Ledger(tmp_path, run="toy-run", samples=4) as ledger:
-        ledger.stand(Known("eve", "eve", "member", "", 2))
+        ledger.stand(KnownPeer("eve", "eve", "member", "", 2))
     with Ledger(tmp_path, run="toy-run", samples=4) as ledger:
-        assert ledger.recover().peers == (Known("eve", "eve", "member", "", 2),)
+        assert ledger.recover().peers == (KnownPeer("eve", "eve", "member", "", 2),)
         ledger._db.execute("ALTER TABLE peers DROP COLUMN strikes")
     with Ledger(tmp_path, run="toy-run", samples=4) as ledger:
-        assert ledger.recover().peers == (Known("eve", "eve", "member", "", 0),)
-        ledger.stand(Known("eve", "eve", "member", "", 1))
+        assert ledger.recover().peers == (KnownPeer("eve", "eve", "member", "", 0),)
+        ledger.stand(KnownPeer("eve", "eve", "member", "", 1))

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.peer.catch_up import AHEAD, NEXT, PLANS, RANGE, CatchUp, Kind, Own, State, Way, ways
+from transport.peer.catch_up import (
+    AHEAD,
+    NEXT,
+    PLANS,
+    RANGE,
+    CatchUp,
+    CatchUpEvent,
+    CatchUpSource,
+    CatchUpState,
+    LocalCopy,
+    ways,
+)
 from transport.protocol.messages import SnapshotOffer, Welcome
 
 MB = 1 << 20
@@ -20,17 +31,19 @@ def welcome(round: int, log: int, *snapshots: tuple[int, int, int]) -> Welcome:
 @pytest.mark.parametrize(
     ("base", "own", "log", "way", "start"),
     [
-        (400 * MB, None, 100 * MB, Way.SNAPSHOT, 80),  # 500 of the base, 410 + 20
-        (0, None, 100 * MB, Way.BASE, 0),  # the base is on the disk: 100
-        (0, None, 900 * MB, Way.SNAPSHOT, 80),  # but not if the log is long
-        (0, Own(90), 100 * MB, Way.OWN, 90),
-        (400 * MB, Own(1), 100 * MB, Way.OWN, 1),
-        (0, Own(0), 100 * MB, Way.OWN, 0),  # as many: no weights to read again
-        (0, Own(101), 100 * MB, Way.BASE, 0),  # of another ledger, whose rounds are not ours
-        (0, Own(50, 99 * MB), 100 * MB, Way.OWN, 50),
+        (400 * MB, None, 100 * MB, CatchUpSource.SNAPSHOT, 80),  # 500 of the base, 410 + 20
+        (0, None, 100 * MB, CatchUpSource.BASE, 0),  # the base is on the disk: 100
+        (0, None, 900 * MB, CatchUpSource.SNAPSHOT, 80),  # but not if the log is long
+        (0, LocalCopy(90), 100 * MB, CatchUpSource.OWN, 90),
+        (400 * MB, LocalCopy(1), 100 * MB, CatchUpSource.OWN, 1),
+        (0, LocalCopy(0), 100 * MB, CatchUpSource.OWN, 0),  # as many: no weights to read again
+        (0, LocalCopy(101), 100 * MB, CatchUpSource.BASE, 0),  # of another ledger, whose rounds are not ours
+        (0, LocalCopy(50, 99 * MB), 100 * MB, CatchUpSource.OWN, 50),
     ],
 )
-def test_the_way_of_fewest_bytes_is_gone(base: int, own: Own | None, log: int, way: Way, start: int) -> None:
+def test_the_way_of_fewest_bytes_is_gone(
+    base: int, own: LocalCopy | None, log: int, way: CatchUpSource, start: int
+) -> None:
     plan = CatchUp(welcome(100, log, (80, 410 * MB, log * 8 // 10)), base, own).plan
 
     assert (plan.way, plan.start) == (way, start)
@@ -41,10 +54,10 @@ def test_the_way_of_fewest_bytes_is_gone(base: int, own: Own | None, log: int, w
     st.integers(0, 10**9),
     st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 10**9), st.integers(0, 10**9)), max_size=2),
     st.integers(0, 10**9),
-    st.none() | st.builds(Own, st.integers(0, 1000)),
+    st.none() | st.builds(LocalCopy, st.integers(0, 1000)),
 )
 def test_no_other_way_is_cheaper(
-    round: int, log: int, snapshots: list[tuple[int, int, int]], base: int, own: Own | None
+    round: int, log: int, snapshots: list[tuple[int, int, int]], base: int, own: LocalCopy | None
 ) -> None:
     there = welcome(round, log, *snapshots)
 
@@ -54,9 +67,11 @@ def test_no_other_way_is_cheaper(
 def test_a_snapshot_that_does_not_fit_on_the_disk_is_left_where_the_base_does() -> None:
     there = welcome(100, 100, (80, 50, 80))
 
-    assert CatchUp(there, 400).plan.way is Way.SNAPSHOT
-    assert CatchUp(there, 0, room=49).plan.way is Way.BASE
-    assert CatchUp(there, 400, room=10).plan.way is Way.SNAPSHOT, "neither fits: whoever fetches will say so"
+    assert CatchUp(there, 400).plan.way is CatchUpSource.SNAPSHOT
+    assert CatchUp(there, 0, room=49).plan.way is CatchUpSource.BASE
+    assert CatchUp(there, 400, room=10).plan.way is CatchUpSource.SNAPSHOT, (
+        "neither fits: whoever fetches will say so"
+    )
 
 
 @given(
@@ -91,7 +106,7 @@ def test_every_packet_is_asked_for_once_in_order_and_not_too_far_ahead(
                 applied += 1
         size = max(1, log // max(1, round))
         assert (asked[-1] - applied) * size < AHEAD + 2 * max(RANGE, size)
-    while machine.state is not State.READY:
+    while machine.state is not CatchUpState.READY:
         machine.heard(newest)
         ask()
         while applied < asked[-1]:
@@ -119,23 +134,23 @@ def test_a_snapshot_that_is_gone_means_a_newer_one_then_the_base_and_no_loop() -
         seen += [machine.plan] if again else []
 
     assert [(p.way, p.start) for p in seen] == [
-        (Way.SNAPSHOT, 5),
-        (Way.SNAPSHOT, 11),
-        (Way.SNAPSHOT, 12),
-        (Way.BASE, 0),
+        (CatchUpSource.SNAPSHOT, 5),
+        (CatchUpSource.SNAPSHOT, 11),
+        (CatchUpSource.SNAPSHOT, 12),
+        (CatchUpSource.BASE, 0),
     ]
     assert len(seen) == PLANS + 1
-    assert machine.state is State.FAILED
+    assert machine.state is CatchUpState.FAILED
 
 
 def test_rounds_committed_after_the_last_packet_are_fetched_too() -> None:
     machine = CatchUp(welcome(0, 0), 0)
     machine.weights_here()
     machine.heard(-1)
-    assert machine.state is State.READY
+    assert machine.state is CatchUpState.READY
     machine.heard(1)
 
-    assert machine.state is State.PACKETS
+    assert machine.state is CatchUpState.PACKETS
     assert [machine.next_range(), machine.next_range()] != [None, None]
 
 
@@ -153,8 +168,8 @@ def test_progress_knows_rate_and_time_left_and_says_so_when_the_run_is_faster() 
 
 
 def test_each_state_can_be_left_but_failed() -> None:
-    assert [state for state, row in NEXT.items() if not row] == [State.FAILED]
-    assert {kind for row in NEXT.values() for kind in row} == set(Kind)
+    assert [state for state, row in NEXT.items() if not row] == [CatchUpState.FAILED]
+    assert {kind for row in NEXT.values() for kind in row} == set(CatchUpEvent)
 
 
 def test_a_hub_that_announces_rounds_without_bytes_is_not_asked_for_all_of_them_at_once() -> None:

@@ -18,18 +18,18 @@ from threading import Thread
 import pytest
 from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings
 
-from transport import Bandwidth, CatchUp, Hub, Ledger, PeerLink, RunKeys, Supply, Wanted
+from transport import Bandwidth, CatchUp, CatchUpDownloads, Hub, Ledger, PeerLink, RunKeys, WantedFile
 from transport.in_process import MemorySwarm
 from transport.ledger.packet_log import pack_header
 from transport.ledger.run_ledger import RoundRow
-from transport.peer.catch_up import Progress, Way
+from transport.peer.catch_up import CatchUpSource, Progress
 from transport.protocol.errors import Leaving, NotServed, RefusedByHub
 from transport.protocol.events import Event, PeerReady, RoundCommitted
 from transport.protocol.messages import SnapshotOffer, Welcome
-from transport.transfer.chunks import BLOCK, hashes_of
+from transport.transfer.chunks import HASH_BLOCK, block_hashes
 from transport.transfer.transfers import CHUNK
 
-SIZE = 2 * BLOCK + 999  # of a snapshot
+SIZE = 2 * HASH_BLOCK + 999  # of a snapshot
 WEIGHTS = random.Random(1).randbytes(SIZE)
 MANY = 100_000  # samples of a run that does not end
 RATE = 2e6  # bytes a second: 16 Mbit/s
@@ -56,14 +56,14 @@ def snapshot(folder: Path, work: ToyWork, round: int, log_bytes: int) -> Snapsho
     """A snapshot of `round` that the hub can serve."""
     file = folder / f"snapshot-{round}"
     file.write_bytes(WEIGHTS)
-    name, hashes = f"snapshot/{round}/model.safetensors", hashes_of(file)
+    name, hashes = f"snapshot/{round}/model.safetensors", block_hashes(file)
     work.objects |= {name: file, f"hashes/{name}": hashes}
     return SnapshotOffer(round, SIZE, hashlib.sha256(hashes).hexdigest(), log_bytes)
 
 
-def wanted(offer: SnapshotOffer, folder: Path) -> list[Wanted]:
+def wanted(offer: SnapshotOffer, folder: Path) -> list[WantedFile]:
     return [
-        Wanted(f"snapshot/{offer.round}/model.safetensors", folder / "w", offer.size, hashes=offer.sha256)
+        WantedFile(f"snapshot/{offer.round}/model.safetensors", folder / "w", offer.size, hashes=offer.sha256)
     ]
 
 
@@ -80,7 +80,7 @@ class Joiner:
 
     def catch_up(self) -> CatchUp:
         machine = CatchUp(self.link.welcome, self.base)
-        supply = Supply(self.link, machine, self.told.append)
+        supply = CatchUpDownloads(self.link, machine, self.told.append)
         while machine.plan.offer is not None:
             try:
                 supply.files(wanted(machine.plan.offer, self.folder))
@@ -111,7 +111,7 @@ def test_thousands_of_packets_come_in_few_objects_and_in_order(tmp_path: Path) -
 
     assert [*joiner.packets.items()] == [*enumerate(work.packets)]
     assert joiner.told[-1].done == joiner.told[-1].total == link.welcome.log_bytes
-    assert machine.plan.way is Way.BASE
+    assert machine.plan.way is CatchUpSource.BASE
 
 
 def test_a_snapshot_that_vanishes_while_it_is_fetched_is_replaced_by_the_newer_one(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_snapshot_whose_file_rots_on_the_hub_is_given_up_for_the_base(tmp_path
         joiner = Joiner(link, tmp_path)
         machine = joiner.catch_up()
 
-    assert (machine.plan.way, machine.plans) == (Way.BASE, 2)
+    assert (machine.plan.way, machine.plans) == (CatchUpSource.BASE, 2)
     assert sorted(joiner.packets) == list(range(40))
 
 
@@ -175,7 +175,7 @@ def test_a_connection_that_is_lost_while_files_and_packets_come_costs_nothing_tw
             swarm.wires[link].cut(next(cuts, 0))
 
         machine = CatchUp(link.welcome, 10**9)
-        supply = Supply(link, machine, cut)
+        supply = CatchUpDownloads(link, machine, cut)
         supply.files(wanted(offer, tmp_path))
         machine.weights_here()
         packets = dict(supply.packets())
@@ -187,19 +187,21 @@ def test_a_connection_that_is_lost_while_files_and_packets_come_costs_nothing_tw
 def test_of_a_damaged_snapshot_on_the_disk_only_the_wrong_mib_comes_over_the_line(tmp_path: Path) -> None:
     swarm, work = grown(tmp_path, 2, 100)
     offer = snapshot(tmp_path, work, 1, 156)
-    (tmp_path / "w").write_bytes(WEIGHTS[:BLOCK] + b"!" + WEIGHTS[BLOCK + 1 :])
+    (tmp_path / "w").write_bytes(WEIGHTS[:HASH_BLOCK] + b"!" + WEIGHTS[HASH_BLOCK + 1 :])
     with swarm:
         swarm.hub.offer([offer])
         link = swarm.link("ann")
         link.connect(10.0)
         before = link.bytes_down
-        supply = Supply(link, CatchUp(link.welcome, 0))
+        supply = CatchUpDownloads(link, CatchUp(link.welcome, 0))
         supply.files(wanted(offer, tmp_path))
         down = link.bytes_down - before
 
     assert (tmp_path / "w").read_bytes() == WEIGHTS
-    assert BLOCK <= supply.came < BLOCK + CHUNK  # part of a chunk may come twice while pieces are fitted
-    assert down < 1.02 * (BLOCK + CHUNK)
+    assert (
+        HASH_BLOCK <= supply.came < HASH_BLOCK + CHUNK
+    )  # part of a chunk may come twice while pieces are fitted
+    assert down < 1.02 * (HASH_BLOCK + CHUNK)
 
 
 FETCHER = """
@@ -230,19 +232,19 @@ def test_a_download_goes_on_where_a_peer_was_killed(tmp_path: Path) -> None:
         )
         assert child.stdout is not None
         for line in child.stdout:
-            if int(line) > 1.3 * BLOCK:
+            if int(line) > 1.3 * HASH_BLOCK:
                 break
         child.kill()  # -9 where there are signals
         child.wait(10.0)
         child.stdout.close()
         link = PeerLink(url, "bob")
         link.connect(10.0)
-        supply = Supply(link, CatchUp(link.welcome, 0))
+        supply = CatchUpDownloads(link, CatchUp(link.welcome, 0))
         supply.files(wanted(offer, tmp_path))
         link.close()
 
     assert (tmp_path / "w").read_bytes() == WEIGHTS
-    assert supply.came < SIZE - BLOCK + CHUNK
+    assert supply.came < SIZE - HASH_BLOCK + CHUNK
 
 
 def test_asked_to_leave_a_joiner_leaves_in_the_middle(tmp_path: Path) -> None:
@@ -252,7 +254,7 @@ def test_asked_to_leave_a_joiner_leaves_in_the_middle(tmp_path: Path) -> None:
         link.connect(10.0)
         machine = CatchUp(link.welcome, 0)
         machine.weights_here()
-        packets = Supply(link, machine).packets()
+        packets = CatchUpDownloads(link, machine).packets()
         next(packets)
         link.leave_requested.set()
         with pytest.raises(Leaving):
@@ -341,7 +343,7 @@ def test_a_joiner_is_there_when_its_bytes_are_and_nobody_waits_for_it(tmp_path: 
         thread.join(10.0)
 
     print(f"joined with {down} bytes in {took:.2f} s: {took / (down / RATE):.2f} x bytes / bandwidth")
-    assert machine.plan.way is Way.SNAPSHOT
+    assert machine.plan.way is CatchUpSource.SNAPSHOT
     assert down > SIZE + log // 2
     assert took <= 1.15 * down / RATE + 2.0
     assert len(opened) - rounds > 3, "the other trained meanwhile"
@@ -367,4 +369,4 @@ def test_packets_of_other_rounds_are_not_applied() -> None:
     machine.weights_here()
 
     with pytest.raises(NotServed, match="packets/0-1 has round 7, not 0"):
-        list(Supply(LyingLink(), machine).packets())  # type: ignore[arg-type]
+        list(CatchUpDownloads(LyingLink(), machine).packets())  # type: ignore[arg-type]

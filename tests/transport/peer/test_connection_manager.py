@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from transport.peer.connection_manager import BACKED_OFF_S, CONTROL, Carrier
+from transport.peer.connection_manager import BACKED_OFF_S, CONTROL, ConnectionManager
 from transport.peer.peer_state import PeerState
 from transport.protocol.messages import Ack, Hello, Welcome
-from transport.transfer.congestion_window import FIRST
-from transport.wire.frames import Came, Down, Frames, Up
-from transport.wire.rate_limit import Bandwidth, BothWays
+from transport.transfer.congestion_window import FIRST_FRAGMENT
+from transport.wire.frames import Connected, Disconnected, Frames, Received
+from transport.wire.rate_limit import Bandwidth, RateLimits
 
 
 class SilentWire:
@@ -22,7 +22,7 @@ class SilentWire:
     def hang_up(self, flow: int) -> None:
         self.did.append(("hang up", flow))
 
-    def poll(self, timeout: float) -> list[Up | Down | Came]:
+    def poll(self, timeout: float) -> list[Connected | Disconnected | Received]:
         return []
 
     def send(self, flow: int, frames: Frames) -> bool:
@@ -33,10 +33,10 @@ class SilentWire:
     def close(self) -> None: ...
 
 
-def joined(wire: SilentWire) -> Carrier:
+def joined(wire: SilentWire) -> ConnectionManager:
     """With two bulk flows, at the time 1."""
     state = PeerState(Hello(1, "token", "run", "ann"))
-    carrier = Carrier(wire, state, 4, 600.0, "hub:1", BothWays(Bandwidth()))
+    carrier = ConnectionManager(wire, state, 4, 600.0, "hub:1", RateLimits(Bandwidth()))
     carrier._keep_up(0.0)
     wire.did.clear()
     carrier._flow_up(CONTROL, 0.0)
@@ -66,7 +66,7 @@ def test_a_flow_that_the_others_leave_behind_is_dialled_anew_though_the_line_is_
     carrier = joined(wire)
     for flow in (1, 2):
         carrier.bulk.up(flow, 64, 0.05, 1.0)
-    upload = carrier.bulk.upload("update/0", bytes(64 * FIRST), bytes(32))
+    upload = carrier.bulk.upload("update/0", bytes(64 * FIRST_FRAGMENT), bytes(32))
     upload.agreed = True
     sent = carrier.bulk.outgoing(now=1.0)
     assert {out.flow for out in sent} == {1, 2}
@@ -75,13 +75,13 @@ def test_a_flow_that_the_others_leave_behind_is_dialled_anew_though_the_line_is_
     while now < 1.0 + BACKED_OFF_S - 0.1:
         now += 0.05
         (index,) = (piece.index for piece, on in carrier.bulk._under.items() if on.flow == 2)
-        carrier._came_in_bulk(Came(2, []), Ack("update/0", index), now)
+        carrier._came_in_bulk(Received(2, []), Ack("update/0", index), now)
         carrier.bulk.outgoing(now=now)
         carrier._keep_up(now)
     assert wire.did == []
     carrier._keep_up(now + BACKED_OFF_S)
     assert wire.did == [], "nothing has come on any since"
-    carrier._came_in_bulk(Came(2, []), Ack("update/0", index), now + 0.2)
+    carrier._came_in_bulk(Received(2, []), Ack("update/0", index), now + 0.2)
     carrier._keep_up(now + 0.2)
 
     assert wire.did == [("hang up", 1), ("dial", 1)]

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from transport.peer.peer_state import Link, PeerState
+from transport.peer.peer_state import PeerState, SessionState
 from transport.protocol.messages import (
+    AggregatorInfo,
     Committed,
     Evaluated,
     Hello,
     Leave,
     Over,
-    Owner,
     Ping,
     Pong,
     Ready,
@@ -143,7 +143,7 @@ def test_a_refusal_is_final() -> None:
     state.receive(Refused("full", "the run has its 4 peers"), 0.1)
     state.disconnected()
 
-    assert state.link is Link.REFUSED
+    assert state.link is SessionState.REFUSED
     assert state.refused is not None
     assert state.refused.code == "full"
 
@@ -151,7 +151,7 @@ def test_a_refusal_is_final() -> None:
 def test_the_end_is_remembered_and_a_goodbye_is_heard_after_it() -> None:
     state = joined()
     state.receive(Over("every sample was counted", True), 1.0)
-    assert state.link is Link.OVER
+    assert state.link is SessionState.OVER
     assert not state.parted
     assert state.leave(Leave("done")) == [Leave("done")]
     state.receive(Over("left: done", True), 1.1)
@@ -193,7 +193,7 @@ def test_commits_in_any_order_are_remembered_up_to_a_number() -> None:
 
 def test_a_round_that_is_open_again_is_cut_anew_where_others_own_its_shards() -> None:
     state = joined()
-    owned, others = ([Owner(name, [0])] for name in ("bob", "cat"))
+    owned, others = ([AggregatorInfo(name, [0])] for name in ("bob", "cat"))
     state.receive(replace(opened(3), owners=owned), 1.0)
     state.take_round()
     state.report(Report(3, 5, []))

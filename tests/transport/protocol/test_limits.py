@@ -14,17 +14,17 @@ from transport import actions as do
 from transport.hub.hub_state import HubState
 from transport.hub.upload_checks import LONGEST
 from transport.in_process import MemorySwarm
-from transport.ledger.run_ledger import Known, OpenSession, Recovered
+from transport.ledger.run_ledger import KnownPeer, OpenSession, Recovered
 from transport.membership import roster
 from transport.membership.admission import GREETINGS, GREETINGS_S
-from transport.protocol.messages import AskOwner, AskStatus, Hello, Message, Ready, Refused, Resume, Welcome
+from transport.protocol.messages import AskAdmin, AskStatus, Hello, Message, Ready, Refused, Resume, Welcome
 from transport.protocol.run_settings import RunSettings
-from transport.transfer.connection_registry import DEAR, FLOWS, KIB, MESSAGES, Flows
+from transport.transfer.connection_registry import DEAR, KIB, MAX_CONNECTIONS, MESSAGES, ConnectionRegistry
 from transport.transfer.transfers import CHUNK
 from transport.wire import connection_guard
-from transport.wire.connection_guard import LITTLE, Connections, Counts, origin
-from transport.wire.frames import MOST_HELD, key_of, origin_of
-from transport.wire.rate_limit import MOST, Buckets
+from transport.wire.connection_guard import LITTLE, ConnectionGuard, TcpCounters, origin
+from transport.wire.frames import MAX_BUFFERED, key_of, origin_of
+from transport.wire.rate_limit import MAX_NAMES, TokenBuckets
 
 HERE, THERE = "10-0-0-1", "10-0-0-2"
 
@@ -47,18 +47,18 @@ def answers(hub: HubState, conn: bytes, message: object, now: float) -> list[Mes
 
 
 def test_each_name_has_a_bucket_of_its_own_and_a_hub_remembers_few_of_them() -> None:
-    buckets = Buckets(2.0, 4.0)
+    buckets = TokenBuckets(2.0, 4.0)
     assert [buckets.take("ann", 0.0) for _ in range(6)] == [True] * 4 + [False] * 2
     assert buckets.take("bob", 0.0)
     assert [buckets.take("ann", 1.0) for _ in range(3)] == [True, True, False]
-    for number in range(MOST + 10):
+    for number in range(MAX_NAMES + 10):
         buckets.take(number, 1.0)
 
-    assert len(buckets._buckets) == MOST
+    assert len(buckets._buckets) == MAX_NAMES
 
 
 def test_a_fine_keeps_a_bucket_closed_until_it_is_paid() -> None:
-    buckets = Buckets(2.0, 4.0)
+    buckets = TokenBuckets(2.0, 4.0)
     buckets.fine("eve", 0.0, 14.0)
 
     assert not buckets.take("eve", 5.0)
@@ -129,7 +129,7 @@ def test_one_connection_that_greets_for_ever_has_one_session_and_few_writes() ->
 def test_a_swarm_of_one_house_comes_back_at_once_after_a_restart() -> None:
     n = 256
     old = tuple(OpenSession(f"s{i}", f"m{i}", "CPU", f"k{i}") for i in range(n // 2))
-    known = tuple(Known(f"k{i}", f"m{i}", "member") for i in range(n))
+    known = tuple(KnownPeer(f"k{i}", f"m{i}", "member") for i in range(n))
     hub = HubState(toy_settings(min_peers=n), TOKEN, STOP, 0.0, Recovered(3, sessions=old, peers=known))
     for i in range(n):
         greeting = Resume(1, "toy-run", f"m{i}", f"s{i}", -1, True) if i < n // 2 else hello(f"m{i}")
@@ -178,11 +178,11 @@ def test_who_has_said_ready_is_no_more_of_the_crowd(few: HubState) -> None:
 
 
 def test_of_too_many_connections_of_a_session_the_oldest_are_nobodys_but_not_the_control() -> None:
-    flows, control = Flows(), conn(0)
+    flows, control = ConnectionRegistry(), conn(0)
     flows.own(control, "s", control)
-    for n in range(1, FLOWS + 4):
+    for n in range(1, MAX_CONNECTIONS + 4):
         flows.own(conn(n), "s", control)
-    kept = [control, *(conn(n) for n in range(4, FLOWS + 4))]
+    kept = [control, *(conn(n) for n in range(4, MAX_CONNECTIONS + 4))]
     assert flows.of("s") == kept
     assert set(flows.owners) == set(kept)
 
@@ -193,7 +193,7 @@ def test_of_too_many_connections_of_a_session_the_oldest_are_nobodys_but_not_the
 
 def test_a_connection_may_say_so_much_and_long_messages_and_questions_are_dear() -> None:
     def said(size: int, *, ask: bool = False) -> int:
-        flows, count = Flows(), 0
+        flows, count = ConnectionRegistry(), 0
         while flows.may_say(b"c", size, 0.0):
             count += 1
             if ask:
@@ -206,12 +206,12 @@ def test_a_connection_may_say_so_much_and_long_messages_and_questions_are_dear()
 
 
 def test_what_is_read_for_a_session_and_what_it_does_not_take_are_bounded_together() -> None:
-    flows, credit = Flows(), RunSettings("", "", "", 1, 1).credit
-    assert 4 * credit * CHUNK == MOST_HELD, "a peer never has more than a quarter under way"
+    flows, credit = ConnectionRegistry(), RunSettings("", "", "", 1, 1).credit
+    assert 4 * credit * CHUNK == MAX_BUFFERED, "a peer never has more than a quarter under way"
     sizes = []
-    while size := flows.begin_read("s", CHUNK, MOST_HELD // 2):
+    while size := flows.begin_read("s", CHUNK, MAX_BUFFERED // 2):
         sizes.append(size)
-    assert sum(sizes) == MOST_HELD // 2
+    assert sum(sizes) == MAX_BUFFERED // 2
     assert flows.begin_read("other", CHUNK, 0)
     for size in sizes:
         flows.end_read("s", size)
@@ -223,7 +223,7 @@ def test_what_is_read_for_a_session_and_what_it_does_not_take_are_bounded_togeth
 
 
 @pytest.mark.parametrize(
-    "greeting", [Hello(1, TOKEN, "x", "eve"), AskStatus(1, TOKEN, "x"), AskOwner(1, STOP, "x", "list")]
+    "greeting", [Hello(1, TOKEN, "x", "eve"), AskStatus(1, TOKEN, "x"), AskAdmin(1, STOP, "x", "list")]
 )
 def test_who_names_another_run_is_not_told_which_this_is(greeting: Message) -> None:
     (answer,) = answers(HubState(toy_settings(), TOKEN, STOP, 0.0), b"eve.1", greeting, 1.0)
@@ -237,14 +237,14 @@ def test_the_kernel_is_asked_what_a_connection_holds_only_where_that_may_be_much
 ) -> None:
     asked, taken, conn = list[int](), 0, b"key.origin.1"
 
-    def counts(number: int) -> Counts:
+    def counts(number: int) -> TcpCounters:
         asked.append(number)
-        return Counts(taken)
+        return TcpCounters(taken)
 
     monkeypatch.setattr(connection_guard, "counts_of", counts)
     monkeypatch.setattr(connection_guard, "LINUX", True)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        lines = Connections(context, router, 1000)
+        lines = ConnectionGuard(context, router, 1000)
         lines.came(7, conn, 100, 0.0)
         lines.sent(conn, LITTLE - 1)
         assert (lines.held(conn), asked) == (LITTLE - 1, []), "it cannot be more"

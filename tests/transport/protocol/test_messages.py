@@ -13,7 +13,7 @@ from transport.protocol.errors import ProtocolError
 
 EXAMPLES_TO_HUB: list[m.Message] = [
     m.Hello(1, "t", "run", "ann", "CPU", {"codec": "1"}),
-    m.AskOwner(1, "secret", "run", "ban", "ann", "lies"),
+    m.AskAdmin(1, "secret", "run", "ban", "ann", "lies"),
     m.Resume(1, "run", "ann", "s", 3, True, [2, 3], 7),
     m.Ready(4, 2**64 - 1, {"base": "00ff"}),
     m.Report(4, 0, [2, 3], 1.5, 10, 0.1, 0.2, {"ann": "00ff"}),
@@ -50,8 +50,10 @@ EXAMPLES_TO_PEER: list[m.Message] = [
     m.Wait("waiting for the owner's yes"),
     m.Refused("token", "no"),
     m.Round(1, 1, 5, ["ann"], 8, True, 0, 1),
-    m.Round(1, 1, 5, ["ann"], 8, True, 0, 1, [m.Owner("ann", [0, 3], "key", "host:1")], {"ann": "key"}),
-    m.Close(1, 2, [0, 3], {"ann": 1.5}, {"ann": "00ff"}, [m.Estate(7, "bob", 0.25)]),
+    m.Round(
+        1, 1, 5, ["ann"], 8, True, 0, 1, [m.AggregatorInfo("ann", [0, 3], "key", "host:1")], {"ann": "key"}
+    ),
+    m.Close(1, 2, [0, 3], {"ann": 1.5}, {"ann": "00ff"}, [m.HandoffOffer(7, "bob", 0.25)]),
     m.Committed(1, 100, "00", ["ann"], {"bob": "why"}, ["cat"]),
     m.Over("done", True),
     m.Status("{}"),

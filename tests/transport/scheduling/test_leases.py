@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from transport.protocol.sample_ranges import Pool, Runs, compact, expand, pack_runs, size, unpack_runs
+from transport.protocol.sample_ranges import (
+    SamplePool,
+    SampleRanges,
+    compact,
+    count_samples,
+    pack_ranges,
+    sample_ids,
+    unpack_ranges,
+)
 from transport.scheduling.leases import Leases, complement
 
 id_sets = st.sets(st.integers(0, 200))
@@ -17,17 +25,17 @@ id_sets = st.sets(st.integers(0, 200))
 def test_runs_are_the_set_they_were_made_of(ids: set[int]) -> None:
     runs = compact(ids)
 
-    assert expand(runs) == sorted(ids)
-    assert size(runs) == len(ids)
-    assert unpack_runs(pack_runs(runs)) == runs
+    assert sample_ids(runs) == sorted(ids)
+    assert count_samples(runs) == len(ids)
+    assert unpack_ranges(pack_ranges(runs)) == runs
     assert all(a[1] < b[0] for a, b in pairwise(runs)), "sorted, and neighbours are joined"
-    assert expand(complement(runs, 201)) == sorted(set(range(201)) - ids)
+    assert sample_ids(complement(runs, 201)) == sorted(set(range(201)) - ids)
 
 
 @given(id_sets, st.integers(0, 300))
 def test_a_pool_gives_the_lowest_ids_and_each_once(ids: set[int], n: int) -> None:
-    pool = Pool(compact(ids))
-    taken = expand(pool.take(n))
+    pool = SamplePool(compact(ids))
+    taken = sample_ids(pool.take(n))
 
     assert taken == sorted(ids)[:n]
     assert len(pool) == len(ids) - len(taken)
@@ -35,13 +43,13 @@ def test_a_pool_gives_the_lowest_ids_and_each_once(ids: set[int], n: int) -> Non
 
 @given(id_sets, id_sets)
 def test_an_id_cannot_be_put_back_twice(a: set[int], b: set[int]) -> None:
-    pool = Pool(compact(a))
+    pool = SamplePool(compact(a))
     if a & b:
         with pytest.raises(ValueError, match="overlap"):
             pool.put(compact(b))
     else:
         pool.put(compact(b))
-        assert expand(pool.runs) == sorted(a | b)
+        assert sample_ids(pool.runs) == sorted(a | b)
 
 
 def test_a_second_claim_of_a_lease_is_ignored() -> None:
@@ -86,7 +94,7 @@ class Books(RuleBasedStateMachine):
         if self.claimed:
             who, rounds = self.claimed.pop(0)
             if count:
-                self.counted += [i for r in rounds for i in expand(self.leases.ids(who, r) or ())]
+                self.counted += [i for r in rounds for i in sample_ids(self.leases.ids(who, r) or ())]
                 self.leases.count(who, rounds)
             else:
                 self.leases.refuse(who, rounds)
@@ -107,7 +115,7 @@ TestBooks = Books.TestCase
 
 @given(id_sets.filter(bool))
 def test_leases_of_before_a_restart_are_restored(ids: set[int]) -> None:
-    runs: Runs = compact(ids)
+    runs: SampleRanges = compact(ids)
     leases = Leases(201)
     leases.restore("ann", 3, runs)
 

@@ -5,16 +5,30 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.transfer.bandwidth_budget import HIGH, LEAST_SHARE, LOW, MOST_SHARE, SHARE, SHORT, WINDOW, Slot
+from transport.transfer.bandwidth_budget import (
+    HIGH,
+    LEAST_SHARE,
+    LOW,
+    MOST_SHARE,
+    SHARE,
+    SHORT,
+    WINDOW,
+    BandwidthBudget,
+)
 
 
 def test_of_what_was_not_measured_nothing_is_known() -> None:
-    assert Slot().up == Slot().computed(1.0).up == Slot().sent(10**6, 1.0).up == 0
+    assert (
+        BandwidthBudget().up
+        == BandwidthBudget().computed(1.0).up
+        == BandwidthBudget().sent(10**6, 1.0).up
+        == 0
+    )
 
 
 @given(st.floats(0.1, 100), st.floats(1e4, 1e8))
 def test_each_way_carries_its_share_of_the_compute_at_its_rate(seconds: float, rate: float) -> None:
-    slot = Slot().computed(seconds).sent(10**6, 10**6 / rate).came(10**6, 10**6 / (2 * rate))
+    slot = BandwidthBudget().computed(seconds).sent(10**6, 10**6 / rate).came(10**6, 10**6 / (2 * rate))
 
     assert abs(slot.up - SHARE * seconds * rate) <= 2
     assert abs(slot.down - 2 * slot.up) <= 4
@@ -25,7 +39,7 @@ def test_what_goes_up_and_comes_down_fills_the_compute_whatever_else_a_round_doe
     seconds: float, rate: float, downs: float, other: float, start: float
 ) -> None:
     """`other`: of the compute, for encoding and the sum."""
-    slot = replace(Slot().computed(seconds).sent(10**6, 10**6 / rate), share=start)
+    slot = replace(BandwidthBudget().computed(seconds).sent(10**6, 10**6 / rate), share=start)
     slot = slot.came(10**6, 10**6 / (downs * rate))
     used = []
     for _ in range(100):
@@ -38,7 +52,7 @@ def test_what_goes_up_and_comes_down_fills_the_compute_whatever_else_a_round_doe
 
 
 def test_who_waits_for_others_sends_no_less_for_it() -> None:
-    slot = Slot().computed(1.0).sent(10**6, 0.1).came(10**6, 0.1)
+    slot = BandwidthBudget().computed(1.0).sent(10**6, 0.1).came(10**6, 0.1)
 
     assert slot.ended(10.0) == slot
     assert slot.ended(0.7).share == slot.share, "what fits is more than there is to send"
@@ -49,7 +63,7 @@ def test_who_waits_for_others_sends_no_less_for_it() -> None:
 def test_whatever_is_measured_a_direction_has_its_part_of_the_compute(
     rounds: list[tuple[float, float, float]],
 ) -> None:
-    slot = Slot().computed(1.0)
+    slot = BandwidthBudget().computed(1.0)
     for up, down, took in rounds:
         slot = slot.sent(10**6, up).came(10**6, down).ended(took)
 
@@ -57,7 +71,7 @@ def test_whatever_is_measured_a_direction_has_its_part_of_the_compute(
 
 
 def test_one_odd_time_says_nothing() -> None:
-    slot = Slot()
+    slot = BandwidthBudget()
     for _ in range(WINDOW - 1):
         slot = slot.computed(1.0).sent(10**6, 1.0)
 
@@ -65,7 +79,7 @@ def test_one_odd_time_says_nothing() -> None:
 
 
 def test_a_short_packet_is_no_word_on_a_thin_line_but_finds_one_that_has_become_wide() -> None:
-    known = Slot().computed(1.0)
+    known = BandwidthBudget().computed(1.0)
 
     assert known.sent(SHORT - 1, 0.1).up == 0
     for _ in range(WINDOW):
@@ -79,4 +93,4 @@ def test_a_short_packet_is_no_word_on_a_thin_line_but_finds_one_that_has_become_
 
 
 def test_what_took_no_time_was_not_measured() -> None:
-    assert Slot().computed(1.0).sent(10**6, 0.0).up == 0
+    assert BandwidthBudget().computed(1.0).sent(10**6, 0.0).up == 0

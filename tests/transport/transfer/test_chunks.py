@@ -15,22 +15,22 @@ from hypothesis import strategies as st
 from recipes.models.base_model import HASH_BLOCK as RECIPES_BLOCK
 from recipes.models.base_model import hash_file
 from transport.protocol.errors import Leaving, ProtocolError
-from transport.transfer.chunks import BLOCK, PartFile, hashes_of
+from transport.transfer.chunks import HASH_BLOCK, ChunkFile, block_hashes
 
 CHUNK = 256 * 1024
-DATA = random.Random(0).randbytes(3 * BLOCK + 12_345)
+DATA = random.Random(0).randbytes(3 * HASH_BLOCK + 12_345)
 
 
 def hashed(folder: Path, data: bytes = DATA) -> bytes:
     (folder / "origin").write_bytes(data)
-    return hashes_of(folder / "origin")
+    return block_hashes(folder / "origin")
 
 
 def piece(index: int, data: bytes = DATA) -> bytes:
     return data[index * CHUNK : (index + 1) * CHUNK]
 
 
-def fill(part: PartFile, data: bytes = DATA) -> int:
+def fill(part: ChunkFile, data: bytes = DATA) -> int:
     """Bring what is missing; returns how many bytes that took."""
     came = 0
     for index in part.map.missing:
@@ -41,18 +41,18 @@ def fill(part: PartFile, data: bytes = DATA) -> int:
 
 def flip(file: Path) -> None:
     data = bytearray(file.read_bytes())
-    data[2 * BLOCK + 7] ^= 1
+    data[2 * HASH_BLOCK + 7] ^= 1
     file.write_bytes(data)
 
 
 def hole(file: Path) -> None:
     data = bytearray(file.read_bytes())
-    data[BLOCK : BLOCK + 4096] = bytes(4096)
+    data[HASH_BLOCK : HASH_BLOCK + 4096] = bytes(4096)
     file.write_bytes(data)
 
 
 def truncated(file: Path) -> None:
-    os.truncate(file, 2 * BLOCK + 5)
+    os.truncate(file, 2 * HASH_BLOCK + 5)
 
 
 def longer(file: Path) -> None:
@@ -63,9 +63,9 @@ def longer(file: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "wrong"),
     [
-        (flip, BLOCK),
-        (hole, BLOCK),
-        (truncated, BLOCK + 12_345),
+        (flip, HASH_BLOCK),
+        (hole, HASH_BLOCK),
+        (truncated, HASH_BLOCK + 12_345),
         (longer, 0),
         (lambda file: file.write_bytes(b""), len(DATA)),
         (lambda file: None, 0),
@@ -77,7 +77,7 @@ def test_of_a_damaged_file_only_the_wrong_blocks_are_fetched(
     hashes, target = hashed(tmp_path), tmp_path / "weights"
     target.write_bytes(DATA)
     damage(target)
-    part = PartFile(target, len(DATA), hashes, CHUNK)
+    part = ChunkFile(target, len(DATA), hashes, CHUNK)
     found = part.look()
 
     assert fill(part) == wrong
@@ -88,10 +88,10 @@ def test_of_a_damaged_file_only_the_wrong_blocks_are_fetched(
 
 def test_a_file_goes_on_where_a_killed_process_stopped(tmp_path: Path) -> None:
     hashes, target = hashed(tmp_path), tmp_path / "weights"
-    killed = PartFile(target, len(DATA), hashes, CHUNK)
+    killed = ChunkFile(target, len(DATA), hashes, CHUNK)
     for index in (0, 1, 2, 3, 9, 12):  # block 0, a chunk of block 2, the short last one
         killed.add(index, piece(index))
-    later = PartFile(target, len(DATA), hashes, CHUNK)
+    later = ChunkFile(target, len(DATA), hashes, CHUNK)
     later.look()
 
     assert later.map.missing == [4, 5, 6, 7, 8, 9, 10, 11]
@@ -100,7 +100,7 @@ def test_a_file_goes_on_where_a_killed_process_stopped(tmp_path: Path) -> None:
 
 
 def test_a_block_that_comes_wrong_is_asked_for_again_and_given_up_in_the_end(tmp_path: Path) -> None:
-    part = PartFile(tmp_path / "weights", len(DATA), hashed(tmp_path), CHUNK)
+    part = ChunkFile(tmp_path / "weights", len(DATA), hashed(tmp_path), CHUNK)
 
     def bring(last: bytes) -> list[int]:
         return [again for i in range(4) for again in part.add(i, piece(i) if i < 3 else last)]
@@ -114,14 +114,14 @@ def test_a_block_that_comes_wrong_is_asked_for_again_and_given_up_in_the_end(tmp
 
 def test_what_was_begun_of_another_object_is_not_taken_for_this_one(tmp_path: Path) -> None:
     (tmp_path / "weights.part").write_bytes(bytes(len(DATA)))
-    part = PartFile(tmp_path / "weights", len(DATA), hashed(tmp_path), CHUNK)
+    part = ChunkFile(tmp_path / "weights", len(DATA), hashed(tmp_path), CHUNK)
 
     assert part.look() == 0
 
 
 def test_looking_at_a_large_file_can_be_left(tmp_path: Path) -> None:
     (tmp_path / "weights.part").write_bytes(DATA)
-    part = PartFile(tmp_path / "weights", len(DATA), hashed(tmp_path), CHUNK)
+    part = ChunkFile(tmp_path / "weights", len(DATA), hashed(tmp_path), CHUNK)
 
     def leave() -> None:
         raise Leaving("asked to leave")
@@ -131,13 +131,13 @@ def test_looking_at_a_large_file_can_be_left(tmp_path: Path) -> None:
 
 
 @settings(max_examples=30)
-@given(st.integers(0, 3 * BLOCK), st.integers(0, 2**32))
+@given(st.integers(0, 3 * HASH_BLOCK), st.integers(0, 2**32))
 def test_in_any_order_and_twice_a_file_is_the_file(size: int, seed: int) -> None:
     data, dice = DATA[:size], random.Random(seed)
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory() as name:
-        part = PartFile(Path(name) / "weights", size, hashed(Path(name), data), CHUNK)
+        part = ChunkFile(Path(name) / "weights", size, hashed(Path(name), data), CHUNK)
         order = part.map.missing * 2
         dice.shuffle(order)
         for index in order:
@@ -147,17 +147,17 @@ def test_in_any_order_and_twice_a_file_is_the_file(size: int, seed: int) -> None
         assert part.finish().read_bytes() == data
 
 
-@pytest.mark.parametrize("size", [0, 1, BLOCK, BLOCK + 1])
+@pytest.mark.parametrize("size", [0, 1, HASH_BLOCK, HASH_BLOCK + 1])
 def test_owner_and_peer_cut_a_file_alike(tmp_path: Path, size: int) -> None:
     hashes = hashed(tmp_path, DATA[:size])
     file = hash_file(tmp_path / "origin")
 
-    assert RECIPES_BLOCK == BLOCK
+    assert RECIPES_BLOCK == HASH_BLOCK
     assert (file.blocks, file.size) == (hashes, size)
     assert file.sha256 == hashlib.sha256(DATA[:size]).hexdigest()
-    assert size > BLOCK or hashes.hex() == file.sha256, "a small file needs no list"
+    assert size > HASH_BLOCK or hashes.hex() == file.sha256, "a small file needs no list"
 
 
 def test_a_list_of_hashes_of_another_length_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="64 bytes of hashes for weights, a file of 5 bytes"):
-        PartFile(tmp_path / "weights", 5, bytes(64), CHUNK)
+        ChunkFile(tmp_path / "weights", 5, bytes(64), CHUNK)

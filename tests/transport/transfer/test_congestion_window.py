@@ -13,13 +13,13 @@ import pytest
 
 from transport.transfer.congestion_window import (
     CLEAN_S,
-    FIRST,
+    FIRST_FRAGMENT,
     HELD_S,
-    LARGEST,
+    MAX_FRAGMENT,
+    MIN_FRAGMENT,
     QUEUE_S,
-    SMALLEST,
+    CongestionWindow,
     Sent,
-    Window,
 )
 
 MBIT = 1e6 / 8  # bytes a second
@@ -42,8 +42,8 @@ class Line:
         self.stalls: Iterator[tuple[float, float]] = iter(())  # when the other side does nothing: from, until
         self.stall = (0.0, 0.0)
         self.piece = 0  # 0: what the window says; an upload keeps what it began with
-        self.window = Window()
-        self.window.most = credit * LARGEST
+        self.window = CongestionWindow()
+        self.window.most = credit * MAX_FRAGMENT
         self.window.clean(rtt, 0.0)
         self.on_it: list[tuple[float, int, Sent]] = []
         self.numbers = itertools.count()
@@ -79,7 +79,7 @@ def test_it_fills_the_line_and_not_the_queue(mbit: float, rtt: float) -> None:
     line.run(30.0 if mbit == 1 else 10.0)  # it finds out
     seen = line.run(40.0)
 
-    held = 32 * LARGEST / rtt  # more than the credit is never under way
+    held = 32 * MAX_FRAGMENT / rtt  # more than the credit is never under way
     assert seen.rate > 0.92 * min(mbit * MBIT, held)
     assert seen.queue < max(0.16, 0.5 * rtt + 0.1) or mbit == 1, "two of the smallest pieces take longer"
     assert seen.under <= 64
@@ -88,10 +88,10 @@ def test_it_fills_the_line_and_not_the_queue(mbit: float, rtt: float) -> None:
 def test_it_begins_small_and_grows_to_a_fast_line_within_a_second() -> None:
     line = Line(500 * MBIT, 0.05)
 
-    assert line.window.limit == 2 * FIRST
+    assert line.window.limit == 2 * FIRST_FRAGMENT
     line.run(1.0)
     assert line.run(1.0).rate > 0.95 * 500 * MBIT
-    assert line.window.piece == LARGEST
+    assert line.window.piece == MAX_FRAGMENT
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -120,7 +120,7 @@ def test_a_line_that_becomes_slower_has_its_queue_back_within_seconds() -> None:
 
 def test_a_line_that_was_slow_is_filled_again_though_pieces_stay_as_large_as_they_were() -> None:
     line = Line(50 * MBIT, 0.042)
-    line.piece = FIRST
+    line.piece = FIRST_FRAGMENT
     line.run(2.0)
     line.rate = 2 * MBIT
     line.run(5.0)
@@ -131,23 +131,23 @@ def test_a_line_that_was_slow_is_filled_again_though_pieces_stay_as_large_as_the
 
 
 def test_one_piece_that_is_held_up_does_not_hold_the_others_up() -> None:
-    window, now = Window(), 0.0
+    window, now = CongestionWindow(), 0.0
     window.most = 1 << 20
     window.clean(0.1, 0.0)
-    window.sent(1, FIRST, 0, 0.0)
+    window.sent(1, FIRST_FRAGMENT, 0, 0.0)
     while now < CLEAN_S:
         assert window.room
-        sent = window.sent(2, FIRST, 0, now)
+        sent = window.sent(2, FIRST_FRAGMENT, 0, now)
         now += 0.1
-        window.answered(sent, FIRST, now, more=True)
+        window.answered(sent, FIRST_FRAGMENT, now, more=True)
     assert not window.room, "it waits for a clean round trip"
     window.look(now + HELD_S - 0.1)
     assert not window.room
     window.look(now + HELD_S)
 
     assert window.room
-    sent = window.sent(2, FIRST, 0, now + HELD_S)
-    window.answered(sent, FIRST, now + HELD_S + 0.1, more=True)
+    sent = window.sent(2, FIRST_FRAGMENT, 0, now + HELD_S)
+    window.answered(sent, FIRST_FRAGMENT, now + HELD_S + 0.1, more=True)
     assert window.room, "and does not at once wait for it again"
 
 
@@ -175,16 +175,16 @@ def test_small_transfers_do_not_teach_that_the_line_is_slow() -> None:
 
 
 def test_what_is_lost_makes_room_and_ends_the_wait_for_a_clean_answer() -> None:
-    window = Window()
+    window = CongestionWindow()
     window.most = 1 << 20
     window.clean(0.1, 0.0)
-    sent = [window.sent(1, FIRST, 0, 0.0) for _ in range(2)]
+    sent = [window.sent(1, FIRST_FRAGMENT, 0, 0.0) for _ in range(2)]
     assert not window.room
-    window.answered(sent[0], FIRST, 100.0, more=True)
-    assert window.limit < SMALLEST, "all is let come in"
+    window.answered(sent[0], FIRST_FRAGMENT, 100.0, more=True)
+    assert window.limit < MIN_FRAGMENT, "all is let come in"
     window.lost(sent[1])
 
     assert window.room
-    assert window.limit == 2 * SMALLEST
+    assert window.limit == 2 * MIN_FRAGMENT
     assert window.under == 0
     assert QUEUE_S < 0.1

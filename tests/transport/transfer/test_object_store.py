@@ -10,7 +10,7 @@ from toy_swarm import ToyWork
 
 from transport.protocol.messages import Data, Get
 from transport.transfer import object_store
-from transport.transfer.object_store import Objects
+from transport.transfer.object_store import ObjectStore
 
 CHUNK = 1024
 
@@ -20,7 +20,7 @@ def test_the_newest_packet_is_given_from_memory_and_each_piece_is_made_once(tmp_
     with begin(tmp_path) as ledger:
         for round, data in enumerate((b"old", packet)):
             row = commit(ledger, round, data)
-            served = Objects(ledger, ToyWork(), lambda session, round: None, lambda session, name: b"")
+            served = ObjectStore(ledger, ToyWork(), lambda session, round: None, lambda session, name: b"")
             served.committed(round, data, row.sha256)
         asked = [Get("packet/1", i, CHUNK) for i in range(object_store.PIECES + 2)]
 

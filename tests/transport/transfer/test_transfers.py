@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.protocol.errors import ProtocolError
-from transport.protocol.messages import OF, Chunk, Data, Get, Have, Message, NoObject, Put, PutDone
+from transport.protocol.messages import UPLOAD_TAG, Chunk, Data, Get, Have, Message, NoObject, Put, PutDone
 from transport.transfer import transfers
-from transport.transfer.chunks import ChunkMap, Parts
-from transport.transfer.transfers import Arrived, BulkPeer, Inbox
+from transport.transfer.chunks import ChunkBuffer, ChunkMap
+from transport.transfer.transfers import CompletedUpload, Inbox, PeerTransfers
 
 CHUNK = 1024
 
@@ -34,7 +34,7 @@ class Link:
     """A peer and a hub with lossy flows between them: what is under way on a flow that is cut is lost."""
 
     def __init__(self, objects: dict[str, bytes], flows: int = 3, credit: int = 4) -> None:
-        self.peer, self.inbox = BulkPeer(), Inbox(lambda session, name, size: self.refused.get(name))
+        self.peer, self.inbox = PeerTransfers(), Inbox(lambda session, name, size: self.refused.get(name))
         self.refused: dict[str, str] = {}
         self.objects, self.credit = objects, credit
         self.wires: dict[int, tuple[deque[tuple[Message, bytes]], deque[tuple[Message, bytes]]]] = {}
@@ -68,7 +68,7 @@ class Link:
         assert isinstance(message, Put | Chunk)
         self.chunks += isinstance(message, Chunk)
         for answer in self.inbox.receive("session", message, payload):
-            if isinstance(answer, Arrived):
+            if isinstance(answer, CompletedUpload):
                 assert answer.name not in self.arrived, "an upload arrives once"
                 self.arrived[answer.name] = answer.parts.data()
                 self.refused[answer.name] = "it is here already"
@@ -109,7 +109,7 @@ def test_whatever_the_flows_do_objects_arrive_whole_and_once(
     transfers.CHUNK = CHUNK  # hypothesis does not run the fixture for each example
     link = Link({"base/a": some(down)})
     upload = link.peer.upload("update/1", some(up), sha(some(up)))
-    download = link.peer.fetch("base/a", lambda size, digest: Parts(size, digest, CHUNK))
+    download = link.peer.fetch("base/a", lambda size, digest: ChunkBuffer(size, digest, CHUNK))
     for what, flow in history:
         if what == "say":
             link.say()
@@ -151,20 +151,20 @@ def test_chunks_follow_the_first_put_at_once_and_wait_for_an_answer_after_a_cut(
 
 def test_an_object_of_known_size_is_asked_for_at_once() -> None:
     link = Link({"packet/1": some(3 * CHUNK)}, flows=1)
-    link.peer.fetch("packet/1", lambda size, digest: Parts(size, digest, CHUNK), 3 * CHUNK)
+    link.peer.fetch("packet/1", lambda size, digest: ChunkBuffer(size, digest, CHUNK), 3 * CHUNK)
     link.say()
 
     assert [m.index for m, _ in link.wires[1][0] if isinstance(m, Get)] == [0, 1, 2]
 
 
-def downloading(size: int, piece: int, known: bool) -> tuple[BulkPeer, transfers.Download]:
+def downloading(size: int, piece: int, known: bool) -> tuple[PeerTransfers, transfers.Download]:
     """One that has asked for its first pieces of this size. One chunk is four pieces of 16 KiB."""
-    peer = BulkPeer()
+    peer = PeerTransfers()
     peer.up(1, 32, 0.05, 0.0)
     window = peer.windows[False]
     window.answered(window.sent(1, 0, 0, 0.0), int(piece * 20), 1.0, more=False)
     assert window.piece == piece
-    download = peer.fetch("base/a", lambda n, sha: Parts(n, sha, transfers.CHUNK), size if known else 0)
+    download = peer.fetch("base/a", lambda n, sha: ChunkBuffer(n, sha, transfers.CHUNK), size if known else 0)
     return peer, download
 
 
@@ -247,7 +247,7 @@ def test_a_late_answer_to_a_fetch_that_was_given_up_harms_no_later_one(
     peer.forget("base/a")
     window = peer.windows[False]
     window.answered(window.sent(1, 0, 0, 1.0), 1 << 30, 1.1, more=False)
-    download = peer.fetch("base/a", lambda n, digest: Parts(n, digest, transfers.CHUNK), len(data))
+    download = peer.fetch("base/a", lambda n, digest: ChunkBuffer(n, digest, transfers.CHUNK), len(data))
     asked = [out.message for out in peer.outgoing(now=1.2) if isinstance(out.message, Get)]
     for get in late + asked:
         start = get.index * get.chunk
@@ -260,11 +260,11 @@ def test_a_late_answer_to_a_fetch_that_was_given_up_harms_no_later_one(
 
 
 def test_a_lease_does_not_stand_behind_the_weights_of_a_model() -> None:
-    peer = BulkPeer()
+    peer = PeerTransfers()
     peer.up(1, 4, 0.05, 0.0)
-    peer.fetch("base/weights", lambda size, digest: Parts(size, digest, CHUNK), 100 * CHUNK)
+    peer.fetch("base/weights", lambda size, digest: ChunkBuffer(size, digest, CHUNK), 100 * CHUNK)
     first = peer.outgoing(now=0.0)
-    peer.fetch("lease/1", lambda size, digest: Parts(size, digest, CHUNK))
+    peer.fetch("lease/1", lambda size, digest: ChunkBuffer(size, digest, CHUNK))
     peer.receive(Data("base/weights", 0, 100 * CHUNK, b""), bytes(CHUNK), 0.1)
     then = peer.outgoing(now=0.1)
 
@@ -273,9 +273,9 @@ def test_a_lease_does_not_stand_behind_the_weights_of_a_model() -> None:
 
 
 def test_a_size_that_was_announced_wrongly_is_an_error_and_no_hang() -> None:
-    peer = BulkPeer()
+    peer = PeerTransfers()
     peer.up(1, 4, 0.05, 0.0)
-    download = peer.fetch("packet/1", lambda size, digest: Parts(size, digest, CHUNK), 100)
+    download = peer.fetch("packet/1", lambda size, digest: ChunkBuffer(size, digest, CHUNK), 100)
     peer.outgoing(now=0.0)
     peer.receive(Data("packet/1", 0, 5000, b""), bytes(CHUNK), 0.1)
 
@@ -294,7 +294,7 @@ def test_a_refused_upload_ends_with_its_reason() -> None:
 
 def test_an_object_that_is_not_there_is_refused_with_the_reason() -> None:
     link = Link({})
-    download = link.peer.fetch("nothing", lambda size, digest: Parts(size, digest, CHUNK))
+    download = link.peer.fetch("nothing", lambda size, digest: ChunkBuffer(size, digest, CHUNK))
     link.settle()
 
     assert download.refused == "there is none"
@@ -335,17 +335,17 @@ def test_a_chunk_of_an_upload_that_another_has_replaced_is_no_part_of_it() -> No
     old, new = some(2000), some(2000)[::-1]
     inbox.receive("s", Put("u", 2000, sha(old), 1024), b"")
     inbox.receive("s", Put("u", 2000, sha(new), 1024), b"")
-    late = inbox.receive("s", Chunk("u", 0, sha(old)[:OF]), old[:1024])
-    inbox.receive("s", Chunk("u", 0, sha(new)[:OF]), new[:1024])
-    _, arrived = inbox.receive("s", Chunk("u", 1, sha(new)[:OF]), new[1024:])
+    late = inbox.receive("s", Chunk("u", 0, sha(old)[:UPLOAD_TAG]), old[:1024])
+    inbox.receive("s", Chunk("u", 0, sha(new)[:UPLOAD_TAG]), new[:1024])
+    _, arrived = inbox.receive("s", Chunk("u", 1, sha(new)[:UPLOAD_TAG]), new[1024:])
 
     assert late == []
-    assert isinstance(arrived, Arrived)
+    assert isinstance(arrived, CompletedUpload)
     assert arrived.parts.data() == new
 
 
 def test_an_object_that_is_not_what_was_promised_is_no_object() -> None:
-    parts = Parts(100, sha(some(100)), 1024)
+    parts = ChunkBuffer(100, sha(some(100)), 1024)
     parts.add(0, b"x" * 100)
 
     with pytest.raises(ProtocolError, match="checksum of the whole is wrong"):
@@ -383,10 +383,10 @@ def test_an_object_that_no_memory_holds_is_refused_before_its_chunks_are_counted
     known: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfers, "CHUNK", 256 * 1024)
-    peer = BulkPeer()
+    peer = PeerTransfers()
     peer.up(1, 4, 0.05, 0.0)
     tracemalloc.start()
-    download = peer.fetch("packet/1", lambda size, digest: Parts(size, digest, transfers.CHUNK), known)
+    download = peer.fetch("packet/1", lambda size, digest: ChunkBuffer(size, digest, transfers.CHUNK), known)
     size = peer.outgoing(now=0.0)[0].answer or transfers.CHUNK
     peer.receive(Data("packet/1", 0, 2**40, b""), bytes(size), 0.1)
     peak = tracemalloc.get_traced_memory()[1]
@@ -411,9 +411,9 @@ def test_a_map_knows_what_is_missing(size: int, indices: set[int]) -> None:
 
 def test_an_upload_that_is_not_wanted_any_more_leaves_the_download_of_its_name_alone() -> None:
     """An owner fetches part/3/bob, bob's part, and sends part/3/bob, its own for bob."""
-    peer = BulkPeer()
+    peer = PeerTransfers()
     peer.up(1, 4, 0.05, 0.0)
-    download = peer.fetch("part/3/bob", lambda size, digest: Parts(size, digest, CHUNK))
+    download = peer.fetch("part/3/bob", lambda size, digest: ChunkBuffer(size, digest, CHUNK))
     peer.upload("part/3/bob", b"mine", sha(b"mine"))
     peer.outgoing(now=0.0)
     peer.withdraw("part/3/bob")

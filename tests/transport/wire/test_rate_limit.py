@@ -16,9 +16,9 @@ from toy_swarm import ToyWork, toy_settings
 
 from transport import Bandwidth, Hub, Ledger, PeerLink, RunKeys
 from transport.protocol.messages import Chunk, Data, Get, Report, Round
-from transport.transfer.chunks import Parts
-from transport.transfer.transfers import CHUNK, BulkPeer
-from transport.wire.rate_limit import SLACK_S, Bucket
+from transport.transfer.chunks import ChunkBuffer
+from transport.transfer.transfers import CHUNK, PeerTransfers
+from transport.wire.rate_limit import SLACK_S, TokenBucket
 
 RATE = 2e6  # bytes a second: 16 mbit
 
@@ -30,7 +30,7 @@ RATE = 2e6  # bytes a second: 16 mbit
 def test_what_waits_for_the_bucket_never_exceeds_its_rate_by_more_than_slack_and_one_piece(
     rate: float, pieces: list[tuple[float, int]]
 ) -> None:
-    bucket, now, went = Bucket(rate), 100.0, 0
+    bucket, now, went = TokenBucket(rate), 100.0, 0
     for idle, size in pieces:
         now = max(now + idle, bucket.open_at(now + idle))
         assert bucket.level(now) > 0, "open_at does not lie"
@@ -40,7 +40,7 @@ def test_what_waits_for_the_bucket_never_exceeds_its_rate_by_more_than_slack_and
 
 
 def test_a_bucket_in_debt_says_when_it_opens_and_control_deepens_the_debt() -> None:
-    bucket = Bucket(1000.0)
+    bucket = TokenBucket(1000.0)
     bucket.take(550, 10.0)
 
     assert bucket.level(10.0) == -500
@@ -53,18 +53,18 @@ def test_a_bucket_in_debt_says_when_it_opens_and_control_deepens_the_debt() -> N
 
 
 def test_without_a_rate_nothing_waits_and_a_rate_of_nothing_is_our_bug() -> None:
-    free = Bucket(None)
+    free = TokenBucket(None)
     free.take(1 << 40, 0.0)
 
     assert free.level(0.0) == float("inf")
     assert free.open_at(0.0) == 0.0
     with pytest.raises(ValueError, match="a rate of 0"):
-        Bucket(0)
+        TokenBucket(0)
 
 
-def on_a_fast_line() -> BulkPeer:
+def on_a_fast_line() -> PeerTransfers:
     """With one flow, and windows as wide as the hub allows."""
-    peer = BulkPeer()
+    peer = PeerTransfers()
     peer.up(1, 32, 0.01, 0.0)
     for window in peer.windows.values():
         window.answered(window.sent(1, 1 << 30, 0, 0.0), 1 << 30, 0.01, more=False)
@@ -74,7 +74,7 @@ def on_a_fast_line() -> BulkPeer:
 def test_bulk_sends_and_asks_only_while_there_is_something_left() -> None:
     peer = on_a_fast_line()
     peer.upload("update/1", bytes(5 * CHUNK), b"sum")
-    peer.fetch("packet/0", lambda size, digest: Parts(size, digest, CHUNK), 5 * CHUNK + 7)
+    peer.fetch("packet/0", lambda size, digest: ChunkBuffer(size, digest, CHUNK), 5 * CHUNK + 7)
 
     def kinds(up: float, down: float) -> list[type]:
         return [type(out.message) for out in peer.outgoing(up, down) if isinstance(out.message, Chunk | Get)]
@@ -89,8 +89,8 @@ def test_bulk_sends_and_asks_only_while_there_is_something_left() -> None:
 
 def test_a_chunk_asked_for_is_expected_once() -> None:
     peer = on_a_fast_line()
-    peer.fetch("packet/0", lambda size, digest: Parts(size, digest, CHUNK), CHUNK + 7)
-    peer.fetch("lease/1", lambda size, digest: Parts(size, digest, CHUNK))
+    peer.fetch("packet/0", lambda size, digest: ChunkBuffer(size, digest, CHUNK), CHUNK + 7)
+    peer.fetch("lease/1", lambda size, digest: ChunkBuffer(size, digest, CHUNK))
     peer.outgoing()
 
     assert [peer.expected("packet/0", i) for i in (0, 1, 2)] == [CHUNK, 7, 0]

@@ -20,7 +20,7 @@ from transport.protocol.errors import Unreachable
 from transport.protocol.keys import CurveKeys, as_z85
 from transport.protocol.message_codec import encode
 from transport.protocol.messages import Hello
-from transport.wire.frames import Down
+from transport.wire.frames import Disconnected
 from transport.wire.zeromq_sockets import MAX_FRAME, DealerWire
 
 MANY = 300  # connections at once
@@ -100,7 +100,7 @@ def wrong_key(running: Running) -> None:
         events = wire.poll(0.5)
         while not events:
             events = wire.poll(0.5)
-        assert isinstance(events[0], Down)
+        assert isinstance(events[0], Disconnected)
         assert isinstance(events[0].error, Unreachable)
     finally:
         wire.close()

@@ -1,36 +1,36 @@
-"""A run as a page in the browser, and as a report."""
+"""The dashboard: a run as a page in the browser, and the report."""
 
-from .charts import thin
+from .charts import downsample
 from .markup import el, html
-from .remote_reader import Remote
+from .remote_reader import RemoteReader
 from .report_page import (
     headline,
+    participants,
     section,
     sections,
-    took_part,
     utc,
     words,
 )
-from .run_folder_reader import Reader
-from .run_story import Chronicle
+from .run_folder_reader import RunFolderReader
+from .run_story import RunHistory
 from .web_server import Source, application, listen, read_part, server
 
 __all__ = [
-    "Chronicle",
-    "Reader",
-    "Remote",
+    "RemoteReader",
+    "RunFolderReader",
+    "RunHistory",
     "Source",
     "application",
+    "downsample",
     "el",
     "headline",
     "html",
     "listen",
+    "participants",
     "read_part",
     "section",
     "sections",
     "server",
-    "thin",
-    "took_part",
     "utc",
     "words",
 ]

@@ -1,7 +1,7 @@
-"""Charts as SVG, for the page and the report alike: numbers in, a tree out. Colours are in style.css.
+"""SVG charts for the dashboard and the report: numbers in, an element tree out. Colours are in style.css.
 
-Every chart has a title and a sentence for those who hear it, and tooltips in <title>; series differ by more
-than colour (dashes, marks), and the table beside a chart has the same numbers.
+Every chart has a title and a description for screen readers, and tooltips in <title>. Series differ by dashes
+and marks as well as colour, and the table beside a chart has the same numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Plot:
-    """Curves in one frame."""
+    """A frame with one or more curves."""
 
     name: str  # an id of the page
     title: str
@@ -49,7 +49,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch of a row."""
+    """A bar in a row, from `start` to `stop`."""
 
     start: float
     stop: float
@@ -65,8 +65,8 @@ class Row:
     text: str = ""  # at the end of the row
 
 
-def thin(points: Sequence[Point], most: int = MOST) -> list[Point]:
-    """At most so many points: neighbours are averaged at the place of their last, the last point stays."""
+def downsample(points: Sequence[Point], most: int = MOST) -> list[Point]:
+    """Reduce to `most` points: neighbours are averaged at the x of their last, and the last point is kept."""
     if len(points) <= most:
         return list(points)
     many, last = len(points) - 1, most - 1
@@ -79,7 +79,7 @@ def thin(points: Sequence[Point], most: int = MOST) -> list[Point]:
 
 @dataclass(frozen=True)
 class Axis:
-    """Values to pixels."""
+    """A linear or logarithmic map from values to pixels."""
 
     low: float
     high: float
@@ -96,7 +96,7 @@ class Axis:
 
 
 def round_ticks(low: float, high: float, most: int) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten, within the ends."""
+    """Choose multiples of 1, 2 or 5 times a power of ten within [low, high]."""
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough * 0.999)
@@ -105,7 +105,7 @@ def round_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def time_ticks(stop: float) -> list[float]:
-    """Round numbers of seconds, minutes, hours or days."""
+    """Choose round numbers of seconds, minutes, hours or days up to `stop`."""
     hour, day = 3600, 86400
     steps = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, hour, 2 * hour, 4 * hour, 12 * hour, day, 2 * day)
     step = next((step for step in steps if stop <= 4 * step), 2 * day * math.ceil(stop / (8 * day)))
@@ -113,14 +113,14 @@ def time_ticks(stop: float) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten; between few of them 2 and 5 as well."""
+    """Choose powers of ten, with 2 and 5 times these where few fit."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1, 2, 5) if len(powers) <= 4 else (1,)
     return [10.0**p * f for p in powers for f in factors if low * 0.999 <= 10.0**p * f <= high * 1.001]
 
 
 def axis_of(values: Sequence[float], start: float, stop: float, log: bool, zero: bool = False) -> Axis:
-    """An axis on which all of them have room."""
+    """Fit an axis around the values, with a margin."""
     low, high = min(values), max(values)
     if log:
         return Axis(low / 1.3, high * 1.3, start, stop, True)
@@ -132,9 +132,9 @@ def axis_of(values: Sequence[float], start: float, stop: float, log: bool, zero:
 # ---- lines -------------------------------------------------------------------------------------------------
 
 
-def lines(plot: Plot) -> Element:
-    """Curves over rounds or steps."""
-    drawn = [replace(s, points=thin(s.points)) for s in plot.series if s.points]
+def line_chart(plot: Plot) -> Element:
+    """Draw curves over rounds or steps."""
+    drawn = [replace(s, points=downsample(s.points)) for s in plot.series if s.points]
     xs = [x for s in drawn for x, _ in s.points]
     ys = [y for s in drawn for _, y in s.points]
     x = Axis(min(xs), max(max(xs), min(xs) + 1), LEFT, WIDTH - RIGHT)
@@ -150,7 +150,7 @@ def lines(plot: Plot) -> Element:
     for one in drawn:
         made.append(curve(one, x, y))
     made.append(legend(drawn))
-    made.append(hints(drawn, x, plot))
+    made.append(tooltips(drawn, x, plot))
     return made
 
 
@@ -167,7 +167,7 @@ def mark(x: float, y: float) -> Element:
 
 
 def legend(drawn: Sequence[Series]) -> Element:
-    """Names above the plot, each with a piece of its line."""
+    """Draw the name of each series above the plot, beside a piece of its line."""
     made, at = el("g", class_="legend"), LEFT
     for one in drawn:
         line = el("g", el("polyline", points=f"{at:.0f},14 {at + 26:.0f},14"), class_=f"series {one.look}")
@@ -179,8 +179,8 @@ def legend(drawn: Sequence[Series]) -> Element:
     return made
 
 
-def hints(drawn: Sequence[Series], x: Axis, plot: Plot) -> Element:
-    """Strips over the plot, unseen: what the values are where the mouse is."""
+def tooltips(drawn: Sequence[Series], x: Axis, plot: Plot) -> Element:
+    """Cover the plot with invisible strips whose titles show the values under the mouse."""
     said: dict[float, list[str]] = {}
     for one in drawn:
         for at, value in one.points:
@@ -199,14 +199,14 @@ def hints(drawn: Sequence[Series], x: Axis, plot: Plot) -> Element:
 # ---- rows --------------------------------------------------------------------------------------------------
 
 
-def rows(
+def row_chart(
     name: str,
     title: str,
     said: str,
     drawn: Sequence[Row],
     timed: bool = False,  # with an axis in seconds
 ) -> Element:
-    """A row for each peer: when it was there, or how much it did."""
+    """Draw a row for each peer: its presence over time, or its share of the work."""
     shown = drawn[:ROWS]
     stop = max((bar.stop for row in drawn for bar in row.bars), default=1.0)
     x = Axis(0.0, stop or 1.0, NAME, WIDTH - RIGHT - (0 if timed else 50))
@@ -229,7 +229,7 @@ def rows(
 
 
 def row_legend(drawn: Sequence[Row]) -> Element | None:
-    """What crosses and pale bars mean, where there are any."""
+    """Explain crosses and pale bars, where a chart has any."""
     made, at = el("g", class_="legend"), NAME
     if any(bar.pale for row in drawn for bar in row.bars):
         made.append(el("rect", x=at, y=5.0, width=16, height=12, class_="bar pale"))
@@ -242,7 +242,7 @@ def row_legend(drawn: Sequence[Row]) -> Element | None:
 
 
 def one_row(row: Row, x: Axis, top: float) -> Element:
-    group = el("g", el("text", el("title", row.name), short(row.name), x=6.0, y=top + 17))
+    group = el("g", el("text", el("title", row.name), shorten(row.name), x=6.0, y=top + 17))
     for bar in row.bars:
         wide = max(x(bar.stop) - x(bar.start), 2.0)
         look = "bar pale" if bar.pale else "bar"
@@ -259,12 +259,12 @@ def cross(x: float, y: float, title: str) -> Element:
     return el("path", el("title", title), d=f"M{x - 4:.1f} {y - 5:.1f}l8 10m0-10l-8 10", class_="cross")
 
 
-def short(name: str, most: int = 14) -> str:
+def shorten(name: str, most: int = 14) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def canvas(name: str, title: str, said: str, height: float) -> Element:
-    """An empty drawing that says what it is."""
+    """Create an empty SVG element with title and description."""
     return el(
         "svg",
         el("title", title, id=f"{name}-title"),
@@ -277,7 +277,7 @@ def canvas(name: str, title: str, said: str, height: float) -> Element:
 
 
 def clock(seconds: float) -> str:
-    """`1:30` minutes, `2:05 h`, `3 d 4 h`: a place on a time axis."""
+    """Format a place on a time axis: `1:30` (minutes), `2:05 h`, `3 d 4 h`."""
     minutes, left = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes}:{left:02d}"

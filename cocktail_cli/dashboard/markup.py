@@ -1,4 +1,4 @@
-"""HTML and SVG as trees: what a stranger wrote cannot become markup, because nothing is pasted into text."""
+"""HTML and SVG as element trees: foreign text cannot become markup, because no text is pasted together."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ Child = Element | str | None  # None: nothing
 
 
 def el(tag: str, *children: Child, **attributes: str | float | bool | None) -> Element:
-    """`el("th", "peer", scope="col")`. `class_` is class, `aria_label` is aria-label; None leaves one out."""
+    """Create an element: `el("th", "peer", scope="col")`. `class_` is class, `aria_label` is aria-label;
+    None is omitted.
+    """
     made = Element(tag)
     for name, value in attributes.items():
         if value is not None and value is not False:
-            made.set(name.rstrip("_").replace("_", "-"), "" if value is True else spelt(value))
+            made.set(name.rstrip("_").replace("_", "-"), "" if value is True else attribute_text(value))
     for child in children:
         if isinstance(child, str):
             add_text(made, child)
@@ -29,8 +31,8 @@ def add_text(parent: Element, text: str) -> None:
         parent.text = (parent.text or "") + text
 
 
-def spelt(value: str | float) -> str:
-    """Coordinates to a hundredth of a pixel: more is only bytes."""
+def attribute_text(value: str | float) -> str:
+    """Format an attribute; floats are rounded to a hundredth of a pixel to save bytes."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 

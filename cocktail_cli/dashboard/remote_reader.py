@@ -1,5 +1,6 @@
-"""A run whose folder lies elsewhere, as its hub tells whoever has the run URL: `cocktail status`, again and
-again. Of what was before the first question it tells the loss, and what those who are there have done.
+"""The history of a run elsewhere, built from its hub's repeated answers to `cocktail status`.
+
+For the time before the first answer only losses, and sums of the peers still present, are known.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from cocktail_cli.ui import printable
 
 from .run_folder_reader import with_recipe
-from .run_story import STAYS, About, Chronicle, Contribution, Evaluation, Round, Stay, ranked
+from .run_story import STAYS, About, Contribution, Evaluation, Presence, Round, RunHistory, ranked
 
 TIMEOUT = 5.0  # seconds for an answer
 EVERY = 2.0  # seconds between two questions, where nobody asks for more
@@ -22,8 +23,8 @@ ROUNDS = 20_000  # that are kept
 NOTE = "Of what was before this page was opened the hub tells the loss, and the sums of those who are there."
 
 
-class Remote:
-    """Looks at a run through its hub."""
+class RemoteReader:
+    """Read a run through its hub."""
 
     def __init__(self, url: str) -> None:
         from transport import parse_url
@@ -32,17 +33,18 @@ class Remote:
         self.about = About(self.url.run)
         self.began = 0.0  # when it was first asked
         self.rounds: list[Round] = []
-        self.stays: dict[str, Stay] = {}  # of those who are there
-        self.gone: list[Stay] = []
+        self.stays: dict[str, Presence] = {}  # of those who are there
+        self.gone: list[Presence] = []
         self.peers: dict[str, Contribution] = {}  # as they were when last heard of
         self.tokens: dict[str, int] = {}  # that each has delivered
         self.before: tuple[tuple[int, float], ...] = ()
         self.answer: Mapping[str, Any] = {}
 
     def watch(self) -> None:
-        """Look now, and from now on whether anybody asks for it or not: a hub does not tell what was.
+        """Poll now and from a thread from now on: a hub does not tell what happened between two questions.
 
-        Raises: as `look`.
+        Raises:
+            RefusedByHub, Unreachable: at the first question.
         """
         self.look()
         threading.Thread(target=self.go_on, name="watch", daemon=True).start()
@@ -55,16 +57,16 @@ class Remote:
             with suppress(TransportError):  # refused by now: what was heard before stays
                 self.look()
 
-    def look(self) -> Chronicle:
-        """Ask, and add the answer to what was heard before. A hub that is gone is told as such.
+    def look(self) -> RunHistory:
+        """Ask the hub and return the history so far. A hub that stops answering is shown as gone.
 
         Raises:
-            transport.errors.RefusedByHub, Unreachable: at the first question.
+            RefusedByHub, Unreachable: at the first question.
         """
         with self.lock:
             return self.asked()
 
-    def asked(self) -> Chronicle:
+    def asked(self) -> RunHistory:
         from transport import ask_status
         from transport.protocol import LinkLost, Unreachable
 
@@ -78,7 +80,7 @@ class Remote:
         return self.told(self.answer["state"])
 
     def hear(self, answer: Mapping[str, Any], now: float) -> None:
-        """One answer, at this time."""
+        """Apply one answer, received at `now`."""
         before, self.answer = self.answer, answer
         if not before:
             self.begin(answer, now)
@@ -86,8 +88,11 @@ class Remote:
         for name in self.stays.keys() - peers.keys():
             self.gone = [*self.gone[-STAYS:], replace(self.stays.pop(name), left=now)]
         for name in peers.keys() - self.stays.keys():
-            self.stays[name] = Stay(name, now - peers[name]["joined_s"])
-        had, self.peers = self.peers, self.peers | {name: gave(name, peer) for name, peer in peers.items()}
+            self.stays[name] = Presence(name, now - peers[name]["joined_s"])
+        had, self.peers = (
+            self.peers,
+            self.peers | {name: contribution_of(name, peer) for name, peer in peers.items()},
+        )
         self.tokens |= {name: peer["tokens"] for name, peer in peers.items()}
         if before and answer["round"] > before["round"]:
             self.add_round(before, had, now)
@@ -99,7 +104,7 @@ class Remote:
         self.before = tuple((step, loss) for step, loss in answer["losses"])
 
     def add_round(self, before: Mapping[str, Any], had: Mapping[str, Contribution], now: float) -> None:
-        """What happened since the answer before: a round, or a few taken as one."""
+        """Append what happened since the previous answer, as one round even where it was several."""
         answer, many = self.answer, self.answer["round"] - before["round"]
         since = {name: self.peers[name].since(had.get(name)) for name in self.stays}
         in_it = {name: one for name, one in since.items() if one.rounds or one.left_out}
@@ -121,9 +126,9 @@ class Remote:
             ),
         ]
 
-    def told(self, state: str) -> Chronicle:
+    def told(self, state: str) -> RunHistory:
         answer, total = self.answer, sum(self.tokens.values()) or 1
-        return Chronicle(
+        return RunHistory(
             about=self.about,
             state=state,
             step=answer["step"],
@@ -141,8 +146,8 @@ class Remote:
         )
 
 
-def gave(name: str, peer: Mapping[str, Any]) -> Contribution:
-    """What the hub says of a peer that is there: sums since it joined."""
+def contribution_of(name: str, peer: Mapping[str, Any]) -> Contribution:
+    """Convert a peer of the hub's answer: sums since it joined."""
     return Contribution(
         peer=name,
         hardware=printable(peer["gpu"]),

@@ -1,5 +1,6 @@
-"""What the page and the report show of a run: words, charts with their tables, the recipe. A pure function of
-a `Chronicle`, so two looks at a run in which nothing happened are the same to the byte.
+"""The content of dashboard and report: sentences, charts with their tables, the recipe.
+
+A pure function of a `RunHistory`: two renderings of an unchanged run are equal to the byte.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from datetime import datetime, timezone
 from statistics import median
 from xml.etree.ElementTree import Element
 
-from cocktail_cli.ui import counted, megabytes, spell, timestamp
+from cocktail_cli.ui import counted, duration_text, megabytes, timestamp
 
-from .charts import Bar, Plot, Row, Series, lines, rows, thin
+from .charts import Bar, Plot, Row, Series, downsample, line_chart, row_chart
 from .markup import Child, el
-from .run_story import Chronicle, Contribution, Round, Stay
+from .run_story import Contribution, Presence, Round, RunHistory
 
 PEERS = 200  # that are in a table by name
 CROSSES = 200  # of one peer: rounds without it
@@ -29,8 +30,8 @@ STATES = {
 }
 
 
-def sections(c: Chronicle) -> list[Element]:
-    """All of it, top to bottom."""
+def sections(c: RunHistory) -> list[Element]:
+    """Render all sections, top to bottom."""
     made = [section("summary", "Summary", figures(c), *(el("p", line) for line in words(c)))]
     if c.losses:
         made.append(section("loss", "Loss", loss(c)))
@@ -39,7 +40,7 @@ def sections(c: Chronicle) -> list[Element]:
         made.append(section("bytes", "Bytes", *traffic(c)))
     if c.stays:
         made.append(section("peers", "Peers", timeline(c)))
-    if took_part(c):
+    if participants(c):
         made.append(section("contributions", "Contributions", shares(c)))
         made.append(section("contributors", "Contributors", *contributors(c)))
     if c.about.recipe_text:
@@ -54,25 +55,25 @@ def section(name: str, title: str, *children: Child) -> Element:
 # ---- in words ----------------------------------------------------------------------------------------------
 
 
-def headline(c: Chronicle) -> str:
-    """One line; a screen reader is told it again when it changes."""
+def headline(c: RunHistory) -> str:
+    """Summarize the run in one line; a screen reader announces it when it changes."""
     return f"{c.about.run} {STATES.get(c.state, c.state)}, step {c.step:,} of {c.steps:,}"
 
 
-def words(c: Chronicle) -> Iterator[str]:
-    """The run in sentences."""
+def words(c: RunHistory) -> Iterator[str]:
+    """Describe the run in sentences."""
     about, losses = c.about, c.losses
     if about.model:
         size = f" ({about.parameters:,} trained parameters)" if about.parameters else ""
         data = ", ".join(about.data)
         yield f"{about.method} of {about.model}{size} on {data}, by the recipe {about.recipe}."
-    took = f" in {spell(duration(c))}" if c.rounds else ""
+    took = f" in {duration_text(duration(c))}" if c.rounds else ""
     ended = f": {c.reason}" if c.reason else ""
     rounds = counted(c.rounds[-1].round + 1 if c.rounds else 0, "round")
     yield f"{headline(c)}: {rounds}{took}{ended}."
     if losses:
-        held = f"; on held-out data {falls([e.loss for e in c.evaluations])}" if c.evaluations else ""
-        yield f"The loss in training {falls([losses[0][1], losses[-1][1]])}{held} (nats a token)."
+        held = f"; on held-out data {trend([e.loss for e in c.evaluations])}" if c.evaluations else ""
+        yield f"The loss in training {trend([losses[0][1], losses[-1][1]])}{held} (nats a token)."
     if up := sum(r.up for r in c.rounds):
         down, times = sum(r.down for r in c.rounds), ratio_of(c)
         below = f", {times:,.0f} times less than all parameters in FP16" if times else ""
@@ -81,7 +82,7 @@ def words(c: Chronicle) -> Iterator[str]:
         yield f"To join they fetched another {megabytes(fetched)}: the model, and the packets they lacked."
     if (share := idle_of(c.rounds)) is not None:
         yield f"Their devices waited {share:.1%} of their time for an exchange."
-    if did := took_part(c):
+    if did := participants(c):
         missed, packets = sum(one.left_out for one in did), sum(one.rounds + one.left_out for one in did)
         late = f"; {missed:,} of {packets:,} packets were late or refused" if missed else ""
         are = "is" if len(c.present) == 1 else "are"
@@ -92,20 +93,20 @@ def words(c: Chronicle) -> Iterator[str]:
         yield f"Newest entry: {utc(c.seen)}."
 
 
-def took_part(c: Chronicle) -> list[Contribution]:
-    """Those who were in a round. Who is still fetching was not, nor a doctor who only had a look."""
+def participants(c: RunHistory) -> list[Contribution]:
+    """Peers that took part in at least one round; excludes joiners and `cocktail doctor`."""
     return [one for one in c.contributions if one.rounds or one.left_out]
 
 
-def falls(values: Sequence[float]) -> str:
-    """`fell from 4.70 to 2.61`."""
+def trend(values: Sequence[float]) -> str:
+    """Describe first and last value: `fell from 4.70 to 2.61`."""
     if len(values) == 1 or values[0] == values[-1]:
         return f"is {values[-1]:.4f}"
     return f"{'fell' if values[-1] < values[0] else 'rose'} from {values[0]:.4f} to {values[-1]:.4f}"
 
 
-def figures(c: Chronicle) -> Element:
-    """The few numbers that one looks for first."""
+def figures(c: RunHistory) -> Element:
+    """Render the key figures."""
     losses = [loss for _, loss in c.losses]
     share, times = idle_of(c.rounds), ratio_of(c)
     shown = [
@@ -116,26 +117,29 @@ def figures(c: Chronicle) -> Element:
         ("peers now", f"{len(c.present)}"),
         ("below FP16", f"{times:,.0f}x" if times else "-"),
         ("idle", f"{share:.1%}" if share is not None else "-"),
-        ("left" if c.state == "running" else "took", left(c) if c.state == "running" else spell(duration(c))),
+        (
+            "left" if c.state == "running" else "took",
+            time_left(c) if c.state == "running" else duration_text(duration(c)),
+        ),
     ]
     return el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in shown), class_="figures")
 
 
-def left(c: Chronicle) -> str:
-    """How long it will still take, at the pace of the last twenty steps."""
+def time_left(c: RunHistory) -> str:
+    """Estimate the time left from the pace of the last twenty steps."""
     recent = c.rounds[-21:]
     steps = recent[-1].step - recent[0].step if recent else 0
     if not steps:
         return "-"
-    return spell((recent[-1].at - recent[0].at) / steps * (c.steps - c.step))
+    return duration_text((recent[-1].at - recent[0].at) / steps * (c.steps - c.step))
 
 
-def duration(c: Chronicle) -> float:
+def duration(c: RunHistory) -> float:
     return max(0.0, (c.seen or 0.0) - (c.started or 0.0)) if c.started else 0.0
 
 
-def ratio_of(c: Chronicle) -> float | None:
-    """How many times fewer bytes than FP16, over the exchanges of all rounds of which bytes are known."""
+def ratio_of(c: RunHistory) -> float | None:
+    """Compute the compression ratio against FP16 over all rounds whose bytes are known."""
     known = [r for r in c.rounds if r.up + r.down]
     full = sum(r.fp16(c.about.parameters) for r in known)
     return full / sum(r.up + r.down for r in known) if full else None
@@ -157,16 +161,16 @@ def figure(chart: Element, table: Element) -> Element:
     return el("figure", chart, table)
 
 
-def loss(c: Chronicle) -> Element:
+def loss(c: RunHistory) -> Element:
     trained = c.losses
     held = [(float(e.step), e.loss) for e in c.evaluations]
     series = [Series("training", trained, "a"), Series("held-out", held, "b")]
-    said = f"Loss in training {falls([y for _, y in trained])}."
+    said = f"Loss in training {trend([y for _, y in trained])}."
     return curves(Plot("curve", "Loss by step", said, series, "step", lambda y: f"{y:.4g}"))
 
 
-def traffic(c: Chronicle) -> Iterator[Element]:
-    """Bytes of one peer in one round, and how many times fewer than FP16 that is."""
+def traffic(c: RunHistory) -> Iterator[Element]:
+    """Render bytes per peer and round, and the ratio against FP16."""
     known = [r for r in c.rounds if r.up + r.down]
     if not known:
         yield el("p", "How many bytes went over the lines is not known.")
@@ -189,7 +193,7 @@ def traffic(c: Chronicle) -> Iterator[Element]:
         )
 
 
-def idle(c: Chronicle) -> Element:
+def idle(c: RunHistory) -> Element:
     points = [(float(r.round), 100 * share) for r in c.rounds if (share := r.idle) is not None]
     if not points:
         return el("p", "How long devices waited is not known.")
@@ -207,21 +211,21 @@ def percent(value: float) -> str:
 
 
 def curves(plot: Plot) -> Element:
-    """A chart and the table with its numbers."""
+    """Render a chart and the table with its numbers."""
     shown = [one for one in plot.series if one.points]
     if not shown:
         return el("p", plot.said)
-    columns = [dict(thin(one.points)) for one in shown]
+    columns = [dict(downsample(one.points)) for one in shown]
     xs = sorted({x for column in columns for x in column})
     body = [[f"{x:,.0f}", *(plot.text(column[x]) if x in column else "" for column in columns)] for x in xs]
     many = max(len(one.points) for one in shown)
     averaged = f" ({many:,} points, neighbours averaged)" if many > len(xs) else ""
     numbers = table(plot.title + averaged, [plot.x_name, *(one.name for one in shown)], body)
-    return figure(lines(plot), folded(f"{plot.name}-table", numbers))
+    return figure(line_chart(plot), collapsible(f"{plot.name}-table", numbers))
 
 
-def timeline(c: Chronicle) -> Element:
-    """When each peer was there, and the rounds that went on without it."""
+def timeline(c: RunHistory) -> Element:
+    """Render when each peer was present, with the rounds that went on without it."""
     start, end = c.started or 0.0, c.seen or 0.0
     bars: dict[str, list[Bar]] = {}
     for stay in c.stays:
@@ -237,12 +241,12 @@ def timeline(c: Chronicle) -> Element:
         [s.peer, utc(s.joined), utc(s.left) if s.left else "", s.reason] for s in reversed(c.stays[-PEERS:])
     ]
     stays = table("Who came and went, newest first", ["peer", "joined", "left", "why"], body)
-    chart = rows("timeline", "Peers over time", said, drawn, timed=True)
-    return figure(chart, folded("timeline-table", stays))
+    chart = row_chart("timeline", "Peers over time", said, drawn, timed=True)
+    return figure(chart, collapsible("timeline-table", stays))
 
 
-def bars_of(stay: Stay, start: float, end: float) -> Iterator[Bar]:
-    """From its coming to its going; pale while it fetches the model."""
+def bars_of(stay: Presence, start: float, end: float) -> Iterator[Bar]:
+    """Yield bars from joining to leaving; the bar is pale while the peer fetches the model."""
     gone = f"left {utc(stay.left)}: {stay.reason}" if stay.left else "still there"
     title = f"{stay.peer}: joined {utc(stay.joined)}, {gone}"
     joined, ready, left = (max(0.0, (at or end) - start) for at in (stay.joined, stay.ready, stay.left))
@@ -252,19 +256,19 @@ def bars_of(stay: Stay, start: float, end: float) -> Iterator[Bar]:
     yield Bar(joined, max(joined, left), title)
 
 
-def shares(c: Chronicle) -> Element:
-    """Who did how much of the work."""
+def shares(c: RunHistory) -> Element:
+    """Render each peer's share of the work."""
     first = c.contributions[0]
     drawn = [
         Row(one.peer, [Bar(0, one.part, f"{one.peer}: {one.part:.1%}")], text=f"{one.part:.0%}")
-        for one in took_part(c)
+        for one in participants(c)
     ]
     said = f"{first.peer} did most: {first.part:.0%}."
-    return el("figure", rows("shares", "Share of the work", said, drawn))
+    return el("figure", row_chart("shares", "Share of the work", said, drawn))
 
 
-def contributors(c: Chronicle) -> Iterator[Element]:
-    """What is known of each. Of a run whose ledger lies elsewhere that is less."""
+def contributors(c: RunHistory) -> Iterator[Element]:
+    """Render the table of contributions; a run whose ledger lies elsewhere has fewer columns."""
     columns: dict[str, Callable[[Contribution], str]] = {
         "hardware": lambda one: one.hardware,
         "share": lambda one: f"{one.part:.1%}",
@@ -275,16 +279,16 @@ def contributors(c: Chronicle) -> Iterator[Element]:
         "sent": lambda one: megabytes(one.up),
         "received": lambda one: megabytes(one.down),
     }
-    did = took_part(c)
+    did = participants(c)
     if not any(one.samples for one in did):
         del columns["samples"]
     body = [[one.peer, *(of(one) for of in columns.values())] for one in did[:PEERS]]
-    yield scrolled(table("What each gave", ["peer", *columns], body), "what each gave")
+    yield scrollable(table("What each gave", ["peer", *columns], body), "what each gave")
     if len(did) > PEERS:
         yield el("p", f"and {len(did) - PEERS:,} more.")
 
 
-def recipe(c: Chronicle) -> Iterator[Element]:
+def recipe(c: RunHistory) -> Iterator[Element]:
     yield el("p", "sha256 of the recipe in full: ", el("code", c.about.recipe_hash))
     code = el("pre", el("code", c.about.recipe_text), tabindex="0", aria_label="the recipe")
     yield el("details", el("summary", f"{c.about.recipe}.yaml"), code, id="recipe-text")
@@ -294,7 +298,7 @@ def recipe(c: Chronicle) -> Iterator[Element]:
 
 
 def table(caption: str, head: Sequence[str], body: Iterable[Sequence[str]]) -> Element:
-    """The first cell of a row names it."""
+    """Render a table whose first column holds row headers."""
     top = el("tr", *(el("th", name, scope="col") for name in head))
     under = (
         el("tr", el("th", first, scope="row"), *(el("td", cell) for cell in cells)) for first, *cells in body
@@ -302,11 +306,11 @@ def table(caption: str, head: Sequence[str], body: Iterable[Sequence[str]]) -> E
     return el("table", el("caption", caption), el("thead", top), el("tbody", *under))
 
 
-def folded(name: str, numbers: Element) -> Element:
-    """Closed until it is asked for."""
-    return el("details", el("summary", "The numbers"), scrolled(numbers, name), id=name)
+def collapsible(name: str, numbers: Element) -> Element:
+    """Wrap a table in <details>, closed at first."""
+    return el("details", el("summary", "The numbers"), scrollable(numbers, name), id=name)
 
 
-def scrolled(numbers: Element, name: str) -> Element:
-    """In a box of its own, which the keyboard can scroll."""
+def scrollable(numbers: Element, name: str) -> Element:
+    """Wrap a table in a box that the keyboard can scroll."""
     return el("div", numbers, class_="scroll", tabindex="0", role="region", aria_label=name.replace("-", " "))

@@ -1,8 +1,8 @@
-"""A run's output folder as a `Chronicle`, hub or no hub.
+"""The history of a run, read from its output folder, with or without a running hub.
 
-The ledger is the truth about rounds, loss and samples. What it does not keep (bytes, waiting, who came and
-went) stands in events.jsonl; a hub that was killed may have committed a round that is not in there. Both only
-grow, so a second look reads what is new.
+The ledger is authoritative for rounds, losses and samples. Bytes, waiting times, joins and leaves are in
+events.jsonl, which may lack the last rounds of a killed hub. Both files only grow, so each look reads only
+what is new.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, newest
 from cocktail_cli.ui import VERSION, printable
 
-from .run_story import STAYS, About, Chronicle, Contribution, Evaluation, Round, Stay, ranked
+from .run_story import STAYS, About, Contribution, Evaluation, Presence, Round, RunHistory, ranked
 
 QUIET = 30.0  # seconds
 
 
-class Reader:
-    """Reads one run's folder, again and again. One thread at a time.
+class RunFolderReader:
+    """Read one run's folder incrementally, from one thread at a time.
 
-    `there`: does anybody listen where the hub should? Asked where nothing was heard for QUIET seconds.
+    Args:
+        there: tells whether anything listens at the hub's address; asked after QUIET seconds without news.
     """
 
     def __init__(self, record: RunRecord, there: Callable[[RunRecord], bool] = answers) -> None:
@@ -38,18 +39,18 @@ class Reader:
         self.rounds: list[Round] = []  # by number: the ledger has no gaps
         self.evaluations: tuple[Evaluation, ...] = ()
         self.told: dict[int, dict[str, Any]] = {}  # Step events whose rounds the ledger is still to show
-        self.stays: list[Stay] = []
+        self.stays: list[Presence] = []
         self.by_peer: dict[str, Contribution] = {}
         self.about = about(record)
         self.steps, self.reason = record.steps, ""
         self.started: float | None = None
         self.seen: float | None = None
 
-    def look(self) -> Chronicle:
-        """The run as it is now.
+    def look(self) -> RunHistory:
+        """Read what is new and return the run as it is now.
 
         Raises:
-            transport.errors.LedgerError: there is no ledger, or it is none.
+            LedgerError: the ledger is missing or unreadable.
         """
         self.record = newest(self.record)
         for event in self.tail.new():
@@ -59,7 +60,7 @@ class Reader:
         state = self.state(time.time())
         total = sum(one.samples for one in self.by_peer.values()) or 1
         parts = [replace(one, part=one.samples / total) for one in self.by_peer.values()]
-        return Chronicle(
+        return RunHistory(
             about=self.about,
             state=state,
             step=newest_step,
@@ -74,15 +75,15 @@ class Reader:
         )
 
     def state(self, now: float) -> str:
-        """As run.json says; that of a hub that was killed still says `running`."""
+        """Return the state in run.json, corrected for a hub that was killed while `running`."""
         if now - max(self.seen or 0.0, self.asked) > QUIET:
             self.asked, self.gone = now, not self.there(self.record)
         elif now - (self.seen or 0.0) <= QUIET:
             self.gone = False
         return "died" if self.gone and self.record.state == "running" else self.record.state
 
-    def over(self) -> Iterator[Stay]:
-        """Nobody is in a run that has ended, whether its hub came to say so or not."""
+    def over(self) -> Iterator[Presence]:
+        """End every open presence, as a run that is over has no peers even if its hub could not say so."""
         for stay in self.stays:
             gone = stay.left is None and self.seen is not None
             yield replace(stay, left=self.seen, reason="the run ended") if gone else stay
@@ -114,7 +115,7 @@ class Reader:
             self.add(one.peer, samples=count_samples(one.ids))
 
     def add(self, peer: str, **numbers: float) -> Contribution:
-        """More of one peer."""
+        """Add to one peer's sums."""
         peer = printable(peer)
         had = self.by_peer.get(peer, Contribution(peer))
         sums: dict[str, Any] = {key: getattr(had, key) + value for key, value in numbers.items()}
@@ -124,7 +125,7 @@ class Reader:
     # ---- events.jsonl --------------------------------------------------------------------------------------
 
     def hear(self, event: Mapping[str, Any]) -> None:
-        """One line of the diary. Of a kind or a version that is not known it says nothing."""
+        """Apply one line of events.jsonl; lines of an unknown kind or version are ignored."""
         at, kind = seconds_of(event["t"]), event["event"]
         self.seen = max(self.seen or 0.0, at)
         if kind == "run_started":
@@ -145,7 +146,7 @@ class Reader:
             self.reason = event["reason"]
 
     def begin(self, event: Mapping[str, Any], at: float) -> None:
-        """A launch; where the hub before was killed its peers are gone with it."""
+        """Apply a launch: peers of an earlier hub that was killed are gone."""
         self.started, self.steps = self.started or at, event["steps"]
         self.about = replace(self.about, parameters=event["parameters"], versions=event.get("versions", {}))
         for peer in {stay.peer for stay in self.stays if stay.left is None}:
@@ -153,17 +154,17 @@ class Reader:
 
     def come(self, peer: str, hardware: str, at: float) -> None:
         self.by_peer[peer] = replace(self.add(peer), hardware=hardware)
-        self.stays = [*self.stays[-STAYS:], Stay(peer, at)]
+        self.stays = [*self.stays[-STAYS:], Presence(peer, at)]
 
     def change(self, peer: str, **news: Any) -> None:
-        """Of its newest stay."""
+        """Update a peer's newest presence."""
         for i in reversed(range(len(self.stays))):
             if self.stays[i].peer == peer:
                 self.stays[i] = replace(self.stays[i], **news)
                 return
 
     def measure(self, event: Mapping[str, Any]) -> None:
-        """What a Step event knows of a round that the ledger has."""
+        """Add what a Step event knows to a round of the ledger."""
         had = self.rounds[event["round"]]
         up, down, fetched = event["up_bytes"], event["down_bytes"], event.get("fetched_bytes", {})
         # A round that delivered nothing repeats the times of the step before.
@@ -189,7 +190,7 @@ class Reader:
 
 
 class Tail:
-    """The lines that a file has got since the last look. One that is still being written waits."""
+    """Yield the lines added to a file since the last look; an unfinished line waits."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.at = path, 0
@@ -214,7 +215,7 @@ class Tail:
 
 
 def about(record: RunRecord) -> About:
-    """What the recipe in a run's folder says; of one that cannot be read only its name."""
+    """Describe the run from the recipe in its folder; an unreadable recipe contributes only its name."""
     known = About(
         run=record.run,
         recipe=record.recipe,
@@ -227,9 +228,7 @@ def about(record: RunRecord) -> About:
 
 
 def with_recipe(known: About, text: str) -> About:
-    """The same with what a recipe's JSON text says. One of another version of this program adds nothing: what
-    became of its run can be told without it.
-    """
+    """Add what a recipe's JSON text says; a recipe of another version of the program adds nothing."""
     import yaml
 
     from recipes.config import recipe_from_json
@@ -251,5 +250,5 @@ def with_recipe(known: About, text: str) -> About:
 
 
 def seconds_of(stamp: str) -> float:
-    """Inverse of events.timestamp."""
+    """Parse a timestamp of events.timestamp to seconds since 1970."""
     return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()

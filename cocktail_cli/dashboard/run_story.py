@@ -1,6 +1,6 @@
-"""What became of a run so far, as the page and the report show it. There is no secret in a `Chronicle`.
+"""The history of a run, as dashboard and report show it. It holds no secret.
 
-diary.py reads one from a run's folder, remote.py hears one from its hub.
+run_folder_reader.py reads one from a run's folder, remote_reader.py builds one from its hub's answers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ STAYS = 2000  # that are remembered; the first go first
 
 @dataclass(frozen=True)
 class Round:
-    """One exchange. Sums are over its members."""
+    """One round; sums are over its members."""
 
     round: int
     step: int
@@ -32,16 +32,16 @@ class Round:
 
     @property
     def idle(self) -> float | None:
-        """Which share of a step the devices waited for the exchange."""
+        """Share of a step that devices spent waiting for the exchange."""
         whole = self.compute_s + self.wait_s
         return self.wait_s / whole if whole > 0 else None
 
     def fp16(self, parameters: int) -> int:
-        """Bytes of all parameters in FP16, both ways."""
+        """Bytes that all parameters take in FP16, both ways."""
         return 2 * BYTES_FP16 * parameters * len(self.members) * self.local_steps
 
     def ratio(self, parameters: int) -> float | None:
-        """How many times fewer bytes than that."""
+        """Compression ratio: bytes in FP16 over bytes exchanged."""
         moved = self.up + self.down
         full = self.fp16(parameters)
         return full / moved if moved and full else None
@@ -55,8 +55,8 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Stay:
-    """A peer's time in the run, from one coming to one going."""
+class Presence:
+    """A peer's time in the run, from joining to leaving."""
 
     peer: str
     joined: float  # seconds since 1970
@@ -67,7 +67,7 @@ class Stay:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one peer gave, by its name in the run."""
+    """One peer's contribution to the run."""
 
     peer: str
     hardware: str = ""
@@ -82,7 +82,7 @@ class Contribution:
     wait_s: float = 0.0
 
     def since(self, before: Contribution | None) -> Contribution:
-        """What has come to the sums; all of it where it was not there before, or has joined anew."""
+        """Subtract an earlier state; a peer that was absent or has rejoined counts in full."""
         if before is None or before.up > self.up:
             return self
         had = {name: getattr(self, name) - getattr(before, name) for name in SUMS}
@@ -91,7 +91,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class About:
-    """What is known of a run from its start."""
+    """Facts of a run that are known from its start."""
 
     run: str
     recipe: str = ""  # its name
@@ -107,7 +107,7 @@ class About:
 
 
 @dataclass(frozen=True)
-class Chronicle:
+class RunHistory:
     about: About
     state: str  # a key of sheet.STATES
     step: int = 0
@@ -117,7 +117,7 @@ class Chronicle:
     rounds: tuple[Round, ...] = ()
     before: tuple[tuple[int, float], ...] = ()  # (step, loss) of rounds of which no more is known
     evaluations: tuple[Evaluation, ...] = ()
-    stays: tuple[Stay, ...] = ()
+    stays: tuple[Presence, ...] = ()
     contributions: tuple[Contribution, ...] = ()  # the largest part first
     note: str = ""  # what a reader of this one has to know
     reason: str = ""  # why it ended

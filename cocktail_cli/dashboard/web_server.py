@@ -1,10 +1,10 @@
-"""The page over HTTP: what it serves, to whom. Starlette and uvicorn do the protocol.
+"""The dashboard over HTTP, served by Starlette and uvicorn.
 
-- It only shows: nothing can be changed through it, GET and HEAD are all it knows.
-- Anybody who reaches it sees the run; the join line is for whoever has the owner's key, on this machine.
-- A page of somebody else's cannot read it: the Host must be an address or localhost (DNS rebinding), and
-  nothing is shared across origins. It loads nothing from elsewhere.
-- A look at the run is taken once a second at most, however many are watching.
+- The page is read-only: it answers GET and HEAD.
+- Anyone who reaches it sees the run; the join line needs the page's key, from this machine.
+- Other sites cannot read it: the Host must be an address or localhost (DNS rebinding), nothing is shared
+  across origins, and it loads nothing from elsewhere.
+- The run is read once a second at most, however many clients watch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cocktail_cli.errors import Failure
 
 from .markup import el, html
 from .report_page import headline, sections
-from .run_story import Chronicle
+from .run_story import RunHistory
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -53,38 +53,38 @@ logger = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """Where the run is looked at."""
+    """A reader of the run's history."""
 
-    def look(self) -> Chronicle: ...
+    def look(self) -> RunHistory: ...
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """One look at the run."""
+class Rendering:
+    """One rendering of the page, with its ETag."""
 
     tag: str  # of what is to be seen
     page: str  # HTML
 
 
 class Screen:
-    """The newest look at the run, for everybody who asks."""
+    """A cache of the newest rendering, shared by all clients."""
 
     def __init__(self, source: Source, again: float) -> None:
         self.source, self.again = source, again
         self.lock = threading.Lock()
         self.at = 0.0
-        self.drawn: Drawn | None = None
+        self.drawn: Rendering | None = None
 
-    def look(self) -> Drawn:
+    def look(self) -> Rendering:
         with self.lock:
             if self.drawn is None or time.monotonic() - self.at >= self.again:
-                self.drawn = draw(self.source.look())
+                self.drawn = render(self.source.look())
                 self.at = time.monotonic()
             return self.drawn
 
 
-def draw(c: Chronicle) -> Drawn:
-    """The whole page: it can be read without JavaScript too."""
+def render(c: RunHistory) -> Rendering:
+    """Render the whole page, readable without JavaScript."""
     shown = sections(c)
     tag = hashlib.sha256("".join(map(html, shown)).encode()).hexdigest()[:32]
     head = el(
@@ -107,11 +107,11 @@ def draw(c: Chronicle) -> Drawn:
     )
     main = el("main", *shown, data_tag=f'"{tag}"', data_headline=headline(c))
     page = el("html", head, el("body", top, main), lang="en")
-    return Drawn(f'"{tag}"', "<!doctype html>\n" + html(page))
+    return Rendering(f'"{tag}"', "<!doctype html>\n" + html(page))
 
 
 def invitation() -> Element:
-    """Where page.js puts the join line, if it is given one."""
+    """Render the section in which page.js shows the join line, if it receives one."""
     return el(
         "section",
         el("h2", "Invite peers", id="join-h"),
@@ -130,7 +130,13 @@ def invitation() -> Element:
 
 
 def application(source: Source, key: str, join_line: Callable[[], str], again: float = AGAIN) -> Starlette:
-    """The page of one run. What `join_line` returns goes to whoever shows `key`; nothing: nobody can join."""
+    """Build the application of one run.
+
+    Args:
+        key: the secret that a client shows to receive the join line.
+        join_line: returns the line, or "" where nobody can join.
+        again: seconds between two reads of the run.
+    """
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.responses import PlainTextResponse, Response
@@ -173,7 +179,7 @@ PARTS = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "ima
 
 
 def part(name: str, kind: str) -> Callable[[Request], Response]:
-    """An endpoint that serves one file of the folder `page`."""
+    """Create an endpoint that serves one file of the folder `page`."""
     from starlette.responses import Response
 
     body = read_part(name)
@@ -185,7 +191,7 @@ def read_part(name: str) -> str:
 
 
 class Guard:
-    """Refuses what does not come from a page of ours; says to browsers what they may do with an answer."""
+    """Middleware that refuses foreign hosts and adds security headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -203,14 +209,17 @@ class Guard:
             await send(message)
 
         app = self.app
-        if not own_host(Headers(scope=scope).get("host", "")):
+        if not is_own_host(Headers(scope=scope).get("host", "")):
             app = PlainTextResponse("Ask for this page by its address, or by localhost.", 421)
         await app(scope, receive, with_headers)
 
 
-def own_host(host: str) -> bool:
-    """An address or localhost. Under a name of its own a stranger's page could have a browser ask us (DNS
-    rebinding): a browser sends the name that the user is at."""
+def is_own_host(host: str) -> bool:
+    """Tell whether a Host header is an address or localhost.
+
+    A stranger's page could make a browser ask us under a name of its own (DNS rebinding); the browser then
+    sends that name.
+    """
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
     if name == "localhost":
         return True
@@ -232,7 +241,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(bind: str, port: int | None) -> socket.socket:
-    """A socket; without a port PORT, or where that is taken any free one.
+    """Open a listening socket; without a port PORT, or a free one where that is taken.
 
     Raises:
         Failure: port_in_use, preflight.

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.ui import Event, RunStarted, View, of_json
+from cocktail_cli.ui import Event, RunStarted, View, from_json
 
 from .host_session import settled
 from .local_peers import OWN_GROUP
@@ -48,7 +48,7 @@ def start(arguments: list[str], folder: Path, view: View) -> None:
             told = json.loads(line)
             if "error" in told:
                 raise Failure.of_json(told["error"])
-            event = of_json(told)
+            event = from_json(told)
             if isinstance(event, RunStarted):
                 view.close()  # what comes after is not seen here
                 view.show(event)

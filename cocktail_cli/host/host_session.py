@@ -20,15 +20,15 @@ from cocktail_cli.machine import Doorstep, RunRecord, State, new_name, newest, o
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import (
     Event,
-    Meter,
     Progressed,
+    ProgressMeter,
     Reached,
     RunFinished,
     RunPaused,
     RunStarted,
     View,
     Warning,
-    look_on,
+    poll_status,
     timestamp,
 )
 
@@ -153,10 +153,10 @@ class Run:
             repository.open()  # before hours of training: a token that may not write is found out now
         for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
             # a file that is not there is found out before a model is fetched
-            read_rows(dataset, told=Meter(self.tell, f"fetching {dataset.path}", "bytes"))
+            read_rows(dataset, told=ProgressMeter(self.tell, f"fetching {dataset.path}", "bytes"))
         self.tell(Progressed("preparing the base model"))
         if old is None:
-            fetched = Meter(self.tell, f"fetching {self.recipe.model.model_name_or_path}", "bytes")
+            fetched = ProgressMeter(self.tell, f"fetching {self.recipe.model.model_name_or_path}", "bytes")
             base = prepare_base(self.recipe, self.folder / in_folder.BASE, fetched)
             self.recipe = pin_revisions(self.recipe, base.folder)
             if (commit := self.recipe.model.model_revision) is not None:
@@ -171,18 +171,18 @@ class Run:
             tokenizer = open_tokenizer(kept, self.recipe.model.pad_token, code)
         check_fit(self.recipe, base.folder, tokenizer)
         self.tell(Progressed("reading the data"))
-        meters: dict[str, Meter] = {}
+        meters: dict[str, ProgressMeter] = {}
 
         def tokenized(path: str, rows: int) -> None:
             if path not in meters:
-                meters[path] = Meter(self.tell, f"tokenizing {path}", "rows")
+                meters[path] = ProgressMeter(self.tell, f"tokenizing {path}", "rows")
             meters[path](rows, counts.get(path) or 0)
 
         counts = {dataset.path: count_lines(dataset) for dataset in self.recipe.datasets}
         if not self.recipe.data.streaming:  # else of data on the hub only what is read is fetched
             for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
                 if is_hub_id(dataset.path):
-                    fetching = Meter(self.tell, f"fetching {dataset.path}", "bytes")
+                    fetching = ProgressMeter(self.tell, f"fetching {dataset.path}", "bytes")
                     counts[dataset.path] = prefetch_dataset(dataset, fetching)
         corpus = build_corpus(self.recipe, tokenizer, self.folder / in_folder.STREAM, tokenized)
         if old is None:
@@ -235,7 +235,7 @@ class Run:
                 versions=versions(),
             )
         )
-        look_on(self.views[0], partial(ask_status, parse_url(record.local_url()), LOOK_WITHIN))
+        poll_status(self.views[0], partial(ask_status, parse_url(record.local_url()), LOOK_WITHIN))
         if self.page is not None:
             self.page.start(self.folder)
         return hub, record
@@ -357,7 +357,7 @@ class Run:
             if narrator.rounds and not full and state != "paused":
                 self.tell(Progressed("writing the model"))
                 rounds = work.place.write_model(
-                    self.folder, told=Meter(self.tell, "writing the model", "bytes")
+                    self.folder, told=ProgressMeter(self.tell, "writing the model", "bytes")
                 )
                 self.push(record, rounds)
             save(newest(record).ended(state, narrator.step, narrator.eval_loss))

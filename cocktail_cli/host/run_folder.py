@@ -27,8 +27,8 @@ from cocktail_cli.ui import (
     Step,
     Tracker,
     as_json,
-    known_in,
-    missed,
+    missing_lines,
+    read_written,
     sentence,
     step_line,
 )
@@ -127,7 +127,7 @@ class Recorder:
     ) -> None:
         self.folder, self.batch, self.trackers = folder, batch, trackers
         self.events = appended(folder / EVENTS)
-        self.known = known_in(folder / METRICS)
+        self.known = read_written(folder / METRICS)
         self.file = appended(folder / METRICS)
         self.metrics = Metrics()
         self.told = told
@@ -156,7 +156,7 @@ class Recorder:
             for tracker in self.trackers:
                 tracker.start(event)
             if event.round:
-                self.note(missed(self.folder / LEDGER, self.known, self.batch, event.steps))
+                self.note(missing_lines(self.folder / LEDGER, self.known, self.batch, event.steps))
         self.note(self.metrics.lines(event))
 
     def note(self, lines: Iterable[Line]) -> None:

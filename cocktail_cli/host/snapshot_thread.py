@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cocktail_cli.errors import explain
-from cocktail_cli.ui import Checkpoint, Event, Meter, Warning
+from cocktail_cli.ui import Checkpoint, Event, ProgressMeter, Warning
 from transport import Ledger
 from transport.protocol import SnapshotOffer, count_samples
 
@@ -254,7 +254,7 @@ class Snapshots:
         from recipes.weight_files import FoldCancelled, atomic_folder, weights_file_in, write_chunk_hashes
 
         began, folder = time.monotonic(), self.place.snapshots / str(round)
-        meter = Meter(self.told.put, f"snapshot of round {round}", "bytes")
+        meter = ProgressMeter(self.told.put, f"snapshot of round {round}", "bytes")
         try:
             with self.place.fold(round, self.stopped.is_set, meter) as fold, atomic_folder(folder) as part:
                 if not fold.source.on_disk:

@@ -1,20 +1,20 @@
-"""What a user sees: events, terminal views, metrics, trackers."""
+"""The user interface: events, terminal views, metrics lines, trackers."""
 
 from .board import (
     counted,
+    duration_text,
     megabytes,
     printable,
     short,
     sparkline,
-    spell,
 )
 from .display import (
     Display,
     View,
-    look_on,
+    open_view,
+    poll_status,
     sentence,
     step_line,
-    view_of,
 )
 from .events import (
     VERSION,
@@ -31,13 +31,13 @@ from .events import (
     Step,
     Warning,
     as_json,
-    of_json,
+    from_json,
     timestamp,
 )
-from .findings import tell
+from .findings import print_findings
 from .live_view import LiveView
-from .metrics_lines import Line, Metrics, known_in, missed
-from .progress_meter import Meter
+from .metrics_lines import Line, Metrics, missing_lines, read_written
+from .progress_meter import ProgressMeter
 from .trackers import FOLDER, Tracker, trackers_of
 
 __all__ = [
@@ -50,9 +50,9 @@ __all__ = [
     "Left",
     "Line",
     "LiveView",
-    "Meter",
     "Metrics",
     "PageOpened",
+    "ProgressMeter",
     "Progressed",
     "Reached",
     "RunFinished",
@@ -64,19 +64,19 @@ __all__ = [
     "Warning",
     "as_json",
     "counted",
-    "known_in",
-    "look_on",
+    "duration_text",
+    "from_json",
     "megabytes",
-    "missed",
-    "of_json",
+    "missing_lines",
+    "open_view",
+    "poll_status",
+    "print_findings",
     "printable",
+    "read_written",
     "sentence",
     "short",
     "sparkline",
-    "spell",
     "step_line",
-    "tell",
     "timestamp",
     "trackers_of",
-    "view_of",
 ]

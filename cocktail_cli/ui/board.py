@@ -1,4 +1,4 @@
-"""The state of a run as one screen shows it: takes events, gives lines of text. No terminal in here."""
+"""The screen of a run as lines of text, computed from events. This module knows no terminal."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ FIXED = {"STATE": 8, "TOK/S": 6, "UP/S": 6, "DOWN/S": 6, "RTT": 6, "SHARE": 5, "
 
 
 def sparkline(values: list[float], width: int = 24) -> str:
-    """The last `width` values as bars, the smallest the lowest."""
+    """Draw the last `width` values as bars of eight heights."""
     tail = values[-width:]
     low, span = min(tail, default=0.0), (max(tail, default=0.0) - min(tail, default=0.0)) or 1.0
     return "".join(BARS[int((value - low) / span * (len(BARS) - 1))] for value in tail)
 
 
 def megabytes(count: float) -> str:
-    """`812 B`, `34.1 kB`, `2.1 GB`: decimal, as links are sold."""
+    """Format bytes in decimal units, as links are sold: `812 B`, `34.1 kB`, `2.1 GB`."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
@@ -56,7 +56,7 @@ def megabytes(count: float) -> str:
 
 
 def short(count: float) -> str:
-    """`812`, `34k`, `2.1M`."""
+    """Format a count in three digits: `812`, `34k`, `2.1M`."""
     for unit in ("", "k", "M", "G"):
         if count < 999.5 or unit == "G":
             break
@@ -65,7 +65,7 @@ def short(count: float) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """`1 peer`, `2 peers`."""
+    """Format a count with its noun: `1 peer`, `2 peers`."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
@@ -73,25 +73,25 @@ def amount(count: float, unit: str) -> str:
     return megabytes(count) if unit == "bytes" else f"{count:,.0f} {unit}".rstrip()
 
 
-def share_of(event: Progressed) -> str:
-    """` 3.1 MB of 12.1 GB`; ` 3.1 MB` of what has a pace, but no end that is known."""
+def progress_text(event: Progressed) -> str:
+    """Format progress as ` 3.1 MB of 12.1 GB`, or ` 3.1 MB` where the total is unknown."""
     if not event.total:
         return f" {amount(event.done, event.unit)}" if event.rate else ""
     done = megabytes(event.done) if event.unit == "bytes" else f"{event.done:,}"
     return f" {done} of {amount(event.total, event.unit)}"
 
 
-def pace_of(event: Progressed) -> str:
-    """`, 11.8 MB/s, 3 min left`: as much of it as is known."""
+def rate_text(event: Progressed) -> str:
+    """Format the rate and the time left, as far as they are known: `, 11.8 MB/s, 3 min left`."""
     if not event.rate or (event.total and event.done >= event.total):
         return ""
-    left = "" if event.eta is None else f", {spell(event.eta)} left"
+    left = "" if event.eta is None else f", {duration_text(event.eta)} left"
     return f", {amount(event.rate, event.unit)}/s{left}"
 
 
-def bar(event: Progressed, width: int) -> str:
-    """`fetching the base  ━━━━━━━━─────  3.1 MB of 12.1 GB, 61 MB/s, 3 min left`."""
-    said = f"{share_of(event)}{pace_of(event)}"
+def progress_bar(event: Progressed, width: int) -> str:
+    """Draw one line: `fetching the base  ━━━━━━━━─────  3.1 MB of 12.1 GB, 61 MB/s, 3 min left`."""
+    said = f"{progress_text(event)}{rate_text(event)}"
     room = min(40, width - len(event.state) - len(said) - 3)
     if not event.total or room < 5:
         return f"{event.state}{said}"
@@ -99,21 +99,21 @@ def bar(event: Progressed, width: int) -> str:
     return f"{event.state}  {'━' * full}{'─' * (room - full)} {said}"
 
 
-def spell(seconds: float) -> str:
-    """`40 s`, `12 min`, `3.5 h`."""
+def duration_text(seconds: float) -> str:
+    """Format a duration: `40 s`, `12 min`, `3.5 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def printable(text: str, limit: int = 120) -> str:
-    """Text of a stranger, fit for a terminal: no control characters, no end."""
+    """Make a stranger's text safe for a terminal: replace control characters and cut it at `limit`."""
     return "".join(c if c.isprintable() else "?" for c in text)[:limit]
 
 
 @dataclass
 class PeerRow:
-    """One peer's line."""
+    """A peer's line in the table."""
 
     hardware: str = ""
     state: str = "syncing"
@@ -129,7 +129,9 @@ class PeerRow:
             self.sums.popleft()
 
     def rates(self) -> tuple[float, ...] | None:
-        """Tokens, bytes up and bytes down a second, of late; None: not known yet."""
+        """Compute tokens, bytes up and bytes down per second over the last OF_LATE seconds, or None
+        before two samples.
+        """
         if len(self.sums) < 2 or (span := self.sums[-1][0] - self.sums[0][0]) <= 0:
             return None
         first, last = self.sums[0], self.sums[-1]
@@ -149,7 +151,7 @@ class PeerRow:
 
 @dataclass
 class Board:
-    """Everything on the screen."""
+    """The state behind the screen; events and hub answers change it."""
 
     run: str = ""
     recipe: str = ""
@@ -174,7 +176,7 @@ class Board:
     said: deque[str] = field(default_factory=lambda: deque(maxlen=3))
 
     def take(self, event: Event) -> None:
-        """Let one event change the screen."""
+        """Apply one event."""
         if isinstance(event, (RunStarted, Joined)):
             self.run, self.recipe = event.run, event.recipe
             self.steps = event.steps if isinstance(event, RunStarted) else self.steps
@@ -222,7 +224,9 @@ class Board:
             row.state, row.seen = "training" if name in event.accepted else "late", now
 
     def look(self, status: Mapping[str, Any]) -> None:
-        """What the hub answers to `cocktail status`: the peers as they are now, sums since they joined."""
+        """Apply a hub's answer to `cocktail status`: the peers as they are now, with sums since they
+        joined.
+        """
         now, there = time.monotonic(), {printable(str(peer["name"])): peer for peer in status["peers"]}
         for name in self.peers.keys() - there.keys():
             del self.peers[name]
@@ -245,7 +249,7 @@ class Board:
     # ---- out -----------------------------------------------------------------------------------------------
 
     def screen(self, width: int, height: int) -> list[str]:
-        """Lines for a terminal of this size. What is too long for it is to be cut."""
+        """Lay the state out for a terminal of this size; the caller cuts lines that are too long."""
         if height < LOW:
             return [self.one_line(width)]
         numbers = [*flowed(self.numbers(width), width), *flowed(self.times(), width)]
@@ -273,7 +277,7 @@ class Board:
         return f" · ETA {int(left // 3600)}h {int(left % 3600 // 60):02d}m" if left > 0 else ""
 
     def numbers(self, width: int) -> list[str]:
-        """How the run fares."""
+        """Parts of the line with loss, held-out loss, learning rate and gradient norm."""
         parts, bars = [self.state], max(8, min(24, width // 3 - 4))
         if self.losses:
             parts.append(f"loss {self.losses[-1]:.3f} {sparkline(self.losses, bars)}")
@@ -286,7 +290,7 @@ class Board:
         return parts
 
     def times(self) -> list[str]:
-        """Where a step's time goes, and what the packets save."""
+        """Parts of the line with a step's time by phase and the bytes that compression saves."""
         parts = []
         if self.step_s and self.compute_s:
             compute, wait = round(self.compute_s, 1), round(self.wait_s, 1)
@@ -306,10 +310,10 @@ class Board:
         event = self.progress
         if event is None or event.done >= event.total > 0 or time.monotonic() > self.progressed + STALE:
             return []
-        return [bar(event, width)]
+        return [progress_bar(event, width)]
 
     def table(self, width: int, most: int) -> list[str]:
-        """A row a peer, by name; past TOP, or what there is room for, they are only counted."""
+        """Lay out a row for each peer; peers beyond TOP, or beyond the space, are only counted."""
         if not self.peers:
             return []
         columns = COLUMNS if width >= WIDE else NARROW if width >= WIDE_ENOUGH else SLIM
@@ -333,7 +337,7 @@ class Board:
 
 
 def flowed(parts: list[str], width: int) -> list[str]:
-    """As many on a line as there is room for; what has none by itself takes several."""
+    """Fill lines with as many parts as fit; a part too long for a line takes several."""
     lines: list[str] = []
     for part in (piece for whole in parts for piece in textwrap.wrap(whole, width)):
         if lines and len(lines[-1]) + 3 + len(part) <= width:

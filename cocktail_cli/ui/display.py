@@ -1,8 +1,8 @@
-"""Events to the eye: a live table on a terminal, lines elsewhere, NDJSON for programs, next to nothing for
--q.
+"""Views of a run's events: a live table on a terminal, plain lines, NDJSON for programs, almost
+nothing for -q.
 
-stdout carries the result (the run URL, the model's folder, the JSON), stderr all else. The table is in
-live.py.
+Results (the run URL, the model's folder, JSON) go to stdout and all else to stderr. The live table is in
+live_view.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol, TextIO
 from cocktail_cli.errors import disk_is_full
 from cocktail_cli.options import Progress
 
-from .board import megabytes, pace_of, share_of
+from .board import megabytes, progress_text, rate_text
 from .events import (
     Checkpoint,
     Eval,
@@ -40,12 +40,12 @@ from .events import (
     as_json,
     timestamp,
 )
-from .metrics_lines import of_step
+from .metrics_lines import step_numbers
 
 
 @dataclass(frozen=True)
 class Display:
-    """How the user wants to be told."""
+    """The user's choice of output."""
 
     json: bool = False
     quiet: bool = False
@@ -54,7 +54,7 @@ class Display:
     progress: Progress = "auto"
 
     def live(self, stream: TextIO) -> bool:
-        """Whether a table that redraws itself is of use on this stream."""
+        """Tell whether a table that redraws itself is useful on this stream."""
         if self.progress == "auto":
             dumb = os.environ.get("TERM") == "dumb" or bool(os.environ.get("CI"))
             return stream.isatty() and not dumb
@@ -62,25 +62,25 @@ class Display:
 
 
 class View(Protocol):
-    """Something that shows events. Both methods may be called from the main thread only."""
+    """A sink for events. Both methods are called from the main thread only."""
 
     def show(self, event: Event) -> None: ...
     def close(self) -> None: ...
 
 
 @contextmanager
-def view_of(display: Display) -> Iterator[View]:
-    """The view that `display` asks for; closed at the end, whatever ends it."""
-    view = Unimpressed(choose(display))
+def open_view(display: Display) -> Iterator[View]:
+    """Open the view that `display` selects, and close it however the block ends."""
+    view = DiskFullTolerantView(choose_view(display))
     try:
         yield view
     finally:
         view.close()
 
 
-class Unimpressed:
-    """A view whose output goes into a file on a full disk: training goes on, and the words are tried again
-    with the next ones.
+class DiskFullTolerantView:
+    """A view whose output may go to a file on a full disk: training goes on, and later output is tried
+    again.
     """
 
     def __init__(self, view: View) -> None:
@@ -95,9 +95,9 @@ class Unimpressed:
             self.view.close()
 
 
-def look_on(view: View, ask: Callable[[], dict[str, Any]]) -> None:
-    """Have a view that shows all peers ask now and then how they are; the others do not care."""
-    inner = view.view if isinstance(view, Unimpressed) else view
+def poll_status(view: View, ask: Callable[[], dict[str, Any]]) -> None:
+    """Have a view that shows all peers call `ask` periodically; other views ignore it."""
+    inner = view.view if isinstance(view, DiskFullTolerantView) else view
     if hasattr(inner, "look_on"):
         inner.look_on(ask)
 
@@ -111,7 +111,7 @@ def suppressed_if_full() -> Iterator[None]:
             raise
 
 
-def choose(display: Display) -> View:
+def choose_view(display: Display) -> View:
     if display.json:
         return JsonView(sys.stdout)
     if display.quiet:
@@ -127,7 +127,7 @@ def choose(display: Display) -> View:
 
 
 class JsonView:
-    """Every event as a line of JSON on stdout."""
+    """Write every event as a line of JSON to stdout."""
 
     def __init__(self, out: TextIO) -> None:
         self.out = out
@@ -140,7 +140,7 @@ class JsonView:
 
 
 class QuietView:
-    """The run URL, the model's folder, warnings, and who wants in."""
+    """Write the run URL, the model's folder, warnings, and requests to join."""
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self.out, self.err = out, err
@@ -161,7 +161,7 @@ class QuietView:
 
 
 def invitation(event: RunStarted, out: TextIO, err: TextIO) -> None:
-    """What a run says first. The line to pass on stands alone on stdout, unwrapped."""
+    """Print a run's first words. The run URL stands alone on stdout, unwrapped."""
     size = (
         f"{event.parameters / 1e6:,.2f} M parameters"
         if event.parameters < 1e9
@@ -183,7 +183,7 @@ def invitation(event: RunStarted, out: TextIO, err: TextIO) -> None:
 
 
 def farewell(event: RunFinished, out: TextIO, err: TextIO) -> None:
-    """What a run says last: where the model is, and what to type next."""
+    """Print a run's last words: where the model is, and the command to type next."""
     loss = "" if event.eval_loss is None else f", held-out loss {event.eval_loss:.4f}"
     of = f" of {event.planned}" if event.planned > event.steps else ""
     said = f"{event.run} is over: {event.reason}; {event.steps}{of} steps{loss}. The model:"
@@ -193,7 +193,7 @@ def farewell(event: RunFinished, out: TextIO, err: TextIO) -> None:
 
 
 def sentence(event: Event) -> str | None:
-    """An event that is no step, as a line; None for those that other functions say."""
+    """Format an event as a line; None for steps and for events that other functions print."""
     if isinstance(event, Joined):
         fetch = f", {megabytes(event.download_bytes)} to download" if event.download_bytes else ""
         return f"joined {event.run} as {event.peer}: recipe {event.recipe}{fetch}"
@@ -225,14 +225,14 @@ def sentence(event: Event) -> str | None:
 
 
 def step_line(event: Step, verbose: int) -> str:
-    """`step=131/452 round=131 loss=1.8420 peers=2 ...`: fields that `cut` and `awk` can take apart."""
+    """Format a step as `step=131/452 round=131 loss=1.8420 peers=2 ...`, for `cut` and `awk`."""
     fields = [f"step={event.step}/{event.steps}", f"round={event.round}"]
     if event.loss is not None:
         fields.append(f"loss={event.loss:.4f}")
     if event.lr is not None:
         fields.append(f"lr={event.lr:.1e}")
     fields.append(f"peers={event.peers}")
-    numbers = of_step(event)
+    numbers = step_numbers(event)
     for key, name, digits in (("tokens_per_s", "tok_s", 0), ("step_s", "step_s", 2), ("sync_s", "sync_s", 2)):
         if numbers[key]:
             fields.append(f"{name}={numbers[key]:.{digits}f}")
@@ -250,8 +250,9 @@ def step_line(event: Step, verbose: int) -> str:
 
 
 class PlainView:
-    """One line an event, with the time, for logs and pipes. Progress is told on a change and every ten
-    seconds.
+    """Write one line per event with its time, for logs and pipes. Progress appears on a change of
+    state and every
+    ten seconds.
     """
 
     def __init__(self, out: TextIO, err: TextIO, steps: bool = True, verbose: int = 0) -> None:
@@ -279,7 +280,7 @@ class PlainView:
         if event.state == self.state and now - self.told < 10:
             return
         self.state, self.told = event.state, now
-        self.line(event.state + share_of(event) + pace_of(event))
+        self.line(event.state + progress_text(event) + rate_text(event))
 
     def line(self, text: str) -> None:
         print(f"{timestamp()} {text}", file=self.err, flush=True)

@@ -1,7 +1,7 @@
-"""What a run tells its user, as frozen dataclasses. `--json` writes them as they are; show.py draws them.
+"""Events of a run, as frozen dataclasses. `--json` writes them as they are; display.py draws them.
 
-Field names are the public, versioned interface of `--json`: within version 1 they are only added to.
-Bytes are those of the sockets, framing included; seconds are wall-clock; losses are nats per token.
+Field names are the public, versioned interface of `--json`: within version 1 fields are only added. Bytes are
+counted on the sockets, framing included; seconds are wall-clock; losses are nats per token.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class RunStarted:
 
 @dataclass(frozen=True)
 class PageOpened:
-    """The run can be looked at in a browser of this machine, at an address that holds the key to the page."""
+    """The dashboard is served on this machine, at an address that contains its key."""
 
     url: str
 
 
 @dataclass(frozen=True)
 class Joined:
-    """This machine is in the run (told by `cocktail join`)."""
+    """This machine has joined the run (emitted by `cocktail join`)."""
 
     run: str
     peer: str  # the name it goes by there
@@ -55,7 +55,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Progressed:
-    """A longish thing moves: fetching the model, catching up, exporting."""
+    """A long operation has advanced: fetching the model, catching up, exporting."""
 
     state: str
     done: int = 0
@@ -81,7 +81,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class PeerReady:
-    """It holds the run's model, and takes part from the next round on."""
+    """A peer holds the global model and takes part from the next round on."""
 
     peer: str
     round: int
@@ -90,7 +90,7 @@ class PeerReady:
 
 @dataclass(frozen=True)
 class PeerAsks:
-    """A newcomer waits for the owner's yes: `cocktail peers RUN --approve KEY`."""
+    """A newcomer waits for the host's approval: `cocktail peers RUN --approve KEY`."""
 
     peer: str
     key: str  # 16 digits of it, as the newcomer is shown them
@@ -106,7 +106,7 @@ class PeerLeft:
 
 @dataclass(frozen=True)
 class Step:
-    """A round is committed. One with `loss` null delivered no new gradient (the drain after the last
+    """A round is committed. A round with `loss` null delivered no new gradient (the drain after the last
     step).
     """
 
@@ -137,7 +137,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Eval:
-    """Held-out loss of the common model x'."""
+    """The global model was evaluated on held-out data."""
 
     step: int
     round: int
@@ -147,7 +147,7 @@ class Eval:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A snapshot of the common model x' is on the disk, as a folder that `from_pretrained` loads."""
+    """A snapshot of the global model is on disk, in a folder that `from_pretrained` loads."""
 
     round: int  # x' before this round
     step: int
@@ -176,7 +176,7 @@ class RunFinished:
 
 @dataclass(frozen=True)
 class RunPaused:
-    """The run is over for now: `launch --resume` goes on with it."""
+    """The run is paused; `launch --resume` continues it."""
 
     run: str
     steps: int
@@ -186,7 +186,7 @@ class RunPaused:
 
 @dataclass(frozen=True)
 class Left:
-    """This machine is no longer in the run (told by `cocktail join`)."""
+    """This machine has left the run (emitted by `cocktail join`)."""
 
     run: str
     peer: str
@@ -218,23 +218,23 @@ Event = (
 
 
 def name_of(kind: type[Event]) -> str:
-    """`PeerJoined` -> `peer_joined`."""
+    """Convert a class name to an event name: `PeerJoined` to `peer_joined`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
 def timestamp(when: datetime | None = None) -> str:
-    """UTC, seconds: `2026-11-20T14:02:40Z`."""
+    """Format a time in UTC to the second: `2026-11-20T14:02:40Z`."""
     return (when or datetime.now(timezone.utc)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def as_json(event: Event, when: datetime | None = None) -> str:
-    """One line of the NDJSON stream."""
+    """Format an event as one line of the NDJSON stream."""
     head = {"v": VERSION, "t": timestamp(when), "event": name_of(type(event))}
     return json.dumps(head | dataclasses.asdict(event))
 
 
-def of_json(told: Mapping[str, Any]) -> Event:
-    """The event of such a line, once it is parsed."""
+def from_json(told: Mapping[str, Any]) -> Event:
+    """Rebuild an event from a parsed line of the NDJSON stream."""
     kind = next(kind for kind in get_args(Event) if name_of(kind) == told["event"])
     known = {field.name for field in dataclasses.fields(kind)}
     event: Event = kind(**{key: value for key, value in told.items() if key in known})

@@ -1,4 +1,4 @@
-"""Findings to the eye: a line each, `ok`, `warn` or `fail`, and the exit status they come to."""
+"""Print the findings of a check, one line each, and derive the exit status."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from recipes.errors import Finding
 
 
-def tell(
+def print_findings(
     findings: Iterable[Finding],
     as_json: bool,
     quiet: bool,
@@ -22,12 +22,12 @@ def tell(
     strict: bool = False,
     **beside: object,
 ) -> int:
-    """Print the findings, each as it comes; as JSON one object, `beside` in it. Returns the exit status.
+    """Print findings as they come, or as one JSON object with the fields of `beside`; return the exit status.
 
     Args:
-        quiet: what is well is not told.
-        failure: the key of EXIT for a check that failed without an error of its own.
-        strict: a warning is a failure.
+        quiet: omit findings of level `ok`.
+        failure: the key of EXIT for a failed check that carries no error.
+        strict: count a warning as a failure.
     """
     told: list[Finding] = []
     for finding in findings:
@@ -41,14 +41,14 @@ def tell(
 
 
 def line(finding: Finding) -> str:
-    """`warn  disk      31 GB free ...   hint: ...`"""
+    """Format a finding: `warn  disk      31 GB free ...   hint: ...`."""
     text = " ".join(finding.text.split())
     hint = f"   hint: {finding.hint}" if finding.hint else ""
     return f"{finding.level:<5} {finding.about:<9} {text}{hint}"
 
 
 def status(findings: Iterable[Finding], failure: str, strict: bool) -> int:
-    """0, or what the first failure is worth."""
+    """Return 0, or the exit status of the first failure."""
     counts = ("fail", "warn") if strict else ("fail",)
     for finding in findings:
         if finding.level in counts:

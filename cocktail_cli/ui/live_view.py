@@ -1,8 +1,7 @@
-"""A few lines at the foot of a terminal that are drawn anew in place; what came and went scrolls by above.
+"""A table at the foot of a terminal that is redrawn in place, while other output scrolls above it.
 
-The only file that imports rich, which knows terminals and colours. The area has no frame, and its lines are
-no longer than the terminal is wide: when that is made narrower, a terminal breaks the lines that are there,
-and what they take then is known.
+Only this module imports rich. The table has no frame and no line wider than the terminal: when a terminal is
+made narrower it wraps the lines already drawn, and the rows they then take can be computed.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ ASK_S = 3.0
 
 
 class LiveView:
-    """Events as a table. Methods may be called from any thread."""
+    """Show events as a table. Methods may be called from any thread."""
 
     def __init__(self, out: TextIO, err: TextIO, color: bool) -> None:
         self.out, self.err = out, err
@@ -51,7 +50,7 @@ class LiveView:
         self.drawn: list[int] = []  # widths of the lines that stand there
         self.over = threading.Event()
         self.threads: list[threading.Thread] = []
-        self.above, sys.stderr = sys.stderr, cast("TextIO", Above(self, sys.stderr))
+        self.above, sys.stderr = sys.stderr, cast("TextIO", StderrAboveTable(self, sys.stderr))
 
     def show(self, event: Event) -> None:
         with self.lock:
@@ -71,7 +70,7 @@ class LiveView:
                 self.draw()
 
     def say(self, text: str | None) -> None:
-        """A line above the table."""
+        """Print a line above the table."""
         with self.lock, self.console:
             self.erase()
             if text:
@@ -79,7 +78,7 @@ class LiveView:
             self.draw()
 
     def look_on(self, ask: Callable[[], dict[str, Any]]) -> None:
-        """Ask how all peers are, now and then, until this view is closed."""
+        """Poll the state of all peers until the view is closed."""
 
         def looking() -> None:
             from transport.protocol import TransportError
@@ -97,7 +96,7 @@ class LiveView:
         self.begin(looking)
 
     def watch(self, status: dict[str, Any]) -> None:
-        """Show a run that this process has no part in, by what its hub answers."""
+        """Show a run that this process takes no part in, from its hub's answers."""
         with self.lock:
             self.board.run, self.board.watched = str(status["run"]), True
             self.board.look(status)
@@ -132,7 +131,7 @@ class LiveView:
                     self.draw()
 
     def erase(self) -> None:
-        """Take away what was drawn: on a terminal that was made narrower it takes more lines than it was."""
+        """Erase the table; in a terminal made narrower since, its lines take more rows than were drawn."""
         width = max(1, self.console.width)
         rows = sum(max(1, -(-line // width)) for line in self.drawn)
         self.drawn = []
@@ -141,7 +140,7 @@ class LiveView:
             self.console.control(Control(ControlType.CARRIAGE_RETURN, *codes))
 
     def close(self) -> None:
-        """The table stays as it is."""
+        """Stop redrawing and leave the table on the screen."""
         with self.lock:
             if not self.over.is_set():
                 if self.drawn:
@@ -151,8 +150,8 @@ class LiveView:
                 sys.stderr = self.above
 
 
-class Above:
-    """In the place of sys.stderr: whole lines that somebody else writes go above the table."""
+class StderrAboveTable:
+    """A stand-in for sys.stderr that prints whole lines above the table."""
 
     def __init__(self, view: LiveView, stream: TextIO) -> None:
         self.view, self.stream, self.begun = view, stream, ""

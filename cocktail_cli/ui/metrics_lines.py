@@ -1,11 +1,11 @@
-"""The numbers of a run as flat lines: metrics.jsonl in its folder, and what trackers are given (trackers.py).
+"""Metrics of a run as flat lines, for metrics.jsonl in its folder and for trackers (trackers.py).
 
     {"v":1,"t":"2026-11-20T14:02:40Z","kind":"step","step":131,"round":131,"loss":1.842,...}  a round
     {"v":1,"t":...,"kind":"eval","step":130,"round":130,"eval_loss":1.901,"tokens":40960}
     {"v":1,"t":...,"kind":"peer","step":131,"round":131,"peer":"attic-3090","did":"joined",...}  ready, left
 
-Each committed round is there once, whatever became of the hub: what a killed one could not write any more is
-filled in from the ledger, as far as that knows it. Within version 1 fields are only added.
+Each committed round appears exactly once: lines that a killed hub could not write are filled in from the
+ledger, as far as it knows them. Within version 1 fields are only added.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Known:
-    """How far a file's lines go."""
+class Written:
+    """The newest rounds that a metrics file already covers."""
 
     round: int = -1  # the newest; -1: none
     evaluated: int = -1  # the newest round whose model was evaluated
 
 
 class Metrics:
-    """Events to lines: keeps where the run is, for the lines of its peers."""
+    """Convert events to lines; remembers the current step for the lines of peers."""
 
     def __init__(self) -> None:
         self.step = self.round = 0
@@ -46,7 +46,7 @@ class Metrics:
     def lines(self, event: Event) -> Iterator[Line]:
         if isinstance(event, Step):
             self.step, self.round = event.step, event.round
-            yield line("step", **of_step(event))
+            yield line("step", **step_numbers(event))
         elif isinstance(event, Eval):
             numbers: Line = {"eval_loss": event.loss, "tokens": event.tokens}
             yield line("eval", step=event.step, round=event.round, **numbers)
@@ -65,9 +65,9 @@ def line(kind: str, when: datetime | None = None, **fields: Any) -> Line:
     return {"v": VERSION, "t": timestamp(when), "kind": kind, **fields}
 
 
-def of_step(event: Step) -> Line:
-    """A round, in numbers that a curve can be made of: sums and medians over its peers."""
-    compute, wait = middle(event.compute_s.values()), middle(event.wait_s.values())
+def step_numbers(event: Step) -> Line:
+    """Summarize a round in plottable numbers: sums and medians over its peers."""
+    compute, wait = median_or_none(event.compute_s.values()), median_or_none(event.wait_s.values())
     sync = None if compute is None else round(max(0.0, event.step_s - compute - (wait or 0.0)), 3)
     tokens = sum(event.tokens_by_peer.values())
     return {
@@ -89,13 +89,18 @@ def of_step(event: Step) -> Line:
     }
 
 
-def middle(values: Iterable[float]) -> float | None:
+def median_or_none(values: Iterable[float]) -> float | None:
     there = list(values)
     return round(median(there), 3) if there else None
 
 
-def missed(ledger: Path, known: Known, batch: int, steps: int) -> Iterator[Line]:
-    """What a file lacks of what the ledger has, in order. `batch`: samples of a step; `steps`: of the run."""
+def missing_lines(ledger: Path, known: Written, batch: int, steps: int) -> Iterator[Line]:
+    """Yield the lines that a file lacks and the ledger has, in order.
+
+    Args:
+        batch: samples per step.
+        steps: steps of the run.
+    """
     from transport import Ledger
 
     opened = Ledger(ledger, write=False)
@@ -108,27 +113,27 @@ def missed(ledger: Path, known: Known, batch: int, steps: int) -> Iterator[Line]
                 yield line("eval", step=found.step, round=found.round, **about)
             counted, tokens = counted + row.counted, tokens + row.tokens
             if row.round > known.round:
-                yield of_row(row, min(steps, counted // batch), tokens)
+                yield line_of_round(row, min(steps, counted // batch), tokens)
     finally:
         opened.close()
 
 
-def of_row(row: RoundRow, step: int, tokens: int) -> Line:
-    """As `of_step`, of a round whose event nobody wrote down."""
-    unknown = dict.fromkeys(of_step(Step(0, 0, 0, None, 0)))
+def line_of_round(row: RoundRow, step: int, tokens: int) -> Line:
+    """Build the line of a round from the ledger's row, for a round whose event was never written."""
+    unknown = dict.fromkeys(step_numbers(Step(0, 0, 0, None, 0)))
     known = {"step": step, "round": row.round, "loss": row.loss, "tokens": tokens, "peers": len(row.members)}
     late, when = len(row.members) - len(row.accepted), datetime.fromtimestamp(row.committed, timezone.utc)
     return line("step", when, **(unknown | known | {"late": late, "packet_bytes": row.length}))
 
 
-def known_in(path: Path) -> Known:
-    """What a file has; a last line that a killed process left unfinished is cut off."""
+def read_written(path: Path) -> Written:
+    """Read how far a file goes; an unfinished last line of a killed process is cut off."""
     if not path.exists():
-        return Known()
+        return Written()
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
         os.truncate(path, whole)
     found = [json.loads(text) for text in data[:whole].splitlines()]
     steps = [each["round"] for each in found if "loss" in each]
-    return Known(max(steps, default=-1), max((e["round"] for e in found if "eval_loss" in e), default=-1))
+    return Written(max(steps, default=-1), max((e["round"] for e in found if "eval_loss" in e), default=-1))

@@ -1,4 +1,4 @@
-"""How far something has come, as events: not too many of them, with its pace and the time that is left."""
+"""Progress as events, at a bounded rate, with speed and time left."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ KNOWN_S = 1.0  # seconds after which a pace is one
 OF_LATE_S = 10.0  # over which it is measured: a line may have become slower, a fetch begun in the middle
 
 
-class Meter:
-    """Called with how much is done, of how much (0: not known)."""
+class ProgressMeter:
+    """A callback `(done, total)` that emits Progressed events; a total of 0 means unknown."""
 
     def __init__(self, tell: Callable[[Event], None], state: str, unit: str) -> None:
         self.tell, self.state, self.unit = tell, state, unit

@@ -1,7 +1,7 @@
-"""Where else the numbers of metrics.jsonl go: tensorboard, wandb, trackio (`logging.report_to`).
+"""Experiment trackers: TensorBoard, Weights & Biases, Trackio (`logging.report_to`).
 
-Only the owner's machine reports, and only what the owner asks for. A tracker that fails is told of once and
-let go: the run goes on, and the numbers are in metrics.jsonl.
+Only the host reports, and only what the recipe asks for. A tracker that fails is reported once and dropped:
+the run goes on, and metrics.jsonl has all numbers.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-def named(line: Line) -> dict[str, float]:
-    """The numbers of a line as trackers call them: train/loss, eval/loss, time/step_s, ..."""
+def metric_names(line: Line) -> dict[str, float]:
+    """Rename a line's numbers as trackers expect them: train/loss, eval/loss, time/step_s, ..."""
     found = {}
     for group, names in GROUPS.items():
         for name in names:
@@ -46,7 +46,7 @@ def named(line: Line) -> dict[str, float]:
 
 
 class Tensorboard:
-    """Scalars in the run's folder: `tensorboard --logdir outputs/NAME/tracking`."""
+    """Write scalars into the run's folder: `tensorboard --logdir outputs/NAME/tracking`."""
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         self.folder = folder / FOLDER
@@ -58,7 +58,7 @@ class Tensorboard:
         self.writer = SummaryWriter(str(self.folder))
 
     def log(self, line: Line) -> None:
-        for name, value in named(line).items():
+        for name, value in metric_names(line).items():
             self.writer.add_scalar(name, value, line["step"])
         self.writer.flush()
 
@@ -68,10 +68,10 @@ class Tensorboard:
 
 
 class Hosted:
-    """wandb and trackio, which are used alike. A run that is resumed goes on under its name.
+    """Log to wandb or trackio, which share an interface. A resumed run continues under its name.
 
     Args:
-        more: what only one of them is asked for.
+        more: arguments of `init` that only one of them takes.
     """
 
     def __init__(self, module: str, recipe: Recipe, folder: Path, **more: Any) -> None:
@@ -92,7 +92,7 @@ class Hosted:
         )
 
     def log(self, line: Line) -> None:
-        if numbers := named(line):
+        if numbers := metric_names(line):
             self.run.log(numbers | {"step": line["step"], "round": line["round"]})
 
     def close(self) -> None:
@@ -100,8 +100,10 @@ class Hosted:
             self.run.finish()
 
 
-class Forgiving:
-    """A tracker that may fail: `told` hears of it once, then it is given nothing more."""
+class FaultTolerantTracker:
+    """Wrap a tracker that may fail: `told` receives the first failure, then the tracker receives nothing
+    more.
+    """
 
     def __init__(self, name: str, tracker: Tracker, told: Callable[[str], None]) -> None:
         self.name, self.tracker, self.told = name, tracker, told
@@ -128,7 +130,11 @@ class Forgiving:
 
 
 def trackers_of(recipe: Recipe, folder: Path, told: Callable[[str], None]) -> Sequence[Tracker]:
-    """Those that the recipe names. Raises Failure (preflight) where one is not installed."""
+    """Build the trackers that the recipe names.
+
+    Raises:
+        Failure: (preflight) a package is not installed.
+    """
     found: list[Tracker] = []
     for name in recipe.logging.report_to:
         if find_spec(name) is None:
@@ -138,5 +144,5 @@ def trackers_of(recipe: Recipe, folder: Path, told: Callable[[str], None]) -> Se
         more = {"space_id": space} if name == "trackio" and space else {}
         local = name == "tensorboard"
         tracker = Tensorboard(recipe, folder) if local else Hosted(name, recipe, folder, **more)
-        found.append(Forgiving(name, tracker, told))
+        found.append(FaultTolerantTracker(name, tracker, told))
     return found

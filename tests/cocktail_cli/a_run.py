@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from cocktail_cli.dashboard.run_folder_reader import Reader
+from cocktail_cli.dashboard.run_folder_reader import RunFolderReader
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine.run_registry import RunRecord, save
 from cocktail_cli.ui.events import Event, PeerJoined, PeerLeft, RunFinished, RunStarted, Step, as_json
@@ -34,9 +34,9 @@ class ARun:
     def at(self, seconds: float) -> datetime:
         return datetime.fromtimestamp(BEGAN + seconds, timezone.utc)
 
-    def reader(self) -> Reader:
+    def reader(self) -> RunFolderReader:
         """Of its folder, as if its hub were there."""
-        return Reader(self.record, lambda _: True)
+        return RunFolderReader(self.record, lambda _: True)
 
     def tell(self, event: Event, seconds: float) -> None:
         with (self.folder / in_folder.EVENTS).open("a") as file:

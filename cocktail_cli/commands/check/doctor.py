@@ -1,4 +1,4 @@
-"""`cocktail doctor`: is this machine fit to train, to own a run, to join one? A line each, a fix each."""
+"""`cocktail doctor`: check whether this machine can train, host a run, and join one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cocktail_cli import __version__
 from cocktail_cli.host import BIND, PORT
 from cocktail_cli.machine import EVERYWHERE, memory_of, pick_device, reach_of
 from cocktail_cli.options import Device, Json, Quiet
-from cocktail_cli.ui import megabytes, tell
+from cocktail_cli.ui import megabytes, print_findings
 
 if TYPE_CHECKING:
     from recipes.errors import Finding
@@ -76,13 +76,13 @@ def doctor(
         for line in environment():
             typer.echo(line)
         return
-    code = tell(checks(run_url, device, port), as_json, quiet, "preflight")
+    code = print_findings(checks(run_url, device, port), as_json, quiet, "preflight")
     if code:
         raise typer.Exit(code)
 
 
 def environment() -> Iterator[str]:
-    """What a bug report needs, as Markdown."""
+    """Describe this installation as Markdown, for a bug report."""
     yield f"- cocktail {__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield "- " + ", ".join(f"{name} {installed(name) or 'not installed'}" for name in PACKAGES)
     yield f"- {cuda()}"
@@ -97,7 +97,7 @@ def installed(name: str) -> str | None:
 
 
 def checks(run_url: str | None, device: str, port: int) -> Iterator[Finding]:
-    """Every check, in the order in which one would mend things."""
+    """Run every check, in the order in which a user would mend things."""
     simple: list[tuple[str, Callable[[], Finding]]] = [
         ("python", python),
         ("packages", packages),
@@ -128,7 +128,7 @@ def found(level: Literal["ok", "warn", "fail"], about: str, text: str, hint: str
 
 
 def guarded(about: str, check: Callable[[], Finding]) -> Finding:
-    """A check that breaks is a finding too, and the next one is made."""
+    """Run a check; one that breaks becomes a finding, and the next is run."""
     try:
         return check()
     except Exception as error:
@@ -155,7 +155,7 @@ def packages() -> Finding:
 
 
 def cuda() -> str:
-    """torch, what it was built for, and the driver."""
+    """Describe torch's CUDA build and the driver."""
     import torch
 
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
@@ -163,7 +163,7 @@ def cuda() -> str:
 
 
 def driver() -> str | None:
-    """The version of NVIDIA's driver, where its tool is there."""
+    """Return the version of NVIDIA's driver, or None without nvidia-smi."""
     said = nvidia("--query-gpu=driver_version")
     return said[0] if said else None
 
@@ -177,7 +177,7 @@ def nvidia(query: str) -> list[str]:
 
 
 def trains_on(wanted: str) -> Finding:
-    """The device of `--device auto`, or whether the one asked for is there."""
+    """Report the device of `--device auto`, or whether the requested one exists."""
     import torch
 
     from cocktail_cli.errors import Failure
@@ -229,7 +229,7 @@ def codec() -> Finding:
 
 
 def disk() -> Finding:
-    """Where models are fetched to, and where runs are written."""
+    """Report free space where models are cached and where runs are written."""
     from cocktail_cli.machine import cache
     from recipes.downloads import hub_cache
 
@@ -245,7 +245,7 @@ def disk() -> Finding:
 
 
 def there(path: Path) -> Path:
-    """The path, or what of it exists."""
+    """Return the path, or its nearest existing parent."""
     return path if path.exists() else there(path.parent)
 
 
@@ -262,7 +262,7 @@ def files() -> Finding:
 
 
 def listens(port: int) -> Finding:
-    """Whether a hub could listen here, and what is known of the address."""
+    """Report whether a hub could listen on the port, and what is known of the address."""
     with socket.socket() as probe:
         try:
             probe.bind((EVERYWHERE[0], port))
@@ -283,7 +283,7 @@ def proxy() -> Finding:
 
 
 def address() -> Finding:
-    """Whether runs whose URL has an IPv4 address can be dialled from here at all. Nothing is sent."""
+    """Report whether this machine can dial IPv4 addresses. Nothing is sent."""
     ways = [name for name, family, there in WAYS if leads_there(family, there)]
     if "IPv4" in ways:
         return found("ok", "address", f"this machine has a way out over {' and '.join(ways)}")
@@ -299,7 +299,7 @@ def leads_there(family: int, there: str) -> bool:
 
 
 def power() -> Finding:
-    """A laptop on its battery is soon asleep, and a peer that sleeps is late."""
+    """Warn of a laptop on battery: it soon sleeps, and a sleeping peer is late."""
     mains = []
     if sys.platform.startswith("linux"):
         mains = [file.read_text().strip() for file in Path("/sys/class/power_supply").glob("A*/online")]
@@ -318,7 +318,7 @@ def gib(count: float) -> str:
 
 
 def hub() -> Iterator[Finding]:
-    """Does it answer, who are we to it, and is this machine's clock right?"""
+    """Report whether the Hugging Face hub answers, the account, and the clock's error."""
     from recipes.downloads import OFFLINE, ask_hub
 
     try:
@@ -345,7 +345,7 @@ def hub() -> Iterator[Finding]:
 
 
 def licences() -> Iterator[Finding]:
-    """The shipped recipes whose models this machine may not read yet."""
+    """Report shipped recipes whose gated models this machine may not read yet."""
     from recipes.config import is_hub_id, list_recipes
     from recipes.downloads import gated_models, licence_hint
 

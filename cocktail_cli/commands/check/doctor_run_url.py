@@ -1,8 +1,7 @@
-"""The part of `cocktail doctor` that asks a run: is it reached, how far is it, how fast is the line, does it
-take this machine?
+"""The checks of `cocktail doctor RUN_URL`: reachability, versions, throughput.
 
-It joins as a peer would, under a name of its own, fetches some of the base model, uploads what the hub throws
-away, and leaves before it is given work.
+It joins as a peer would under the name `doctor`, fetches part of the base model, uploads bytes that the hub
+discards, and leaves before it is given work.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ TRIES = 3  # TCP connections, of which the fastest counts
 
 
 def run(text: str) -> Iterator[Finding]:
-    """The layers from the outside in; the first that fails ends it."""
+    """Check the layers from the outside in; the first failure ends it."""
     from cocktail_cli.host import versions
     from transport import ask_status, parse_url
 
@@ -53,7 +52,7 @@ def run(text: str) -> Iterator[Finding]:
 
 @contextmanager
 def visiting(url: RunURL) -> Iterator[PeerLink]:
-    """In the run, under a name of one's own."""
+    """Join the run for the duration of the block."""
     from cocktail_cli.host import versions
     from transport import PeerLink
 
@@ -66,7 +65,7 @@ def visiting(url: RunURL) -> Iterator[PeerLink]:
 
 
 def round_trips(url: RunURL) -> list[float]:
-    """Seconds of a few TCP handshakes. Raises what the hub's address is to blame for."""
+    """Measure a few TCP handshakes, in seconds; errors name the layer at fault."""
     from transport.protocol import Unreachable
 
     took = []
@@ -87,7 +86,7 @@ def said(status: dict[str, Any]) -> str:
 
 
 def down_rate(link: PeerLink) -> float:
-    """Bytes a second at which the base model comes."""
+    """Measure the download rate of the base model, in bytes per second."""
     largest = max(link.welcome.base, key=lambda file: file.size)
     before, started = link.bytes_down, time.monotonic()
     download = link.begin(f"base/{largest.name}")
@@ -100,7 +99,7 @@ def down_rate(link: PeerLink) -> float:
 
 
 def fetched(link: PeerLink) -> Finding:
-    """How fast the base model comes, and how much of it is missing here."""
+    """Report the download rate, and how much of the base model is missing here."""
     from cocktail_cli.volunteer import folder_of, room, to_fetch
 
     files, rate = link.welcome.base, down_rate(link)
@@ -114,8 +113,10 @@ def fetched(link: PeerLink) -> Finding:
 
 
 def up_rate(link: PeerLink) -> float | None:
-    """Bytes a second at which packets would go, at most: a small upload says how much fills the line for a
-    moment. None: the hub takes nothing but packets, as those of earlier versions.
+    """Measure the upload rate in bytes per second; None where the hub takes no trial uploads (an
+    earlier version).
+
+    A small upload first tells how many bytes fill the line for a moment.
     """
     size, rate = FIRST, 0.0
     for number in range(2):
@@ -136,7 +137,7 @@ def up_rate(link: PeerLink) -> float | None:
 
 
 def sent(link: PeerLink) -> Finding:
-    """How fast packets would go up."""
+    """Report the upload rate of packets."""
     rate = up_rate(link)
     if rate is None:
         return found("ok", "line", "the hub takes no trial uploads: how fast this line sends is not known")

@@ -1,4 +1,4 @@
-"""`cocktail plan`: will it fit, what travels, how long does it take, what would be better. No weights."""
+"""`cocktail plan`: memory, traffic, time and cost of a run, without fetching weights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SMALLER = (
 
 @dataclass(frozen=True)
 class Asked:
-    """What the plan is for."""
+    """The question: recipe, device, number of peers, line, price."""
 
     recipe: str
     overrides: Sequence[str]
@@ -71,7 +71,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer."""
+    """The answer: memory, step time, duration, cost, and a hint."""
 
     recipe: Resolved
     gpu: Gpu
@@ -173,7 +173,11 @@ def plan(
 
 
 def make(asked: Asked) -> Plan:
-    """Raises the rooms' errors for a recipe, model or data that cannot be used."""
+    """Compute the plan.
+
+    Raises:
+        the errors of recipes, for a recipe, model or data set that cannot be used.
+    """
     from recipes.models import check_fit, load_tokenizer
     from recipes.planning import compute_seconds, cost_of_step, packet_bytes, samples_per_peer, survey_data
 
@@ -199,7 +203,7 @@ def make(asked: Asked) -> Plan:
 
 
 def fitted(asked: Asked, recipe: Resolved) -> tuple[int, MemoryPlan]:
-    """The micro-batch that was asked for, or else the largest power of two that fits; and what it takes."""
+    """Return the requested micro-batch, or the largest power of two that fits, and the memory it takes."""
     from cocktail_cli.volunteer import micro_batch_of
     from recipes.planning import plan_memory
     from recipes.training import LEAVE, MOST, ON_CPU
@@ -221,7 +225,7 @@ def fitted(asked: Asked, recipe: Resolved) -> tuple[int, MemoryPlan]:
 
 
 def computes_in(recipe: Resolved, asked: Asked) -> str:
-    """The kind of number that takes the time."""
+    """Return the number format of the matrix products."""
     training, dtype = recipe.training, recipe.model.dtype
     if training.bf16 is True or training.fp16 or dtype in ("bfloat16", "float16"):
         return "half"
@@ -229,7 +233,7 @@ def computes_in(recipe: Resolved, asked: Asked) -> str:
 
 
 def outlined(recipe: Resolved) -> Path:
-    """The folder with the model's config."""
+    """Return a folder with the model's config."""
     from recipes.models import config_folder
 
     return config_folder(recipe.model)
@@ -239,7 +243,7 @@ def outlined(recipe: Resolved) -> Path:
 
 
 def smaller(asked: Asked, plan: Plan) -> str:
-    """The first change that makes it fit, or else the one that saves most."""
+    """Suggest the first change that makes the model fit, or else the one that saves most."""
     from recipes.errors import RecipeError
     from recipes.planning import plan_memory
 
@@ -264,7 +268,7 @@ def smaller(asked: Asked, plan: Plan) -> str:
 
 
 def quicker(asked: Asked, plan: Plan) -> str:
-    """What the slower of compute and network asks for."""
+    """Suggest a change for the bottleneck, compute or network."""
     from recipes.algorithm import fill_of
     from recipes.planning import topk_within
 
@@ -365,6 +369,6 @@ def gib(count: float) -> str:
 
 
 def hours(count: float) -> str:
-    """`2 h 16 min`"""
+    """Format hours: `2 h 16 min`."""
     minutes = round(60 * count)
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{max(minutes, 1)} min"

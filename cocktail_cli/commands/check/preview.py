@@ -1,4 +1,4 @@
-"""`cocktail preview`: what the rows of a recipe's data become, token by token, before anything is trained."""
+"""`cocktail preview`: show the tokens that a recipe's rows become, before anything is trained."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def preview(
 
 
 def described(one: Preview, tokenizer: PreTrainedTokenizerBase, longest: int, count: int) -> dict[str, Any]:
-    """A data set for programs."""
+    """Describe a data set as a JSON object."""
     samples, lost = one.packed.samples, one.packed.lost
     tokens = sum(len(sample.tokens) for sample in samples)
     return {
@@ -88,7 +88,7 @@ def described(one: Preview, tokenizer: PreTrainedTokenizerBase, longest: int, co
 
 
 def parts(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, Any]]:
-    """Stretches of one document that are trained throughout, or not at all."""
+    """Split a sample into stretches of one document that are all trained or all masked."""
     start = 0
     for length in sample.lengths:
         places = range(start, start + length)
@@ -106,7 +106,7 @@ def parts(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[s
 def lines(
     one: Preview, tokenizer: PreTrainedTokenizerBase, longest: int, count: int, color: bool
 ) -> Iterator[str]:
-    """A data set for people."""
+    """Describe a data set in lines of text."""
     told = described(one, tokenizer, longest, count)
     yield f"{one.path}: {one.kind}, the first {told['rows']:,} rows are {told['samples']:,} samples"
     for number, (sample, shown) in enumerate(zip(one.packed.samples, told["shown"], strict=False), start=1):
@@ -134,7 +134,7 @@ def lines(
 
 
 def painted(text: str, trained: bool, color: bool) -> str:
-    """Without control characters, which a stranger's data may hold for the terminal."""
+    """Colour a stretch by whether it is trained, and replace control characters."""
     clean = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
     if color:
         return typer.style(clean, fg="green") if trained else typer.style(clean, dim=True)
@@ -142,7 +142,7 @@ def painted(text: str, trained: bool, color: bool) -> str:
 
 
 def histogram(samples: list[Sample], longest: int) -> list[dict[str, int]]:
-    """How many samples have how many tokens: equal ranges from 1 to max_length."""
+    """Count samples by length, in equal ranges from 1 to max_length."""
     edges = [longest * bin // BINS for bin in range(BINS + 1)]
     counts = [0] * BINS
     for sample in samples:

@@ -1,4 +1,4 @@
-"""`cocktail validate`: what is wrong with a recipe, its data or its model, before anything is fetched."""
+"""`cocktail validate`: check a recipe, its data and its model before anything large is fetched."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from cocktail_cli.machine import check_trust
 from cocktail_cli.options import DataPath, Json, ModelName, Overrides, Quiet, Recipe, TrustCode
-from cocktail_cli.ui import tell
+from cocktail_cli.ui import print_findings
 
 if TYPE_CHECKING:
     from recipes.config import Resolved
@@ -55,7 +55,7 @@ def validate(
         return
     checked = resolved.recipe
     check_trust(checked, trust_remote_code)
-    code = tell(
+    code = print_findings(
         findings(resolved, offline),
         as_json,
         quiet,
@@ -71,7 +71,7 @@ def validate(
 
 
 def findings(resolved: Resolved, offline: bool = False) -> Iterator[Finding]:
-    """The recipe's own first: it needs no torch, so it is told at once."""
+    """Check the recipe itself first, as that needs no torch, then its model and data."""
     from recipes.errors import Finding
 
     said = sum(origin is not None for _, _, origin in values(resolved))
@@ -83,7 +83,7 @@ def findings(resolved: Resolved, offline: bool = False) -> Iterator[Finding]:
 
 
 def values(resolved: Resolved) -> Iterator[tuple[tuple[str | int, ...], Any, str | None]]:
-    """(key, value, origin) of every key, in the order of the schema. A mapping in a section is one value."""
+    """Yield (key, value, origin) in the order of the schema; a mapping inside a section is one value."""
     for name, held in resolved.recipe.model_dump(mode="json").items():
         inner: list[tuple[str | int, ...]] = [(name,)]
         if isinstance(held, dict):
@@ -98,7 +98,7 @@ def values(resolved: Resolved) -> Iterator[tuple[tuple[str | int, ...], Any, str
 
 
 def printed(resolved: Resolved, as_json: bool) -> str:
-    """The recipe with all its keys, as YAML that says beside each value where it was written."""
+    """Format the recipe with all its keys as YAML, with the origin of each value as a comment."""
     if as_json:
         origins = {".".join(map(str, key)): origin or "default" for key, _, origin in values(resolved)}
         checked = resolved.recipe
@@ -117,7 +117,7 @@ def printed(resolved: Resolved, as_json: bool) -> str:
 
 
 def written(name: str, value: Any) -> str:
-    """`name: value` on one line."""
+    """Format `name: value` on one line."""
     import yaml
 
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)

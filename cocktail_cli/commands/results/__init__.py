@@ -1,1 +1,1 @@
-"""Commands for what a run has made."""
+"""Commands for the results of a run: model, report, text."""

@@ -1,4 +1,4 @@
-"""`cocktail export`: the model of a run, as its ledger has it, as a folder that transformers loads."""
+"""`cocktail export`: write the model of a run, from its ledger, as a folder that transformers loads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import check_trust, load
 from cocktail_cli.options import Json, ProgressOption, Quiet, RunArgument, TrustCode
-from cocktail_cli.ui import Display, Meter, view_of
+from cocktail_cli.ui import Display, ProgressMeter, open_view
 
 
 def export(
@@ -71,8 +71,8 @@ def export(
     if repository is not None:
         repository.open()  # before anything is written: it is the token that is missing most often
     place = Place(recipe, Path(record.base), source)
-    with view_of(Display(quiet=quiet or as_json, progress=progress)) as view:
-        meter = Meter(view.show, "writing the model", "bytes")
+    with open_view(Display(quiet=quiet or as_json, progress=progress)) as view:
+        meter = ProgressMeter(view.show, "writing the model", "bytes")
         merged = place.write_merged(output_dir, dtype, round) if merge_lora else None
         rounds = merged if merged is not None else place.write_model(output_dir, dtype, meter, round)
     told: dict[str, object] = {"v": 1, "run": record.run, "model": str(output_dir), "rounds": rounds}
@@ -91,7 +91,11 @@ def export(
 
 
 def round_of(checkpoint: str, ledger: Path) -> int:
-    """How many rounds are in the model that --checkpoint names. Raises Failure (usage)."""
+    """Return the number of rounds in the model that --checkpoint names.
+
+    Raises:
+        Failure: usage.
+    """
     from transport import Ledger
 
     with Ledger(ledger, write=False) as opened:

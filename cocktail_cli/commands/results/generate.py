@@ -1,4 +1,4 @@
-"""`cocktail generate`: let a model write, to see what it learnt."""
+"""`cocktail generate`: let a model write text."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def generate(
 
 
 def prompts(first: str | None) -> Iterator[str]:
-    """What the user says, line by line, until the end of the input."""
+    """Yield what the user types, line by line, until the end of the input."""
     if first is not None:
         yield first
     while True:

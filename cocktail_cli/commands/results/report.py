@@ -1,4 +1,4 @@
-"""`cocktail report`: a run in one file that needs no network, no program and no folder beside it."""
+"""`cocktail report`: write a run as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cocktail_cli.machine import load
 from cocktail_cli.options import Json, Quiet, RunArgument
 
 if TYPE_CHECKING:
-    from cocktail_cli.dashboard import Chronicle
+    from cocktail_cli.dashboard import RunHistory
 
 FILE = "report.html"
 
@@ -42,10 +42,10 @@ def report(
 
     With --json one object: report, bytes.
     """
-    from cocktail_cli.dashboard import Reader
+    from cocktail_cli.dashboard import RunFolderReader
 
     record = load(run)
-    told = Reader(record).look()
+    told = RunFolderReader(record).look()
     if text:
         for line in as_text(told):
             typer.echo(line)
@@ -65,7 +65,7 @@ def report(
         webbrowser.open(path.as_uri())
 
 
-def as_html(c: Chronicle) -> str:
+def as_html(c: RunHistory) -> str:
     from cocktail_cli.dashboard import el, headline, html, read_part, section, sections, utc
 
     style = read_part("style.css")
@@ -92,8 +92,8 @@ def as_html(c: Chronicle) -> str:
     return "<!doctype html>\n" + html(el("html", head, el("body", top, main, foot), lang="en"))
 
 
-def steps(c: Chronicle) -> Iterator[list[Element | str]]:
-    """What to type for a run like this one, and what makes it the same."""
+def steps(c: RunHistory) -> Iterator[list[Element | str]]:
+    """Render the commands that repeat the run, and what makes it the same."""
     from cocktail_cli.dashboard import el
 
     about, peers = c.about, max((len(r.members) for r in c.rounds), default=1)
@@ -110,7 +110,7 @@ def steps(c: Chronicle) -> Iterator[list[Element | str]]:
     ]
 
 
-def versions(c: Chronicle) -> Iterator[Element]:
+def versions(c: RunHistory) -> Iterator[Element]:
     from cocktail_cli.dashboard import el, section
 
     if c.about.versions:
@@ -118,20 +118,20 @@ def versions(c: Chronicle) -> Iterator[Element]:
         yield section("versions", "Versions on the owner's machine", listed)
 
 
-def as_text(c: Chronicle) -> Iterator[str]:
-    """The report for a terminal, without curves."""
-    from cocktail_cli.dashboard import thin, took_part, words
+def as_text(c: RunHistory) -> Iterator[str]:
+    """Format the report for a terminal, without charts."""
+    from cocktail_cli.dashboard import downsample, participants, words
     from cocktail_cli.ui import megabytes, sparkline
 
     yield from words(c)
-    losses = thin(c.losses, 60)
+    losses = downsample(c.losses, 60)
     if losses:
         yield f"Loss: {sparkline([loss for _, loss in losses], 60)}"
-    if took_part(c):
+    if participants(c):
         yield ""
         head = f"{'PEER':<24} {'SAMPLES':>9} {'ROUNDS':>7} {'LEFT OUT':>8}"
         yield f"{head} {'SENT':>9} {'RECEIVED':>9}  HARDWARE"
-    for one in took_part(c):
+    for one in participants(c):
         did = f"{one.peer[:24]:<24} {one.samples:>9,} {one.rounds:>7,} {one.left_out:>8,}"
         yield f"{did} {megabytes(one.up):>9} {megabytes(one.down):>9}  {one.hardware}"
     yield ""

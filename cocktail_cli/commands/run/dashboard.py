@@ -97,7 +97,7 @@ def source_of(run: str | None) -> tuple[Source, Callable[[], str]]:
         Failure: run_unknown, usage.
         transport.errors.RefusedByHub, Unreachable: of a run elsewhere.
     """
-    from cocktail_cli.dashboard import Reader
+    from cocktail_cli.dashboard import RunFolderReader
 
     if run is None:
         going_on = [record.run for record in known_runs() if record.state == "running"]
@@ -108,13 +108,13 @@ def source_of(run: str | None) -> tuple[Source, Callable[[], str]]:
     if run == "-" or run.startswith("@"):
         run = read_url(run).strip()  # not in argv, where every user of the machine can read it
     if run.startswith("cocktail:"):
-        from cocktail_cli.dashboard import Remote
+        from cocktail_cli.dashboard import RemoteReader
 
-        remote = Remote(run)
+        remote = RemoteReader(run)
         remote.watch()
         return remote, lambda: f"cocktail join {run}"
     record = load(run)
-    reader = Reader(record)
+    reader = RunFolderReader(record)
     reader.look()  # what cannot be read is found out now
     return reader, lambda: invitation(newest(record))
 

@@ -60,10 +60,10 @@ from cocktail_cli.ui import (
     View,
     Warning,
     counted,
-    look_on,
     megabytes,
+    open_view,
+    poll_status,
     printable,
-    view_of,
 )
 from cocktail_cli.volunteer import (
     Has,
@@ -174,7 +174,7 @@ def join(
     if gpus == 1:
         limit_memory(lent.devices, vram_limit)
     terms = Terms(hours, next_at(until, datetime.now()) if until else None, only_idle, max_temp)
-    with view_of(Display(as_json, quiet, verbose, not no_color, progress)) as view:
+    with open_view(Display(as_json, quiet, verbose, not no_color, progress)) as view:
         watch = Watch(terms, lent.devices, lambda what: view.show(Warning(what)))
 
         def stay(again: bool) -> Membership:
@@ -396,7 +396,7 @@ class Membership:
                 return False
         every = recipe.logging.logging_steps
         self.view.show(Joined(welcome.run, welcome.name, recipe.name, welcome.recipe_hash, wanted, every))
-        look_on(self.view, partial(ask_status, self.url, LOOK_WITHIN))
+        poll_status(self.view, partial(ask_status, self.url, LOOK_WITHIN))
         return True
 
     def train(self, run: RunLink, peer: Peer) -> None:

@@ -45,7 +45,7 @@ from cocktail_cli.options import (
     Verbose,
     VramLimit,
 )
-from cocktail_cli.ui import Display, Warning, trackers_of, view_of
+from cocktail_cli.ui import Display, Warning, open_view, trackers_of
 
 from .dashboard import Page
 
@@ -143,7 +143,7 @@ def launch(
     local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus, vram_limit, trust_remote_code)
     own_modules(trust_remote_code)
     listen = Listen(bind, port, advertise)
-    with view_of(display) as view:
+    with open_view(display) as view:
         from recipes.config import load_recipe
 
         resolved = load_recipe(recipe, overrides or [], data, model)

@@ -11,7 +11,7 @@ import typer
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import RunRecord, load, save
 from cocktail_cli.options import Json, Quiet, RunArgument
-from cocktail_cli.ui import megabytes, printable, spell
+from cocktail_cli.ui import duration_text, megabytes, printable
 
 from .status import unreachable
 
@@ -149,7 +149,7 @@ def screen(peers: list[dict[str, Any]]) -> Iterator[str]:
     )
     for peer in peers:
         name, gpu = printable(peer["name"], 20), printable(peer["gpu"], 20)
-        since = "-" if peer["since_s"] is None else spell(peer["since_s"])
+        since = "-" if peer["since_s"] is None else duration_text(peer["since_s"])
         up, down = megabytes(peer["up_bytes"]), megabytes(peer["down_bytes"])
         yield (
             f"{name:<20} {peer['key']:<16} {gpu:<20} {peer['state']:<9} {since:>7} {peer['strikes']:>7} "

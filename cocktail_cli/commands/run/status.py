@@ -19,7 +19,7 @@ from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import RunRecord, known_runs, load
 from cocktail_cli.options import Json, Quiet
-from cocktail_cli.ui import Display, megabytes, printable, short, spell, timestamp
+from cocktail_cli.ui import Display, duration_text, megabytes, printable, short, timestamp
 
 TIMEOUT = 10.0  # seconds for an answer
 EVERY = 2.0  # seconds between two questions of --watch
@@ -249,9 +249,9 @@ def table(peers: list[dict[str, Any]], width: int | None) -> Iterator[str]:
                 f"{100 * peer['share']:.0f}%",
                 *(short(peer[key]) for key in ("tokens", "up_bytes", "down_bytes")),
                 rtt,
-                *(spell(peer[key]) for key in ("last_seen_s", "joined_s")),
+                *(duration_text(peer[key]) for key in ("last_seen_s", "joined_s")),
                 *(f"{peer[key]:,}" for key in ("rounds", "left_out")),
-                *(spell(peer[key]) for key in ("compute_s", "wait_s")),
+                *(duration_text(peer[key]) for key in ("compute_s", "wait_s")),
                 short(peer["fetched_bytes"]),
             ]
         )

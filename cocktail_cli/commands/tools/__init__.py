@@ -1,1 +1,1 @@
-"""Commands beside a run: shipped recipes and benchmarks."""
+"""Tools: shipped recipes and benchmarks."""

@@ -1,4 +1,4 @@
-"""`cocktail bench`: what packets (beside the reference's), a line and a step take on this machine."""
+"""`cocktail bench`: measure the codec, a line or a training step on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cocktail_cli.options import (
     Recipe,
     TrustCode,
 )
-from cocktail_cli.ui import Display, megabytes, view_of
+from cocktail_cli.ui import Display, megabytes, open_view
 from cocktail_cli.volunteer import read_url
 
 app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
@@ -140,7 +140,7 @@ def step(
     loaded = load_recipe(recipe, overrides or [], data, model)
     check_trust(loaded, trust_remote_code)
     many = peers or loaded.swarm.min_peers
-    with view_of(Display(quiet=quiet or as_json, progress=progress)) as view:
+    with open_view(Display(quiet=quiet or as_json, progress=progress)) as view:
         row = measured(loaded, pick_device(device), micro_batch_size, steps, many, view.show)
     if as_json:
         typer.echo(json.dumps({"v": 1, **row}))

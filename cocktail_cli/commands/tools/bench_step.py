@@ -1,4 +1,4 @@
-"""`cocktail bench step`: what a step of a recipe takes on this machine, with no line in between."""
+"""`cocktail bench step`: measure a training step of a recipe, with no network in between."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
-from cocktail_cli.ui import Event, Meter, Progressed, megabytes
+from cocktail_cli.ui import Event, Progressed, ProgressMeter, megabytes
 from cocktail_cli.volunteer import Mirror, micro_batch_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ WARM = 1  # rounds before those that count: the first compiles, and has nothing 
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of one step, of several in a row; bytes of a packet."""
+    """Seconds of one step by phase, and bytes of its packet."""
 
     samples: int
     tokens: int  # in these
@@ -46,7 +46,11 @@ def measured(
     peers: int,
     tell: Callable[[Event], None],
 ) -> dict[str, Any]:
-    """A peer is built as a join would, and trains on the first rows of the data. Raises the rooms' errors."""
+    """Build a peer as `join` would, train on the first rows of the data, and measure.
+
+    Raises:
+        the errors of recipes, for a recipe, model or data set that cannot be used.
+    """
     from recipes.data import pack_samples
     from recipes.models import check_fit, load_tokenizer, load_trained, prepare_base
     from recipes.planning import samples_per_peer
@@ -55,7 +59,9 @@ def measured(
     tell(Progressed("preparing the base model"))
     with tempfile.TemporaryDirectory(prefix="cocktail-", ignore_cleanup_errors=True) as place:
         name = recipe.model.model_name_or_path
-        base = prepare_base(recipe, Path(place) / "base", Meter(tell, f"fetching {name}", "bytes")).folder
+        base = prepare_base(
+            recipe, Path(place) / "base", ProgressMeter(tell, f"fetching {name}", "bytes")
+        ).folder
         tokenizer = load_tokenizer(recipe.model, base)
         check_fit(recipe, base, tokenizer)
         every = recipe.compression.local_steps
@@ -72,7 +78,7 @@ def measured(
 
 
 def first(recipe: Recipe, tokenizer: Any, count: int) -> Sequence[Sample]:
-    """So many samples of the beginning of the data; from the start again where there are fewer."""
+    """Return the first `count` samples, repeating the data where there are fewer."""
     from recipes.data import preview_data
 
     samples = [sample for part in preview_data(recipe, tokenizer, count) for sample in part.packed.samples]
@@ -82,7 +88,7 @@ def first(recipe: Recipe, tokenizer: Any, count: int) -> Sequence[Sample]:
 def rounds_of(
     link: Mirror, peer: Peer, lease: Sequence[Sample], tell: Callable[[Event], None]
 ) -> Iterator[Measured]:
-    """Round after round, in seconds of a step; those that only warm up are not among them."""
+    """Run round after round and yield their times; warm-up rounds are left out."""
     from recipes.training import StepDone, finetune
 
     every, tokens = link.local_steps, sum(sample.count for sample in lease)
@@ -107,7 +113,7 @@ def rounds_of(
 
 
 def row(recipe: Recipe, device: str, peer: Peer, rounds: Sequence[Measured]) -> dict[str, Any]:
-    """The medians."""
+    """Summarize the rounds by medians."""
     step = median(one.step_s for one in rounds)
     return {
         "recipe": recipe.name,
@@ -127,7 +133,9 @@ def row(recipe: Recipe, device: str, peer: Peer, rounds: Sequence[Measured]) -> 
 
 
 def most_memory(device: str) -> int | None:
-    """Bytes at most: of the GPU what was allocated, else of this process; None: the system does not say."""
+    """Return peak memory in bytes: allocated on the GPU, or of this process; None where the system does
+    not say.
+    """
     if device.startswith("cuda"):
         import torch
 

@@ -1,4 +1,4 @@
-"""`cocktail recipes list|show|copy|schema`: what the package ships, to read and to start from."""
+"""`cocktail recipes list|show|copy|schema`: the recipes that ship with the package."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def schema(
 
 
 def as_yaml(recipe_json: str) -> str:
-    """A resolved recipe as YAML, its keys in the order of the schema."""
+    """Format a resolved recipe as YAML, with keys in the order of the schema."""
     import yaml
 
     from recipes.config import recipe_from_json

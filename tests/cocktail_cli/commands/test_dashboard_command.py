@@ -14,7 +14,7 @@ from in_this_process import Run
 from test_remote_reader import answer
 
 from cocktail_cli.commands.run.dashboard import Page, source_of
-from cocktail_cli.dashboard.remote_reader import Remote
+from cocktail_cli.dashboard.remote_reader import RemoteReader
 from cocktail_cli.host.run_folder import Recorder
 from cocktail_cli.machine.run_registry import save
 from cocktail_cli.ui.events import PageOpened, Warning
@@ -104,7 +104,7 @@ def test_a_run_url_is_asked_of_its_hub(tmp_path: Path, monkeypatch: pytest.Monke
 
     for given in (url, f"@{tmp_path / 'line'}"):
         source, line = source_of(given)
-        assert isinstance(source, Remote)
+        assert isinstance(source, RemoteReader)
         assert line() == f"cocktail join {url}"
 
 

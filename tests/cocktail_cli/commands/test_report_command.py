@@ -16,7 +16,7 @@ from in_this_process import Run
 
 from cocktail_cli.commands.results.report import as_html, as_text
 from cocktail_cli.dashboard.report_page import ratio_of, traffic, words
-from cocktail_cli.dashboard.run_story import Chronicle, Round
+from cocktail_cli.dashboard.run_story import Round, RunHistory
 from cocktail_cli.ui.events import Step
 
 
@@ -130,7 +130,7 @@ def many_rounds(count: int) -> tuple[Round, ...]:
 
 def test_a_long_run_does_not_make_a_large_report(run: ARun) -> None:
     short = run.reader().look()
-    few, many = (Chronicle(short.about, "running", rounds=many_rounds(n)) for n in (500, 5_000))
+    few, many = (RunHistory(short.about, "running", rounds=many_rounds(n)) for n in (500, 5_000))
 
     assert len(as_html(many)) < 1.1 * len(as_html(few)) < 200_000
 
@@ -148,7 +148,7 @@ def test_bytes_that_differ_widely_are_drawn_on_a_log_axis(run: ARun) -> None:
         rounds = tuple(
             Round(r, r, 10.0 * r, 1.0, 4.0, ("ann",), up=1000, down=2000 if r else first) for r in range(3)
         )
-        chart, *_ = traffic(Chronicle(about, "running", rounds=rounds))
+        chart, *_ = traffic(RunHistory(about, "running", rounds=rounds))
         up, down = [line.get("points", "").split()[-1] for line in chart.iter("polyline")][:2]
         return abs(float(up.split(",")[1]) - float(down.split(",")[1]))
 
@@ -165,7 +165,7 @@ def test_a_first_round_with_next_to_nothing_in_it_does_not_flatten_the_later_one
         rounds = tuple(
             Round(r, r, 10.0 * r, 1.0, 4.0, ("ann",), up=up, down=up) for r, up in enumerate(moved)
         )
-        _, chart = traffic(Chronicle(about, "running", rounds=rounds))
+        _, chart = traffic(RunHistory(about, "running", rounds=rounds))
         line = next(chart.iter("polyline"))
         one, two = [float(point.split(",")[1]) for point in line.get("points", "").split()[-2:]]
         return abs(one - two)
@@ -200,7 +200,7 @@ def test_who_was_in_no_round_is_no_contributor(run: ARun) -> None:
 
 
 def test_what_is_not_known_is_not_told(run: ARun) -> None:
-    told = Chronicle(run.reader().look().about, "running", rounds=(Round(0, 1, 9.0, 1.0, 4.0, ("ann",)),))
+    told = RunHistory(run.reader().look().about, "running", rounds=(Round(0, 1, 9.0, 1.0, 4.0, ("ann",)),))
 
     said = " ".join(words(told))
 

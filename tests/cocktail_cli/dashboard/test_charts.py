@@ -26,9 +26,9 @@ from cocktail_cli.dashboard.charts import (
     Series,
     axis_of,
     clock,
-    lines,
-    rows,
-    thin,
+    downsample,
+    line_chart,
+    row_chart,
     time_ticks,
 )
 from cocktail_cli.dashboard.markup import el, html
@@ -50,7 +50,7 @@ def drawn(chart: Element) -> list[tuple[float, float]]:
 @settings(max_examples=30)
 @given(some.lists(finite, min_size=1, max_size=300), some.booleans())
 def test_every_point_lies_in_the_frame(ys: list[float], log: bool) -> None:
-    points = drawn(lines(plot(*enumerate(ys), log=log)))
+    points = drawn(line_chart(plot(*enumerate(ys), log=log)))
 
     assert all(LEFT - 0.1 <= x <= WIDTH - RIGHT + 0.1 for x, _ in points)
     assert all(TOP - 0.1 <= y <= HEIGHT - BOTTOM + 0.1 for _, y in points)
@@ -72,7 +72,7 @@ def test_ticks_lie_on_the_axis_and_are_few(values: list[float]) -> None:
 @given(some.lists(some.tuples(finite, finite), min_size=1, max_size=1000))
 def test_thinned_points_keep_the_last_the_order_and_the_range(points: list[tuple[float, float]]) -> None:
     points = sorted(points)
-    few = thin(points)
+    few = downsample(points)
 
     assert len(few) == min(len(points), MOST)
     assert few[-1] == points[-1]
@@ -82,13 +82,13 @@ def test_thinned_points_keep_the_last_the_order_and_the_range(points: list[tuple
 
 
 def test_a_lower_loss_is_drawn_lower() -> None:
-    (_, first), (_, second) = drawn(lines(plot((1, 4.0), (2, 3.0))))
+    (_, first), (_, second) = drawn(line_chart(plot((1, 4.0), (2, 3.0))))
 
     assert second > first
 
 
 def test_places_between_two_rounds_have_no_number() -> None:
-    said = [text.text for text in lines(plot((42, 1.0), (43, 2.0))).iter("text")]
+    said = [text.text for text in line_chart(plot((42, 1.0), (43, 2.0))).iter("text")]
 
     assert (said.count("42"), said.count("43")) == (1, 1)
 
@@ -100,7 +100,7 @@ def test_equal_factors_are_equal_steps_on_a_log_axis() -> None:
 
 
 def test_a_chart_says_what_it_is_and_its_values() -> None:
-    chart = lines(plot((1, 4.0), (2, 3.0)))
+    chart = line_chart(plot((1, 4.0), (2, 3.0)))
 
     assert chart.get("role") == "img"
     named = {child.get("id") for child in chart if child.tag in ("title", "desc")}
@@ -109,7 +109,9 @@ def test_a_chart_says_what_it_is_and_its_values() -> None:
 
 
 def test_more_peers_than_rows_are_counted() -> None:
-    chart = rows("timeline", "Peers", "", [Row(f"peer-{n}", [Bar(0, 9, "there")]) for n in range(ROWS + 7)])
+    chart = row_chart(
+        "timeline", "Peers", "", [Row(f"peer-{n}", [Bar(0, 9, "there")]) for n in range(ROWS + 7)]
+    )
 
     assert sum(bar.get("class") == "bar" for bar in chart.iter("rect")) == ROWS
     assert "and 7 more" in html(chart)
@@ -117,7 +119,9 @@ def test_more_peers_than_rows_are_counted() -> None:
 
 def test_a_cross_is_explained_where_there_is_one() -> None:
     bar = Bar(0, 9, "there")
-    plain, crossed = (rows("timeline", "Peers", "", [Row("ann", [bar], marks)]) for marks in ((), (bar,)))
+    plain, crossed = (
+        row_chart("timeline", "Peers", "", [Row("ann", [bar], marks)]) for marks in ((), (bar,))
+    )
 
     assert LEFT_OUT in html(crossed)
     assert LEFT_OUT not in html(plain)

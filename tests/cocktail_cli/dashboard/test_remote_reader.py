@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cocktail_cli.commands.results.report import as_html
-from cocktail_cli.dashboard.remote_reader import Remote
+from cocktail_cli.dashboard.remote_reader import RemoteReader
 from recipes.config.loader import load_recipe
 from transport import RunKeys
 from transport.protocol.errors import Unreachable
@@ -53,11 +53,11 @@ def answer(round: int, *peers: tuple[str, int], **changed: Any) -> dict[str, Any
 
 
 @pytest.fixture
-def remote() -> Remote:
-    return Remote(str(RunKeys.generate().url("203.0.113.7", 29400, "amber-otter-42")))
+def remote() -> RemoteReader:
+    return RemoteReader(str(RunKeys.generate().url("203.0.113.7", 29400, "amber-otter-42")))
 
 
-def test_rounds_between_two_answers_have_their_bytes(remote: Remote) -> None:
+def test_rounds_between_two_answers_have_their_bytes(remote: RemoteReader) -> None:
     remote.hear(answer(4, ("ann", 1000), ("bob", 1000)), 101.0)
     remote.hear(answer(6, ("ann", 3000), ("bob", 5000)), 111.0)
 
@@ -69,7 +69,7 @@ def test_rounds_between_two_answers_have_their_bytes(remote: Remote) -> None:
     assert one.ratio(1_000_000) == pytest.approx(8_000_000 / 9000)
 
 
-def test_an_answer_that_says_the_same_adds_nothing(remote: Remote) -> None:
+def test_an_answer_that_says_the_same_adds_nothing(remote: RemoteReader) -> None:
     remote.hear(answer(4, ("ann", 1000)), 101.0)
     before = remote.told("running")
     remote.hear(answer(4, ("ann", 1000)), 103.0)
@@ -78,7 +78,7 @@ def test_an_answer_that_says_the_same_adds_nothing(remote: Remote) -> None:
     assert before.rounds == ()
 
 
-def test_who_comes_and_goes_is_seen_from_one_answer_to_the_next(remote: Remote) -> None:
+def test_who_comes_and_goes_is_seen_from_one_answer_to_the_next(remote: RemoteReader) -> None:
     remote.hear(answer(4, ("ann", 0)), 101.0)
     remote.hear(answer(4, ("bob", 0)), 103.0)
     remote.hear(answer(4, ("ann", 0), ("bob", 0)), 105.0)
@@ -89,7 +89,7 @@ def test_who_comes_and_goes_is_seen_from_one_answer_to_the_next(remote: Remote) 
     assert [one.peer for one in remote.told("running").contributions] == ["ann", "bob"], "gone or not"
 
 
-def test_who_was_late_and_what_each_gave_is_known(remote: Remote) -> None:
+def test_who_was_late_and_what_each_gave_is_known(remote: RemoteReader) -> None:
     remote.hear(answer(4, ("ann", 1000), ("bob", 1000)), 101.0)
     late = answer(5, ("ann", 4000), ("bob", 1000))
     late["peers"][1] |= {"rounds": 4, "left_out": 1}
@@ -104,7 +104,7 @@ def test_who_was_late_and_what_each_gave_is_known(remote: Remote) -> None:
     ]
 
 
-def test_the_recipe_is_asked_for_once_and_shown(remote: Remote) -> None:
+def test_the_recipe_is_asked_for_once_and_shown(remote: RemoteReader) -> None:
     recipe = load_recipe("smoke")
     remote.hear(answer(4, ("ann", 0), recipe=recipe.to_json()), 101.0)
     remote.hear(answer(5, ("ann", 9)), 103.0)
@@ -115,7 +115,7 @@ def test_the_recipe_is_asked_for_once_and_shown(remote: Remote) -> None:
     assert "max_length: 128" in about.recipe_text
 
 
-def test_the_loss_is_known_from_the_start(remote: Remote) -> None:
+def test_the_loss_is_known_from_the_start(remote: RemoteReader) -> None:
     remote.hear(answer(2, ("ann", 0)), 101.0)
     remote.hear(answer(3, ("ann", 0)), 103.0)
 
@@ -128,7 +128,7 @@ def test_the_loss_is_known_from_the_start(remote: Remote) -> None:
 def test_a_hub_that_is_gone_leaves_what_it_said(last: str, said: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    remote = Remote(str(RunKeys.generate().url("127.0.0.1", port, "amber-otter-42")))
+    remote = RemoteReader(str(RunKeys.generate().url("127.0.0.1", port, "amber-otter-42")))
     with pytest.raises(Unreachable):
         remote.look()
     remote.hear(answer(4, ("ann", 1000), state=last), 101.0)
@@ -139,7 +139,7 @@ def test_a_hub_that_is_gone_leaves_what_it_said(last: str, said: str) -> None:
 
 
 def test_it_is_listened_to_whether_anybody_looks_or_not(
-    remote: Remote, monkeypatch: pytest.MonkeyPatch
+    remote: RemoteReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = iter(range(4, 100))
     monkeypatch.setattr("cocktail_cli.dashboard.remote_reader.EVERY", 0.01)
@@ -153,7 +153,7 @@ def test_it_is_listened_to_whether_anybody_looks_or_not(
     assert [one.round for one in remote.rounds[:3]] == [4, 5, 6]
 
 
-def test_a_page_of_it_says_what_it_cannot_know(remote: Remote) -> None:
+def test_a_page_of_it_says_what_it_cannot_know(remote: RemoteReader) -> None:
     remote.hear(answer(4, ("<b>ann", 1000)), 101.0)
     remote.hear(answer(5, ("<b>ann", 2000)), 103.0)
     text = as_html(remote.told("running"))

@@ -9,8 +9,8 @@ import pytest
 from a_run import BEGAN, PARAMETERS, ARun, a_run
 
 from cocktail_cli.dashboard.report_page import bars_of
-from cocktail_cli.dashboard.run_folder_reader import Reader
-from cocktail_cli.dashboard.run_story import Chronicle, Contribution
+from cocktail_cli.dashboard.run_folder_reader import RunFolderReader
+from cocktail_cli.dashboard.run_story import Contribution, RunHistory
 from cocktail_cli.ui.events import Step, as_json
 from transport.protocol.errors import LedgerError
 
@@ -21,11 +21,11 @@ def run(tmp_path: Path):
         yield run
 
 
-def look(run: ARun) -> Chronicle:
+def look(run: ARun) -> RunHistory:
     return run.reader().look()
 
 
-def part_of(c: Chronicle, peer: str) -> Contribution:
+def part_of(c: RunHistory, peer: str) -> Contribution:
     return next(one for one in c.contributions if one.peer == peer)
 
 
@@ -145,14 +145,14 @@ def test_nobody_is_in_a_run_that_is_over(run: ARun) -> None:
 def test_nobody_is_in_a_run_whose_hub_was_killed(run: ARun) -> None:
     run.join("ann", 5.0)
 
-    told = Reader(run.record, lambda _: False).look()
+    told = RunFolderReader(run.record, lambda _: False).look()
 
     assert (told.state, told.present) == ("died", [])
 
 
 def test_whether_a_hub_is_there_is_asked_seldom_and_only_where_nothing_is_heard(run: ARun) -> None:
     asked: list[str] = []
-    reader = Reader(run.record, lambda record: bool(asked.append(record.run)))
+    reader = RunFolderReader(run.record, lambda record: bool(asked.append(record.run)))
     reader.seen = 1000.0
 
     states = [reader.state(now) for now in (1010.0, 1031.0, 1040.0, 1062.0)]

@@ -11,8 +11,8 @@ import pytest
 from a_run import ARun, a_run
 from starlette.testclient import TestClient
 
-from cocktail_cli.dashboard.run_folder_reader import Reader
-from cocktail_cli.dashboard.run_story import Chronicle
+from cocktail_cli.dashboard.run_folder_reader import RunFolderReader
+from cocktail_cli.dashboard.run_story import RunHistory
 from cocktail_cli.dashboard.web_server import HEADERS, PARTS, PORT, application, listen, read_part
 from cocktail_cli.errors import Failure
 
@@ -122,10 +122,10 @@ def test_who_has_the_newest_look_is_sent_nothing(run: ARun) -> None:
 
 
 def test_however_many_watch_the_run_is_looked_at_once(run: ARun) -> None:
-    class Counting(Reader):
+    class Counting(RunFolderReader):
         looks = 0
 
-        def look(self) -> Chronicle:
+        def look(self) -> RunHistory:
             self.looks += 1
             return super().look()
 

@@ -19,7 +19,7 @@ from cocktail_cli.host import detached
 from cocktail_cli.host.host_session import resuming
 from cocktail_cli.host.run_folder import beside
 from cocktail_cli.machine.run_registry import load, save
-from cocktail_cli.ui.events import Event, Progressed, RunStarted, Warning, as_json, of_json
+from cocktail_cli.ui.events import Event, Progressed, RunStarted, Warning, as_json, from_json
 
 STARTED = RunStarted(
     "amber-otter-42", "cocktail://k.t@h:1/amber-otter-42", "smoke", "abc", 9, 20, "outputs/smoke"
@@ -64,7 +64,7 @@ def test_every_event_can_be_told_to_another_process_of_ours() -> None:
         fields = {field.name: field.type for field in kind.__dataclass_fields__.values()}
         event = kind(**{name: 1 if "int" in type_ else "one" for name, type_ in fields.items()})
 
-        assert of_json(json.loads(as_json(event))) == event
+        assert from_json(json.loads(as_json(event))) == event
 
 
 def test_the_other_process_is_listened_to_until_its_run_has_started(says: Any, tmp_path: Path) -> None:

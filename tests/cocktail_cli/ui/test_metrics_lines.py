@@ -13,8 +13,8 @@ import pytest
 from cocktail_cli.errors import Failure
 from cocktail_cli.host.run_folder import LEDGER, METRICS, Recorder
 from cocktail_cli.ui.events import Eval, PeerJoined, PeerLeft, PeerReady, RunStarted, Step
-from cocktail_cli.ui.metrics_lines import Known, Line, Metrics, known_in, line
-from cocktail_cli.ui.trackers import Forgiving, Hosted, Tensorboard, named, trackers_of
+from cocktail_cli.ui.metrics_lines import Line, Metrics, Written, line, read_written
+from cocktail_cli.ui.trackers import FaultTolerantTracker, Hosted, Tensorboard, metric_names, trackers_of
 from recipes.config.loader import load_recipe
 from transport import Ledger
 from transport.ledger.run_ledger import Counted, RoundRow
@@ -89,9 +89,9 @@ def test_what_a_killed_process_left_unfinished_is_cut_off(tmp_path: Path) -> Non
     whole = '{"step": 1, "round": 4, "loss": 1.0}\n{"v":1,"kind":"eval","round":3,"eval_loss":2.0}\n'
     path.write_text(whole + '{"v":')
 
-    assert known_in(path) == Known(4, 3)
+    assert read_written(path) == Written(4, 3)
     assert path.read_text() == whole
-    assert known_in(tmp_path / "none.jsonl") == Known()
+    assert read_written(tmp_path / "none.jsonl") == Written()
 
 
 def test_rounds_that_a_killed_hub_could_not_write_down_are_filled_in_from_the_ledger(tmp_path: Path) -> None:
@@ -128,11 +128,11 @@ def test_trackers_get_numbers_under_names_that_group_curves() -> None:
     [evaluated] = Metrics().lines(Eval(3, 2, 1.75, 40))
     [joined] = Metrics().lines(PeerJoined("d"))
 
-    assert named(step)["train/loss"] == 1.5
-    assert named(step)["time/sync_s"] == 0.6
-    assert named(step)["swarm/late"] == 1.0
-    assert named(evaluated) == {"eval/loss": 1.75}
-    assert named(joined) == {}
+    assert metric_names(step)["train/loss"] == 1.5
+    assert metric_names(step)["time/sync_s"] == 0.6
+    assert metric_names(step)["swarm/late"] == 1.0
+    assert metric_names(evaluated) == {"eval/loss": 1.75}
+    assert metric_names(joined) == {}
 
 
 class Fake(ModuleType):
@@ -161,7 +161,9 @@ def test_a_hosted_tracker_hears_the_recipe_and_each_line_and_goes_on_under_the_r
     monkeypatch.setitem(sys.modules, name, fake)
     recipe = load_recipe("smoke", [f"report_to={name}", "logging.project=mine"])
     recorder = Recorder(
-        tmp_path, pytest.fail, trackers=[Forgiving(name, Hosted(name, recipe, tmp_path), pytest.fail)]
+        tmp_path,
+        pytest.fail,
+        trackers=[FaultTolerantTracker(name, Hosted(name, recipe, tmp_path), pytest.fail)],
     )
     for event in (STARTED, STEP, Eval(3, 2, 1.75, 40), PeerJoined("d")):
         recorder.show(event)
@@ -187,7 +189,9 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(tmp_path: Path
             raise AssertionError("it is let go")
 
     said: list[str] = []
-    recorder = Recorder(tmp_path, pytest.fail, trackers=[Forgiving("wandb", Broken(), said.append)])
+    recorder = Recorder(
+        tmp_path, pytest.fail, trackers=[FaultTolerantTracker("wandb", Broken(), said.append)]
+    )
     for event in (STARTED, STEP):
         recorder.show(event)
     recorder.close()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cocktail_cli.ui.board import bar, pace_of, share_of
+from cocktail_cli.ui.board import progress_bar, progress_text, rate_text
 from cocktail_cli.ui.events import Progressed
-from cocktail_cli.ui.progress_meter import Meter
+from cocktail_cli.ui.progress_meter import ProgressMeter
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_progress_is_told_at_intervals_with_its_pace_and_at_its_end(clock: list[float]) -> None:
     told: list[Progressed] = []
-    meter = Meter(told.append, "tokenizing my.jsonl", "rows")
+    meter = ProgressMeter(told.append, "tokenizing my.jsonl", "rows")
     for second in range(1, 41):
         clock[0] = 100.0 + second / 10
         meter(10 * second, 400)
@@ -32,7 +32,7 @@ def test_progress_is_told_at_intervals_with_its_pace_and_at_its_end(clock: list[
 
 def test_the_pace_is_of_late_so_what_was_here_before_does_not_count(clock: list[float]) -> None:
     told: list[Progressed] = []
-    meter = Meter(told.append, "fetching a/b", "bytes")
+    meter = ProgressMeter(told.append, "fetching a/b", "bytes")
     for second in range(1, 31):
         clock[0] = 100.0 + second
         meter(5_000_000 + 1000 * second, 5_100_000)
@@ -41,28 +41,28 @@ def test_the_pace_is_of_late_so_what_was_here_before_does_not_count(clock: list[
 
 
 def test_what_is_quick_is_not_worth_a_word(clock: list[float]) -> None:
-    meter = Meter(lambda event: pytest.fail(str(event)), "tokenizing", "rows")
+    meter = ProgressMeter(lambda event: pytest.fail(str(event)), "tokenizing", "rows")
     clock[0] += 0.1
     meter(10, 10)
 
 
 def test_where_the_end_is_not_known_there_is_a_pace_but_no_time_left(clock: list[float]) -> None:
     told: list[Progressed] = []
-    meter = Meter(told.append, "tokenizing me/data", "rows")
+    meter = ProgressMeter(told.append, "tokenizing me/data", "rows")
     meter(0)
     clock[0] += 2.0
     meter(4000)
 
     assert told == [Progressed("tokenizing me/data", 4000, 0, "rows", 2000.0, None)]
-    assert share_of(told[0]) + pace_of(told[0]) == " 4,000 rows, 2,000 rows/s"
-    assert bar(told[0], 80) == "tokenizing me/data 4,000 rows, 2,000 rows/s"
+    assert progress_text(told[0]) + rate_text(told[0]) == " 4,000 rows, 2,000 rows/s"
+    assert progress_bar(told[0], 80) == "tokenizing me/data 4,000 rows, 2,000 rows/s"
 
 
 @pytest.mark.parametrize("width", [30, 60, 100])
 def test_a_bar_is_never_longer_than_there_is_room_for(width: int) -> None:
     event = Progressed("fetching the base", 89 * 10**8, 121 * 10**8, "bytes", 61e6, 52.0)
 
-    line = bar(event, width)
+    line = progress_bar(event, width)
 
     assert "━" not in line or len(line) <= width
     assert line.endswith("8.9 GB of 12.1 GB, 61.0 MB/s, 52 s left")

@@ -26,9 +26,7 @@ from pathlib import Path
 from random import Random
 
 from scripts import ROOT
-from scripts.fuzzing import packet_targets as fuzz_packets
-from scripts.fuzzing import shard_target as fuzz_owners
-from scripts.fuzzing import transport_targets as fuzz_doors
+from scripts.fuzzing import packet_targets, transport_targets
 from scripts.fuzzing.mutate import Target
 
 FOLDER = ROOT / "outputs" / "fuzz"
@@ -65,7 +63,7 @@ class TooMuch(Exception):
 
 
 def targets(only: Sequence[str] = GROUPS) -> list[Target]:
-    return [t for t in (*fuzz_doors.TARGETS, *fuzz_owners.TARGETS, *fuzz_packets.TARGETS) if t.group in only]
+    return [t for t in (*transport_targets.TARGETS, *packet_targets.TARGETS) if t.group in only]
 
 
 def turns(chosen: Sequence[Target], cases: int) -> Iterator[tuple[Target, int]]:

@@ -17,9 +17,8 @@ from random import Random
 import numpy as np
 import torch
 
-from compress import Cocktail, PacketError, Update, decode
+from compress import Cocktail, PacketError, Update, decode, expanded, pieces
 from compress.backends import dispatch
-from compress.packet import packed_update, windowed_decoder
 from compress.packet.entropy_coding import LZ4
 from compress.packet.format import BODY, HEAD, LEVELS
 from recipes.algorithm.cocktail_sgd import Owner
@@ -111,7 +110,7 @@ def check_packet(case: bytes) -> bool:
         update = None
     check_sum(packet, m, update)
     try:
-        parts = list(windowed_decoder(memoryview(packet), m, 64))
+        parts = list(pieces(memoryview(packet), m, 64))
     except PacketError:
         lz4 = LZ4 in [entry >> 5 for entry in packet[47:80:8]]  # its library reads a match 0 bytes back
         assert update is None or lz4, "decode takes what pieces refuses"
@@ -131,7 +130,7 @@ def check_packet(case: bytes) -> bool:
 def check_sum(packet: bytes, m: int, update: Update | None) -> None:
     with compiled_too():
         try:
-            found = packed_update(packet, m)
+            found = expanded(packet, m)
         except PacketError:
             assert update is None, "decode takes what cannot be expanded"
             return

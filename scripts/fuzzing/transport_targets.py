@@ -20,6 +20,8 @@ from typing import Any, NoReturn
 from msgspec import msgpack
 
 from scripts.fuzzing.mutate import INTS, Target, bent, joined, message, mutated, parts_of
+from scripts.swarms.idle_delegate import IdleDelegate
+from transport.aggregators.shard_server import ShardServer
 from transport.hub.server import Hub
 from transport.ledger.packet_log import CRC, HEADER, MAGIC, pack_header, read_packets
 from transport.ledger.run_ledger import Counted, Ledger, OpenSession, Recovered, RoundRow
@@ -112,14 +114,6 @@ def decoded(decode: Callable[[bytes], m.Message], data: bytes) -> bool:
     return True
 
 
-def decodes_to_hub(data: bytes) -> bool:
-    return decoded(message_codec.decode_to_hub, data)
-
-
-def decodes_to_peer(data: bytes) -> bool:
-    return decoded(message_codec.decode_to_peer, data)
-
-
 # ---- the hub -----------------------------------------------------------------------------------------------
 
 
@@ -164,9 +158,7 @@ class Books:
 
     def note(self, *values: object) -> None:
         for value in values:
-            assert not isinstance(value, int) or -(2**63) <= value < 2**63, (
-                f"{value} does not fit into SQLite"
-            )
+            assert not isinstance(value, int) or -(2**63) <= value < 2**63, f"{value} does not fit SQLite"
             assert not isinstance(value, float) or isfinite(value), value
 
     session = gone = leased = given_back = stand = note
@@ -179,29 +171,11 @@ class Books:
         return row
 
 
-class HubWork:
-    """An owner that takes any packet."""
-
-    def samples(self, ids: Sequence[int]) -> bytes:
-        return b"tokens"
+class HubWork(IdleDelegate):
+    """A delegate that takes any packet."""
 
     def tokens(self, ids: Sequence[int]) -> int:
         return len(ids)
-
-    def arrived(self, round: int, peer: str, packet: bytes) -> None:
-        """Nothing to do."""
-
-    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
-        return b"aggregate"
-
-    def inherit(self, peer: str, packet: bytes, share: float) -> None:
-        """Nothing to do."""
-
-    def committed(self, round: int, packet: bytes) -> None:
-        """Nothing to do."""
-
-    def fingerprint(self, round: int) -> int:
-        return 7
 
     def object(self, name: str) -> bytes:
         return {"eval": b"held out", "base/w": b"weights"}[name]
@@ -414,11 +388,59 @@ def some_messages(rng: Random, examples: Sequence[bytes], most: int) -> bytes:
     return joined(parts)
 
 
+# ---- a peer that owns shards -------------------------------------------------------------------------------
+
+LIMIT = 4096  # bytes of a part
+TO_SHARDS: list[m.Message] = [
+    m.Hello(1, "", "toy-run", "ann"),
+    m.Hello(1, "", "toy-run", "bob"),
+    m.Attach("s-ann"),
+    m.Attach("s-bob"),
+    m.Put("part/3", 2000, b"", 1024),
+    m.Put("part/4", LIMIT, b"", 1024),
+    m.Chunk("part/3", 0),
+    m.Chunk("part/3", 1),
+    m.Get("shard/3", 0, 1024),
+    m.Leave("enough"),
+]
+SHARD_BYTES = [message_codec.encode(x) for x in TO_SHARDS]
+
+
+def open_door() -> ShardServer:
+    """In round 3: ann and bob have been here, and ann has a connection."""
+    door = ShardServer(HubEnd(), "toy-run")  # type: ignore[arg-type]
+    door.opened(3, {"ann": "ann", "bob": "bob"}, LIMIT)
+    door.serve(3, b"packet of shards")
+    door._visitors = {f"s-{name}": (name, name) for name in ("ann", "bob")}
+    door._hear(name_of(0), [message_codec.encode(m.Attach("s-ann"))])
+    return door
+
+
+def check_door(case: bytes) -> bool:
+    door, came = open_door(), list[tuple[int, str, bytes]]()
+    door.came = lambda *what: came.append(what)
+    for conn, data in parts_of(case):
+        payload = b"x" * (1024 if data[-1:] == b"\0" else 976)
+        door._hear(name_of(conn), [data, payload] if b"Chunk" in data else [data])
+    assert sorted(door._visitors.values()) == [("ann", "ann"), ("bob", "bob")]
+    assert set(door._flows.values()) <= set(door._visitors)
+    assert len(door._flows) <= 2 * (MAX_CONNECTIONS + 1)
+    assert len(door._inbox._parts) <= 2 * MAX_UPLOADS
+    assert all(round in (3, 4) and len(part) <= LIMIT for round, _, part in came)
+    return bool(came or door._inbox._parts)
+
+
+def decoding(decode: Callable[[bytes], m.Message]) -> Callable[[bytes], bool]:
+    return lambda data: decoded(decode, data)
+
+
+TO_HUB_LAW, TO_PEER_LAW = decoding(message_codec.decode_to_hub), decoding(message_codec.decode_to_peer)
 TARGETS = [
-    Target("to-hub", "messages", 340, lambda r: message(r, HUB_BYTES), decodes_to_hub),
-    Target("to-peer", "messages", 340, lambda r: message(r, PEER_BYTES), decodes_to_peer),
+    Target("to-hub", "messages", 340, lambda r: message(r, HUB_BYTES), TO_HUB_LAW),
+    Target("to-peer", "messages", 340, lambda r: message(r, PEER_BYTES), TO_PEER_LAW),
     Target("catch-up", "messages", 10, make_catch_up, check_catch_up),
     Target("hub", "bulk", 12, lambda r: some_messages(r, HUB_BYTES, 9), check_hub, 4 << 20),
     Target("carrier", "bulk", 12, lambda r: some_messages(r, PEER_BYTES, 2), check_carrier, 24 << 20),
     Target("records", "packets", 60, make_records, check_records),
+    Target("door", "bulk", 12, lambda r: some_messages(r, SHARD_BYTES, 5), check_door, 4 << 20),
 ]

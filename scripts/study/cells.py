@@ -1,4 +1,4 @@
-"""The cells of the quality study: which there are, which are done, and what they say together."""
+"""The cells of the quality study, and the file of those that are done."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ class Cell:
 
 
 Found = Mapping[Cell, Outcome]
+NAMES = {field.name for field in fields(Setting)}
 
 
 def changed(setting: Setting) -> dict[str, Any]:
-    """What differs from the defaults: how a setting stands in the file."""
+    """Find what differs from the defaults: a setting as the file has it."""
     return {
         f.name: getattr(setting, f.name) for f in fields(setting) if getattr(setting, f.name) != f.default
     }
 
 
 def setting_of(text: str) -> Setting:
-    """`keep=0.05,bits=2`. Errors: ValueError."""
+    """Parse `keep=0.05,bits=2`. Errors: ValueError."""
     names, given = [f.name for f in fields(Setting)], dict[str, Any]()
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
@@ -42,18 +43,20 @@ def setting_of(text: str) -> Setting:
 
 
 def read(path: Path, size: Size) -> dict[Cell, Outcome]:
-    """The cells of this size that are in the file."""
+    """Read the cells of this size that are in the file."""
     found = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         one = json.loads(line)
-        if one["size"] == size.name:
+        if (
+            one["size"] == size.name and one["setting"].keys() <= NAMES
+        ):  # older lines have settings that are gone
             cell = Cell(Setting(**one["setting"]), one["rate"], one["seed"])
             found[cell] = Outcome(**{**one["outcome"], "curve": tuple(one["outcome"]["curve"])})
     return found
 
 
 def write(path: Path, size: Size, cell: Cell, outcome: Outcome) -> None:
-    """One line more."""
+    """Append a cell to the file."""
     rounded = {
         k: [round(v, 5) for v in value] if k == "curve" else round(value, 5)
         for k, value in asdict(outcome).items()

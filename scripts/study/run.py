@@ -5,10 +5,10 @@ learning rate tuned for each way.
     scripts/bench_quality --show               # the tables and plots of what is in the file
     scripts/bench_quality --cell keep=0.05,bits=2 --rates 1e-3 2e-3 --seeds 1      # cells of one's own
 
-On a GPU (not run yet: none was at hand) models, optimizers and x' lie on it, the owner in the host's memory;
-the base is trained on it too, once a size. It needs a torch with CUDA, which PyPI's for Linux has; the
-environment is .venv, or COCKTAIL_VENV's. `--workers` share one GPU. For a second GPU, once the first has made
-the base, the command is started again with other cells: both append to the same file.
+On a GPU (not run yet: none was at hand) models, optimizers and the global model are on it, the aggregator is
+in the host's memory; the base is trained on it too, once a size. It needs a torch with CUDA, which PyPI's for
+Linux has; the environment is .venv, or COCKTAIL_VENV's. `--workers` share one GPU. For a second GPU, once the
+first has made the base, the command is started again with other cells: both append to the same file.
 
     scripts/bench_quality --device cuda --hidden 512 --layers 8 --length 512 --rows 64 --steps 2000
     scripts/bench_quality --device cuda:1 --hidden 512 --layers 8 --length 512 --rows 64 --steps 2000 \\
@@ -31,12 +31,13 @@ from scripts.study.cells import Cell, cells, changed, read, setting_of, write
 from scripts.study.plan import COCKTAIL, REFERENCE, SEEDS, TABLES, missing
 from scripts.study.tables import markdown, plot, spread
 from scripts.study.train import Outcome, Size, base, train
+from scripts.swarms.lab import parser
 
 QUICK = Size(hidden=32, layers=1, length=32, rows=4, steps=6, base_steps=4)
 
 
 def ended(size: Size, wanted: list[Cell], folder: Path, workers: int) -> Iterator[tuple[Cell, Outcome]]:
-    """Each cell as it ends."""
+    """Train the cells; yield each as it ends."""
     if workers == 1:
         yield from ((cell, train(size, cell.setting, cell.rate, cell.seed, folder)) for cell in wanted)
         return
@@ -47,7 +48,7 @@ def ended(size: Size, wanted: list[Cell], folder: Path, workers: int) -> Iterato
 
 
 def run(size: Size, wanted: list[Cell], folder: Path, results: Path, workers: int) -> None:
-    """Those of the cells that are not in the file yet."""
+    """Train those of the cells that are not in the file yet."""
     there = read(results, size)
     lacking = [cell for cell in dict.fromkeys(wanted) if cell not in there]
     if lacking:
@@ -76,44 +77,34 @@ def show(size: Size, results: Path, plots: Path) -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workers", type=int, default=1, help="processes, of one thread each")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--show", action="store_true", help="compute nothing")
-    parser.add_argument(
-        "--cell", type=setting_of, action="append", help="NAME=VALUE,... of quality_train.Setting"
-    )
-    parser.add_argument("--rates", type=float, nargs="+", default=[2e-3])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument(
-        "--folder", type=Path, default=Path("outputs/quality"), help="for the pre-trained model"
-    )
-    parser.add_argument("--results", type=Path, default=Path("outputs/quality/results.jsonl"))
-    parser.add_argument("--plots", type=Path, default=Path("outputs/quality"))
+    asked, home = parser(__doc__), Path("outputs/quality")
+    asked.add_argument("--workers", type=int, default=1, help="processes, of one thread each")
+    asked.add_argument("--quick", action="store_true")
+    asked.add_argument("--show", action="store_true", help="compute nothing")
+    asked.add_argument("--cell", type=setting_of, action="append", help="NAME=VALUE,... of train.Setting")
+    asked.add_argument("--rates", type=float, nargs="+", default=[2e-3])
+    asked.add_argument("--seeds", type=int, nargs="+", default=[1])
+    asked.add_argument("--folder", type=Path, default=home, help="for the pre-trained model")
+    asked.add_argument("--results", type=Path, default=home / "results.jsonl")
+    asked.add_argument("--plots", type=Path, default=home)
     for field in fields(Size):
-        name = "--" + field.name.replace("_", "-")
-        parser.add_argument(name, type=type(field.default), default=field.default)
-    return parser
+        asked.add_argument(
+            "--" + field.name.replace("_", "-"), type=type(field.default), default=field.default
+        )
+    return asked
 
 
 def main() -> None:
     given = options().parse_args()
     size = QUICK if given.quick else Size(**{f.name: getattr(given, f.name) for f in fields(Size)})
+    where = given.folder, given.results, given.workers
     if given.quick:
-        run(
-            size,
-            cells([REFERENCE.setting, COCKTAIL], [2e-3], [1]),
-            given.folder,
-            given.results,
-            given.workers,
-        )
+        run(size, cells([REFERENCE.setting, COCKTAIL], [2e-3], [1]), *where)
     elif given.cell:
-        run(size, cells(given.cell, given.rates, given.seeds), given.folder, given.results, given.workers)
+        run(size, cells(given.cell, given.rates, given.seeds), *where)
     elif not given.show:
         while wanted := missing(read(given.results, size)):
-            run(size, wanted, given.folder, given.results, given.workers)
+            run(size, wanted, *where)
     show(size, given.results, given.plots)
 
 

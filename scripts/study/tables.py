@@ -17,14 +17,15 @@ HEAD = (
 
 
 def outcomes(found: Found, row: Row, seeds: Sequence[int]) -> list[Outcome]:
-    """Those that are there, at the row's rate, in the order of the seeds."""
+    """Find the outcomes that are there, at the row's rate, in the order of the seeds."""
     rate = best_rate(found, row)
     cells = [Cell(row.setting, rate, seed) for seed in seeds]
     return [found[cell] for cell in cells if cell in found]
 
 
 def over(found: Found, row: Row, table: Table) -> tuple[float, float] | None:
-    """How much more the row's loss is than the reference's, as a share, by seed; and if all were sent."""
+    """Average over the seeds how much more the row's loss is than the reference's, as a share; and if all
+    were sent."""
     ways = [(way.setting, best_rate(found, way)) for way in (row, table.reference)]
     pairs = [tuple(found.get(Cell(*way, seed)) for way in ways) for seed in table.seeds]
     there = [(one, reference) for one, reference in pairs if one and reference]
@@ -49,19 +50,19 @@ def line(found: Found, row: Row, table: Table) -> str:
 
 
 def markdown(found: Found, table: Table) -> str:
-    """One table; a row without cells is left out."""
+    """Format one table; a row without cells is left out."""
     lines = "".join(line(found, row, table) for row in table.rows)
     return f"**{table.name}**\n\n{HEAD}{line(found, table.reference, table)}{lines}" if lines else ""
 
 
 def spread(found: Found, seeds: Sequence[int]) -> float | None:
-    """Of the reference's losses over the seeds: the largest less the smallest, as a share of their mean."""
+    """Compute the reference's largest loss less its smallest over the seeds, as a share of their mean."""
     losses = [end.loss for end in outcomes(found, REFERENCE, seeds)]
     return (max(losses) - min(losses)) / mean(losses) if len(losses) > 1 else None
 
 
 def plot(found: Found, table: Table) -> str:
-    """SVG: how much more than all-reduce, in %, over how many times less than FP16."""
+    """Draw an SVG: how much more than all-reduce, in %, over how many times less than FP16."""
     points = []
     for row in table.rows:
         ends, gaps = outcomes(found, row, table.seeds), over(found, row, table)

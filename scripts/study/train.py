@@ -1,7 +1,8 @@
-"""One cell of the quality study: a byte-level GPT-NeoX, pre-trained on Python's own source, is fine-tuned on
-Python's own documentation by N peers in lockstep, in one process. Worker, owner and packets are real.
+"""One cell of the quality study: N peers in lockstep, in one process, with the real workers, aggregators and
+packets.
 
-Both texts come with CPython, so that anybody can have the figures again; another version has other texts.
+A byte-level GPT-NeoX, pre-trained on Python's own source, is fine-tuned on Python's own documentation. Both
+texts come with CPython, so that anybody can have the figures again; another version has other texts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from compress import Cocktail, Sample, Shard
+from compress import Sample, Shard
 from recipes.algorithm.cocktail_sgd import Common, Part, Worker, mix_of
 from recipes.algorithm.shard_aggregator import Owners
 from recipes.config.presets import outer_of
@@ -36,7 +37,7 @@ EVALS = 4  # held-out losses on a quarter of the text, along the way
 
 @dataclass(frozen=True)
 class Size:
-    """What all cells of a study share."""
+    """The sizes that all cells of a study share."""
 
     hidden: int = 64
     layers: int = 2
@@ -57,13 +58,12 @@ class Size:
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to train. What stands in a recipe too is as preset `cocktail-paper` has it."""
+    """One way to train. The defaults of what a recipe has too are those of preset `cocktail-paper`."""
 
     peers: int = 4  # 0: synchronous all-reduce in FP32, which is one model on the whole batch
     sample: float = 0.1  # p
     keep: float = 0.2  # K
     bits: int = 4
-    kind: Literal["block", "element"] = "block"
     block: int = 256
     staleness: Literal[0, 1] = 1
     local_steps: int = 1  # H
@@ -71,15 +71,12 @@ class Setting:
     momentum: float = 0.0  # of the owner's step
     error_decay: float = 1.0
     owner_error_decay: float = 1.0
-    full: int = 0  # steps at the start that are sent whole
     beta1: float = 0.9
     beta2: float = 0.999
     clip: float = 1.0
     averaged: int = 0  # 1: models are averaged in FP32 after each round, without packets (staleness 0)
     dropped: float = 0.0  # share of the packets that come too late
-    shared_v: int = 0  # every so many steps the peers' second moments are averaged, for nothing: an ideal
     owner_keep: float = 0.0  # K of the owner; 0: that of the peers
-    flush: int = 0  # bits; at the end one round more, in which all of d_i is sent in so many; 0: none
     rows: int = 0  # of a step, where it is not the study's
 
     @property
@@ -88,7 +85,6 @@ class Setting:
             random_ratio=self.sample,
             topk_ratio=self.keep,
             quant_bits=self.bits,  # type: ignore[arg-type]
-            sample_kind=self.kind,
             block_size=self.block,
             staleness=self.staleness,
             local_steps=self.local_steps,
@@ -96,7 +92,6 @@ class Setting:
             outer_momentum=self.momentum,
             error_decay=self.error_decay,
             owner_error_decay=self.owner_error_decay,
-            uncompressed_steps=self.full,
         )
 
     def training(self, rate: float, seed: int, steps: int) -> Training:
@@ -112,7 +107,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a cell ended; losses are held-out, in nats a byte."""
+    """The end of a cell; losses are held-out, in nats a byte."""
 
     loss: float  # of x'
     mean: float  # of mean_i x_i + e: as if nothing were left unsent
@@ -131,18 +126,18 @@ class Text:
         self.raw, self.length = torch.frombuffer(bytearray(raw), dtype=torch.uint8), length
 
     def rows(self, count: int, seed: int, step: int) -> Tensor:
-        """(count, length) from anywhere; the same for each method."""
+        """Draw (count, length) windows from anywhere, the same for each method."""
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         starts = torch.randint(len(self.raw) - self.length + 1, (count, 1), generator=generator)
         return self.raw[starts + torch.arange(self.length)].long()
 
     def all(self) -> Tensor:
-        """(rows, length), one after the other."""
+        """Cut the text into (rows, length), one after the other."""
         return self.raw[: len(self.raw) // self.length * self.length].view(-1, self.length).long()
 
 
 def sources() -> bytes:
-    """The standard library's modules, without tests and without the documentation that is the other text."""
+    """Read the standard library's modules, without tests and without the other text, the documentation."""
     root = Path(sysconfig.get_paths()["stdlib"])
     left_out = {"site-packages", "test", "tests", "idle_test", "pydoc_data", "lib2to3"}
     files = sorted(f for f in root.rglob("*.py") if not left_out & set(f.relative_to(root).parts))
@@ -150,7 +145,7 @@ def sources() -> bytes:
 
 
 def documentation(length: int) -> tuple[Text, Text]:
-    """What `help('TOPIC')` shows, in English: to train on, and held out."""
+    """Read what `help('TOPIC')` shows: a text to train on, and a held-out one."""
     raw = "\n".join(topics.topics.values()).encode()
     stretches = [raw[i : i + STRETCH] for i in range(0, len(raw) - STRETCH + 1, STRETCH)]
     train = b"".join(s for i, s in enumerate(stretches) if i % 10 != 9)
@@ -172,7 +167,7 @@ def new_model(size: Size) -> FlatParameters:
 
 
 def backward(flat: FlatParameters, rows: Tensor, clip: float) -> float:
-    """The clipped gradient of the mean loss over these rows; returns the loss."""
+    """Compute the clipped gradient of the mean loss over these rows; return the loss."""
     flat.grad.zero_()
     rows = rows.to(flat.vector.device)
     loss = flat.model(input_ids=rows, labels=rows).loss
@@ -189,7 +184,7 @@ def loss_at(flat: FlatParameters, vector: Tensor, rows: Tensor) -> float:
 
 
 def base(size: Size, folder: Path) -> Tensor:
-    """(P,) the pre-trained model: made once, kept in `folder`."""
+    """Load the pre-trained model (P,), made once and saved in `folder`."""
     path = folder / f"base-{size.base_name}.safetensors"
     if not path.exists():
         flat, raw = new_model(size), sources()
@@ -210,7 +205,7 @@ def base(size: Size, folder: Path) -> Tensor:
 
 
 class One(Common):
-    """x' of all peers, which is the same to the bit: kept once, and sampled once a round."""
+    """The global model of all peers, equal to the bit: stored once, and sampled once a round."""
 
     drawn: tuple[int, list[tuple[Shard, Sample]]] = (-1, [])
 
@@ -235,12 +230,9 @@ class Peer:
         set_learning_rate(self.optimizer, rate, beta1)
         self.optimizer.step()
 
-    def second_moments(self) -> list[Tensor]:
-        return [state["exp_avg_sq"] for state in self.optimizer.state.values()]
-
 
 class Swarm:
-    """N peers and the owner of all shards, in lockstep."""
+    """N peers and the aggregator of all shards, in lockstep: no clock, no sockets, one thread."""
 
     def __init__(self, size: Size, setting: Setting, start: Tensor, training: Training) -> None:
         self.setting, self.seed = setting, training.seed
@@ -256,11 +248,11 @@ class Swarm:
 
     @property
     def shared(self) -> Tensor:
-        """x'; of all-reduce the one model there is."""
+        """The global model; of all-reduce the one model there is."""
         return self.common.vector if self.setting.peers else self.peers[0].flat.vector
 
     def step(self, rows: Tensor, rate: float) -> None:
-        """One of every peer, on its share of the rows."""
+        """Take a step of every peer, on its share of the rows."""
         count = len(self.peers)
         parts = [rows[i::count] for i in range(count)]
         grads = self.models.gradients([peer.flat.vector for peer in self.peers], parts)[0]
@@ -272,7 +264,7 @@ class Swarm:
         return [peer.worker.start() for peer in self.peers]
 
     def exchange(self, parts: list[Part], late: set[int]) -> None:
-        """Lines 2 to 7; the packets of those who are late are not taken."""
+        """Exchange (lines 2 to 7 of the algorithm); packets that are late are not taken."""
         taken = [(str(i), part.packet, 1.0) for i, part in enumerate(parts) if i not in late]
         aggregate = self.owner.aggregate(self.round, taken)
         moved = self.common.apply(aggregate)
@@ -292,14 +284,14 @@ class Swarm:
         self.down += 4 * mean.numel()
 
     def late(self) -> set[int]:
-        """Whose packets come too late this round; never all of them."""
+        """Draw the peers whose packets come too late this round; never all of them."""
         generator = torch.Generator().manual_seed(self.seed * 7919 + self.round)
         drawn = torch.rand(len(self.peers), generator=generator) < self.setting.dropped
         late = set(torch.nonzero(drawn).flatten().tolist())
         return late if len(late) < len(self.peers) else late - {self.round % len(self.peers)}
 
     def everything(self) -> Tensor:
-        """(P,) mean_i x_i + e."""
+        """Compute mean_i x_i + e (P,): the model as if nothing were unsent."""
         if not self.setting.peers:
             return self.shared
         total = torch.stack([peer.flat.vector for peer in self.peers]).mean(0)
@@ -307,23 +299,9 @@ class Swarm:
             self.owner.shards[number].of(total).add_(owner.error.to(total.device))
         return total
 
-    def share_second_moments(self) -> None:
-        for moments in zip(*(peer.second_moments() for peer in self.peers), strict=True):
-            mean = torch.stack(moments).mean(0)
-            for v in moments:
-                v.copy_(mean)
-
-    def flush(self) -> None:
-        """A round in which all of d_i goes."""
-        mix = Cocktail(1.0, 1.0, self.setting.flush)
-        self.common.mix = self.owner.mix = mix
-        for owner in self.owner.owners.values():
-            owner.mix = mix
-        self.exchange(self.start(), set())
-
 
 def train(size: Size, setting: Setting, rate: float, seed: int, folder: Path) -> Outcome:
-    """One cell."""
+    """Train one cell."""
     torch.set_num_threads(1)
     text, held = documentation(size.length)
     start, held_rows = base(size, folder), held.all()
@@ -334,14 +312,12 @@ def train(size: Size, setting: Setting, rate: float, seed: int, folder: Path) ->
     for step in steps(size, swarm, text, learning_rate(training, size.steps)):
         if step * EVALS // size.steps != (step + 1) * EVALS // size.steps:
             curve.append(loss_at(swarm.peers[0].flat, swarm.shared, held_rows[::4]))
-    if setting.flush:
-        swarm.flush()
     return outcome(size, swarm, start, held_rows, curve, time.process_time() - began)
 
 
 def steps(size: Size, swarm: Swarm, text: Text, rate: Callable[[int], float]) -> Iterator[int]:
-    """All steps, with an exchange after each H of them. With staleness 1 its packets are made before those
-    steps, which hide it, and one more round brings the last ones home.
+    """Take all steps, with an exchange after each H of them. With staleness 1 its packets are made before
+    those steps, which hide it, and one more round brings the last ones home.
     """
     setting = swarm.setting
     stale = bool(setting.peers and setting.staleness)
@@ -351,8 +327,6 @@ def steps(size: Size, swarm: Swarm, text: Text, rate: Callable[[int], float]) ->
         for step in range(first, min(first + setting.local_steps, size.steps)):
             rows = text.rows(setting.rows or size.rows, swarm.seed, step)
             swarm.step(rows, rate(step))
-            if setting.shared_v and (step + 1) % setting.shared_v == 0:
-                swarm.share_second_moments()
             if step + 1 < min(first + setting.local_steps, size.steps):
                 yield step
         if setting.averaged:

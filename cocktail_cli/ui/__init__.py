@@ -13,8 +13,6 @@ from .display import (
     View,
     open_view,
     poll_status,
-    sentence,
-    step_line,
 )
 from .events import (
     VERSION,
@@ -34,11 +32,12 @@ from .events import (
     from_json,
     timestamp,
 )
-from .findings import print_findings
+from .findings import found, print_findings
 from .live_view import LiveView
 from .metrics_lines import Line, Metrics, missing_lines, read_written
 from .progress_meter import ProgressMeter
 from .trackers import FOLDER, Tracker, trackers_of
+from .wording import sentence, step_line
 
 __all__ = [
     "FOLDER",
@@ -65,6 +64,7 @@ __all__ = [
     "as_json",
     "counted",
     "duration_text",
+    "found",
     "from_json",
     "megabytes",
     "missing_lines",

@@ -18,29 +18,20 @@ from typing import Any, Protocol, TextIO
 from cocktail_cli.errors import disk_is_full
 from cocktail_cli.options import Progress
 
-from .board import megabytes, progress_text, rate_text
+from .board import progress_text, rate_text
 from .events import (
-    Checkpoint,
-    Eval,
     Event,
     Joined,
-    Left,
-    PageOpened,
     PeerAsks,
-    PeerJoined,
-    PeerLeft,
-    PeerReady,
     Progressed,
-    Reached,
     RunFinished,
-    RunPaused,
     RunStarted,
     Step,
     Warning,
     as_json,
     timestamp,
 )
-from .metrics_lines import step_numbers
+from .wording import farewell, invitation, sentence, step_line
 
 
 @dataclass(frozen=True)
@@ -158,95 +149,6 @@ class QuietView:
 
 
 # ---- for people --------------------------------------------------------------------------------------------
-
-
-def invitation(event: RunStarted, out: TextIO, err: TextIO) -> None:
-    """Print a run's first words. The run URL stands alone on stdout, unwrapped."""
-    size = (
-        f"{event.parameters / 1e6:,.2f} M parameters"
-        if event.parameters < 1e9
-        else (f"{event.parameters / 1e9:,.2f} B parameters")
-    )
-    print(f"recipe    {event.recipe}  sha256 {event.recipe_hash[:8]}", file=err)
-    print(f"training  {size}, {event.steps} steps", file=err)
-    if event.round:
-        print(f"resumed   {event.round} rounds are committed; peers that were here come back", file=err)
-    print(f"reach     {event.reach}", file=err)
-    print("Pass on the next line; whoever has it types `cocktail join` and the line:\n", file=err, flush=True)
-    print(event.url, file=out, flush=True)
-    folder = event.output_dir
-    print(
-        f"\nUseful: cocktail status {event.run} · cocktail stop {event.run} · log: {folder}/cocktail.log\n",
-        file=err,
-        flush=True,
-    )
-
-
-def farewell(event: RunFinished, out: TextIO, err: TextIO) -> None:
-    """Print a run's last words: where the model is, and the command to type next."""
-    loss = "" if event.eval_loss is None else f", held-out loss {event.eval_loss:.4f}"
-    of = f" of {event.planned}" if event.planned > event.steps else ""
-    said = f"{event.run} is over: {event.reason}; {event.steps}{of} steps{loss}. The model:"
-    print(said, file=err, flush=True)
-    print(event.model, file=out, flush=True)
-    print(f'Next: cocktail generate {event.model} "Once upon a time"', file=err, flush=True)
-
-
-def sentence(event: Event) -> str | None:
-    """Format an event as a line; None for steps and for events that other functions print."""
-    if isinstance(event, Joined):
-        fetch = f", {megabytes(event.download_bytes)} to download" if event.download_bytes else ""
-        return f"joined {event.run} as {event.peer}: recipe {event.recipe}{fetch}"
-    if isinstance(event, PageOpened):
-        return f"page: {event.url}"
-    if isinstance(event, PeerJoined):
-        return f"{event.peer} joined" + (f" ({event.hardware})" if event.hardware else "")
-    if isinstance(event, Reached):
-        return f"reach: confirmed by {event.peer}, from {event.where}"
-    if isinstance(event, PeerReady):
-        return f"{event.peer} is ready, after {event.joining_s:.1f} s"
-    if isinstance(event, PeerAsks):
-        what = f" ({event.hardware})" if event.hardware else ""
-        return f"{event.peer}{what} asks to join: cocktail peers RUN --approve {event.key}, or --deny"
-    if isinstance(event, PeerLeft):
-        return f"{event.peer} left: {event.reason.removeprefix('left: ')}"
-    if isinstance(event, Eval):
-        return f"eval step={event.step} loss={event.loss:.4f}"
-    if isinstance(event, Checkpoint):
-        return f"snapshot of round {event.round} in {event.model}: {megabytes(event.bytes)}"
-    if isinstance(event, RunPaused):
-        return f"{event.run} is paused after {event.steps} of {event.planned} steps"
-    if isinstance(event, Warning):
-        return f"warning: {event.message}"
-    if isinstance(event, Left):
-        sent = f"sent {megabytes(event.up_bytes)}, received {megabytes(event.down_bytes)}"
-        return f"left {event.run}: {event.reason}; {event.steps} steps, {sent}"
-    return None
-
-
-def step_line(event: Step, verbose: int) -> str:
-    """Format a step as `step=131/452 round=131 loss=1.8420 peers=2 ...`, for `cut` and `awk`."""
-    fields = [f"step={event.step}/{event.steps}", f"round={event.round}"]
-    if event.loss is not None:
-        fields.append(f"loss={event.loss:.4f}")
-    if event.lr is not None:
-        fields.append(f"lr={event.lr:.1e}")
-    fields.append(f"peers={event.peers}")
-    numbers = step_numbers(event)
-    for key, name, digits in (("tokens_per_s", "tok_s", 0), ("step_s", "step_s", 2), ("sync_s", "sync_s", 2)):
-        if numbers[key]:
-            fields.append(f"{name}={numbers[key]:.{digits}f}")
-    members = max(len(event.up_bytes), 1)
-    fields.append(f"up_kb={sum(event.up_bytes.values()) / members / 1e3:.1f}")
-    fields.append(f"down_kb={sum(event.down_bytes.values()) / max(len(event.down_bytes), 1) / 1e3:.1f}")
-    if event.ratio_fp16:
-        fields.append(f"ratio_fp16={event.ratio_fp16:.1f}")
-    if event.step_s and event.step < event.steps:
-        fields.append(f"eta_s={event.step_s * (event.steps - event.step):.0f}")
-    if verbose:
-        fields.append(f"fingerprint={event.fingerprint}")
-        fields += [f"{peer}={up}/{event.down_bytes.get(peer, 0)}" for peer, up in event.up_bytes.items()]
-    return " ".join(fields)
 
 
 class PlainView:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -54,3 +54,10 @@ def status(findings: Iterable[Finding], failure: str, strict: bool) -> int:
         if finding.level in counts:
             return explain(finding.error).exit if finding.error else EXIT[failure]
     return 0
+
+
+def found(level: Literal["ok", "warn", "fail"], about: str, text: str, hint: str = "") -> Finding:
+    """Create a finding of a check."""
+    from recipes.errors import Finding
+
+    return Finding(level, about, text, hint)

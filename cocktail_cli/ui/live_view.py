@@ -18,7 +18,6 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from .board import Board
-from .display import farewell, invitation, sentence
 from .events import (
     Checkpoint,
     Event,
@@ -33,6 +32,7 @@ from .events import (
     RunStarted,
     Warning,
 )
+from .wording import farewell, invitation, sentence
 
 SAID = (Warning, PageOpened, PeerAsks, Reached, Left, Joined, Checkpoint, RunPaused)  # above the table
 REDRAW_S = 1.0  # seconds: for what changes by itself, such as when a peer was last seen

@@ -20,7 +20,7 @@ from cocktail_cli import __version__
 from cocktail_cli.host import BIND, PORT
 from cocktail_cli.machine import EVERYWHERE, memory_of, pick_device, reach_of
 from cocktail_cli.options import Device, Json, Quiet
-from cocktail_cli.ui import megabytes, print_findings
+from cocktail_cli.ui import found, megabytes, print_findings
 
 if TYPE_CHECKING:
     from recipes.errors import Finding
@@ -119,12 +119,6 @@ def checks(run_url: str | None, device: str, port: int) -> Iterator[Finding]:
         from .doctor_run_url import run
 
         yield from run(run_url)
-
-
-def found(level: Literal["ok", "warn", "fail"], about: str, text: str, hint: str = "") -> Finding:
-    from recipes.errors import Finding
-
-    return Finding(level, about, text, hint)
 
 
 def guarded(about: str, check: Callable[[], Finding]) -> Finding:

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.errors import explain
 from cocktail_cli.machine import own_keys
-from cocktail_cli.ui import counted, megabytes
-
-from .doctor import found
+from cocktail_cli.ui import counted, found, megabytes
 
 if TYPE_CHECKING:
     from recipes.errors import Finding

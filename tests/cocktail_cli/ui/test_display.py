@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from cocktail_cli.ui.board import LOW, TOP, Board, megabytes, sparkline
-from cocktail_cli.ui.display import Display, JsonView, PlainView, QuietView, View, step_line
+from cocktail_cli.ui.display import Display, JsonView, PlainView, QuietView, View
 from cocktail_cli.ui.events import (
     Eval,
     PeerJoined,
@@ -23,6 +23,7 @@ from cocktail_cli.ui.events import (
     Warning,
 )
 from cocktail_cli.ui.live_view import LiveView
+from cocktail_cli.ui.wording import step_line
 from cocktail_cli.volunteer.join_prompt import fitted
 
 URL = "cocktail://" + "k" * 43 + "." + "t" * 24 + "@203.0.113.7:29400/amber-otter-42"

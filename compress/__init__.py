@@ -2,7 +2,7 @@
 folder.
 """
 
-from compress.codec import Cocktail
+from compress.codec import Cocktail, Encoded
 from compress.errors import NonFiniteError, PacketError
 from compress.fingerprint import fingerprint, fingerprint_after
 from compress.packet import VERSION as PACKET_VERSION
@@ -14,6 +14,7 @@ from compress.sparse_update import Update
 __all__ = [
     "PACKET_VERSION",
     "Cocktail",
+    "Encoded",
     "Expanded",
     "NonFiniteError",
     "PacketError",

@@ -3,8 +3,8 @@ packet.
 
 mix = Cocktail(sample=0.1, keep=0.2, bits=4)
 s = mix.draw(len(x), seed, round)           # the same on every peer; no byte is sent for it
-packet = mix.encode(s.difference(x, common))
-s.add_(common, decode(packet, s.m))
+sent = mix.encode(s.difference(x, common))
+s.add_(common, sent.update())               # what `decode(sent.packet, s.m)` gives at the other end
 """
 
 from __future__ import annotations
@@ -19,12 +19,30 @@ import torch
 
 from compress.backends import compiled, usable
 from compress.packet import format, index_coding
-from compress.quantization import BITS, quantize
+from compress.quantization import BITS, Codes, dequantize, quantize
 from compress.sampling import Sample, Walk, draw, walk
 from compress.selection import topk
 
 from .errors import NonFiniteError
 from .sharding import MOST_SHARDS, Shard, cut
+from .sparse_update import Update
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A packet, with what its update is made of: a sender need not decode what it has encoded."""
+
+    packet: bytes
+    m: int  # length of the sampled vector
+    positions: torch.Tensor  # (k,) int32 or int64, where the vector was
+    codes: Codes
+
+    def update(self) -> Update:
+        """Make the update, on the host: bit for bit what `decode` gives of the packet. It takes 12 bytes a
+        value, so it is made only when it is asked for.
+        """
+        values = torch.from_numpy(dequantize(self.codes))
+        return Update(self.m, self.positions.to("cpu", torch.int64), values)
 
 
 @dataclass(frozen=True)
@@ -88,8 +106,8 @@ class Cocktail:
         names: Callable[[int], str] | None = None,  # position -> parameter, for the error message
         seed: int = 0,  # of the dither, where `stochastic`
         kernels: bool | None = None,  # True: Triton; False: NumPy, the reference; None: what is fastest here
-    ) -> bytes:
-        """v -> packet. NonFiniteError if v holds NaN or infinity; then nothing was encoded."""
+    ) -> Encoded:
+        """Compress v. NonFiniteError if v holds NaN or infinity; then nothing was encoded."""
         if v.dtype != torch.float32 or v.dim() != 1:
             raise ValueError(
                 f"encode takes a flat float32 vector, this is {v.dtype} of shape {tuple(v.shape)}"
@@ -105,25 +123,22 @@ class Cocktail:
         except NonFiniteError as error:
             raise NonFiniteError(error.value, error.position, names and names(error.position)) from None
 
-    def _encode_here(self, v: np.ndarray, seed: int, fast: ModuleType | None = None) -> bytes:
+    def _encode_here(self, v: np.ndarray, seed: int, fast: ModuleType | None = None) -> Encoded:
         if self._whole:  # the identity keeps zeros and denormals too
-            kept = topk.everything(v)
-            code_kernels = quantize(kept.values, self.bits, self.bucket, self._noise(seed))
-            return format.write(len(v), index_coding.store(kept.positions, len(v)), code_kernels)
-        return self._pack(fast.Vector(v) if fast else topk.Plain(v), seed, fast)
+            return self._pack(len(v), topk.everything(v), seed)
+        source = fast.Vector(v) if fast else topk.Plain(v)
+        return self._pack(len(v), topk.largest(source, self._count(len(v))), seed, fast)
 
-    def _pack(self, source: topk.Source, seed: int, fast: ModuleType | None) -> bytes:
-        kept = topk.largest(source, self._count(source.size))
-        code_kernels = quantize(kept.values, self.bits, self.bucket, self._noise(seed), fast)
-        return format.write(source.size, index_coding.store(kept.positions, source.size, fast), code_kernels)
-
-    def _encode_chunks(self, v: torch.Tensor, seed: int) -> bytes:
+    def _encode_chunks(self, v: torch.Tensor, seed: int) -> Encoded:
         """What is kept is sought where v is, the rest is the host's."""
-        kept = topk.in_chunks(v, self.chunk, self.keep)
-        code_kernels = quantize(kept.values, self.bits, self.bucket, self._noise(seed))
-        return format.write(len(v), index_coding.store(kept.positions, len(v)), code_kernels)
+        return self._pack(len(v), topk.in_chunks(v, self.chunk, self.keep), seed)
 
-    def _encode_there(self, v: torch.Tensor, seed: int) -> bytes:
+    def _pack(self, m: int, kept: topk.Survivors, seed: int, fast: ModuleType | None = None) -> Encoded:
+        codes = quantize(kept.values, self.bits, self.bucket, self._noise(seed), fast)
+        packet = format.write(m, index_coding.store(kept.positions, m, fast), codes)
+        return Encoded(packet, m, torch.from_numpy(kept.positions), codes)
+
+    def _encode_there(self, v: torch.Tensor, seed: int) -> Encoded:
         from compress.backends.triton import (  # imports triton: only where a tensor is on a GPU
             code_kernels,
             selection_kernels,
@@ -137,7 +152,8 @@ class Cocktail:
             quantized = quantize(kept.values.cpu().numpy(), self.bits, self.bucket, self._noise(seed))
         else:
             quantized = code_kernels.quantize(kept.values, self.bits, self.bucket)
-        return format.write(m, selection_kernels.places(kept.positions, m), quantized)
+        packet = format.write(m, selection_kernels.places(kept.positions, m), quantized)
+        return Encoded(packet, m, kept.positions, quantized)
 
     @property
     def _whole(self) -> bool:

@@ -94,7 +94,7 @@ def measure(pair: Pair, mix: Cocktail, times: int) -> dict[str, Any]:
     best = {name: 1e3 * min(clocks[name] for clocks in spent[1:]) for name in spent[0]}
     s = samples[-1]
     v = s.difference(pair.x, pair.common)
-    packet = mix.encode(v)
+    packet = mix.encode(v).packet
     update = decode(packet, s.m, device)
     return {
         "data": pair.name,
@@ -110,7 +110,7 @@ def measure(pair: Pair, mix: Cocktail, times: int) -> dict[str, Any]:
         "floor_ms": best["floor"],
         "error": lost(v, update.dense()),
         "reference_error": lost(v, reference_values(v, mix.keep, mix.bits)),
-        "peak_vectors": peak(lambda: mix.encode(s.difference(pair.x, pair.common)), s.m, device),
+        "peak_vectors": peak(lambda: mix.encode(s.difference(pair.x, pair.common)).packet, s.m, device),
     }
 
 
@@ -118,7 +118,7 @@ def _spent(pair: Pair, mix: Cocktail, s: Sample, round: int, target: torch.Tenso
     """Seconds of one round."""
     device = pair.x.device
     _, floor = timed(lambda: read(s, pair), device)
-    packet, encode = timed(lambda: mix.encode(s.difference(pair.x, pair.common)), device)
+    packet, encode = timed(lambda: mix.encode(s.difference(pair.x, pair.common)).packet, device)
     _, back = timed(lambda: s.add_(target, decode(packet, s.m, device)), device)
     _, reference = timed(lambda: reference_packet(pair, round, mix), device)
     return {"floor": floor, "encode": encode, "decode": back, "reference": reference}

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from compress import (
     Cocktail,
+    Encoded,
     Expanded,
     Sample,
     Shard,
@@ -81,8 +82,8 @@ def rehearse(mix: Cocktail, size: int) -> None:
     if mix.sample * size >= WORTH * mix.shards:
         x = torch.linspace(-1, 1, 2 * WORTH)
         sample = replace(mix, sample=0.5).draw(len(x), 0, 0)
-        packet = mix.encode(sample.difference(x, torch.zeros_like(x)))
-        sample.add_(x, decode(packet, sample.m))
+        packet = mix.encode(sample.difference(x, torch.zeros_like(x))).packet
+        sample.add_(x, decode(packet, sample.m))  # the decoder is compiled as well
 
 
 @dataclass(frozen=True)
@@ -191,9 +192,10 @@ class Worker:
         mix = self.fill.mixed(common.mix).at(common.round)
         for shard, sample in common.samples():
             d = self.local.difference(shard, sample, common.vector)  # 1   (m,)
-            packets.append(self._encode(mix, d, shard, sample))  # 2
+            sent = self._encode(mix, d, shard, sample)  # 2
+            packets.append(sent.packet)
             d = d if self.decay < 1 else d.new_empty(0)  # let go before as much again is made
-            update = decode(packets[-1], sample.m)
+            update = sent.update()
             pieces.append(Piece(shard, sample, update, None if self.decay == 1 else rest(d, update)))
         self.fill = self.fill.sent(0 if common.round < common.mix.full else sum(map(len, packets)))
         return Part(join(packets), tuple(pieces))
@@ -242,9 +244,11 @@ class Worker:
             return None
         while keep * n >= 1:
             to = over_all(mix, keep)
-            packet = join([self._encode(to, part, *where) for part, where in zip(d, everything, strict=True)])
+            sent = [self._encode(to, part, *where) for part, where in zip(d, everything, strict=True)]
+            packet = join([one.packet for one in sent])
             if len(packet) <= room:
-                return read(packet, everything, len(everything))
+                both = zip(everything, sent, strict=True)
+                return Part(packet, tuple(Piece(*where, one.update()) for where, one in both))
             keep *= 0.9 * max(room, 1) / len(packet)  # the fewer there are, the more a position costs
         return None
 
@@ -252,7 +256,7 @@ class Worker:
         """The length of d_i = x_i - x'."""
         return self.local.distance(self.common.vector)
 
-    def _encode(self, mix: Cocktail, d: Tensor, shard: Shard, sample: Sample) -> bytes:
+    def _encode(self, mix: Cocktail, d: Tensor, shard: Shard, sample: Sample) -> Encoded:
         """C[d] of one shard; the noise of stochastic rounding is told apart by peer and round."""
         return mix.encode(d, self._name_in(shard, sample), self.dither << 64 | self.common.round)
 
@@ -353,23 +357,23 @@ class Owner:
                 unchanged: call again without that peer.
         """
         moved = self.collect(round, updates)
-        packet = self.encode(round, moved, self.mix)
-        self.send(round, moved, packet)
-        return packet
+        sent = self.encode(round, moved, self.mix)
+        self.send(round, moved, sent.update())
+        return sent.packet
 
     def collect(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> Moved:
         """Line 3, as `aggregate`; e is unchanged."""
         return self._stepped(round, self._collect(round, updates, self._packets_of(round)))
 
-    def encode(self, round: int, moved: Moved, mix: Cocktail) -> bytes:
+    def encode(self, round: int, moved: Moved, mix: Cocktail) -> Encoded:
         """C[D], with a mix that may differ in K and q: a packet says its own, and is replayed as it is."""
         return mix.at(round).encode(moved.D, seed=round)
 
-    def send(self, round: int, moved: Moved, packet: bytes) -> None:
-        """Line 4: e is what the packet has left of D, in the place of D.
+    def send(self, round: int, moved: Moved, update: Expanded | Update) -> None:
+        """Line 4: e is what the update has left of D, in the place of D.
 
-        The packet is taken as it is, also by a replay. To make it again would need the same encoder to the
-        bit (this machine, this many threads), and what was sent is what the packet says in any case.
+        A replay takes the update from the packet that was sent. To make it again would need the same encoder
+        to the bit (this machine, this many threads).
         """
         sample, D = self.sample(round), moved.D
         e = sample.take(self.error) if moved.error is None else moved.error
@@ -377,7 +381,7 @@ class Owner:
         self._before = Before(sample, e, v, self.usual, self.packets)
         if moved.momentum is not None:
             sample.put_(self.momentum, moved.momentum)
-        expanded(packet, sample.m).add_to(D, 0, sample.m, -1.0)
+        update.add_to(D, 0, sample.m, -1.0)
         if self.outer.decay != 1:
             D.mul_(self.outer.decay)
         sample.put_(self.error, D)  # 4   e <- D - C[D]
@@ -385,7 +389,8 @@ class Owner:
 
     def replay(self, round: int, updates: Sequence[tuple[str, bytes, float]], packet: bytes) -> None:
         """Lines 3 and 4 of a round that is committed as `packet`: e moves as it did then, to the bit."""
-        self.send(round, self._stepped(round, self._collect(round, updates)), packet)
+        moved = self._stepped(round, self._collect(round, updates))
+        self.send(round, moved, expanded(packet, self.sample(round).m))
 
     def inherit(self, peer: str, packet: bytes, share: float) -> float:
         """e <- e + share * s * what a leaver's legacy holds: the swarm's mean has not lost this residual.

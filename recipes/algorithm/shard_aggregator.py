@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 
-from compress import Cocktail, PacketError, decode, join, split
+from compress import Cocktail, PacketError, decode, expanded, join, split
 from recipes.config import PLAIN, Outer, Recipe, outer_of
 from recipes.weight_files import header, write_safetensors
 
@@ -74,7 +74,7 @@ class Owners:
         given = [b""] * len(self.shards)
         for number, owner in self.owners.items():
             if number not in numbers and bool(owner.error.any()):
-                given[number] = exact.encode(owner.error)
+                given[number] = exact.encode(owner.error).packet
         self.owners = {n: self.owners.get(n) or self._new(n) for n in sorted(numbers)}
         return join(given) if any(given) else b""
 
@@ -116,11 +116,13 @@ class Owners:
         mix = self.fill.mixed(self.mix)
         sent = {number: self.owners[number].encode(round, one, mix) for number, one in found.items()}
         kept()
-        for number, packet in sent.items():
-            self.owners[number].send(round, found[number], packet)
+        for number, one in sent.items():
+            self.owners[number].send(round, found[number], one.update())
+        packets = {number: one.packet for number, one in sent.items()}
         if sent and round >= mix.full:
-            self.fill = self.fill.sent(sum(map(len, sent.values())) / sum(self.shards[n].size for n in sent))
-        return join([sent.get(shard.number, b"") for shard in self.shards])
+            size = sum(self.shards[n].size for n in sent)
+            self.fill = self.fill.sent(sum(map(len, packets.values())) / size)
+        return join([packets.get(shard.number, b"") for shard in self.shards])
 
     def fits(self, size: int) -> None:
         """From now on the packet of all shards should have no more bytes than this."""
@@ -161,7 +163,7 @@ class Owners:
                 v = tensors[name_of(number, MOMENTUM)] if self.outer.momentum else None
                 if sent[number]:
                     moved = Moved(tensors[name_of(number)], v, float(length), int(many))
-                    owner.send(round, moved, sent[number])
+                    owner.send(round, moved, expanded(sent[number], owner.sample(round).m))
         except (SafetensorError, KeyError) as problem:
             raise ValueError(f"what round {round} came to is not of these shards: {problem}") from problem
 

@@ -58,7 +58,7 @@ def packet_bytes(recipe: Recipe, parameters: int) -> int:
     mix = replace(mix_of(recipe.compression), shards=1)
     n = min(parameters, SAMPLE)
     pair, drawn = student(n), mix.draw(n, recipe.training.seed, 0)
-    return round(len(mix.encode(drawn.difference(pair.x, pair.common))) * parameters / n)
+    return round(len(mix.encode(drawn.difference(pair.x, pair.common)).packet) * parameters / n)
 
 
 def samples_per_peer(recipe: Recipe, peers: int) -> float:

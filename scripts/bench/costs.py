@@ -41,7 +41,7 @@ class Cost:
 def measure(mix: Cocktail, parameters: int) -> Cost:
     pair = student(parameters)
     drawn = mix.draw(parameters, seed=0, round=mix.full)
-    return Cost(8 * len(mix.encode(drawn.difference(pair.x, pair.common))) / parameters)
+    return Cost(8 * len(mix.encode(drawn.difference(pair.x, pair.common)).packet) / parameters)
 
 
 def main() -> None:

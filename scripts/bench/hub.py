@@ -146,7 +146,7 @@ def packets_of(size: int) -> list[bytes]:
     mix, generator = Cocktail(), torch.Generator().manual_seed(SEED)
     m = mix.draw(parameters(size), SEED, 0).m
     values = torch.randn(m, generator=generator) / torch.rand(m, generator=generator).add_(0.05)
-    return [mix.encode(torch.roll(values, 1000 * i)) for i in range(VARIANTS)]
+    return [mix.encode(torch.roll(values, 1000 * i)).packet for i in range(VARIANTS)]
 
 
 class Wires:

@@ -48,10 +48,13 @@ def packets() -> list[tuple[int, bytes]]:
     made = [(g["m"], base64.b64decode(g["packet"])) for g in json.loads(GOLDEN.read_text(encoding="utf-8"))]
     for bits in WIDTHS:
         v = torch.randn(M, generator=torch.Generator().manual_seed(bits))
-        made += [(M, Cocktail(keep=keep, bits=bits, bucket=16).encode(v)) for keep in (0.003, 0.02, 0.2, 1.0)]
+        made += [
+            (M, Cocktail(keep=keep, bits=bits, bucket=16).encode(v).packet)
+            for keep in (0.003, 0.02, 0.2, 1.0)
+        ]
     zeros = torch.zeros(20_000)
     zeros[7000:7900] = 1.0
-    return [*made, (20_000, Cocktail(keep=0.05, bits=4).encode(zeros))]
+    return [*made, (20_000, Cocktail(keep=0.05, bits=4).encode(zeros).packet)]
 
 
 def make_packet(rng: Random) -> bytes:
@@ -154,7 +157,7 @@ def owned() -> tuple[Owner, list[bytes], list[bytes]]:
     owner.error.copy_(whole)
     sample = MIX.draw(P, 1, 0)
     some = [Cocktail(keep=keep, bits=bits) for keep in (0.01, 0.2, 1.0) for bits in WIDTHS]
-    return owner, [c.encode(sample.take(whole)) for c in some], [c.encode(whole) for c in some]
+    return owner, [c.encode(sample.take(whole)).packet for c in some], [c.encode(whole).packet for c in some]
 
 
 def make_update(rng: Random) -> bytes:

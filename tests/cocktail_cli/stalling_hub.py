@@ -102,5 +102,5 @@ def write_rounds(ledger: Ledger, work: HeldWork, rounds: int) -> None:
     mix, seed = mix_of(work.recipe.compression), work.recipe.training.seed
     for round in range(rounds):
         noise = torch.randn(mix.draw(work.parameters, seed, round).m) * 1e-4
-        packet = work.owner.aggregate(round, [("ghost", mix.encode(noise), 1.0)])
+        packet = work.owner.aggregate(round, [("ghost", mix.encode(noise).packet, 1.0)])
         ledger.commit(RoundRow(round, round, 0.0, 0.0, 0, ("ghost",), ("ghost",), None, 0), packet, ())

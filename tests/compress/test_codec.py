@@ -32,7 +32,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 
 def through(mix: Cocktail, v: torch.Tensor) -> torch.Tensor:
-    return decode(mix.encode(v), len(v)).dense()
+    return decode(mix.encode(v).packet, len(v)).dense()
 
 
 def energy(v: torch.Tensor) -> float:
@@ -73,7 +73,7 @@ def test_everything_kept_at_32_bits_is_the_identity(v: np.ndarray) -> None:
 )
 def test_nothing_is_lost_or_invented(v: np.ndarray, keep: float, bits: int) -> None:
     """v = C[v] + rest: C[v] has at most K entries, finite, of the signs of v; the rest is not larger."""
-    update = decode(Cocktail(keep=keep, bits=bits).encode(torch.from_numpy(v)), len(v))
+    update = decode(Cocktail(keep=keep, bits=bits).encode(torch.from_numpy(v)).packet, len(v))
 
     values, kept = update.values.numpy().astype(np.float64), v[update.positions.numpy()].astype(np.float64)
     assert len(values) <= max(round(keep * len(v)), 1)
@@ -112,7 +112,7 @@ def test_error_feedback_delivers_everything_in_the_end() -> None:
 
     for round in range(100):
         s = mix.draw(len(x), 1, round)
-        s.add_(x, decode(mix.encode(s.take(x)), s.m), alpha=-1)
+        s.add_(x, decode(mix.encode(s.take(x)).packet, s.m), alpha=-1)
 
     assert energy(x) < 0.01 * before
 
@@ -122,10 +122,10 @@ def test_rounding_at_random_is_unbiased_through_the_packet() -> None:
     v = DATA["gaussian"][:256]
     mix = Cocktail(keep=1, bits=2, stochastic=True)
 
-    draws = torch.stack([decode(mix.encode(v, seed=s), len(v)).dense() for s in range(1000)]).double()
+    draws = torch.stack([decode(mix.encode(v, seed=s).packet, len(v)).dense() for s in range(1000)]).double()
 
     assert ((draws.mean(0) - v).abs() < 5 * draws.std(0) / 1000**0.5 + 1e-5).all()
-    assert mix.encode(v, seed=1) == mix.encode(v, seed=1) != mix.encode(v, seed=2)
+    assert mix.encode(v, seed=1).packet == mix.encode(v, seed=1).packet != mix.encode(v, seed=2).packet
 
 
 SETTINGS = [(0.2, 4, 1.40), (0.08, 4, 0.78), (0.05, 2, 0.42)]
@@ -138,25 +138,25 @@ def test_a_packet_is_as_small_as_promised(keep: float, bits: int, most: float) -
     """
     v = DATA["student 4"]
 
-    assert len(Cocktail(keep=keep, bits=bits).encode(v)) * 8 / len(v) <= most
+    assert len(Cocktail(keep=keep, bits=bits).encode(v).packet) * 8 / len(v) <= most
 
 
 @pytest.mark.parametrize("keep", [0.1, 0.2])
 def test_k_is_honoured(keep: float) -> None:
     for v in DATA.values():
-        assert len(decode(Cocktail(keep=keep).encode(v), len(v)).values) == round(keep * len(v))
+        assert len(decode(Cocktail(keep=keep).encode(v).packet, len(v)).values) == round(keep * len(v))
 
 
 def test_a_packet_carries_its_own_k_so_each_peer_may_choose() -> None:
     v, mix = DATA["laplace"], Cocktail()
     slow = dataclasses.replace(mix, keep=0.05)
 
-    assert len(slow.encode(v)) < 0.4 * len(mix.encode(v))
-    assert len(decode(slow.encode(v), len(v)).values) == 10_000
+    assert len(slow.encode(v).packet) < 0.4 * len(mix.encode(v).packet)
+    assert len(decode(slow.encode(v).packet, len(v)).values) == 10_000
 
 
 def test_the_same_vector_gives_the_same_packet() -> None:
-    assert Cocktail().encode(DATA["layers"]) == Cocktail().encode(DATA["layers"].clone())
+    assert Cocktail().encode(DATA["layers"]).packet == Cocktail().encode(DATA["layers"].clone()).packet
 
 
 def test_the_vector_is_not_touched() -> None:
@@ -179,6 +179,19 @@ def test_a_nonfinite_number_names_its_parameter() -> None:
     assert caught.value.parameter.startswith("decoder.weight")
     with pytest.raises(NonFiniteError, match="position 70"):
         mix.encode(s.take(x))
+
+
+@pytest.mark.parametrize("setting", [{}, {"keep": 1.0}, {"stochastic": True}, {"chunk": 64}, {"bucket": 100}])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8, 16, 32])
+def test_the_update_that_encode_returns_is_what_its_packet_decodes_to(bits: int, setting: dict) -> None:
+    for v in (DATA["layers"], torch.zeros(9), torch.zeros(0)):
+        for kernels in (None, False):
+            sent = Cocktail(bits=bits, **setting).encode(v, kernels=kernels)
+            update, want = sent.update(), decode(sent.packet, len(v))
+
+            assert update.size == want.size
+            assert torch.equal(update.positions, want.positions)
+            assert torch.equal(update.values.view(torch.int32), want.values.view(torch.int32))
 
 
 @pytest.mark.parametrize("keep", [0.2, 1.0])

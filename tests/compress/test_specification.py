@@ -116,7 +116,7 @@ def test_the_text_reads_every_golden_packet(golden: dict[str, object]) -> None:
 @pytest.mark.parametrize("m", [1, 77, 12_000])
 def test_the_text_reads_what_the_room_writes(m: int, keep: float, bits: int) -> None:
     v = torch.randn(m, generator=torch.Generator().manual_seed(m))
-    packet = Cocktail(keep=keep, bits=bits).encode(v)
+    packet = Cocktail(keep=keep, bits=bits).encode(v).packet
     update = decode(packet, m)
 
     positions, found = plain_decode(packet, m)

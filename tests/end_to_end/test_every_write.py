@@ -43,7 +43,7 @@ def packet_of(name: str, round: int, ids: list[int]) -> bytes:
     """A real packet of the method, behind the names of the samples that are in it."""
     generator = torch.Generator().manual_seed(crc32(f"{name} {round} {ids}".encode()))
     coordinates = MIX.draw(P, SEED, round).m
-    return json.dumps(ids).encode() + b"\n" + MIX.encode(torch.randn(coordinates, generator=generator))
+    return json.dumps(ids).encode() + b"\n" + MIX.encode(torch.randn(coordinates, generator=generator)).packet
 
 
 class NamingOwner(Owners):
@@ -120,7 +120,7 @@ def run(folder: Path, names: Sequence[str], leaver: str = "", crashes: Crashes |
             link = swarm.link(name)
             peer = ToyPeer(link, pack=lambda round, ids, name=name: packet_of(name, round, ids))  # type: ignore[misc]
             if name == leaver:
-                peer.legacy = over_all(MIX, 0.2).encode(torch.randn(P))
+                peer.legacy = over_all(MIX, 0.2).encode(torch.randn(P)).packet
                 peer.before_exchange = lambda opened, link=link: leave(link.leave_requested, opened)  # type: ignore[misc]
             peers.append(peer)
             threads.append(peer.start())

@@ -28,7 +28,7 @@ class Liar(Worker):
     def start(self, fits: int = 0, alone: bool = False) -> Part:
         part = super().start(fits, alone)
         [piece] = part.pieces
-        return replace(part, packet=self.common.mix.encode(-10 * piece.update.dense()))
+        return replace(part, packet=self.common.mix.encode(-10 * piece.update.dense()).packet)
 
 
 def error_of(work: RunWork) -> torch.Tensor:

@@ -33,7 +33,9 @@ def updates_of(round: int, salt: int = 0) -> list[tuple[str, bytes, float]]:
     """What two peers send."""
     generator = torch.Generator().manual_seed(1000 * salt + round)
     samples = [MIX.draw(shard.size, shard.seed, round) for shard in MIX.cut(P, SEED)]
-    packets = [join([MIX.encode(torch.randn(s.m, generator=generator)) for s in samples]) for _ in range(2)]
+    packets = [
+        join([MIX.encode(torch.randn(s.m, generator=generator)).packet for s in samples]) for _ in range(2)
+    ]
     return [("ann", packets[0], 3.0), ("bob", packets[1], 0.7)]
 
 
@@ -45,7 +47,7 @@ def legacies_before(round: int) -> list[tuple[str, bytes, float]]:
     whole = over_all(MIX, 0.1)
 
     def legacy() -> bytes:
-        return join([whole.encode(torch.randn(s.size, generator=generator)) for s in MIX.cut(P, SEED)])
+        return join([whole.encode(torch.randn(s.size, generator=generator)).packet for s in MIX.cut(P, SEED)])
 
     return [(name, legacy(), 0.3) for name in ("eve", "dan")]
 
@@ -186,7 +188,7 @@ def test_a_legacy_that_was_shortened_is_shortened_again_after_a_restart(tmp_path
 def too_long(round: int) -> tuple[str, bytes, float]:
     generator = torch.Generator().manual_seed(round)
     whole, values = over_all(MIX, 1.0), 20 * torch.randn(P, generator=generator)
-    return "mallory", join([whole.encode(shard.of(values)) for shard in MIX.cut(P, SEED)]), 0.3
+    return "mallory", join([whole.encode(shard.of(values)).packet for shard in MIX.cut(P, SEED)]), 0.3
 
 
 def test_an_error_that_cannot_be_had_is_not_taken_for_zero(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class Story:
         common = self.common
         for round in range(common.round, common.round + rounds):
             [(_, sample)] = common.samples()
-            packet = common.mix.encode(0.01 * torch.randn(sample.m))
+            packet = common.mix.encode(0.01 * torch.randn(sample.m)).packet
             self.before[round] = common.vector.clone()
             row = RoundRow(round, round, 0.0, 0.0, says(common.fingerprint), ("a",), ("a",), 1.0, 8)
             self.ledger.commit(row, packet, ())

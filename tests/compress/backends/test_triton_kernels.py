@@ -47,7 +47,7 @@ def vector(kind: str) -> torch.Tensor:
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8, 16, 32])
 @pytest.mark.parametrize("kind", ["gaussian", "heavy", "outliers"])
 def test_a_packet_decodes_to_the_same_bits_on_both(kind: str, bits: int) -> None:
-    packet = Cocktail(keep=0.2, bits=bits).encode(vector(kind), kernels=False)
+    packet = Cocktail(keep=0.2, bits=bits).encode(vector(kind), kernels=False).packet
 
     here = decode(packet, M, kernels=False)
     there = decode(packet, M, device=DEVICE, kernels=True)
@@ -63,9 +63,18 @@ def test_a_packet_decodes_to_the_same_bits_on_both(kind: str, bits: int) -> None
 def test_the_same_elements_survive(kind: str, keep: float) -> None:
     v, mix = vector(kind), Cocktail(keep=keep)
 
-    here, there = (decode(mix.encode(v, kernels=k), M) for k in (False, True))
+    here, there = (decode(mix.encode(v, kernels=k).packet, M) for k in (False, True))
 
     assert torch.equal(here.positions, there.positions)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8, 16, 32])
+def test_the_update_that_encode_returns_is_what_its_packet_decodes_to(bits: int) -> None:
+    sent = Cocktail(bits=bits).encode(vector("heavy"), kernels=True)
+    update, want = sent.update(), decode(sent.packet, M)
+
+    assert torch.equal(update.positions, want.positions)
+    assert torch.equal(update.values.view(torch.int32), want.values.view(torch.int32))
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
@@ -73,7 +82,8 @@ def test_the_same_elements_survive(kind: str, keep: float) -> None:
 def test_the_error_is_that_of_the_host(kind: str, bits: int) -> None:
     v, mix = vector(kind), Cocktail(keep=0.3, bits=bits)
     lost = [
-        float((decode(mix.encode(v, kernels=k), M).dense() - v.cpu()).square().sum()) for k in (False, True)
+        float((decode(mix.encode(v, kernels=k).packet, M).dense() - v.cpu()).square().sum())
+        for k in (False, True)
     ]
 
     assert lost[1] == pytest.approx(lost[0], rel=1e-3)
@@ -83,13 +93,13 @@ def test_the_error_is_that_of_the_host(kind: str, bits: int) -> None:
 def test_buckets_that_are_no_power_of_two_go_through_the_host(bits: int) -> None:
     v, mix = vector("gaussian"), Cocktail(bits=bits, bucket=100)
 
-    assert mix.encode(v, kernels=True) == mix.encode(v, kernels=False)
+    assert mix.encode(v, kernels=True).packet == mix.encode(v, kernels=False).packet
 
 
 def test_all_of_a_vector_and_none_of_it() -> None:
     for mix in (Cocktail(sample=1, keep=1, bits=32), Cocktail(stochastic=True)):
         for v in (vector("gaussian"), torch.empty(0, device=DEVICE)):
-            assert mix.encode(v, kernels=True) == mix.encode(v, kernels=False)
+            assert mix.encode(v, kernels=True).packet == mix.encode(v, kernels=False).packet
 
 
 def test_a_nonfinite_number_is_found() -> None:
@@ -115,7 +125,7 @@ def test_difference_and_addition_are_those_of_the_host(n: int) -> None:
     here = s.difference(x, y)
     assert torch.equal(here, there.cpu())
 
-    update = decode(Cocktail().encode(here), s.m)
+    update = decode(Cocktail().encode(here).packet, s.m)
     moved = x.to(DEVICE, copy=True)
     vectors.add(moved, s.coordinates(update.positions).to(DEVICE), update.values.to(DEVICE), -1)
     assert torch.equal(s.add_(x.clone(), update, alpha=-1), moved.cpu())
@@ -158,7 +168,7 @@ def test_gaps_that_make_no_sense_are_refused_there_too(gaps: list[int], m: int) 
 def test_gaps_are_added_up_there() -> None:
     """Long packets hold gaps of a byte each."""
     v = torch.randn(40_000, generator=torch.Generator().manual_seed(4))
-    packet = Cocktail(keep=0.2, bits=1).encode(v)
+    packet = Cocktail(keep=0.2, bits=1).encode(v).packet
 
     there = decode(packet, len(v), device=DEVICE, kernels=True)
 

@@ -41,7 +41,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 @pytest.mark.parametrize("bucket", [24, 128])
 @pytest.mark.parametrize("wide", [1000, M - 1000])  # many buckets reach beyond a window; few do
 def test_a_sum_made_window_by_window_is_that_of_the_decoded_update(bits: int, bucket: int, wide: int) -> None:
-    packet = Cocktail(keep=0.2, bits=bits, bucket=bucket).encode(vector())
+    packet = Cocktail(keep=0.2, bits=bits, bucket=bucket).encode(vector()).packet
     update, found, factor = decode(packet, M), kept(packet), 1 / 3
     want, fast, slow = (torch.linspace(-1, 1, M) for _ in range(3))
     want.index_add_(0, update.positions, update.values, alpha=factor)
@@ -58,7 +58,7 @@ def test_a_sum_made_window_by_window_is_that_of_the_decoded_update(bits: int, bu
 def test_it_decodes_to_the_same_update_and_has_its_count_and_norm_in_an_eighth_of_the_memory(
     keep: float,
 ) -> None:
-    packet = Cocktail(keep=keep).encode(vector())
+    packet = Cocktail(keep=keep).encode(vector()).packet
     update, found = decode(packet, M), kept(packet)
 
     assert torch.equal(found.decoded().positions, update.positions)
@@ -80,27 +80,27 @@ def test_it_decodes_to_the_same_update_and_has_its_count_and_norm_in_an_eighth_o
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_kept_so_is_decoded(mix: Cocktail, what: str) -> None:
-    assert isinstance(expanded(mix.encode(vector()), M), Update)
+    assert isinstance(expanded(mix.encode(vector()).packet, M), Update)
 
 
 def test_gaps_with_an_escape_are_decoded() -> None:
     v = vector()
     v[M // 3 : M // 3 + 400] = 0
 
-    found = expanded(Cocktail().encode(v), M)
+    found = expanded(Cocktail().encode(v).packet, M)
 
     assert isinstance(found, Update)
-    assert torch.equal(found.positions, decode(Cocktail().encode(v), M).positions)
+    assert torch.equal(found.positions, decode(Cocktail().encode(v).packet, M).positions)
 
 
 def test_short_vectors_leave_the_compiler_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "WORTH", M + 1)
 
-    assert isinstance(expanded(Cocktail().encode(vector()), M), Update)
+    assert isinstance(expanded(Cocktail().encode(vector()).packet, M), Update)
 
 
 def test_a_packet_that_decode_refuses_is_refused_in_its_words() -> None:
-    packet = Cocktail().encode(vector())
+    packet = Cocktail().encode(vector()).packet
     damaged = packet[:200] + bytes([packet[200] ^ 1]) + packet[201:]
     unused = packet[:48] + (1 << 61).to_bytes(8, "little") + packet[56:]  # section 1, of no bytes, as zstd
     unused = unused[:4] + zlib.crc32(unused[8:]).to_bytes(4, "little") + unused[8:]

@@ -129,7 +129,7 @@ def test_add_touches_only_what_was_sent() -> None:
     n = 50_000
     s = Cocktail().draw(n, 1, 3)
     x = some(n)
-    update = decode(Cocktail().encode(s.take(some(n, 2))), s.m)
+    update = decode(Cocktail().encode(s.take(some(n, 2))).packet, s.m)
 
     added = s.add_(x.clone(), update)
 

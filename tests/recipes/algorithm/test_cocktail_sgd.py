@@ -67,7 +67,7 @@ def C(mix: Cocktail, d: np.ndarray, round: int) -> np.ndarray:
     for shard in mix.cut(d.size, SEED):
         sample = mix.draw(shard.size, shard.seed, round)
         taken = sample.take(torch.from_numpy(d[shard.start : shard.stop]).float())
-        update = decode(mix.encode(taken), sample.m)
+        update = decode(mix.encode(taken).packet, sample.m)
         at = shard.start + sample.coordinates(update.positions).numpy()
         dense[at] = update.values.double().numpy()
     return dense

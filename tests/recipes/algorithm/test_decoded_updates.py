@@ -25,7 +25,7 @@ def sent(peers: int, m: int, liars: int = 0, mix: Cocktail = MIX) -> Updates:
     """Packets of as many peers, the first of them far longer than the others."""
     generator = torch.Generator().manual_seed(m)
     vectors = [torch.randn(m, generator=generator) * (9.0 if i < liars else 1.0) for i in range(peers)]
-    return [(f"p{i:02}", mix.encode(v), 0.5 + i) for i, v in enumerate(vectors)]
+    return [(f"p{i:02}", mix.encode(v).packet, 0.5 + i) for i, v in enumerate(vectors)]
 
 
 def bits(x: Tensor) -> list[int]:
@@ -96,7 +96,7 @@ def test_what_is_kept_decoded_stays_within_its_room_however_often_packets_come()
     for _ in range(3):
         for peer, packet, _ in updates:
             packets.open(peer, packet)
-            packets.open(peer, MIX.encode(torch.ones(M)))
+            packets.open(peer, MIX.encode(torch.ones(M)).packet)
 
     kept = [o for o in packets._opened.values() if o.update is not None]
     assert sum(map(held_by, kept)) <= 40_000

@@ -120,7 +120,7 @@ def test_a_legacy_that_is_none_is_refused_by_name_and_changes_nothing(damage: st
     elif damage == "flipped":
         packet[len(packet) // 2] ^= 0xFF
     else:
-        packet = bytearray(EXACT.encode(torch.ones(N - 1)))
+        packet = bytearray(EXACT.encode(torch.ones(N - 1)).packet)
     error = swarm.owner.error.clone()
     with pytest.raises(RejectedUpdate, match="the update of mallory is refused"):
         swarm.owner.inherit("mallory", bytes(packet), 10.0)
@@ -135,7 +135,7 @@ COCKTAIL = Cocktail(sample=0.25, keep=0.2, bits=4, block=16)
 
 def legacy_of(norm: float) -> bytes:
     v = torch.randn(N, generator=torch.Generator().manual_seed(9))
-    return over_all(EXACT, 1.0).encode(norm * v / v.norm())
+    return over_all(EXACT, 1.0).encode(norm * v / v.norm()).packet
 
 
 @pytest.mark.parametrize("mix", [EXACT, COCKTAIL], ids=["exact", "cocktail"])
@@ -154,7 +154,7 @@ def test_an_honest_owners_error_is_taken_whole_by_the_next_owner(rounds: int) ->
     two = Owner(N, COCKTAIL, SEED)
     two.usual = one.usual  # it has aggregated a round by then
 
-    assert two.inherit("one", over_all(EXACT, 1.0).encode(one.error), 1.0) == 1.0
+    assert two.inherit("one", over_all(EXACT, 1.0).encode(one.error).packet, 1.0) == 1.0
     assert torch.equal(two.error, one.error)
 
 

@@ -41,7 +41,7 @@ def normal(seed: int, norm: float = 1.0, m: int = M) -> Tensor:
 
 def said(vectors: Sequence[Tensor], mix: Cocktail = ALL) -> Updates:
     """These vectors as a round's packets, of p00, p01 ... with equal weight."""
-    return [(f"p{i:02}", mix.encode(v), 1.0) for i, v in enumerate(vectors)]
+    return [(f"p{i:02}", mix.encode(v).packet, 1.0) for i, v in enumerate(vectors)]
 
 
 def swarm(liars: Sequence[Tensor], honest: int) -> Updates:
@@ -71,7 +71,7 @@ def test_a_packet_with_fewer_values_may_be_longer_within_what_the_recipe_bounds(
 ) -> None:
     usual, few = torch.ones(160), torch.zeros(160)
     few[:10] = 10.0  # 2.5 times as long, 16 times fewer values
-    updates = [*said([usual, usual]), ("p02", Cocktail(1.0, 10 / 160, bits=32).encode(few), 1.0)]
+    updates = [*said([usual, usual]), ("p02", Cocktail(1.0, 10 / 160, bits=32).encode(few).packet, 1.0)]
 
     held = collect(torch.zeros(160), updates, Rule(wide=wide)).held
 
@@ -190,7 +190,7 @@ def test_a_trimmed_mean_is_what_it_is_one_coordinate_at_a_time(trim: float) -> N
     """Against a loop over coordinates, for packets that leave coordinates out."""
     vectors = [normal(i) for i in range(7)]
     weights = [1.0, 2.0, 0.5, 4.0, 1.0, 3.0, 1.0]
-    packets = [SPARSE.encode(v) for v in vectors]
+    packets = [SPARSE.encode(v).packet for v in vectors]
     updates = [(f"p{i}", p, w) for i, (p, w) in enumerate(zip(packets, weights, strict=True))]
     found = collect(torch.zeros(M), updates, Rule("trimmed_mean", trim=trim)).D
     sent = [decode(p, M) for p in packets]
@@ -264,7 +264,7 @@ def trained(rule: Rule, liars: int) -> float:
     owner = Owner(n, mix, 7, rule)
     for t in range(60):
         parts = [worker.start() for worker in workers]
-        lies = [mix.encode(-10 * part.pieces[0].update.dense()) for part in parts[:liars]]
+        lies = [mix.encode(-10 * part.pieces[0].update.dense()).packet for part in parts[:liars]]
         packets = lies + [part.packet for part in parts[liars:]]
         packet = owner.aggregate(t, [(f"p{i}", p, 1.0) for i, p in enumerate(packets)])
         for worker, part in zip(workers, parts, strict=True):

@@ -40,7 +40,7 @@ def test_a_vector_of_one_shard_sends_what_it_sent_before_there_were_shards() -> 
     sent = worker.start()
     packet = Owners(N, ALONE, SEED).aggregate(0, updates_of(peers))
 
-    assert sent.packet == ALONE.encode(sample.difference(worker.x, worker.common.vector))
+    assert sent.packet == ALONE.encode(sample.difference(worker.x, worker.common.vector)).packet
     assert packet == Owner(N, ALONE, SEED).aggregate(0, updates_of(peers))
 
 

@@ -410,7 +410,7 @@ def largest_of_each(v: Tensor, chunk: int, count: Callable[[int], int]) -> list[
 @given(st.integers(1, 400), st.integers(1, 60), st.floats(0.01, 0.99), st.integers(0, 99))
 def test_each_chunk_keeps_its_own_largest(m: int, chunk: int, keep: float, seed: int) -> None:
     v = torch.randn(m, generator=torch.Generator().manual_seed(seed))
-    packet = Cocktail(keep=keep, bits=16, chunk=chunk).encode(v)
+    packet = Cocktail(keep=keep, bits=16, chunk=chunk).encode(v).packet
 
     want = largest_of_each(v, chunk, lambda n: max(round(keep * n), 1))
     assert decode(packet, m).positions.tolist() == want

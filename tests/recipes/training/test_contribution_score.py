@@ -318,7 +318,7 @@ def loss_of(probe: Probe) -> float:
 
 
 def said(probe: Probe, vectors: list[Tensor]) -> Updates:
-    return [(f"p{i}", probe.common.mix.encode(v), 1.0) for i, v in enumerate(vectors)]
+    return [(f"p{i}", probe.common.mix.encode(v).packet, 1.0) for i, v in enumerate(vectors)]
 
 
 def b_of(probe: Probe, updates: Updates) -> dict[str, float]:
@@ -370,7 +370,7 @@ def test_of_a_vector_in_shards_the_same_is_measured() -> None:
         x = torch.empty_like(v)
         sample_of(whole).put_(x, v)
         parts = [sample.take(shard.of(x)) for shard, sample in cut.common.samples()]
-        packets.append(join([cut.common.mix.encode(part) for part in parts]))
+        packets.append(join([cut.common.mix.encode(part).packet for part in parts]))
 
     told = b_of(cut, [(f"p{i}", packet, 1.0) for i, packet in enumerate(packets)])
 

@@ -60,7 +60,7 @@ def packets_of(mix: Cocktail, size: int, rounds: range, seed: int = 7) -> list[b
         for shard in mix.cut(size, seed):
             m = mix.draw(shard.size, shard.seed, round).m
             moved = mix.shards == 1 or round % mix.shards != shard.number
-            parts.append(mix.encode(0.01 * torch.randn(m, generator=noise)) if moved else b"")
+            parts.append(mix.encode(0.01 * torch.randn(m, generator=noise)).packet if moved else b"")
         made.append(join(parts))
     return made
 

@@ -67,11 +67,11 @@ class KeptOwner:
 
     def _again(self, taken: RoundUpdates, packet: bytes) -> None:
         """The round that was committed as `packet`."""
-        if not taken.came_to:
+        if not taken.total:
             self.owner.replay(taken.round, taken.updates, packet)
             return
         try:
-            self.owner.repeat(taken.round, taken.came_to, packet)
+            self.owner.repeat(taken.round, taken.total, packet)
         except ValueError as error:
             raise LedgerError(str(error)) from error
 
@@ -121,7 +121,7 @@ class KeptOwner:
             scale = self.owner.inherit(peer, packet, share)
         except RejectedUpdate as error:
             raise UpdateRejected(error.peer, error.reason) from error
-        self.inherited.append((peer, packet, share))
+        self.inherited.append(WeightedPacket(peer, packet, share))
         return scale
 
     def aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:

@@ -111,14 +111,14 @@ class KeptShards:
         UpdateRejected, with nothing changed, and OSError."""
         from recipes.algorithm import RejectedUpdate, even
 
-        updates = even(updates) if self.alike else updates
+        updates = [WeightedPacket(*one) for one in even(updates)] if self.alike else updates
         try:
             packet = self.owners.aggregate(round, updates)
         except RejectedUpdate as error:
             raise UpdateRejected(error.peer, error.reason) from error
         begins, sha256 = self._log.end, hashlib.sha256(packet).digest()
         try:
-            self._log.append(round, *pack_updates([("", packet, 0.0), *updates], left), sha256)
+            self._log.append(round, *pack_updates([WeightedPacket("", packet, 0.0), *updates], left), sha256)
         except OSError:
             self.owners.undo()
             self._log.close()

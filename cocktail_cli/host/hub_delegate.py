@@ -15,7 +15,7 @@ from cocktail_cli import __version__
 from cocktail_cli.aggregation import KeptOwner
 from cocktail_cli.ui import counted
 from transport import Ledger, RunSettings
-from transport.protocol import File, UpdateRejected
+from transport.protocol import File, UpdateRejected, WeightedPacket
 
 from .contribution_probe import Probing
 from .run_folder import SNAPSHOTS
@@ -111,7 +111,8 @@ class RunWork:
             for peer, _, _ in updates:
                 if why := self.probing.objection(peer):
                     raise UpdateRejected(peer, why)
-        packet = self.owner.aggregate(round, self.probing.weighed(updates) if self.probing else updates)
+        weighed = self.probing.weighed(updates) if self.probing else updates
+        packet = self.owner.aggregate(round, [WeightedPacket(*one) for one in weighed])
         self.taken = updates
         for taken in self.owner.owner.held:
             self.held[taken.peer] += 1

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from memory_swarm import MemorySwarm
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -39,7 +40,6 @@ from recipes.models.trainable import load_trained
 from recipes.training.loop import Event, Peer, StepDone, build_peer, finetune
 from transport import Ledger
 from transport.aggregators.aggregator_thread import AggregatorThread
-from transport.in_process import MemorySwarm
 from transport.protocol import events as hub
 
 BUILTIN = "builtin:tiny-gpt-neox"

@@ -13,6 +13,7 @@ from zlib import crc32
 import pytest
 import torch
 from crash_points import Crashes, State, recorded
+from memory_swarm import MemorySwarm
 from torch import Tensor
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
@@ -21,7 +22,6 @@ from compress import Cocktail
 from recipes.algorithm.cocktail_sgd import over_all
 from recipes.algorithm.shard_aggregator import Keep, Owners, no_log
 from transport import Ledger
-from transport.in_process import MemorySwarm
 from transport.ledger.run_ledger import RoundRow
 from transport.protocol.events import Event
 from transport.protocol.messages import Over, Round

@@ -19,7 +19,15 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from transport.peer import HANDOFF_S, POLL_S, PeerLink
-from transport.protocol import Close, Committed, Round, TransportError, Unusable, UpdateRejected
+from transport.protocol import (
+    Close,
+    Committed,
+    Round,
+    TransportError,
+    Unusable,
+    UpdateRejected,
+    WeightedPacket,
+)
 
 from .shard_assignment import digest_of
 from .shard_server import ShardServer
@@ -27,7 +35,6 @@ from .shard_server import ShardServer
 log = logging.getLogger(__name__)
 
 ENDS_S = 2.0  # for an aggregate that nobody waits for any more
-Update = tuple[str, bytes, float]  # peer, packet, weight or share
 
 
 class AggregatorBackend(Protocol):
@@ -48,7 +55,9 @@ class AggregatorBackend(Protocol):
     def handed(self) -> None:
         """The hub has all that `own` has returned."""
 
-    def aggregate(self, round: int, updates: Sequence[Update], left: Sequence[Update]) -> bytes:
+    def aggregate(
+        self, round: int, updates: Sequence[WeightedPacket], left: Sequence[WeightedPacket]
+    ) -> bytes:
         """On the disk when it returns, with what is `left` to the errors once the round is committed."""
 
     def took(self, packet: bytes) -> bool:
@@ -188,10 +197,10 @@ class AggregatorThread:
 
     def _close(self, close: Close) -> None:
         link, round, weights = self.link, close.round, close.weights
-        left = [(e.peer, link.fetch(f"estate/{e.number}"), e.share) for e in close.estates]
+        left = [WeightedPacket(e.peer, link.fetch(f"estate/{e.number}"), e.share) for e in close.estates]
         parts = {peer: self._part_of(peer, round, close.parts.get(peer, "")) for peer in sorted(weights)}
         try:
-            updates = [(peer, part, weights[peer]) for peer, part in parts.items()]
+            updates = [WeightedPacket(peer, part, weights[peer]) for peer, part in parts.items()]
             packet = self.half.aggregate(round, updates, left)
         except UpdateRejected as error:
             link.orders.unusable(Unusable(round, close.attempt, error.peer, error.reason))

@@ -19,7 +19,9 @@ from transport.protocol import (
     SHARD,
     CurveKeys,
     HubDelegate,
+    ShardPacket,
     UpdateRejected,
+    WeightedPacket,
     round_and_name,
     round_of,
 )
@@ -33,8 +35,6 @@ from .shard_barrier import Gather, Unmoved
 
 if TYPE_CHECKING:
     from transport.hub import HubState
-
-Update = tuple[str, bytes, float]  # peer, packet, weight
 
 
 class HubShards:
@@ -162,7 +162,7 @@ class HubShards:
             self._keep(PendingHandoff(peer, 1.0, frozenset(shards)), packet)
         self._tell(lambda hub: shard_coordinator.error_taken(hub, session, shards))
 
-    def aggregate(self, action: do.Commit, updates: Sequence[Update]) -> bytes:
+    def aggregate(self, action: do.Commit, updates: Sequence[WeightedPacket]) -> bytes:
         """The packet of all shards. Raises UpdateRejected where a peer's packet cannot be used, Unmoved."""
         if self.state.settings.owners == "hub":
             return self.work.aggregate(action.round, updates)
@@ -173,7 +173,10 @@ class HubShards:
         came = self.gather.wait()
         own = self.work.aggregate(action.round, updates)
         while came or action.hubs:
-            parts = [(owner, action.owners[owner].shards, packet) for owner, packet in sorted(came.items())]
+            parts = [
+                ShardPacket(owner, action.owners[owner].shards, packet)
+                for owner, packet in sorted(came.items())
+            ]
             try:
                 packet = self.work.joined(action.round, action.hubs, own, parts)
                 self._keep_packets(action, own, came)

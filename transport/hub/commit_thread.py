@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from transport import actions as do
 from transport.aggregators import Ended, HubShards, Unmoved
 from transport.ledger import Counted, Ledger
-from transport.protocol import HubDelegate, UpdateRejected, sample_ids
+from transport.protocol import HubDelegate, UpdateRejected, WeightedPacket, sample_ids
 from transport.scheduling import row_of
 from transport.transfer import ChunkBuffer, ObjectStore
 
@@ -97,7 +97,7 @@ class Commits:
         while claims and packet is None:
             equal = not any(tokens[peer] for peer in claims)  # nothing trained yet: everybody counts the same
             updates = [
-                (peer, packets.get(c.session, b""), 1.0 if equal else float(tokens[peer]))
+                WeightedPacket(peer, packets.get(c.session, b""), 1.0 if equal else float(tokens[peer]))
                 for peer, c in claims.items()
             ]
             try:

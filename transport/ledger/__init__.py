@@ -1,5 +1,7 @@
 """What a run has decided, on disk before anybody is told."""
 
+from transport.protocol import WeightedPacket
+
 from .packet_log import HEADER_SIZE, PacketLog, read_packets
 from .residual_handoffs import (
     HUB,
@@ -22,7 +24,6 @@ from .run_ledger import (
 from .update_log import (
     RoundUpdates,
     UpdateLog,
-    WeightedPacket,
     pack_updates,
     scan_rounds,
     unpack_updates,

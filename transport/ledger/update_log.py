@@ -1,23 +1,22 @@
-"""The update log: which packets of peers went into each committed round, so that the owner's error survives.
+"""The update log: the packets that went into each committed round, so that error feedback survives a crash.
 
-The error e of Algorithm 2 follows from what came in and what went out. What went out is in the packet log;
-what came in is here, in the same kind of record (packet_log.py), one a round, written before the round is
-committed. The payload, little-endian:
+The error feedback e of Algorithm 2 follows from the updates that arrived and the aggregate that left.
+Aggregates are in the packet log; updates are here, one record a round in the same format (packet_log.py),
+written before the round is committed. Payload, little-endian:
 
     "CKU2" | updates u32 | inherited u32
     then each: name's bytes u16 | packet's bytes u64 | weight f64 | name, UTF-8 | packet
     sha256 of the aggregated packet, 32 bytes
 
-The hash comes last, so that all else is written while the packet is being made. `inherited` are legacies of
-peers that left, which the owner took over before this round, in this order; their weight is their share of
-the mean.
+The hash comes last, so that everything else is written while the packet is being made. `inherited` are the
+residual handoffs merged before this round, in order; their weight is their share of the mean.
 
-Of many peers the packets are longer than what they come to. Then that is logged, as the owner writes it:
-"CKU3" stands in front, no update follows, and what they came to lies between the last of the inherited and
-the hash.
+With many peers their packets are longer than the sum of them. Then the sum is logged, as the aggregator
+encodes it: the record begins with "CKU3", has no updates, and the sum lies between the last of the inherited
+packets and the hash.
 
 A round that was logged and never committed is cut off at the next start. Once e itself is on the disk the log
-is cleared; a crash between the two leaves rounds older than e, which who reads from e's round on leaves out.
+is cleared. A crash between the two leaves rounds older than e; a reader starts at e's round and skips them.
 """
 
 from __future__ import annotations
@@ -27,34 +26,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transport.protocol import LedgerError
+from transport.protocol import LedgerError, WeightedPacket
 
 from .packet_log import HEADER_SIZE, PacketLog, read_packets, unpack_header
 
-PACKETS, SUM = b"CKU2", b"CKU3"  # what of a round is in its record
+PACKETS, SUM = b"CKU2", b"CKU3"  # what a record holds: packets, or their sum
 HEAD = struct.Struct("<4sII")
 ENTRY = struct.Struct("<HQd")
 HASH = 32  # bytes
 
-WeightedPacket = tuple[str, bytes, float]  # peer, packet, weight: as `HubDelegate.aggregate` takes them
-
 
 @dataclass(frozen=True)
 class RoundUpdates:
-    """What went into one committed round."""
+    """The inputs of one committed round."""
 
     round: int
-    sha256: bytes  # of the aggregated packet that came of them
+    sha256: bytes  # of the aggregated packet made from them
     updates: tuple[WeightedPacket, ...]
     inherited: tuple[WeightedPacket, ...] = ()
-    came_to: bytes = b""  # instead of updates
+    total: bytes = b""  # their sum, encoded, where no updates are logged
 
 
 class UpdateLog:
-    """The file, opened to append, by the process that writes the ledger.
+    """The log, opened to append by the one process that writes the ledger.
 
     Args:
-        stop: rounds from this one on are not committed: what the file has of them is cut off.
+        stop: the first round that is not committed; records from it on are cut off.
     """
 
     def __init__(self, path: Path, stop: int) -> None:
@@ -76,7 +73,7 @@ class UpdateLog:
         updates: Sequence[WeightedPacket],
         inherited: Sequence[WeightedPacket] = (),
     ) -> None:
-        """Write down a round that is about to be committed, and wait until the disk has it."""
+        """Log a round that is about to be committed, and wait until it is on the disk."""
         self.begin(round, updates, inherited)
         self.seal(sha256)
 
@@ -85,31 +82,32 @@ class UpdateLog:
         round: int,
         updates: Sequence[WeightedPacket],
         inherited: Sequence[WeightedPacket] = (),
-        came_to: Sequence[bytes | memoryview] = (),
+        total: Sequence[bytes | memoryview] = (),
     ) -> None:
-        """Write what went into a round, or what it came to, for a thread beside the one that makes its
-        packet. Nothing is logged before `seal`; another `begin` writes over it. The newest round, where it
-        was not committed after all, may be begun again: what was logged of it is cut off.
+        """Write the updates of a round, or their `total`; may run beside the thread that makes the packet.
+
+        Nothing is logged before `seal`; another `begin` overwrites it. The newest round may be begun again if
+        it was not committed after all: its record is cut off.
         """
         if round == self._next - 1 and self._newest < self._log.end:
             self._log.cut(self._newest)
             self._next = round
         if round != self._next:
             raise LedgerError(f"updates of round {round} cannot follow those of round {self._next - 1}")
-        self._log.begin(pack_updates(updates, inherited, came_to))
+        self._log.begin(pack_updates(updates, inherited, total))
 
     def flush(self) -> None:
-        """Have what was begun on the disk, so that `seal` need not wait for much."""
+        """Flush what was begun to the disk, so that `seal` waits for little."""
         self._log.flush()
 
     def seal(self, sha256: bytes) -> None:
-        """What was begun is logged, with the hash of the packet that came of it, once the disk has it."""
+        """Complete the record with the hash of the aggregated packet, and wait until it is on the disk."""
         begins = self._log.end
         self._log.seal(self._next, sha256)
         self._newest, self._next = begins, self._next + 1
 
     def rounds(self, start: int, stop: int) -> Iterator[RoundUpdates]:
-        """What went into rounds start .. stop-1, checksums verified, one round in memory at a time.
+        """Yield the inputs of rounds start .. stop-1, checksums verified, one round in memory at a time.
 
         Raises LedgerError where one of them is damaged or missing.
         """
@@ -126,8 +124,8 @@ class UpdateLog:
             raise LedgerError(f"{self.path} lacks the updates of round {want}, which is committed")
 
     def clear(self, next: int) -> None:
-        """The owner's error is on the disk as it is before round `next`: nothing that led to it is needed any
-        more. A round that was logged and comes again, as all its owners were lost, is logged anew."""
+        """Drop all records: the error feedback is on the disk as it is before round `next`. A round that was
+        logged and is aggregated again, because all its aggregators were lost, is logged anew."""
         self._log.cut()
         self._newest, self._next = 0, next
 
@@ -136,7 +134,7 @@ class UpdateLog:
 
 
 def scan_rounds(path: Path, stop: int) -> tuple[int, int | None]:
-    """(where the records of rounds before `stop` end, the last such round). Reads headers only."""
+    """Return (end of the records of rounds before `stop`, the last such round). Reads headers only."""
     end, last = 0, None
     size = path.stat().st_size if path.exists() else 0
     if size:
@@ -152,27 +150,28 @@ def scan_rounds(path: Path, stop: int) -> tuple[int, int | None]:
 def pack_updates(
     updates: Sequence[WeightedPacket],
     inherited: Sequence[WeightedPacket],
-    came_to: Sequence[bytes | memoryview] = (),
+    total: Sequence[bytes | memoryview] = (),
 ) -> Iterator[bytes | memoryview]:
-    """The payload of a record but for the hash, without a copy of what is in it."""
-    yield HEAD.pack(SUM if came_to else PACKETS, len(updates), len(inherited))
+    """Yield the payload of a record except the hash, without copying the packets."""
+    yield HEAD.pack(SUM if total else PACKETS, len(updates), len(inherited))
     for peer, packet, weight in (*updates, *inherited):
         name = peer.encode()
         yield ENTRY.pack(len(name), len(packet), weight) + name
         yield packet
-    yield from came_to
+    yield from total
 
 
 def unpack_updates(round: int, payload: bytes) -> RoundUpdates:
-    """Inverse of `pieces` and the hash. The record's checksum was verified: it is what was written."""
+    """Invert `pack_updates` and the hash, of a record whose checksum was verified."""
     if not payload.startswith((PACKETS, SUM)):
         raise LedgerError(f"the updates of round {round} were logged by another version of cocktail")
     _, count, inherited = HEAD.unpack_from(payload)
-    at, updates = HEAD.size, list[WeightedPacket]()
+    at, packets = HEAD.size, list[WeightedPacket]()
     for _ in range(count + inherited):
         name, size, weight = ENTRY.unpack_from(payload, at)
         at += ENTRY.size
-        updates.append((payload[at : at + name].decode(), payload[at + name : at + name + size], weight))
+        peer, packet = payload[at : at + name].decode(), payload[at + name : at + name + size]
+        packets.append(WeightedPacket(peer, packet, weight))
         at += name + size
     end = len(payload) - HASH if payload.startswith(SUM) else at
-    return RoundUpdates(round, payload[end:], tuple(updates[:count]), tuple(updates[count:]), payload[at:end])
+    return RoundUpdates(round, payload[end:], tuple(packets[:count]), tuple(packets[count:]), payload[at:end])

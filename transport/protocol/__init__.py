@@ -18,6 +18,7 @@ from .errors import (
     UrlError,
 )
 from .events import PAUSED, Event, RoundCommitted, RunEnded, Warned
+from .hub_delegate import HubDelegate, ShardPacket, WeightedPacket
 from .keys import CurveKeys, RunKeys, as_z85, short_key
 from .message_codec import OtherVersion, decode_to_hub, decode_to_peer, encode, versions
 from .messages import (
@@ -77,7 +78,7 @@ from .object_names import (
     round_and_name,
     round_of,
 )
-from .run_settings import HubDelegate, RunSettings
+from .run_settings import RunSettings
 from .run_url import (
     TOKEN_BYTES,
     RunURL,
@@ -165,6 +166,7 @@ __all__ = [
     "SamplePool",
     "SampleRanges",
     "SessionRenewed",
+    "ShardPacket",
     "SnapshotOffer",
     "Status",
     "ToHub",
@@ -178,6 +180,7 @@ __all__ = [
     "UrlError",
     "Wait",
     "Warned",
+    "WeightedPacket",
     "Welcome",
     "as_z85",
     "count_samples",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
 
 from .messages import File
 
@@ -65,62 +62,3 @@ class RunSettings:
     @property
     def update_limit(self) -> int:
         return self.max_update or 8 * self.parameters + 2**20
-
-
-class HubDelegate(Protocol):
-    """What a hub cannot know, implemented by its caller. `samples` and `object` are called from one thread,
-    `arrived` from several, the others from another; none from the thread that does the I/O."""
-
-    def samples(self, ids: Sequence[int]) -> bytes:
-        """The payload of a lease: opaque here."""
-
-    def tokens(self, ids: Sequence[int]) -> int:
-        """Trained tokens in these samples: the weight of the update that delivers them."""
-
-    def arrived(self, round: int, peer: str, packet: bytes) -> None:
-        """A packet is here, whole: what can be done with it before the round closes may be done now. As a
-        rule `aggregate` gets this very object; where it came too late, nobody says anything more about it.
-        Whether it is a packet at all is for `aggregate` to tell."""
-
-    def own(self, round: int, shards: Sequence[int], keep: Callable[[bytes], int]) -> bool:
-        """From this round on the hub owns these shards. What the owner's half has of those that it owned
-        before is for others to inherit: first it is kept, which gives it a number, then it is gone here.
-        False: nothing is new, and no less in memory alone than before. Called only where peers may own, as
-        `joined` and `restricted` are."""
-
-    def fits(self, size: int) -> None:
-        """From now on all members can fetch a packet of so many bytes beside their compute, and no more.
-        Called only where they say so."""
-
-    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
-        """The owner's half, of the shards the hub owns: one packet out of (peer, packet, weight), sorted by
-        peer. Raises UpdateRejected; it is called again without that peer, so it must not have changed its
-        state by then."""
-
-    def joined(
-        self,
-        round: int,
-        hubs: Sequence[int],
-        own: bytes,
-        parts: Sequence[tuple[str, Sequence[int], bytes]],
-    ) -> bytes:
-        """The packet of all shards: `own` of those of the hub, and (owner, its shards, packet) of peers that
-        own. Raises UpdateRejected, which names the owner by what stands for it here."""
-
-    def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
-        """What a peer's packet says of these shards alone, and of which it says something. Raises
-        UpdateRejected."""
-
-    def inherit(self, peer: str, packet: bytes, share: float) -> None:
-        """What a peer that leaves has handed over; `share` of the mean is what its packets were. It goes out
-        with the rounds that are aggregated from now on. Raises UpdateRejected, with nothing changed."""
-
-    def committed(self, round: int, packet: bytes) -> None:
-        """`packet`, as aggregated, is durable."""
-
-    def fingerprint(self, round: int) -> int:
-        """The fingerprint of x' of `round`, by folding the ledger: the truth, slowly."""
-
-    def object(self, name: str) -> bytes | Path:
-        """ "base/<file>", "snapshot/<round>/model.safetensors", "hashes/<either>" or "eval". Raises KeyError
-        where there is none such."""

@@ -16,6 +16,7 @@ from .frames import (
     origin_of,
     wire_size,
 )
+from .memory_sockets import MemoryHubWire, MemoryPeerWire
 from .rate_limit import Bandwidth, RateLimits, TokenBuckets
 from .zeromq_sockets import DealerWire, RouterWire, is_reachable
 
@@ -30,6 +31,8 @@ __all__ = [
     "Disconnected",
     "Frames",
     "HubWire",
+    "MemoryHubWire",
+    "MemoryPeerWire",
     "PeerWire",
     "RateLimits",
     "Received",

@@ -14,8 +14,8 @@ from toy_owners import SHARDS, OwnersWork, OwningPeer, owners_settings, reachabl
 
 from transport import Ledger, PeerLink
 from transport.actions import Commit
-from transport.aggregators.shard_aggregation import Update
 from transport.aggregators.shard_barrier import Ended
+from transport.protocol import WeightedPacket
 from transport.protocol.events import RoundCommitted
 
 # Nobody is lost by a machine that is busy: what is in the packets is compared with what was trained.
@@ -82,7 +82,7 @@ def test_errors_on_their_way_to_another_owner_outlive_the_hub(tmp_path: Path) ->
     def of_bob() -> bool:  # on a busy machine another owner may be taken for lost before him
         return any(left.peer == "bob" for left in first.hub._state.estates.values())
 
-    def until_one_has_left(action: Commit, updates: Sequence[Update]) -> bytes:
+    def until_one_has_left(action: Commit, updates: Sequence[WeightedPacket]) -> bytes:
         if of_bob():
             raise Ended
         return aggregate(action, updates)

@@ -12,6 +12,7 @@ from os import strerror
 from pathlib import Path
 
 import pytest
+from memory_swarm import MemorySwarm
 from test_hub_and_peer import Running
 from toy_owners import SHARDS, OwnersWork, OwningPeer, ToyHalf, links, owners_settings
 from toy_swarm import trained
@@ -20,7 +21,6 @@ from transport.actions import CommitDone
 from transport.aggregators.shard_assignment import assign, digest_of
 from transport.aggregators.shard_barrier import Ended, Gather
 from transport.hub.round_history import History
-from transport.in_process import MemorySwarm
 from transport.ledger.residual_handoffs import PendingHandoff, handoffs_for
 from transport.ledger.run_ledger import Ledger, Recovered
 from transport.membership.roster import Members, Outbox

@@ -10,14 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from memory_swarm import MemorySwarm
 from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings
 
 from transport import Bandwidth, PeerLink
-from transport.in_process import MemoryPeerWire, MemorySwarm
 from transport.peer import peer_link as peer_module
 from transport.protocol.errors import RefusedByHub, RunOver
 from transport.protocol.events import PeerLeft, Warned
 from transport.protocol.messages import Report, Round
+from transport.wire import MemoryPeerWire
 
 START = toy_fingerprint([])
 

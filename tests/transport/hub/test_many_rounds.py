@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from memory_swarm import MemorySwarm
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
 from transport.hub import round_history
-from transport.in_process import MemoryPeerWire, MemorySwarm
 from transport.protocol.message_codec import decode_to_peer, encode
 from transport.protocol.messages import (
     PROTOCOL,
@@ -35,6 +35,7 @@ from transport.protocol.messages import (
     Welcome,
 )
 from transport.transfer import object_store
+from transport.wire import MemoryPeerWire
 from transport.wire.frames import Received
 
 SAME = 7  # fingerprint of every x'

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from transport.ledger.packet_log import pack_header
 from transport.ledger.update_log import RoundUpdates, UpdateLog, pack_updates, unpack_updates
+from transport.protocol import WeightedPacket
 from transport.protocol.errors import LedgerError
 
 
-def updates_of(round: int) -> list[tuple[str, bytes, float]]:
-    return [("ann", b"a" * (round + 1), 3.0), ("bob \N{SNOWMAN}", b"", 0.1)]
+def updates_of(round: int) -> list[WeightedPacket]:
+    return [WeightedPacket("ann", b"a" * (round + 1), 3.0), WeightedPacket("bob \N{SNOWMAN}", b"", 0.1)]
 
 
 def some(path: Path, rounds: int = 3) -> UpdateLog:
@@ -26,12 +27,12 @@ def expected(start: int, stop: int) -> list[RoundUpdates]:
     return [RoundUpdates(r, bytes([r]) * 32, tuple(updates_of(r))) for r in range(start, stop)]
 
 
-UPDATES = st.lists(st.tuples(st.text(), st.binary(), st.floats()))
+UPDATES = st.lists(st.builds(WeightedPacket, st.text(), st.binary(), st.floats()))
 
 
 @given(st.binary(min_size=32, max_size=32), UPDATES, UPDATES)
 def test_what_went_into_a_round_is_read_as_it_was_written(
-    sha256: bytes, updates: list[tuple[str, bytes, float]], inherited: list[tuple[str, bytes, float]]
+    sha256: bytes, updates: list[WeightedPacket], inherited: list[WeightedPacket]
 ) -> None:
     read = unpack_updates(7, b"".join(pack_updates(updates, inherited)) + sha256)
 
@@ -40,12 +41,12 @@ def test_what_went_into_a_round_is_read_as_it_was_written(
 
 
 @given(st.binary(min_size=32, max_size=32), st.binary(min_size=1), UPDATES)
-def test_what_a_round_came_to_is_read_as_it_was_written(
-    sha256: bytes, came_to: bytes, inherited: list[tuple[str, bytes, float]]
+def test_the_total_of_a_round_is_read_as_it_was_written(
+    sha256: bytes, total: bytes, inherited: list[WeightedPacket]
 ) -> None:
-    read = unpack_updates(7, b"".join(pack_updates([], inherited, [came_to[:1], came_to[1:]])) + sha256)
+    read = unpack_updates(7, b"".join(pack_updates([], inherited, [total[:1], total[1:]])) + sha256)
 
-    assert repr(read) == repr(RoundUpdates(7, sha256, (), tuple(inherited), came_to))
+    assert repr(read) == repr(RoundUpdates(7, sha256, (), tuple(inherited), total))
 
 
 def test_another_process_reads_the_rounds_and_goes_on(tmp_path: Path) -> None:

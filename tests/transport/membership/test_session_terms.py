@@ -8,19 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from memory_swarm import MemorySwarm
 from test_peer_state import joined
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
 from transport import Ledger, PeerLink
 from transport.actions import Send
 from transport.hub.hub_state import HubState
-from transport.in_process import MemoryPeerWire, MemorySwarm
 from transport.ledger.run_ledger import KnownPeer, Recovered
 from transport.peer import connection_manager, peer_link
 from transport.peer.peer_state import SessionState
 from transport.protocol.errors import LinkLost
 from transport.protocol.events import PeerJoined, RoundCommitted, Warned
 from transport.protocol.messages import Hello, Refused, Resume, Welcome
+from transport.wire import MemoryPeerWire
 
 
 def of_term(term: int, session: str = "s1") -> Welcome:

@@ -16,10 +16,10 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from memory_swarm import MemorySwarm
 from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings
 
 from transport import Bandwidth, CatchUp, CatchUpDownloads, Hub, Ledger, PeerLink, RunKeys, WantedFile
-from transport.in_process import MemorySwarm
 from transport.ledger.packet_log import pack_header
 from transport.ledger.run_ledger import RoundRow
 from transport.peer.catch_up import CatchUpSource, Progress

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import zmq
+from memory_swarm import MemorySwarm
 from sim_swarm import STOP, TOKEN
 from toy_swarm import ToyWork, toy_settings
 
 from transport import actions as do
 from transport.hub.hub_state import HubState
 from transport.hub.upload_checks import LONGEST
-from transport.in_process import MemorySwarm
 from transport.ledger.run_ledger import KnownPeer, OpenSession, Recovered
 from transport.membership import roster
 from transport.membership.admission import GREETINGS, GREETINGS_S

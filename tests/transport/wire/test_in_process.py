@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+from memory_swarm import MemorySwarm
 from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings, trained
 
 from transport import Ledger, PeerLink
-from transport.in_process import MemorySwarm
 from transport.ledger.packet_log import read_packets
 from transport.peer import peer_link as peer_module
 from transport.protocol.errors import Leaving, LinkLost, RefusedByHub, SessionRenewed

@@ -1,8 +1,4 @@
-"""A swarm in one process, without sockets: the same hub and links over queues, real messages.
-
-with MemorySwarm(settings, work, folder) as swarm:
-    link = swarm.link("ann")        # a PeerLink; use it from a thread of its own
-"""
+"""HubWire and PeerWire over queues within one process: real messages, no sockets."""
 
 from __future__ import annotations
 
@@ -10,21 +6,18 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
-from transport.hub import Hub
-from transport.ledger import Ledger
-from transport.peer import PeerLink
-from transport.protocol import Event, HubDelegate, RunKeys, RunSettings, RunURL, Unreachable
-from transport.wire import Connected, Disconnected, Frames, Received
+from transport.protocol import Unreachable
+
+from .frames import Connected, Disconnected, Frames, Received
 
 WAKE = None
 T = TypeVar("T")
 
 
 class MemoryHubWire:
-    """The hub's end of queues."""
+    """The hub's end of the queues: a HubWire."""
 
     port = 0
 
@@ -81,10 +74,10 @@ class MemoryHubWire:
 
 
 class MemoryPeerWire:
-    """A peer's end of queues. `cut` makes its connections end, as a bad link would."""
+    """A peer's end of the queues: a PeerWire. `cut` ends a connection, as a bad network would."""
 
     def __init__(self, hub: MemoryHubWire, key: str = "a-key") -> None:
-        self.hub, self.key = hub, key  # taken for proven: there is nobody here who lies
+        self.hub, self.key = hub, key  # not proven: one process has no impostors
         self.inbox: queue.SimpleQueue[tuple[int, bytes, list[bytes] | None] | None] = queue.SimpleQueue()
         self.conns: dict[int, bytes] = {}
 
@@ -101,7 +94,7 @@ class MemoryPeerWire:
             self.hub.drop(conn)
 
     def cut(self, flow: int) -> None:
-        """End a connection from outside, at any time, from any thread."""
+        """End a connection as the network would, from any thread."""
         conn = self.conns.get(flow)
         if conn is not None:
             self.hub.drop(conn)
@@ -113,7 +106,7 @@ class MemoryPeerWire:
             if not conn:
                 events.append(Disconnected(flow, Unreachable("memory", 0, "tcp", "the hub is closed")))
             elif self.conns.get(flow) != conn:
-                continue  # of a connection that is hung up
+                continue  # the connection was hung up meanwhile
             elif frames is None:
                 self.hang_up(flow)
                 events.append(Disconnected(flow, None))
@@ -137,7 +130,7 @@ class MemoryPeerWire:
 
 
 def drain(inbox: queue.SimpleQueue[T | None], timeout: float) -> list[T]:
-    """Wait up to `timeout` seconds for the first thing or a wake, then take what is there."""
+    """Wait up to `timeout` seconds for the first item or a wake-up, then return all items queued."""
     came: list[T] = []
     try:
         item = inbox.get(timeout=max(0.0, timeout)) if timeout > 0 else inbox.get_nowait()
@@ -147,50 +140,3 @@ def drain(inbox: queue.SimpleQueue[T | None], timeout: float) -> list[T]:
             item = inbox.get_nowait()
     except queue.Empty:
         return came
-
-
-class MemorySwarm:
-    """A hub with its ledger in `folder`, and links to it; a context that ends with all of them closed."""
-
-    def __init__(self, settings: RunSettings, work: HubDelegate, folder: Path) -> None:
-        self.settings, self.work, self.folder = settings, work, folder
-        self.keys = RunKeys.generate()
-        self.url: RunURL = self.keys.url("memory", 1, settings.run)
-        self.ledger = Ledger(folder, run=settings.run, samples=settings.samples)
-        self.wire = MemoryHubWire()
-        self.hub = Hub("memory", 0, self.keys, self.ledger, settings, work, wire=self.wire)
-        self.links: list[PeerLink] = []
-        self.wires: dict[PeerLink, MemoryPeerWire] = {}
-        self.events: list[Event] = []
-        self._listener = threading.Thread(target=self._listen, name="cocktail-events", daemon=True)
-
-    def __enter__(self) -> MemorySwarm:
-        self.hub.start()
-        self._listener.start()
-        return self
-
-    def _listen(self) -> None:
-        for event in self.hub.events():
-            self.events.append(event)
-
-    def link(self, name: str, patience: float = 10.0, flows: int = 1, owns: bool = False) -> PeerLink:
-        """A new peer's link, not connected yet."""
-        wire = MemoryPeerWire(self.wire, f"key-of-{name}")
-        link = PeerLink(self.url, name, "memory", patience=patience, flows=flows, wire=wire, owns=owns)
-        self.links.append(link)
-        self.wires[link] = wire
-        return link
-
-    def wait(self, timeout: float = 60.0) -> list[Event]:
-        """All events, once the run has ended. Raises TimeoutError."""
-        self._listener.join(timeout)
-        if self._listener.is_alive():
-            raise TimeoutError(f"the run has not ended after {timeout:.0f} s; last event: {self.events[-1:]}")
-        return self.events
-
-    def __exit__(self, *_: object) -> None:
-        for link in self.links:
-            link.close()
-        self.hub.stop(now=True)
-        self._listener.join(10.0)
-        self.ledger.close()

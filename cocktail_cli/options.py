@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 from datetime import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from cocktail_cli.machine import Hours, parse_hours, parse_rate, parse_size, parse_time
+from cocktail_cli.machine import parse_rate, parse_size
+from cocktail_cli.ui import Progress
+from cocktail_cli.volunteer import DailyHours, parse_hours, parse_time
 
 from .completion import overrides, recipe_names, run_names
-
-Progress = Literal["auto", "rich", "plain", "none"]
 
 RUN, CHECK, RECIPES, AFTER, TOOLS = "Run", "Check", "Recipes", "After", "Tools"  # panels of `cocktail --help`
 
@@ -160,7 +160,7 @@ MaxDisk = Annotated[
     ),
 ]
 LendHours = Annotated[
-    Hours | None,
+    DailyHours | None,
     typer.Option(
         "--hours",
         metavar="FROM-TO",

@@ -13,65 +13,64 @@ from types import FrameType
 from .errors import Interrupted
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+LEAVE_WITHIN = 22.0  # seconds from the first signal to the goodbye, whatever this process does
+PAUSE_WITHIN = 600.0  # the same for a pause: nobody takes the machine away, so the checkpoint is completed
+SAME_S = 0.5  # `timeout` and systemd signal the process and then its group, a terminal its shell likewise
 
 
-LEAVE_WITHIN = 22.0  # seconds from the wish to leave to the goodbye, whatever this process is at
-PAUSE_WITHIN = 600.0  # where nobody takes the machine away: what is kept for the return is written whole
-SAME_S = 0.5  # `timeout` and systemd tell the process and then its group, a terminal and its shell likewise
+class StopAsked(BaseException):
+    """The first signal, where nothing is in flight. Not an Exception: no handler may swallow it."""
 
 
-class Asked(BaseException):
-    """The first signal, where there is nothing to finish. Not an Exception: nothing may swallow it."""
-
-
-class Wish:
-    """The wish to leave, as signals bring it."""
+class LeaveRequest:
+    """The request to leave that the first signal makes."""
 
     def __init__(self) -> None:
-        self.asked = ""  # the first signal, in a word for people
+        self.reason = ""  # the first signal, for people
         self.signum, self.at = 0, 0.0
-        self.ends = False  # there is nothing to finish: the first signal ends what is going on
+        self.raises = False
 
     @contextmanager
-    def ending(self) -> Iterator[None]:
-        """In here nothing polls the wish, and nothing is in flight: it is raised, as Asked."""
-        self.ends = True
+    def raising(self) -> Iterator[None]:
+        """Raise StopAsked at the first signal in this block, which has nothing in flight and does not
+        poll.
+        """
+        self.raises = True
         try:
-            if self.asked:
-                raise Asked
+            if self.reason:
+                raise StopAsked
             yield
         finally:
-            self.ends = False
+            self.raises = False
 
 
 @contextmanager
 def leave_on_signal(
     leave: Callable[[str], None], at_once: Callable[[], None] = lambda: None
-) -> Iterator[Wish]:
-    """Call `leave` with a word for people at the first signal; `at_once`, and raise Interrupted, at the
-    second.
+) -> Iterator[LeaveRequest]:
+    """Call `leave` with the reason at the first signal; call `at_once` and raise Interrupted at the second.
 
-    Both run in the main thread between two lines of whatever it does: they may only set flags.
+    Both run in the main thread between two bytecodes of whatever it does: they may only set flags.
     """
-    wish = Wish()
+    request = LeaveRequest()
 
-    def taken(signum: int, frame: FrameType | None) -> None:
-        if signum == wish.signum != signal.SIGINT and time.monotonic() < wish.at + SAME_S:
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if signum == request.signum != signal.SIGINT and time.monotonic() < request.at + SAME_S:
             return
-        if wish.asked:
+        if request.reason:
             at_once()
             raise Interrupted(signum)
-        wish.asked = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
-        wish.signum, wish.at = signum, time.monotonic()
-        leave(wish.asked)
-        if wish.ends:
-            raise Asked
+        request.reason = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+        request.signum, request.at = signum, time.monotonic()
+        leave(request.reason)
+        if request.raises:
+            raise StopAsked
 
-    # SIGHUP is ignored under nohup, and is to stay so
-    wanted = [s for s in SIGNALS if s == signal.SIGINT or signal.getsignal(s) is not signal.SIG_IGN]
-    before = {signum: signal.signal(signum, taken) for signum in wanted}
+    # nohup has SIGHUP ignored, which is to stay so
+    handled = [s for s in SIGNALS if s == signal.SIGINT or signal.getsignal(s) is not signal.SIG_IGN]
+    before = {signum: signal.signal(signum, handle) for signum in handled}
     try:
-        yield wish
+        yield request
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
@@ -81,8 +80,8 @@ def leave_on_signal(
 def leave_in_time(
     by: Callable[[], float], goodbye: Callable[[], None], status: Callable[[], int]
 ) -> Iterator[None]:
-    """In here this process ends at the monotonic time `by` at the latest, after a `goodbye`: a long batch or
-    a slow disk do not look at the wish to leave.
+    """End this process at monotonic time `by` at the latest, after a `goodbye`: a long batch or a slow disk
+    does not poll the request to leave.
     """
     over = threading.Event()
 
@@ -90,7 +89,7 @@ def leave_in_time(
         while time.monotonic() < by():
             if over.wait(0.2):
                 return
-        threading.Timer(2.0, lambda: os._exit(status())).start()  # should the goodbye be what is stuck
+        threading.Timer(2.0, lambda: os._exit(status())).start()  # the goodbye itself may hang
         goodbye()
         os._exit(status())
 

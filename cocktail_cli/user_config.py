@@ -20,7 +20,8 @@ from typing import Any
 import platformdirs
 import typer
 
-from cocktail_cli.machine import parse_hours, parse_rate, parse_size
+from cocktail_cli.machine import parse_rate, parse_size
+from cocktail_cli.volunteer import parse_hours
 
 from .errors import Failure
 

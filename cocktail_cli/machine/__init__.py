@@ -21,7 +21,6 @@ from .network_address import (
     reach_of,
     where_from,
 )
-from .opening_hours import Hours, next_at, parse_hours, parse_time
 from .remote_code_consent import check_trust, own_modules
 from .run_registry import (
     RunRecord,
@@ -44,7 +43,6 @@ __all__ = [
     "RUNTIME",
     "Doorstep",
     "Gpu",
-    "Hours",
     "RunRecord",
     "State",
     "as_text",
@@ -63,14 +61,11 @@ __all__ = [
     "memory_of",
     "new_name",
     "newest",
-    "next_at",
     "own_keys",
     "own_modules",
     "own_name",
-    "parse_hours",
     "parse_rate",
     "parse_size",
-    "parse_time",
     "pick_device",
     "pick_devices",
     "reach_of",

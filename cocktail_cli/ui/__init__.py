@@ -10,6 +10,7 @@ from .board import (
 )
 from .display import (
     Display,
+    Progress,
     View,
     open_view,
     poll_status,
@@ -51,6 +52,7 @@ __all__ = [
     "LiveView",
     "Metrics",
     "PageOpened",
+    "Progress",
     "ProgressMeter",
     "Progressed",
     "Reached",

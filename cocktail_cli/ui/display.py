@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
 from cocktail_cli.errors import disk_is_full
-from cocktail_cli.options import Progress
 
 from .board import progress_text, rate_text
 from .events import (
@@ -32,6 +31,8 @@ from .events import (
     timestamp,
 )
 from .wording import farewell, invitation, sentence, step_line
+
+Progress = Literal["auto", "rich", "plain", "none"]
 
 
 @dataclass(frozen=True)

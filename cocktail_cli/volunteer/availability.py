@@ -1,85 +1,296 @@
-"""One stay after the other: this machine takes part while its owner's terms allow it, waits in between.
+"""Availability: when a volunteer's machine takes part in a run. Hours, other GPU programs, temperature.
 
-Between two stays the peer is out of the run: it has said goodbye, its residual is kept (kept_peer.py), and
-the GPU's memory is given back but for what CUDA itself holds, some hundred MB.
+A decision is a function of the previous one, the time and a GPU reading. Leaving and coming back cost
+seconds, so the thresholds have hysteresis. Between two sessions the peer is out of the run: it has said
+goodbye, its checkpoint is on the disk, and the GPU's memory is free but for the CUDA context, some hundred
+MB.
 """
 
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+import time as clock
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from datetime import datetime, time, timedelta
+from typing import Any, Protocol
+
+import typer
 
 from cocktail_cli.errors import EXIT
-from cocktail_cli.signals import Asked, leave_on_signal
+from cocktail_cli.signals import StopAsked, leave_on_signal
 from cocktail_cli.ui import Event, Progressed
 
-from .lending_terms import Gauge, Mood, Terms, decide
-from .nvml import NvidiaGpus, nvidia_gpus
+POLL_S = 2.0  # seconds between two readings
+BUSY = 0.1  # share of the GPU's time; a desktop in use stays below
+BUSY_S = 10.0  # seconds of other work before a pause: a window that opens is no reason to leave
+FREE_S = 60.0  # seconds without other work before the return
+COOLER = 10  # degrees below the limit before the return
+UNKNOWN_PIDS = (
+    "this driver does not say which program uses the GPU: --only-idle sees others only while paused"
+)
+_TIME = re.compile(r"(\d{1,2}):(\d{2})")
 
-LOOK_S = 2.0  # seconds between two looks
+
+@dataclass(frozen=True)
+class DailyHours:
+    """The span from `start` to `end` each day in local time, `end` excluded; it may pass midnight."""
+
+    start: time
+    end: time
+
+    def open(self, now: datetime) -> bool:
+        if self.start < self.end:
+            return self.start <= now.time() < self.end
+        return now.time() >= self.start or now.time() < self.end
+
+    def __str__(self) -> str:
+        return f"{self.start:%H:%M}-{self.end:%H:%M}"
 
 
-class Watch:
-    """Looks at clock and GPU, and remembers what was decided."""
+def next_at(moment: time, now: datetime) -> datetime:
+    """Return when the clock next shows `moment`: today or tomorrow."""
+    today = datetime.combine(now.date(), moment)
+    return today if today > now else today + timedelta(days=1)
 
-    def __init__(self, terms: Terms, devices: list[str], told: Callable[[str], None]) -> None:
-        self.terms, self.mood = terms, Mood()
-        self.gpus: NvidiaGpus | None = nvidia_gpus(devices, told) if terms.watches_gpu else None
 
-    def look(self, ours: set[int] | None) -> Mood:
-        """`ours`: the processes of the peer; None: it does not train at present."""
-        gauge = self.gpus.look(ours) if self.gpus is not None else Gauge()
-        self.mood = decide(self.terms, self.mood, datetime.now(), time.monotonic(), gauge)
-        return self.mood
+def parse_time(text: str) -> time:
+    """Parse `08:00`. Raises typer.BadParameter, a usage error (exit 2)."""
+    match = _TIME.fullmatch(text.strip())
+    if match is None or int(match[1]) > 23 or int(match[2]) > 59:
+        raise typer.BadParameter(f"{text!r} is no time of day; write 08:00 or 22:30")
+    return time(int(match[1]), int(match[2]))
+
+
+def parse_hours(text: str) -> DailyHours:
+    """Parse `22:00-07:00`. Raises typer.BadParameter."""
+    start, dash, end = text.partition("-")
+    if not dash:
+        raise typer.BadParameter(f"{text!r} are no hours; write 22:00-07:00")
+    hours = DailyHours(parse_time(start), parse_time(end))
+    if hours.start == hours.end:
+        raise typer.BadParameter(f"{text!r} begins when it ends; leave --hours out to lend the whole day")
+    return hours
+
+
+@dataclass(frozen=True)
+class Availability:
+    """The rules that a volunteer sets for this machine; by default it always takes part."""
+
+    hours: DailyHours | None = None
+    until: datetime | None = None  # local time at which it leaves for good
+    only_idle: bool = False  # pause while other programs use the GPU
+    max_temp: int | None = None  # degrees Celsius
+
+    @property
+    def needs_gpu(self) -> bool:
+        return self.only_idle or self.max_temp is not None
+
+    @property
+    def limited(self) -> bool:
+        return bool(self.hours or self.until or self.needs_gpu)
+
+    def lines(self) -> list[str]:
+        """Describe the rules for the join prompt."""
+        said = []
+        if self.hours:
+            said.append(f"from {self.hours.start:%H:%M} to {self.hours.end:%H:%M}")
+        if self.until:
+            said.append(f"until {self.until:%H:%M}")
+        if self.only_idle:
+            said.append("while no other program uses the GPU")
+        if self.max_temp is not None:
+            said.append(f"while the GPU is below {self.max_temp} °C")
+        return said
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """One reading of the GPUs; None where the driver does not tell."""
+
+    temperature: int | None = None  # degrees Celsius, of the hottest
+    others: float | None = None  # share of the busiest GPU's time that other programs take
+
+
+@dataclass(frozen=True)
+class AvailabilityState:
+    """A decision, and the history that the next one needs."""
+
+    pause: str = ""  # why this machine does not take part now; empty: it does
+    over: str = ""  # why it leaves for good
+    hot: bool = False
+    busy: bool = False
+    changing: float | None = field(default=None, compare=False)  # since when `busy` is about to flip
+
+
+def decide(
+    rules: Availability, before: AvailabilityState, now: datetime, at: float, reading: GpuReading
+) -> AvailabilityState:
+    """Decide whether this machine takes part.
+
+    Args:
+        now: local wall-clock time.
+        at: monotonic seconds.
+    """
+    if rules.until is not None and now >= rules.until:
+        return AvailabilityState(over=f"it is {rules.until:%H:%M}")
+    state, why = _with_reading(rules, before, at, reading), ""
+    if rules.hours is not None and not rules.hours.open(now):
+        why = f"outside {rules.hours}, back at {next_at(rules.hours.start, now):%H:%M}"
+    elif state.hot:
+        why = f"the GPU is too hot, back at {(rules.max_temp or 0) - COOLER} °C"
+    elif state.busy:
+        why = f"another program uses the GPU, back {FREE_S:.0f} s after it"
+    return replace(state, pause=why)
+
+
+def _with_reading(
+    rules: Availability, before: AvailabilityState, at: float, reading: GpuReading
+) -> AvailabilityState:
+    """Update heat and contention; a value that the driver does not tell stays as before."""
+    hot, busy, changing = before.hot, before.busy, before.changing
+    if rules.max_temp is not None and reading.temperature is not None:
+        hot = reading.temperature > rules.max_temp - (COOLER if before.hot else 0)
+    if rules.only_idle and reading.others is not None:
+        if (reading.others >= BUSY) == busy:
+            changing = None
+        else:
+            changing = at if changing is None else changing
+            if at - changing >= (FREE_S if busy else BUSY_S):
+                busy, changing = not busy, None
+    return AvailabilityState(hot=hot, busy=busy, changing=changing)
+
+
+class NvidiaGpus:
+    """Reads temperature and contention of the GPUs that a peer trains on, through NVML.
+
+    Args:
+        nvml: the initialised module pynvml.
+        handles: one for each GPU.
+        warn: called once where the driver does not tell which program uses a GPU.
+    """
+
+    def __init__(self, nvml: Any, handles: list[Any], warn: Callable[[str], None]) -> None:
+        self.nvml, self.handles, self.warn = nvml, handles, warn
+        self.since = [0] * len(handles)  # timestamp of the newest sample seen, microseconds
+        self.warned = False
+
+    def read(self, ours: set[int] | None) -> GpuReading:
+        """Read the hottest and the busiest GPU. `ours`: process ids of this peer; None while it is paused."""
+        temperatures = [self._ask(self.nvml.nvmlDeviceGetTemperature, h, 0) for h in self.handles]
+        used = [self._others(i, ours) if ours else self._used(h) for i, h in enumerate(self.handles)]
+        return GpuReading(_largest(temperatures), _largest(used))
+
+    def _used(self, handle: Any) -> float | None:
+        rates = self._ask(self.nvml.nvmlDeviceGetUtilizationRates, handle)
+        return None if rates is None else float(rates.gpu) / 100
+
+    def _others(self, i: int, ours: set[int]) -> float | None:
+        """Return the share that programs other than `ours` take. In a container the driver may number
+        processes differently: unless it lists one of ours, none is counted as another's.
+        """
+        handle, nvml = self.handles[i], self.nvml
+        running = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        if running is None or not ours & {process.pid for process in running}:
+            if not self.warned:
+                self.warned = True
+                self.warn(UNKNOWN_PIDS)
+            return None
+        samples = self._ask(nvml.nvmlDeviceGetProcessUtilization, handle, self.since[i]) or []
+        self.since[i] = max([self.since[i], *(int(sample.timeStamp) for sample in samples)])
+        shares: dict[int, list[int]] = {}
+        for sample in samples:
+            if sample.pid not in ours:
+                shares.setdefault(sample.pid, []).append(int(sample.smUtil))
+        return sum(sum(share) / len(share) for share in shares.values()) / 100
+
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return question(*arguments)
+        except self.nvml.NVMLError:  # not supported here, or no sample yet
+            return None
+
+
+def _largest(values: Iterable[Any]) -> Any:
+    return max((value for value in values if value is not None), default=None)
+
+
+def nvidia_gpus(devices: Iterable[str], warn: Callable[[str], None]) -> NvidiaGpus | None:
+    """Open the NVIDIA GPUs among `devices`; None, after a warning, where they cannot be read."""
+    cuda = sorted({device for device in devices if device.startswith("cuda")})
+    if not cuda:
+        warn("no NVIDIA GPU trains here: --only-idle and --max-temp have no effect")
+        return None
+    try:
+        import pynvml
+        import torch
+
+        pynvml.nvmlInit()
+        # By UUID: CUDA_VISIBLE_DEVICES renumbers the GPUs for torch, not for the driver.
+        uuids = [f"GPU-{torch.cuda.get_device_properties(device).uuid}" for device in cuda]
+        return NvidiaGpus(pynvml, [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids], warn)
+    except Exception as error:  # the package is missing, or one of its many kinds of errors
+        warn(f"the NVIDIA driver cannot be asked ({error}): --only-idle and --max-temp have no effect")
+        return None
+
+
+class AvailabilityMonitor:
+    """Polls clock and GPU, and remembers the newest decision in `state`."""
+
+    def __init__(self, rules: Availability, devices: list[str], warn: Callable[[str], None]) -> None:
+        self.rules, self.state = rules, AvailabilityState()
+        self.gpus: NvidiaGpus | None = nvidia_gpus(devices, warn) if rules.needs_gpu else None
+
+    def update(self, ours: set[int] | None) -> AvailabilityState:
+        """Decide anew. `ours`: process ids of the peer; None while it is paused."""
+        reading = self.gpus.read(ours) if self.gpus is not None else GpuReading()
+        self.state = decide(self.rules, self.state, datetime.now(), clock.monotonic(), reading)
+        return self.state
 
     @contextmanager
-    def during(self, ours: set[int], leave: Callable[[str], None]) -> Iterator[None]:
-        """In here `leave` is called, with a word for people, once the terms no longer allow to take part.
-        `ours`: the processes of the peer.
-        """
+    def watching(self, ours: set[int], leave: Callable[[str], None]) -> Iterator[None]:
+        """Call `leave` with the reason once this machine becomes unavailable inside the block."""
         over = threading.Event()
 
         def watch() -> None:
-            while not over.wait(LOOK_S):
-                mood = self.look(ours)
-                if mood.pause or mood.over:
-                    leave(mood.pause or mood.over)
+            while not over.wait(POLL_S):
+                state = self.update(ours)
+                if state.pause or state.over:
+                    leave(state.pause or state.over)
                     return
 
-        if self.terms.any:
-            threading.Thread(target=watch, name="terms", daemon=True).start()
+        if self.rules.limited:
+            threading.Thread(target=watch, name="availability", daemon=True).start()
         try:
             yield
         finally:
             over.set()
 
     def wait(self, show: Callable[[Event], None]) -> int | None:
-        """Until the terms allow to take part; an exit status where this machine is to leave for good."""
+        """Block until this machine is available; return an exit status where it leaves for good."""
         told = ""
-        with leave_on_signal(lambda why: None) as wish:
+        with leave_on_signal(lambda why: None) as stop:
             try:
-                with wish.ending():
-                    while (mood := self.look(None)).pause:
-                        if mood.pause != told:
-                            told = mood.pause
+                with stop.raising():
+                    while (state := self.update(None)).pause:
+                        if state.pause != told:
+                            told = state.pause
                             show(Progressed(f"paused: {told}"))
-                        time.sleep(LOOK_S)
-            except Asked:
-                return EXIT["lost"] if wish.asked == "SIGTERM" else 0
-        if mood.over:
-            show(Progressed(f"not taking part any more: {mood.over}"))
+                        clock.sleep(POLL_S)
+            except StopAsked:
+                return EXIT["lost"] if stop.reason == "SIGTERM" else 0
+        if state.over:
+            show(Progressed(f"not taking part any more: {state.over}"))
             return 0
         return None
 
 
-class Stay(Protocol):
-    """One stay that has ended (join.Membership)."""
+class EndedSession(Protocol):
+    """A session that has ended, as `VolunteerSession` reports it."""
 
     @property
     def paused(self) -> bool: ...
@@ -87,38 +298,38 @@ class Stay(Protocol):
     def status(self) -> int: ...
 
 
-def stays(watch: Watch, stay: Callable[[bool], Stay], at_once: bool, show: Callable[[Event], None]) -> int:
-    """The exit status of all of them.
+def take_turns(
+    monitor: AvailabilityMonitor,
+    session: Callable[[bool], EndedSession],
+    join_first: bool,
+    show: Callable[[Event], None],
+) -> int:
+    """Run one session after the other while this machine is available; return the exit status.
 
     Args:
-        stay: joins, takes part and leaves; called with whether it is a return.
-        at_once: the first is not waited for: somebody at the terminal is to be asked.
+        session: joins, takes part and leaves; its argument tells whether it is a return.
+        join_first: the first session does not wait: a person at the terminal answers its prompt.
     """
     from transport.protocol import RefusedByHub
 
     again = False
     while True:
-        if again or not at_once:
-            ended = watch.wait(show)
-            if ended is not None:
-                return ended
+        if again or not join_first:
+            status = monitor.wait(show)
+            if status is not None:
+                return status
         try:
-            one = stay(again)
+            ended = session(again)
         except RefusedByHub as refused:
             if not again or refused.code != "over":
                 raise
             show(Progressed("the run has ended meanwhile"))
             return 0
-        if not one.paused:
-            return one.status
+        if not ended.paused:
+            return ended.status
         again = True
-        del one
-        give_back_memory()
-
-
-def give_back_memory() -> None:
-    """What the GPU held for the stay before."""
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        del ended
+        gc.collect()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
+            torch.cuda.empty_cache()

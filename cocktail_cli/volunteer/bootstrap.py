@@ -1,7 +1,7 @@
-"""A joiner's way to x': files of the base, weights by the cheapest way, packets, all of it under way early.
+"""A joiner's way to the global model: base files, weights by the cheapest way, then packets.
 
-The order is that of the line, which is never idle: weights, then packets, far ahead. Reading, checking and
-loading the model happen while packets come, and applying them while the next ones do.
+The line is never idle: weights first, then packets, far ahead. The model is read, verified and loaded while
+packets arrive, and packets are applied while the next ones arrive.
 """
 
 from __future__ import annotations
@@ -37,41 +37,40 @@ if TYPE_CHECKING:
     from transport import CatchUpDownloads, PeerLink
     from transport.peer import Progress
 
-    from .checkpoint_store import Kept
+    from .checkpoint_store import StoredCheckpoint
     from .gpu_processes import Ranks
+    from .limits import VolunteerLimits
 
 LEAVE_WITHIN = 5.0  # seconds
-ANEW = "its optimizer begins anew: what it keeps is of another number of devices, or cannot be kept"
+OPTIMIZER_RESTARTS = (
+    "its optimizer begins anew: what it keeps is of another number of devices, or cannot be kept"
+)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A peer at some x' of the run, and what it was made from."""
+    """A peer that holds some round's global model, and what it was built from."""
 
     peer: Peer
     holds: dict[str, str]  # digests that the hub compares with its own
 
 
-class Preparation:
-    """From a welcome to a peer that can train.
+class Bootstrap:
+    """Leads from the hub's welcome to a peer that can train.
 
     Args:
-        device, micro_batch: what this machine's owner lends; None: as the recipe says.
-        tell: hears of progress.
-        interruptible: inside this context a wish to leave is raised: for work that polls nothing.
-        kept: what this peer has of an earlier stay in this run; used up.
-        max_disk: bytes that fetched models may take here.
+        show: shows progress.
+        interruptible: context that raises a request to leave, for work that polls nothing.
+        checkpoint: of an earlier session in this run; used up.
     """
 
     def __init__(
         self,
         link: PeerLink,
-        device: str,
-        micro_batch: int | None,
-        tell: Callable[[Event], None],
+        limits: VolunteerLimits,
+        show: Callable[[Event], None],
         interruptible: Callable[[], AbstractContextManager[None]],
-        kept: Kept | None = None,
-        max_disk: int | None = None,
+        checkpoint: StoredCheckpoint | None = None,
     ) -> None:
         from recipes.config import recipe_from_json
         from transport import CatchUp
@@ -80,26 +79,36 @@ class Preparation:
         welcome = link.welcome
         self.recipe = recipe_from_json(welcome.recipe)
         check_names(welcome.base, self.recipe.model.trust_remote_code)
-        self.link, self.device, self.tell, self.interruptible = link, device, tell, interruptible
-        self.max_disk = max_disk
+        self.link, self.limits, self.show, self.interruptible = link, limits, show, interruptible
         self.files, self.folder = welcome.base, folder_of(welcome.base)
-        self.micro_batch = micro_batch_of(self.recipe, micro_batch)
+        self.micro_batch = micro_batch_of(self.recipe, limits.micro_batch_size)
         self.imports = Imports(self.recipe)
-        self.frozen = self.recipe.lora is not None  # the base is needed whatever way x' comes
-        self.ranks: Ranks | None = None  # which the peer is to be spread over
+        self.frozen = self.recipe.lora is not None  # the base is then needed whatever way the model comes
+        self.ranks: Ranks | None = None  # over which the peer is spread
         weights = [file for file in self.files if is_weights(file)]
-        lacking = to_fetch(weights, self.folder)
-        # What is kept goes into a model made from the base: without its weights it is no way by itself.
-        own = LocalCopy(kept.round) if kept is not None and (self.frozen or not lacking) else None
-        self.kept, self.machine = kept, CatchUp(welcome, lacking, own, room(max_disk), self.frozen)
+        missing = to_fetch(weights, self.folder)
+        # A checkpoint is loaded into a model made from the base: without base weights it is no way by itself.
+        own = LocalCopy(checkpoint.round) if checkpoint is not None and (self.frozen or not missing) else None
+        disk = room(limits.max_disk)
+        self.checkpoint, self.machine = checkpoint, CatchUp(welcome, missing, own, disk, self.frozen)
 
     @property
     def bytes(self) -> int:
-        """To be fetched before this peer can train, as far as known."""
+        """Bytes to fetch before this peer can train, as far as known."""
         return to_fetch(snapshot_files(self.files), self.folder) + self.machine.plan.bytes
 
+    @property
+    def bytes_here(self) -> int:
+        """Bytes of the base model that are on the disk already."""
+        return sum(file.size for file in self.files) - to_fetch(self.files, self.folder)
+
+    @property
+    def way(self) -> str:
+        """How the global model comes, in a word for people."""
+        return str(self.machine.plan.way.value)
+
     def carry_out(self) -> Prepared:
-        """The peer at x' of the newest committed round.
+        """Build the peer and bring it to the newest committed round.
 
         Raises:
             Failure: rejected, out_of_disk.
@@ -107,95 +116,94 @@ class Preparation:
         """
         from transport import CatchUpDownloads
 
-        with closing(CatchUpDownloads(self.link, self.machine, self.told)) as supply, self.imports:
-            prepared = self.begun(supply)
+        with closing(CatchUpDownloads(self.link, self.machine, self._progress)) as supply, self.imports:
+            prepared = self._begun(supply)
             worker = prepared.peer.worker
             first = worker.common.round
             for _, packet in supply.packets():
                 worker.catch_up(packet)
         packets = counted(worker.common.round - first, "packet")
-        self.tell(Progressed(f"caught up to round {worker.common.round} with {packets}"))
+        self.show(Progressed(f"caught up to round {worker.common.round} with {packets}"))
         return prepared
 
-    def begun(self, supply: CatchUpDownloads) -> Prepared:
-        """The peer where its way begins: the cheapest way that can be gone."""
+    def _begun(self, supply: CatchUpDownloads) -> Prepared:
+        """Build the peer at the first round of the cheapest way that the hub can serve."""
         from transport.peer import CatchUpState
         from transport.protocol import NotServed
 
         while True:
             try:
-                return self.by_plan(supply)
+                return self._by_plan(supply)
             except NotServed:
                 if self.machine.state is not CatchUpState.WEIGHTS or not self.machine.gone(supply.ask_anew):
                     raise
 
-    def by_plan(self, supply: CatchUpDownloads) -> Prepared:
+    def _by_plan(self, supply: CatchUpDownloads) -> Prepared:
         plan, go_on = self.machine.plan, self.link.leave_or_go_on
         small, new = snapshot_files(self.files), lacking(self.files, self.folder)
-        fetch_base(small, self.folder, supply.files, go_on, self.max_disk)
+        fetch_base(small, self.folder, supply.files, go_on, self.limits.max_disk)
         self.imports.read(self.folder)
         needed = self.files if self.frozen or plan.offer is None else small
-        fetch_base(needed, self.folder, supply.files, go_on, self.max_disk)
+        fetch_base(needed, self.folder, supply.files, go_on, self.limits.max_disk)
         with ExitStack() as guest:
             snapshot = None
             if plan.offer is not None:
-                fetched = fetched_snapshot(plan.offer, self.files, supply.files, go_on, self.max_disk)
+                fetched = fetched_snapshot(plan.offer, self.files, supply.files, go_on, self.limits.max_disk)
                 snapshot = guest.enter_context(fetched)
-            self.weights_here(supply)
+            self.machine.weights_here()
+            supply.ask_ahead()
             bring([file for file in needed if file not in new], self.folder, supply.files, go_on)
-            return self.loaded(snapshot, plan.start, needed)
+            return self._loaded(snapshot, plan.start, needed)
 
-    def take_up(self, peer: Peer) -> None:
-        """What this peer kept when it left: all of it, or what is its own where x' came another way."""
+    def restore_checkpoint(self, peer: Peer) -> None:
+        """Restore the checkpoint; only residual and optimizer where the model came another way."""
         from transport.peer import CatchUpSource
 
-        if self.kept is not None:
+        if self.checkpoint is not None:
             whole = self.machine.plan.way is CatchUpSource.OWN
-            (self.kept.restore if whole else self.kept.restore_residual)(peer)
-            self.tell(Progressed(f"back with what it kept at round {self.kept.round}"))
+            (self.checkpoint.restore if whole else self.checkpoint.restore_residual)(peer)
+            self.show(Progressed(f"back with what it kept at round {self.checkpoint.round}"))
             if not peer.local.stepped and peer.recipe.training.optim != "sgd":  # which keeps nothing
-                self.tell(Warning(ANEW))
+                self.show(Warning(OPTIMIZER_RESTARTS))
 
-    def weights_here(self, supply: CatchUpDownloads) -> None:
-        self.machine.weights_here()
-        supply.ask_ahead()
-
-    def loaded(self, snapshot: Path | None, round: int, read: Sequence[File]) -> Prepared:
-        """A peer with x' of `round`. `read`: what of the base it was made from."""
+    def _loaded(self, snapshot: Path | None, round: int, read: Sequence[File]) -> Prepared:
+        """Build the peer with the global model of `round`. `read`: the base files it is made from."""
         self.imports.wait(self.link.leave_or_go_on)
         from recipes.models import available_attention, base_digests, load_trained
         from recipes.multi_gpu import spread_peer
         from recipes.training import build_peer, micro_batch_for
 
-        self.tell(Progressed("loading the model"))
-        wanted = self.recipe.model.attn_implementation
-        if available_attention(wanted, self.device) != wanted:
-            self.tell(Warning(f"{wanted} is not on this machine: transformers chooses, which may be slower"))
-        as_peer = self.recipe, self.micro_batch or 1, self.link.name, round
+        self.show(Progressed("loading the model"))
+        recipe, device = self.recipe, self.limits.devices[0]
+        batch, name = self.micro_batch or 1, self.link.name
+        wanted = recipe.model.attn_implementation
+        if available_attention(wanted, device) != wanted:
+            self.show(Warning(f"{wanted} is not on this machine: transformers chooses, which may be slower"))
         with self.interruptible():
             if self.ranks is not None:
-                peer = spread_peer(self.ranks, self.folder, snapshot, *as_peer)
+                peer = spread_peer(self.ranks, self.folder, snapshot, recipe, batch, name, round)
             else:
-                peer = build_peer(load_trained(self.recipe, self.folder, self.device, snapshot), *as_peer)
+                model = load_trained(recipe, self.folder, device, snapshot)
+                peer = build_peer(model, recipe, batch, name, round)
             if self.micro_batch is None:
-                peer.micro_batch = micro_batch_for(peer.local, self.recipe, self.link.leave_or_go_on)
-        self.take_up(peer)
-        recipe = hashlib.sha256(self.link.welcome.recipe.encode()).hexdigest()
-        return Prepared(peer, {**base_digests(read), "recipe": recipe})
+                peer.micro_batch = micro_batch_for(peer.local, recipe, self.link.leave_or_go_on)
+        self.restore_checkpoint(peer)
+        recipe_hash = hashlib.sha256(self.link.welcome.recipe.encode()).hexdigest()
+        return Prepared(peer, {**base_digests(read), "recipe": recipe_hash})
 
-    def told(self, p: Progress) -> None:
+    def _progress(self, p: Progress) -> None:
         from transport.peer import CatchUpState
 
         self.imports.check()
         what = f"fetching the {p.way.value}" if p.state is CatchUpState.WEIGHTS else "catching up"
-        self.tell(Progressed(what, p.done, p.total, "bytes", round(p.rate), p.eta))
+        self.show(Progressed(what, p.done, p.total, "bytes", round(p.rate), p.eta))
 
 
 class Imports:
-    """Imports and compiles what this very model needs, in a thread, while its weights come: it takes seconds.
+    """Imports and compiles what the model needs, for seconds, in a thread, while its weights arrive.
 
-    A model that this machine's transformers cannot make is found out before its weights are here. No other
-    thread may import these meanwhile: transformers' lazy modules do not bear it.
+    So a model that this machine's transformers cannot make is found before its weights are fetched. No other
+    thread may import these meanwhile: transformers' lazy modules are not thread-safe.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -219,11 +227,11 @@ class Imports:
             self.error = error
 
     def read(self, folder: Path) -> None:
-        """The model's config is here."""
+        """Hand over the folder in which the model's config now is."""
         self.folders.put(folder)
 
     def check(self) -> None:
-        """Raises what the thread met."""
+        """Raise what the thread met."""
         if self.error is not None:
             raise self.error
 
@@ -243,6 +251,6 @@ class Imports:
 
 
 def micro_batch_of(recipe: Recipe, wanted: int | None) -> int | None:
-    """Sequences in memory at once: this machine's word, else the recipe's; None: what there is memory for."""
+    """Choose the sequences in memory at once: this machine's, else the recipe's; None: to be measured."""
     asked = recipe.training.per_device_train_batch_size
     return wanted or (None if asked == "auto" else asked)

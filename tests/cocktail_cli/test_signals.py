@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cocktail_cli.errors import Interrupted
-from cocktail_cli.signals import Asked, leave_on_signal
+from cocktail_cli.signals import StopAsked, leave_on_signal
 
 
 def test_the_first_ctrl_c_asks_and_the_second_ends_with_130() -> None:
@@ -44,11 +44,11 @@ def test_the_handlers_of_before_are_back_afterwards() -> None:
 
 def test_where_nothing_is_in_flight_the_first_signal_ends_what_is_going_on() -> None:
     asked: list[str] = []
-    with leave_on_signal(asked.append) as wish:
-        with pytest.raises(Asked), wish.ending():
+    with leave_on_signal(asked.append) as request:
+        with pytest.raises(StopAsked), request.raising():
             signal.raise_signal(signal.SIGINT)
-        with pytest.raises(Asked), wish.ending():
-            raise AssertionError("not begun any more, once the wish is there")
+        with pytest.raises(StopAsked), request.raising():
+            raise AssertionError("not begun any more, once the request is there")
 
     assert asked == ["Ctrl-C"]
 

@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from cocktail_cli.host.hub_delegate import folded, versions
 from cocktail_cli.machine.run_registry import cache
 from cocktail_cli.ui.events import Event, Progressed
-from cocktail_cli.volunteer.bootstrap import Preparation
+from cocktail_cli.volunteer.bootstrap import Bootstrap
+from cocktail_cli.volunteer.limits import VolunteerLimits
 from cocktail_cli.volunteer.run_link import RunLink
 from compress import PACKET_VERSION
 from recipes.training.loop import StepDone, finetune
@@ -78,10 +79,10 @@ def offer(swarm: Swarm, file: Path) -> SnapshotOffer:
     return offered
 
 
-def preparation(swarm: Swarm, told: list[Event], name: str = "bob") -> Preparation:
+def preparation(swarm: Swarm, told: list[Event], name: str = "bob") -> Bootstrap:
     link = swarm.memory.link(name)
     link.connect(10)
-    return Preparation(link, "cpu", 2, told.append, nullcontext)
+    return Bootstrap(link, VolunteerLimits(name, ["cpu"], 2), told.append, nullcontext)
 
 
 @pytest.mark.parametrize("way", [CatchUpSource.BASE, CatchUpSource.SNAPSHOT])

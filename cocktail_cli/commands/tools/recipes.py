@@ -11,7 +11,7 @@ import typer
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import pick_device
 from cocktail_cli.options import Device, Json, Quiet, Recipe
-from cocktail_cli.volunteer import Has, lacking, needs
+from cocktail_cli.volunteer import Resources, VolunteerLimits, lacking, requirements_column
 
 app = typer.Typer(no_args_is_help=True, help="Recipes that come with cocktail, and the keys of a recipe.")
 
@@ -31,14 +31,14 @@ def list_(
     """
     from recipes.config import list_recipes
 
-    here = Has.here([pick_device(device)]) if fits else None
+    here = Resources.of(VolunteerLimits("", [pick_device(device)])) if fits else None
     rows = []
     for recipe in list_recipes():
         row = {
             "name": recipe.name,
             "model": recipe.model.model_name_or_path,
             "peers": f"{recipe.swarm.min_peers}+",
-            "needs": needs(recipe),
+            "needs": requirements_column(recipe),
         }
         if here is not None:
             row["here"] = "; ".join(lacking(recipe, here)) or "fits"

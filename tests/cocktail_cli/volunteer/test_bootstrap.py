@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cocktail_cli.ui.events import Progressed, Warning
-from cocktail_cli.volunteer.bootstrap import ANEW, Imports, Preparation
+from cocktail_cli.volunteer.bootstrap import OPTIMIZER_RESTARTS, Bootstrap, Imports
 from recipes.config.loader import load_recipe
 from recipes.errors import ModelError
 from transport.peer.catch_up import CatchUpSource
@@ -40,7 +40,7 @@ def test_who_leaves_before_there_is_a_config_does_not_wait_for_it() -> None:
 
 @pytest.mark.parametrize(
     ("stepped", "optim", "told"),
-    [(True, "adamw_8bit", []), (False, "adamw_8bit", [Warning(ANEW)]), (False, "sgd", [])],
+    [(True, "adamw_8bit", []), (False, "adamw_8bit", [Warning(OPTIMIZER_RESTARTS)]), (False, "sgd", [])],
 )
 def test_a_peer_that_is_back_says_where_its_optimizer_begins_anew(
     stepped: bool, optim: str, told: list[Warning]
@@ -49,11 +49,11 @@ def test_a_peer_that_is_back_says_where_its_optimizer_begins_anew(
     heard: list[object] = []
     kept: Any = SimpleNamespace(round=3, restore_residual=lambda _: None)
     machine = SimpleNamespace(plan=SimpleNamespace(way=CatchUpSource.SNAPSHOT))
-    back: Any = SimpleNamespace(kept=kept, machine=machine, tell=heard.append)
+    back: Any = SimpleNamespace(checkpoint=kept, machine=machine, show=heard.append)
     peer: Any = SimpleNamespace(
         local=SimpleNamespace(stepped=stepped), recipe=load_recipe("smoke", [f"optim={optim}"])
     )
 
-    Preparation.take_up(back, peer)
+    Bootstrap.restore_checkpoint(back, peer)
 
     assert heard == [Progressed("back with what it kept at round 3"), *told]

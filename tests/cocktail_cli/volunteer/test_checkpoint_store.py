@@ -6,25 +6,27 @@ import os
 import stat
 import sys
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from cocktail_cli.commands.run.join import Membership
 from cocktail_cli.errors import Failure
 from cocktail_cli.ui.events import Event
 from cocktail_cli.volunteer import checkpoint_store
-from cocktail_cli.volunteer.availability import Watch
+from cocktail_cli.volunteer.availability import Availability, AvailabilityMonitor
 from cocktail_cli.volunteer.base_weights import digest_of
 from cocktail_cli.volunteer.bootstrap import Prepared
-from cocktail_cli.volunteer.lending_terms import Lent, Terms
+from cocktail_cli.volunteer.checkpoint_store import CheckpointKey
+from cocktail_cli.volunteer.limits import VolunteerLimits
 from cocktail_cli.volunteer.run_link import RunLink
+from cocktail_cli.volunteer.session import VolunteerSession
 from recipes.config.schema import Recipe
 from recipes.training.loop import Peer, build_peer
 from transport.protocol.errors import Leaving, LinkLost, RunOver
 
-WHICH = ("amber-otter-42", "ann", "recipe-hash", "base-digest")
+KEY = CheckpointKey("amber-otter-42", "ann", "recipe-hash", "base-digest")
 
 
 def peer(moved: bool = True) -> Peer:
@@ -52,38 +54,38 @@ def told() -> list[str]:
 
 def test_the_same_peer_of_the_same_run_finds_it_once(told: list[str]) -> None:
     left, back = peer(), peer(moved=False)
-    assert checkpoint_store.keep(left, *WHICH, told.append) > 0
-    kept = checkpoint_store.find(*WHICH, told.append)
+    assert checkpoint_store.store(left, KEY, told.append) > 0
+    kept = checkpoint_store.find(KEY, told.append)
     assert kept is not None
     kept.restore(back)
 
     assert torch.equal(back.worker.x, left.worker.x)
     assert (kept.round, kept.fingerprint) == (0, left.worker.common.fingerprint)
-    assert checkpoint_store.find(*WHICH, told.append) is None, "or a crash later on would bring it back twice"
+    assert checkpoint_store.find(KEY, told.append) is None, "or a crash later on would bring it back twice"
     assert told == []
 
 
 @pytest.mark.parametrize(
-    ("changed", "what"), [(0, None), (1, None), (2, "another recipe"), (3, "another base")]
+    ("changed", "what"),
+    [("run", None), ("peer", None), ("recipe", "another recipe"), ("base", "another base")],
 )
-def test_nobody_else_does(changed: int, what: str | None, told: list[str]) -> None:
-    checkpoint_store.keep(peer(), *WHICH, told.append)
-    other = list(WHICH)
-    other[changed] = "other"
+def test_nobody_else_does(changed: str, what: str | None, told: list[str]) -> None:
+    checkpoint_store.store(peer(), KEY, told.append)
+    other = replace(KEY, **{changed: "other"})
 
-    assert checkpoint_store.find(*other, told.append) is None
-    assert checkpoint_store.find(*WHICH, told.append) is not None
+    assert checkpoint_store.find(other, told.append) is None
+    assert checkpoint_store.find(KEY, told.append) is not None
     assert what is None or (len(told) == 1 and what in told[0])
 
 
 def test_a_damaged_one_is_told_and_removed(told: list[str]) -> None:
-    checkpoint_store.keep(peer(), *WHICH, told.append)
-    path = checkpoint_store.path_of(*WHICH[:2])
+    checkpoint_store.store(peer(), KEY, told.append)
+    path = KEY.path
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(data)
 
-    assert checkpoint_store.find(*WHICH, told.append) is None
+    assert checkpoint_store.find(KEY, told.append) is None
     assert "damaged and removed" in told[0]
     assert not path.exists()
 
@@ -94,33 +96,33 @@ def test_a_disk_without_room_is_told_and_nothing_is_written(
     usage = SimpleNamespace(free=checkpoint_store.SPARE)
     monkeypatch.setattr(checkpoint_store.shutil, "disk_usage", lambda _: usage)
 
-    assert checkpoint_store.keep(peer(), *WHICH, told.append) == 0
+    assert checkpoint_store.store(peer(), KEY, told.append) == 0
     assert "residual is not kept: it takes" in told[0]
     assert not list(checkpoint_store.folder().rglob("*.*"))
 
 
 def test_a_peer_without_anything_of_its_own_keeps_nothing(told: list[str]) -> None:
-    assert checkpoint_store.keep(peer(moved=False), *WHICH, told.append) == 0
+    assert checkpoint_store.store(peer(moved=False), KEY, told.append) == 0
     assert (told, checkpoint_store.folder().exists()) == ([], False)
 
 
 def test_a_run_that_is_over_and_one_long_silent_leave_nothing(told: list[str]) -> None:
-    checkpoint_store.keep(peer(), *WHICH, told.append)
-    checkpoint_store.keep(peer(), "old-newt-7", *WHICH[1:], told.append)
-    checkpoint_store.forget(WHICH[0])
-    assert checkpoint_store.find(*WHICH, told.append) is None
+    checkpoint_store.store(peer(), KEY, told.append)
+    checkpoint_store.store(peer(), replace(KEY, run="old-newt-7"), told.append)
+    checkpoint_store.delete_run(KEY.run)
+    assert checkpoint_store.find(KEY, told.append) is None
 
     old = checkpoint_store.path_of("old-newt-7", "ann")
     os.utime(old, (0, 0))
-    checkpoint_store.keep(peer(), *WHICH, told.append)
+    checkpoint_store.store(peer(), KEY, told.append)
     assert not old.exists()
-    checkpoint_store.forget("never-heard-of")
+    checkpoint_store.delete_run("never-heard-of")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other rights")
 def test_nobody_else_on_the_machine_can_read_it(told: list[str]) -> None:
-    checkpoint_store.keep(peer(), *WHICH, told.append)
-    path = checkpoint_store.path_of(*WHICH[:2])
+    checkpoint_store.store(peer(), KEY, told.append)
+    path = KEY.path
 
     assert [stat.S_IMODE(p.stat().st_mode) for p in (path, path.parent)] == [0o600, 0o700]
 
@@ -128,7 +130,7 @@ def test_nobody_else_on_the_machine_can_read_it(told: list[str]) -> None:
 @pytest.mark.parametrize("name", ["../ann", "", "a/b", ".hidden", "x" * 300])
 def test_a_name_that_is_none_for_a_file_is_refused(name: str, told: list[str]) -> None:
     with pytest.raises(Failure, match="the hub gives the name"):
-        checkpoint_store.find("amber-otter-42", name, "r", "b", told.append)
+        checkpoint_store.find(replace(KEY, peer=name), told.append)
 
 
 class Shown:
@@ -173,14 +175,15 @@ def test_a_stay_keeps_what_is_its_own_unless_the_run_is_over(
 ) -> None:
     """An earlier state of a run that is over goes as well."""
     view, link = Shown(), FakeLink(end)
-    lent = Lent("ann", ["cpu"], None, ask=False)
-    watch = Watch(Terms(), ["cpu"], pytest.fail)
-    membership = Membership(SimpleNamespace(run="amber-otter-42"), lent, view, watch)  # type: ignore[arg-type]
+    limits = VolunteerLimits("ann", ["cpu"])
+    monitor = AvailabilityMonitor(Availability(), ["cpu"], pytest.fail)
+    session = VolunteerSession(SimpleNamespace(run="amber-otter-42"), limits, view, monitor)  # type: ignore[arg-type]
     welcome = SimpleNamespace(run="amber-otter-42", name="ann", recipe_hash="r", base=[], round=0)
     old = checkpoint_store.path_of("amber-otter-42", "ann")
     mine = peer()
-    checkpoint_store.keep(mine, "amber-otter-42", "ann", "r", digest_of([]), lambda _: None)
-    kept_of = checkpoint_store.find("amber-otter-42", "ann", "r", digest_of([]), lambda _: None)
+    key = CheckpointKey("amber-otter-42", "ann", "r", digest_of([]))
+    checkpoint_store.store(mine, key, lambda _: None)
+    kept_of = checkpoint_store.find(key, lambda _: None)
 
     def carry_out() -> Prepared:
         back = peer(moved=False)
@@ -191,14 +194,14 @@ def test_a_stay_keeps_what_is_its_own_unless_the_run_is_over(
         assert not old.exists(), "it is in use"
         raise end
 
-    monkeypatch.setattr(membership, "train", train)
-    preparation = SimpleNamespace(carry_out=carry_out, recipe=mine.recipe)
+    monkeypatch.setattr(session, "train", train)
+    bootstrap = SimpleNamespace(carry_out=carry_out, recipe=mine.recipe)
     try:
-        membership.stay(RunLink(link), welcome, preparation)  # type: ignore[arg-type]
+        session.train_and_store(RunLink(link), welcome, bootstrap)  # type: ignore[arg-type]
     except LinkLost:
         assert isinstance(end, LinkLost)
 
     assert old.exists() == kept
-    assert membership.peer is not None
-    assert torch.equal(membership.peer.worker.x, mine.worker.x), "it was found"
-    assert not membership.keeping
+    assert session.peer is not None
+    assert torch.equal(session.peer.worker.x, mine.worker.x), "it was found"
+    assert not session.storing

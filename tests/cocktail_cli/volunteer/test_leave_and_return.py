@@ -11,11 +11,16 @@ import pytest
 from forked import Forked, needs_fork
 from test_processes import LAUNCH
 
-from cocktail_cli.commands.run.join import Membership
-from cocktail_cli.machine.opening_hours import parse_hours
 from cocktail_cli.ui.events import Event, Left, Progressed, Step
-from cocktail_cli.volunteer.availability import Watch, stays
-from cocktail_cli.volunteer.lending_terms import Lent, Mood, Terms
+from cocktail_cli.volunteer.availability import (
+    Availability,
+    AvailabilityMonitor,
+    AvailabilityState,
+    parse_hours,
+    take_turns,
+)
+from cocktail_cli.volunteer.limits import VolunteerLimits
+from cocktail_cli.volunteer.session import VolunteerSession
 from transport import parse_url
 
 pytestmark = [pytest.mark.slow, needs_fork]
@@ -58,20 +63,20 @@ def test_a_leaver_hands_over_keeps_the_rest_and_finds_it_when_it_comes_back(
     assert (launch.folder / "out" / "model.safetensors").is_file()
 
 
-class Scripted(Watch):
-    """Terms that end this machine's part after its third step, and allow it again a moment later."""
+class Scripted(AvailabilityMonitor):
+    """Rules that end this machine's part after its third step, and allow it again a moment later."""
 
     def __init__(self, told: list[Event]) -> None:
-        super().__init__(Terms(hours=parse_hours("00:00-23:59")), ["cpu"], lambda what: None)
+        super().__init__(Availability(hours=parse_hours("00:00-23:59")), ["cpu"], lambda what: None)
         self.told, self.paused = told, 0
 
-    def look(self, ours: set[int] | None) -> Mood:
+    def update(self, ours: set[int] | None) -> AvailabilityState:
         steps = sum(isinstance(event, Step) for event in self.told)
         if ours is None:
-            self.mood, self.paused = Mood(), self.paused + (steps > 0)
+            self.state, self.paused = AvailabilityState(), self.paused + (steps > 0)
         elif steps >= 3 and not self.paused:
-            self.mood = Mood(pause="outside 22:00-07:00, back at 22:00")
-        return self.mood
+            self.state = AvailabilityState(pause="outside 22:00-07:00, back at 22:00")
+        return self.state
 
 
 class Seen:
@@ -90,18 +95,18 @@ class Seen:
 def test_a_machine_outside_its_hours_leaves_in_good_order_and_is_back_with_what_it_kept(
     forked: Forked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cocktail_cli.volunteer.availability.LOOK_S", 0.1)
-    view, lent = Seen(), Lent("gus", ["cpu"], None, ask=False)
-    watch = Scripted(view.events)
+    monkeypatch.setattr("cocktail_cli.volunteer.availability.POLL_S", 0.1)
+    view, limits = Seen(), VolunteerLimits("gus", ["cpu"])
+    monitor = Scripted(view.events)
     launch = forked.start(tmp_path / "launch", *LAUNCH, "max_steps=12", "--peers", "0")
     url = parse_url(launch.next("run_started")["url"])
 
-    def stay(again: bool) -> Membership:
-        member = Membership(url, lent, view, watch)
-        member.last(60.0, life_line=False)
+    def session(again: bool) -> VolunteerSession:
+        member = VolunteerSession(url, limits, view, monitor)
+        member.take_part(60.0, life_line=False)
         return member
 
-    assert stays(watch, stay, False, view.show) == 0
+    assert take_turns(monitor, session, False, view.show) == 0
     assert launch.wait() == 0
 
     (left,) = launch.events("peer_left")[:1]

@@ -1,4 +1,4 @@
-"""When a volunteer's machine takes part: hours, heat, others at its GPU; and how it leaves and comes back."""
+"""A volunteer's machine takes part by hours, heat and who else uses its GPU; it leaves and comes back."""
 
 from __future__ import annotations
 
@@ -15,17 +15,30 @@ from hypothesis import strategies as st
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine.devices import limit_memory
-from cocktail_cli.machine.opening_hours import Hours, next_at, parse_hours, parse_time
 from cocktail_cli.machine.units import parse_size
 from cocktail_cli.ui.events import Event, Progressed
 from cocktail_cli.volunteer import availability as module
-from cocktail_cli.volunteer.availability import Watch, stays
+from cocktail_cli.volunteer.availability import (
+    BUSY_S,
+    COOLER,
+    FREE_S,
+    Availability,
+    AvailabilityMonitor,
+    DailyHours,
+    GpuReading,
+    NvidiaGpus,
+    decide,
+    next_at,
+    nvidia_gpus,
+    parse_hours,
+    parse_time,
+    take_turns,
+)
+from cocktail_cli.volunteer.availability import AvailabilityState as State
 from cocktail_cli.volunteer.base_weights import room
-from cocktail_cli.volunteer.lending_terms import BUSY_S, COOLER, FREE_S, Gauge, Mood, Terms, decide
-from cocktail_cli.volunteer.nvml import NvidiaGpus, nvidia_gpus
 from transport.protocol.errors import RefusedByHub
 
-NIGHT = Hours(time(22), time(7))
+NIGHT = DailyHours(time(22), time(7))
 NOON, MIDNIGHT = datetime(2026, 11, 22, 12), datetime(2026, 11, 23)
 TIMES = st.datetimes(datetime(2026, 1, 1), datetime(2026, 12, 31))
 
@@ -41,7 +54,7 @@ def test_a_moment_is_within_the_hours_or_within_those_that_they_leave_out(
     now: datetime, start: time, end: time
 ) -> None:
     if start != end:
-        assert Hours(start, end).open(now) != Hours(end, start).open(now)
+        assert DailyHours(start, end).open(now) != DailyHours(end, start).open(now)
 
 
 @given(TIMES, st.times())
@@ -65,52 +78,52 @@ def test_hours_are_read_as_they_are_written() -> None:
 
 
 def test_outside_its_hours_a_machine_pauses_and_says_when_it_is_back() -> None:
-    terms = Terms(hours=NIGHT)
+    rules = Availability(hours=NIGHT)
 
-    assert decide(terms, Mood(), NOON, 0.0, Gauge()).pause == "outside 22:00-07:00, back at 22:00"
-    assert decide(terms, Mood(), MIDNIGHT, 0.0, Gauge()).pause == ""
+    assert decide(rules, State(), NOON, 0.0, GpuReading()).pause == "outside 22:00-07:00, back at 22:00"
+    assert decide(rules, State(), MIDNIGHT, 0.0, GpuReading()).pause == ""
 
 
 def test_at_its_time_a_machine_leaves_for_good() -> None:
-    terms = Terms(hours=NIGHT, until=NOON)
+    rules = Availability(hours=NIGHT, until=NOON)
 
-    assert decide(terms, Mood(), NOON, 0.0, Gauge()).over == "it is 12:00"
-    assert not decide(terms, Mood(), NOON - timedelta(hours=6), 0.0, Gauge()).over
+    assert decide(rules, State(), NOON, 0.0, GpuReading()).over == "it is 12:00"
+    assert not decide(rules, State(), NOON - timedelta(hours=6), 0.0, GpuReading()).over
 
 
 def test_a_hot_gpu_rests_until_it_is_cooler_by_a_margin() -> None:
-    terms, mood, paused = Terms(max_temp=80), Mood(), []
+    rules, state, paused = Availability(max_temp=80), State(), []
     for temperature in (80, 81, 79, 80 - COOLER + 1, 80 - COOLER, 80):
-        mood = decide(terms, mood, NOON, 0.0, Gauge(temperature=temperature))
-        paused.append(bool(mood.pause))
+        state = decide(rules, state, NOON, 0.0, GpuReading(temperature=temperature))
+        paused.append(bool(state.pause))
 
     assert paused == [False, True, True, True, False, False]
 
 
 def test_another_program_has_the_gpu_once_it_stays_and_until_it_has_gone() -> None:
-    terms, mood, paused = Terms(only_idle=True), Mood(), []
+    rules, state, paused = Availability(only_idle=True), State(), []
     uses = [(0.0, 0.5), (BUSY_S - 1, 0.0), (BUSY_S, 0.5), (2 * BUSY_S, 0.5), (40.0, 0.0), (60.0, 0.9)]
     uses += [(70.0, 0.0), (70.0 + FREE_S - 1, 0.0), (70.0 + FREE_S, 0.0)]
     for at, others in uses:
-        mood = decide(terms, mood, NOON, at, Gauge(others=others))
-        paused.append(bool(mood.pause))
+        state = decide(rules, state, NOON, at, GpuReading(others=others))
+        paused.append(bool(state.pause))
 
     assert paused == [False, False, False, True, True, True, True, True, False]
 
 
 def test_what_the_gpu_does_not_say_changes_nothing() -> None:
-    terms = Terms(only_idle=True, max_temp=80)
-    hot = decide(terms, Mood(), NOON, 0.0, Gauge(temperature=90))
+    rules = Availability(only_idle=True, max_temp=80)
+    hot = decide(rules, State(), NOON, 0.0, GpuReading(temperature=90))
 
-    assert decide(terms, hot, NOON, 1.0, Gauge()).pause == hot.pause != ""
-    assert decide(terms, Mood(), NOON, 1.0, Gauge()).pause == ""
+    assert decide(rules, hot, NOON, 1.0, GpuReading()).pause == hot.pause != ""
+    assert decide(rules, State(), NOON, 1.0, GpuReading()).pause == ""
 
 
-@pytest.mark.parametrize("terms", [Terms(), Terms(hours=Hours(time(0), time(23)))])
-def test_nobody_is_asked_about_a_gpu_that_the_terms_do_not_name(terms: Terms) -> None:
+@pytest.mark.parametrize("rules", [Availability(), Availability(hours=DailyHours(time(0), time(23)))])
+def test_nobody_is_asked_about_a_gpu_that_the_terms_do_not_name(rules: Availability) -> None:
     said: list[str] = []
 
-    assert Watch(terms, ["cuda:0"], said.append).gpus is None
+    assert AvailabilityMonitor(rules, ["cuda:0"], said.append).gpus is None
     assert not said
 
 
@@ -151,9 +164,9 @@ def test_what_others_take_of_a_gpu_is_the_mean_of_their_samples_and_never_our_ow
     driver = Driver([7, 8], [(7, 90, 1), (8, 20, 2), (8, 40, 3)])
     gpus = NvidiaGpus(driver, ["gpu"], pytest.fail)
 
-    assert gpus.look({7}) == Gauge(71, 0.3)
-    assert gpus.look({7}) == Gauge(71, 0.0), "each sample counts once"
-    assert gpus.look(None) == Gauge(71, 0.35), "who does not train is nobody of these"
+    assert gpus.read({7}) == GpuReading(71, 0.3)
+    assert gpus.read({7}) == GpuReading(71, 0.0), "each sample counts once"
+    assert gpus.read(None) == GpuReading(71, 0.35), "who does not train is nobody of these"
 
 
 def test_a_driver_that_does_not_know_our_own_process_calls_nobody_another() -> None:
@@ -161,13 +174,13 @@ def test_a_driver_that_does_not_know_our_own_process_calls_nobody_another() -> N
     said: list[str] = []
     gpus = NvidiaGpus(Driver([4711], [(4711, 90, 1)]), ["gpu"], said.append)
 
-    assert gpus.look({7}).others is None
-    assert gpus.look({7}).others is None
+    assert gpus.read({7}).others is None
+    assert gpus.read({7}).others is None
     assert len(said) == 1
 
 
 def test_a_gpu_that_says_nothing_of_its_warmth_is_not_held_hot() -> None:
-    assert NvidiaGpus(Driver(), ["dumb"], pytest.fail).look(None).temperature is None
+    assert NvidiaGpus(Driver(), ["dumb"], pytest.fail).read(None).temperature is None
 
 
 def test_a_machine_without_nvidia_says_what_has_no_effect() -> None:
@@ -177,7 +190,7 @@ def test_a_machine_without_nvidia_says_what_has_no_effect() -> None:
     assert "no effect" in said[0]
 
 
-# ---- stays -------------------------------------------------------------------------------------------------
+# ---- sessions ---------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -188,52 +201,52 @@ class Ended:
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
-    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    monkeypatch.setattr(module, "POLL_S", 0.0)
     return []
 
 
-class Moods(Watch):
+class Scripted(AvailabilityMonitor):
     """Decides as told, in this order."""
 
-    def __init__(self, *moods: Mood) -> None:
-        super().__init__(Terms(), [], pytest.fail)
-        self.coming = list(moods)
+    def __init__(self, *states: State) -> None:
+        super().__init__(Availability(), [], pytest.fail)
+        self.coming = list(states)
 
-    def look(self, ours: set[int] | None) -> Mood:
-        self.mood = self.coming.pop(0)
-        return self.mood
+    def update(self, ours: set[int] | None) -> State:
+        self.state = self.coming.pop(0)
+        return self.state
 
 
-GO, HOT = Mood(), Mood(pause="the GPU is too hot")
+GO, HOT = State(), State(pause="the GPU is too hot")
 
 
 def test_a_machine_that_paused_waits_and_joins_again(shown: list[Event]) -> None:
     ends, again = [Ended(True, 75), Ended(True, 75), Ended(False, 0)], []
 
-    def stay(back: bool) -> Ended:
+    def session(back: bool) -> Ended:
         again.append(back)
         return ends.pop(0)
 
-    status = stays(Moods(HOT, GO, HOT, HOT, GO, GO), stay, False, shown.append)
+    status = take_turns(Scripted(HOT, GO, HOT, HOT, GO, GO), session, False, shown.append)
 
     assert (status, again) == (0, [False, True, True])
     assert shown == [Progressed("paused: the GPU is too hot")] * 2
 
 
 def test_who_is_to_be_asked_is_asked_before_any_waiting(shown: list[Event]) -> None:
-    assert stays(Moods(), lambda back: Ended(False, 3), True, shown.append) == 3
+    assert take_turns(Scripted(), lambda back: Ended(False, 3), True, shown.append) == 3
 
 
 def test_a_machine_whose_time_is_over_does_not_join(shown: list[Event]) -> None:
-    over = Mood(over="it is 08:00")
+    over = State(over="it is 08:00")
 
-    assert stays(Moods(over), lambda back: pytest.fail("joined"), False, shown.append) == 0
+    assert take_turns(Scripted(over), lambda back: pytest.fail("joined"), False, shown.append) == 0
 
 
 def test_a_run_that_ended_during_a_pause_is_no_failure_but_one_that_was_never_joined_is(
     shown: list[Event],
 ) -> None:
-    def stay(back: bool) -> Ended:
+    def session(back: bool) -> Ended:
         if back:
             raise RefusedByHub("over", "the run is over")
         return Ended(True, 75)
@@ -241,9 +254,9 @@ def test_a_run_that_ended_during_a_pause_is_no_failure_but_one_that_was_never_jo
     def late(back: bool) -> Ended:
         raise RefusedByHub("over", "the run is over")
 
-    assert stays(Moods(GO, GO), stay, False, shown.append) == 0
+    assert take_turns(Scripted(GO, GO), session, False, shown.append) == 0
     with pytest.raises(RefusedByHub):
-        stays(Moods(GO), late, False, shown.append)
+        take_turns(Scripted(GO), late, False, shown.append)
 
 
 # ---- limits ------------------------------------------------------------------------------------------------

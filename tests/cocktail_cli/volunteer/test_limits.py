@@ -9,15 +9,15 @@ import pytest
 from in_this_process import Run
 from stalling_hub import Material, stalling_hub
 
-from cocktail_cli.volunteer.requirements import Has, check, lacking, needs
+from cocktail_cli.volunteer.limits import Resources, check_requirements, lacking, requirements_column
 from recipes.config.loader import load_recipe
 
 GB = 10**9
 WANTS = ["swarm.requires.vram=24GB", "swarm.requires.disk=30GB", "swarm.requires.bandwidth_mbps=20"]
 
 
-def has(memory: float = 24, disk: float = 30, mbit: float = 20) -> Has:
-    return Has(int(memory * GB), int(disk * GB), mbit * 1e6 / 8)
+def has(memory: float = 24, disk: float = 30, mbit: float = 20) -> Resources:
+    return Resources(int(memory * GB), int(disk * GB), mbit * 1e6 / 8)
 
 
 @pytest.mark.parametrize(
@@ -31,16 +31,16 @@ def has(memory: float = 24, disk: float = 30, mbit: float = 20) -> Has:
         (has(memory=0, mbit=0), []),  # not known
     ],
 )
-def test_a_machine_lacks_what_is_below_what_is_required(machine: Has, words: list[str]) -> None:
+def test_a_machine_lacks_what_is_below_what_is_required(machine: Resources, words: list[str]) -> None:
     assert lacking(load_recipe("smoke", WANTS), machine) == words
 
 
 def test_a_recipe_that_requires_nothing_fits_everywhere() -> None:
     recipe = load_recipe("smoke")
 
-    assert (lacking(recipe, has(0, 0, 0)), needs(recipe)) == ([], "-")
-    assert needs(load_recipe("smoke", WANTS)) == "24 GB 20 Mbit"
-    check(recipe, has(0, 0, 0))
+    assert (lacking(recipe, has(0, 0, 0)), requirements_column(recipe)) == ([], "-")
+    assert requirements_column(load_recipe("smoke", WANTS)) == "24 GB 20 Mbit"
+    check_requirements(recipe, has(0, 0, 0))
 
 
 def test_the_list_says_what_this_machine_can_do(cocktail: Run) -> None:

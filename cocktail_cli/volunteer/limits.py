@@ -1,0 +1,87 @@
+"""What a volunteer lends, and whether that meets what a run requires (`swarm.requires`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cocktail_cli.errors import Failure
+from cocktail_cli.machine import hardware, memory_of
+from cocktail_cli.ui import megabytes
+
+from .base_weights import room
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe
+
+NOMINAL = 0.92  # share of a size as sold that programs can have: 24 GB cards give 22 to 23.6 GiB
+
+
+@dataclass(frozen=True)
+class VolunteerLimits:
+    """What this machine lends to a run, as its user set it with options."""
+
+    name: str
+    devices: list[str]  # several: one peer is spread over them
+    micro_batch_size: int | None = None  # None: the recipe decides
+    ask: bool = False  # prompt before anything is fetched
+    max_up: float | None = None  # bytes a second
+    max_down: float | None = None
+    listen: str | None = None  # "host:port" where other peers reach this machine: it then aggregates shards
+    advertise: str | None = None  # the same, as the others dial it
+    vram_limit: int | None = None  # bytes of each GPU
+    max_disk: int | None = None  # bytes of fetched models and of checkpoints
+    trust_remote_code: bool = False
+
+    @property
+    def hardware(self) -> str:
+        return hardware(self.devices[0], len(self.devices))
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a run can use of this machine. 0: unknown, which never excludes it."""
+
+    memory: int  # bytes, of all devices that train
+    disk: int  # bytes free where models are fetched to
+    rate: float  # bytes a second, the lower of up and down
+
+    @classmethod
+    def of(cls, limits: VolunteerLimits, fetched: int = 0) -> Resources:
+        """Measure this machine within its limits. `fetched`: bytes of the base model already on the disk."""
+        memory = sum(min(memory_of(d), limits.vram_limit or memory_of(d)) for d in set(limits.devices))
+        rates = [rate for rate in (limits.max_up, limits.max_down) if rate]
+        return cls(memory, room(limits.max_disk) + fetched, min(rates, default=0.0))
+
+
+def lacking(recipe: Recipe, have: Resources) -> list[str]:
+    """Describe each requirement of the recipe that this machine does not meet."""
+    wants, found = recipe.swarm.requires, list[str]()
+    if wants is None:
+        return found
+    if wants.vram and have.memory and have.memory < NOMINAL * wants.vram:
+        found.append(f"{megabytes(wants.vram)} of memory needed, {megabytes(have.memory)} here")
+    if wants.disk and have.disk < wants.disk:
+        found.append(f"{megabytes(wants.disk)} of disk needed, {megabytes(max(0, have.disk))} free")
+    if wants.bandwidth_mbps and have.rate and 8e-6 * have.rate < wants.bandwidth_mbps:
+        found.append(f"{wants.bandwidth_mbps:g} Mbit/s needed, {8e-6 * have.rate:g} allowed here")
+    return found
+
+
+def check_requirements(recipe: Recipe, have: Resources) -> None:
+    """Raise Failure (rejected) where this machine falls short."""
+    if short := lacking(recipe, have):
+        hints = ("cocktail recipes list --fits says what this machine can do",)
+        raise Failure(
+            "rejected", f"the run requires more than this machine has: {'; '.join(short)}", hints=hints
+        )
+
+
+def requirements_column(recipe: Recipe) -> str:
+    """Shorten the requirements for a table's column: `24 GB 20 Mbit`."""
+    wants = recipe.swarm.requires
+    if wants is None:
+        return "-"
+    parts = [f"{wants.vram / 1e9:.0f} GB"] if wants.vram else []
+    parts += [f"{wants.bandwidth_mbps:g} Mbit"] if wants.bandwidth_mbps else []
+    return " ".join(parts) or "-"

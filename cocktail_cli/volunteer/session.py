@@ -1,0 +1,313 @@
+"""One session of a volunteer in a run, from the handshake to the goodbye."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import ExitStack, closing
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, cast
+
+import typer
+
+from cocktail_cli.errors import EXIT, explain
+from cocktail_cli.host import hold_life_line
+from cocktail_cli.machine import cache, check_trust, door_at, own_keys, under
+from cocktail_cli.signals import (
+    LEAVE_WITHIN,
+    PAUSE_WITHIN,
+    LeaveRequest,
+    StopAsked,
+    leave_in_time,
+    leave_on_signal,
+)
+from cocktail_cli.ui import (
+    Joined,
+    Left,
+    Progressed,
+    View,
+    Warning,
+    counted,
+    megabytes,
+    poll_status,
+    printable,
+)
+
+from . import checkpoint_store
+from .availability import AvailabilityMonitor
+from .base_weights import taken
+from .bootstrap import Bootstrap
+from .gpu_processes import Ranks
+from .join_prompt import fitted, says_yes, screen
+from .limits import Resources, VolunteerLimits, check_requirements
+from .step_events import OwnSteps
+
+if TYPE_CHECKING:
+    from recipes.config import Recipe
+    from recipes.training import Link, Peer
+    from transport import PeerLink, RunURL
+    from transport.aggregators import ShardServer
+    from transport.protocol import CurveKeys, Welcome
+
+    from .run_link import RunLink
+
+CONNECT_TIMEOUT = 5.0  # seconds for the hub to answer, where the caller's patience is shorter
+STATUS_TIMEOUT = 5.0  # seconds for the hub to answer how all peers are
+
+
+class VolunteerSession:
+    """Takes part in a run once; `take_part` does all of it."""
+
+    def __init__(
+        self, url: RunURL, limits: VolunteerLimits, view: View, monitor: AvailabilityMonitor
+    ) -> None:
+        self.url, self.limits, self.view, self.monitor = url, limits, view, monitor
+        self.steps = 0
+        self.leave_reason, self.leave_by = "", inf  # deadline on the monotonic clock
+        self.run: RunLink | None = None  # from the user's yes on
+        self.peer: Peer | None = None  # once it is built
+        self.storing = False  # its checkpoint is being written
+        self.door: ShardServer | None = None  # where other peers reach it
+
+    @property
+    def status(self) -> int:
+        """The exit status after an orderly end: 75 where a later start may go on, as this machine was taken
+        away or the run failed and may be resumed.
+        """
+        if self.run is not None and self.run.ended is not None:
+            return EXIT["lost"] if self.run.resumable else 0
+        return EXIT["lost"] if self.leave_reason == "SIGTERM" or self.paused else 0
+
+    @property
+    def paused(self) -> bool:
+        """True where it left because this machine is not available now."""
+        ended, pause = self.run is not None and self.run.ended is not None, self.monitor.state.pause
+        return bool(pause) and self.leave_reason == pause and not ended
+
+    def warn(self, what: str) -> None:
+        self.view.show(Warning(what))
+
+    def take_part(self, patience: float, life_line: bool) -> None:
+        """Join, train and leave.
+
+        Args:
+            patience: seconds to keep trying while the hub cannot be reached.
+            life_line: leave when stdin ends, as the launching process of a local peer has ended then.
+        """
+        from cocktail_cli.host import versions
+        from transport import Bandwidth, PeerLink
+
+        limits, keys = self.limits, own_keys()
+        with ExitStack() as stack:
+            alone = stack.enter_context(under(self.url.run, limits.name))
+            reachable = self._open_door(keys)
+            if self.door is not None:
+                stack.enter_context(closing(self.door))
+            link = PeerLink(
+                self.url,
+                limits.name,
+                limits.hardware,
+                versions(),
+                keys=keys,
+                alone=alone,
+                owns=bool(reachable),
+                reachable=reachable,
+                bandwidth=Bandwidth(limits.max_up, limits.max_down),
+                told=self.warn,
+            )
+            stack.enter_context(closing(link))
+            leave = partial(self.leave, link)
+            request = stack.enter_context(leave_on_signal(leave, link.abandon))
+            if life_line:
+                hold_life_line(leave, lambda: self.storing)
+            goodbye = partial(link.leave, "asked to leave", 1.0)
+            stack.enter_context(leave_in_time(lambda: self.leave_by, goodbye, lambda: self.status))
+            self._say_goodbye_after(link, patience, request)
+
+    def _say_goodbye_after(self, link: PeerLink, patience: float, request: LeaveRequest) -> None:
+        """Take part, and tell the hub in the end why this peer leaves."""
+        from transport.protocol import Leaving
+
+        try:
+            if not self._joined_and_trained(link, patience, request):
+                link.leave("declined")
+                return
+        except (Leaving, StopAsked):  # before there was anything to finish
+            link.leave(self.leave_reason)
+        except Exception as error:
+            link.leave(explain(error).code.replace("_", " "))  # the others read why: "out of memory"
+            raise
+        self.view.show(self._left(link))
+
+    def leave(self, link: PeerLink, why: str) -> None:
+        """Ask the training under way to end."""
+        self.leave_reason = why
+        pauses = why == self.monitor.state.pause
+        self.leave_by = time.monotonic() + (PAUSE_WITHIN if pauses else LEAVE_WITHIN)
+        if pauses and self.run is not None:
+            self.run.why = why  # for the other peers to read
+        link.leave_requested.set()
+
+    # ---- before training -----------------------------------------------------------------------------------
+
+    def _open_door(self, keys: CurveKeys) -> str:
+        """Listen for other peers, if wanted; return the address they dial. Raises AddressInUse, Failure."""
+        from .shard_aggregator_link import open_door
+
+        if self.limits.listen is None:
+            return ""
+        place = door_at(self.limits.listen, self.limits.advertise)
+        self.door, port = open_door(place.bind, place.port, keys, self.url)
+        return place.dialled(port)
+
+    def _joined_and_trained(self, link: PeerLink, patience: float, request: LeaveRequest) -> bool:
+        """Connect, ask the user, train to the end of the run or session. False: the user declined."""
+        from .run_link import RunLink
+
+        limits = self.limits
+        self.view.show(Progressed(f"dialling {self.url.address}"))
+        welcome = link.connect(max(CONNECT_TIMEOUT, patience))
+        with request.raising():
+            checkpoint = checkpoint_store.find(checkpoint_store.CheckpointKey.of(welcome), self.warn)
+            bootstrap = Bootstrap(link, limits, self.view.show, request.raising, checkpoint)
+            check_trust(bootstrap.recipe, limits.trust_remote_code, "rejected")
+            check_requirements(bootstrap.recipe, Resources.of(limits, bootstrap.bytes_here))
+            if len(limits.devices) > 1:
+                from recipes.multi_gpu import check_spreadable
+
+                check_spreadable(bootstrap.recipe)
+            if not self._agreed(welcome, bootstrap):
+                return False
+        self.run = RunLink(link)
+        with ExitStack() as stack:
+            ours = {os.getpid()}
+            if len(limits.devices) > 1:
+                ranks = Ranks(limits.devices, lambda: self.leave(link, "rank lost"), limits.vram_limit)
+                bootstrap.ranks = stack.enter_context(closing(ranks))
+                ours |= {process.pid for process in ranks.processes}
+            stack.enter_context(self.monitor.watching(ours, partial(self.leave, link)))
+            self.train_and_store(self.run, welcome, bootstrap)
+            if bootstrap.ranks is not None and self.run.ended is None:
+                bootstrap.ranks.check()
+        return True
+
+    def _agreed(self, welcome: Welcome, bootstrap: Bootstrap) -> bool:
+        """Show what the run is and will do here, and ask whether to join."""
+        from transport import ask_status
+
+        recipe = bootstrap.recipe
+        if self.limits.ask:
+            for line in screen(self.url, bootstrap, self.monitor.rules.lines()):
+                for part in fitted(line, shutil.get_terminal_size().columns):
+                    typer.echo(part, err=True)
+            if not says_yes(f'Join as "{welcome.name}"?'):
+                return False
+        every, size = recipe.logging.logging_steps, bootstrap.bytes
+        self.view.show(Joined(welcome.run, welcome.name, recipe.name, welcome.recipe_hash, size, every))
+        poll_status(self.view, partial(ask_status, self.url, STATUS_TIMEOUT))
+        return True
+
+    # ---- training ------------------------------------------------------------------------------------------
+
+    def train_and_store(self, run: RunLink, welcome: Welcome, bootstrap: Bootstrap) -> None:
+        """Train from the welcome to the goodbye, then store a checkpoint in case this peer returns."""
+        from transport.protocol import Leaving, LinkLost, RunOver
+
+        try:
+            prepared = bootstrap.carry_out()
+            run.holds, run.name, self.peer = prepared.holds, run.link.name, prepared.peer
+            self._aggregate_shards(run, prepared.peer, bootstrap.recipe)
+            self.train(run, prepared.peer)
+        except RunOver as over:
+            run.ended, run.finished, run.resumable = str(over), over.finished, over.resumable
+        except Leaving:
+            run.link.leave(self.leave_reason)
+        except LinkLost:
+            self._store(run, welcome)
+            raise
+        self._store(run, welcome)
+
+    def _aggregate_shards(self, run: RunLink, peer: Peer, recipe: Recipe) -> None:
+        """Where peers aggregate shards: connect to them, and be one if this machine can be reached."""
+        from transport.aggregators import AggregatorThread
+
+        from .shard_aggregator_link import half_of, to_owners
+
+        run.shards = recipe.compression.shards
+        if recipe.swarm.owners == "hub":
+            if self.door is not None:
+                self.warn("in this run the hub aggregates all shards: nobody dials this machine")
+            return
+        run.direct = to_owners(run.link, own_keys())
+        if self.door is not None:
+            path = checkpoint_store.shard_path(self.url.run, run.name, self.url.key)
+            half = half_of(recipe, peer.local.layout.size, path, self.warn)
+            run.owning = AggregatorThread(run.link, half, self.door, self.warn)
+            run.owning.start()
+
+    def train(self, run: RunLink, peer: Peer) -> None:
+        """Train until the end, going on in a renewed session where the hub was restarted."""
+        from recipes.training import finetune
+        from transport.protocol import SessionRenewed
+
+        while True:
+            steps = OwnSteps(run)
+            try:
+                # The cast: messages are frozen, and a Protocol's plain attributes promise to be settable.
+                for event in finetune(cast("Link", run), peer, run.link.welcome.round):
+                    self._show(event, steps, peer)
+                return
+            except SessionRenewed as renewed:
+                peer.undelivered.clear()  # the hub leases to others what the old session did not deliver
+                run.name = run.link.name
+                self.warn(str(renewed))
+
+    def _show(self, event: object, steps: OwnSteps, peer: Peer) -> None:
+        from recipes.training import CaughtUp, HandedOver, Lowered, StepDone
+
+        if isinstance(event, CaughtUp) and event.packets:
+            packets = counted(event.packets, "packet")
+            self.view.show(Progressed(f"caught up to round {event.round} with {packets}"))
+        elif isinstance(event, Lowered):
+            self.warn(f"memory is full: micro-batches of {event.micro_batch} from now on ({event.why})")
+        elif isinstance(event, HandedOver):
+            did = {True: "handed over", False: "could not hand over", None: "may have handed over"}
+            said = f"{did[event.taken]} {megabytes(event.size)}, {event.smaller:.0%} of its residual's length"
+            self.view.show(Progressed(said, event.size, unit="bytes"))
+        elif isinstance(event, StepDone):
+            self.steps += event.loss is not None
+            if event.refused:
+                said = f"the aggregator refused this peer's packet of round {event.round}: {event.refused}"
+                self.warn(printable(said, 1000))
+            self.view.show(steps.told(event, peer))
+
+    # ---- afterwards ----------------------------------------------------------------------------------------
+
+    def _store(self, run: RunLink, welcome: Welcome) -> None:
+        """Store a checkpoint while the run goes on without this peer; delete it where the run is over."""
+        if run.ended is not None and not run.resumable:
+            checkpoint_store.delete_run(welcome.run)
+        elif self.peer is not None:
+            self.storing = True
+            most = self.limits.max_disk
+            room = None if most is None else most - taken(cache())
+            key = checkpoint_store.CheckpointKey.of(welcome)
+            size = checkpoint_store.store(self.peer, key, self.warn, room)
+            self.storing = False
+            if size:
+                self.view.show(Progressed(f"kept {megabytes(size)} for its return", size, unit="bytes"))
+
+    def _left(self, link: PeerLink) -> Left:
+        run = self.run
+        up, down = run.traffic if run else (link.bytes_up, link.bytes_down)
+        return Left(
+            run=self.url.run,
+            peer=run.name if run else self.limits.name,
+            reason=(run.ended if run else None) or f"left ({self.leave_reason})",
+            finished=bool(run and run.finished),
+            steps=self.steps,
+            up_bytes=up,
+            down_bytes=down,
+        )

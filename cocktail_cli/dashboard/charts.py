@@ -17,10 +17,10 @@ from xml.etree.ElementTree import Element
 from .markup import el
 
 WIDTH, HEIGHT = 480.0, 250.0
-LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 30.0, 40.0  # margins around what is plotted
-MOST = 120  # points of a line; more are averaged
-ROW, NAME = 26.0, 112.0  # of a chart with a row for each peer: height, and width of its name
-ROWS = 24  # peers that get a row
+LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 30.0, 40.0  # margins around the plot
+MOST = 120  # points per line; more are averaged
+ROW, NAME = 26.0, 112.0  # row charts: height of a row, width of its name
+ROWS = 24  # peers with a row; the others are counted
 LEFT_OUT = "late or refused"
 
 Point = tuple[float, float]
@@ -29,22 +29,22 @@ Point = tuple[float, float]
 @dataclass(frozen=True)
 class Series:
     name: str
-    points: Sequence[Point]  # by x
-    look: Literal["a", "b", "c"]  # a class: "a" solid, "b" dashed with marks, "c" dotted
+    points: Sequence[Point]  # ordered by x
+    look: Literal["a", "b", "c"]  # CSS class: "a" solid, "b" dashed with marks, "c" dotted
 
 
 @dataclass(frozen=True)
 class Plot:
     """A frame with one or more curves."""
 
-    name: str  # an id of the page
+    name: str  # id of the element
     title: str
-    said: str  # the chart in a sentence
+    said: str  # description for screen readers
     series: Sequence[Series]
     x_name: str
-    text: Callable[[float], str]  # a value of y in words
+    text: Callable[[float], str]  # formats a value of y
     log: bool = False
-    zero: bool = False  # y begins there
+    zero: bool = False  # y begins at 0
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Bar:
 class Row:
     name: str
     bars: Sequence[Bar]
-    marks: Sequence[Bar] = ()  # drawn as crosses over the bars
+    marks: Sequence[Bar] = ()  # crosses over the bars
     text: str = ""  # at the end of the row
 
 
@@ -83,7 +83,7 @@ class Axis:
 
     low: float
     high: float
-    start: float  # pixel of `low`
+    start: float  # pixel at `low`
     stop: float
     log: bool = False
 

@@ -17,9 +17,9 @@ from cocktail_cli.ui import printable
 from .run_folder_reader import with_recipe
 from .run_story import STAYS, About, Contribution, Evaluation, Presence, Round, RunHistory, ranked
 
-TIMEOUT = 5.0  # seconds for an answer
-EVERY = 2.0  # seconds between two questions, where nobody asks for more
-ROUNDS = 20_000  # that are kept
+TIMEOUT = 5.0  # seconds to wait for an answer
+EVERY = 2.0  # seconds between two questions
+ROUNDS = 20_000  # rounds kept in memory
 NOTE = "Of what was before this page was opened the hub tells the loss, and the sums of those who are there."
 
 
@@ -31,12 +31,12 @@ class RemoteReader:
 
         self.url, self.lock = parse_url(url), threading.Lock()
         self.about = About(self.url.run)
-        self.began = 0.0  # when it was first asked
+        self.began = 0.0  # time of the first answer
         self.rounds: list[Round] = []
-        self.stays: dict[str, Presence] = {}  # of those who are there
+        self.stays: dict[str, Presence] = {}  # peers present
         self.gone: list[Presence] = []
-        self.peers: dict[str, Contribution] = {}  # as they were when last heard of
-        self.tokens: dict[str, int] = {}  # that each has delivered
+        self.peers: dict[str, Contribution] = {}  # as of the last answer
+        self.tokens: dict[str, int] = {}  # tokens delivered by each peer
         self.before: tuple[tuple[int, float], ...] = ()
         self.answer: Mapping[str, Any] = {}
 
@@ -54,7 +54,7 @@ class RemoteReader:
 
         while True:
             time.sleep(EVERY)
-            with suppress(TransportError):  # refused by now: what was heard before stays
+            with suppress(TransportError):  # refused by now: the history so far stays
                 self.look()
 
     def look(self) -> RunHistory:

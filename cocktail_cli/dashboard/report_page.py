@@ -16,8 +16,8 @@ from .charts import Bar, Plot, Row, Series, downsample, line_chart, row_chart
 from .markup import Child, el
 from .run_story import Contribution, Presence, Round, RunHistory
 
-PEERS = 200  # that are in a table by name
-CROSSES = 200  # of one peer: rounds without it
+PEERS = 200  # peers in a table by name
+CROSSES = 200  # crosses for one peer: rounds without it
 
 STATES = {
     "running": "is running",
@@ -187,7 +187,7 @@ def traffic(c: RunHistory) -> Iterator[Element]:
     if ratios:
         title, said = "Times fewer bytes than FP16", f"In the newest round {ratios[-1][1]:,.0f} times fewer."
         series, times = [Series("times fewer than FP16", ratios, "a")], [ratio for _, ratio in ratios]
-        log = max(times) > 5 * median(times)  # a first round has next to nothing to send
+        log = max(times) > 5 * median(times)  # the first round has almost nothing to send
         yield curves(
             Plot("ratio", title, said, series, "round", lambda y: f"{y:,.0f}x", log=log, zero=not log)
         )

@@ -34,11 +34,11 @@ class RunFolderReader:
 
     def __init__(self, record: RunRecord, there: Callable[[RunRecord], bool] = answers) -> None:
         self.record, self.folder, self.there = record, Path(record.output_dir), there
-        self.asked, self.gone = 0.0, False  # when that was last asked, and what was said
+        self.asked, self.gone = 0.0, False  # when `there` was last asked, and its answer
         self.tail = Tail(self.folder / in_folder.EVENTS)
-        self.rounds: list[Round] = []  # by number: the ledger has no gaps
+        self.rounds: list[Round] = []  # index = round: the ledger has no gaps
         self.evaluations: tuple[Evaluation, ...] = ()
-        self.told: dict[int, dict[str, Any]] = {}  # Step events whose rounds the ledger is still to show
+        self.told: dict[int, dict[str, Any]] = {}  # Step events of rounds not yet read from the ledger
         self.stays: list[Presence] = []
         self.by_peer: dict[str, Contribution] = {}
         self.about = about(record)
@@ -97,7 +97,7 @@ class RunFolderReader:
         with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
             start = len(self.rounds)
             rows = ledger.rounds(start)
-            counted = ledger.counted(start, start + len(rows))  # of no round that was committed since
+            counted = ledger.counted(start, start + len(rows))  # excludes rounds committed since
             self.evaluations = tuple(Evaluation(e.round, e.step, e.loss) for e in ledger.evaluations())
         for row in rows:
             left_out = tuple(sorted(set(row.members) - set(row.accepted)))
@@ -167,7 +167,7 @@ class RunFolderReader:
         """Add what a Step event knows to a round of the ledger."""
         had = self.rounds[event["round"]]
         up, down, fetched = event["up_bytes"], event["down_bytes"], event.get("fetched_bytes", {})
-        # A round that delivered nothing repeats the times of the step before.
+        # A round without a gradient repeats the times of the step before.
         compute = event.get("compute_s", {}) if had.loss is not None else {}
         wait = event.get("wait_s", {}) if had.loss is not None else {}
         self.rounds[had.round] = replace(
@@ -198,7 +198,7 @@ class Tail:
     def new(self) -> Iterator[Mapping[str, Any]]:
         try:
             file = self.path.open("rb")
-        except FileNotFoundError:  # a launch that has not come so far
+        except FileNotFoundError:  # the launch has not created it yet
             return
         with file:
             file.seek(self.at)

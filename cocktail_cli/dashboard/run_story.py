@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-BYTES_FP16 = 2  # of one parameter
-SUMS = ("samples", "rounds", "left_out", "up", "down", "fetched", "compute_s", "wait_s")  # of a Contribution
-STAYS = 2000  # that are remembered; the first go first
+BYTES_FP16 = 2  # bytes of one parameter
+# fields of Contribution that are sums
+SUMS = ("samples", "rounds", "left_out", "up", "down", "fetched", "compute_s", "wait_s")
+STAYS = 2000  # presences remembered; the oldest are dropped first
 
 
 @dataclass(frozen=True)
@@ -19,16 +20,16 @@ class Round:
 
     round: int
     step: int
-    at: float  # of its commit, seconds since 1970
-    seconds: float  # it took
+    at: float  # time of its commit, seconds since 1970
+    seconds: float  # seconds it took
     loss: float | None  # None: no new gradient was delivered
     members: tuple[str, ...]
     left_out: tuple[str, ...] = ()  # members whose packet was late, or refused
     up: int = 0  # bytes exchanged, all members to the hub; 0: not known
-    down: int = 0  # without what members fetched before they were ready
-    compute_s: float = 0.0  # of their last steps
-    wait_s: float = 0.0  # that their devices then waited for the exchange
-    local_steps: int = 1  # of the optimizer: so often FP16 would have gone over the line
+    down: int = 0  # excludes downloads before members were ready
+    compute_s: float = 0.0  # seconds of their last steps
+    wait_s: float = 0.0  # seconds their devices then waited for the exchange
+    local_steps: int = 1  # optimizer steps: FP16 would have been sent as often
 
     @property
     def idle(self) -> float | None:
@@ -51,7 +52,7 @@ class Round:
 class Evaluation:
     round: int
     step: int
-    loss: float  # of x' on held-out data
+    loss: float  # of the global model, on held-out data
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ class Presence:
 
     peer: str
     joined: float  # seconds since 1970
-    ready: float | None = None  # from then on it held the model and took part; None: not yet, or not known
-    left: float | None = None  # None: it is there
+    ready: float | None = None  # since when it takes part; None: not yet, or unknown
+    left: float | None = None  # None: still present
     reason: str = ""
 
 
@@ -71,13 +72,13 @@ class Contribution:
 
     peer: str
     hardware: str = ""
-    part: float = 0.0  # of the work of all
-    samples: int = 0  # counted; 0: not known
-    rounds: int = 0  # with its packet in them
-    left_out: int = 0  # rounds without it, though it was a member
+    part: float = 0.0  # share of the work
+    samples: int = 0  # samples counted; 0: unknown
+    rounds: int = 0  # rounds that contain its packet
+    left_out: int = 0  # rounds without its packet, though it was a member
     up: int = 0  # bytes
     down: int = 0
-    fetched: int = 0  # of `down`: model and packets that it lacked, before it was ready
+    fetched: int = 0  # part of `down`: model and packets, before it was ready
     compute_s: float = 0.0
     wait_s: float = 0.0
 
@@ -94,33 +95,33 @@ class About:
     """Facts of a run that are known from its start."""
 
     run: str
-    recipe: str = ""  # its name
+    recipe: str = ""  # the recipe's name
     recipe_hash: str = ""
-    recipe_text: str = ""  # YAML, with no path of the owner's machine
+    recipe_text: str = ""  # YAML, without paths of the host's machine
     model: str = ""
     data: tuple[str, ...] = ()
     method: str = ""  # "Full fine-tune", "LoRA adapters"
     base_sha256: str = ""
     data_sha256: str = ""
-    parameters: int = 0  # trained ones; 0: not known
+    parameters: int = 0  # trained parameters; 0: unknown
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RunHistory:
     about: About
-    state: str  # a key of sheet.STATES
+    state: str  # a key of report_page.STATES
     step: int = 0
     steps: int = 0
     started: float | None = None  # seconds since 1970
-    seen: float | None = None  # of the newest entry
+    seen: float | None = None  # time of the newest entry
     rounds: tuple[Round, ...] = ()
-    before: tuple[tuple[int, float], ...] = ()  # (step, loss) of rounds of which no more is known
+    before: tuple[tuple[int, float], ...] = ()  # (step, loss) of rounds before the first answer
     evaluations: tuple[Evaluation, ...] = ()
     stays: tuple[Presence, ...] = ()
-    contributions: tuple[Contribution, ...] = ()  # the largest part first
-    note: str = ""  # what a reader of this one has to know
-    reason: str = ""  # why it ended
+    contributions: tuple[Contribution, ...] = ()  # largest share first
+    note: str = ""  # a remark to the reader
+    reason: str = ""  # reason of the end
 
     @property
     def losses(self) -> list[tuple[float, float]]:

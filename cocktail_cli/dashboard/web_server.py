@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from uvicorn import Server
 
 PORT = 29480
-AGAIN = 1.0  # seconds between two looks at the run
-WATCHERS = 64  # connections at once; more are told to come later
+AGAIN = 1.0  # seconds between two reads of the run
+WATCHERS = 64  # concurrent connections; others get 503
 HEAD = 16 * 1024  # bytes of a request
 HEADERS = {
     "Content-Security-Policy": (
@@ -62,7 +62,7 @@ class Source(Protocol):
 class Rendering:
     """One rendering of the page, with its ETag."""
 
-    tag: str  # of what is to be seen
+    tag: str  # ETag of the content
     page: str  # HTML
 
 
@@ -162,7 +162,7 @@ def application(source: Source, key: str, join_line: Callable[[], str], again: f
         if not (local and hmac.compare_digest(given.encode(), key.encode())):
             return PlainTextResponse("The join line is for the run's owner.", 403)
         line = join_line()
-        return PlainTextResponse(line, 200 if line else 204)  # not 404: a browser would complain of it
+        return PlainTextResponse(line, 200 if line else 204)  # a browser logs 404 as an error
 
     return Starlette(
         routes=[

@@ -26,16 +26,16 @@ from .events import (
 )
 
 BARS = "▁▂▃▄▅▆▇█"
-TOP = 10  # peers shown by name; the rest is a number
-LOW = 15  # lines of a terminal that is too low for a table
-WIDE = 79  # columns that all of the table needs
-OF_LATE = 60.0  # seconds over which rates are measured
-STALE = 5.0  # seconds after which progress that was not told of again is over
+TOP = 10  # peers shown by name; the others are only counted
+LOW = 15  # terminals with fewer lines get one line, no table
+WIDE = 79  # columns that the full table needs
+OF_LATE = 60.0  # seconds over which rates are averaged
+STALE = 5.0  # seconds after which progress without news is dropped
 COLUMNS = ("PEER", "GPU", "STATE", "TOK/S", "UP/S", "DOWN/S", "RTT", "SHARE", "LAST")
 NARROW = ("PEER", "GPU", "STATE", "TOK/S", "UP/S", "SHARE")
-SLIM = ("PEER", "STATE", "TOK/S", "SHARE")  # of a terminal in which names would have no room
+SLIM = ("PEER", "STATE", "TOK/S", "SHARE")  # for the narrowest terminals
 WIDE_ENOUGH = 56  # columns that NARROW needs
-WORDS = ("PEER", "GPU", "STATE")  # columns that begin at the left
+WORDS = ("PEER", "GPU", "STATE")  # left-aligned columns
 FIXED = {"STATE": 8, "TOK/S": 6, "UP/S": 6, "DOWN/S": 6, "RTT": 6, "SHARE": 5, "LAST": 5}
 
 
@@ -117,9 +117,9 @@ class PeerRow:
 
     hardware: str = ""
     state: str = "syncing"
-    share: float | None = None  # of the trained tokens
+    share: float | None = None  # share of the trained tokens
     rtt: float | None = None  # ms
-    seen: float = 0.0  # monotonic seconds; 0: not yet
+    seen: float = 0.0  # monotonic seconds; 0: never
     # (monotonic seconds, tokens, bytes up, bytes down), sums since it joined
     sums: deque[tuple[float, float, float, float]] = field(default_factory=deque)
 
@@ -155,8 +155,8 @@ class Board:
 
     run: str = ""
     recipe: str = ""
-    me: str = ""  # this machine's name in the run, where it is a peer that joined
-    watched: bool = False  # this process has no part in the run: all it knows are answers of the hub
+    me: str = ""  # this machine's name in the run, if it joined as a peer
+    watched: bool = False  # this process only watches: all it knows are the hub's answers
     step: int = 0
     steps: int = 0
     tokens: int = 0
@@ -167,11 +167,11 @@ class Board:
     wait_s: float = 0.0
     lr: float | None = None
     grad_norm: float | None = None
-    moved: float = 0.0  # bytes exchanged so far, both ways, all members; not what joiners fetched
-    full: float = 0.0  # what that would have been in FP16
+    moved: float = 0.0  # bytes exchanged so far, both ways, all members; downloads of joiners excluded
+    full: float = 0.0  # bytes that FP16 would have taken
     state: str = "starting"
     progress: Progressed | None = None
-    progressed: float = 0.0  # when that was told
+    progressed: float = 0.0  # time of the last Progressed
     peers: dict[str, PeerRow] = field(default_factory=dict)
     said: deque[str] = field(default_factory=lambda: deque(maxlen=3))
 
@@ -207,7 +207,7 @@ class Board:
     def count(self, event: Step) -> None:
         self.step, self.steps, self.state = event.step, event.steps, "training"
         self.step_s = event.step_s or self.step_s
-        if not self.me:  # a peer's steps have its own tokens alone: all of them the hub says
+        if not self.me:  # a peer's steps count its own tokens only; the hub reports the sum
             self.tokens = event.tokens or self.tokens
         self.compute_s = median(event.compute_s.values()) if event.compute_s else self.compute_s
         self.wait_s = median(event.wait_s.values()) if event.wait_s else self.wait_s
@@ -240,7 +240,7 @@ class Board:
             self.state, self.losses = status["state"], [loss for _, loss in status.get("losses", ())]
             left = status["max_steps"] - status["step"]
             self.step_s = (status.get("eta_s") or 0.0) / max(1, left)
-        if self.watched or not self.losses:  # of a joiner, whose first step is still to come
+        if self.watched or not self.losses:  # a joiner before its first step
             self.step, self.steps = status.get("step", self.step), status.get("max_steps", self.steps)
         loss = status.get("eval_loss")
         if loss is not None and self.evals[-1:] != [loss]:
@@ -318,7 +318,7 @@ class Board:
             return []
         columns = COLUMNS if width >= WIDE else NARROW if width >= WIDE_ENOUGH else SLIM
         now, names = time.monotonic(), sorted(self.peers)
-        names.sort(key=lambda name: name != self.me)  # one's own first
+        names.sort(key=lambda name: name != self.me)  # this machine first
         shown = names[: min(TOP, most)]
         marked = {name: f"{name} <" if name == self.me else name for name in shown}
         cells = [self.peers[name].cells(marked[name], now) for name in shown]

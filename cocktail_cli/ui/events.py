@@ -28,10 +28,10 @@ class RunStarted:
     parameters: int  # trained parameters
     steps: int
     output_dir: str
-    reach: str = ""  # what is known of the address in the URL
+    reach: str = ""  # reachability of the address in the URL
     logging_steps: int = 1  # steps between two plain lines
-    round: int = 0  # the next one; more than 0: the run was resumed
-    versions: dict[str, str] = field(default_factory=dict)  # of the packages on the owner's machine
+    round: int = 0  # the next round; above 0 the run was resumed
+    versions: dict[str, str] = field(default_factory=dict)  # package versions on the host's machine
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Joined:
     """This machine has joined the run (emitted by `cocktail join`)."""
 
     run: str
-    peer: str  # the name it goes by there
+    peer: str  # its name in the run
     recipe: str
     recipe_hash: str
-    download_bytes: int  # to be fetched before it can train: model and packets
+    download_bytes: int  # model and packets to fetch before it can train
     logging_steps: int = 1
 
 
@@ -61,7 +61,7 @@ class Progressed:
     done: int = 0
     total: int = 0  # 0: unknown
     unit: str = ""
-    rate: float = 0.0  # units a second, of late; 0: not measured
+    rate: float = 0.0  # recent units per second; 0: not measured
     eta: float | None = None  # seconds; null: unknown
 
 
@@ -85,7 +85,7 @@ class PeerReady:
 
     peer: str
     round: int
-    joining_s: float = 0.0  # from its greeting until now
+    joining_s: float = 0.0  # since its handshake
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class PeerAsks:
     """A newcomer waits for the host's approval: `cocktail peers RUN --approve KEY`."""
 
     peer: str
-    key: str  # 16 digits of it, as the newcomer is shown them
+    key: str  # its first 16 digits, as the newcomer sees them
     hardware: str = ""
 
 
@@ -101,7 +101,7 @@ class PeerAsks:
 class PeerLeft:
     peer: str
     reason: str
-    legacy_bytes: int = 0  # of its residual, which it handed over before it left
+    legacy_bytes: int = 0  # size of the handoff: the residual it left to the aggregators
 
 
 @dataclass(frozen=True)
@@ -113,25 +113,25 @@ class Step:
     step: int
     steps: int
     round: int
-    loss: float | None  # mean over the trained tokens of the round, at the peers' own models
+    loss: float | None  # mean over the trained tokens of the round, at the peers' local models
     peers: int  # members of the round
     tokens: int = 0  # trained tokens counted so far
-    accepted: list[str] = field(default_factory=list)  # whose packets are in the round
+    accepted: list[str] = field(default_factory=list)  # peers whose packets are in the round
     up_bytes: dict[str, int] = field(default_factory=dict)  # from each peer to the hub, this round
     down_bytes: dict[str, int] = field(default_factory=dict)  # from the hub to each peer, this round
-    fetched_bytes: dict[str, int] = field(default_factory=dict)  # of these: before a peer was ready
-    # 16 bits x parameters x steps / the bytes of a member, but those that it fetched before it was ready
+    fetched_bytes: dict[str, int] = field(default_factory=dict)  # part of down_bytes: before a peer was ready
+    # 16 bits x parameters x steps / the bytes of a member, without those fetched before it was ready
     ratio_up: dict[str, float] = field(default_factory=dict)
     ratio_down: dict[str, float] = field(default_factory=dict)
-    ratio_fp16: float = 0.0  # the same over both directions of all members
-    packet_bytes: int = 0  # of the aggregated packet
-    fingerprint: str = ""  # of x' before this round, 16 hex digits
+    ratio_fp16: float = 0.0  # the same, over both directions of all members
+    packet_bytes: int = 0  # size of the aggregate
+    fingerprint: str = ""  # of the global model before this round, 16 hex digits
     step_s: float = 0.0
-    compute_s: dict[str, float] = field(default_factory=dict)  # of each peer's last step
-    wait_s: dict[str, float] = field(default_factory=dict)  # that its device then waited for the exchange
+    compute_s: dict[str, float] = field(default_factory=dict)  # seconds of each peer's last step
+    wait_s: dict[str, float] = field(default_factory=dict)  # seconds its device then waited for the exchange
     tokens_by_peer: dict[str, int] = field(default_factory=dict)  # trained tokens delivered in this round
-    local_steps: int = 1  # of this round; the seconds above are of one of them
-    lr: float | None = None  # told by `join`, of this machine's step, as is the next
+    local_steps: int = 1  # steps in this round; the seconds above are for one step
+    lr: float | None = None  # this machine's; set by `join`, like grad_norm
     grad_norm: float | None = None  # before clipping
 
 
@@ -149,12 +149,12 @@ class Eval:
 class Checkpoint:
     """A snapshot of the global model is on disk, in a folder that `from_pretrained` loads."""
 
-    round: int  # x' before this round
+    round: int  # the snapshot is the global model before this round
     step: int
-    model: str  # the folder
-    bytes: int  # of its weights
-    seconds: float  # that it took, beside the training
-    fingerprint: str = ""  # of x', 16 hex digits; the run's peers had the same
+    model: str  # folder of the snapshot
+    bytes: int  # size of its weights
+    seconds: float  # seconds to write it, in parallel with training
+    fingerprint: str = ""  # of the global model, 16 hex digits; equal on all peers
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class RunFinished:
     steps: int
     eval_loss: float | None
     reason: str
-    planned: int = 0  # steps it was to have; 0: not known
+    planned: int = 0  # planned steps; 0: unknown
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from .events import (
 from .wording import farewell, invitation, sentence
 
 SAID = (Warning, PageOpened, PeerAsks, Reached, Left, Joined, Checkpoint, RunPaused)  # above the table
-REDRAW_S = 1.0  # seconds: for what changes by itself, such as when a peer was last seen
+REDRAW_S = 1.0  # seconds; some cells change by themselves, such as when a peer was last seen
 ASK_S = 3.0
 
 
@@ -47,7 +47,7 @@ class LiveView:
         self.console = Console(file=err, no_color=True if not color else None, highlight=False)
         self.board = Board()
         self.lock = threading.RLock()
-        self.drawn: list[int] = []  # widths of the lines that stand there
+        self.drawn: list[int] = []  # widths of the lines on the screen
         self.over = threading.Event()
         self.threads: list[threading.Thread] = []
         self.above, sys.stderr = sys.stderr, cast("TextIO", StderrAboveTable(self, sys.stderr))
@@ -86,7 +86,7 @@ class LiveView:
             while not self.over.is_set():
                 try:
                     status = ask()
-                except TransportError:  # a hub that is away: what is shown is of before, and says so
+                except TransportError:  # the hub is away: the last state stays on the screen with its age
                     status = None
                 with self.lock:
                     if status is not None and not self.over.is_set():

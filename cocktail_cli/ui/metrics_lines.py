@@ -33,7 +33,7 @@ Line = dict[str, Any]
 class Written:
     """The newest rounds that a metrics file already covers."""
 
-    round: int = -1  # the newest; -1: none
+    round: int = -1  # newest round in the file; -1: none
     evaluated: int = -1  # the newest round whose model was evaluated
 
 

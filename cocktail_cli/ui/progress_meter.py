@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from .events import Event, Progressed
 
-EVERY_S = 0.5  # seconds between two events, at least
-KNOWN_S = 1.0  # seconds after which a pace is one
-OF_LATE_S = 10.0  # over which it is measured: a line may have become slower, a fetch begun in the middle
+EVERY_S = 0.5  # least seconds between two events
+KNOWN_S = 1.0  # seconds before a rate is reported
+OF_LATE_S = 10.0  # seconds over which the rate is averaged: a line may slow down
 
 
 class ProgressMeter:
@@ -19,8 +19,8 @@ class ProgressMeter:
     def __init__(self, tell: Callable[[Event], None], state: str, unit: str) -> None:
         self.tell, self.state, self.unit = tell, state, unit
         self.told = time.monotonic()
-        self.marks = deque[tuple[float, int]]()  # when how much was done, from the first call on
-        self.begun = False  # something was told: then the end is, too
+        self.marks = deque[tuple[float, int]]()  # (time, done), from the first call on
+        self.begun = False  # an event was emitted, so the end must be as well
 
     def __call__(self, done: int, total: int = 0) -> None:
         now = time.monotonic()

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from .metrics_lines import Line
 
-FOLDER = "tracking"  # in the run's folder: what trackers keep on the disk
-GROUPS = {  # the names under which curves stand together
+FOLDER = "tracking"  # the trackers' files, in the run's folder
+GROUPS = {  # groups of curves
     "train": ("loss", "tokens", "tokens_per_s"),
     "eval": ("eval_loss",),
     "time": ("step_s", "compute_s", "wait_s", "sync_s"),
@@ -123,7 +123,7 @@ class FaultTolerantTracker:
             return
         try:
             do()
-        except Exception as error:  # of whatever library, for whatever reason: no reason to end the run
+        except Exception as error:  # no failure of a tracking library may end the run
             self.failed = True
             said = " ".join(str(error).split())[:300]
             self.told(f"{self.name} does not take the run's numbers ({said}): metrics.jsonl has them")

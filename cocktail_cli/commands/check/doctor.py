@@ -35,12 +35,12 @@ PACKAGES = (
     "pyzmq",
     "numba",
 )
-FILES = 1024  # open ones that a hub of some hundred peers needs
-DISK = 10 << 30  # bytes that a small model, its snapshots and the packets of a run fill
+FILES = 1024  # open files that a hub of some hundred peers needs
+DISK = 10 << 30  # bytes for a small model, its snapshots and a run's packets
 MEMORY = 4 << 30
-SKEW = 60.0  # seconds from which certificates may be refused
-ANSWER = 5.0  # seconds for the hub's
-# addresses of documentation (RFC 5737, RFC 3849): nobody's
+SKEW = 60.0  # seconds of clock error from which certificates may be refused
+ANSWER = 5.0  # seconds for the hub's answer
+# addresses reserved for documentation (RFC 5737, RFC 3849): unused
 WAYS = (("IPv4", socket.AF_INET, "192.0.2.1"), ("IPv6", socket.AF_INET6, "2001:db8::1"))
 
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from recipes.errors import Finding
     from transport import PeerLink, RunURL
 
-ANSWER = 10.0  # seconds for the hub
+ANSWER = 10.0  # seconds to wait for the hub
 NAME = "doctor"
-FETCH_S, FETCH = 3.0, 32 << 20  # of the base model, at most so long and so much
-FIRST, SEND_S, SEND = 64 << 10, 2.0, 4 << 20  # upwards: a first look, then about so long, at most so much
-SLOWEST = 30.0  # seconds for either
-TRIES = 3  # TCP connections, of which the fastest counts
+FETCH_S, FETCH = 3.0, 32 << 20  # download trial: at most so many seconds and bytes
+FIRST, SEND_S, SEND = 64 << 10, 2.0, 4 << 20  # upload trial: bytes of the first, then seconds and most bytes
+SLOWEST = 30.0  # seconds for either trial
+TRIES = 3  # TCP connections; the fastest counts
 
 
 def run(text: str) -> Iterator[Finding]:

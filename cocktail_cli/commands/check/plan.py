@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from recipes.config import Recipe as Resolved
     from recipes.planning import LinkSpeed, Machine, MemoryPlan, StepCost
 
-RATE = 100e6 / 8  # bytes a second, where nobody says
-# What makes it smaller, dearest for the result last; the first that is enough is proposed.
+RATE = 100e6 / 8  # default rate, bytes per second
+# Changes that save memory, those that hurt the result most last; the first sufficient one is proposed.
 SMALLER = (
     "training.activation_checkpointing=true",
     "training.optim=adamw_8bit",
@@ -50,12 +50,12 @@ class Asked:
     data: str | None
     model: str | None
     gpu: Gpu
-    gpus: int  # over which a peer is spread
+    gpus: int  # GPUs of one peer
     peers: int | None
     line: LinkSpeed
     micro_batch: int | None
-    step_time: float | None  # seconds, measured
-    price: float | None  # of a GPU hour
+    step_time: float | None  # measured seconds
+    price: float | None  # per GPU hour
 
     @property
     def machine(self) -> Machine:
@@ -257,7 +257,7 @@ def smaller(asked: Asked, plan: Plan) -> str:
         try:
             recipe = asked.load(change)
         except RecipeError:
-            continue  # no change to this recipe
+            continue  # changes nothing in this recipe
         size, memory = fitted(asked, recipe)
         if memory.bytes + RUNTIME <= asked.gpu.bytes:
             return f"{change} needs {gib(memory.bytes + RUNTIME)}, with a micro-batch of {size}"
@@ -288,7 +288,7 @@ def quicker(asked: Asked, plan: Plan) -> str:
     return ""
 
 
-# ---- to the eye --------------------------------------------------------------------------------------------
+# ---- text ---------------------------------------------------------------------------------------------------
 
 
 def lines(plan: Plan, line: LinkSpeed) -> Iterator[str]:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from recipes.data import Preview, Sample
 
-BINS = 8  # of the histogram
-BAR = 40  # columns of its longest bar
+BINS = 8  # bins of the histogram
+BAR = 40  # columns of the longest bar
 
 
 def preview(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from recipes.config import Resolved
     from recipes.errors import Finding
 
-COLUMN = 56  # where origins begin
+COLUMN = 56  # column of the origins
 
 
 def validate(
@@ -109,7 +109,7 @@ def printed(resolved: Resolved, as_json: bool) -> str:
     for key, value, origin in values(resolved):
         if len(key) > 1 and key[:1] != above[:1]:
             lines.append(f"{key[0]}:")
-        first = len(key) == 3 and key[:2] != above[:2]  # of an entry of a list
+        first = len(key) == 3 and key[:2] != above[:2]  # first key of a list entry
         indent = "" if len(key) == 1 else "  - " if first else "    " if len(key) == 3 else "  "
         lines.append(f"{indent + written(str(key[-1]), value):<{COLUMN}}  # {origin or 'default'}")
         above = key

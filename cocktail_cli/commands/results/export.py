@@ -69,7 +69,7 @@ def export(
     round = None if checkpoint is None else round_of(checkpoint, source / in_folder.LEDGER)
     repository = Repository(push, private) if push else None
     if repository is not None:
-        repository.open()  # before anything is written: it is the token that is missing most often
+        repository.open()  # before anything is written, as a missing token is the most frequent error
     place = Place(recipe, Path(record.base), source)
     with open_view(Display(quiet=quiet or as_json, progress=progress)) as view:
         meter = ProgressMeter(view.show, "writing the model", "bytes")

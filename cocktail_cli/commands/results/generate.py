@@ -77,7 +77,7 @@ def generate(
         prompt = sys.stdin.read()
     if not prompt.strip():
         raise Failure("usage", "the prompt is empty", hints=('cocktail generate DIR "a prompt"',))
-    # one after the other, and with the run's tokenizer: two models may be more than fit
+    # one after the other, as two models may not fit; both use the run's tokenizer
     before = (
         TextGenerator(start, trust_remote_code, tokenizer=folder).write(prompt, *settings) if start else None
     )

@@ -73,7 +73,7 @@ def as_html(c: RunHistory) -> str:
     head = el(
         "head",
         el("meta", charset="utf-8"),
-        # whatever is in this file, a browser loads nothing and runs nothing for it
+        # forbids the browser to load or run anything, whatever the file contains
         el(
             "meta",
             http_equiv="Content-Security-Policy",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from recipes.data import Sample
     from recipes.training import Link, Peer
 
-WARM = 1  # rounds before those that count: the first compiles, and has nothing to exchange yet
+WARM = 1  # warm-up rounds: the first compiles, and has nothing to exchange
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Measured:
     """Seconds of one step by phase, and bytes of its packet."""
 
     samples: int
-    tokens: int  # in these
+    tokens: int  # tokens in the step
     step_s: float
     compute_s: float
     codec_s: (
-        float  # encoding what goes out, decoding what comes in: beside the compute, where the run is stale
+        float  # encoding and decoding; in parallel with compute where staleness is 1
     )
     packet: int
 
@@ -93,7 +93,7 @@ def rounds_of(
 
     every, tokens = link.local_steps, sum(sample.count for sample in lease)
     before = time.monotonic()
-    # The cast: a Protocol's plain attributes promise that they can be set.
+    # Cast, as a Protocol's plain attributes must be settable.
     for event in finetune(cast("Link", link), peer, 0):
         if not isinstance(event, StepDone):
             continue

@@ -12,7 +12,7 @@ from .report_page import (
     words,
 )
 from .run_folder_reader import RunFolderReader
-from .run_story import RunHistory
+from .run_history import RunHistory
 from .web_server import Source, application, listen, read_part, server
 
 __all__ = [

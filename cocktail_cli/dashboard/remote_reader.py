@@ -15,7 +15,7 @@ from typing import Any
 from cocktail_cli.ui import printable
 
 from .run_folder_reader import with_recipe
-from .run_story import STAYS, About, Contribution, Evaluation, Presence, Round, RunHistory, ranked
+from .run_history import STAYS, About, Contribution, Evaluation, Presence, Round, RunHistory, ranked
 
 TIMEOUT = 5.0  # seconds to wait for an answer
 EVERY = 2.0  # seconds between two questions

@@ -14,7 +14,7 @@ from cocktail_cli.ui import counted, duration_text, megabytes, timestamp
 
 from .charts import Bar, Plot, Row, Series, downsample, line_chart, row_chart
 from .markup import Child, el
-from .run_story import Contribution, Presence, Round, RunHistory
+from .run_history import Contribution, Presence, Round, RunHistory
 
 PEERS = 200  # peers in a table by name
 CROSSES = 200  # crosses for one peer: rounds without it
@@ -23,7 +23,7 @@ STATES = {
     "running": "is running",
     "waiting": "waits for peers",
     "finished": "is finished",
-    "paused": "is paused by its owner, and may go on",
+    "paused": "is paused by its host, and may go on",
     "failed": "ended without a result",
     "unreachable": "cannot be reached any more",
     "died": "has stopped: its hub is gone, and may be started again",

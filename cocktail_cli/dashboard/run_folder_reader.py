@@ -20,7 +20,7 @@ from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, newest
 from cocktail_cli.ui import VERSION, printable
 
-from .run_story import STAYS, About, Contribution, Evaluation, Presence, Round, RunHistory, ranked
+from .run_history import STAYS, About, Contribution, Evaluation, Presence, Round, RunHistory, ranked
 
 QUIET = 30.0  # seconds
 

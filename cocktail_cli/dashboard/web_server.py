@@ -27,7 +27,7 @@ from cocktail_cli.errors import Failure
 
 from .markup import el, html
 from .report_page import headline, sections
-from .run_story import RunHistory
+from .run_history import RunHistory
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -160,7 +160,7 @@ def application(source: Source, key: str, join_line: Callable[[], str], again: f
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         local = request.client is not None and is_loopback(request.client.host)
         if not (local and hmac.compare_digest(given.encode(), key.encode())):
-            return PlainTextResponse("The join line is for the run's owner.", 403)
+            return PlainTextResponse("The join line is for the run's host.", 403)
         line = join_line()
         return PlainTextResponse(line, 200 if line else 204)  # a browser logs 404 as an error
 

@@ -1,5 +1,5 @@
 // Asks for the run every two seconds and puts in the sections that have changed. What the reader opened stays
-// open, what has the focus keeps it. The owner's key comes behind the # of the address, which no server is sent.
+// open, what has the focus keeps it. The host's key comes behind the # of the address, which no server is sent.
 "use strict";
 
 const EVERY = 2000; // milliseconds between two questions

@@ -48,13 +48,21 @@ def doctor(
     run_url: Annotated[
         str | None,
         typer.Argument(
-            metavar="RUN_URL", help="Also: can this run be reached and joined?", show_default=False
+            metavar="RUN_URL",
+            help="Also check whether this run can be reached and joined.",
+            show_default=False,
         ),
     ] = None,
     device: Device = "auto",
     port: Annotated[
         int,
-        typer.Option("--port", envvar="COCKTAIL_PORT", min=1, max=65535, help="A hub here would listen on."),
+        typer.Option(
+            "--port",
+            envvar="COCKTAIL_PORT",
+            min=1,
+            max=65535,
+            help="Port that a hub on this machine would listen on.",
+        ),
     ] = PORT,
     env: Annotated[
         bool, typer.Option("--env", help="Print versions to paste into a report; check nothing.")
@@ -262,7 +270,9 @@ def listens(port: int) -> Finding:
             probe.bind((EVERYWHERE[0], port))
         except OSError as error:
             text = f"{port} cannot be listened on: {error.strerror}"
-            return found("warn", "port", text, "to own a run: cocktail launch --port 0, or end what holds it")
+            return found(
+                "warn", "port", text, "to host a run: cocktail launch --port 0, or end what holds it"
+            )
     return found("ok", "port", f"{port} is free; {reach_of(BIND, port, None).known}")
 
 
@@ -282,7 +292,7 @@ def address() -> Finding:
     if "IPv4" in ways:
         return found("ok", "address", f"this machine has a way out over {' and '.join(ways)}")
     text = "no way out over IPv4: a run is reached only if its URL has a name or an IPv6 address"
-    return found("warn", "address", text, "ask the run's owner for --advertise NAME, or another network")
+    return found("warn", "address", text, "ask the run's host for --advertise NAME, or another network")
 
 
 def leads_there(family: int, there: str) -> bool:

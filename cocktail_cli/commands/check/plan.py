@@ -100,10 +100,13 @@ def plan(
     recipe: Recipe,
     overrides: Overrides = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", metavar="NAME", help="Such as a100-80g (default: this machine).")
+        str | None,
+        typer.Option(
+            "--gpu", metavar="NAME", help="Device by name, such as a100-80g (default: this machine)."
+        ),
     ] = None,
     peers: Annotated[
-        int | None, typer.Option("--peers", min=1, help="That train (default: the recipe's min_peers).")
+        int | None, typer.Option("--peers", min=1, help="Peers that train (default: the recipe's min_peers).")
     ] = None,
     bandwidth: Annotated[
         float | None,
@@ -111,13 +114,13 @@ def plan(
             "--bandwidth",
             metavar="RATE",
             parser=parse_rate,
-            help="Of each peer, either way: 200mbit (default: what the recipe requires, else 100mbit).",
+            help="Each peer's line, either way: 200mbit (default: what the recipe requires, else 100mbit).",
         ),
     ] = None,
-    price: Annotated[float | None, typer.Option("--price", min=0, help="Of one GPU hour.")] = None,
+    price: Annotated[float | None, typer.Option("--price", min=0, help="Price of one GPU hour.")] = None,
     step_time: Annotated[
         str | None,
-        typer.Option("--step-time", metavar="TIME", help="A peer's compute in a step, as measured: 8s."),
+        typer.Option("--step-time", metavar="TIME", help="Measured compute time of one step on a peer: 8s."),
     ] = None,
     data: DataPath = None,
     model: ModelName = None,
@@ -288,7 +291,7 @@ def quicker(asked: Asked, plan: Plan) -> str:
     return ""
 
 
-# ---- text ---------------------------------------------------------------------------------------------------
+# ---- text --------------------------------------------------------------------------------------------------
 
 
 def lines(plan: Plan, line: LinkSpeed) -> Iterator[str]:

@@ -27,7 +27,7 @@ BAR = 40  # columns of the longest bar
 def preview(
     recipe: Recipe,
     overrides: Overrides = None,
-    count: Annotated[int, typer.Option("-n", min=0, help="Samples to show, of each data set.")] = 3,
+    count: Annotated[int, typer.Option("-n", min=0, help="Samples to show from each data set.")] = 3,
     data: DataPath = None,
     model: ModelName = None,
     trust_remote_code: TrustCode = False,

@@ -26,11 +26,15 @@ def validate(
     data: DataPath = None,
     model: ModelName = None,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Do not ask the hub: what is not in its cache is not checked.")
+        bool,
+        typer.Option(
+            "--offline",
+            help="Do not contact the Hugging Face hub; files missing from the cache are not checked.",
+        ),
     ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="A warning is a failure.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")] = False,
     print_: Annotated[
-        bool, typer.Option("--print", help="Print every value and where it comes from; check no more.")
+        bool, typer.Option("--print", help="Print every value with its origin, and check nothing else.")
     ] = False,
     trust_remote_code: TrustCode = False,
     as_json: Json = False,

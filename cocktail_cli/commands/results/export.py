@@ -17,27 +17,32 @@ from cocktail_cli.ui import Display, ProgressMeter, open_view
 
 def export(
     run: RunArgument,
-    output_dir: Annotated[Path, typer.Option("--output-dir", "-o", metavar="DIR", help="A new folder.")],
+    output_dir: Annotated[Path, typer.Option("--output-dir", "-o", metavar="DIR", help="Folder to create.")],
     checkpoint: Annotated[
         str | None,
         typer.Option(
             "--checkpoint",
             metavar="N|best",
-            help="After N rounds only; best: where held-out loss was lowest.",
+            help="Export the model after N rounds; best: at the lowest held-out loss.",
         ),
     ] = None,
     merge_lora: Annotated[
-        bool, typer.Option("--merge-lora", help="Put the adapters into the base: a model that needs no peft.")
+        bool,
+        typer.Option("--merge-lora", help="Merge the adapters into the base: the model then needs no peft."),
     ] = False,
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"], typer.Option("--dtype", help="Of the weights.")
+        Literal["float32", "bfloat16", "float16"],
+        typer.Option("--dtype", help="Number format of the weights."),
     ] = "float32",
     push: Annotated[
         str | None,
-        typer.Option("--push", metavar="ORG/NAME", help="And upload it to the Hugging Face hub."),
+        typer.Option(
+            "--push", metavar="ORG/NAME", help="Upload the model to this repository of the Hugging Face hub."
+        ),
     ] = None,
     private: Annotated[
-        bool | None, typer.Option("--private/--public", help="Of a new repository (default: your account's).")
+        bool | None,
+        typer.Option("--private/--public", help="Visibility of a new repository (default: your account's)."),
     ] = None,
     trust_remote_code: TrustCode = False,
     as_json: Json = False,

@@ -25,22 +25,21 @@ def generate(
     ],
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="PROMPT", help="What it goes on from (default: stdin).", show_default=False),
+        typer.Argument(metavar="PROMPT", help="Prompt to continue (default: stdin).", show_default=False),
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", min=1, help="How much it writes at most.")
+        int, typer.Option("--max-new-tokens", min=1, help="Most tokens to generate.")
     ] = 128,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="0: always the likeliest token.")
+        float,
+        typer.Option("--temperature", min=0.0, help="Sampling temperature; 0 takes the likeliest token."),
     ] = 0.0,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="For the same text again at a temperature.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed, to sample the same text again.")] = None,
     base: Annotated[
-        bool, typer.Option("--base", help="First as the base model of the run goes on, to compare.")
+        bool, typer.Option("--base", help="Print the base model's continuation first, to compare.")
     ] = False,
     interactive: Annotated[
-        bool, typer.Option("-i", help="A conversation: one prompt after the other, until Ctrl-D.")
+        bool, typer.Option("-i", help="Chat: one prompt after the other, until Ctrl-D.")
     ] = False,
     trust_remote_code: TrustCode = False,
     as_json: Json = False,

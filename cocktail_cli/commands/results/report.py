@@ -29,8 +29,10 @@ def report(
             "--output", "-o", metavar="FILE", help=f"Default: {FILE} in the run's folder.", show_default=False
         ),
     ] = None,
-    text: Annotated[bool, typer.Option("--text", help="In words, to the terminal; no file.")] = False,
-    open_: Annotated[bool, typer.Option("--open", help="And show it in the browser.")] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="Print the report as text, and write no file.")
+    ] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -99,12 +101,12 @@ def steps(c: RunHistory) -> Iterator[list[Element | str]]:
     about, peers = c.about, max((len(r.members) for r in c.rounds), default=1)
     file = f"{about.recipe}.yaml"
     if about.recipe_text:
-        yield [f"Save the recipe above as {file}; data files of the owner's stand in it by their names."]
+        yield [f"Save the recipe above as {file}; the host's data files are in it by their names."]
     yield [el("code", f"cocktail launch {file} --peers {peers}"), " (or fewer, and others join)"]
     yield ["It is the same base model if the sha256 of its files is ", el("code", about.base_sha256)]
     yield ["They are the same data if their sha256, tokenized, is ", el("code", about.data_sha256)]
     yield [
-        "The same model to the bit is the base plus the packets in the run's ledger, at its owner's: ",
+        "The same model to the bit is the base plus the packets in the run's ledger, at its host: ",
         el("code", f"cocktail export {about.run} -o DIR"),
         ". A second run differs by who takes part in which round, which machines and lines decide.",
     ]
@@ -115,7 +117,7 @@ def versions(c: RunHistory) -> Iterator[Element]:
 
     if c.about.versions:
         listed = el("ul", *(el("li", f"{name} {found}") for name, found in c.about.versions.items()))
-        yield section("versions", "Versions on the owner's machine", listed)
+        yield section("versions", "Versions on the host's machine", listed)
 
 
 def as_text(c: RunHistory) -> Iterator[str]:

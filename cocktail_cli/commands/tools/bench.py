@@ -57,7 +57,7 @@ def compress(
 def net(
     run_url: Annotated[
         str,
-        typer.Argument(metavar="RUN_URL", help="The run's line; @FILE or - for one in a file or on stdin."),
+        typer.Argument(metavar="RUN_URL", help="The run URL; @FILE or - reads it from a file or stdin."),
     ],
     as_json: Json = False,
 ) -> None:
@@ -108,10 +108,10 @@ def megabit(rate: float | None) -> str:
 def step(
     recipe: Recipe,
     overrides: Overrides = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="To measure, after one to warm up.")] = 5,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to measure, after one to warm up.")] = 5,
     peers: Annotated[
         int | None,
-        typer.Option("--peers", min=1, help="That share a batch (default: the recipe's min_peers)."),
+        typer.Option("--peers", min=1, help="Peers that share a batch (default: the recipe's min_peers)."),
     ] = None,
     data: DataPath = None,
     model: ModelName = None,

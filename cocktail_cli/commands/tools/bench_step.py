@@ -32,9 +32,7 @@ class Measured:
     tokens: int  # tokens in the step
     step_s: float
     compute_s: float
-    codec_s: (
-        float  # encoding and decoding; in parallel with compute where staleness is 1
-    )
+    codec_s: float  # encoding and decoding; in parallel with compute where staleness is 1
     packet: int
 
 

@@ -13,13 +13,13 @@ from cocktail_cli.machine import pick_device
 from cocktail_cli.options import Device, Json, Quiet, Recipe
 from cocktail_cli.volunteer import Resources, VolunteerLimits, lacking, requirements_column
 
-app = typer.Typer(no_args_is_help=True, help="Recipes that come with cocktail, and the keys of a recipe.")
+app = typer.Typer(no_args_is_help=True, help="Shipped recipes, and the keys of a recipe.")
 
 
 @app.command("list")
 def list_(
     fits: Annotated[
-        bool, typer.Option("--fits", help="Say of each whether this machine has what it requires.")
+        bool, typer.Option("--fits", help="Mark recipes whose requirements this machine meets.")
     ] = False,
     device: Device = "auto",
     as_json: Json = False,
@@ -61,7 +61,7 @@ def list_(
 def show(
     recipe: Recipe,
     resolved: Annotated[
-        bool, typer.Option("--resolved", help="All keys with their values, defaults included.")
+        bool, typer.Option("--resolved", help="Show all keys with their values, defaults included.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -87,7 +87,8 @@ def show(
 def copy(
     recipe: Recipe,
     destination: Annotated[
-        Path | None, typer.Argument(metavar="DEST", help="Default: the recipe's name here.")
+        Path | None,
+        typer.Argument(metavar="DEST", help="Where to write the copy (default: NAME.yaml in this folder)."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite DEST.")] = False,
     as_json: Json = False,

@@ -16,7 +16,7 @@ from in_this_process import Run
 
 from cocktail_cli.commands.results.report import as_html, as_text
 from cocktail_cli.dashboard.report_page import ratio_of, traffic, words
-from cocktail_cli.dashboard.run_story import Round, RunHistory
+from cocktail_cli.dashboard.run_history import Round, RunHistory
 from cocktail_cli.ui.events import Step
 
 

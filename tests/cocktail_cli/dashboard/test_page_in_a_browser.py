@@ -16,7 +16,7 @@ from cocktail_cli.commands.results.report import as_html
 from cocktail_cli.dashboard.web_server import application, listen, server
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
-KEY, LINE = "the-owners-key", "cocktail join cocktail://key.token@203.0.113.7:29400/amber-otter-42"
+KEY, LINE = "the-hosts-key", "cocktail join cocktail://key.token@203.0.113.7:29400/amber-otter-42"
 
 
 ASK_NOW = 'document.dispatchEvent(new Event("visibilitychange"))'  # not in two seconds

@@ -12,11 +12,11 @@ from a_run import ARun, a_run
 from starlette.testclient import TestClient
 
 from cocktail_cli.dashboard.run_folder_reader import RunFolderReader
-from cocktail_cli.dashboard.run_story import RunHistory
+from cocktail_cli.dashboard.run_history import RunHistory
 from cocktail_cli.dashboard.web_server import HEADERS, PARTS, PORT, application, listen, read_part
 from cocktail_cli.errors import Failure
 
-KEY = "the-owners-key"
+KEY = "the-hosts-key"
 LINE = "cocktail join cocktail://key.token@203.0.113.7:29400/amber-otter-42"
 HERE = ("127.0.0.1", 50000)
 

@@ -10,7 +10,7 @@ from a_run import BEGAN, PARAMETERS, ARun, a_run
 
 from cocktail_cli.dashboard.report_page import bars_of
 from cocktail_cli.dashboard.run_folder_reader import RunFolderReader
-from cocktail_cli.dashboard.run_story import Contribution, RunHistory
+from cocktail_cli.dashboard.run_history import Contribution, RunHistory
 from cocktail_cli.ui.events import Step, as_json
 from transport.protocol.errors import LedgerError
 
@@ -173,7 +173,7 @@ def test_a_round_without_new_gradients_does_not_count_the_last_wait_again(run: A
     assert part_of(told, "ann").wait_s == 1.0
 
 
-def test_no_secret_and_no_path_of_the_owner_is_in_a_chronicle(run: ARun, tmp_path: Path) -> None:
+def test_no_secret_and_no_path_of_the_host_is_in_a_history(run: ARun, tmp_path: Path) -> None:
     run.commit("ann")
     said = repr(look(run))
 

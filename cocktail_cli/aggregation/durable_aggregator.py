@@ -22,7 +22,7 @@ from transport.ledger import HUB, RoundUpdates, UpdateLog, WeightedPacket
 from transport.protocol import LedgerError, UpdateRejected
 
 if TYPE_CHECKING:
-    from recipes.algorithm import Moved, Owners
+    from recipes.algorithm import AggregateStep, Aggregator
 
 ERROR = "error.safetensors"
 UPDATES = "updates.log"
@@ -32,7 +32,7 @@ LEAST_LOG = 64 << 20  # bytes of updates before e itself is written; twice the s
 class KeptOwner:
     """Owners, and the books of their errors in `folder`."""
 
-    def __init__(self, owner: Owners, folder: Path, least: int = LEAST_LOG) -> None:
+    def __init__(self, owner: Aggregator, folder: Path, least: int = LEAST_LOG) -> None:
         self.owner, self.folder = owner, folder
         self.longest = max(least, 2 * owner.nbytes)  # bytes of the log
         self.log: UpdateLog | None = None  # from `recover` on
@@ -45,12 +45,12 @@ class KeptOwner:
         Raises:
             LedgerError: the ledger has rounds for which e cannot be had.
         """
-        from recipes.algorithm import given_before
+        from recipes.algorithm import newest_given
 
         stop, start, saved = len(ledger.rounds()), 0, self.folder / ERROR
         if saved.exists():
             try:
-                start, self.given = self.owner.load(saved), given_before(saved)
+                start, self.given = self.owner.load(saved), newest_given(saved)
             except ValueError as error:
                 raise LedgerError(str(error)) from error
             if start > stop:
@@ -135,7 +135,7 @@ class KeptOwner:
             logged = beside.submit(log.begin, round, updates, left) if few else None
             flushed: list[Future[None]] = []
 
-            def keep(found: Mapping[int, Moved]) -> Callable[[], object]:
+            def keep(found: Mapping[int, AggregateStep]) -> Callable[[], object]:
                 job = logged or beside.submit(log.begin, round, (), left, self.owner.written(found))
                 flushed.append(beside.submit(log.flush))
                 return job.result

@@ -32,7 +32,7 @@ from transport.protocol import LedgerError, UpdateRejected
 from .durable_aggregator import LEAST_LOG
 
 if TYPE_CHECKING:
-    from recipes.algorithm import Owners
+    from recipes.algorithm import Aggregator
 
 ENDS = ".errors.safetensors", ".updates.log"
 STOP = 2**62  # no round comes so late
@@ -49,7 +49,9 @@ class KeptShards:
         alike: peers count alike, whatever they deliver.
     """
 
-    def __init__(self, owners: Owners, path: Path, least: int = LEAST_LOG, *, alike: bool = False) -> None:
+    def __init__(
+        self, owners: Aggregator, path: Path, least: int = LEAST_LOG, *, alike: bool = False
+    ) -> None:
         self.owners, self.least, self.alike = owners, least, alike
         self.saved, self.records = (path.with_name(path.name + end) for end in ENDS)
         self.pending: tuple[int, bytes] | None = None  # the newest aggregate, while its end is not known
@@ -61,7 +63,7 @@ class KeptShards:
 
     def recover(self) -> None:
         """Bring e to where it was. Raises ValueError where the files are damaged; OSError."""
-        from recipes.algorithm import spoken_of
+        from recipes.algorithm import shards_in
 
         start = self._next = self.owners.load(self.saved) if self.saved.exists() else 0
         try:
@@ -73,7 +75,7 @@ class KeptShards:
                         self._join()
                     record = unpack_updates(round, payload)
                     (_, packet, _), *updates = record.updates
-                    mine = spoken_of(packet, len(self.owners.shards))
+                    mine = shards_in(packet, len(self.owners.shards))
                     self.owners.own({*self.owners.owners, *mine})  # what was to be handed over is here still
                     self.owners.replay(round, updates, packet)
                     self.pending, self._left = (round, packet), record.inherited
@@ -109,9 +111,9 @@ class KeptShards:
     ) -> bytes:
         """The packet of `round`; it, what went into it and what joins e with it are on the disk. Raises
         UpdateRejected, with nothing changed, and OSError."""
-        from recipes.algorithm import RejectedUpdate, even
+        from recipes.algorithm import RejectedUpdate, equal_weights
 
-        updates = [WeightedPacket(*one) for one in even(updates)] if self.alike else updates
+        updates = [WeightedPacket(*one) for one in equal_weights(updates)] if self.alike else updates
         try:
             packet = self.owners.aggregate(round, updates)
         except RejectedUpdate as error:
@@ -129,11 +131,11 @@ class KeptShards:
 
     def took(self, packet: bytes) -> bool:
         """Is the newest aggregate in this packet of all shards?"""
-        from recipes.algorithm import part_of, spoken_of
+        from recipes.algorithm import select_shards, shards_in
 
         assert self.pending is not None
         ours, shards = self.pending[1], len(self.owners.shards)
-        return part_of(packet, spoken_of(ours, shards), shards) == ours
+        return select_shards(packet, shards_in(ours, shards), shards) == ours
 
     def settle(self) -> None:
         """The newest aggregate is in the run. Where what led to e has grown long, write down e itself."""

@@ -22,7 +22,7 @@ from cocktail_cli.errors import explain
 from transport.membership import STRIKES
 
 if TYPE_CHECKING:
-    from recipes.training import Doubt, Probe
+    from recipes.training import Probe, UsefulnessScore
 
 log = logging.getLogger(__name__)
 
@@ -113,9 +113,9 @@ class Probing:
                 for verdict in evidence.add(probe.gains(round.updates), round.held):
                     self.found[verdict.peer] = verdict.why
                 self._doubt(evidence.doubts)
-            probe.common.apply(round.packet)
+            probe.global_model.apply(round.packet)
 
-    def _doubt(self, doubts: Mapping[str, Doubt]) -> None:
+    def _doubt(self, doubts: Mapping[str, UsefulnessScore]) -> None:
         """Who counts for less from now on. The owner is told when it is less than half, once."""
         self.weights = {peer: doubt.weight for peer, doubt in doubts.items() if doubt.weight < 1}
         for peer in [p for p, weight in self.weights.items() if weight < 0.5 and p not in self.doubted]:

@@ -40,7 +40,7 @@ class RunWork:
     """
 
     def __init__(self, recipe: Recipe, base: Base, corpus: Corpus | StreamedCorpus, ledger: Path) -> None:
-        from recipes.algorithm import owners_of
+        from recipes.algorithm import aggregator_of
         from recipes.errors import ModelError
         from recipes.models import check_trainable, count_trainable
 
@@ -50,7 +50,7 @@ class RunWork:
         if (shards := recipe.compression.shards) > self.parameters:
             few = f"the model's {self.parameters:,} parameters"
             raise ModelError(f"compression.shards is {shards:,}, more than {few}")
-        self.owner = KeptOwner(owners_of(recipe, self.parameters), ledger)
+        self.owner = KeptOwner(aggregator_of(recipe, self.parameters), ledger)
         self.files = {f"base/{file.name}": base.folder / file.name for file in base.files}
         self.hashes = {f"hashes/base/{file.name}": file.blocks for file in base.files}
         self.held_out = corpus.pack_held_out()
@@ -103,10 +103,10 @@ class RunWork:
         self.owner.owner.fits(size)
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
-        from recipes.algorithm import even
+        from recipes.algorithm import equal_weights
 
         if self.recipe.compression.weighting == "uniform":
-            updates = even(updates)
+            updates = equal_weights(updates)
         if self.probing:
             for peer, _, _ in updates:
                 if why := self.probing.objection(peer):
@@ -136,11 +136,11 @@ class RunWork:
 
     def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
         from compress import PacketError
-        from recipes.algorithm import part_of, spoken_of
+        from recipes.algorithm import select_shards, shards_in
 
         try:
-            part = part_of(packet, shards, self.recipe.compression.shards)
-            return part, spoken_of(part, self.recipe.compression.shards)
+            part = select_shards(packet, shards, self.recipe.compression.shards)
+            return part, shards_in(part, self.recipe.compression.shards)
         except PacketError as error:
             raise UpdateRejected(peer, str(error)) from error
 

@@ -32,7 +32,7 @@ from transport.protocol import SnapshotOffer, count_samples
 from . import run_folder as in_folder
 
 if TYPE_CHECKING:
-    from recipes.algorithm import Common
+    from recipes.algorithm import GlobalModel
     from recipes.config import Recipe
     from recipes.weight_files import Fold, Layout, Snapshot
 
@@ -52,7 +52,7 @@ ENDS_WITHIN = 10.0  # seconds for a fold that was told to stop
 class Folded:
     """x' in memory, with the names of its parts."""
 
-    common: Common
+    common: GlobalModel
     layout: Layout
 
 
@@ -90,7 +90,7 @@ class Place:
         from the base. Valid inside the `with`.
         """
         from compress.packet import InFile
-        from recipes.algorithm import mix_of
+        from recipes.algorithm import compressor_of
         from recipes.models import open_trained
         from recipes.weight_files import Fold, KnownFingerprint
 
@@ -105,7 +105,7 @@ class Place:
             with closing(source) as vector, open(ledger.log_path, "rb", buffering=0) as packets:
                 yield Fold(
                     run=ledger.run,
-                    mix=mix_of(self.recipe.compression),
+                    mix=compressor_of(self.recipe.compression),
                     seed=self.recipe.training.seed,
                     source=vector,
                     start=start,
@@ -119,12 +119,12 @@ class Place:
         """x' before `round` (None: after all that are committed), in memory."""
         import torch
 
-        from recipes.algorithm import Common, fold
+        from recipes.algorithm import GlobalModel, fold
 
         with self.fold(round) as found:
             layout = found.source.layout
             vector = torch.from_numpy(found.source.read(0, layout.size))
-            common = Common(vector, found.mix, found.seed, found.start)
+            common = GlobalModel(vector, found.mix, found.seed, found.start)
             return Folded(fold(common, (bytes(packet[:]) for packet in found.packets)), layout)
 
     def write_model(

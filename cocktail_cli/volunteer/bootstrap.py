@@ -119,11 +119,11 @@ class Bootstrap:
         with closing(CatchUpDownloads(self.link, self.machine, self._progress)) as supply, self.imports:
             prepared = self._begun(supply)
             worker = prepared.peer.worker
-            first = worker.common.round
+            first = worker.global_model.round
             for _, packet in supply.packets():
                 worker.catch_up(packet)
-        packets = counted(worker.common.round - first, "packet")
-        self.show(Progressed(f"caught up to round {worker.common.round} with {packets}"))
+        packets = counted(worker.global_model.round - first, "packet")
+        self.show(Progressed(f"caught up to round {worker.global_model.round} with {packets}"))
         return prepared
 
     def _begun(self, supply: CatchUpDownloads) -> Prepared:
@@ -163,14 +163,14 @@ class Bootstrap:
             whole = self.machine.plan.way is CatchUpSource.OWN
             (self.checkpoint.restore if whole else self.checkpoint.restore_residual)(peer)
             self.show(Progressed(f"back with what it kept at round {self.checkpoint.round}"))
-            if not peer.local.stepped and peer.recipe.training.optim != "sgd":  # which keeps nothing
+            if not peer.trainer.stepped and peer.recipe.training.optim != "sgd":  # which keeps nothing
                 self.show(Warning(OPTIMIZER_RESTARTS))
 
     def _loaded(self, snapshot: Path | None, round: int, read: Sequence[File]) -> Prepared:
         """Build the peer with the global model of `round`. `read`: the base files it is made from."""
         self.imports.wait(self.link.leave_or_go_on)
         from recipes.models import available_attention, base_digests, load_trained
-        from recipes.multi_gpu import spread_peer
+        from recipes.multi_gpu import build_fsdp_peer
         from recipes.training import build_peer, micro_batch_for
 
         self.show(Progressed("loading the model"))
@@ -181,12 +181,12 @@ class Bootstrap:
             self.show(Warning(f"{wanted} is not on this machine: transformers chooses, which may be slower"))
         with self.interruptible():
             if self.ranks is not None:
-                peer = spread_peer(self.ranks, self.folder, snapshot, recipe, batch, name, round)
+                peer = build_fsdp_peer(self.ranks, self.folder, snapshot, recipe, batch, name, round)
             else:
                 model = load_trained(recipe, self.folder, device, snapshot)
                 peer = build_peer(model, recipe, batch, name, round)
             if self.micro_batch is None:
-                peer.micro_batch = micro_batch_for(peer.local, recipe, self.link.leave_or_go_on)
+                peer.micro_batch = micro_batch_for(peer.trainer, recipe, self.link.leave_or_go_on)
         self.restore_checkpoint(peer)
         recipe_hash = hashlib.sha256(self.link.welcome.recipe.encode()).hexdigest()
         return Prepared(peer, {**base_digests(read), "recipe": recipe_hash})
@@ -216,13 +216,13 @@ class Imports:
         try:
             from transformers import AutoModelForCausalLM, get_scheduler  # noqa: F401
 
-            from recipes.algorithm import mix_of, rehearse
+            from recipes.algorithm import compressor_of, rehearse
             from recipes.models import meta_trained_model
             from recipes.weight_files import layout_of
 
             if (folder := self.folders.get()) is not None:
                 model = meta_trained_model(self.recipe, folder)
-                rehearse(mix_of(self.recipe.compression), layout_of(model).size)
+                rehearse(compressor_of(self.recipe.compression), layout_of(model).size)
         except Exception as error:
             self.error = error
 

@@ -19,7 +19,7 @@ from cocktail_cli.errors import EXIT, explain
 from cocktail_cli.machine import limit_memory
 
 if TYPE_CHECKING:
-    from recipes.multi_gpu import Rank
+    from recipes.multi_gpu import FsdpWorker
 
 
 def main() -> NoReturn:
@@ -38,7 +38,7 @@ class Process:
     def __init__(self, answers: IO[str]) -> None:
         self.answers, self.writing = answers, threading.Lock()
         self.questions: queue.SimpleQueue[tuple[dict[str, Any], bytes]] = queue.SimpleQueue()
-        self.rank: Rank | None = None
+        self.rank: FsdpWorker | None = None
 
     def listen(self, stdin: IO[bytes]) -> None:
         """Take in questions while another is worked on, so that the end of them is known at once."""
@@ -55,12 +55,12 @@ class Process:
         os._exit(EXIT["lost"])
 
     def serve(self) -> NoReturn:
-        from recipes.multi_gpu import Rank
+        from recipes.multi_gpu import FsdpWorker
 
         asked, _ = self.questions.get()
         assert asked.pop("do") == "start"
         limit_memory([asked["device"]], asked.pop("vram_limit"))
-        self.rank = Rank(**asked)
+        self.rank = FsdpWorker(**asked)
         answer: dict[str, Any] = {}
         while True:
             self.say(answer)

@@ -78,10 +78,10 @@ class Ranks:
     def __init__(
         self, devices: Sequence[str], lost: Callable[[], None], vram_limit: int | None = None
     ) -> None:
-        from recipes.multi_gpu import nameless
+        from recipes.multi_gpu import anonymous_file
 
         self.devices, self.count, self.lost = devices, len(devices), lost
-        self.file = nameless()
+        self.file = anonymous_file()
         self.folder = Path(tempfile.mkdtemp(prefix="cocktail-ranks-"))  # for this user alone
         self.turns = ThreadPoolExecutor(1, "ranks")  # whoever asks first is answered first
         self.failure: Failure | None = None

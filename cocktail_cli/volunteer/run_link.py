@@ -153,7 +153,7 @@ class RunLink:
         if committed.round != round.round or not any(owner.address for owner in round.owners):
             return None
         from compress import PacketError
-        from recipes.algorithm import merged
+        from recipes.algorithm import merge_packets
 
         owners = [owner for owner in round.owners if owner.name not in committed.lost]
         dialled = [owner for owner in owners if not self.by_hub(owner.name)]
@@ -165,7 +165,7 @@ class RunLink:
             parts = [found.get(o.name) or self.link.fetch(f"shard/{round.round}/{o.name}") for o in owners]
             if sum(len(owner.shards) for owner in round.owners) < self.shards:
                 parts.append(self.link.fetch(f"shard/{round.round}"))
-            packet = merged(parts, self.shards)
+            packet = merge_packets(parts, self.shards)
         except (KeyError, PacketError):
             return None
         return packet if hashlib.sha256(packet).hexdigest() == committed.sha256 else None
@@ -183,11 +183,11 @@ class RunLink:
         owners = self.round.owners if self.round is not None else []
         if not owners:
             return packet, {}
-        from recipes.algorithm import part_of
+        from recipes.algorithm import select_shards
 
-        parts = {owner.name: part_of(packet, owner.shards, self.shards) for owner in owners}
+        parts = {owner.name: select_shards(packet, owner.shards, self.shards) for owner in owners}
         hubs = set(range(self.shards)).difference(*(owner.shards for owner in owners))
-        return part_of(packet, hubs, self.shards) if hubs else b"", parts
+        return select_shards(packet, hubs, self.shards) if hubs else b"", parts
 
     def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:
         self.link.evaluated(round, part, loss_sum, tokens)

@@ -175,9 +175,9 @@ class VolunteerSession:
             check_trust(bootstrap.recipe, limits.trust_remote_code, "rejected")
             check_requirements(bootstrap.recipe, Resources.of(limits, bootstrap.bytes_here))
             if len(limits.devices) > 1:
-                from recipes.multi_gpu import check_spreadable
+                from recipes.multi_gpu import check_fsdp
 
-                check_spreadable(bootstrap.recipe)
+                check_fsdp(bootstrap.recipe)
             if not self._agreed(welcome, bootstrap):
                 return False
         self.run = RunLink(link)
@@ -243,7 +243,7 @@ class VolunteerSession:
         run.direct = to_owners(run.link, own_keys())
         if self.door is not None:
             path = checkpoint_store.shard_path(self.url.run, run.name, self.url.key)
-            half = half_of(recipe, peer.local.layout.size, path, self.warn)
+            half = half_of(recipe, peer.trainer.layout.size, path, self.warn)
             run.owning = AggregatorThread(run.link, half, self.door, self.warn)
             run.owning.start()
 

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 def half_of(recipe: Recipe, parameters: int, path: Path, told: Callable[[str], None]) -> KeptShards:
     """The errors of the shards that this peer owns: as they are kept at `path`, where it was killed."""
-    from recipes.algorithm import owners_of
+    from recipes.algorithm import aggregator_of
 
     alike = recipe.compression.weighting == "uniform"
 
     def new() -> KeptShards:
-        return KeptShards(owners_of(recipe, parameters, owned=()), path, alike=alike)
+        return KeptShards(aggregator_of(recipe, parameters, owned=()), path, alike=alike)
 
     kept = new()
     try:

@@ -27,7 +27,7 @@ class OwnSteps:
         self.before, self.at = (up, down), now
         name, announced = self.run.name, self.run.round
         # bytes of the parameters in FP16, each step
-        full = 2 * peer.local.layout.size * peer.recipe.compression.local_steps
+        full = 2 * peer.trainer.layout.size * peer.recipe.compression.local_steps
         return Step(
             step=done.step,
             steps=announced.steps if announced else 0,

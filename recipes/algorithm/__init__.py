@@ -1,49 +1,49 @@
 """CocktailSGD (Wang et al., ICML 2023), Algorithms 1 and 2."""
 
-from .adaptive_rate import fill_of
+from .adaptive_rate import adaptive_rate_of
 from .cocktail_sgd import (
-    Common,
-    Part,
-    Piece,
+    DecodedPacket,
+    GlobalModel,
+    ShardUpdate,
     Worker,
+    compressor_of,
     fold,
-    mix_of,
     read,
     rehearse,
 )
 from .decoded_updates import RejectedUpdate, length
-from .robust_mean import FEWEST, HELD, Moved, median_of
+from .robust_mean import FEWEST, HELD, AggregateStep, median_of
 from .shard_aggregator import (
-    Owners,
-    even,
-    given_before,
-    merged,
-    owners_of,
-    part_of,
-    spoken_of,
+    Aggregator,
+    aggregator_of,
+    equal_weights,
+    merge_packets,
+    newest_given,
+    select_shards,
+    shards_in,
 )
 
 __all__ = [
     "FEWEST",
     "HELD",
-    "Common",
-    "Moved",
-    "Owners",
-    "Part",
-    "Piece",
+    "AggregateStep",
+    "Aggregator",
+    "DecodedPacket",
+    "GlobalModel",
     "RejectedUpdate",
+    "ShardUpdate",
     "Worker",
-    "even",
-    "fill_of",
+    "adaptive_rate_of",
+    "aggregator_of",
+    "compressor_of",
+    "equal_weights",
     "fold",
-    "given_before",
     "length",
     "median_of",
-    "merged",
-    "mix_of",
-    "owners_of",
-    "part_of",
+    "merge_packets",
+    "newest_given",
     "read",
     "rehearse",
-    "spoken_of",
+    "select_shards",
+    "shards_in",
 ]

@@ -25,6 +25,7 @@ from recipes.config import Compression
 STEP = 2 ** (1 / 16)
 RISE = 8  # steps at once
 SPARE = 0.97  # of the room: a richer packet takes no more
+SKEW = 0.3  # a packet of c times the cost may be c^SKEW longer than that: a long climb leaves more room
 AHEAD = 2**0.125  # so a packet of the owner's step fits, and none that is much richer
 
 
@@ -42,7 +43,7 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class Fill:
+class AdaptiveRate:
     """One sender: where on the ladder its next packet is."""
 
     ladder: tuple[Rung, ...]  # from the sparsest on
@@ -55,10 +56,10 @@ class Fill:
         """How many times more values the richest packet has than the sparsest."""
         return self.ladder[-1].keep / self.ladder[0].keep
 
-    def sent(self, size: float) -> Fill:
+    def sent(self, size: float) -> AdaptiveRate:
         return replace(self, size=size)
 
-    def within(self, room: float, back: float = 0) -> Fill:
+    def within(self, room: float, back: float = 0) -> AdaptiveRate:
         """So many bytes fit, and so many came back; 0: not known."""
         if not self.size or not room:
             return replace(self, at=self.usual if self.size else 0)
@@ -67,7 +68,9 @@ class Fill:
         fitting = [i for i, rung in enumerate(self.ladder) if rung.cost * a_bit <= most]
         to = max(fitting, default=0)
         if to > self.at:
-            spare = [i for i in fitting if self.ladder[i].cost * a_bit <= SPARE * room]
+            now = self.ladder[self.at].cost
+            costs = {i: self.ladder[i].cost for i in fitting}
+            spare = [i for i, c in costs.items() if c * a_bit * max(1 / SPARE, (c / now) ** SKEW) <= room]
             to = min(self.at + RISE, max([self.at, *spare]))
         return replace(self, at=to, size=a_bit * self.ladder[to].cost)
 
@@ -77,23 +80,23 @@ class Fill:
         return replace(mix, keep=rung.keep, bits=rung.bits)
 
 
-def as_is(mix: Cocktail) -> Fill:
+def fixed_rate(mix: Cocktail) -> AdaptiveRate:
     """What a mix says, whatever fits."""
-    return Fill((Rung(mix.keep, mix.bits),))
+    return AdaptiveRate((Rung(mix.keep, mix.bits),))
 
 
-def fill_of(compression: Compression) -> Fill:
+def adaptive_rate_of(compression: Compression) -> AdaptiveRate:
     """As a recipe's `compression` section bounds it. One that has nothing to hide its exchange behind, or
     sends all that it visits and names no bound, has a ladder of one step."""
     keep, bits = compression.topk_ratio, compression.quant_bits
     everything = keep == 1 and compression.topk_ratio_min is None
     if not compression.auto or not compression.staleness or everything:
-        return Fill((Rung(keep, bits),))
+        return AdaptiveRate((Rung(keep, bits),))
     low, high = compression.topk_ratio_min or keep / 8, compression.topk_ratio_max or keep
     fewer = 2 if bits in (3, 4) else bits
     sparser = [Rung(k, fewer if k < keep / 2 else bits) for k in reversed(towards(keep, low))]
     richer = [Rung(k, bits) for k in towards(keep, high)]
-    return Fill((*sparser, Rung(keep, bits), *richer), usual=len(sparser))
+    return AdaptiveRate((*sparser, Rung(keep, bits), *richer), usual=len(sparser))
 
 
 def towards(start: float, end: float) -> list[float]:

@@ -46,13 +46,13 @@ from compress import (
 from compress.backends import WORTH
 from recipes.config import PLAIN, Compression, Outer
 
-from .adaptive_rate import as_is
-from .decoded_updates import ROOM, Packets, RejectedUpdate, norm_of, usable
-from .local_vector import WINDOW, Here, Vector
-from .robust_mean import MEAN, Collected, Moved, Rule, Taken, collect, shortened
+from .adaptive_rate import fixed_rate
+from .decoded_updates import ROOM, DecodedUpdates, RejectedUpdate, norm_of, usable
+from .local_vector import WINDOW, LocalModel, LocalVector
+from .robust_mean import MEAN, AggregateStep, Collected, Rule, WeightedUpdate, collect, shortened
 
 
-def mix_of(compression: Compression) -> Cocktail:
+def compressor_of(compression: Compression) -> Cocktail:
     """C as a recipe's `compression` section asks for it."""
     full = -(-compression.uncompressed_steps // compression.local_steps)
     return Cocktail(
@@ -69,7 +69,7 @@ def mix_of(compression: Compression) -> Cocktail:
     )
 
 
-def over_all(mix: Cocktail, keep: float) -> Cocktail:
+def handoff_compressor(mix: Cocktail, keep: float) -> Cocktail:
     """C over the whole vector, which keeps this share of it: how a leaver's residual is written."""
     # blocks: a unit for each element takes 8 bytes; of each chunk something is kept, however small K is
     return replace(mix, sample=1.0, keep=keep, kind="block", chunk=0, full=0)
@@ -87,7 +87,7 @@ def rehearse(mix: Cocktail, size: int) -> None:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardUpdate:
     """What a packet says of one shard: an update of the coordinates that one round has sampled there."""
 
     shard: Shard
@@ -101,14 +101,14 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Part:
+class DecodedPacket:
     """A packet as what it means, shard by shard; those that it leaves out are not there."""
 
     packet: bytes
-    pieces: tuple[Piece, ...]
+    shard_updates: tuple[ShardUpdate, ...]
 
 
-class Common:
+class GlobalModel:
     """The global model x', its round and its fingerprint. Only committed packets change it (law 1).
 
     Args:
@@ -127,14 +127,14 @@ class Common:
         for shard in self.shards:
             yield shard, self.mix.draw(shard.size, shard.seed, self.round)
 
-    def apply(self, packet: bytes) -> Part:
+    def apply(self, packet: bytes) -> DecodedPacket:
         """Line 7 with the packet of `self.round`; the fingerprint follows at the cost of what changed.
 
         Raises:
             PacketError: the packet does not fit; x' is unchanged.
         """
         part = read(packet, self.samples(), len(self.shards))
-        for piece in part.pieces:
+        for piece in part.shard_updates:
             here = piece.shard.of(self.vector)
             changed = piece.sample.coordinates(piece.update.positions)
             before = here[changed]
@@ -145,10 +145,12 @@ class Common:
         return part
 
 
-def read(packet: bytes, samples: Iterable[tuple[Shard, Sample]], shards: int) -> Part:
+def read(packet: bytes, samples: Iterable[tuple[Shard, Sample]], shards: int) -> DecodedPacket:
     """Raises PacketError."""
     found = zip(samples, split(packet, shards), strict=True)
-    return Part(packet, tuple(Piece(shard, s, decode(one, s.m)) for (shard, s), one in found if one))
+    return DecodedPacket(
+        packet, tuple(ShardUpdate(shard, s, decode(one, s.m)) for (shard, s), one in found if one)
+    )
 
 
 class Worker:
@@ -157,7 +159,7 @@ class Worker:
     Args:
         x: (P,) float32, the local model; the optimizer changes it in place between `start` and `finish`.
             A `Vector` where no tensor of this process is all of it.
-        common: x'.
+        global_model: x'.
         name_at: coordinate -> parameter name, for the error that a non-finite model raises.
         dither: where rounding is stochastic, what tells this peer's noise from the others'.
         decay: what a round has visited and left is multiplied by it.
@@ -165,69 +167,72 @@ class Worker:
 
     def __init__(
         self,
-        x: Tensor | Vector,
-        common: Common,
+        x: Tensor | LocalModel,
+        global_model: GlobalModel,
         name_at: Callable[[int], str] | None = None,
         dither: int = 0,
         decay: float = 1.0,
     ) -> None:
-        self.local: Vector = Here(x) if isinstance(x, Tensor) else x
-        self.common, self.name_at, self.dither, self.decay = common, name_at, dither, decay
-        self.fill, self.back = as_is(common.mix), 0  # of the next packet; bytes of the newest aggregate
+        self.local_model: LocalModel = LocalVector(x) if isinstance(x, Tensor) else x
+        self.global_model, self.name_at, self.dither, self.decay = global_model, name_at, dither, decay
+        self.rate, self.back = (
+            fixed_rate(global_model.mix),
+            0,
+        )  # of the next packet; bytes of the newest aggregate
 
     @property
     def x(self) -> Tensor:
         """(P,), where it is a tensor of this process."""
-        assert isinstance(self.local, Here)
-        return self.local.x
+        assert isinstance(self.local_model, LocalVector)
+        return self.local_model.x
 
-    def start(self, fits: int = 0, alone: bool = False) -> Part:
+    def start(self, fits: int = 0, alone: bool = False) -> DecodedPacket:
         """Lines 1 and 2 of the round that x' is at; in `fits` bytes, where known, and where this peer is not
         `alone` in hardly more than came back. Changes neither x nor x'.
 
         Raises NonFiniteError: d_i holds an infinity or a NaN; it names the parameter.
         """
-        common, packets, pieces = self.common, list[bytes](), list[Piece]()
-        self.fill = self.fill.within(fits, 0 if alone else self.back)
-        mix = self.fill.mixed(common.mix).at(common.round)
+        common, packets, pieces = self.global_model, list[bytes](), list[ShardUpdate]()
+        self.rate = self.rate.within(fits, 0 if alone else self.back)
+        mix = self.rate.mixed(common.mix).at(common.round)
         for shard, sample in common.samples():
-            d = self.local.difference(shard, sample, common.vector)  # 1   (m,)
+            d = self.local_model.difference(shard, sample, common.vector)  # 1   (m,)
             sent = self._encode(mix, d, shard, sample)  # 2
             packets.append(sent.packet)
             d = d if self.decay < 1 else d.new_empty(0)  # let go before as much again is made
             update = sent.update()
-            pieces.append(Piece(shard, sample, update, None if self.decay == 1 else rest(d, update)))
-        self.fill = self.fill.sent(0 if common.round < common.mix.full else sum(map(len, packets)))
-        return Part(join(packets), tuple(pieces))
+            pieces.append(ShardUpdate(shard, sample, update, None if self.decay == 1 else rest(d, update)))
+        self.rate = self.rate.sent(0 if common.round < common.mix.full else sum(map(len, packets)))
+        return DecodedPacket(join(packets), tuple(pieces))
 
-    def finish(self, aggregate: bytes, sent: Part | None) -> None:
+    def finish(self, aggregate: bytes, sent: DecodedPacket | None) -> None:
         """Lines 5 to 7. `sent` is what `start` gave if the owner took it; None if it came too late.
 
         What was not taken, be it of one shard, is simply not subtracted: it stays in x_i - x' (law 3).
         """
-        self.follow(self.common.apply(aggregate), sent)  # 5, 7
+        self.follow(self.global_model.apply(aggregate), sent)  # 5, 7
         self.back = len(aggregate)
 
-    def follow(self, part: Part, sent: Part | None) -> None:
+    def follow(self, part: DecodedPacket, sent: DecodedPacket | None) -> None:
         """Line 6, where x' has moved by `part`."""
-        for piece in part.pieces:
-            self.local.add_(piece)  # 6   + C[D]
+        for piece in part.shard_updates:
+            self.local_model.add_(piece)  # 6   + C[D]
         if sent is not None:
-            self.take_out(sent, {piece.shard.number for piece in part.pieces})  # 6   - C[d_i]
+            self.subtract(sent, {piece.shard.number for piece in part.shard_updates})  # 6   - C[d_i]
 
     def catch_up(self, aggregate: bytes) -> None:
         """A round this peer took no part in: x_i moves along with x', so that d_i stays what it was."""
         self.finish(aggregate, sent=None)
 
-    def take_out(self, sent: Part, shards: Collection[int] | None = None) -> None:
+    def subtract(self, sent: DecodedPacket, shards: Collection[int] | None = None) -> None:
         """What `sent` says of these shards, or (None) of all, is somebody else's now: no part of d_i."""
-        for piece in sent.pieces:
+        for piece in sent.shard_updates:
             if shards is None or piece.shard.number in shards:
-                self.local.add_(piece, alpha=-1)
+                self.local_model.add_(piece, alpha=-1)
                 for part in faded(piece, 1 - self.decay):
-                    self.local.add_(part, alpha=-1)
+                    self.local_model.add_(part, alpha=-1)
 
-    def legacy(self, room: int, keep: float = 1.0) -> Part | None:
+    def handoff(self, room: int, keep: float = 1.0) -> DecodedPacket | None:
         """C over the whole of d_i, for the owner to inherit: the largest coordinates of each shard.
 
         Args:
@@ -236,29 +241,31 @@ class Worker:
 
         Raises NonFiniteError, as `start`.
         """
-        common, mix, n = self.common, self.common.mix, self.common.vector.numel()
+        common, mix, n = self.global_model, self.global_model.mix, self.global_model.vector.numel()
         keep = min(keep, max(room, 1) * 8 / (mix.bits * n))  # a first guess: positions cost nothing
-        everything = [(s, over_all(mix, 1.0).draw(s.size, s.seed, common.round)) for s in common.shards]
-        d = [self.local.difference(shard, sample, common.vector) for shard, sample in everything]
+        everything = [
+            (s, handoff_compressor(mix, 1.0).draw(s.size, s.seed, common.round)) for s in common.shards
+        ]
+        d = [self.local_model.difference(shard, sample, common.vector) for shard, sample in everything]
         if not any(bool(part.any()) for part in d):  # (P,) together
             return None
         while keep * n >= 1:
-            to = over_all(mix, keep)
+            to = handoff_compressor(mix, keep)
             sent = [self._encode(to, part, *where) for part, where in zip(d, everything, strict=True)]
             packet = join([one.packet for one in sent])
             if len(packet) <= room:
                 both = zip(everything, sent, strict=True)
-                return Part(packet, tuple(Piece(*where, one.update()) for where, one in both))
+                return DecodedPacket(packet, tuple(ShardUpdate(*where, one.update()) for where, one in both))
             keep *= 0.9 * max(room, 1) / len(packet)  # the fewer there are, the more a position costs
         return None
 
     def residual_norm(self) -> float:
         """The length of d_i = x_i - x'."""
-        return self.local.distance(self.common.vector)
+        return self.local_model.distance(self.global_model.vector)
 
     def _encode(self, mix: Cocktail, d: Tensor, shard: Shard, sample: Sample) -> Encoded:
         """C[d] of one shard; the noise of stochastic rounding is told apart by peer and round."""
-        return mix.encode(d, self._name_in(shard, sample), self.dither << 64 | self.common.round)
+        return mix.encode(d, self._name_in(shard, sample), self.dither << 64 | self.global_model.round)
 
     def _name_in(self, shard: Shard, sample: Sample) -> Callable[[int], str] | None:
         if (name_at := self.name_at) is None:
@@ -272,7 +279,7 @@ def rest(d: Tensor, update: Update) -> Tensor:
     return d
 
 
-def faded(piece: Piece, share: float) -> Iterator[Piece]:
+def faded(piece: ShardUpdate, share: float) -> Iterator[ShardUpdate]:
     """This share of what a packet has left, as updates that hold a window of it each."""
     for start in range(0, 0 if piece.left is None else piece.sample.m, WINDOW):
         assert piece.left is not None
@@ -292,7 +299,7 @@ class Before:
     packets: int
 
 
-class Owner:
+class ShardAggregator:
     """Algorithm 2: the owner of one vector, which is a shard or the whole, with its error e.
 
     Args:
@@ -316,13 +323,13 @@ class Owner:
         self.mix, self.seed, self.rule, self.room, self.outer = mix, seed, rule, room, outer
         self.error = torch.zeros(parameters)  # e   (P,)
         self.momentum = torch.zeros(parameters if outer.momentum else 0)  # v   (P,), or nothing
-        self.held: tuple[Taken, ...] = ()  # whose packets the newest aggregate has only in part
+        self.held: tuple[WeightedUpdate, ...] = ()  # whose packets the newest aggregate has only in part
         self.usual = 0.0  # how large a value of a packet usually is; inf: nobody can say
         self.packets = 1  # in the newest round
         self._before: Before | None = None  # the newest aggregate
         self._drawn: tuple[int, Sample] | None = None
         self._newest = -1  # round of which packets have arrived
-        self._packets: Packets | None = None  # of that round, until it is aggregated
+        self._packets: DecodedUpdates | None = None  # of that round, until it is aggregated
         self._lock = threading.Lock()
 
     def sample(self, round: int) -> Sample:
@@ -339,11 +346,11 @@ class Owner:
             with contextlib.suppress(RejectedUpdate):
                 packets.open(peer, packet)
 
-    def _packets_of(self, round: int) -> Packets | None:
+    def _packets_of(self, round: int) -> DecodedUpdates | None:
         """None: a later round has begun, or this one is aggregated."""
         with self._lock:
             if round > self._newest:
-                self._newest, self._packets = round, Packets(self.sample(round).m, self.room)
+                self._newest, self._packets = round, DecodedUpdates(self.sample(round).m, self.room)
             return self._packets if round == self._newest else None
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
@@ -361,15 +368,15 @@ class Owner:
         self.send(round, moved, sent.update())
         return sent.packet
 
-    def collect(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> Moved:
+    def collect(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> AggregateStep:
         """Line 3, as `aggregate`; e is unchanged."""
         return self._stepped(round, self._collect(round, updates, self._packets_of(round)))
 
-    def encode(self, round: int, moved: Moved, mix: Cocktail) -> Encoded:
+    def encode(self, round: int, moved: AggregateStep, mix: Cocktail) -> Encoded:
         """C[D], with a mix that may differ in K and q: a packet says its own, and is replayed as it is."""
         return mix.at(round).encode(moved.D, seed=round)
 
-    def send(self, round: int, moved: Moved, update: Expanded | Update) -> None:
+    def send(self, round: int, moved: AggregateStep, update: Expanded | Update) -> None:
         """Line 4: e is what the update has left of D, in the place of D.
 
         A replay takes the update from the packet that was sent. To make it again would need the same encoder
@@ -398,7 +405,7 @@ class Owner:
         Returns s: below 1 where it is longer than an honest residual, by what the newest round held.
 
         Args:
-            packet: of `Worker.legacy`, over the whole vector.
+            packet: of `Worker.handoff`, over the whole vector.
             share: the weight, of 1, that the peer's packets had in the mean.
 
         Raises:
@@ -419,21 +426,21 @@ class Owner:
         update.add_to(self.error, 0, self.error.numel(), self.outer.counts(share, self.packets) * scale)
 
     def _collect(
-        self, round: int, updates: Sequence[tuple[str, bytes, float]], packets: Packets | None = None
+        self, round: int, updates: Sequence[tuple[str, bytes, float]], packets: DecodedUpdates | None = None
     ) -> Collected:
         """The outer step along the mean, on the round's sample; with e, where momentum is not to have it."""
         sample = self.sample(round)
         error = torch.zeros(sample.m) if self.outer.momentum else sample.take(self.error)
         return collect(error, updates, self.rule, packets, self.outer)
 
-    def _stepped(self, round: int, found: Collected) -> Moved:
+    def _stepped(self, round: int, found: Collected) -> AggregateStep:
         """D of what `_collect` has found; where there is momentum, by that."""
         if not self.outer.momentum:
-            return Moved(found.D, None, found.usual, found.packets, found.held, found.error)
+            return AggregateStep(found.D, None, found.usual, found.packets, found.held, found.error)
         sample = self.sample(round)
         v = sample.take(self.momentum)
         D, e = self.outer.step(found.D, v), sample.take(self.error)
-        return Moved(D.add_(e), v, found.usual, found.packets, found.held, e)
+        return AggregateStep(D.add_(e), v, found.usual, found.packets, found.held, e)
 
     def undo(self) -> None:
         """The newest aggregate was not committed: e is what it was before. To be called before `inherit`."""
@@ -448,7 +455,7 @@ class Owner:
         self._before = None
 
 
-def fold(common: Common, packets: Iterable[bytes]) -> Common:
+def fold(common: GlobalModel, packets: Iterable[bytes]) -> GlobalModel:
     """x' after these packets, applied in order: how a joiner, a snapshot and an export come by the model."""
     for packet in packets:
         common.apply(packet)

@@ -34,7 +34,7 @@ class RejectedUpdate(Exception):
 
 
 @dataclass(frozen=True)
-class Opened:
+class DecodedUpdate:
     """A packet that can be used."""
 
     packet: bytes
@@ -43,7 +43,7 @@ class Opened:
     update: Expanded | Update | None  # None: there was no room for it
 
 
-class Packets:
+class DecodedUpdates:
     """Those of one round, by peer. `open` may be called from several threads.
 
     Args:
@@ -53,16 +53,16 @@ class Packets:
 
     def __init__(self, m: int, room: int | None = None) -> None:
         self.m, self._room = m, ROOM if room is None else room
-        self._opened: dict[str, Opened] = {}
+        self._opened: dict[str, DecodedUpdate] = {}
         self._lock = threading.Lock()
 
-    def open(self, peer: str, packet: bytes) -> Opened:
+    def open(self, peer: str, packet: bytes) -> DecodedUpdate:
         """What was found when it arrived, or is found now. Raises RejectedUpdate."""
         known = self._opened.get(peer)
         if known is not None and known.packet == packet:
             return known
         update = usable(peer, packet, self.m)
-        opened = Opened(packet, norm_of(peer, update), update.count, update)
+        opened = DecodedUpdate(packet, norm_of(peer, update), update.count, update)
         with self._lock:
             self._room += held_by(self._opened.pop(peer, None))  # a round that opens again has new packets
             if held_by(opened) > self._room:
@@ -72,7 +72,7 @@ class Packets:
         return opened
 
 
-def held_by(opened: Opened | None) -> int:
+def held_by(opened: DecodedUpdate | None) -> int:
     """Bytes of what is kept open."""
     return 0 if opened is None or opened.update is None else opened.update.nbytes
 

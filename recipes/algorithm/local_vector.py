@@ -11,18 +11,18 @@ from torch import Tensor
 from compress import Sample, Shard
 
 if TYPE_CHECKING:
-    from .cocktail_sgd import Piece
+    from .cocktail_sgd import ShardUpdate
 
 WINDOW = 1 << 26  # elements brought from one device to another at a time
 
 
-class Vector(Protocol):
+class LocalModel(Protocol):
     """x_i where it lies: in this process (`Here`), or spread over several (recipes/spread.py)."""
 
     def difference(self, shard: Shard, sample: Sample, other: Tensor) -> Tensor:
         """(m,): x_i - other, where the shard's sample is."""
 
-    def add_(self, piece: Piece, alpha: int = 1) -> None:
+    def add_(self, piece: ShardUpdate, alpha: int = 1) -> None:
         """x_i += alpha * what the piece says."""
 
     def distance(self, other: Tensor) -> float:
@@ -35,7 +35,7 @@ def fetched_difference(sample: Sample, x: Tensor, y: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Here:
+class LocalVector:
     """A vector that is a tensor. x' is on its device, or in the host's memory."""
 
     x: Tensor  # (P,)
@@ -46,7 +46,7 @@ class Here:
             return sample.difference(x, y)
         return fetched_difference(sample, x, y)
 
-    def add_(self, piece: Piece, alpha: int = 1) -> None:
+    def add_(self, piece: ShardUpdate, alpha: int = 1) -> None:
         piece.add_(self.x, alpha)
 
     def distance(self, other: Tensor) -> float:

@@ -25,8 +25,8 @@ from torch import Tensor
 from compress import Expanded, Update, pieces
 from recipes.config import PLAIN, Compression, Outer
 
-from .adaptive_rate import fill_of
-from .decoded_updates import CORES, Packets, RejectedUpdate, length, on_all_cores, rounded, usable
+from .adaptive_rate import adaptive_rate_of
+from .decoded_updates import CORES, DecodedUpdates, RejectedUpdate, length, on_all_cores, rounded, usable
 
 FEWEST = 3  # packets that have a median which one liar cannot move
 HELD = 2.0  # x the median norm: what is longer is shortened to it
@@ -49,7 +49,7 @@ class Rule:
 
 def rule_of(compression: Compression) -> Rule:
     """What the owner makes of a round's packets, as a recipe's `compression` section asks for it."""
-    wide = fill_of(compression).wide
+    wide = adaptive_rate_of(compression).wide
     return Rule(compression.aggregation, compression.trim_ratio, compression.clip_radius, wide=wide)
 
 
@@ -58,7 +58,7 @@ OPEN = Rule(held=float("inf"), refused=float("inf"))  # everybody is trusted: fo
 
 
 @dataclass(frozen=True)
-class Taken:
+class WeightedUpdate:
     """One peer's packet, as the owner takes it."""
 
     peer: str
@@ -83,20 +83,20 @@ class Taken:
 class Collected:
     error: Tensor  # (m,) e as it was given
     D: Tensor  # (m,)
-    held: tuple[Taken, ...]  # whose packets were shortened
+    held: tuple[WeightedUpdate, ...]  # whose packets were shortened
     usual: float  # how large a value is that a usual packet holds; inf: nobody can say
     packets: int  # that count for something
 
 
 @dataclass(frozen=True)
-class Moved:
+class AggregateStep:
     """What a round's packets have come to: without C[D], D is e. With it the packets are not needed again."""
 
     D: Tensor  # (m,)
     momentum: Tensor | None  # (m,) v on the sample, where the owner has one
     usual: float
     packets: int
-    held: tuple[Taken, ...] = ()
+    held: tuple[WeightedUpdate, ...] = ()
     error: Tensor | None = None  # (m,) e before, where it was read
 
 
@@ -104,7 +104,7 @@ def collect(
     error: Tensor,
     updates: Sequence[tuple[str, bytes, float]],
     rule: Rule,
-    packets: Packets | None = None,
+    packets: DecodedUpdates | None = None,
     outer: Outer = PLAIN,
 ) -> Collected:
     """Algorithm 2, line 3: D on the round's sample, with the outer step's rate.
@@ -119,12 +119,12 @@ def collect(
             without that peer.
     """
     m, total = len(error), sum(weight for _, _, weight in updates)
-    packets = packets or Packets(m)
+    packets = packets or DecodedUpdates(m)
 
-    def take(update: tuple[str, bytes, float]) -> Taken:
+    def take(update: tuple[str, bytes, float]) -> WeightedUpdate:
         peer, packet, weight = update
         share, opened = weight / total if total > 0 else 1 / len(updates), packets.open(peer, packet)
-        return Taken(peer, packet, share, opened.norm, opened.count, update=opened.update)
+        return WeightedUpdate(peer, packet, share, opened.norm, opened.count, update=opened.update)
 
     # by peer, never by arrival: float sums depend on order
     taken = bounded(on_all_cores(take, sorted(updates), m), rule)
@@ -138,7 +138,7 @@ def collect(
     return Collected(error, D, held, usual, many)
 
 
-def add(out: Tensor, taken: Sequence[Taken]) -> Tensor:
+def add(out: Tensor, taken: Sequence[WeightedUpdate]) -> Tensor:
     """out += sum_i w_i s_i u_i, each coordinate in the order of the peers; each core has coordinates of its
     own, so the bits do not depend on how many there are.
     """
@@ -155,9 +155,9 @@ def add_to(out: Tensor, start: int, parts: list[tuple[Expanded | Update, float]]
         update.add_to(out, start, min(start + AT_ONCE, len(out)), factor)
 
 
-def batches(taken: Sequence[Taken]) -> Iterator[list[Taken]]:
+def batches(taken: Sequence[WeightedUpdate]) -> Iterator[list[WeightedUpdate]]:
     """In their order, with no more in one that must be opened again than there are cores."""
-    batch, again = list[Taken](), 0
+    batch, again = list[WeightedUpdate](), 0
     for t in taken:
         if t.update is None and again == CORES:
             yield batch
@@ -177,7 +177,7 @@ def median_of(norms: Sequence[float]) -> float:
     return sorted(norms)[(len(norms) - 1) // 2]
 
 
-def bounded(taken: list[Taken], rule: Rule) -> list[Taken]:
+def bounded(taken: list[WeightedUpdate], rule: Rule) -> list[WeightedUpdate]:
     """Norms against their median. Where that is 0 most have sent nothing: nobody is refused, and what the
     others sent is held to nothing.
     """
@@ -202,7 +202,7 @@ def leeway(count: int, usual: float, wide: float) -> float:
     return min(max(usual / max(count, 1), 1.0), wide) ** 0.5
 
 
-def usual_of(taken: list[Taken]) -> float:
+def usual_of(taken: list[WeightedUpdate]) -> float:
     """The median of n_i / sqrt(k_i), k_i the number of values. A packet holds the largest of those it was
     chosen from, so over all P coordinates d_i is no longer than this times sqrt(P), about.
     """
@@ -222,12 +222,12 @@ def shortened(peer: str, norm: float, usual: float, rule: Rule) -> float:
 # ---- rules -------------------------------------------------------------------------------------------------
 
 
-def mean(taken: list[Taken], m: int, rule: Rule) -> Tensor:
+def mean(taken: list[WeightedUpdate], m: int, rule: Rule) -> Tensor:
     """sum_i w_i s_i u_i."""
     return add(torch.zeros(m), taken)
 
 
-def centered_clip(taken: list[Taken], m: int, rule: Rule) -> Tensor:
+def centered_clip(taken: list[WeightedUpdate], m: int, rule: Rule) -> Tensor:
     """Karimireddy et al., 2021, from v = 0, with r the median distance times `radius`:
     v <- v + sum_i w_i min(1, r / |s_i u_i - v|) (s_i u_i - v).
 
@@ -244,7 +244,7 @@ def centered_clip(taken: list[Taken], m: int, rule: Rule) -> Tensor:
     return v
 
 
-def distance(t: Taken, v: Tensor) -> float:
+def distance(t: WeightedUpdate, v: Tensor) -> float:
     """|s_i u_i - v|, without the dense vector of it."""
     update = t.opened(len(v)).decoded()
     there = v[update.positions.long()].numpy()
@@ -254,7 +254,7 @@ def distance(t: Taken, v: Tensor) -> float:
     return rounded(max(square, 0.0) ** 0.5)
 
 
-def trimmed_mean(taken: list[Taken], m: int, rule: Rule) -> Tensor:
+def trimmed_mean(taken: list[WeightedUpdate], m: int, rule: Rule) -> Tensor:
     """Coordinate by coordinate, of the n values that were sent for it: the weighted mean without the
     ceil(trim n) largest and as many smallest, times the weight of all n.
 
@@ -287,7 +287,7 @@ def trimmed(sent: np.ndarray, shares: np.ndarray, trim: float) -> np.ndarray:
         return np.where(left > 0, total / left * all_of_them, 0).astype(np.float32)
 
 
-def median(taken: list[Taken], m: int, rule: Rule) -> Tensor:
+def median(taken: list[WeightedUpdate], m: int, rule: Rule) -> Tensor:
     """The trimmed mean that leaves one value, or two."""
     return trimmed_mean(taken, m, replace(rule, trim=0.5))
 
@@ -295,7 +295,7 @@ def median(taken: list[Taken], m: int, rule: Rule) -> Tensor:
 class Windows:
     """A packet's values, window after window of its coordinates: what is decoded at a time is bounded."""
 
-    def __init__(self, t: Taken, m: int, wide: int) -> None:
+    def __init__(self, t: WeightedUpdate, m: int, wide: int) -> None:
         self.scale, self.wide = t.scale, wide
         whole = iter([t.update]) if isinstance(t.update, Update) else None
         self.pieces: Iterator[Update] = whole or pieces(memoryview(t.packet), m, wide)

@@ -21,23 +21,23 @@ from compress import Cocktail, PacketError, decode, expanded, join, split
 from recipes.config import PLAIN, Outer, Recipe, outer_of
 from recipes.weight_files import header, write_safetensors
 
-from .adaptive_rate import Fill, as_is, fill_of
-from .cocktail_sgd import Owner, mix_of, over_all
+from .adaptive_rate import AdaptiveRate, adaptive_rate_of, fixed_rate
+from .cocktail_sgd import ShardAggregator, compressor_of, handoff_compressor
 from .decoded_updates import ROOM, RejectedUpdate
-from .robust_mean import MEAN, Moved, Rule, Taken, rule_of
+from .robust_mean import MEAN, AggregateStep, Rule, WeightedUpdate, rule_of
 
 Updates = Sequence[tuple[str, bytes, float]]  # (peer, packet, weight)
 # Told, before an aggregate changes any e, what they come from; gives what waits until that is kept.
-Keep = Callable[[Mapping[int, Moved]], Callable[[], object]]
+Keep = Callable[[Mapping[int, AggregateStep]], Callable[[], object]]
 ERROR, MOMENTUM = "error", "momentum"  # e and v, in a file
 
 
-def no_log(found: Mapping[int, Moved]) -> Callable[[], object]:
+def unlogged(found: Mapping[int, AggregateStep]) -> Callable[[], object]:
     """Nobody keeps it."""
     return lambda: None
 
 
-class Owners:
+class Aggregator:
     """As an `Owner`, of those shards that are owned here, until `own` says otherwise.
 
     Args:
@@ -57,20 +57,22 @@ class Owners:
         rule: Rule = MEAN,
         owned: Collection[int] | None = None,  # None: all
         outer: Outer = PLAIN,
-        fill: Fill | None = None,
+        fill: AdaptiveRate | None = None,
     ) -> None:
         self.mix, self.rule, self.outer = mix, rule, outer
-        self.fill = fill or as_is(mix)
+        self.rate = fill or fixed_rate(mix)
         self._fits = 0.0  # bytes a coordinate
         self.shards = mix.cut(parameters, seed)
-        self.owners: Mapping[int, Owner] = {}  # by the number of the shard, ascending; replaced, not changed
+        self.owners: Mapping[
+            int, ShardAggregator
+        ] = {}  # by the number of the shard, ascending; replaced, not changed
         self.own(range(len(self.shards)) if owned is None else owned)
 
     def own(self, numbers: Collection[int]) -> bytes:
         """From now on these shards are owned here, and no others. Returns the e of those that were, to be
         inherited; empty: nothing is in it.
         """
-        exact = replace(over_all(self.mix, 1.0), bits=32)
+        exact = replace(handoff_compressor(self.mix, 1.0), bits=32)
         given = [b""] * len(self.shards)
         for number, owner in self.owners.items():
             if number not in numbers and bool(owner.error.any()):
@@ -78,17 +80,17 @@ class Owners:
         self.owners = {n: self.owners.get(n) or self._new(n) for n in sorted(numbers)}
         return join(given) if any(given) else b""
 
-    def _new(self, number: int) -> Owner:
+    def _new(self, number: int) -> ShardAggregator:
         shard = self.shards[number]
         room = ROOM // len(self.shards)
-        owner = Owner(shard.size, self.mix, shard.seed, self.rule, room, self.outer)
+        owner = ShardAggregator(shard.size, self.mix, shard.seed, self.rule, room, self.outer)
         owner.usual = float("inf")  # until it has seen a round, what is handed over is taken as it is
         return owner
 
     @property
-    def held(self) -> tuple[Taken, ...]:
+    def held(self) -> tuple[WeightedUpdate, ...]:
         """Whose packets the newest aggregate has only in part, each once: where it was held first."""
-        found: dict[str, Taken] = {}
+        found: dict[str, WeightedUpdate] = {}
         for owner in self.owners.values():
             for taken in owner.held:
                 found.setdefault(taken.peer, taken)
@@ -106,14 +108,14 @@ class Owners:
             for number, [(_, part, _)] in self._cut([(peer, packet, 0.0)], owners).items():
                 owners[number].arrived(round, peer, part)
 
-    def aggregate(self, round: int, updates: Updates, keep: Keep = no_log) -> bytes:
+    def aggregate(self, round: int, updates: Updates, keep: Keep = unlogged) -> bytes:
         """As `Owner.aggregate`. All lines 3 come first: where a packet is refused, no e has moved, and `keep`
         was told nothing."""
         parts = self._cut(updates)
         found = {number: owner.collect(round, parts[number]) for number, owner in self.owners.items()}
         kept = keep(found)
-        self.fill = self.fill.within(self._fits)
-        mix = self.fill.mixed(self.mix)
+        self.rate = self.rate.within(self._fits)
+        mix = self.rate.mixed(self.mix)
         sent = {number: self.owners[number].encode(round, one, mix) for number, one in found.items()}
         kept()
         for number, one in sent.items():
@@ -121,7 +123,7 @@ class Owners:
         packets = {number: one.packet for number, one in sent.items()}
         if sent and round >= mix.full:
             size = sum(self.shards[n].size for n in sent)
-            self.fill = self.fill.sent(sum(map(len, packets.values())) / size)
+            self.rate = self.rate.sent(sum(map(len, packets.values())) / size)
         return join([packets.get(shard.number, b"") for shard in self.shards])
 
     def fits(self, size: int) -> None:
@@ -141,7 +143,7 @@ class Owners:
             4 * owner.sample(round).m * (2 if self.outer.momentum else 1) for owner in self.owners.values()
         )
 
-    def written(self, found: Mapping[int, Moved]) -> list[bytes | memoryview]:
+    def written(self, found: Mapping[int, AggregateStep]) -> list[bytes | memoryview]:
         """What an aggregate makes of e, as a file of safetensors in pieces: for `repeat`."""
         tensors = {name_of(n): moved.D for n, moved in found.items()}
         tensors |= {name_of(n, MOMENTUM): m.momentum for n, m in found.items() if m.momentum is not None}
@@ -162,7 +164,7 @@ class Owners:
             for (number, owner), length, many in zip(self.owners.items(), usual, packets, strict=True):
                 v = tensors[name_of(number, MOMENTUM)] if self.outer.momentum else None
                 if sent[number]:
-                    moved = Moved(tensors[name_of(number)], v, float(length), int(many))
+                    moved = AggregateStep(tensors[name_of(number)], v, float(length), int(many))
                     owner.send(round, moved, expanded(sent[number], owner.sample(round).m))
         except (SafetensorError, KeyError) as problem:
             raise ValueError(f"what round {round} came to is not of these shards: {problem}") from problem
@@ -241,7 +243,7 @@ class Owners:
 
     def part(self, packet: bytes) -> bytes:
         """What a packet of the whole vector says of the shards that are owned here."""
-        return part_of(packet, self.owners, len(self.shards))
+        return select_shards(packet, self.owners, len(self.shards))
 
     def _checked(self, round: int, name: str, number: int, packet: bytes) -> bytes:
         shard = self.shards[number]
@@ -268,13 +270,13 @@ class Owners:
         return of_shards
 
 
-def given_before(path: Path) -> int:
+def newest_given(path: Path) -> int:
     """The number with which these errors were saved: of the newest that this owner had given away."""
     with safe_open(path, "pt") as file:
         return int(file.metadata().get("given", 0))
 
 
-def merged(packets: Iterable[bytes], shards: int) -> bytes:
+def merge_packets(packets: Iterable[bytes], shards: int) -> bytes:
     """The packets of several owners as that of all their shards. Raises PacketError."""
     parts = [b""] * shards
     for packet in packets:
@@ -287,24 +289,26 @@ def name_of(number: int, kind: str = ERROR) -> str:
     return f"{kind}.{number}" if number else kind
 
 
-def even(updates: Updates) -> Updates:
+def equal_weights(updates: Updates) -> Updates:
     """Where peers count alike, whatever they deliver."""
     return [(peer, packet, 1.0 if weight > 0 else 0.0) for peer, packet, weight in updates]
 
 
-def owners_of(recipe: Recipe, parameters: int, owned: Collection[int] | None = None) -> Owners:
+def aggregator_of(recipe: Recipe, parameters: int, owned: Collection[int] | None = None) -> Aggregator:
     """As a recipe asks for them."""
     compression = recipe.compression
-    mix, rule, outer = mix_of(compression), rule_of(compression), outer_of(compression)
-    return Owners(parameters, mix, recipe.training.seed, rule, owned, outer, fill_of(compression))
+    mix, rule, outer = compressor_of(compression), rule_of(compression), outer_of(compression)
+    return Aggregator(
+        parameters, mix, recipe.training.seed, rule, owned, outer, adaptive_rate_of(compression)
+    )
 
 
-def spoken_of(packet: bytes, shards: int) -> list[int]:
+def shards_in(packet: bytes, shards: int) -> list[int]:
     """The shards of which a packet says something. Raises PacketError."""
     return [number for number, part in enumerate(split(packet, shards)) if part]
 
 
-def part_of(packet: bytes, numbers: Collection[int], shards: int) -> bytes:
+def select_shards(packet: bytes, numbers: Collection[int], shards: int) -> bytes:
     """What a packet of all shards says of these. Raises PacketError."""
     parts = split(packet, shards)
     return join([part if number in numbers else b"" for number, part in enumerate(parts)])

@@ -1,12 +1,12 @@
 """A peer whose model is sharded over the GPUs of one machine (FSDP2)."""
 
-from .fsdp_peer import check_spreadable, spread_peer
-from .fsdp_worker import Rank
-from .shared_memory import nameless
+from .fsdp_peer import build_fsdp_peer, check_fsdp
+from .fsdp_worker import FsdpWorker
+from .shared_memory import anonymous_file
 
 __all__ = [
-    "Rank",
-    "check_spreadable",
-    "nameless",
-    "spread_peer",
+    "FsdpWorker",
+    "anonymous_file",
+    "build_fsdp_peer",
+    "check_fsdp",
 ]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from compress import Sample as Sampled
 from compress import Shard
-from recipes.algorithm import Common, Piece, Worker, fill_of, mix_of
+from recipes.algorithm import GlobalModel, ShardUpdate, Worker, adaptive_rate_of, compressor_of
 from recipes.config import Recipe
 from recipes.data import Sample, batches, pack_samples
 from recipes.errors import ModelError
@@ -29,10 +29,10 @@ from recipes.models import open_trained
 from recipes.training import LOCAL, OPTIMIZER, RANK, Lazy, Peer, parsed
 from recipes.weight_files import Layout
 
-from .shared_memory import WINDOW, Shared, windows
+from .shared_memory import WINDOW, SharedMemory, windows
 
 
-class Ranks(Protocol):
+class FsdpWorkers(Protocol):
     """The processes, however they were started."""
 
     count: int
@@ -45,8 +45,8 @@ class Ranks(Protocol):
         """
 
 
-def spread_peer(
-    ranks: Ranks,
+def build_fsdp_peer(
+    ranks: FsdpWorkers,
     base: Path,
     snapshot: Path | None,  # folder of x' of `round`; None: x_0
     recipe: Recipe,
@@ -61,20 +61,20 @@ def spread_peer(
     """
     with closing(open_trained(recipe, base, snapshot)) as x:
         layout = x.layout
-        shared = Shared(ranks.file, layout.size)
+        shared = SharedMemory(ranks.file, layout.size)
         for start, stop in windows(0, layout.size):
             shared.common[start:stop] = torch.from_numpy(x.read(start, stop))
     answers = ranks.all("load", base=str(base), recipe=recipe.to_json())
     assert all(answer["parameters"] == layout.size for answer in answers)
-    local = Spread(ranks, shared, layout, answers[0])
-    common = Common(shared.common, mix_of(recipe.compression), recipe.training.seed, round)
+    local = FsdpTrainer(ranks, shared, layout, answers[0])
+    common = GlobalModel(shared.common, compressor_of(recipe.compression), recipe.training.seed, round)
     own = crc32(name.encode())
     worker = Worker(local, common, layout.name_at, own, recipe.compression.error_decay)
-    worker.fill = fill_of(recipe.compression)
+    worker.rate = adaptive_rate_of(recipe.compression)
     return Peer(local, worker, recipe, answers[0]["vocabulary"], micro_batch)
 
 
-def check_spreadable(recipe: Recipe) -> None:
+def check_fsdp(recipe: Recipe) -> None:
     """Raises ModelError where several devices cannot do together what the recipe asks for."""
     training, model = recipe.training, recipe.model
     cannot = {
@@ -87,14 +87,16 @@ def check_spreadable(recipe: Recipe) -> None:
             raise ModelError(f"{what}: a peer on several GPUs cannot do that")
 
 
-class Spread:
+class FsdpTrainer:
     """The loop's `Local` and the worker's `Vector`. A vector it is given is x'.
 
     Args:
         loaded: what a rank says of the model.
     """
 
-    def __init__(self, ranks: Ranks, shared: Shared, layout: Layout, loaded: Mapping[str, Any]) -> None:
+    def __init__(
+        self, ranks: FsdpWorkers, shared: SharedMemory, layout: Layout, loaded: Mapping[str, Any]
+    ) -> None:
         self.ranks, self.shared, self._layout, self.loaded = ranks, shared, layout, loaded
         self.numbers: Sequence[int] = loaded["numbers"]  # the layout's, as the optimizer has its parameters
         self.at_once = ranks.count
@@ -170,7 +172,7 @@ class Spread:
             place.copy_(self.shared.values[: len(place)])
         return out
 
-    def add_(self, piece: Piece, alpha: int = 1) -> None:
+    def add_(self, piece: ShardUpdate, alpha: int = 1) -> None:
         where = piece.sample.coordinates(piece.update.positions) + piece.shard.start
         for start, stop in windows(0, len(where)):
             self.shared.where[: stop - start] = where[start:stop]

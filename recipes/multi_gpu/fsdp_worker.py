@@ -48,8 +48,8 @@ from recipes.training import (
 )
 from recipes.weight_files import layout_of, open_vector, write_safetensors
 
-from .meta_init import Filled, hollow
-from .shared_memory import Shared, windows
+from .meta_init import ParameterFiller, build_on_meta
+from .shared_memory import SharedMemory, windows
 
 TIMEOUT = timedelta(minutes=5)  # for the other ranks: one may still be at a long batch
 
@@ -70,7 +70,7 @@ class Range:
         return slice(first - start, last - start), self.values[first - self.start : last - self.start]
 
 
-class Rank:
+class FsdpWorker:
     """A rank, from its start on.
 
     Args:
@@ -133,12 +133,12 @@ class Rank:
     def load(self, base: str, recipe: str) -> dict[str, Any]:
         """The model of the recipe, with x_i = x'; what of it is not trained comes from the folder `base`."""
         settings = recipe_from_json(recipe)
-        self.model = hollow(Path(base), settings, self.device)
+        self.model = build_on_meta(Path(base), settings, self.device)
         self.layout = layout_of(self.model)
-        self.shared = Shared(self.file, self.layout.size)
+        self.shared = SharedMemory(self.file, self.layout.size)
         kind, filled = (
             trained_dtype(settings),
-            Filled(self.model, self.layout, self.shared.common, self.device),
+            ParameterFiller(self.model, self.layout, self.shared.common, self.device),
         )
         with ExitStack() as files:
             if settings.lora is not None:
@@ -164,7 +164,7 @@ class Rank:
             "sizes": sizes_of(config),
         }
 
-    def spread(self, filled: Filled, kind: torch.dtype) -> None:
+    def spread(self, filled: ParameterFiller, kind: torch.dtype) -> None:
         """Give each parameter its values and keep this rank's shard of it, a block at a time."""
         half = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32)
         policy = MixedPrecisionPolicy() if kind == torch.float32 else half

@@ -22,7 +22,7 @@ from recipes.weight_files import Layout, StoredVector, quiet_transformers
 from .shared_memory import windows
 
 
-def hollow(base: Path, recipe: Recipe, device: torch.device) -> Any:
+def build_on_meta(base: Path, recipe: Recipe, device: torch.device) -> Any:
     """The model as `load_trained` makes it: parameters without memory, buffers as they should be.
 
     Raises:
@@ -69,7 +69,7 @@ def parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-class Filled:
+class ParameterFiller:
     """Gives the parameters of a hollow model their values: what is trained, out of the vector; the rest, of
     the base, as it is stored.
     """

@@ -18,7 +18,7 @@ WINDOW = 1 << 22  # coordinates
 PAGE = 1 << 12
 
 
-class Shared:
+class SharedMemory:
     """One process's view of it.
 
     Args:
@@ -38,7 +38,7 @@ class Shared:
         self.values = torch.frombuffer(memory, dtype=torch.float32, count=WINDOW, offset=ends[2])
 
 
-def nameless() -> int:
+def anonymous_file() -> int:
     """The descriptor of an empty file in memory, or where the system has none such, on the disk."""
     if hasattr(os, "memfd_create"):  # not in /dev/shm, which containers make small
         return os.memfd_create("cocktail")

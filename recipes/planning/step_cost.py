@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from compress.codec_bench import student
-from recipes.algorithm import mix_of
+from recipes.algorithm import compressor_of
 from recipes.config import Recipe
 from recipes.data import RowTokenizer, detect_row_type, sources
 from recipes.errors import HubUnreachable
@@ -55,7 +55,7 @@ class StepCost:
 
 def packet_bytes(recipe: Recipe, parameters: int) -> int:
     """Bytes of a packet of P = `parameters`: of a real one, made of heavy-tailed numbers as updates are."""
-    mix = replace(mix_of(recipe.compression), shards=1)
+    mix = replace(compressor_of(recipe.compression), shards=1)
     n = min(parameters, SAMPLE)
     pair, drawn = student(n), mix.draw(n, recipe.training.seed, 0)
     return round(len(mix.encode(drawn.difference(pair.x, pair.common)).packet) * parameters / n)

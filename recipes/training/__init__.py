@@ -1,6 +1,6 @@
 """One peer's training: gradient, optimizer, exchange, checkpoint."""
 
-from .contribution_score import Doubt, Evidence, Probe
+from .contribution_score import Evidence, Probe, UsefulnessScore
 from .loop import (
     CaughtUp,
     Delivery,
@@ -53,7 +53,6 @@ __all__ = [
     "STATE",
     "CaughtUp",
     "Delivery",
-    "Doubt",
     "Evidence",
     "HandedOver",
     "Interrupted",
@@ -64,6 +63,7 @@ __all__ = [
     "Peer",
     "Probe",
     "StepDone",
+    "UsefulnessScore",
     "backward",
     "batch_of",
     "build_optimizer",

@@ -32,7 +32,7 @@ from math import exp, pi, sin
 import numpy as np
 import torch
 
-from recipes.algorithm import FEWEST, HELD, Common, length, median_of, mix_of, read
+from recipes.algorithm import FEWEST, HELD, GlobalModel, compressor_of, length, median_of, read
 from recipes.config import Recipe
 from recipes.data import Corpus, collate, shuffled_order
 from recipes.models import check_packing_isolation, loss_sum
@@ -82,21 +82,21 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Case:
+class HarmScore:
     """What speaks against a peer."""
 
     level: float = 0.0  # L
     rounds: int = 0
     harm: float = 0.0  # the sum of -b / R
 
-    def and_then(self, harm: float, held: bool, weight: float) -> Case:
+    def and_then(self, harm: float, held: bool, weight: float) -> HarmScore:
         """After one more round; weight: (R / S)^2."""
         level = self.level + (min(harm + held, FARTHEST) - 0.5) * weight
-        return Case(level, self.rounds + 1, self.harm + harm) if level > 0 else Case()
+        return HarmScore(level, self.rounds + 1, self.harm + harm) if level > 0 else HarmScore()
 
 
 @dataclass(frozen=True)
-class Doubt:
+class UsefulnessScore:
     """What speaks for a peer's being of no use."""
 
     level: float = 0.0  # U, at most FOUND
@@ -104,11 +104,15 @@ class Doubt:
     did: float = 0.0  # the sum of b over them
     due: float = 0.0  # the sum of r
 
-    def and_then(self, did: float, due: float, spread: float) -> Doubt:
+    def and_then(self, did: float, due: float, spread: float) -> UsefulnessScore:
         """After one more round."""
         speaks = min(due * (due / 2 - did) / spread**2, DOUBTED)
         level = min(self.level + speaks, FOUND)
-        return Doubt(level, self.rounds + 1, self.did + did, self.due + due) if level > 0 else Doubt()
+        return (
+            UsefulnessScore(level, self.rounds + 1, self.did + did, self.due + due)
+            if level > 0
+            else UsefulnessScore()
+        )
 
     @property
     def weight(self) -> float:
@@ -139,8 +143,8 @@ class Evidence:
     def __init__(self, fills: float) -> None:
         self.fills = fills
         self.recent: deque[Mapping[str, Gain]] = deque(maxlen=ROUNDS)  # by peer
-        self.cases: dict[str, Case] = {}  # of those with L > 0
-        self.doubts: dict[str, Doubt] = {}  # of those with U > 0
+        self.cases: dict[str, HarmScore] = {}  # of those with L > 0
+        self.doubts: dict[str, UsefulnessScore] = {}  # of those with U > 0
         self.stays: dict[str, int] = {}  # rounds in a row, of those in the newest
 
     def add(self, gains: Mapping[str, Gain], held: Collection[str] = ()) -> list[Verdict]:
@@ -156,10 +160,10 @@ class Evidence:
         here = median_of([g.b for g in gains.values()])
         zero = min(0.0, here)  # where most packets seem to hurt it is the batch that is unusual
         for peer, gain in gains.items():
-            case = self.cases.get(peer, Case())
+            case = self.cases.get(peer, HarmScore())
             self.cases[peer] = case.and_then((zero - gain.b) / usual, peer in held, (usual / spread) ** 2)
             due = self._excused(peer, gain) * max(min(usual, here), 0.0)  # r
-            self.doubts[peer] = self.doubts.get(peer, Doubt()).and_then(gain.b, due, spread)
+            self.doubts[peer] = self.doubts.get(peer, UsefulnessScore()).and_then(gain.b, due, spread)
         found = {peer: case for peer, case in sorted(self.cases.items()) if case.level > FOUND}
         # who was found begins anew, should there still be a peer of this name
         self.cases = {p: case for p, case in self.cases.items() if case.level > 0 and p not in found}
@@ -200,14 +204,16 @@ class Probe:
         if recipe.data.apart:
             check_packing_isolation(model)
         self.flat, self.corpus, self.batch = FlatParameters(model), corpus, recipe.swarm.probe_batch_size
-        self.common = Common(self.flat.vector, mix_of(recipe.compression), recipe.training.seed)
+        self.global_model = GlobalModel(
+            self.flat.vector, compressor_of(recipe.compression), recipe.training.seed
+        )
         self.order = shuffled_order(len(corpus.samples), recipe.training.seed, ORDER)
         self.next = 0  # row in that order
 
-    def start_from(self, common: Common) -> None:
+    def start_from(self, common: GlobalModel) -> None:
         """x' of a later round."""
         self.flat.vector.copy_(common.vector)
-        self.common.round, self.common.fingerprint = common.round, common.fingerprint
+        self.global_model.round, self.global_model.fingerprint = common.round, common.fingerprint
 
     def look(self, stop: Callable[[], bool] = lambda: False) -> None:
         """g, at x' as it is now, of the next rows: training data, so that what is held out stays unseen."""
@@ -225,16 +231,16 @@ class Probe:
     @property
     def fills(self) -> float:
         """Rounds in which C has taken as much of a residual as there was: 1 / (p K)."""
-        return 1 / (self.common.mix.sample * self.common.mix.keep)
+        return 1 / (self.global_model.mix.sample * self.global_model.mix.keep)
 
     def gains(self, updates: Updates) -> dict[str, Gain]:
         """Of the packets of x's round; none where nothing was sent, or x' has diverged."""
-        where = list(self.common.samples())
+        where = list(self.global_model.samples())
         g = [sample.take(shard.of(self.flat.grad)).numpy() for shard, sample in where]
         steep = length(np.concatenate(g))
         norms, falls = dict[str, float](), dict[str, float]()
         for peer, packet, _ in updates:
-            pieces = read(packet, where, len(where)).pieces
+            pieces = read(packet, where, len(where)).shard_updates
             values = np.concatenate([piece.update.values.numpy() for piece in pieces])
             slopes = np.concatenate([g[p.shard.number][p.update.positions.numpy()] for p in pieces])
             norms[peer] = length(values)

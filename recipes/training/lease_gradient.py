@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from recipes.config import outer_of
 from recipes.data import Sample, batches, unpack_samples
 
-from .micro_batch import fitted
+from .micro_batch import shrink_to_fit
 from .optimizers import learning_rate
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gra
             peer.encoded.wait()  # no longer than it takes to read x_i
             take_step(peer, round, done.number)
             peer.unfinished = True
-        new = yield from fitted(peer, partial(compute, link, peer, round.round, number, part))
+        new = yield from shrink_to_fit(peer, partial(compute, link, peer, round.round, number, part))
         if new is None:
             return None
         done = new if done is None else done.then(new)
@@ -85,12 +85,12 @@ def compute(link: Link, peer: Peer, round: int, number: int, lease: Sequence[Sam
     parts = list(batches(lease, peer.micro_batch))
     while norm is None:
         total_loss = 0.0
-        peer.local.zero()
-        for start in range(0, len(parts), peer.local.at_once):
+        peer.trainer.zero()
+        for start in range(0, len(parts), peer.trainer.at_once):
             if link.leaving.is_set():
                 return None
-            total_loss += peer.local.backward(parts[start : start + peer.local.at_once], tokens)
-        norm = peer.local.clip(peer.recipe.training.max_grad_norm)
+            total_loss += peer.trainer.backward(parts[start : start + peer.trainer.at_once], tokens)
+        norm = peer.trainer.clip(peer.recipe.training.max_grad_norm)
     return Gradient(Lease(round, total_loss, tokens), norm, number, started, time.monotonic())
 
 
@@ -112,4 +112,4 @@ def take_step(peer: Peer, round: Round, number: int) -> None:
     peer.rate = peer.rate_at(round.step + number)
     busy = min(len(round.members), training.global_batch_size)  # more than samples have none
     share = outer_of(peer.recipe.compression).peers_share(max(busy, 1))
-    peer.local.step(share * peer.rate, share * training.adam_beta1)
+    peer.trainer.step(share * peer.rate, share * training.adam_beta1)

@@ -24,15 +24,15 @@ from zlib import crc32
 
 from torch import nn
 
-from recipes.algorithm import Common, Part, Worker, fill_of, mix_of
+from recipes.algorithm import DecodedPacket, GlobalModel, Worker, adaptive_rate_of, compressor_of
 from recipes.config import Recipe
 from recipes.data import Sample, unpack_samples
 from recipes.models import check_packing_isolation
 
 from .lease_gradient import Gradient, Lease, apply, computed
-from .micro_batch import fitted
-from .stochastic_rounding import Rounded
-from .trainer import Alone, Local, placed
+from .micro_batch import shrink_to_fit
+from .stochastic_rounding import RoundedLocalModel
+from .trainer import SingleDeviceTrainer, Trainer, placed
 
 # ---- what the loop needs of a network ----------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ Event = CaughtUp | EvaluatedPart | Lowered | StepDone | HandedOver | Left
 class Flight:
     """A packet under way: what is known of it if the loop ends before the join."""
 
-    sent: Part
+    sent: DecodedPacket
     delivered: list[Lease]
     taken: bool | None = None  # by the owner; None: not known
 
@@ -189,7 +189,7 @@ class Flight:
 class Exchanged:
     """One exchange, from encoding to the aggregate's arrival."""
 
-    sent: Part
+    sent: DecodedPacket
     delivered: list[Lease]
     accepted: bool
     refused: str  # why the owner could not use the packet; "": it could, or it came too late
@@ -202,7 +202,7 @@ class Exchanged:
 class Peer:
     """All that one peer computes with."""
 
-    local: Local  # x_i, its gradient, its optimizer
+    trainer: Trainer  # x_i, its gradient, its optimizer
     worker: Worker
     recipe: Recipe
     vocabulary: int | None  # token ids from the hub are below this
@@ -222,16 +222,16 @@ def build_peer(model: nn.Module, recipe: Recipe, micro_batch: int, name: str = "
     if recipe.data.apart:
         check_packing_isolation(model)
     own = crc32(name.encode())
-    local = Alone(model, recipe, own)
+    local = SingleDeviceTrainer(model, recipe, own)
     flat, where = local.flat, recipe.compression.state_device
-    if isinstance(flat, Rounded):
+    if isinstance(flat, RoundedLocalModel):
         vector = flat.common = placed(flat.common, where)
     else:
         vector = placed(flat.vector, where, copy=True)
-    common = Common(vector, mix_of(recipe.compression), recipe.training.seed, round)
-    x = flat if isinstance(flat, Rounded) else flat.vector
+    common = GlobalModel(vector, compressor_of(recipe.compression), recipe.training.seed, round)
+    x = flat if isinstance(flat, RoundedLocalModel) else flat.vector
     worker = Worker(x, common, flat.layout.name_at, own, recipe.compression.error_decay)
-    worker.fill = fill_of(recipe.compression)
+    worker.rate = adaptive_rate_of(recipe.compression)
     config = getattr(model, "config", None)
     return Peer(local, worker, recipe, getattr(config, "vocab_size", None), micro_batch)
 
@@ -249,7 +249,7 @@ def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
     with suppress(Interrupted):  # nothing is lost: what was not committed stays here, its leases go back
         yield from take_part(link, peer, now)
     if link.ended is None:
-        peer.local.check()
+        peer.trainer.check()
         with suppress(Interrupted):
             if (handed_over := hand_over(link, peer)) is not None:
                 yield handed_over
@@ -260,7 +260,7 @@ def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
 
 def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
     """Round after round, until there is none."""
-    common = peer.worker.common
+    common = peer.worker.global_model
     stale = peer.recipe.compression.staleness == 1
     held_out: list[Sample] = []
     peer.flight = None  # of a session that is over: what it held stays in the residual
@@ -280,7 +280,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
                 exchange = thread.submit(exchanged, link, peer, round, time.monotonic())
             if round.eval_parts and not link.leaving.is_set():
                 held_out = held_out or unpack_samples(link.fetch("eval"), peer.vocabulary)
-                yield (yield from fitted(peer, partial(evaluate_part, link, peer, round, held_out)))
+                yield (yield from shrink_to_fit(peer, partial(evaluate_part, link, peer, round, held_out)))
             wanted = round.samples and not link.leaving.is_set()
             gradient = (yield from computed(link, peer, round)) if wanted else None
             if link.leaving.is_set():
@@ -300,7 +300,7 @@ def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
 
 def catch_up(link: Link, peer: Peer, now: int) -> CaughtUp:
     """Apply the packets this peer has not seen, up to round `now`."""
-    start = peer.worker.common.round
+    start = peer.worker.global_model.round
     for packet in link.packets(start, now):
         peer.worker.catch_up(packet)
     return CaughtUp(now, now - start)
@@ -308,7 +308,7 @@ def catch_up(link: Link, peer: Peer, now: int) -> CaughtUp:
 
 def exchanged(link: Link, peer: Peer, round: Round, started: float) -> Exchanged:
     """Lines 1 to 5: encode, send, wait for the commit, receive. Changes nothing; runs beside the compute."""
-    common, delivered = peer.worker.common, list(peer.undelivered)
+    common, delivered = peer.worker.global_model, list(peer.undelivered)
     try:
         sent = peer.worker.start(link.fits, alone=len(round.members) == 1)
     finally:
@@ -345,7 +345,7 @@ def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: 
         peer.undelivered = [lease for lease in peer.undelivered if lease not in done.delivered]
     if (not done.accepted or round.spans > 1) and not link.leaving.is_set():
         # left out of this round, or of those since: a member again from the next one that opens
-        link.ready(worker.common.round, worker.common.fingerprint)
+        link.ready(worker.global_model.round, worker.global_model.fingerprint)
     peer.wait_s = max(0.0, done.finished - gradient.finished) if gradient else peer.wait_s
     return StepDone(
         round=round.round,
@@ -354,7 +354,7 @@ def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: 
         loss=gradient.lease.loss_sum / max(gradient.lease.tokens, 1) if gradient else None,
         grad_norm=gradient.norm if gradient else None,
         lr=peer.rate,
-        fingerprint=worker.common.fingerprint,
+        fingerprint=worker.global_model.fingerprint,
         accepted=done.accepted,
         refused=done.refused,
         sent_bytes=len(done.sent.packet),
@@ -374,7 +374,7 @@ def settle(peer: Peer) -> None:
     """
     flight, peer.flight = peer.flight, None
     if flight is not None and flight.taken is not False:
-        peer.worker.take_out(flight.sent)
+        peer.worker.subtract(flight.sent)
         if flight.taken:
             peer.undelivered = [lease for lease in peer.undelivered if lease not in flight.delivered]
 
@@ -386,21 +386,21 @@ def hand_over(link: Link, peer: Peer) -> HandedOver | None:
     """
     settle(peer)
     worker, room = peer.worker, link.room
-    if peer.undelivered or peer.unfinished or not room or (part := worker.legacy(room)) is None:
+    if peer.undelivered or peer.unfinished or not room or (part := worker.handoff(room)) is None:
         return None
     before, taken = worker.residual_norm(), None
     try:
-        taken = link.hand_over(worker.common.round, part.packet)
+        taken = link.hand_over(worker.global_model.round, part.packet)
     finally:
         if taken is not False:  # whatever became of it: never in the run twice
-            worker.take_out(part)
+            worker.subtract(part)
     smaller = 1 - worker.residual_norm() / before if taken is not False else 0.0
-    return HandedOver(worker.common.round, len(part.packet), smaller, taken)
+    return HandedOver(worker.global_model.round, len(part.packet), smaller, taken)
 
 
 def evaluate_part(link: Link, peer: Peer, round: Round, held_out: list[Sample]) -> EvaluatedPart:
     """The held-out loss of x' (not of x_i) over every `eval_parts`-th sample."""
     part = held_out[round.eval_part :: round.eval_parts]
-    total, tokens = peer.local.evaluate(peer.worker.common.vector, part, peer.micro_batch)
+    total, tokens = peer.trainer.evaluate(peer.worker.global_model.vector, part, peer.micro_batch)
     link.evaluated(round.round, round.eval_part, total, tokens)
     return EvaluatedPart(round.round, total, tokens)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from recipes.config import Recipe
 
     from .loop import Lowered, Peer
-    from .trainer import Local
+    from .trainer import Trainer
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ def is_full(error: BaseException) -> bool:
     )
 
 
-def fitted(peer: Peer, work: Callable[[], T]) -> Generator[Lowered, None, T]:
+def shrink_to_fit(peer: Peer, work: Callable[[], T]) -> Generator[Lowered, None, T]:
     """`work`, again with half the micro-batch each time that memory runs out; `yield from` gives its result.
 
     Raises:
@@ -104,7 +104,7 @@ def fixes(recipe: Recipe) -> tuple[str, ...]:
 # ---- at the start ------------------------------------------------------------------------------------------
 
 
-def micro_batch_for(local: Local, recipe: Recipe, go_on: Callable[[], object] = lambda: None) -> int:
+def micro_batch_for(local: Trainer, recipe: Recipe, go_on: Callable[[], object] = lambda: None) -> int:
     """The micro-batch that this machine has memory for, at the recipe's length; of each device, where the
     model is spread over several.
 
@@ -116,7 +116,7 @@ def micro_batch_for(local: Local, recipe: Recipe, go_on: Callable[[], object] = 
     return guessed(recipe, local.sizes, local.at_once)
 
 
-def tried(local: Local, recipe: Recipe, go_on: Callable[[], object] = lambda: None) -> int:
+def tried(local: Trainer, recipe: Recipe, go_on: Callable[[], object] = lambda: None) -> int:
     """The largest power of two whose forward and backward pass leaves a tenth of the memory."""
     length = recipe.data.max_length
     sample = Sample(np.zeros(length, np.int32), np.arange(length) > 0)

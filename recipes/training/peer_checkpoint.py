@@ -32,7 +32,7 @@ TABLE = 256  # elements that an optimizer of 8 bits keeps beside each parameter
 
 
 @dataclass(frozen=True)
-class Stay:
+class CheckpointHeader:
     """Where a peer was when it left."""
 
     round: int
@@ -47,7 +47,7 @@ def size_of(peer: Peer) -> int:
 
 def anything_of(peer: Peer) -> bool:
     """Has this peer something of its own: a residual, or an optimizer that has moved?"""
-    return peer.local.stepped or peer.worker.residual_norm() != 0
+    return peer.trainer.stepped or peer.worker.residual_norm() != 0
 
 
 def keep(peer: Peer, path: Path, about: Mapping[str, str]) -> None:
@@ -58,7 +58,7 @@ def keep(peer: Peer, path: Path, about: Mapping[str, str]) -> None:
         OSError: the disk.
     """
     settle(peer)
-    tensors, common = tensors_of(peer), peer.worker.common
+    tensors, common = tensors_of(peer), peer.worker.global_model
     if not isfinite(peer.worker.residual_norm()):
         raise ValueError("this peer's model holds values that are not finite")
     sums = {name: f"{fingerprint(tensor.reshape(-1)):016x}" for name, tensor in tensors.items()}
@@ -67,7 +67,7 @@ def keep(peer: Peer, path: Path, about: Mapping[str, str]) -> None:
     write_safetensors(path, tensors, {**words, "check": digest(words)})
 
 
-def read(path: Path) -> Stay:
+def read(path: Path) -> CheckpointHeader:
     """Where the peer was, once every tensor is known to be what was written.
 
     Raises:
@@ -94,9 +94,9 @@ def restore(peer: Peer, path: Path) -> None:
     with opened(path) as file:
         stay, _ = header_of(file)
         check(peer, file)
-        common = peer.worker.common
+        common = peer.worker.global_model
         common.vector.copy_(file.get_tensor(COMMON))  # first: x_i may be kept as what it is more than that
-        peer.local.load(own(file))
+        peer.trainer.load(own(file))
         common.round, common.fingerprint = stay.round, stay.fingerprint
 
 
@@ -108,8 +108,8 @@ def restore_residual(peer: Peer, path: Path) -> None:
     """
     with opened(path) as file:
         check(peer, file)
-        x = partial(moved, file, peer.worker.common.vector)
-        peer.local.load(Lazy({**own(file).made, LOCAL: x}))
+        x = partial(moved, file, peer.worker.global_model.vector)
+        peer.trainer.load(Lazy({**own(file).made, LOCAL: x}))
 
 
 # ---- small -------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def digest(words: Mapping[str, str]) -> str:
 
 def tensors_of(peer: Peer) -> Mapping[str, Tensor]:
     """x', and what the local model keeps: x_i, and of the optimizer what it has for each parameter."""
-    local, common = peer.local.tensors(), peer.worker.common.vector
+    local, common = peer.trainer.tensors(), peer.worker.global_model.vector
     return Lazy({COMMON: lambda: common} | {name: partial(local.__getitem__, name) for name in local})
 
 
@@ -147,7 +147,7 @@ def opened(path: Path) -> Iterator[Any]:
         raise ValueError(str(problem)) from problem
 
 
-def header_of(file: Any) -> tuple[Stay, dict[str, str]]:
+def header_of(file: Any) -> tuple[CheckpointHeader, dict[str, str]]:
     """Who left when, and each tensor's fingerprint. Raises ValueError where it is not what was written."""
     about = dict(file.metadata() or {})
     if about.pop("check", "") != digest(about) or about.pop("format", "") != FORMAT:
@@ -155,12 +155,12 @@ def header_of(file: Any) -> tuple[Stay, dict[str, str]]:
     sums: dict[str, str] = json.loads(about.pop("sums"))
     if sorted(sums) != sorted(file.keys()):
         raise ValueError("it has not the tensors that were written")
-    return Stay(int(about.pop("round")), int(about.pop("fingerprint"), 16), about), sums
+    return CheckpointHeader(int(about.pop("round")), int(about.pop("fingerprint"), 16), about), sums
 
 
 def check(peer: Peer, file: Any) -> None:
     """Raises ValueError where the file is not of this peer's model and optimizer."""
-    shapes = {COMMON: (peer.local.layout.size,), **peer.local.shapes()}
+    shapes = {COMMON: (peer.trainer.layout.size,), **peer.trainer.shapes()}
     for name in file.keys():  # noqa: SIM118 - not a dict
         parameter = name.rpartition(".")[0] or name  # of which an optimizer may keep a number, too
         shape, want = tuple(file.get_slice(name).get_shape()), shapes.get(parameter)

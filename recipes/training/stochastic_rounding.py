@@ -24,7 +24,7 @@ from recipes.weight_files import GRADIENT_CHUNK, FlatParameters
 
 if TYPE_CHECKING:
     from compress import Sample, Shard
-    from recipes.algorithm import Piece
+    from recipes.algorithm import ShardUpdate
 
 LOW = 0xFFFF  # the bits of a float32 that bfloat16 has not
 
@@ -36,7 +36,7 @@ def rounded(x: Tensor, noise: torch.Generator) -> Tensor:
     return ((bits + drawn) & ~LOW).view(torch.float32).to(torch.bfloat16)
 
 
-class Rounded:
+class RoundedLocalModel:
     """In the place of Flat, and x_i for a Worker (vector.Vector).
 
     Args:
@@ -104,7 +104,7 @@ class Rounded:
         assert other is self.common
         return sample.take(shard.of(self.residual)).float()
 
-    def add_(self, piece: Piece, alpha: int = 1) -> None:
+    def add_(self, piece: ShardUpdate, alpha: int = 1) -> None:
         """+ C[D]: x' has moved as far. - C[d_i]: d_i gets smaller."""
         if alpha == 1:
             return

@@ -23,7 +23,7 @@ from recipes.weight_files import FlatParameters, Layout
 
 from .micro_batch import share_taken, sizes_of
 from .optimizers import build_optimizer, set_learning_rate
-from .stochastic_rounding import Rounded
+from .stochastic_rounding import RoundedLocalModel
 
 LOCAL, OPTIMIZER = "x", "optimizer"  # names of what is kept: x, and optimizer.<parameter's number>.<what>
 RANK = "@"  # behind the name of what is kept as one of several ranks has it: its number / how many
@@ -31,7 +31,7 @@ GROWS = 2000  # steps after which a larger loss scale is tried, as in torch.amp.
 PLAIN = (Tensor, nn.Parameter, int, float)  # what of an optimizer's state can be kept
 
 
-class Local(Protocol):
+class Trainer(Protocol):
     """What the loop asks for."""
 
     at_once: int  # micro-batches that are computed at the same time
@@ -119,7 +119,7 @@ class LossScale:
         return True
 
 
-class Alone:
+class SingleDeviceTrainer:
     """All of it on the device of the model."""
 
     at_once = 1
@@ -127,8 +127,10 @@ class Alone:
     def __init__(self, model: nn.Module, recipe: Recipe, seed: int = 0) -> None:
         self.model = model
         masters = recipe.training.fp32_master_weights
-        self.flat: FlatParameters | Rounded  # the vector x_i
-        self.flat = FlatParameters(model, trained_dtype(recipe)) if masters else Rounded(model, seed)
+        self.flat: FlatParameters | RoundedLocalModel  # the vector x_i
+        self.flat = (
+            FlatParameters(model, trained_dtype(recipe)) if masters else RoundedLocalModel(model, seed)
+        )
         self.optimizer = build_optimizer(self.flat.masters, recipe.training)
         self.half = autocast_dtype(recipe.training, model, self.device)  # None: as the weights are
         self.scale = LossScale(2.0**16) if self.half == torch.float16 else LossScale()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from compress import Cocktail
 from compress.codec_bench import SETTINGS, student
-from recipes.algorithm.cocktail_sgd import mix_of
+from recipes.algorithm.cocktail_sgd import compressor_of
 from recipes.config.presets import PRESETS
 from recipes.config.schema import Compression
 
@@ -55,7 +55,7 @@ def main() -> None:
     if given.presets:
         presets(parameters)
         return
-    mixes = (mix_of(Compression()), *SETTINGS)
+    mixes = (compressor_of(Compression()), *SETTINGS)
     rows = {f"p={mix.sample:g} K={mix.keep:g} {mix.bits} bit": measure(mix, parameters) for mix in mixes}
     print(f"| each way, each round | bit/parameter | below FP16 | {' | '.join(MODELS)} |")
     print("|---|---|---|" + "---|" * len(MODELS))
@@ -71,7 +71,9 @@ def presets(parameters: int) -> None:
     print("|---|---|---|---|---|---|")
     for name in PRESETS:
         asked = Compression(preset=name)  # type: ignore[arg-type]
-        packet = measure(mix_of(asked), parameters).bytes(ADAPTERS if name == "lora-cocktail" else GPTJ)
+        packet = measure(compressor_of(asked), parameters).bytes(
+            ADAPTERS if name == "lora-cocktail" else GPTJ
+        )
         step, every = packet / asked.local_steps, asked.local_steps
         steps = f"{every} steps" if every > 1 else "step"
         cells = [f"{packet / 1e6:,.0f} MB", steps, f"{step / 1e6:,.1f} MB", f"{2 * GPTJ / step:,.0f}x"]

@@ -49,7 +49,7 @@ def measure_peer(parameters: int) -> Point:
     import torch
 
     from compress import Cocktail
-    from recipes.algorithm.cocktail_sgd import Common, Worker, rehearse
+    from recipes.algorithm.cocktail_sgd import GlobalModel, Worker, rehearse
 
     torch.set_num_threads(1)
     rehearse(Cocktail(), parameters)
@@ -60,7 +60,7 @@ def measure_peer(parameters: int) -> Point:
         piece.normal_(generator=generator).div_(torch.rand(len(piece), generator=generator).add_(0.05)).mul_(
             1e-4
         )
-    worker = Worker(x, Common(torch.zeros(parameters), Cocktail(), seed=1))
+    worker = Worker(x, GlobalModel(torch.zeros(parameters), Cocktail(), seed=1))
     sizes, spent = list[int](), list[float]()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     for _ in range(1 + ROUNDS):

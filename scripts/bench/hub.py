@@ -81,11 +81,11 @@ class Aggregating(IdleDelegate):
         from cocktail_cli.aggregation.durable_aggregator import KeptOwner
         from compress import Cocktail
         from recipes.algorithm.cocktail_sgd import rehearse
-        from recipes.algorithm.shard_aggregator import Owners
+        from recipes.algorithm.shard_aggregator import Aggregator
 
         mix = Cocktail()
         rehearse(mix, parameters(size))
-        self.owner = KeptOwner(Owners(parameters(size), mix, SEED), ledger.folder)
+        self.owner = KeptOwner(Aggregator(parameters(size), mix, SEED), ledger.folder)
         self.owner.recover(ledger)
 
     def arrived(self, round: int, peer: str, packet: bytes) -> None:

@@ -148,7 +148,7 @@ class Watch:
     def last_round(self) -> None:
         self.found["whole"] = self.memory.most() - self.before
         self.empty = self.memory.held()
-        local, worker = self.peer.local, self.peer.worker
+        local, worker = self.peer.trainer, self.peer.worker
         zero, backward = local.zero, local.backward
         worker.start = self.most_of("encoding", worker.start)
         worker.finish = self.most_of("taking in", worker.finish)
@@ -168,7 +168,7 @@ class Watch:
         """A micro-batch. Its gradients are there already."""
         before = self.memory.held()
         kept: list[int] = []
-        head = self.peer.local.model.get_output_embeddings()
+        head = self.peer.trainer.model.get_output_embeddings()
         hook = head.register_forward_pre_hook(lambda *_: kept.append(self.memory.now() - before))
         self.memory.begin()
         loss = backward(*given)
@@ -192,13 +192,13 @@ def tensors_of(peer: Any) -> dict[str, list[Any]]:
     """What a peer holds all the time, under the planner's names; what lies beside its GPU is not here."""
     import torch
 
-    local, flat, model = peer.local, peer.local.flat, peer.local.model
+    local, flat, model = peer.trainer, peer.trainer.flat, peer.trainer.model
     frozen = [p for p in model.parameters() if not p.requires_grad]
     found = {
         "base": [*frozen, *model.buffers()],
         "weights": [flat.residual if hasattr(flat, "residual") else flat.vector],
         "copy": [flat.copy],
-        "common": [peer.worker.common.vector],
+        "common": [peer.worker.global_model.vector],
         "gradient": [flat.grad],
         "optimizer": [value for state in local.optimizer.state.values() for value in state.values()],
     }
@@ -253,12 +253,12 @@ def train(folder: Path, given: argparse.Namespace, memory: Host | Cuda) -> dict[
 
 def warm(given: argparse.Namespace, place: Path) -> None:
     """What is loaded, imported and compiled when it is first used."""
-    from recipes.algorithm.cocktail_sgd import mix_of, rehearse
+    from recipes.algorithm.cocktail_sgd import compressor_of, rehearse
 
     small = argparse.Namespace(**vars(given) | {"micro_batch": 1, "length": 8, "rounds": 3})
     write_model("tiny", place / "tiny", "cpu", 0)
     train(place / "tiny", small, Host() if given.device == "cpu" else Cuda())
-    rehearse(mix_of(recipe_for(place / "tiny", 8, []).compression), 1 << 30)
+    rehearse(compressor_of(recipe_for(place / "tiny", 8, []).compression), 1 << 30)
 
 
 def kib(what: str) -> int:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from recipes.algorithm.cocktail_sgd import Common, mix_of
+from recipes.algorithm.cocktail_sgd import GlobalModel, compressor_of
 from recipes.config.loader import recipe_from_json
 from recipes.models.causal_lm import load_model
 from recipes.weight_files.parameter_layout import FlatParameters
@@ -87,7 +87,7 @@ def books(swarm: Swarm) -> Iterator[Check]:
     )
     recipe = recipe_from_json((swarm.out / "recipe.json").read_text())
     base = FlatParameters(load_model(swarm.out / "base")).vector
-    common = Common(base, mix_of(recipe.compression), recipe.training.seed)
+    common = GlobalModel(base, compressor_of(recipe.compression), recipe.training.seed)
     truth: dict[int, str] = {}  # round -> fingerprint of the global model after it
     wrong = []
     for row, packet in zip(rows, packets, strict=True):

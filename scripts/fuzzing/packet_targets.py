@@ -21,7 +21,7 @@ from compress import Cocktail, PacketError, Update, decode, expanded, pieces
 from compress.backends import dispatch
 from compress.packet.entropy_coding import LZ4
 from compress.packet.format import BODY, HEAD, LEVELS
-from recipes.algorithm.cocktail_sgd import Owner
+from recipes.algorithm.cocktail_sgd import ShardAggregator
 from recipes.algorithm.robust_mean import RejectedUpdate
 from recipes.config.loader import load_recipe, recipe_from_json
 from recipes.data.corpus import Sample, pack_samples, unpack_samples
@@ -150,9 +150,9 @@ def check_sum(packet: bytes, m: int, update: Update | None) -> None:
 
 
 @lru_cache(maxsize=1)
-def owned() -> tuple[Owner, list[bytes], list[bytes]]:
+def owned() -> tuple[ShardAggregator, list[bytes], list[bytes]]:
     """An owner with an error, packets of round 0, and legacies."""
-    owner = Owner(P, MIX, seed=1)
+    owner = ShardAggregator(P, MIX, seed=1)
     whole = torch.randn(P, generator=torch.Generator().manual_seed(1))
     owner.error.copy_(whole)
     sample = MIX.draw(P, 1, 0)

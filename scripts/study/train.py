@@ -23,8 +23,8 @@ from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from compress import Sample, Shard
-from recipes.algorithm.cocktail_sgd import Common, Part, Worker, mix_of
-from recipes.algorithm.shard_aggregator import Owners
+from recipes.algorithm.cocktail_sgd import DecodedPacket, GlobalModel, Worker, compressor_of
+from recipes.algorithm.shard_aggregator import Aggregator
 from recipes.config.presets import outer_of
 from recipes.config.schema import Compression, Training
 from recipes.training.optimizers import build_optimizer, learning_rate, set_learning_rate
@@ -204,7 +204,7 @@ def base(size: Size, folder: Path) -> Tensor:
     return load_file(path)["vector"].to(size.device)
 
 
-class One(Common):
+class One(GlobalModel):
     """The global model of all peers, equal to the bit: stored once, and sampled once a round."""
 
     drawn: tuple[int, list[tuple[Shard, Sample]]] = (-1, [])
@@ -218,7 +218,7 @@ class One(Common):
 class Peer:
     """A simulated peer: its model as a vector, its half of the algorithm, its optimizer."""
 
-    def __init__(self, size: Size, setting: Setting, common: Common, training: Training) -> None:
+    def __init__(self, size: Size, setting: Setting, common: GlobalModel, training: Training) -> None:
         self.flat = new_model(size)
         self.flat.take(common.vector)
         self.worker = Worker(self.flat.vector, common, decay=setting.error_decay)
@@ -236,14 +236,14 @@ class Swarm:
 
     def __init__(self, size: Size, setting: Setting, start: Tensor, training: Training) -> None:
         self.setting, self.seed = setting, training.seed
-        mix, outer = mix_of(setting.compression), outer_of(setting.compression)
+        mix, outer = compressor_of(setting.compression), outer_of(setting.compression)
         self.outer = outer
         self.common = One(start.clone(), mix, training.seed)
         self.peers = [Peer(size, setting, self.common, training) for _ in range(max(setting.peers, 1))]
         flat = self.peers[0].flat
         self.models = Models(flat.model.config, flat.layout, size.length, size.device)
         richer = replace(mix, keep=setting.owner_keep or mix.keep)
-        self.owner = Owners(start.numel(), richer, training.seed, outer=outer)
+        self.owner = Aggregator(start.numel(), richer, training.seed, outer=outer)
         self.up = self.down = self.round = 0
 
     @property
@@ -260,10 +260,10 @@ class Swarm:
         for peer, grad in zip(self.peers, grads, strict=True):
             peer.step(grad, self.setting.clip, share * rate, share * self.setting.beta1)
 
-    def start(self) -> list[Part]:
+    def start(self) -> list[DecodedPacket]:
         return [peer.worker.start() for peer in self.peers]
 
-    def exchange(self, parts: list[Part], late: set[int]) -> None:
+    def exchange(self, parts: list[DecodedPacket], late: set[int]) -> None:
         """Exchange (lines 2 to 7 of the algorithm); packets that are late are not taken."""
         taken = [(str(i), part.packet, 1.0) for i, part in enumerate(parts) if i not in late]
         aggregate = self.owner.aggregate(self.round, taken)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from cocktail_cli.host.hub_delegate import RunWork, settings_of
-from recipes.algorithm.cocktail_sgd import mix_of
+from recipes.algorithm.cocktail_sgd import compressor_of
 from recipes.config.loader import load_recipe
 from recipes.config.schema import Recipe
 from recipes.data.corpus import Corpus, build_corpus
@@ -99,7 +99,7 @@ def stalling_hub(
 
 def write_rounds(ledger: Ledger, work: HeldWork, rounds: int) -> None:
     """Rounds as a peer alone would have made them, with noise for its updates."""
-    mix, seed = mix_of(work.recipe.compression), work.recipe.training.seed
+    mix, seed = compressor_of(work.recipe.compression), work.recipe.training.seed
     for round in range(rounds):
         noise = torch.randn(mix.draw(work.parameters, seed, round).m) * 1e-4
         packet = work.owner.aggregate(round, [("ghost", mix.encode(noise).packet, 1.0)])

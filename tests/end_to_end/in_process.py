@@ -141,7 +141,7 @@ class Member:
 
     @property
     def common(self) -> Tensor:
-        return self.peer.worker.common.vector
+        return self.peer.worker.global_model.vector
 
     def leave(self) -> None:
         self.link.leaving.set()

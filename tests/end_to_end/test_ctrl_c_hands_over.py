@@ -40,18 +40,18 @@ def test_a_peer_that_comes_back_has_its_residual_and_moments_and_goes_on(tmp_pat
 
     with Swarm(recipe, tmp_path / "run") as swarm:
         ann, bob = swarm.prepare("ann"), swarm.prepare("bob")
-        ann.peer.local.model.register_forward_hook(
+        ann.peer.trainer.model.register_forward_hook(
             lambda model, *_: ann.leave() if model.training and len(ann.steps) == LEAVES else None
         )
         swarm.go(bob, look)
         swarm.go(ann)
         ann.join()
         keep(ann.peer, tmp_path / "kept", {})
-        kept, old = residual(ann), ann.peer.local.optimizer.state_dict()["state"]
+        kept, old = residual(ann), ann.peer.trainer.optimizer.state_dict()["state"]
         assert alone.wait(60)
         again = swarm.prepare("ann")
         restore(again.peer, tmp_path / "kept")
-        moments = again.peer.local.optimizer.state_dict()["state"]
+        moments = again.peer.trainer.optimizer.state_dict()["state"]
         assert all(torch.equal(moments[n][what], old[n][what]) for n in old for what in old[n])
         swarm.go(again, look)
         swarm.finish()

@@ -19,8 +19,8 @@ from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
 from cocktail_cli.aggregation.durable_aggregator import KeptOwner
 from compress import Cocktail
-from recipes.algorithm.cocktail_sgd import over_all
-from recipes.algorithm.shard_aggregator import Keep, Owners, no_log
+from recipes.algorithm.cocktail_sgd import handoff_compressor
+from recipes.algorithm.shard_aggregator import Aggregator, Keep, unlogged
 from transport import Ledger
 from transport.ledger.run_ledger import RoundRow
 from transport.protocol.events import Event
@@ -46,13 +46,13 @@ def packet_of(name: str, round: int, ids: list[int]) -> bytes:
     return json.dumps(ids).encode() + b"\n" + MIX.encode(torch.randn(coordinates, generator=generator)).packet
 
 
-class NamingOwner(Owners):
+class NamingOwner(Aggregator):
     """The owner of recipes; its packets name the samples as well."""
 
     def __init__(self) -> None:
         super().__init__(P, MIX, SEED)
 
-    def aggregate(self, round: int, updates: Updates, keep: Keep = no_log) -> bytes:
+    def aggregate(self, round: int, updates: Updates, keep: Keep = unlogged) -> bytes:
         said = [[peer, json.loads(packet.partition(b"\n")[0]), weight] for peer, packet, weight in updates]
         return json.dumps([round, said]).encode() + b"\n" + super().aggregate(round, plain(updates), keep)
 
@@ -120,7 +120,7 @@ def run(folder: Path, names: Sequence[str], leaver: str = "", crashes: Crashes |
             link = swarm.link(name)
             peer = ToyPeer(link, pack=lambda round, ids, name=name: packet_of(name, round, ids))  # type: ignore[misc]
             if name == leaver:
-                peer.legacy = over_all(MIX, 0.2).encode(torch.randn(P)).packet
+                peer.legacy = handoff_compressor(MIX, 0.2).encode(torch.randn(P)).packet
                 peer.before_exchange = lambda opened, link=link: leave(link.leave_requested, opened)  # type: ignore[misc]
             peers.append(peer)
             threads.append(peer.start())

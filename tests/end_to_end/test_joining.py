@@ -93,7 +93,7 @@ def test_a_late_joiner_holds_x_to_the_bit_and_trains_to_the_end(tmp_path: Path, 
             offer_snapshot(swarm, tmp_path)
         joining = preparation(swarm, told)
         prepared = joining.carry_out()
-        common = prepared.peer.worker.common
+        common = prepared.peer.worker.global_model
         truth = folded(swarm.recipe, swarm.base.folder, swarm.folder / "ledger", common.round).common
         assert (joining.machine.plan.way, common.round) == (way, 6)
         assert torch.equal(common.vector, truth.vector)
@@ -105,7 +105,7 @@ def test_a_late_joiner_holds_x_to_the_bit_and_trains_to_the_end(tmp_path: Path, 
         go_on.set()
         swarm.finish()
         thread.join(30)
-        assert torch.equal(prepared.peer.worker.common.vector, swarm.folded())
+        assert torch.equal(prepared.peer.worker.global_model.vector, swarm.folded())
         swarm.audit()
 
     assert sorted(prepared.holds) == (
@@ -128,7 +128,7 @@ def test_a_joiner_of_a_run_of_adapters_needs_the_base_whatever_the_way(
             offer(swarm, adapters_of(swarm, tmp_path))
         joining = preparation(swarm, told)
         prepared = joining.carry_out()
-        common = prepared.peer.worker.common
+        common = prepared.peer.worker.global_model
         truth = folded(swarm.recipe, swarm.base.folder, swarm.folder / "ledger", common.round).common
 
         assert (joining.machine.plan.way, common.round) == (way, 6)
@@ -151,7 +151,7 @@ def test_a_base_that_is_not_the_runs_is_refused_with_both_hashes(tmp_path: Path)
         joining = preparation(swarm, [])
         prepared = joining.carry_out()
         other = {**prepared.holds, "base": "12" * 32}
-        joining.link.ready(6, prepared.peer.worker.common.fingerprint, other)
+        joining.link.ready(6, prepared.peer.worker.global_model.fingerprint, other)
         with pytest.raises(RefusedByHub, match="base weights: you have 121212121212, the run has") as refused:
             joining.link.next_round()
 
@@ -172,7 +172,7 @@ def test_a_cached_base_that_was_damaged_is_mended_before_it_is_loaded(tmp_path: 
         truth = folded(swarm.recipe, swarm.base.folder, swarm.folder / "ledger", 6).common
 
     assert wanted == second.link.welcome.log_bytes, "by its size it is there"
-    assert torch.equal(peer.worker.common.vector, truth.vector)
+    assert torch.equal(peer.worker.global_model.vector, truth.vector)
 
 
 def test_a_peer_of_another_codec_is_refused_with_both_versions() -> None:

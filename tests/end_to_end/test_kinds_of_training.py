@@ -39,7 +39,7 @@ def test_a_run_with_adapters_trains_nothing_else_and_its_export_is_the_model_tha
     with torch.no_grad():
         plain, merged = (load_model(folder)(**inputs).logits for folder in (neox, tmp_path / "merged"))
         adapted = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()(**inputs).logits
-        with ann.peer.local.flat.use(ann.common) as model:
+        with ann.peer.trainer.flat.use(ann.common) as model:
             held = model.eval()(**inputs).logits
 
     assert rounds == len(swarm.all(hub.RoundCommitted))

@@ -13,7 +13,7 @@ import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 
 from cocktail_cli.host.hub_delegate import RunWork
-from recipes.algorithm.cocktail_sgd import Part, Worker
+from recipes.algorithm.cocktail_sgd import DecodedPacket, Worker
 from recipes.training.contribution_score import Evidence, Verdict
 from recipes.training.loop import Event, StepDone
 from transport import Ledger
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.slow
 class Liar(Worker):
     """Sends ten times the opposite of what it found."""
 
-    def start(self, fits: int = 0, alone: bool = False) -> Part:
+    def start(self, fits: int = 0, alone: bool = False) -> DecodedPacket:
         part = super().start(fits, alone)
-        [piece] = part.pieces
-        return replace(part, packet=self.common.mix.encode(-10 * piece.update.dense()).packet)
+        [piece] = part.shard_updates
+        return replace(part, packet=self.global_model.mix.encode(-10 * piece.update.dense()).packet)
 
 
 def error_of(work: RunWork) -> torch.Tensor:
@@ -74,7 +74,7 @@ def test_who_undoes_the_work_of_others_is_put_out_with_the_reason_and_e_is_repla
         for member in [swarm.prepare(name) for name in names]:
             if member.name == "eve":
                 worker = member.peer.worker
-                member.peer.worker = Liar(worker.x, worker.common, worker.name_at, worker.dither)
+                member.peer.worker = Liar(worker.x, worker.global_model, worker.name_at, worker.dither)
             swarm.go(member, pace)
         events = swarm.wait()
         error = error_of(swarm.work)

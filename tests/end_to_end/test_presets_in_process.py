@@ -84,7 +84,7 @@ def test_a_peer_that_leaves_in_the_middle_of_its_local_steps_costs_no_sample(
     recipe = recipe_of(neox, data, compression={"preset": "diloco", "local_steps": 3})
     with Swarm(recipe, tmp_path / "run", min_peers=1) as swarm:
         bob = swarm.prepare("bob")
-        model = bob.peer.local.model  # type: ignore[attr-defined]
+        model = bob.peer.trainer.model  # type: ignore[attr-defined]
         made = []
 
         def leave(*_: object) -> None:

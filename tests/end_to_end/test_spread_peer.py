@@ -26,10 +26,10 @@ from recipes.config.schema import Recipe
 from recipes.data.corpus import Sample
 from recipes.models.causal_lm import load_model
 from recipes.models.trainable import load_trained
-from recipes.multi_gpu.fsdp_peer import Spread, spread_peer
+from recipes.multi_gpu.fsdp_peer import FsdpTrainer, build_fsdp_peer
 from recipes.training.lease_gradient import apply, compute
 from recipes.training.loop import HandedOver, Peer, StepDone, build_peer
-from recipes.training.micro_batch import fitted, tried
+from recipes.training.micro_batch import shrink_to_fit, tried
 from recipes.training.peer_checkpoint import keep, read, restore
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ def lease() -> list[list[Sample]]:
 
 def step(peer: Peer, limit: float) -> tuple[float, float]:
     """One step on the lease: the sum of its losses, the norm of its gradient."""
-    local, parts, norm = peer.local, lease(), None
+    local, parts, norm = peer.trainer, lease(), None
     tokens = sum(sample.count for part in parts for sample in part)
     while norm is None:
         local.zero()
@@ -74,7 +74,7 @@ def step(peer: Peer, limit: float) -> tuple[float, float]:
 
 
 def x_of(peer: Peer) -> Tensor:
-    return peer.local.tensors()["x"]
+    return peer.trainer.tensors()["x"]
 
 
 def one_peer(base: Path, recipe: Recipe) -> Peer:
@@ -94,28 +94,28 @@ def test_two_ranks_compute_what_one_computes(ranks: Ranks, tmp_path: Path, data:
         save_tiny(family, tmp_path / "model"), data, compression={"random_ratio": 0.3, "shards": 2}
     )
     alone = build_peer(load_model(tmp_path / "model"), recipe, 2)
-    two = spread_peer(ranks, tmp_path / "model", None, recipe, 2)
+    two = build_fsdp_peer(ranks, tmp_path / "model", None, recipe, 2)
     held_out = [sample for part in lease() for sample in part]
-    common = alone.worker.common.vector.clone()
-    assert torch.equal(two.worker.common.vector, common)
-    assert two.worker.common.fingerprint == alone.worker.common.fingerprint
+    common = alone.worker.global_model.vector.clone()
+    assert torch.equal(two.worker.global_model.vector, common)
+    assert two.worker.global_model.fingerprint == alone.worker.global_model.fingerprint
 
     for limit in (0.0, 0.1):  # the second step is clipped
         torch.testing.assert_close(step(two, limit), step(alone, limit), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(x_of(two), x_of(alone), rtol=1e-4, atol=1e-5)
-    for shard, sample in two.worker.common.samples():
-        mine = two.worker.local.difference(shard, sample, two.worker.common.vector)
+    for shard, sample in two.worker.global_model.samples():
+        mine = two.worker.local_model.difference(shard, sample, two.worker.global_model.vector)
         assert torch.equal(mine, sample.difference(shard.of(x_of(two)), shard.of(common)))
     before = x_of(two)
     (loss, tokens), (want, count) = (
-        p.local.evaluate(p.worker.common.vector, held_out, 2) for p in (two, alone)
+        p.trainer.evaluate(p.worker.global_model.vector, held_out, 2) for p in (two, alone)
     )
     assert tokens == count
     assert loss == pytest.approx(want, rel=1e-5)
     assert torch.equal(x_of(two), before)
     sent = two.worker.start()
-    two.worker.take_out(sent)
-    for piece in sent.pieces:
+    two.worker.subtract(sent)
+    for piece in sent.shard_updates:
         piece.add_(before, alpha=-1)
     assert torch.equal(x_of(two), before)
     assert two.worker.residual_norm() == pytest.approx(float(torch.dist(before, common)), rel=1e-5)
@@ -139,9 +139,9 @@ def test_whatever_is_trained_two_ranks_step_as_one_does(
     plain = recipe_of(base, data, training=training, **({"lora": lora} if lora else {}))
     recipe = plain.model_copy(update={"model": plain.model.model_copy(update={"dtype": dtype})})
     alone = build_peer(load_trained(recipe, base), recipe, 2)
-    two = spread_peer(ranks, base, None, recipe, 2)
-    assert two.local.layout == alone.local.layout
-    assert torch.equal(two.worker.common.vector, alone.worker.common.vector)
+    two = build_fsdp_peer(ranks, base, None, recipe, 2)
+    assert two.trainer.layout == alone.trainer.layout
+    assert torch.equal(two.worker.global_model.vector, alone.worker.global_model.vector)
 
     losses, norms = zip(step(two, 0.0), step(alone, 0.0), strict=True)
     assert losses[0] == pytest.approx(losses[1], rel=0.01)
@@ -153,13 +153,13 @@ def test_whatever_is_trained_two_ranks_step_as_one_does(
 def test_each_rank_holds_half_of_model_gradient_and_optimizer(
     ranks: Ranks, tmp_path: Path, data: Path
 ) -> None:
-    peer = spread_peer(
+    peer = build_fsdp_peer(
         ranks, save_tiny("llama", tmp_path / "model"), None, recipe_of(tmp_path / "model", data), 2
     )
     step(peer, 0.0)
     held = ranks.all("bytes")
 
-    whole = 4 * peer.local.layout.size
+    whole = 4 * peer.trainer.layout.size
     for what, times in (("parameters", 1), ("gradients", 1), ("optimizer", 2)):
         each = [rank[what] for rank in held]
         assert sum(each) == pytest.approx(times * whole, rel=0.001)
@@ -171,19 +171,19 @@ def test_what_it_kept_is_taken_up_by_one_process_or_two(
     ranks: Ranks, tmp_path: Path, data: Path, optim: str
 ) -> None:
     recipe = recipe_of(save_tiny("gpt_neox", tmp_path / "model"), data, training={"optim": optim})
-    two = spread_peer(ranks, tmp_path / "model", None, recipe, 2)
+    two = build_fsdp_peer(ranks, tmp_path / "model", None, recipe, 2)
     step(two, 0.0)
     keep(two, tmp_path / "kept", {})
-    states = {name: tensor.clone() for name, tensor in two.local.tensors().items()}
+    states = {name: tensor.clone() for name, tensor in two.trainer.tensors().items()}
     alone = build_peer(load_model(tmp_path / "model"), recipe, 2)
     restore(alone, tmp_path / "kept")
-    again = spread_peer(ranks, tmp_path / "model", None, recipe, 2)
-    assert not again.local.stepped
+    again = build_fsdp_peer(ranks, tmp_path / "model", None, recipe, 2)
+    assert not again.trainer.stepped
     restore(again, tmp_path / "kept")
 
     assert len(states) > 3
     for peer in (alone, again):
-        found = peer.local.tensors()
+        found = peer.trainer.tensors()
         assert found.keys() == states.keys()
         assert all(torch.equal(found[name], states[name]) for name in states)
     torch.testing.assert_close(step(again, 0.0), step(alone, 0.0), rtol=1e-4, atol=1e-5)
@@ -195,19 +195,22 @@ def test_what_8_bits_keep_is_taken_up_to_the_bit_by_as_many_ranks_and_begins_ane
 ) -> None:
     pytest.importorskip("bitsandbytes")
     recipe = recipe_of(save_tiny("llama", tmp_path / "model"), data, training={"optim": "adamw_8bit"})
-    two, alone = spread_peer(ranks, tmp_path / "model", None, recipe, 2), one_peer(tmp_path / "model", recipe)
+    two, alone = (
+        build_fsdp_peer(ranks, tmp_path / "model", None, recipe, 2),
+        one_peer(tmp_path / "model", recipe),
+    )
     for peer, name in ((two, "two"), (alone, "one")):
         for _ in range(2):
             step(peer, 0.0)
         keep(peer, tmp_path / name, {})
         read(tmp_path / name)
-    states = {name: tensor.clone() for name, tensor in two.local.tensors().items()}
+    states = {name: tensor.clone() for name, tensor in two.trainer.tensors().items()}
     ahead = step(two, 0.0), x_of(two)
-    again = spread_peer(ranks, tmp_path / "model", None, recipe, 2)
+    again = build_fsdp_peer(ranks, tmp_path / "model", None, recipe, 2)
     restore(again, tmp_path / "two")
 
     assert any("uint8" in name for name in states)
-    found = again.local.tensors()
+    found = again.trainer.tensors()
     assert found.keys() == states.keys()
     assert all(torch.equal(found[name].view(torch.int32), states[name].view(torch.int32)) for name in states)
     losses = step(again, 0.0)
@@ -217,7 +220,7 @@ def test_what_8_bits_keep_is_taken_up_to_the_bit_by_as_many_ranks_and_begins_ane
     restore(other, tmp_path / "two")
     restore(again, tmp_path / "one")
     for peer, x in ((other, states["x"]), (again, None)):
-        assert not peer.local.stepped
+        assert not peer.trainer.stepped
         assert x is None or torch.equal(x_of(peer), x)
         step(peer, 0.0)
 
@@ -229,12 +232,12 @@ def test_the_micro_batch_that_is_found_is_one_for_which_every_rank_has_memory(
     """Found as on accelerators, in two processes of which one may take little."""
     short = recipe_of(save_tiny("llama", tmp_path / "model"), data)
     recipe = short.model_copy(update={"data": short.data.model_copy(update={"max_length": LONG})})
-    two = spread_peer(ranks, tmp_path / "model", None, recipe, 1)
+    two = build_fsdp_peer(ranks, tmp_path / "model", None, recipe, 1)
     step(two, 0.0)
     x, before = x_of(two), [process.pid for process in ranks.processes]
     limit(before[1], ROOM)
 
-    found = tried(two.local, recipe)
+    found = tried(two.trainer, recipe)
 
     assert 1 <= found < MANY
     assert not {process.pid for process in ranks.processes} & set(before)
@@ -249,7 +252,7 @@ def test_memory_that_runs_out_in_one_rank_halves_the_micro_batch_and_the_step_is
     optim = "adamw_8bit" if find_spec("bitsandbytes") else "adamw_torch"
     recipe = recipe_of(save_tiny("llama", tmp_path / "model"), data, training={"optim": optim})
     alone = build_peer(load_model(tmp_path / "model"), recipe, 4)
-    two = spread_peer(ranks, tmp_path / "model", None, recipe, MANY)
+    two = build_fsdp_peer(ranks, tmp_path / "model", None, recipe, MANY)
     samples = [Sample(np.arange(LONG, dtype=np.int32) % 300, np.arange(LONG) > i) for i in range(2 * MANY)]
     link: Any = SimpleNamespace(leaving=threading.Event())
     round: Any = SimpleNamespace(step=0, steps=10, members=("ann",))
@@ -260,7 +263,7 @@ def test_memory_that_runs_out_in_one_rank_halves_the_micro_batch_and_the_step_is
 
     lowered = []
     for peer in (two, alone):
-        work = fitted(peer, partial(compute, link, peer, 0, 0, samples))
+        work = shrink_to_fit(peer, partial(compute, link, peer, 0, 0, samples))
         while True:
             try:
                 lowered.append(next(work))
@@ -278,7 +281,9 @@ def spread_member(swarm: Swarm, ranks: Ranks, name: str) -> Member:
     """A peer of the run that is spread over the ranks."""
     link = swarm.memory.link(name)
     link.connect(10)
-    member = Member(name, RunLink(link), spread_peer(ranks, swarm.base.folder, None, swarm.recipe, 2, name))
+    member = Member(
+        name, RunLink(link), build_fsdp_peer(ranks, swarm.base.folder, None, swarm.recipe, 2, name)
+    )
     swarm.members[name] = member
     return member
 
@@ -313,7 +318,7 @@ def test_alone_it_learns_as_one_process_does(ranks: Ranks, tmp_path: Path, data:
             member = spread_member(swarm, ranks, "ann") if spread else swarm.prepare("ann")
             swarm.go(member)
             swarm.finish()
-            assert isinstance(member.peer.local, Spread) == spread
+            assert isinstance(member.peer.trainer, FsdpTrainer) == spread
             curves.append(member.steps)
 
     two, one = ([step.loss for step in steps if step.loss is not None] for steps in curves)

@@ -272,14 +272,18 @@ def smaller(asked: Asked, plan: Plan) -> str:
 
 def quicker(asked: Asked, plan: Plan) -> str:
     """Suggest a change for the bottleneck, compute or network."""
-    from recipes.algorithm import fill_of
+    from recipes.algorithm import adaptive_rate_of
     from recipes.planning import topk_within
 
     step, recipe = plan.step, plan.recipe
     if step.bottleneck == "network":
         keep = topk_within(recipe, plan.memory.parameters, asked.line, step.compute * step.every)
         if keep is not None:
-            alone = "; compression.auto does so" if keep >= fill_of(recipe.compression).ladder[0].keep else ""
+            alone = (
+                "; compression.auto does so"
+                if keep >= adaptive_rate_of(recipe.compression).ladder[0].keep
+                else ""
+            )
             return f"compression.topk_ratio={keep:g} hides the exchange behind the compute{alone}"
         return "a larger training.global_batch_size gives the line more time"
     most = min(

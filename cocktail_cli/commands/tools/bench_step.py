@@ -69,7 +69,7 @@ def measured(
             load_trained(recipe, base, device), recipe, micro_batch_of(recipe, micro_batch) or 1
         )
         if micro_batch_of(recipe, micro_batch) is None:
-            peer.micro_batch = micro_batch_for(peer.local, recipe)
+            peer.micro_batch = micro_batch_for(peer.trainer, recipe)
         link = Mirror(pack_samples(lease), len(lease), WARM + math.ceil(steps / every), every)
         rounds = list(rounds_of(link, peer, lease, tell))
     return row(recipe, device, peer, rounds)
@@ -116,7 +116,7 @@ def row(recipe: Recipe, device: str, peer: Peer, rounds: Sequence[Measured]) -> 
     return {
         "recipe": recipe.name,
         "device": device,
-        "parameters": peer.local.layout.size,
+        "parameters": peer.trainer.layout.size,
         "micro_batch": peer.micro_batch,
         "samples": rounds[0].samples,
         "tokens": rounds[0].tokens,

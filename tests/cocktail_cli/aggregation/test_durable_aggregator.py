@@ -15,8 +15,8 @@ from cocktail_cli.aggregation.durable_aggregator import ERROR, UPDATES, KeptOwne
 from cocktail_cli.host.contribution_probe import Probing
 from cocktail_cli.host.hub_delegate import RunWork
 from compress import Cocktail, join
-from recipes.algorithm.cocktail_sgd import over_all
-from recipes.algorithm.shard_aggregator import Owners, part_of
+from recipes.algorithm.cocktail_sgd import handoff_compressor
+from recipes.algorithm.shard_aggregator import Aggregator, select_shards
 from recipes.config.loader import load_recipe
 from recipes.errors import ModelError
 from recipes.models.base_model import Base
@@ -44,7 +44,7 @@ def legacies_before(round: int) -> list[tuple[str, bytes, float]]:
     if round % 3 != 2:
         return []
     generator = torch.Generator().manual_seed(50 + round)
-    whole = over_all(MIX, 0.1)
+    whole = handoff_compressor(MIX, 0.1)
 
     def legacy() -> bytes:
         return join([whole.encode(torch.randn(s.size, generator=generator)).packet for s in MIX.cut(P, SEED)])
@@ -57,7 +57,7 @@ def error_of(kept: KeptOwner) -> torch.Tensor:
 
 
 def undisturbed() -> list[bytes]:
-    owner, packets = Owners(P, MIX, SEED), []
+    owner, packets = Aggregator(P, MIX, SEED), []
     for round in range(ROUNDS):
         for legacy in legacies_before(round):
             owner.inherit(*legacy)
@@ -78,7 +78,7 @@ class Life:
 
     def __init__(self, folder: Path, least: int) -> None:
         self.ledger = Ledger(folder, run="toy", samples=9)
-        self.owner = KeptOwner(Owners(P, MIX, SEED), folder, least)
+        self.owner = KeptOwner(Aggregator(P, MIX, SEED), folder, least)
         self.owner.recover(self.ledger)
         self.round = len(self.ledger.rounds())
 
@@ -117,7 +117,7 @@ def die(*_: Any) -> None:
 def test_killed_at_any_step_the_run_is_what_it_would_have_been(
     tmp_path: Path, dies: str, least: int, shorter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Owners, "moved_bytes", lambda *_: 1 << 30 if shorter == "packets" else 0)
+    monkeypatch.setattr(Aggregator, "moved_bytes", lambda *_: 1 << 30 if shorter == "packets" else 0)
     for _ in range(ROUNDS):
         life = Life(tmp_path, least)
         life.owner.longest = least and life.owner.longest  # small: after every round
@@ -187,7 +187,7 @@ def test_a_legacy_that_was_shortened_is_shortened_again_after_a_restart(tmp_path
 
 def too_long(round: int) -> tuple[str, bytes, float]:
     generator = torch.Generator().manual_seed(round)
-    whole, values = over_all(MIX, 1.0), 20 * torch.randn(P, generator=generator)
+    whole, values = handoff_compressor(MIX, 1.0), 20 * torch.randn(P, generator=generator)
     return "mallory", join([whole.encode(shard.of(values)).packet for shard in MIX.cut(P, SEED)]), 0.3
 
 
@@ -213,7 +213,7 @@ def test_an_error_that_cannot_be_had_is_not_taken_for_zero(tmp_path: Path) -> No
             Ledger(tmp_path, run="toy", samples=9) as ledger,
             pytest.raises(LedgerError, match=message),
         ):
-            KeptOwner(Owners(P, MIX, SEED), tmp_path).recover(ledger)
+            KeptOwner(Aggregator(P, MIX, SEED), tmp_path).recover(ledger)
 
 
 def test_a_run_that_is_over_leaves_no_error_behind(tmp_path: Path) -> None:
@@ -231,10 +231,10 @@ def test_what_counts_for_less_is_logged_with_the_weight_that_it_had_and_judged_w
 ) -> None:
     monkeypatch.setattr("recipes.models.count_trainable", lambda recipe, folder: P)
     monkeypatch.setattr("recipes.models.check_trainable", lambda *_: None)
-    monkeypatch.setattr(Owners, "moved_bytes", lambda *_: 1 << 30)
+    monkeypatch.setattr(Aggregator, "moved_bytes", lambda *_: 1 << 30)
     nothing: Any = SimpleNamespace(pack_held_out=lambda: b"")
     work = RunWork(load_recipe("smoke", []), Base(tmp_path, ()), nothing, tmp_path)
-    work.owner = KeptOwner(Owners(P, MIX, SEED), tmp_path)
+    work.owner = KeptOwner(Aggregator(P, MIX, SEED), tmp_path)
     work.probing = Probing(lambda: nothing, work.tell)
     work.probing.weights = {"bob": 0.25}
     with Ledger(tmp_path, run="toy", samples=9) as ledger:
@@ -301,7 +301,7 @@ def test_killed_after_every_step_while_shards_come_and_go_e_is_what_it_would_hav
     tmp_path: Path, least: int, dies: bool
 ) -> None:
     """What others own moves by their packets, and is none of this owner's."""
-    theirs, reference, kept = undisturbed(), Owners(P, MIX, SEED), list[bytes]()
+    theirs, reference, kept = undisturbed(), Aggregator(P, MIX, SEED), list[bytes]()
     for round, owned in enumerate(OWNED):
         kept += filter(None, [reference.own(owned)])
         life = Life(tmp_path, least)
@@ -317,7 +317,7 @@ def test_killed_after_every_step_while_shards_come_and_go_e_is_what_it_would_hav
         own = life.owner.aggregate(round, updates_of(round))
         assert own == reference.aggregate(round, updates_of(round))
         others = [shard for shard in range(2) if shard not in owned]
-        part = part_of(theirs[round], others, 2)
+        part = select_shards(theirs[round], others, 2)
         commit(life.ledger, round, life.owner.joined(round, own, [("bob", others, part)]))
         life.owner.committed(round)
         life.end()

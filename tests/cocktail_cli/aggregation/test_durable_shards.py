@@ -11,7 +11,7 @@ import torch
 from test_durable_aggregator import MIX, SEED, P, legacies_before, updates_of
 
 from cocktail_cli.aggregation.durable_shards import KeptShards
-from recipes.algorithm.shard_aggregator import Owners, part_of
+from recipes.algorithm.shard_aggregator import Aggregator, select_shards
 from transport.protocol.errors import UpdateRejected
 
 ROUNDS = 6
@@ -19,7 +19,7 @@ DIES = ("never", "after each aggregate", "after each commit", "after each step")
 
 
 def begin(folder: Path, least: int = 1 << 20) -> KeptShards:
-    kept = KeptShards(Owners(P, MIX, SEED, owned=()), folder / "ann@hub", least)
+    kept = KeptShards(Aggregator(P, MIX, SEED, owned=()), folder / "ann@hub", least)
     kept.recover()
     return kept
 
@@ -37,7 +37,7 @@ def kept_error(back: KeptShards) -> torch.Tensor:
 
 def its_part(round: int, salt: int = 0) -> list[tuple[str, bytes, float]]:
     """What two peers bring the owner of shard 1."""
-    return [(peer, part_of(packet, [1], 2), weight) for peer, packet, weight in updates_of(round, salt)]
+    return [(peer, select_shards(packet, [1], 2), weight) for peer, packet, weight in updates_of(round, salt)]
 
 
 def lives(folder: Path, dies: str, least: int = 1 << 20) -> KeptShards:
@@ -53,8 +53,8 @@ def lives(folder: Path, dies: str, least: int = 1 << 20) -> KeptShards:
             if dies in ("after each aggregate", "after each step"):
                 kept = begin(folder, least)
                 assert kept.pending == (round, packet)
-        assert kept.took(part_of(packet, [0, 1], 2))
-        assert not kept.took(part_of(packet, [0], 2))
+        assert kept.took(select_shards(packet, [0, 1], 2))
+        assert not kept.took(select_shards(packet, [0], 2))
         if round == 4:
             kept.undo()
         else:

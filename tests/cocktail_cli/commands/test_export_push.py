@@ -23,7 +23,7 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.host.host_session import Run as Launch
 from cocktail_cli.host.snapshot_thread import Snapshots
 from cocktail_cli.machine.run_registry import RunRecord, save
-from recipes.algorithm.cocktail_sgd import Common, mix_of
+from recipes.algorithm.cocktail_sgd import GlobalModel, compressor_of
 from recipes.config.loader import load_recipe
 from recipes.config.schema import Recipe
 from recipes.downloads.hugging_face import Repository
@@ -91,7 +91,9 @@ def story_of(recipe: Recipe, base: Path, folder: Path) -> Story:
     vector = torch.from_numpy(start.read(0, start.layout.size))
     start.close()
     ledger = Ledger(folder / "ledger", run="amber-otter-42", samples=10_000)
-    story = Story(folder, ledger, Common(vector, mix_of(recipe.compression), recipe.training.seed))
+    story = Story(
+        folder, ledger, GlobalModel(vector, compressor_of(recipe.compression), recipe.training.seed)
+    )
     story.commit(6)
     record = RunRecord(
         "amber-otter-42", "url", {}, 1, 1, "", str(folder), str(folder / "base"), "r", "h", "t"

@@ -19,7 +19,7 @@ from cocktail_cli.host.hub_delegate import folded
 from cocktail_cli.host.snapshot_thread import Place, Snapshots, served
 from cocktail_cli.ui.events import Checkpoint, Event, Warning
 from compress import fingerprint
-from recipes.algorithm.cocktail_sgd import Common, mix_of
+from recipes.algorithm.cocktail_sgd import GlobalModel, compressor_of
 from recipes.config.loader import load_recipe
 from recipes.models.base_model import open_tokenizer, prepare_base
 from recipes.models.causal_lm import load_model
@@ -39,7 +39,7 @@ class Story:
 
     folder: Path
     ledger: Ledger
-    common: Common
+    common: GlobalModel
     before: dict[int, torch.Tensor] = field(default_factory=dict)  # x' before each round
 
     @property
@@ -69,7 +69,9 @@ def story(base: Path, tmp_path: Path) -> Iterator[Story]:
     open_tokenizer(base).save_pretrained(tmp_path / "tokenizer")
     vector = FlatParameters(load_model(base)).vector
     with Ledger(tmp_path / "ledger", run="a-run", samples=10_000) as ledger:
-        yield Story(tmp_path, ledger, Common(vector, mix_of(RECIPE.compression), RECIPE.training.seed))
+        yield Story(
+            tmp_path, ledger, GlobalModel(vector, compressor_of(RECIPE.compression), RECIPE.training.seed)
+        )
 
 
 @contextmanager
@@ -155,7 +157,7 @@ def test_a_snapshot_of_another_past_is_not_offered(story: Story, base: Path) -> 
     shutil.rmtree(story.folder / "ledger")
     with Ledger(story.folder / "ledger", run="a-run", samples=10_000) as ledger:
         other = replace(
-            story, ledger=ledger, common=Common(vector_of(base), story.common.mix, story.common.seed)
+            story, ledger=ledger, common=GlobalModel(vector_of(base), story.common.mix, story.common.seed)
         )
         other.commit(9)
         with minding(other, every=0) as (_, offers):

@@ -42,8 +42,8 @@ def peer(moved: bool = True) -> Peer:
     )
     made = build_peer(model, recipe, micro_batch=1)
     if moved:
-        made.local.flat.grad.fill_(0.5)
-        made.local.optimizer.step()
+        made.trainer.flat.grad.fill_(0.5)
+        made.trainer.optimizer.step()
     return made
 
 
@@ -60,7 +60,7 @@ def test_the_same_peer_of_the_same_run_finds_it_once(told: list[str]) -> None:
     kept.restore(back)
 
     assert torch.equal(back.worker.x, left.worker.x)
-    assert (kept.round, kept.fingerprint) == (0, left.worker.common.fingerprint)
+    assert (kept.round, kept.fingerprint) == (0, left.worker.global_model.fingerprint)
     assert checkpoint_store.find(KEY, told.append) is None, "or a crash later on would bring it back twice"
     assert told == []
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress import Cocktail, decode, fingerprint
-from recipes.algorithm.cocktail_sgd import Common, Part, Worker, fold
+from recipes.algorithm.cocktail_sgd import DecodedPacket, GlobalModel, Worker, fold
 from recipes.algorithm.robust_mean import RejectedUpdate
-from recipes.algorithm.shard_aggregator import Owners
+from recipes.algorithm.shard_aggregator import Aggregator
 
 SEED = 7
 LOSSLESS = Cocktail(sample=1.0, keep=1.0, bits=32)
@@ -32,7 +32,7 @@ class Swarm:
     """N workers and their owner, without a network."""
 
     workers: list[Worker]
-    owner: Owners
+    owner: Aggregator
 
     @property
     def error(self) -> Tensor:
@@ -44,7 +44,7 @@ class Swarm:
         for worker, step in zip(self.workers, steps, strict=True):
             worker.x.add_(step)
         updates = [(f"peer-{i}", part.packet, weights[i] if weights else 1.0) for i, part in enumerate(sent)]
-        packet = self.owner.aggregate(self.workers[0].common.round, updates)
+        packet = self.owner.aggregate(self.workers[0].global_model.round, updates)
         for worker, part in zip(self.workers, sent, strict=True):
             worker.finish(packet, part)
         return packet
@@ -52,8 +52,8 @@ class Swarm:
 
 def swarm(mix: Cocktail, n: int = 400, peers: int = 4) -> Swarm:
     x0 = torch.randn(n, generator=torch.Generator().manual_seed(1))
-    workers = [Worker(x0.clone(), Common(x0.clone(), mix, SEED)) for _ in range(peers)]
-    return Swarm(workers, Owners(n, mix, SEED))
+    workers = [Worker(x0.clone(), GlobalModel(x0.clone(), mix, SEED)) for _ in range(peers)]
+    return Swarm(workers, Aggregator(n, mix, SEED))
 
 
 def steps_of(peers: int, n: int, seed: int) -> list[Tensor]:
@@ -80,7 +80,7 @@ def test_every_round_is_what_the_paper_says(mix: Cocktail) -> None:
     n = len(trio.error)
     for t in range(12):
         x = [worker.x.double().numpy() for worker in trio.workers]
-        common, e = trio.workers[0].common.vector.double().numpy(), trio.error.double().numpy()
+        common, e = trio.workers[0].global_model.vector.double().numpy(), trio.error.double().numpy()
         steps = steps_of(4, n, seed=t)
 
         compressed = [C(mix, x_i - common, t) for x_i in x]  # Algorithm 1
@@ -95,7 +95,7 @@ def test_every_round_is_what_the_paper_says(mix: Cocktail) -> None:
         np.testing.assert_allclose(trio.error.double().numpy(), want_e, atol=2e-6)
         for worker, want in zip(trio.workers, want_x, strict=True):
             np.testing.assert_allclose(worker.x.double().numpy(), want, atol=2e-6)
-            np.testing.assert_allclose(worker.common.vector.double().numpy(), want_common, atol=2e-6)
+            np.testing.assert_allclose(worker.global_model.vector.double().numpy(), want_common, atol=2e-6)
 
 
 def test_lossless_and_fresh_it_is_synchronous_sgd_on_the_whole_batch() -> None:
@@ -116,7 +116,7 @@ def test_lossless_and_fresh_it_is_synchronous_sgd_on_the_whole_batch() -> None:
         for worker, part in zip(trio.workers, sent, strict=True):
             worker.finish(packet, part)
 
-    torch.testing.assert_close(trio.workers[0].common.vector, plain, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(trio.workers[0].global_model.vector, plain, rtol=1e-5, atol=1e-6)
 
 
 @settings(max_examples=25)
@@ -132,51 +132,53 @@ def test_nothing_is_lost(mix: Cocktail, peers: int, seed: int, weights: list[flo
     n = len(group.error)
     group.round(steps_of(peers, n, seed))
     steps = steps_of(peers, n, seed + 1)
-    before_e, before = group.error, group.workers[0].common.vector.clone()
-    d = [worker.x - worker.common.vector for worker in group.workers]
+    before_e, before = group.error, group.workers[0].global_model.vector.clone()
+    d = [worker.x - worker.global_model.vector for worker in group.workers]
     sent = [worker.start() for worker in group.workers]
     share = weights[:peers] if sum(weights[:peers]) > 0 else [1.0] * peers
 
     group.round(steps, share)
 
-    def dense(part: Part) -> Tensor:
+    def dense(part: DecodedPacket) -> Tensor:
         out = torch.zeros(n)
-        for piece in part.pieces:
+        for piece in part.shard_updates:
             piece.add_(out)
         return out
 
     mean = sum(w / sum(share) * dense(c) for w, c in zip(share, sent, strict=True))
-    change = group.workers[0].common.vector - before
+    change = group.workers[0].global_model.vector - before
     torch.testing.assert_close(mean + before_e, change + group.error, rtol=0, atol=2e-6)
     for worker, d_i, c, step in zip(group.workers, d, sent, steps, strict=True):
-        torch.testing.assert_close(worker.x - worker.common.vector, d_i - dense(c) + step, rtol=0, atol=2e-6)
+        torch.testing.assert_close(
+            worker.x - worker.global_model.vector, d_i - dense(c) + step, rtol=0, atol=2e-6
+        )
 
 
 def test_all_peers_and_whoever_folds_the_packets_hold_the_same_bits() -> None:
     mix = MIXES["cocktail"]
     group = swarm(mix)
-    start = group.workers[0].common.vector.clone()
+    start = group.workers[0].global_model.vector.clone()
     packets = [group.round(steps_of(4, start.numel(), seed)) for seed in range(10)]
 
-    joiner = fold(Common(start, mix, SEED), packets)
+    joiner = fold(GlobalModel(start, mix, SEED), packets)
 
     assert joiner.round == 10
     for worker in group.workers:
-        assert torch.equal(worker.common.vector.view(torch.int32), joiner.vector.view(torch.int32))
-        assert worker.common.fingerprint == joiner.fingerprint == fingerprint(joiner.vector)
+        assert torch.equal(worker.global_model.vector.view(torch.int32), joiner.vector.view(torch.int32))
+        assert worker.global_model.fingerprint == joiner.fingerprint == fingerprint(joiner.vector)
 
 
 def test_a_fingerprint_that_follows_the_packets_notices_a_single_bit() -> None:
     group = swarm(MIXES["cocktail"])
     n = len(group.error)
-    before = group.workers[0].common.vector.clone()
+    before = group.workers[0].global_model.vector.clone()
     group.round(steps_of(4, n, 0))
     group.round(steps_of(4, n, 1))
-    changed = int((group.workers[0].common.vector != before).nonzero()[0])
-    other = group.workers[0].common.vector.clone()
+    changed = int((group.workers[0].global_model.vector != before).nonzero()[0])
+    other = group.workers[0].global_model.vector.clone()
     other.view(torch.int32)[changed] ^= 1
 
-    assert fingerprint(other) != group.workers[0].common.fingerprint
+    assert fingerprint(other) != group.workers[0].global_model.fingerprint
 
 
 def test_a_packet_that_came_too_late_stays_in_the_residual() -> None:
@@ -186,7 +188,7 @@ def test_a_packet_that_came_too_late_stays_in_the_residual() -> None:
     group.round(steps_of(2, n, 0))
     punctual, late = group.workers
     step = steps_of(1, n, 5)[0]
-    d = late.x - late.common.vector
+    d = late.x - late.global_model.vector
     sent = punctual.start()
     late.start()
     late.x.add_(step)
@@ -195,8 +197,8 @@ def test_a_packet_that_came_too_late_stays_in_the_residual() -> None:
     punctual.finish(packet, sent)
     late.finish(packet, None)
 
-    torch.testing.assert_close(late.x - late.common.vector, d + step, rtol=0, atol=1e-6)
-    assert torch.equal(late.common.vector, punctual.common.vector)
+    torch.testing.assert_close(late.x - late.global_model.vector, d + step, rtol=0, atol=1e-6)
+    assert torch.equal(late.global_model.vector, punctual.global_model.vector)
 
 
 def test_a_packet_that_does_not_decode_is_refused_by_name_and_changes_nothing() -> None:
@@ -235,7 +237,7 @@ def test_an_owner_that_replays_what_was_committed_goes_on_to_the_bit(mix: Cockta
 
     packets = []
     for saved in (False, True):
-        again = Owners(n, mix, SEED)
+        again = Aggregator(n, mix, SEED)
         start = again.load(tmp_path / "error") if saved else 0
         assert start == (4 if saved else 0)
         for t in range(start, 10):
@@ -249,13 +251,13 @@ def test_an_owner_that_replays_what_was_committed_goes_on_to_the_bit(mix: Cockta
 
 
 def test_a_saved_error_of_another_length_or_no_error_at_all_is_refused(tmp_path: Path) -> None:
-    Owners(10, LOSSLESS, SEED).save(tmp_path / "error", 3)
+    Aggregator(10, LOSSLESS, SEED).save(tmp_path / "error", 3)
     (tmp_path / "junk").write_bytes(b"no safetensors")
 
     with pytest.raises(ValueError, match=r"\(10,\), not \(11,\)"):
-        Owners(11, LOSSLESS, SEED).load(tmp_path / "error")
+        Aggregator(11, LOSSLESS, SEED).load(tmp_path / "error")
     with pytest.raises(ValueError, match="does not hold the owner's error"):
-        Owners(11, LOSSLESS, SEED).load(tmp_path / "junk")
+        Aggregator(11, LOSSLESS, SEED).load(tmp_path / "junk")
 
 
 def test_the_sum_does_not_depend_on_the_order_of_arrival() -> None:
@@ -264,14 +266,14 @@ def test_the_sum_does_not_depend_on_the_order_of_arrival() -> None:
     n = len(group.error)
     group.round(steps_of(4, n, 0))
     updates = [(name, worker.start().packet, 1.0) for name, worker in zip("dbca", group.workers, strict=True)]
-    other = Owners(n, mix, SEED)
+    other = Aggregator(n, mix, SEED)
     other.owners[0].error.copy_(group.error)
 
     assert group.owner.aggregate(1, updates) == other.aggregate(1, updates[::-1])
 
 
 def test_a_diverged_model_is_reported_with_the_name_of_the_parameter() -> None:
-    common = Common(torch.zeros(100), LOSSLESS, SEED)
+    common = GlobalModel(torch.zeros(100), LOSSLESS, SEED)
     worker = Worker(torch.zeros(100), common, name_at=lambda i: "head.weight" if i >= 50 else "embed.weight")
     worker.x[70] = float("nan")
 

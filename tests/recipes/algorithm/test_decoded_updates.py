@@ -12,8 +12,8 @@ from torch import Tensor
 from compress import Cocktail, Expanded, decode
 from compress.backends import dispatch
 from recipes.algorithm import decoded_updates, robust_mean
-from recipes.algorithm.cocktail_sgd import Owner
-from recipes.algorithm.decoded_updates import Packets, held_by
+from recipes.algorithm.cocktail_sgd import ShardAggregator
+from recipes.algorithm.decoded_updates import DecodedUpdates, held_by
 from recipes.algorithm.robust_mean import RejectedUpdate, Rule, collect
 
 M, SEED = 5000, 7
@@ -52,7 +52,7 @@ def test_the_bits_do_not_depend_on_cores_on_room_or_on_who_came_first(
     monkeypatch.setattr(robust_mean, "AT_ONCE", 700)
     for module in (decoded_updates, robust_mean):
         monkeypatch.setattr(module, "CORES", cores)
-    error, updates, packets = torch.randn(M), sent(9, M, liars), Packets(M, room)
+    error, updates, packets = torch.randn(M), sent(9, M, liars), DecodedUpdates(M, room)
     early = random.Random(cores).sample(updates, 6)
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda u: packets.open(*u[:2]), early))
@@ -70,7 +70,7 @@ def test_the_bits_do_not_depend_on_the_form_in_which_packets_are_kept(
 ) -> None:
     pytest.importorskip("numba", reason="it has no build for this platform")
     m, rule = 40_000, Rule(kind)  # type: ignore[arg-type]
-    error, updates, packets = torch.randn(m), sent(9, m, 2, Cocktail(keep=0.15)), Packets(m)
+    error, updates, packets = torch.randn(m), sent(9, m, 2, Cocktail(keep=0.15)), DecodedUpdates(m)
     decoded = collect(error, updates, rule)
     monkeypatch.setattr(dispatch, "WORTH", 0)
     for peer, packet, _ in updates:
@@ -88,11 +88,13 @@ def test_a_robust_mean_is_the_same_of_packets_that_are_kept_decoded_and_of_those
 ) -> None:
     rule, updates, error = Rule(kind), sent(7, M), torch.randn(M)  # type: ignore[arg-type]
 
-    assert bits(collect(error, updates, rule).D) == bits(collect(error, updates, rule, Packets(M, 0)).D)
+    assert bits(collect(error, updates, rule).D) == bits(
+        collect(error, updates, rule, DecodedUpdates(M, 0)).D
+    )
 
 
 def test_what_is_kept_decoded_stays_within_its_room_however_often_packets_come() -> None:
-    packets, updates = Packets(M, 40_000), sent(9, M)
+    packets, updates = DecodedUpdates(M, 40_000), sent(9, M)
     for _ in range(3):
         for peer, packet, _ in updates:
             packets.open(peer, packet)
@@ -106,7 +108,7 @@ def test_what_is_kept_decoded_stays_within_its_room_however_often_packets_come()
 
 def test_an_owner_that_saw_packets_arrive_makes_the_packet_of_one_that_did_not() -> None:
     """Also where some came too late, were of another round, were damaged, or were replaced."""
-    early, late = Owner(M, MIX, SEED), Owner(M, MIX, SEED)
+    early, late = ShardAggregator(M, MIX, SEED), ShardAggregator(M, MIX, SEED)
     for t in range(3):
         updates = sent(5, early.sample(t).m)
         early.arrived(t, "p00", updates[1][1])
@@ -122,7 +124,7 @@ def test_an_owner_that_saw_packets_arrive_makes_the_packet_of_one_that_did_not()
 
 
 def test_a_packet_that_cannot_be_used_is_refused_at_the_close() -> None:
-    owner = Owner(M, MIX, SEED)
+    owner = ShardAggregator(M, MIX, SEED)
     updates = sent(3, owner.sample(0).m)
     owner.arrived(0, "p01", b"damaged")
 

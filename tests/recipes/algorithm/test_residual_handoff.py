@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from compress import Cocktail
-from recipes.algorithm.cocktail_sgd import Common, Owner, Worker, over_all
+from recipes.algorithm.cocktail_sgd import GlobalModel, ShardAggregator, Worker, handoff_compressor
 from recipes.algorithm.robust_mean import HELD, MEAN, OPEN, REFUSED, RejectedUpdate, Rule
 
 N, SEED, ROOM = 600, 3, 10**9
@@ -22,7 +22,7 @@ class Swarm:
     """Three peers whose shares of the mean stay what they are."""
 
     workers: dict[str, Worker]
-    owner: Owner
+    owner: ShardAggregator
 
     def round(self, steps: dict[str, Tensor]) -> None:
         sent = {name: worker.start() for name, worker in self.workers.items()}
@@ -35,28 +35,30 @@ class Swarm:
 
     @property
     def round_number(self) -> int:
-        return self.workers["ann"].common.round
+        return self.workers["ann"].global_model.round
 
     def mass(self) -> Tensor:
         """What x' becomes once everything has been sent."""
         shares = {name: weight / sum(WEIGHTS.values()) for name, weight in WEIGHTS.items()}
-        common = self.workers["ann"].common.vector
-        residuals = sum(shares[n] * (w.x - w.common.vector) for n, w in self.workers.items())
+        common = self.workers["ann"].global_model.vector
+        residuals = sum(shares[n] * (w.x - w.global_model.vector) for n, w in self.workers.items())
         return common + self.owner.error + residuals
 
     def leave(self, name: str, room: int = ROOM) -> None:
         """It hands over. In its place is one without a residual, so that the others keep their shares."""
         worker = self.workers[name]
-        part = worker.legacy(room)
+        part = worker.handoff(room)
         assert part is not None
         self.owner.inherit(name, part.packet, WEIGHTS[name] / sum(WEIGHTS.values()))
-        worker.take_out(part)
+        worker.subtract(part)
 
 
 def swarm_after(rounds: int, mix: Cocktail = EXACT, rule: Rule = OPEN) -> Swarm:
     x0 = torch.randn(N, generator=torch.Generator().manual_seed(1))
-    workers = {name: Worker(x0.clone(), Common(x0.clone(), mix, SEED)) for name in WEIGHTS}
-    swarm = Swarm(workers, Owner(N, mix, SEED, rule))  # open: who has drained is no measure of who has not
+    workers = {name: Worker(x0.clone(), GlobalModel(x0.clone(), mix, SEED)) for name in WEIGHTS}
+    swarm = Swarm(
+        workers, ShardAggregator(N, mix, SEED, rule)
+    )  # open: who has drained is no measure of who has not
     generator = torch.Generator().manual_seed(2)
     for _ in range(rounds):
         swarm.round({name: 0.01 * torch.randn(N, generator=generator) for name in WEIGHTS})
@@ -69,7 +71,7 @@ def drained(swarm: Swarm) -> Tensor:
         swarm.round({})
     assert swarm.owner.error.abs().max() < 1e-6
     assert all(worker.residual_norm() < 1e-4 for worker in swarm.workers.values())
-    return swarm.workers["ann"].common.vector
+    return swarm.workers["ann"].global_model.vector
 
 
 def test_x_prime_becomes_what_it_would_have_been_had_the_leaver_stayed() -> None:
@@ -80,7 +82,7 @@ def test_x_prime_becomes_what_it_would_have_been_had_the_leaver_stayed() -> None
     torch.testing.assert_close(left.mass(), before, rtol=0, atol=1e-6)
     assert left.workers["bob"].residual_norm() < 1e-6
     torch.testing.assert_close(drained(left), drained(stayed), rtol=0, atol=1e-5)
-    torch.testing.assert_close(left.workers["ann"].common.vector, before, rtol=0, atol=1e-5)
+    torch.testing.assert_close(left.workers["ann"].global_model.vector, before, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("room", [120, 400, 900, ROOM])
@@ -96,23 +98,23 @@ def test_whatever_part_is_handed_over_the_rest_stays_with_the_leaver(room: int) 
 
 def test_the_largest_coordinates_go_first_and_the_packet_fits() -> None:
     worker = swarm_after(9).workers["ann"]
-    d = (worker.x - worker.common.vector).abs()
-    part = worker.legacy(400)
+    d = (worker.x - worker.global_model.vector).abs()
+    part = worker.handoff(400)
 
     assert part is not None
     assert len(part.packet) <= 400
-    sent = part.pieces[0].update.positions
+    sent = part.shard_updates[0].update.positions
     assert 20 < len(sent) < 100
     assert d[sent].min() >= d.sort(descending=True).values[len(sent) - 1]
-    assert worker.legacy(10) is None
-    worker.x.copy_(worker.common.vector)
-    assert worker.legacy(ROOM) is None, "there is nothing to hand over"
+    assert worker.handoff(10) is None
+    worker.x.copy_(worker.global_model.vector)
+    assert worker.handoff(ROOM) is None, "there is nothing to hand over"
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "other length"])
 def test_a_legacy_that_is_none_is_refused_by_name_and_changes_nothing(damage: str) -> None:
     swarm = swarm_after(5)
-    part = swarm.workers["bob"].legacy(ROOM)
+    part = swarm.workers["bob"].handoff(ROOM)
     assert part is not None
     packet = bytearray(part.packet)
     if damage == "cut":
@@ -135,14 +137,14 @@ COCKTAIL = Cocktail(sample=0.25, keep=0.2, bits=4, block=16)
 
 def legacy_of(norm: float) -> bytes:
     v = torch.randn(N, generator=torch.Generator().manual_seed(9))
-    return over_all(EXACT, 1.0).encode(norm * v / v.norm()).packet
+    return handoff_compressor(EXACT, 1.0).encode(norm * v / v.norm()).packet
 
 
 @pytest.mark.parametrize("mix", [EXACT, COCKTAIL], ids=["exact", "cocktail"])
 def test_an_honest_legacy_is_taken_whole(mix: Cocktail) -> None:
     swarm = swarm_after(30, mix, MEAN)
     for name, worker in swarm.workers.items():
-        part = worker.legacy(ROOM)
+        part = worker.handoff(ROOM)
 
         assert part is not None
         assert swarm.owner.inherit(name, part.packet, 1 / 3) == 1.0
@@ -151,10 +153,10 @@ def test_an_honest_legacy_is_taken_whole(mix: Cocktail) -> None:
 @pytest.mark.parametrize("rounds", [2, 5, 30])
 def test_an_honest_owners_error_is_taken_whole_by_the_next_owner(rounds: int) -> None:
     one = swarm_after(rounds, COCKTAIL, MEAN).owner
-    two = Owner(N, COCKTAIL, SEED)
+    two = ShardAggregator(N, COCKTAIL, SEED)
     two.usual = one.usual  # it has aggregated a round by then
 
-    assert two.inherit("one", over_all(EXACT, 1.0).encode(one.error).packet, 1.0) == 1.0
+    assert two.inherit("one", handoff_compressor(EXACT, 1.0).encode(one.error).packet, 1.0) == 1.0
     assert torch.equal(two.error, one.error)
 
 
@@ -174,7 +176,7 @@ def test_a_legacy_longer_than_a_residual_can_be_is_shortened_to_what_the_round_b
 
 
 def test_who_leaves_before_anything_was_sent_has_nothing_to_hand_over() -> None:
-    owner = Owner(N, COCKTAIL, SEED)
+    owner = ShardAggregator(N, COCKTAIL, SEED)
 
     assert owner.inherit("mallory", legacy_of(1.0), 1.0) == 0.0
     assert not owner.error.any()

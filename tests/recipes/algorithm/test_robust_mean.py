@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress import Cocktail, decode
-from recipes.algorithm.cocktail_sgd import Common, Owner, Worker
+from recipes.algorithm.cocktail_sgd import GlobalModel, ShardAggregator, Worker
 from recipes.algorithm.robust_mean import (
     HELD,
     OPEN,
@@ -94,7 +94,7 @@ def test_what_is_too_long_is_held_to_a_multiple_of_the_median(liars: int, honest
 @pytest.mark.parametrize("factor", [1.0, 1e3, 1e12])
 def test_what_no_honest_peer_reaches_is_refused_with_norm_and_median(factor: float) -> None:
     updates = swarm([normal(50, 1.5 * REFUSED * factor)], 4)
-    owner = Owner(M, ALL, 0)
+    owner = ShardAggregator(M, ALL, 0)
 
     with pytest.raises(
         RejectedUpdate, match=r"norm \S+ is more than 20 times 1\.\d+, the median .* 5 packets"
@@ -147,7 +147,7 @@ def test_weights_shape_the_mean_and_not_the_norms() -> None:
 @every_rule
 def test_the_owner_replays_a_round_with_liars_to_the_bit(rule: Rule) -> None:
     mix = Cocktail(sample=0.5, keep=0.2, bits=4, block=16)
-    here, again = Owner(M, mix, 7, rule), Owner(M, mix, 7, rule)
+    here, again = ShardAggregator(M, mix, 7, rule), ShardAggregator(M, mix, 7, rule)
     for t in range(4):
         m = mix.draw(M, 7, t).m
         vectors = [normal(100 * t + i, 8.0 if i < 2 else 1.0, m) for i in range(7)]
@@ -173,7 +173,7 @@ def test_peers_that_agree_get_what_they_said_and_the_error_beside_it(rule: Rule)
 def test_nothing_of_what_the_rule_makes_is_lost_at_the_owner(rule: Rule) -> None:
     """Law 3 at the owner: A(packets) + e = the change of x' + e'."""
     mix = Cocktail(sample=0.5, keep=0.2, bits=4, block=16)
-    owner = Owner(M, mix, 7, rule)
+    owner = ShardAggregator(M, mix, 7, rule)
     for t in range(3):
         sample, before = mix.draw(M, 7, t), owner.error.clone()
         updates = said([normal(10 * t + i, m=sample.m) for i in range(5)], mix)
@@ -260,17 +260,17 @@ def trained(rule: Rule, liars: int) -> float:
     ten times the opposite of what they found."""
     mix, n = Cocktail(sample=0.5, keep=0.4, bits=4, block=16), 200
     target, generator = normal(3, 10.0, n), torch.Generator().manual_seed(4)
-    workers = [Worker(torch.zeros(n), Common(torch.zeros(n), mix, 7)) for _ in range(10)]
-    owner = Owner(n, mix, 7, rule)
+    workers = [Worker(torch.zeros(n), GlobalModel(torch.zeros(n), mix, 7)) for _ in range(10)]
+    owner = ShardAggregator(n, mix, 7, rule)
     for t in range(60):
         parts = [worker.start() for worker in workers]
-        lies = [mix.encode(-10 * part.pieces[0].update.dense()).packet for part in parts[:liars]]
+        lies = [mix.encode(-10 * part.shard_updates[0].update.dense()).packet for part in parts[:liars]]
         packets = lies + [part.packet for part in parts[liars:]]
         packet = owner.aggregate(t, [(f"p{i}", p, 1.0) for i, p in enumerate(packets)])
         for worker, part in zip(workers, parts, strict=True):
             worker.x.sub_(0.1 * (worker.x - target + torch.randn(n, generator=generator)))
             worker.finish(packet, part)
-    return float((workers[-1].common.vector - target).square().mean())
+    return float((workers[-1].global_model.vector - target).square().mean())
 
 
 def test_two_liars_of_ten_ruin_a_run_slow_it_or_cost_little_by_the_rule_of_its_owner() -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from compress import Cocktail, PacketError, decode, join, split
-from recipes.algorithm.cocktail_sgd import Common, Owner, Worker
-from recipes.algorithm.robust_mean import OPEN, Moved, RejectedUpdate
-from recipes.algorithm.shard_aggregator import Owners, part_of
+from recipes.algorithm.cocktail_sgd import GlobalModel, ShardAggregator, Worker
+from recipes.algorithm.robust_mean import OPEN, AggregateStep, RejectedUpdate
+from recipes.algorithm.shard_aggregator import Aggregator, select_shards
 from recipes.config.presets import Outer
 
 N, SEED = 500, 7
@@ -24,7 +24,7 @@ def workers(mix: Cocktail = MIX, count: int = 3) -> list[Worker]:
     noise = torch.Generator().manual_seed(1)
     x0 = torch.randn(N, generator=noise)
     return [
-        Worker(x0 + 0.1 * torch.randn(N, generator=noise), Common(x0.clone(), mix, SEED))
+        Worker(x0 + 0.1 * torch.randn(N, generator=noise), GlobalModel(x0.clone(), mix, SEED))
         for _ in range(count)
     ]
 
@@ -38,50 +38,52 @@ def test_a_vector_of_one_shard_sends_what_it_sent_before_there_were_shards() -> 
     sample = ALONE.draw(N, SEED, 0)
 
     sent = worker.start()
-    packet = Owners(N, ALONE, SEED).aggregate(0, updates_of(peers))
+    packet = Aggregator(N, ALONE, SEED).aggregate(0, updates_of(peers))
 
-    assert sent.packet == ALONE.encode(sample.difference(worker.x, worker.common.vector)).packet
-    assert packet == Owner(N, ALONE, SEED).aggregate(0, updates_of(peers))
+    assert sent.packet == ALONE.encode(sample.difference(worker.x, worker.global_model.vector)).packet
+    assert packet == ShardAggregator(N, ALONE, SEED).aggregate(0, updates_of(peers))
 
 
 def test_each_shard_is_a_vector_of_its_own() -> None:
     """Its packet is the one of an owner and of peers that know nothing but that range."""
     peers = workers()
-    packet = Owners(N, MIX, SEED).aggregate(0, updates_of(peers))
+    packet = Aggregator(N, MIX, SEED).aggregate(0, updates_of(peers))
 
     for shard, part in zip(MIX.cut(N, SEED), split(packet, 3), strict=True):
         alone = [
-            Worker(shard.of(w.x).clone(), Common(shard.of(w.common.vector).clone(), ALONE, shard.seed))
+            Worker(
+                shard.of(w.x).clone(), GlobalModel(shard.of(w.global_model.vector).clone(), ALONE, shard.seed)
+            )
             for w in peers
         ]
-        assert part == Owner(shard.size, ALONE, shard.seed).aggregate(0, updates_of(alone))
+        assert part == ShardAggregator(shard.size, ALONE, shard.seed).aggregate(0, updates_of(alone))
 
 
 def test_a_shard_that_the_aggregate_leaves_out_has_not_moved_and_stays_in_the_residual() -> None:
     [worker, *_] = peers = workers()
     sent = worker.start()
-    parts = split(Owners(N, MIX, SEED).aggregate(0, updates_of(peers)), 3)
+    parts = split(Aggregator(N, MIX, SEED).aggregate(0, updates_of(peers)), 3)
     out = MIX.cut(N, SEED)[1]
-    x, common = worker.x.clone(), worker.common.vector.clone()
+    x, common = worker.x.clone(), worker.global_model.vector.clone()
 
     worker.finish(join([parts[0], b"", parts[2]]), sent)
 
     assert torch.equal(out.of(worker.x), out.of(x))
-    assert torch.equal(out.of(worker.common.vector), out.of(common))
+    assert torch.equal(out.of(worker.global_model.vector), out.of(common))
     for shard in (s for s in MIX.cut(N, SEED) if s != out):
-        assert not torch.equal(shard.of(worker.common.vector), shard.of(common))
+        assert not torch.equal(shard.of(worker.global_model.vector), shard.of(common))
     again = split(worker.start().packet, 3)[1]
     assert len(decode(again, MIX.draw(out.size, out.seed, 1).m).positions)
 
 
 def test_a_packet_of_which_one_shard_is_refused_moves_no_error() -> None:
     peers = workers()
-    owners, updates = Owners(N, MIX, SEED), updates_of(peers)
+    owners, updates = Aggregator(N, MIX, SEED), updates_of(peers)
     owners.aggregate(0, updates)
     errors = [owner.error.clone() for owner in owners.owners.values()]
     assert all(bool(error.any()) for error in errors)
     for worker in peers:
-        worker.common.round = 1
+        worker.global_model.round = 1
     updates = updates_of(peers)
     parts = split(updates[2][1], 3)
 
@@ -95,7 +97,7 @@ def test_a_packet_of_which_one_shard_is_refused_moves_no_error() -> None:
 
 
 def test_a_round_in_which_a_shard_did_not_move_is_replayed_without_it() -> None:
-    peers, owners, again = workers(), Owners(N, MIX, SEED), Owners(N, MIX, SEED)
+    peers, owners, again = workers(), Aggregator(N, MIX, SEED), Aggregator(N, MIX, SEED)
     updates = updates_of(peers)
     parts = split(owners.aggregate(0, updates), 3)
 
@@ -108,11 +110,11 @@ def test_a_round_in_which_a_shard_did_not_move_is_replayed_without_it() -> None:
 
 @pytest.mark.parametrize("outer", [Outer(), Outer(0.7, 0.9, 0.95)], ids=["plain", "with momentum"])
 def test_what_a_round_came_to_moves_e_as_its_packets_did(outer: Outer) -> None:
-    peers, owners, again = workers(), *(Owners(N, MIX, SEED, outer=outer) for _ in range(2))
+    peers, owners, again = workers(), *(Aggregator(N, MIX, SEED, outer=outer) for _ in range(2))
     for round in range(3):
         written: list[bytes] = []
 
-        def keep(found: Mapping[int, Moved], to: list[bytes] = written) -> Callable[[], object]:
+        def keep(found: Mapping[int, AggregateStep], to: list[bytes] = written) -> Callable[[], object]:
             to.append(b"".join(owners.written(found)))
             return lambda: None
 
@@ -127,48 +129,48 @@ def test_what_a_round_came_to_moves_e_as_its_packets_did(outer: Outer) -> None:
             assert torch.equal(owner.momentum, again.owners[number].momentum)
             assert owner.usual == again.owners[number].usual
     with pytest.raises(ValueError, match="came to is not of these shards"):
-        Owners(N, MIX, SEED, owned=[1]).repeat(0, written[0][:-1], packet)
+        Aggregator(N, MIX, SEED, owned=[1]).repeat(0, written[0][:-1], packet)
 
 
 def test_errors_come_back_from_the_disk_shard_by_shard(tmp_path: Path) -> None:
-    owners, again = Owners(N, MIX, SEED), Owners(N, MIX, SEED)
+    owners, again = Aggregator(N, MIX, SEED), Aggregator(N, MIX, SEED)
     owners.aggregate(0, updates_of(workers()))
     owners.save(tmp_path / "errors", 1)
 
     assert again.load(tmp_path / "errors") == 1
     assert all(torch.equal(owner.error, owners.owners[n].error) for n, owner in again.owners.items())
     with pytest.raises(ValueError, match="another number of shards"):
-        Owners(N, Cocktail(shards=2), SEED).load(tmp_path / "errors")
+        Aggregator(N, Cocktail(shards=2), SEED).load(tmp_path / "errors")
 
 
 def test_a_packet_of_another_number_of_shards_leaves_x_prime_as_it_was() -> None:
     [worker, *_] = peers = workers()
-    parts = split(Owners(N, MIX, SEED).aggregate(0, updates_of(peers)), 3)
-    before = worker.common.vector.clone()
+    parts = split(Aggregator(N, MIX, SEED).aggregate(0, updates_of(peers)), 3)
+    before = worker.global_model.vector.clone()
 
     for bad in (join(parts[:2]), join([*parts[:2], parts[1]]), parts[0], b""):
         with pytest.raises(PacketError):
-            worker.common.apply(bad)
+            worker.global_model.apply(bad)
 
-    assert torch.equal(worker.common.vector, before)
-    assert worker.common.round == 0
+    assert torch.equal(worker.global_model.vector, before)
+    assert worker.global_model.round == 0
 
 
 def test_the_largest_of_each_shard_are_handed_over_within_the_room() -> None:
     [worker, *_] = workers()
     before = worker.residual_norm()
-    part = worker.legacy(700)
+    part = worker.handoff(700)
 
     assert part is not None
     assert len(part.packet) <= 700
-    owners = Owners(N, MIX, SEED, OPEN)
+    owners = Aggregator(N, MIX, SEED, OPEN)
     owners.inherit("bob", part.packet, 0.5)
-    for shard, owner, piece in zip(MIX.cut(N, SEED), owners.owners.values(), part.pieces, strict=True):
-        d = shard.of(worker.x - worker.common.vector).abs()
+    for shard, owner, piece in zip(MIX.cut(N, SEED), owners.owners.values(), part.shard_updates, strict=True):
+        d = shard.of(worker.x - worker.global_model.vector).abs()
         sent = piece.update.positions
         assert d[sent].min() >= d.sort(descending=True).values[len(sent) - 1]
         assert torch.equal(owner.error[sent], 0.5 * piece.update.values)
-    worker.take_out(part)
+    worker.subtract(part)
     assert worker.residual_norm() < before
 
 
@@ -176,20 +178,22 @@ def test_the_largest_of_each_shard_are_handed_over_within_the_room() -> None:
 
 
 def test_owners_of_some_shards_together_are_the_owner_of_all() -> None:
-    peers, one, two = workers(), Owners(N, MIX, SEED), Owners(N, MIX, SEED)
+    peers, one, two = workers(), Aggregator(N, MIX, SEED), Aggregator(N, MIX, SEED)
     one.own([0, 2])
     two.own([1])
     updates = updates_of(peers)
 
     def of(numbers: list[int]) -> list[tuple[str, bytes, float]]:
-        return [(peer, part_of(packet, numbers, 3), weight) for peer, packet, weight in updates]
+        return [(peer, select_shards(packet, numbers, 3), weight) for peer, packet, weight in updates]
 
     parts = [("two", [1], two.aggregate(0, of([1])))]
-    assert one.joined(0, one.aggregate(0, of([0, 2])), parts) == Owners(N, MIX, SEED).aggregate(0, updates)
+    assert one.joined(0, one.aggregate(0, of([0, 2])), parts) == Aggregator(N, MIX, SEED).aggregate(
+        0, updates
+    )
 
 
 def test_a_shard_that_changes_hands_takes_its_error_along() -> None:
-    peers, one, two = workers(), Owners(N, MIX, SEED), Owners(N, MIX, SEED)
+    peers, one, two = workers(), Aggregator(N, MIX, SEED), Aggregator(N, MIX, SEED)
     two.own([])
     one.aggregate(0, updates_of(peers))
     errors = [owner.error.clone() for owner in one.owners.values()]
@@ -205,11 +209,11 @@ def test_a_shard_that_changes_hands_takes_its_error_along() -> None:
 
 
 def test_an_aggregate_that_was_not_committed_is_taken_back() -> None:
-    peers, owners = workers(), Owners(N, MIX, SEED)
+    peers, owners = workers(), Aggregator(N, MIX, SEED)
     owners.aggregate(0, updates_of(peers))
     errors = [owner.error.clone() for owner in owners.owners.values()]
     for worker in peers:
-        worker.common.round = 1
+        worker.global_model.round = 1
     packet = owners.aggregate(1, updates_of(peers))
     owners.undo()
 
@@ -218,10 +222,10 @@ def test_an_aggregate_that_was_not_committed_is_taken_back() -> None:
 
 
 def test_what_an_owner_sends_for_its_shards_is_looked_at() -> None:
-    owners = Owners(N, MIX, SEED)
+    owners = Aggregator(N, MIX, SEED)
     good = owners.aggregate(0, updates_of(workers()))
-    for bad in (good[:-1], part_of(good, [0], 3), join([good, good, good])):
+    for bad in (good[:-1], select_shards(good, [0], 3), join([good, good, good])):
         with pytest.raises(RejectedUpdate, match="the update of eve is refused: as the owner of shard 1"):
-            owners.joined(0, part_of(good, [0], 3), [("ann", [2], good), ("eve", [1], bad)])
+            owners.joined(0, select_shards(good, [0], 3), [("ann", [2], good), ("eve", [1], bad)])
 
-    assert split(owners.joined(0, part_of(good, [0, 2], 3), []), 3)[1] == b"", "it has not moved"
+    assert split(owners.joined(0, select_shards(good, [0, 2], 3), []), 3)[1] == b"", "it has not moved"

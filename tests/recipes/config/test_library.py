@@ -135,7 +135,7 @@ def test_a_shipped_recipe_trains_a_step_on_a_tiny_twin_of_its_model(name: str, t
 
     corpus = build_corpus(recipe, tokenizer)
     lease = [corpus.sample(position) for position in range(4)]
-    local = build_peer(load_trained(recipe, base.folder), recipe, 2).local
+    local = build_peer(load_trained(recipe, base.folder), recipe, 2).trainer
     before = local.flat.vector.clone()
     local.zero()
     loss = local.backward([lease], sum(sample.count for sample in lease))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress import Cocktail, decode
-from recipes.algorithm.cocktail_sgd import Common, Part, Worker, mix_of
-from recipes.algorithm.shard_aggregator import Owners, even
+from recipes.algorithm.cocktail_sgd import DecodedPacket, GlobalModel, Worker, compressor_of
+from recipes.algorithm.shard_aggregator import Aggregator, equal_weights
 from recipes.config.presets import MOST, Outer, outer_of
 from recipes.config.schema import Compression
 
@@ -29,15 +29,17 @@ class Trio:
         generator = torch.Generator().manual_seed(1)
         x0 = torch.randn(N, generator=generator)
         self.optima = [x0 + torch.randn(N, generator=generator) for _ in range(PEERS)]
-        mix, decay = mix_of(self.asked), self.asked.error_decay
-        self.workers = [Worker(x0.clone(), Common(x0.clone(), mix, SEED), decay=decay) for _ in range(PEERS)]
-        self.owner = Owners(N, mix, SEED, outer=outer_of(self.asked))
-        self.sent: list[Part] = []
+        mix, decay = compressor_of(self.asked), self.asked.error_decay
+        self.workers = [
+            Worker(x0.clone(), GlobalModel(x0.clone(), mix, SEED), decay=decay) for _ in range(PEERS)
+        ]
+        self.owner = Aggregator(N, mix, SEED, outer=outer_of(self.asked))
+        self.sent: list[DecodedPacket] = []
         self.taken: list[tuple[str, bytes, float]] = []
 
     @property
     def common(self) -> Tensor:
-        return self.workers[0].common.vector
+        return self.workers[0].global_model.vector
 
     @property
     def error(self) -> Tensor:
@@ -57,7 +59,7 @@ class Trio:
             self.steps()
             sent = [worker.start() for worker in self.workers]
         self.sent = sent
-        round = self.workers[0].common.round
+        round = self.workers[0].global_model.round
         self.taken = [(str(i), s.packet, weights[i]) for i, s in enumerate(sent) if i not in late]
         packet = self.owner.aggregate(round, self.taken)
         for i, (worker, part) in enumerate(zip(self.workers, sent, strict=True)):
@@ -132,7 +134,7 @@ def test_streaming_diloco_sends_each_fragment_once_in_h_steps_and_one_range_of_l
         seen = []
         for _ in range(rounds):
             trio.round()
-            [piece] = trio.sent[0].pieces
+            [piece] = trio.sent[0].shard_updates
             seen.append(piece.sample.coordinates(torch.arange(piece.sample.m)))
         for fragment in seen:
             assert torch.equal(fragment, torch.arange(int(fragment[0]), int(fragment[0]) + len(fragment)))
@@ -164,7 +166,7 @@ def test_sparseloco_keeps_the_largest_of_each_chunk_and_what_stays_decays() -> N
         common = trio.common.clone()
         trio.round()
         for i, (worker, part) in enumerate(zip(trio.workers, trio.sent, strict=True)):
-            [piece] = part.pieces
+            [piece] = part.shard_updates
             chunks = torch.bincount(piece.update.positions // 100, minlength=6)
             assert chunks.tolist() == [3] * 6
             x = before[i]
@@ -181,7 +183,7 @@ def test_onebit_sends_signs_after_its_first_steps_and_loses_nothing_on_either_si
         common, error = trio.common.clone(), trio.owner.owners[0].error.clone()
         packet = trio.round()
         sizes.append(len(packet))
-        mean = sum(part.pieces[0].update.dense() for part in trio.sent) / PEERS
+        mean = sum(part.shard_updates[0].update.dense() for part in trio.sent) / PEERS
         close(mean + error, trio.common - common + trio.owner.owners[0].error)
     update = decode(packet, N)
 
@@ -198,10 +200,12 @@ def test_the_cocktails_hide_the_exchange_and_differ_in_what_is_left_out() -> Non
         trio.round(), trio.round()
 
     assert {trio.asked.staleness for trio in all_of_them} == {1}
-    assert wide.sent[0].pieces[0].sample.m > 3 * cocktail.sent[0].pieces[0].sample.m
-    assert len(wide.sent[0].pieces[0].update.positions) < len(cocktail.sent[0].pieces[0].update.positions)
-    assert len(paper.sent[0].pieces[0].update.positions) == round(0.2 * round(0.1 * N / 2) * 2)
-    assert len(lora.sent[0].pieces[0].update.positions) == N
+    assert wide.sent[0].shard_updates[0].sample.m > 3 * cocktail.sent[0].shard_updates[0].sample.m
+    assert len(wide.sent[0].shard_updates[0].update.positions) < len(
+        cocktail.sent[0].shard_updates[0].update.positions
+    )
+    assert len(paper.sent[0].shard_updates[0].update.positions) == round(0.2 * round(0.1 * N / 2) * 2)
+    assert len(lora.sent[0].shard_updates[0].update.positions) == N
     assert cocktail.asked.model_dump() == Compression().model_dump()
 
 
@@ -221,7 +225,7 @@ def test_an_owner_that_is_started_again_has_its_momentum_to_the_bit(
 ) -> None:
     """Saved after round 3, replayed to round 8: e and v, and the packets from there on."""
     trio = Trio(**mix, outer_momentum=0.8, outer_learning_rate=0.5, owner_error_decay=0.9)
-    again = Owners(N, mix_of(trio.asked), SEED, outer=outer_of(trio.asked))
+    again = Aggregator(N, compressor_of(trio.asked), SEED, outer=outer_of(trio.asked))
     for t in range(8):
         packet = trio.round()
         if t == 3:
@@ -253,7 +257,7 @@ def test_of_packets_that_weigh_unlike_the_mean_is_taken_as_often_as_there_are_so
     trio = Trio(**WHOLE)
     before = trio.common.clone()
     trio.round(weights=(10.0, 0.0, 30.0))
-    one, _, three = (part.pieces[0].update.dense() for part in trio.sent)
+    one, _, three = (part.shard_updates[0].update.dense() for part in trio.sent)
 
     close(trio.common, before + 2 * (one / 4 + 3 * three / 4))
 
@@ -285,7 +289,7 @@ def test_a_sum_is_replayed_to_the_bit_however_many_packets_each_round_had(
     momentum: float, tmp_path: Path
 ) -> None:
     trio = Trio(outer_learning_rate="packets", outer_momentum=momentum, rate=0.02)
-    again = Owners(N, mix_of(trio.asked), SEED, outer=outer_of(trio.asked))
+    again = Aggregator(N, compressor_of(trio.asked), SEED, outer=outer_of(trio.asked))
     for t, late in enumerate([(), (1,), (0, 2), (), (2,)]):
         packet = trio.round(late, (1000.0, 700.0, 3.0))
         if t == 1:
@@ -314,10 +318,10 @@ def test_of_a_sum_nothing_is_lost_and_nothing_counts_twice_whoever_is_late_or_le
     for late in ([], [1], [0, 2], [0], []):
         trio.round(late)
     leaver = trio.workers.pop()
-    legacy = leaver.legacy(1 << 20)
+    legacy = leaver.handoff(1 << 20)
     assert legacy is not None
     trio.owner.inherit("2", legacy.packet, 1 / 3)
-    leaver.take_out(legacy)
+    leaver.subtract(legacy)
     unsent = sum((worker.x - trio.common).double() for worker in (*trio.workers, leaver))
 
     torch.testing.assert_close(trio.common + trio.error + unsent, start + made, rtol=0, atol=1e-5)
@@ -351,7 +355,7 @@ def test_momentum_moves_only_what_a_round_visits() -> None:
     [owner] = trio.owner.owners.values()
     before = owner.momentum.clone()
     trio.round()
-    [piece] = trio.sent[0].pieces
+    [piece] = trio.sent[0].shard_updates
     inside = piece.sample.coordinates(torch.arange(piece.sample.m))
     outside = torch.ones(N, dtype=torch.bool).index_fill_(0, inside, False)
 
@@ -363,7 +367,7 @@ def test_without_decay_at_either_side_nothing_stays_and_what_was_not_visited_doe
     """error_decay 0, owner_error_decay 0: no error feedback, for who wants to see what it is worth."""
     trio = Trio(random_ratio=0.5, topk_ratio=0.1, staleness=0, error_decay=0, owner_error_decay=0)
     trio.round()
-    [piece] = trio.sent[0].pieces
+    [piece] = trio.sent[0].shard_updates
     inside = piece.sample.coordinates(torch.arange(piece.sample.m))
     residual = trio.workers[0].x - trio.common
 
@@ -376,27 +380,27 @@ def test_what_was_not_taken_does_not_decay() -> None:
     trio = Trio(preset="sparseloco")
     trio.steps()
     worker = trio.workers[0]
-    part, before = worker.start(), worker.x - worker.common.vector
+    part, before = worker.start(), worker.x - worker.global_model.vector
     worker.finish(trio.owner.aggregate(0, [("other", part.packet, 1.0)]), None)
 
-    close(worker.x - worker.common.vector, before)
+    close(worker.x - worker.global_model.vector, before)
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_the_first_steps_are_sent_whole_and_the_walk_goes_on_where_it_would_be(staleness: int) -> None:
-    mix = mix_of(Compression(uncompressed_steps=5, local_steps=2, staleness=staleness))
+    mix = compressor_of(Compression(uncompressed_steps=5, local_steps=2, staleness=staleness))
     whole = 3 + staleness  # rounds; a stale one delivers the steps before it
 
     assert [mix.draw(N, SEED, t).m == N for t in range(6)] == [t < whole for t in range(6)]
     assert (mix.at(whole - 1).bits, mix.at(whole).bits) == (16, 2)
-    later = mix_of(Compression()).draw(N, SEED, whole)
+    later = compressor_of(Compression()).draw(N, SEED, whole)
     assert torch.equal(mix.draw(N, SEED, whole).units, later.units)
 
 
 def test_uniform_weights_count_peers_and_not_their_tokens() -> None:
     updates = [("a", b"1", 30.0), ("b", b"2", 10.0), ("c", b"3", 0.0)]
 
-    assert even(updates) == [("a", b"1", 1.0), ("b", b"2", 1.0), ("c", b"3", 0.0)]
+    assert equal_weights(updates) == [("a", b"1", 1.0), ("b", b"2", 1.0), ("c", b"3", 0.0)]
 
 
 def largest_of_each(v: Tensor, chunk: int, count: Callable[[int], int]) -> list[int]:

@@ -41,10 +41,10 @@ def peer_of(base: Path, optim: str, **sections: Any) -> Peer:
 def test_eight_bits_learn_what_float32_learns(base, name: str, dtype: str) -> None:
     whole, small = peer_of(base, "adamw_torch"), peer_of(base, name, model={"dtype": dtype})
 
-    losses = stepped(small.local, 10)  # type: ignore[arg-type]
+    losses = stepped(small.trainer, 10)  # type: ignore[arg-type]
 
-    np.testing.assert_allclose(losses, stepped(whole.local, 10), rtol=0.05)  # type: ignore[arg-type]
-    local: Any = small.local
+    np.testing.assert_allclose(losses, stepped(whole.trainer, 10), rtol=0.05)  # type: ignore[arg-type]
+    local: Any = small.trainer
     kinds = {
         v.dtype for of in local.optimizer.state.values() for w, v in of.items() if w in ("state1", "state2")
     }
@@ -53,14 +53,14 @@ def test_eight_bits_learn_what_float32_learns(base, name: str, dtype: str) -> No
 
 def test_what_eight_bits_keep_comes_back_to_the_bit(base, tmp_path) -> None:
     peer, other = (peer_of(base, "adamw_8bit") for _ in range(2))
-    stepped(peer.local, 3)  # type: ignore[arg-type]
+    stepped(peer.trainer, 3)  # type: ignore[arg-type]
     peer_checkpoint.keep(peer, tmp_path / "kept", {})
     peer_checkpoint.read(tmp_path / "kept")
 
     peer_checkpoint.restore(other, tmp_path / "kept")
 
     for one in (peer, other):
-        stepped(one.local, 2)  # type: ignore[arg-type]
+        stepped(one.trainer, 2)  # type: ignore[arg-type]
     assert torch.equal(peer.worker.x, other.worker.x)
 
 
@@ -71,9 +71,9 @@ def test_adapters_are_trained_beside_a_quantized_base(base, bits: str) -> None:
     peer = build_peer(model, recipe, 2)
     with closing(open_trained(recipe, base)) as start:
         assert start.layout == layout_of(model)
-        assert np.array_equal(start.read(0, start.layout.size), peer.worker.common.vector.numpy())
+        assert np.array_equal(start.read(0, start.layout.size), peer.worker.global_model.vector.numpy())
 
-    losses = stepped(peer.local, 15)  # type: ignore[arg-type]
+    losses = stepped(peer.trainer, 15)  # type: ignore[arg-type]
 
     assert losses[-1] < losses[0]
     frozen = {p.dtype for p in model.parameters() if not p.requires_grad}

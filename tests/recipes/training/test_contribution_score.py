@@ -318,7 +318,7 @@ def loss_of(probe: Probe) -> float:
 
 
 def said(probe: Probe, vectors: list[Tensor]) -> Updates:
-    return [(f"p{i}", probe.common.mix.encode(v).packet, 1.0) for i, v in enumerate(vectors)]
+    return [(f"p{i}", probe.global_model.mix.encode(v).packet, 1.0) for i, v in enumerate(vectors)]
 
 
 def b_of(probe: Probe, updates: Updates) -> dict[str, float]:
@@ -326,7 +326,7 @@ def b_of(probe: Probe, updates: Updates) -> dict[str, float]:
 
 
 def sample_of(probe: Probe) -> Drawn:
-    [(_, sample)] = probe.common.samples()
+    [(_, sample)] = probe.global_model.samples()
     return sample
 
 
@@ -369,8 +369,8 @@ def test_of_a_vector_in_shards_the_same_is_measured() -> None:
     for v in sent:
         x = torch.empty_like(v)
         sample_of(whole).put_(x, v)
-        parts = [sample.take(shard.of(x)) for shard, sample in cut.common.samples()]
-        packets.append(join([cut.common.mix.encode(part).packet for part in parts]))
+        parts = [sample.take(shard.of(x)) for shard, sample in cut.global_model.samples()]
+        packets.append(join([cut.global_model.mix.encode(part).packet for part in parts]))
 
     told = b_of(cut, [(f"p{i}", packet, 1.0) for i, packet in enumerate(packets)])
 

@@ -9,7 +9,7 @@ import torch
 from test_loop import SAMPLES, FakeHub, OneRound, leaver, peer_for, recipe, steps
 from torch import Tensor
 
-from recipes.algorithm.cocktail_sgd import Part
+from recipes.algorithm.cocktail_sgd import DecodedPacket
 from recipes.config.loader import recipe_from_json
 from recipes.training.lease_gradient import parts_of
 from recipes.training.loop import HandedOver, finetune
@@ -27,7 +27,7 @@ def stepwise(count: int) -> Tensor:
     again = FakeHub(recipe(staleness=0), [OneRound(t, t, steps=count) for t in range(count)])
     peer = peer_for(again)
     steps(again, peer)
-    return peer.local.flat.vector
+    return peer.trainer.flat.vector
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
@@ -37,12 +37,12 @@ def test_h_steps_lie_between_two_exchanges_and_one_peer_alone_is_plain_sgd(stale
     peer = peer_for(hub, micro_batch=SAMPLES)
     done = steps(hub, peer)
 
-    assert peer.local.model.micro_batches == 3 * H
+    assert peer.trainer.model.micro_batches == 3 * H
     assert len(hub.deliveries) == 3
     delivered = [delivery.delivers for delivery in hub.deliveries]
     assert delivered == ([[], [0], [1]] if staleness else [[0], [1], [2]])
     assert [step.tokens for step in done] == [16, 16, 16], "the whole lease, not its last step"
-    torch.testing.assert_close(peer.local.flat.vector, stepwise(3 * H), rtol=0, atol=1e-5)
+    torch.testing.assert_close(peer.trainer.flat.vector, stepwise(3 * H), rtol=0, atol=1e-5)
 
 
 def test_the_learning_rate_counts_steps() -> None:
@@ -71,7 +71,7 @@ def test_where_packets_are_added_up_each_peer_takes_its_part_of_the_rate_and_of_
     peer = peer_for(hub)
     (done,) = steps(hub, peer)
 
-    (group,) = peer.local.optimizer.param_groups
+    (group,) = peer.trainer.optimizer.param_groups
     training = hub.recipe.training
     assert group["lr"] == done.lr / share == training.learning_rate / share
     assert "betas" not in group or group["betas"] == (training.adam_beta1 / share, training.adam_beta2)
@@ -83,7 +83,7 @@ def test_the_last_round_has_the_steps_that_are_left() -> None:
     peer = peer_for(hub, micro_batch=SAMPLES)
     steps(hub, peer)
 
-    assert peer.local.model.micro_batches == 5
+    assert peer.trainer.model.micro_batches == 5
 
 
 @pytest.mark.parametrize(("samples", "steps"), [(4, 2), (5, 3), (2, 5), (0, 2), (7, 1)])
@@ -101,7 +101,7 @@ def test_no_step_is_made_while_the_packet_is_encoded() -> None:
     peer = peer_for(hub)
     start, moved = peer.worker.start, []
 
-    def slow(fits: int, alone: bool) -> Part:
+    def slow(fits: int, alone: bool) -> DecodedPacket:
         before = peer.worker.x.clone()
         time.sleep(0.05)
         moved.append(not torch.equal(before, peer.worker.x))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recipes.algorithm.cocktail_sgd import Owner, mix_of
+from recipes.algorithm.cocktail_sgd import ShardAggregator, compressor_of
 from recipes.config.schema import Recipe
 from recipes.data.corpus import Sample, pack_samples
 from recipes.training.loop import (
@@ -78,7 +78,9 @@ class FakeHub:
 
     def __post_init__(self) -> None:
         parameters = VOCABULARY * VOCABULARY
-        self.owner = Owner(parameters, mix_of(self.recipe.compression), self.recipe.training.seed)
+        self.owner = ShardAggregator(
+            parameters, compressor_of(self.recipe.compression), self.recipe.training.seed
+        )
 
     def fetch(self, name: str) -> bytes:
         kind, _, number = name.partition("/")
@@ -147,7 +149,7 @@ def test_the_exchange_is_under_way_while_every_micro_batch_is_computed() -> None
     hub = FakeHub(recipe(), [OneRound(t, t) for t in range(3)], hold=threading.Event())
     peer = peer_for(hub)
     assert hub.hold is not None
-    hold, model = hub.hold, peer.local.model
+    hold, model = hub.hold, peer.trainer.model
     model.register_forward_hook(lambda *_: hold.set() if model.micro_batches % SAMPLES == 0 else hold.clear())
 
     done = steps(hub, peer)
@@ -215,7 +217,7 @@ def test_asked_to_leave_it_finishes_the_exchange_in_flight_and_says_goodbye() ->
     hub = FakeHub(recipe(), [OneRound(t, t) for t in range(9)])
     peer = peer_for(hub)
     leave_at = 6  # micro-batches: in the middle of the second lease
-    peer.local.model.register_forward_hook(
+    peer.trainer.model.register_forward_hook(
         lambda model, *_: hub.leaving.set() if model.micro_batches == leave_at else None
     )
 
@@ -223,7 +225,7 @@ def test_asked_to_leave_it_finishes_the_exchange_in_flight_and_says_goodbye() ->
 
     assert isinstance(events[-1], Left)
     assert not events[-1].finished
-    assert peer.worker.common.round == len(hub.deliveries) == 2
+    assert peer.worker.global_model.round == len(hub.deliveries) == 2
     assert [delivery.delivers for delivery in hub.deliveries] == [[], [0]]
     assert hub.said[-1] == ("leave", "left on request")
     assert peer.undelivered == []
@@ -235,7 +237,7 @@ LOSSY: dict[str, object] = {"random_ratio": 0.5, "topk_ratio": 0.2}
 def leaver(hub: FakeHub, after: int) -> Peer:
     """A peer that is asked to leave in its micro-batch `after`."""
     peer = peer_for(hub)
-    peer.local.model.register_forward_hook(
+    peer.trainer.model.register_forward_hook(
         lambda model, *_: hub.leaving.set() if model.micro_batches == after else None
     )
     return peer
@@ -260,7 +262,7 @@ def test_a_leaver_hands_over_what_it_delivered_the_lease_of_and_nothing_else(
     assert steps == 2, "each step that was made is delivered, no other was made"
     hub.owner.inherit("ann", hub.legacies[0], 1.0)
     assert hub.owner.error.any()
-    common = peer.worker.common.vector
+    common = peer.worker.global_model.vector
     torch.testing.assert_close(common + hub.owner.error, alone(hub, steps), rtol=0, atol=1e-5)
 
 
@@ -269,7 +271,7 @@ def alone(hub: FakeHub, count: int) -> Tensor:
     again = FakeHub(hub.recipe, [OneRound(t, t) for t in range(count)])
     peer = peer_for(again)
     steps(again, peer)
-    return peer.local.flat.vector
+    return peer.trainer.flat.vector
 
 
 def test_work_that_others_will_do_again_is_not_handed_over() -> None:
@@ -326,9 +328,9 @@ def test_a_packet_whose_commit_was_not_waited_for_is_in_the_run_at_most_once(arr
     other = peer_for(untouched)
     with_packet = residual_before_settling(untouched, other)
     if arrived is False:
-        torch.testing.assert_close(peer.worker.x - peer.worker.common.vector, with_packet)
+        torch.testing.assert_close(peer.worker.x - peer.worker.global_model.vector, with_packet)
     elif arrived is None:
-        lost = torch.dist(with_packet, peer.worker.x - peer.worker.common.vector)
+        lost = torch.dist(with_packet, peer.worker.x - peer.worker.global_model.vector)
         assert 0 < lost < with_packet.norm()
 
 
@@ -338,7 +340,7 @@ def residual_before_settling(hub: FakeHub, peer: Peer) -> Tensor:
     exchange = hub.exchange
 
     def seen(packet: bytes, delivery: Delivery) -> SimpleNamespace:
-        before[:] = [peer.worker.x - peer.worker.common.vector]
+        before[:] = [peer.worker.x - peer.worker.global_model.vector]
         return exchange(packet, delivery)
 
     hub.exchange = seen  # type: ignore[method-assign]
@@ -358,7 +360,7 @@ def test_a_peer_that_slept_applies_what_it_missed_before_it_goes_on() -> None:
 
     assert next(event for event in events if isinstance(event, CaughtUp)) == CaughtUp(1, 1)
     assert CaughtUp(3, 1) in events
-    assert sleeper.worker.common.round == 4
+    assert sleeper.worker.global_model.round == 4
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 4])
@@ -368,7 +370,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batch(micro_batch: int) -> No
     steps(hub, peer)
     steps(other, whole)
 
-    torch.testing.assert_close(peer.local.flat.vector, whole.local.flat.vector)
+    torch.testing.assert_close(peer.trainer.flat.vector, whole.trainer.flat.vector)
 
 
 def test_x_prime_and_not_the_local_model_is_evaluated() -> None:

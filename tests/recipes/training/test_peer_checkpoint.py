@@ -47,10 +47,14 @@ def test_a_peer_that_comes_back_is_what_it_was_to_the_bit_and_goes_on_alike(
     stay = read(tmp_path / "kept")
     restore(other, tmp_path / "kept")
 
-    assert (stay.round, stay.fingerprint, dict(stay.about)) == (4, peer.worker.common.fingerprint, ABOUT)
-    assert (other.worker.common.round, other.worker.common.fingerprint) == (4, stay.fingerprint)
+    assert (stay.round, stay.fingerprint, dict(stay.about)) == (
+        4,
+        peer.worker.global_model.fingerprint,
+        ABOUT,
+    )
+    assert (other.worker.global_model.round, other.worker.global_model.fingerprint) == (4, stay.fingerprint)
     assert torch.equal(other.worker.x, peer.worker.x)
-    assert torch.equal(other.worker.common.vector, peer.worker.common.vector)
+    assert torch.equal(other.worker.global_model.vector, peer.worker.global_model.vector)
     assert same_state(peer, other)
     assert abs((tmp_path / "kept").stat().st_size - size_of(peer)) < 4000
     error = hub.owner.error.clone()
@@ -62,11 +66,11 @@ def test_a_peer_that_comes_back_is_what_it_was_to_the_bit_and_goes_on_alike(
         steps(hub, each)
         ends.append(each)
     assert torch.equal(ends[0].worker.x, ends[1].worker.x)
-    assert torch.equal(ends[0].worker.common.vector, ends[1].worker.common.vector)
+    assert torch.equal(ends[0].worker.global_model.vector, ends[1].worker.global_model.vector)
 
 
 def same_state(a: Peer, b: Peer) -> bool:
-    mine, theirs = (peer.local.optimizer.state_dict()["state"] for peer in (a, b))
+    mine, theirs = (peer.trainer.optimizer.state_dict()["state"] for peer in (a, b))
     return mine.keys() == theirs.keys() and all(
         torch.equal(torch.as_tensor(mine[n][what]), torch.as_tensor(theirs[n][what]))
         for n in mine
@@ -76,14 +80,14 @@ def same_state(a: Peer, b: Peer) -> bool:
 
 def test_with_x_prime_from_elsewhere_the_residual_comes_on_top_of_it(tmp_path: Path) -> None:
     peer, _ = trained()
-    residual = peer.worker.x - peer.worker.common.vector
+    residual = peer.worker.x - peer.worker.global_model.vector
     keep(peer, tmp_path / "kept", ABOUT)
     other = fresh()
     moved = torch.randn(residual.shape, generator=torch.Generator().manual_seed(1))
-    other.worker.common.vector.copy_(moved)
+    other.worker.global_model.vector.copy_(moved)
     restore_residual(other, tmp_path / "kept")
 
-    assert torch.equal(other.worker.common.vector, moved)
+    assert torch.equal(other.worker.global_model.vector, moved)
     torch.testing.assert_close(other.worker.x - moved, residual, rtol=0, atol=1e-6)
     assert same_state(peer, other)
 
@@ -173,4 +177,4 @@ def test_a_state_of_another_model_or_optimizer_is_refused_and_changes_nothing(tm
     with pytest.raises(ValueError, match="has the shape"):
         restore(other, tmp_path / "kept")
 
-    assert other.worker.common.round == 0
+    assert other.worker.global_model.round == 0

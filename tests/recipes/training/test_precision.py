@@ -28,7 +28,7 @@ from recipes.training.loop import Lowered, Peer, StepDone, build_peer, finetune
 from recipes.training.micro_batch import MemoryFull, guessed, micro_batch_for, tried
 from recipes.training.optimizers import EXTRA, eight_bit
 from recipes.training.stochastic_rounding import rounded
-from recipes.training.trainer import Alone, LossScale, packed, unpacked
+from recipes.training.trainer import LossScale, SingleDeviceTrainer, packed, unpacked
 from recipes.weight_files.parameter_layout import FlatParameters
 
 ROWS = [
@@ -60,12 +60,12 @@ def recipe_of(base: Path, **sections: Any) -> Recipe:
     )
 
 
-def alone(base: Path, **sections: Any) -> Alone:
+def alone(base: Path, **sections: Any) -> SingleDeviceTrainer:
     recipe = recipe_of(base, **sections)
-    return Alone(load_trained(recipe, base), recipe)
+    return SingleDeviceTrainer(load_trained(recipe, base), recipe)
 
 
-def stepped(local: Alone, steps: int, micro_batch: int = 2) -> list[float]:
+def stepped(local: SingleDeviceTrainer, steps: int, micro_batch: int = 2) -> list[float]:
     """The mean loss at each step."""
     losses = []
     for _ in range(steps):
@@ -197,7 +197,7 @@ def test_adapters_in_a_checkpointed_model_get_the_same_gradients(base) -> None:
 
 def run_out(peer: Peer, above: int) -> None:
     """A machine whose memory holds `above` sequences."""
-    local: Any = peer.local
+    local: Any = peer.trainer
     whole = local.model.forward
 
     def forward(input_ids: torch.Tensor, **more: Any) -> Any:
@@ -240,7 +240,7 @@ def test_where_not_one_sequence_fits_three_ways_out_are_told() -> None:
 def test_an_error_that_is_no_lack_of_memory_is_passed_on() -> None:
     hub = FakeHub(bigram_recipe(), [OneRound(0, 0)])
     peer = bigram_for(hub)
-    peer.local.model.forward = lambda **_: 1 / 0  # type: ignore[attr-defined]
+    peer.trainer.model.forward = lambda **_: 1 / 0  # type: ignore[attr-defined]
 
     with pytest.raises(ZeroDivisionError):
         list(finetune(hub, peer, now=0))
@@ -282,14 +282,14 @@ def test_rounding_at_random_has_the_right_mean_and_leaves_what_bfloat16_holds() 
 def test_without_masters_a_model_learns_what_float32_learns_and_sends_its_steps(base) -> None:
     whole, recipe = alone(base), recipe_of(base, **NO_MASTERS)
     peer = build_peer(load_trained(recipe, base), recipe, 2)
-    local: Any = peer.local
+    local: Any = peer.trainer
     assert peer.worker.residual_norm() == 0, "nothing to send before there is a step"
 
     losses = stepped(whole, 20)
 
     np.testing.assert_allclose(stepped(local, 20), losses, rtol=0.03)
     step = peer.worker.residual_norm()
-    moved = float(torch.dist(whole.flat.vector, peer.worker.common.vector))
+    moved = float(torch.dist(whole.flat.vector, peer.worker.global_model.vector))
     assert step == pytest.approx(moved, rel=0.1), "what rounding adds is small beside what was learnt"
     assert {p.dtype for p in local.model.parameters()} == {torch.bfloat16}
 
@@ -299,7 +299,7 @@ def test_without_masters_what_is_sent_is_taken_out_and_x_follows_x_prime(base) -
         base, **NO_MASTERS, compression={"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 32}
     )
     peer = build_peer(load_trained(recipe, base), recipe, 2)
-    local: Any = peer.local
+    local: Any = peer.trainer
     stepped(local, 3)
     before = local.flat.vector
 
@@ -308,19 +308,19 @@ def test_without_masters_what_is_sent_is_taken_out_and_x_follows_x_prime(base) -
 
     assert peer.worker.residual_norm() < 1e-6
     torch.testing.assert_close(local.flat.vector, before, rtol=0, atol=1e-6)
-    torch.testing.assert_close(peer.worker.common.vector, before, rtol=0, atol=1e-6)
+    torch.testing.assert_close(peer.worker.global_model.vector, before, rtol=0, atol=1e-6)
 
 
 def test_without_masters_a_peer_comes_back_with_its_residual(base, tmp_path) -> None:
     recipe = recipe_of(base, **NO_MASTERS)
     peer, other = (build_peer(load_trained(recipe, base), recipe, 2) for _ in range(2))
-    stepped(peer.local, 3)  # type: ignore[arg-type]
+    stepped(peer.trainer, 3)  # type: ignore[arg-type]
     peer_checkpoint.keep(peer, tmp_path / "kept", {})
 
     peer_checkpoint.restore(other, tmp_path / "kept")
 
     assert other.worker.residual_norm() == pytest.approx(peer.worker.residual_norm(), rel=1e-3)
-    assert other.local.stepped
+    assert other.trainer.stepped
 
 
 def test_the_state_of_eight_bits_goes_to_the_disk_and_back() -> None:
@@ -339,13 +339,13 @@ def test_the_state_of_eight_bits_goes_to_the_disk_and_back() -> None:
 def test_every_optimizer_of_torch_and_transformers_steps_and_is_kept(base, tmp_path, name: str) -> None:
     recipe = recipe_of(base, training={"optim": name}, model={"dtype": "bfloat16"})
     peer, other = (build_peer(load_trained(recipe, base), recipe, 2) for _ in range(2))
-    local: Any = peer.local
+    local: Any = peer.trainer
     losses = stepped(local, 5)
     peer_checkpoint.keep(peer, tmp_path / "kept", {})
     peer_checkpoint.restore(other, tmp_path / "kept")
 
     assert losses[-1] < losses[0]
-    again = [stepped(one, 1) for one in (local, other.local)]  # type: ignore[arg-type]
+    again = [stepped(one, 1) for one in (local, other.trainer)]  # type: ignore[arg-type]
     assert again[0] == again[1]
     assert torch.equal(peer.worker.x, other.worker.x)
 

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import BUILTIN, CONFIGS, TIED
 
 from compress import Cocktail, fingerprint, join
-from recipes.algorithm.cocktail_sgd import Common, fold
+from recipes.algorithm.cocktail_sgd import GlobalModel, fold
 from recipes.errors import ModelError
 from recipes.models.base_model import atomic_folder
 from recipes.models.causal_lm import load_model
@@ -102,7 +102,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_a_snapshot_loads_and_is_the_fold_to_the_bit_and_so_is_the_next(bases, tmp_path, name: str) -> None:
     flat = FlatParameters(load_model(bases[name]))
     packets = packets_of(MIX, flat.layout.size, range(9))
-    truth = Common(flat.vector.clone(), MIX, 7)
+    truth = GlobalModel(flat.vector.clone(), MIX, 7)
     fold(truth, packets[:5])
 
     with closing(open_vector(bases[name])) as base:
@@ -134,7 +134,7 @@ def test_a_snapshot_loads_and_is_the_fold_to_the_bit_and_so_is_the_next(bases, t
 
 def test_fragments_and_first_rounds_that_send_everything_fold_like_any_other(bases, tmp_path) -> None:
     mix = Cocktail(sample=0.3, keep=0.5, kind="fragment", full=2)
-    truth = Common(FlatParameters(load_model(bases["gpt2"])).vector.clone(), mix, 7)
+    truth = GlobalModel(FlatParameters(load_model(bases["gpt2"])).vector.clone(), mix, 7)
     packets = packets_of(mix, truth.vector.numel(), range(6))
     fold(truth, packets)
 
@@ -204,7 +204,7 @@ def test_a_base_that_must_be_loaded_gives_the_same_snapshot(bases, tmp_path, how
         first = next(iter(weights))
         weights[first] = weights[first].double()
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    truth = Common(FlatParameters(load_model(folder)).vector.clone(), MIX, 7)
+    truth = GlobalModel(FlatParameters(load_model(folder)).vector.clone(), MIX, 7)
     packets = packets_of(MIX, truth.vector.numel(), range(3))
     fold(truth, packets)
 
@@ -258,7 +258,7 @@ def test_the_sweep_is_the_fold_whatever_the_windows_the_batches_and_the_shards(
     mix = Cocktail(sample=p, keep=keep, bits=bits, kind=kind, shards=min(shards, size))
     vector = torch.randn(size, generator=torch.Generator().manual_seed(1))
     packets = packets_of(mix, size, range(100, 100 + rounds))
-    truth = Common(vector.clone(), mix, 7, round=100)
+    truth = GlobalModel(vector.clone(), mix, 7, round=100)
     fold(truth, packets[: min(at, rounds)])
     known = KnownFingerprint(truth.round, truth.fingerprint)
     fold(truth, packets[min(at, rounds) :])
@@ -396,7 +396,7 @@ def test_a_vector_of_256_mb_is_folded_within_64_mib(tmp_path) -> None:
     assert grown <= budget, f"{grown / 2**20:.1f} MiB"
     swept = load_file(tmp_path / "model.safetensors")["w"]
     told = json.loads((tmp_path / "model.safetensors").open("rb").read(4096)[8:].partition(b"}")[0] + b"}}")
-    truth = fold(Common(torch.zeros(SIZE), mix, 7), packets)
+    truth = fold(GlobalModel(torch.zeros(SIZE), mix, 7), packets)
     assert torch.equal(swept, truth.vector)
     assert told["__metadata__"]["cocktail_fingerprint"] == f"{fingerprint(swept):016x}"
 

@@ -1,7 +1,7 @@
 """The whole of cocktail: launch with three peers, a fourth joins, one is killed with -9, a model comes out.
 
-Everything goes through the command line that users have; the numbers come from its `--json` events. Exit 0 only
-if all of it happened: the run finished, the held-out loss fell by 40 %, the fourth took part.
+Everything goes through the command line that users have; the numbers come from its `--json` events. Exit 0
+only if all of it happened: the run finished, the held-out loss fell by 40 %, the fourth took part.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     scripts/start scripts.bench.costs [--sample 40e6]
     scripts/start scripts.bench.costs --presets       the table of the presets: what a step costs
 
-A vector of heavy-tailed numbers (Student's t with 4 degrees of freedom, as the updates of a run) is encoded as a
-peer would do it. Bits per parameter do not depend on the model's size, so they are scaled to the models.
+A vector of heavy-tailed numbers (Student's t with 4 degrees of freedom, as the updates of a run) is encoded
+as a peer would do it. Bits per parameter do not depend on the model's size, so they are scaled to the models.
 """
 
 from __future__ import annotations

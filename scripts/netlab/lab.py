@@ -68,7 +68,7 @@ class Lab:
 
     @property
     def least_queue(self) -> int:
-        """Bytes that a queue holds however slow its line is."""
+        """The bytes that a queue holds however slow its line is."""
         return 16_000 if self.packet_by_packet else 64_000
 
     def namespace(self, member: str) -> str:
@@ -114,7 +114,7 @@ def load(name: str) -> Lab:
 
 
 def tell(*command: str, check: bool = True) -> str:
-    """Run a command of iproute2; its output, or an end with its own words."""
+    """Run a command of iproute2; return its output, or end with its own words."""
     done = subprocess.run(command, capture_output=True, text=True)
     if check and done.returncode:
         raise SystemExit(f"netlab: {' '.join(command)}: {done.stderr.strip()}")
@@ -122,7 +122,7 @@ def tell(*command: str, check: bool = True) -> str:
 
 
 def plug_in(lab: Lab, member: str) -> None:
-    """A namespace for the member and a cable from it to the switch."""
+    """Make a namespace for the member and a cable from it to the switch."""
     inside, switch, device = lab.namespace(member), lab.namespace("sw"), device_of(member)
     tell("ip", "netns", "add", inside)
     tell("ip", "-n", inside, "link", "set", "lo", "up")
@@ -134,7 +134,8 @@ def plug_in(lab: Lab, member: str) -> None:
 
 
 def shape(lab: Lab, member: str) -> None:
-    """The rate down of a member's link, at the switch's end; and how large the segments are that it sends."""
+    """Set the rate down of a member's link, at the switch's end, and the size of the segments that it
+    sends."""
     segments = "1" if lab.packet_by_packet else "65535"
     own = ["ip", "-n", lab.namespace(member), "link", "set", "eth0", "gso_max_segs", segments]
     tell(*own, check=False)
@@ -197,9 +198,7 @@ def start_switch(lab: Lab) -> None:
 
 
 def up(args: argparse.Namespace) -> None:
-    reason = why_not()
-    if reason:
-        unavailable(reason)
+    require()
     lab = Lab(args.lab, queue_ms=args.queue)
     lab.lines["hub"] = Line(up=args.hub_up, down=args.hub_down)
     for number in range(1, args.peers + 1):
@@ -226,26 +225,26 @@ def change(args: argparse.Namespace) -> None:
     names = {f.name for f in fields(Line)} - {"dark", "forgotten"}
     changed = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     was = lab.packet_by_packet
-    lab.lines[args.member] = replace(lab.lines[args.member], **changed)
+    alter(lab, args.member, **changed)
     for member in [args.member] if lab.packet_by_packet == was else lab.lines:
         shape(lab, member)
-    write_ports(lab)
-    save(lab)
 
 
 def link(args: argparse.Namespace) -> None:
     lab = load(args.lab)
-    lab.lines[args.member] = replace(lab.lines[args.member], dark=args.state == "down")
-    write_ports(lab)
+    alter(lab, args.member, dark=args.state == "down")
     carrier = "down" if args.state == "pulled" else "up"
     tell("ip", "-n", lab.namespace(args.member), "link", "set", "eth0", carrier)
-    save(lab)
 
 
 def forget(args: argparse.Namespace) -> None:
     lab = load(args.lab)
-    line = lab.lines[args.member]
-    lab.lines[args.member] = replace(line, forgotten=line.forgotten + 1)
+    alter(lab, args.member, forgotten=lab.lines[args.member].forgotten + 1)
+
+
+def alter(lab: Lab, member: str, **changed: float) -> None:
+    """Change a member's link, and tell the switch."""
+    lab.lines[member] = replace(lab.lines[member], **changed)  # type: ignore[arg-type]
     write_ports(lab)
     save(lab)
 
@@ -281,26 +280,28 @@ def down(args: argparse.Namespace) -> None:
 UNSHARE = ["unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--mount-proc"]
 
 
-def why_not(rootless: bool = False) -> str | None:
-    """Why a lab cannot be made on this machine, or None where it can."""
+TRIAL = "ip link add t0 type veth peer name t1 && tc qdisc add dev t0 root tbf rate 1mbit burst 4k limit 64k"
+
+
+def require(rootless: bool = False) -> None:
+    """End with exit 77 and the reason where a lab cannot be made on this machine."""
+    if reason := why_not(rootless):
+        print(f"netlab: no lab here: {reason}", file=sys.stderr)
+        raise SystemExit(UNAVAILABLE)
+
+
+def why_not(rootless: bool) -> str:
+    """Find why a lab cannot be made on this machine; "" where it can."""
     if sys.platform != "linux":
         return f"network namespaces are Linux's, this is {sys.platform}"
     for tool in ("ip", "tc", *(["unshare", "mount"] if rootless else [])):
         if not shutil.which(tool):
             package = "iproute2" if tool in ("ip", "tc") else "util-linux"
             return f"the command `{tool}` is missing (package {package})"
-    trial = (
-        "ip link add t0 type veth peer name t1 && tc qdisc add dev t0 root tbf rate 1mbit burst 4k limit 64k"
-    )
     if rootless:
-        done = subprocess.run([*UNSHARE, "sh", "-c", trial], capture_output=True, text=True)
-        return f"a namespace of one's own is refused: {done.stderr.strip()}" if done.returncode else None
-    return None if os.geteuid() == 0 else "not root; `lab.py rootless` may work"
-
-
-def unavailable(reason: str) -> None:
-    print(f"netlab: no lab here: {reason}", file=sys.stderr)
-    raise SystemExit(UNAVAILABLE)
+        done = subprocess.run([*UNSHARE, "sh", "-c", TRIAL], capture_output=True, text=True)
+        return f"a namespace of one's own is refused: {done.stderr.strip()}" if done.returncode else ""
+    return "" if os.geteuid() == 0 else "not root; `lab.py rootless` may work"
 
 
 def rootless(arguments: list[str]) -> None:
@@ -310,9 +311,7 @@ def rootless(arguments: list[str]) -> None:
     cut = arguments.index("--")
     options, command = arguments[:cut], arguments[cut + 1 :]
     if os.environ.get("NETLAB") != "lab":
-        reason = why_not(rootless=True)
-        if reason:
-            unavailable(reason)
+        require(rootless=True)
         os.environ["NETLAB"] = "lab"
         again = [sys.executable, str(Path(__file__).resolve()), "rootless", *arguments]
         os.execvp("unshare", [*UNSHARE, "--kill-child", *again])

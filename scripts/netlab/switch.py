@@ -43,11 +43,11 @@ class Frame:
 class Port:
     device: str
     mac: bytes
-    delay_s: float
-    loss: float  # 0 .. 1
     socket: socket.socket
-    up: float  # bytes a second that may come from it; 0: all
-    queue_s: float
+    delay_s: float = 0.0
+    loss: float = 0.0  # 0 .. 1
+    up: float = 0.0  # bytes a second that may come from it; 0: all
+    queue_s: float = 0.0
     busy: float = 0.0  # until when what came from it is on its line
     forgotten: int = 0
     connections: set[bytes] = field(default_factory=set)  # seen from this port
@@ -73,25 +73,18 @@ class Switch:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.dead: set[bytes] = set()  # connections, each way
         self.ports = [
-            Port(
-                row["device"],
-                bytes.fromhex(row["mac"].replace(":", "")),
-                row["delay_s"],
-                row["loss"],
-                open_port(row["device"]),
-                row["up"],
-                row["queue_s"],
-            )
+            Port(row["device"], bytes.fromhex(row["mac"].replace(":", "")), open_port(row["device"]))
             for row in json.loads(path.read_text())
         ]
+        self.reread()
         self.by_mac = {port.mac: port for port in self.ports}
-        self.dead: set[bytes] = set()  # connections, each way
         for port in self.ports:
             port.queues = [deque() for _ in self.ports]
 
     def reread(self) -> None:
-        """What a line is like may change while it runs; ports may not."""
+        """Take over what each line is like, which may change while it runs; ports may not."""
         for port, row in zip(self.ports, json.loads(self.path.read_text()), strict=True):
             port.delay_s, port.loss, port.up, port.queue_s = (
                 row[key] for key in ("delay_s", "loss", "up", "queue_s")
@@ -146,13 +139,14 @@ class Switch:
 
 
 def on_wire(data: bytes) -> int:
-    """Bytes of the packets that a segment of up to 64 KiB is cut into, each with headers of its own."""
+    """Count the bytes of the packets that a segment of up to 64 KiB is cut into, each with its own
+    headers."""
     size = len(data) - VNET_HEADER
     return size + HEADERS * ((size - HEADERS - 1) // SEGMENT) if size > HEADERS + SEGMENT else size
 
 
 def connection_of(data: bytes) -> bytes | None:
-    """Addresses and ports of a TCP segment over IPv4, sender's first; None for any other frame."""
+    """Find addresses and ports of a TCP segment over IPv4, sender's first; None for any other frame."""
     ip = VNET_HEADER + 14  # after the ethernet header
     if data[ip - 2 : ip] != b"\x08\0" or data[ip + 9 : ip + 10] != b"\6":
         return None

@@ -1,7 +1,7 @@
 """The mix: sample a share p of the coordinates, keep the K largest of them, quantize to q bits, write a
 packet.
 
-mix = Cocktail(sample=0.1, keep=0.2, bits=4)
+mix = Cocktail(random_ratio=0.1, topk_ratio=0.2, quant_bits=4)
 s = mix.draw(len(x), seed, round)           # the same on every peer; no byte is sent for it
 sent = mix.encode(s.difference(x, common))
 s.add_(common, sent.update())               # what `decode(sent.packet, s.m)` gives at the other end
@@ -47,38 +47,38 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Cocktail:
-    """CocktailSGD's compressor C (Wang et al., ICML 2023, Algorithm 1). sample=1, keep=1, bits=32 is the
-    identity.
+    """CocktailSGD's compressor C (Wang et al., ICML 2023, Algorithm 1); the keys of a recipe's `compression`.
+
+    random_ratio=1, topk_ratio=1, quant_bits=32 is the identity.
     """
 
-    sample: float = 0.1  # p: share of the coordinates that a round visits, 1e-6 .. 1
-    keep: float = 0.2  # K: share of the visited ones that is sent, the largest; 0 < K <= 1
-    bits: int = 4  # q: of 1, 2, 3, 4, 8, 16, or 32 (off)
-    kind: Literal["block", "element", "fragment"] = (
-        "block"  # visit whole blocks (reads only p of the memory), elements, or one range after the other
-    )
-    block: int = 256  # neighbours visited together; a power of two
-    bucket: int = 128  # sent values that share a scale
-    stochastic: bool = False  # round at random so that the mean is right, instead of to the nearest level
-    shards: int = 1  # ranges of the vector that are each a vector of its own: draw, walk and encode take one
-    full: int = 0  # rounds at the start that visit and send everything, in 16 bits
-    chunk: int = 0  # keep the largest of each so many visited neighbours; 0: of all that are visited
+    random_ratio: float = 0.1  # p: share of the coordinates that a round visits, 1e-6 .. 1
+    topk_ratio: float = 0.2  # K: share of the visited ones that is sent, the largest; 0 < K <= 1
+    quant_bits: int = 4  # q: of 1, 2, 3, 4, 8, 16, or 32 (off)
+    # whole blocks (a round reads only p of the memory), single elements, or one range after the other
+    sample_kind: Literal["block", "element", "fragment"] = "block"
+    block_size: int = 256  # neighbours visited together; a power of two
+    quant_bucket_size: int = 128  # sent values that share a scale
+    stochastic_rounding: bool = False  # unbiased at random, instead of to the nearest level
+    shards: int = 1  # ranges of the vector, each compressed on its own: draw, walk and encode take one
+    uncompressed_rounds: int = 0  # rounds at the start that visit and send everything, in 16 bits
+    topk_chunk: int = 0  # top-k within chunks of this many visited values; 0: over the whole sample
 
     def __post_init__(self) -> None:
-        if not 1e-6 <= self.sample <= 1:
-            raise ValueError(f"sample {self.sample}: a share from 1e-6 to 1")
-        if not 0 < self.keep <= 1:
-            raise ValueError(f"keep {self.keep}: a share above 0, up to 1")
-        if self.bits not in BITS:
-            raise ValueError(f"bits {self.bits}: one of {', '.join(map(str, BITS))}")
-        if self.kind not in ("block", "element", "fragment"):
-            raise ValueError(f"kind {self.kind!r}: block, element or fragment")
-        if not 0 <= self.chunk <= 1 << 20:
-            raise ValueError(f"chunk {self.chunk}: from 1 to {1 << 20}, or 0")
-        if not 1 <= self.block <= 1 << 20 or self.block & (self.block - 1):
-            raise ValueError(f"block {self.block}: a power of two up to {1 << 20}")
-        if not 1 <= self.bucket <= 1 << 20:
-            raise ValueError(f"bucket {self.bucket}: from 1 to {1 << 20}")
+        if not 1e-6 <= self.random_ratio <= 1:
+            raise ValueError(f"random_ratio {self.random_ratio}: a share from 1e-6 to 1")
+        if not 0 < self.topk_ratio <= 1:
+            raise ValueError(f"topk_ratio {self.topk_ratio}: a share above 0, up to 1")
+        if self.quant_bits not in BITS:
+            raise ValueError(f"quant_bits {self.quant_bits}: one of {', '.join(map(str, BITS))}")
+        if self.sample_kind not in ("block", "element", "fragment"):
+            raise ValueError(f"sample_kind {self.sample_kind!r}: block, element or fragment")
+        if not 0 <= self.topk_chunk <= 1 << 20:
+            raise ValueError(f"topk_chunk {self.topk_chunk}: from 1 to {1 << 20}, or 0")
+        if not 1 <= self.block_size <= 1 << 20 or self.block_size & (self.block_size - 1):
+            raise ValueError(f"block_size {self.block_size}: a power of two up to {1 << 20}")
+        if not 1 <= self.quant_bucket_size <= 1 << 20:
+            raise ValueError(f"quant_bucket_size {self.quant_bucket_size}: from 1 to {1 << 20}")
         if not 1 <= self.shards <= MOST_SHARDS:
             raise ValueError(f"shards {self.shards}: from 1 to {MOST_SHARDS}")
 
@@ -88,17 +88,21 @@ class Cocktail:
 
     def at(self, round: int) -> Cocktail:
         """C of one round: `encode` is to be asked of this one."""
-        if round >= self.full:
+        if round >= self.uncompressed_rounds:
             return self
-        return replace(self, sample=1.0, keep=1.0, bits=max(self.bits, 16), full=0)
+        return replace(
+            self, random_ratio=1.0, topk_ratio=1.0, quant_bits=max(self.quant_bits, 16), uncompressed_rounds=0
+        )
 
     def draw(self, n: int, seed: int, round: int, device: torch.device | str = "cpu") -> Sample:
         """Which of the n coordinates this round visits. Depends on nothing else, on any machine."""
-        return draw(n, self.at(round).sample, self._unit, seed, round, device, self.kind == "fragment")
+        return draw(
+            n, self.at(round).random_ratio, self._unit, seed, round, device, self.sample_kind == "fragment"
+        )
 
     def walk(self, n: int, seed: int, round: int) -> Walk:
         """The same as `draw`, for those who go through the vector window by window."""
-        return walk(n, self.at(round).sample, self._unit, seed, round, self.kind == "fragment")
+        return walk(n, self.at(round).random_ratio, self._unit, seed, round, self.sample_kind == "fragment")
 
     def encode(
         self,
@@ -114,7 +118,7 @@ class Cocktail:
             )
         v = v.detach().contiguous()
         try:
-            if self.chunk and self.keep < 1:
+            if self.topk_chunk and self.topk_ratio < 1:
                 return self._encode_chunks(v, seed)
             if usable(v) if kernels is None else kernels:
                 return self._encode_there(v, seed)
@@ -131,10 +135,10 @@ class Cocktail:
 
     def _encode_chunks(self, v: torch.Tensor, seed: int) -> Encoded:
         """What is kept is sought where v is, the rest is the host's."""
-        return self._pack(len(v), topk.in_chunks(v, self.chunk, self.keep), seed)
+        return self._pack(len(v), topk.in_chunks(v, self.topk_chunk, self.topk_ratio), seed)
 
     def _pack(self, m: int, kept: topk.Survivors, seed: int, fast: ModuleType | None = None) -> Encoded:
-        codes = quantize(kept.values, self.bits, self.bucket, self._noise(seed), fast)
+        codes = quantize(kept.values, self.quant_bits, self.quant_bucket_size, self._noise(seed), fast)
         packet = format.write(m, index_coding.store(kept.positions, m, fast), codes)
         return Encoded(packet, m, torch.from_numpy(kept.positions), codes)
 
@@ -148,23 +152,30 @@ class Cocktail:
         if m == 0 or self._whole:
             return self._encode_here(v.cpu().numpy(), seed)
         kept = selection_kernels.largest(v, self._count(m))
-        if self.stochastic or self.bits > 8 or not len(kept.values) or self.bucket & (self.bucket - 1):
-            quantized = quantize(kept.values.cpu().numpy(), self.bits, self.bucket, self._noise(seed))
+        if (
+            self.stochastic_rounding
+            or self.quant_bits > 8
+            or not len(kept.values)
+            or self.quant_bucket_size & (self.quant_bucket_size - 1)
+        ):
+            quantized = quantize(
+                kept.values.cpu().numpy(), self.quant_bits, self.quant_bucket_size, self._noise(seed)
+            )
         else:
-            quantized = code_kernels.quantize(kept.values, self.bits, self.bucket)
+            quantized = code_kernels.quantize(kept.values, self.quant_bits, self.quant_bucket_size)
         packet = format.write(m, selection_kernels.places(kept.positions, m), quantized)
         return Encoded(packet, m, kept.positions, quantized)
 
     @property
     def _whole(self) -> bool:
-        return self.keep == 1 and self.bits == 32
+        return self.topk_ratio == 1 and self.quant_bits == 32
 
     @property
     def _unit(self) -> int:
-        return 1 if self.kind == "element" else self.block
+        return 1 if self.sample_kind == "element" else self.block_size
 
     def _count(self, m: int) -> int:
-        return topk.share_of(m, self.keep)
+        return topk.share_of(m, self.topk_ratio)
 
     def _noise(self, seed: int) -> np.random.Generator | None:
-        return np.random.Generator(np.random.Philox(seed)) if self.stochastic else None
+        return np.random.Generator(np.random.Philox(seed)) if self.stochastic_rounding else None

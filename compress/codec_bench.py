@@ -98,18 +98,18 @@ def measure(pair: Pair, mix: Cocktail, times: int) -> dict[str, Any]:
     update = decode(packet, s.m, device)
     return {
         "data": pair.name,
-        "p": mix.sample,
-        "K": mix.keep,
-        "bits": mix.bits,
-        "bits_per_param": len(packet) * 8 / s.m * mix.sample,
-        "bound": bound(packet, s.m, update) * mix.sample,
-        "ratio_fp16": 16 / (len(packet) * 8 / s.m * mix.sample),
+        "p": mix.random_ratio,
+        "K": mix.topk_ratio,
+        "bits": mix.quant_bits,
+        "bits_per_param": len(packet) * 8 / s.m * mix.random_ratio,
+        "bound": bound(packet, s.m, update) * mix.random_ratio,
+        "ratio_fp16": 16 / (len(packet) * 8 / s.m * mix.random_ratio),
         "encode_ms": best["encode"],
         "decode_ms": best["decode"],
         "reference_encode_ms": best["reference"],
         "floor_ms": best["floor"],
         "error": lost(v, update.dense()),
-        "reference_error": lost(v, reference_values(v, mix.keep, mix.bits)),
+        "reference_error": lost(v, reference_values(v, mix.topk_ratio, mix.quant_bits)),
         "peak_vectors": peak(lambda: mix.encode(s.difference(pair.x, pair.common)).packet, s.m, device),
     }
 
@@ -167,16 +167,16 @@ def reference_packet(pair: Pair, round: int, mix: Cocktail) -> list[np.ndarray]:
     """The sections that DS3Lab/CocktailSGD would send: bitmask, codes, FP16 scales.
     compress/sparsification.py, compress/fixpoint.py there: every (1/p)-th element, torch.topk, packed
     bits."""
-    every = int(1 / mix.sample)
+    every = int(1 / mix.random_ratio)
     v = pair.x[round % every :: every] - pair.common[round % every :: every]
-    k = max(int(mix.keep * len(v)), 1)
+    k = max(int(mix.topk_ratio * len(v)), 1)
     _, at = torch.topk(v.abs(), k, sorted=False)
     mask = torch.zeros(len(v), dtype=torch.bool, device=v.device)
     mask[at] = True
-    codes, scale = _grid(v[mask], mix.bits)
-    half = 1 << (mix.bits - 1) if mix.bits > 1 else 0
+    codes, scale = _grid(v[mask], mix.quant_bits)
+    half = 1 << (mix.quant_bits - 1) if mix.quant_bits > 1 else 0
     numbers = (codes.view(-1) + half).to(torch.uint8).cpu().numpy()
-    bits = np.unpackbits(numbers[:, None], axis=1, count=min(mix.bits, 8), bitorder="little")
+    bits = np.unpackbits(numbers[:, None], axis=1, count=min(mix.quant_bits, 8), bitorder="little")
     return [np.packbits(mask.cpu().numpy()), np.packbits(bits), scale.to(torch.float16).cpu().numpy()]
 
 

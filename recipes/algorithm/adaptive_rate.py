@@ -77,12 +77,12 @@ class AdaptiveRate:
     def mixed(self, mix: Cocktail) -> Cocktail:
         """C of the next packet."""
         rung = self.ladder[self.at]
-        return replace(mix, keep=rung.keep, bits=rung.bits)
+        return replace(mix, topk_ratio=rung.keep, quant_bits=rung.bits)
 
 
 def fixed_rate(mix: Cocktail) -> AdaptiveRate:
     """What a mix says, whatever fits."""
-    return AdaptiveRate((Rung(mix.keep, mix.bits),))
+    return AdaptiveRate((Rung(mix.topk_ratio, mix.quant_bits),))
 
 
 def adaptive_rate_of(compression: Compression) -> AdaptiveRate:

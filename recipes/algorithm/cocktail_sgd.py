@@ -54,34 +54,38 @@ from .robust_mean import MEAN, AggregateStep, Collected, Rule, WeightedUpdate, c
 
 def compressor_of(compression: Compression) -> Cocktail:
     """C as a recipe's `compression` section asks for it."""
-    full = -(-compression.uncompressed_steps // compression.local_steps)
+    whole = -(-compression.uncompressed_steps // compression.local_steps)
+    if whole:
+        whole += compression.staleness  # a round sends the steps before it, or its own
     return Cocktail(
-        sample=compression.random_ratio,
-        keep=compression.topk_ratio,
-        chunk=compression.topk_chunk,
-        bits=compression.quant_bits,
-        kind=compression.sample_kind,
-        block=compression.block_size,
-        bucket=compression.quant_bucket_size,
-        stochastic=compression.stochastic_rounding,
+        random_ratio=compression.random_ratio,
+        topk_ratio=compression.topk_ratio,
+        topk_chunk=compression.topk_chunk,
+        quant_bits=compression.quant_bits,
+        sample_kind=compression.sample_kind,
+        block_size=compression.block_size,
+        quant_bucket_size=compression.quant_bucket_size,
+        stochastic_rounding=compression.stochastic_rounding,
         shards=compression.shards,
-        full=full + compression.staleness if full else 0,  # a round sends the steps before it, or its own
+        uncompressed_rounds=whole,
     )
 
 
 def handoff_compressor(mix: Cocktail, keep: float) -> Cocktail:
     """C over the whole vector, which keeps this share of it: how a leaver's residual is written."""
     # blocks: a unit for each element takes 8 bytes; of each chunk something is kept, however small K is
-    return replace(mix, sample=1.0, keep=keep, kind="block", chunk=0, full=0)
+    return replace(
+        mix, random_ratio=1.0, topk_ratio=keep, sample_kind="block", topk_chunk=0, uncompressed_rounds=0
+    )
 
 
 def rehearse(mix: Cocktail, size: int) -> None:
     """One packet there and back, in vain: where x' has `size` parameters and its shards are long, the first
     packet on a machine waits seconds for a compiler, and the first of a process for its imports.
     """
-    if mix.sample * size >= WORTH * mix.shards:
+    if mix.random_ratio * size >= WORTH * mix.shards:
         x = torch.linspace(-1, 1, 2 * WORTH)
-        sample = replace(mix, sample=0.5).draw(len(x), 0, 0)
+        sample = replace(mix, random_ratio=0.5).draw(len(x), 0, 0)
         packet = mix.encode(sample.difference(x, torch.zeros_like(x))).packet
         sample.add_(x, decode(packet, sample.m))  # the decoder is compiled as well
 
@@ -202,7 +206,9 @@ class Worker:
             d = d if self.decay < 1 else d.new_empty(0)  # let go before as much again is made
             update = sent.update()
             pieces.append(ShardUpdate(shard, sample, update, None if self.decay == 1 else rest(d, update)))
-        self.rate = self.rate.sent(0 if common.round < common.mix.full else sum(map(len, packets)))
+        self.rate = self.rate.sent(
+            0 if common.round < common.mix.uncompressed_rounds else sum(map(len, packets))
+        )
         return DecodedPacket(join(packets), tuple(pieces))
 
     def finish(self, aggregate: bytes, sent: DecodedPacket | None) -> None:
@@ -242,7 +248,7 @@ class Worker:
         Raises NonFiniteError, as `start`.
         """
         common, mix, n = self.global_model, self.global_model.mix, self.global_model.vector.numel()
-        keep = min(keep, max(room, 1) * 8 / (mix.bits * n))  # a first guess: positions cost nothing
+        keep = min(keep, max(room, 1) * 8 / (mix.quant_bits * n))  # a first guess: positions cost nothing
         everything = [
             (s, handoff_compressor(mix, 1.0).draw(s.size, s.seed, common.round)) for s in common.shards
         ]

@@ -72,7 +72,7 @@ class Aggregator:
         """From now on these shards are owned here, and no others. Returns the e of those that were, to be
         inherited; empty: nothing is in it.
         """
-        exact = replace(handoff_compressor(self.mix, 1.0), bits=32)
+        exact = replace(handoff_compressor(self.mix, 1.0), quant_bits=32)
         given = [b""] * len(self.shards)
         for number, owner in self.owners.items():
             if number not in numbers and bool(owner.error.any()):
@@ -121,7 +121,7 @@ class Aggregator:
         for number, one in sent.items():
             self.owners[number].send(round, found[number], one.update())
         packets = {number: one.packet for number, one in sent.items()}
-        if sent and round >= mix.full:
+        if sent and round >= mix.uncompressed_rounds:
             size = sum(self.shards[n].size for n in sent)
             self.rate = self.rate.sent(sum(map(len, packets.values())) / size)
         return join([packets.get(shard.number, b"") for shard in self.shards])

@@ -231,7 +231,7 @@ class Probe:
     @property
     def fills(self) -> float:
         """Rounds in which C has taken as much of a residual as there was: 1 / (p K)."""
-        return 1 / (self.global_model.mix.sample * self.global_model.mix.keep)
+        return 1 / (self.global_model.mix.random_ratio * self.global_model.mix.topk_ratio)
 
     def gains(self, updates: Updates) -> dict[str, Gain]:
         """Of the packets of x's round; none where nothing was sent, or x' has diverged."""

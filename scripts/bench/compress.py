@@ -23,7 +23,7 @@ def recorded(mix: Cocktail, rounds: int) -> object:
     from scripts.study.train import Setting, Size, Swarm, documentation, new_model, steps
 
     size = Size(hidden=128, layers=4, steps=rounds)
-    setting = Setting(sample=mix.sample, keep=mix.keep, bits=mix.bits)
+    setting = Setting(sample=mix.random_ratio, keep=mix.topk_ratio, bits=mix.quant_bits)
     training = setting.training(rate=1e-3, seed=1, steps=rounds)
     swarm = Swarm(size, setting, new_model(size).vector.clone(), training)
     difference = None

@@ -24,7 +24,7 @@ GPTJ, ADAPTERS = MODELS["GPT-J 6 B"], 33.0e6  # of which lora_r=16 trains so man
 def bits(mix: Cocktail, parameters: int) -> float:
     """Encode a packet of so many parameters: its bits a parameter, header included."""
     pair = student(parameters)
-    drawn = mix.draw(parameters, seed=0, round=mix.full)
+    drawn = mix.draw(parameters, seed=0, round=mix.uncompressed_rounds)
     return 8 * len(mix.encode(drawn.difference(pair.x, pair.common)).packet) / parameters
 
 
@@ -35,7 +35,7 @@ def rounds(parameters: int) -> None:
     for mix in (compressor_of(Compression()), *SETTINGS):
         each = bits(mix, parameters)
         cells = [f"{each * p / 8e6:,.0f} MB, {each * p / LINK:,.1f} s" for p in MODELS.values()]
-        name = f"p={mix.sample:g} K={mix.keep:g} {mix.bits} bit"
+        name = f"p={mix.random_ratio:g} K={mix.topk_ratio:g} {mix.quant_bits} bit"
         print(f"| {name} | {each:.4f} | {16 / each:.0f}x | {' | '.join(cells)} |")
     cells = [f"{2 * p / 1e6:,.0f} MB, {16 * p / LINK:,.0f} s" for p in MODELS.values()]
     print(f"| FP16, all of it | 16 | 1x | {' | '.join(cells)} |")

@@ -36,7 +36,7 @@ M = 900  # length of a sampled vector
 WIDTHS = (1, 2, 3, 4, 8, 16, 32)
 GOLDEN = ROOT / "tests" / "compress" / "golden.json"
 P = 2000  # parameters of the owner's vector
-MIX = Cocktail(sample=0.5, keep=0.2, bits=4, block=16)
+MIX = Cocktail(random_ratio=0.5, topk_ratio=0.2, quant_bits=4, block_size=16)
 
 
 # ---- packets -----------------------------------------------------------------------------------------------
@@ -49,12 +49,12 @@ def packets() -> list[tuple[int, bytes]]:
     for bits in WIDTHS:
         v = torch.randn(M, generator=torch.Generator().manual_seed(bits))
         made += [
-            (M, Cocktail(keep=keep, bits=bits, bucket=16).encode(v).packet)
+            (M, Cocktail(topk_ratio=keep, quant_bits=bits, quant_bucket_size=16).encode(v).packet)
             for keep in (0.003, 0.02, 0.2, 1.0)
         ]
     zeros = torch.zeros(20_000)
     zeros[7000:7900] = 1.0
-    return [*made, (20_000, Cocktail(keep=0.05, bits=4).encode(zeros).packet)]
+    return [*made, (20_000, Cocktail(topk_ratio=0.05, quant_bits=4).encode(zeros).packet)]
 
 
 def make_packet(rng: Random) -> bytes:
@@ -156,7 +156,7 @@ def owned() -> tuple[ShardAggregator, list[bytes], list[bytes]]:
     whole = torch.randn(P, generator=torch.Generator().manual_seed(1))
     owner.error.copy_(whole)
     sample = MIX.draw(P, 1, 0)
-    some = [Cocktail(keep=keep, bits=bits) for keep in (0.01, 0.2, 1.0) for bits in WIDTHS]
+    some = [Cocktail(topk_ratio=keep, quant_bits=bits) for keep in (0.01, 0.2, 1.0) for bits in WIDTHS]
     return owner, [c.encode(sample.take(whole)).packet for c in some], [c.encode(whole).packet for c in some]
 
 

@@ -242,7 +242,7 @@ class Swarm:
         self.peers = [Peer(size, setting, self.common, training) for _ in range(max(setting.peers, 1))]
         flat = self.peers[0].flat
         self.models = Models(flat.model.config, flat.layout, size.length, size.device)
-        richer = replace(mix, keep=setting.owner_keep or mix.keep)
+        richer = replace(mix, topk_ratio=setting.owner_keep or mix.topk_ratio)
         self.owner = Aggregator(start.numel(), richer, training.seed, outer=outer)
         self.up = self.down = self.round = 0
 

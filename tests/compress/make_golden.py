@@ -51,7 +51,7 @@ def main() -> None:
     at = np.sort(np.argsort(-np.abs(v), kind="stable")[:60])
     made = []
     for bits in (1, 2, 3, 4, 8, 16, 32):
-        mix = Cocktail(keep=0.1, bits=bits, bucket=16)
+        mix = Cocktail(topk_ratio=0.1, quant_bits=bits, quant_bucket_size=16)
         made.append(entry(f"{bits} bits", mix.encode(torch.from_numpy(v)).packet, M))
     ways = {
         "gaps": index_coding._gaps,
@@ -68,10 +68,14 @@ def main() -> None:
         few = quantize(v[: len(at)], 2, 128)
         made.append(entry(name, format.write(m, index_coding._gaps(at, m), few), m))
     same = np.repeat(np.float32([1.5, -0.25]), 2000)
-    made.append(entry("repeats", Cocktail(keep=1, bits=8).encode(torch.from_numpy(same)).packet, 4000))
+    made.append(
+        entry("repeats", Cocktail(topk_ratio=1, quant_bits=8).encode(torch.from_numpy(same)).packet, 4000)
+    )
     made.append(entry("nothing", Cocktail().encode(torch.zeros(9)).packet, 9))
     made.append(entry("empty", Cocktail().encode(torch.zeros(0)).packet, 0))
-    made.append(entry("identity", Cocktail(keep=1, bits=32).encode(torch.from_numpy(v[:8])).packet, 8))
+    made.append(
+        entry("identity", Cocktail(topk_ratio=1, quant_bits=32).encode(torch.from_numpy(v[:8])).packet, 8)
+    )
     Path(__file__).with_name("golden.json").write_text(
         "[" + ",\n".join(map(json.dumps, made)) + "]\n", encoding="utf-8"
     )

@@ -60,7 +60,7 @@ def reference(v: torch.Tensor, keep: float, bits: int) -> torch.Tensor:
 @settings(max_examples=100)
 @given(v=hnp.arrays(np.float32, st.integers(0, 300), elements=finite))
 def test_everything_kept_at_32_bits_is_the_identity(v: np.ndarray) -> None:
-    mix = Cocktail(sample=1, keep=1, bits=32)
+    mix = Cocktail(random_ratio=1, topk_ratio=1, quant_bits=32)
 
     assert through(mix, torch.from_numpy(v)).numpy().tobytes() == v.tobytes()
 
@@ -73,7 +73,7 @@ def test_everything_kept_at_32_bits_is_the_identity(v: np.ndarray) -> None:
 )
 def test_nothing_is_lost_or_invented(v: np.ndarray, keep: float, bits: int) -> None:
     """v = C[v] + rest: C[v] has at most K entries, finite, of the signs of v; the rest is not larger."""
-    update = decode(Cocktail(keep=keep, bits=bits).encode(torch.from_numpy(v)).packet, len(v))
+    update = decode(Cocktail(topk_ratio=keep, quant_bits=bits).encode(torch.from_numpy(v)).packet, len(v))
 
     values, kept = update.values.numpy().astype(np.float64), v[update.positions.numpy()].astype(np.float64)
     assert len(values) <= max(round(keep * len(v)), 1)
@@ -88,7 +88,7 @@ def test_nothing_is_lost_or_invented(v: np.ndarray, keep: float, bits: int) -> N
 def test_the_error_is_never_above_that_of_exact_topk_and_a_grid(name: str, keep: float, bits: int) -> None:
     v = DATA[name]
 
-    ours = energy(v - through(Cocktail(keep=keep, bits=bits), v))
+    ours = energy(v - through(Cocktail(topk_ratio=keep, quant_bits=bits), v))
 
     assert ours <= energy(v - reference(v, keep, bits))
 
@@ -101,13 +101,13 @@ def test_it_contracts(name: str, bits: int) -> None:
     """
     v = DATA[name]
 
-    assert energy(v - through(Cocktail(keep=0.2, bits=bits), v)) <= 0.8 * energy(v)
+    assert energy(v - through(Cocktail(topk_ratio=0.2, quant_bits=bits), v)) <= 0.8 * energy(v)
 
 
 def test_error_feedback_delivers_everything_in_the_end() -> None:
     """Send C[rest], keep the rest: after some rounds almost nothing is left, through any sample."""
     x = DATA["student 4"][:20_000].clone()
-    mix = Cocktail(sample=0.25, keep=0.2, bits=2)
+    mix = Cocktail(random_ratio=0.25, topk_ratio=0.2, quant_bits=2)
     before = energy(x)
 
     for round in range(100):
@@ -120,7 +120,7 @@ def test_error_feedback_delivers_everything_in_the_end() -> None:
 def test_rounding_at_random_is_unbiased_through_the_packet() -> None:
     """With everything kept, the mean of many packets is the vector."""
     v = DATA["gaussian"][:256]
-    mix = Cocktail(keep=1, bits=2, stochastic=True)
+    mix = Cocktail(topk_ratio=1, quant_bits=2, stochastic_rounding=True)
 
     draws = torch.stack([decode(mix.encode(v, seed=s).packet, len(v)).dense() for s in range(1000)]).double()
 
@@ -138,18 +138,18 @@ def test_a_packet_is_as_small_as_promised(keep: float, bits: int, most: float) -
     """
     v = DATA["student 4"]
 
-    assert len(Cocktail(keep=keep, bits=bits).encode(v).packet) * 8 / len(v) <= most
+    assert len(Cocktail(topk_ratio=keep, quant_bits=bits).encode(v).packet) * 8 / len(v) <= most
 
 
 @pytest.mark.parametrize("keep", [0.1, 0.2])
 def test_k_is_honoured(keep: float) -> None:
     for v in DATA.values():
-        assert len(decode(Cocktail(keep=keep).encode(v).packet, len(v)).values) == round(keep * len(v))
+        assert len(decode(Cocktail(topk_ratio=keep).encode(v).packet, len(v)).values) == round(keep * len(v))
 
 
 def test_a_packet_carries_its_own_k_so_each_peer_may_choose() -> None:
     v, mix = DATA["laplace"], Cocktail()
-    slow = dataclasses.replace(mix, keep=0.05)
+    slow = dataclasses.replace(mix, topk_ratio=0.05)
 
     assert len(slow.encode(v).packet) < 0.4 * len(mix.encode(v).packet)
     assert len(decode(slow.encode(v).packet, len(v)).values) == 10_000
@@ -162,13 +162,13 @@ def test_the_same_vector_gives_the_same_packet() -> None:
 def test_the_vector_is_not_touched() -> None:
     v = DATA["layers"].clone()
     for bits in (1, 4, 8, 16, 32):
-        Cocktail(bits=bits).encode(v)
+        Cocktail(quant_bits=bits).encode(v)
 
     assert torch.equal(v, DATA["layers"])
 
 
 def test_a_nonfinite_number_names_its_parameter() -> None:
-    mix = Cocktail(sample=0.5, block=8)
+    mix = Cocktail(random_ratio=0.5, block_size=8)
     x = torch.ones(4000)
     s = mix.draw(4000, 1, 1)
     x[int(s.coordinates(torch.tensor([70]))[0])] = float("nan")
@@ -181,12 +181,15 @@ def test_a_nonfinite_number_names_its_parameter() -> None:
         mix.encode(s.take(x))
 
 
-@pytest.mark.parametrize("setting", [{}, {"keep": 1.0}, {"stochastic": True}, {"chunk": 64}, {"bucket": 100}])
+@pytest.mark.parametrize(
+    "setting",
+    [{}, {"topk_ratio": 1.0}, {"stochastic_rounding": True}, {"topk_chunk": 64}, {"quant_bucket_size": 100}],
+)
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8, 16, 32])
 def test_the_update_that_encode_returns_is_what_its_packet_decodes_to(bits: int, setting: dict) -> None:
     for v in (DATA["layers"], torch.zeros(9), torch.zeros(0)):
         for kernels in (None, False):
-            sent = Cocktail(bits=bits, **setting).encode(v, kernels=kernels)
+            sent = Cocktail(quant_bits=bits, **setting).encode(v, kernels=kernels)
             update, want = sent.update(), decode(sent.packet, len(v))
 
             assert update.size == want.size
@@ -198,7 +201,7 @@ def test_the_update_that_encode_returns_is_what_its_packet_decodes_to(bits: int,
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8, 16, 32])
 def test_encoding_takes_at_most_four_vectors_of_memory(bits: int, keep: float) -> None:
     v = DATA["student 4"].repeat(5)
-    mix = Cocktail(keep=keep, bits=bits)
+    mix = Cocktail(topk_ratio=keep, quant_bits=bits)
     mix.encode(v[:1000])
 
     tracemalloc.start()
@@ -212,16 +215,16 @@ def test_encoding_takes_at_most_four_vectors_of_memory(bits: int, keep: float) -
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"sample": 0.0},
-        {"sample": 1.5},
-        {"keep": 0.0},
-        {"keep": 1.01},
-        {"bits": 5},
-        {"kind": "rolling"},
-        {"block": 100},
-        {"block": 0},
-        {"bucket": 0},
-        {"sample": float("nan")},
+        {"random_ratio": 0.0},
+        {"random_ratio": 1.5},
+        {"topk_ratio": 0.0},
+        {"topk_ratio": 1.01},
+        {"quant_bits": 5},
+        {"sample_kind": "rolling"},
+        {"block_size": 100},
+        {"block_size": 0},
+        {"quant_bucket_size": 0},
+        {"random_ratio": float("nan")},
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(wrong: dict[str, float]) -> None:

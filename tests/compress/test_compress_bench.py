@@ -39,7 +39,7 @@ def long() -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mix", GRID, ids=lambda mix: f"{mix.keep}-{mix.bits}")
+@pytest.mark.parametrize("mix", GRID, ids=lambda mix: f"{mix.topk_ratio}-{mix.quant_bits}")
 def test_packets_are_within_five_percent_of_what_entropy_allows(mix: Cocktail, long: torch.Tensor) -> None:
     packet = mix.encode(long).packet
 

@@ -37,7 +37,7 @@ def test_shards_are_the_whole_vector_each_coordinate_once_and_nearly_alike(n: in
 
 
 def test_shards_of_one_length_visit_other_places() -> None:
-    mix = Cocktail(shards=2, block=16)
+    mix = Cocktail(shards=2, block_size=16)
     one, other = (mix.draw(s.size, s.seed, 3).units.tolist() for s in mix.cut(20_000, seed=1))
     assert one != other
 

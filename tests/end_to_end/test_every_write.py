@@ -29,7 +29,7 @@ from transport.protocol.messages import Over, Round
 pytestmark = pytest.mark.slow
 
 P, SEED, SAMPLES = 400, 7, 40
-MIX = Cocktail(sample=0.25, keep=0.2, bits=4, block=16)
+MIX = Cocktail(random_ratio=0.25, topk_ratio=0.2, quant_bits=4, block_size=16)
 KEPT_BYTES = 1000  # of updates.log before e itself is written: about every other round
 SETTINGS = toy_settings(
     samples=SAMPLES, eval=True, eval_every=2, recover_s=0.0, peer_timeout=0.5, ping_s=0.02, grace_s=0.1,

@@ -26,7 +26,7 @@ from transport.ledger.run_ledger import RoundRow
 from transport.protocol.errors import LedgerError, UpdateRejected
 
 P, SEED, ROUNDS = 400, 7, 8
-MIX = Cocktail(sample=0.25, keep=0.2, bits=4, block=16, shards=2)
+MIX = Cocktail(random_ratio=0.25, topk_ratio=0.2, quant_bits=4, block_size=16, shards=2)
 
 
 def updates_of(round: int, salt: int = 0) -> list[tuple[str, bytes, float]]:

@@ -65,7 +65,7 @@ def test_a_packet_has_the_same_bytes_as_numpys(kind: str, m: int) -> None:
     v = vector(kind, m)
 
     for bits in (1, 2, 3, 4, 8, 16, 32):
-        mix = Cocktail(keep=0.2, bits=bits)
+        mix = Cocktail(topk_ratio=0.2, quant_bits=bits)
         assert mix.encode(v).packet == mix.encode(v, kernels=False).packet, bits
 
 
@@ -90,7 +90,7 @@ def test_the_same_bytes_for_any_mix(
     m: int, seed: int, kind: str, bits: int, keep: float, bucket: int, stochastic: bool
 ) -> None:
     before, dispatch.WORTH = dispatch.WORTH, 0  # hypothesis runs all examples under one fixture
-    mix = Cocktail(keep=keep, bits=bits, bucket=bucket, stochastic=stochastic)
+    mix = Cocktail(topk_ratio=keep, quant_bits=bits, quant_bucket_size=bucket, stochastic_rounding=stochastic)
     v = vector(kind, m, seed)
 
     fast, slow = mix.encode(v, seed=seed).packet, mix.encode(v, seed=seed, kernels=False).packet
@@ -103,7 +103,7 @@ def test_the_same_bytes_for_any_mix(
 @pytest.mark.parametrize("kind", ["gaussian", "sparse", "layers"])
 def test_a_packet_decodes_to_the_same_bits_as_with_numpy(kind: str, keep: float) -> None:
     v = vector(kind, 70_000)
-    packet = Cocktail(keep=keep).encode(v).packet
+    packet = Cocktail(topk_ratio=keep).encode(v).packet
 
     fast, slow = decode(packet, len(v)), decode(packet, len(v), kernels=False)
 
@@ -131,8 +131,8 @@ def test_differences_and_sums_are_those_of_numpy_and_torch(
 ) -> None:
     x, y = vector("gaussian", n), vector("heavy", n, 2)
     for round in range(4):  # one of them visits the short last block
-        s = Cocktail(sample=share, block=block).draw(n, 7, round)
-        update = decode(Cocktail(keep=0.3).encode(s.take(x)).packet, s.m)
+        s = Cocktail(random_ratio=share, block_size=block).draw(n, 7, round)
+        update = decode(Cocktail(topk_ratio=0.3).encode(s.take(x)).packet, s.m)
         fast = [s.difference(x, y), s.add_(x.clone(), update), s.add_(x.clone(), update, alpha=-1)]
 
         monkeypatch.setattr(dispatch, "WORTH", 1 << 62)

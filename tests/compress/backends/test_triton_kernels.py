@@ -47,7 +47,7 @@ def vector(kind: str) -> torch.Tensor:
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8, 16, 32])
 @pytest.mark.parametrize("kind", ["gaussian", "heavy", "outliers"])
 def test_a_packet_decodes_to_the_same_bits_on_both(kind: str, bits: int) -> None:
-    packet = Cocktail(keep=0.2, bits=bits).encode(vector(kind), kernels=False).packet
+    packet = Cocktail(topk_ratio=0.2, quant_bits=bits).encode(vector(kind), kernels=False).packet
 
     here = decode(packet, M, kernels=False)
     there = decode(packet, M, device=DEVICE, kernels=True)
@@ -61,7 +61,7 @@ def test_a_packet_decodes_to_the_same_bits_on_both(kind: str, bits: int) -> None
 )
 @pytest.mark.parametrize("keep", [0.01, 0.3])
 def test_the_same_elements_survive(kind: str, keep: float) -> None:
-    v, mix = vector(kind), Cocktail(keep=keep)
+    v, mix = vector(kind), Cocktail(topk_ratio=keep)
 
     here, there = (decode(mix.encode(v, kernels=k).packet, M) for k in (False, True))
 
@@ -70,7 +70,7 @@ def test_the_same_elements_survive(kind: str, keep: float) -> None:
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8, 16, 32])
 def test_the_update_that_encode_returns_is_what_its_packet_decodes_to(bits: int) -> None:
-    sent = Cocktail(bits=bits).encode(vector("heavy"), kernels=True)
+    sent = Cocktail(quant_bits=bits).encode(vector("heavy"), kernels=True)
     update, want = sent.update(), decode(sent.packet, M)
 
     assert torch.equal(update.positions, want.positions)
@@ -80,7 +80,7 @@ def test_the_update_that_encode_returns_is_what_its_packet_decodes_to(bits: int)
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("kind", ["gaussian", "heavy", "outliers"])
 def test_the_error_is_that_of_the_host(kind: str, bits: int) -> None:
-    v, mix = vector(kind), Cocktail(keep=0.3, bits=bits)
+    v, mix = vector(kind), Cocktail(topk_ratio=0.3, quant_bits=bits)
     lost = [
         float((decode(mix.encode(v, kernels=k).packet, M).dense() - v.cpu()).square().sum())
         for k in (False, True)
@@ -91,13 +91,13 @@ def test_the_error_is_that_of_the_host(kind: str, bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [2, 8])
 def test_buckets_that_are_no_power_of_two_go_through_the_host(bits: int) -> None:
-    v, mix = vector("gaussian"), Cocktail(bits=bits, bucket=100)
+    v, mix = vector("gaussian"), Cocktail(quant_bits=bits, quant_bucket_size=100)
 
     assert mix.encode(v, kernels=True).packet == mix.encode(v, kernels=False).packet
 
 
 def test_all_of_a_vector_and_none_of_it() -> None:
-    for mix in (Cocktail(sample=1, keep=1, bits=32), Cocktail(stochastic=True)):
+    for mix in (Cocktail(random_ratio=1, topk_ratio=1, quant_bits=32), Cocktail(stochastic_rounding=True)):
         for v in (vector("gaussian"), torch.empty(0, device=DEVICE)):
             assert mix.encode(v, kernels=True).packet == mix.encode(v, kernels=False).packet
 
@@ -107,7 +107,7 @@ def test_a_nonfinite_number_is_found() -> None:
     v[4321] = float("inf")
 
     with pytest.raises(NonFiniteError) as caught:
-        Cocktail(keep=0.01).encode(v, kernels=True)
+        Cocktail(topk_ratio=0.01).encode(v, kernels=True)
     assert caught.value.position == 4321
 
 
@@ -117,7 +117,7 @@ def test_difference_and_addition_are_those_of_the_host(n: int) -> None:
 
     g = torch.Generator().manual_seed(2)
     x, y = torch.randn(n, generator=g), torch.randn(n, generator=g)
-    s = Cocktail(sample=0.4, block=16).draw(n, 1, 3)
+    s = Cocktail(random_ratio=0.4, block_size=16).draw(n, 1, 3)
     there = torch.empty(s.m, device=DEVICE)
 
     vectors.difference(x.to(DEVICE), y.to(DEVICE), s.units.to(DEVICE), s.block, there)
@@ -168,7 +168,7 @@ def test_gaps_that_make_no_sense_are_refused_there_too(gaps: list[int], m: int) 
 def test_gaps_are_added_up_there() -> None:
     """Long packets hold gaps of a byte each."""
     v = torch.randn(40_000, generator=torch.Generator().manual_seed(4))
-    packet = Cocktail(keep=0.2, bits=1).encode(v).packet
+    packet = Cocktail(topk_ratio=0.2, quant_bits=1).encode(v).packet
 
     there = decode(packet, len(v), device=DEVICE, kernels=True)
 

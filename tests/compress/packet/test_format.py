@@ -25,7 +25,7 @@ M = 900
 
 def some(bits: int = 4, keep: float = 0.2) -> bytes:
     v = torch.randn(M, generator=torch.Generator().manual_seed(bits))
-    return Cocktail(keep=keep, bits=bits, bucket=16).encode(v).packet
+    return Cocktail(topk_ratio=keep, quant_bits=bits, quant_bucket_size=16).encode(v).packet
 
 
 def sealed(packet: bytes | bytearray) -> bytes:
@@ -196,7 +196,7 @@ def test_a_scale_that_devices_might_read_differently_is_refused(pattern: int) ->
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_value_that_is_not_finite_is_refused(value: float) -> None:
-    packet = bytearray(Cocktail(keep=1, bits=32).encode(torch.ones(3)).packet)
+    packet = bytearray(Cocktail(topk_ratio=1, quant_bits=32).encode(torch.ones(3)).packet)
     packet[-12:] = np.ascontiguousarray(np.full(3, value, "<f4").view(np.uint8).reshape(3, 4).T).tobytes()
 
     with pytest.raises(PacketError, match="not finite"):

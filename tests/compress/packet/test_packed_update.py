@@ -41,7 +41,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 @pytest.mark.parametrize("bucket", [24, 128])
 @pytest.mark.parametrize("wide", [1000, M - 1000])  # many buckets reach beyond a window; few do
 def test_a_sum_made_window_by_window_is_that_of_the_decoded_update(bits: int, bucket: int, wide: int) -> None:
-    packet = Cocktail(keep=0.2, bits=bits, bucket=bucket).encode(vector()).packet
+    packet = Cocktail(topk_ratio=0.2, quant_bits=bits, quant_bucket_size=bucket).encode(vector()).packet
     update, found, factor = decode(packet, M), kept(packet), 1 / 3
     want, fast, slow = (torch.linspace(-1, 1, M) for _ in range(3))
     want.index_add_(0, update.positions, update.values, alpha=factor)
@@ -58,7 +58,7 @@ def test_a_sum_made_window_by_window_is_that_of_the_decoded_update(bits: int, bu
 def test_it_decodes_to_the_same_update_and_has_its_count_and_norm_in_an_eighth_of_the_memory(
     keep: float,
 ) -> None:
-    packet = Cocktail(keep=keep).encode(vector()).packet
+    packet = Cocktail(topk_ratio=keep).encode(vector()).packet
     update, found = decode(packet, M), kept(packet)
 
     assert torch.equal(found.decoded().positions, update.positions)
@@ -71,11 +71,11 @@ def test_it_decodes_to_the_same_update_and_has_its_count_and_norm_in_an_eighth_o
 @pytest.mark.parametrize(
     ("mix", "what"),
     [
-        (Cocktail(keep=0.4), "a mask"),
-        (Cocktail(keep=0.001), "few, far apart"),
-        (Cocktail(bits=3), "codes that are not packed side by side"),
-        (Cocktail(bucket=7), "a bucket that begins within a byte"),
-        (Cocktail(bits=16), "numbers"),
+        (Cocktail(topk_ratio=0.4), "a mask"),
+        (Cocktail(topk_ratio=0.001), "few, far apart"),
+        (Cocktail(quant_bits=3), "codes that are not packed side by side"),
+        (Cocktail(quant_bucket_size=7), "a bucket that begins within a byte"),
+        (Cocktail(quant_bits=16), "numbers"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -188,7 +188,7 @@ def test_a_packet_stays_in_its_file_until_its_bytes_are_asked_for(tmp_path: Path
 
 def test_a_large_packet_in_pieces_takes_a_fraction_of_its_memory() -> None:
     v = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0))
-    packet = Cocktail(keep=0.2, bits=4).encode(v).packet
+    packet = Cocktail(topk_ratio=0.2, quant_bits=4).encode(v).packet
     whole = decode(packet, len(v))
     del v
 

@@ -32,7 +32,7 @@ def some(n: int, seed: int = 0) -> torch.Tensor:
 def test_with_p_of_one_nth_an_epoch_visits_every_coordinate_exactly_once(
     n: int, parts: int, kind: str, seed: int, epoch: int
 ) -> None:
-    mix = Cocktail(sample=1 / parts, kind=kind, block=16)
+    mix = Cocktail(random_ratio=1 / parts, sample_kind=kind, block_size=16)
 
     seen = [i for r in range(parts) for i in visited(mix.draw(n, seed, epoch * parts + r))]
 
@@ -49,7 +49,7 @@ def test_with_any_p_every_window_between_redraws_visits_each_coordinate_once(
     n: int, share: Fraction, kind: str
 ) -> None:
     """p = a / b: b rounds are a epochs. Cut the b rounds into epochs: each holds every coordinate once."""
-    mix = Cocktail(sample=float(share), kind=kind, block=8)
+    mix = Cocktail(random_ratio=float(share), sample_kind=kind, block_size=8)
 
     samples = [mix.draw(n, 3, r) for r in range(share.denominator)]
 
@@ -69,13 +69,13 @@ def test_with_any_p_every_window_between_redraws_visits_each_coordinate_once(
 @pytest.mark.parametrize("p", [0.05, 0.1, 0.15, 1 / 3, 0.4, 0.7, 0.95, 1.0])
 def test_p_is_honoured_and_not_only_one_over_an_integer(p: float, kind: str) -> None:
     n = 100_003
-    sizes = [Cocktail(sample=p, kind=kind).draw(n, 1, r).m for r in range(7)]
+    sizes = [Cocktail(random_ratio=p, sample_kind=kind).draw(n, 1, r).m for r in range(7)]
 
     assert all(abs(m / n - p) < 0.005 * p + 300 / n for m in sizes)
 
 
 def test_a_new_order_is_drawn_when_the_walk_is_back_at_its_start() -> None:
-    mix = Cocktail(sample=0.25)
+    mix = Cocktail(random_ratio=0.25)
 
     assert visited(mix.draw(10_000, 1, 0)) != visited(mix.draw(10_000, 1, 4))
     assert visited(mix.draw(10_000, 1, 0)) != visited(mix.draw(10_000, 2, 0))
@@ -83,7 +83,7 @@ def test_a_new_order_is_drawn_when_the_walk_is_back_at_its_start() -> None:
 
 
 def test_positions_ascend_and_blocks_stay_whole() -> None:
-    s = Cocktail(sample=0.1, block=64).draw(100_000, 5, 9)
+    s = Cocktail(random_ratio=0.1, block_size=64).draw(100_000, 5, 9)
     at = np.array(visited(s))
 
     assert (np.diff(at) > 0).all()
@@ -92,7 +92,7 @@ def test_positions_ascend_and_blocks_stay_whole() -> None:
 
 
 def test_small_vectors_get_smaller_blocks_so_that_rounds_stay_even() -> None:
-    sizes = [Cocktail(sample=0.1, block=4096).draw(20_000, 1, r).m for r in range(10)]
+    sizes = [Cocktail(random_ratio=0.1, block_size=4096).draw(20_000, 1, r).m for r in range(10)]
 
     assert min(sizes) > 1900
     assert max(sizes) < 2100
@@ -100,7 +100,7 @@ def test_small_vectors_get_smaller_blocks_so_that_rounds_stay_even() -> None:
 
 def test_the_last_short_block_is_visited_like_any_other() -> None:
     n = 64 * 1000 + 37
-    mix = Cocktail(sample=0.5, block=64)
+    mix = Cocktail(random_ratio=0.5, block_size=64)
     x = some(n)
     halves = [mix.draw(n, 1, r) for r in (0, 1)]
 
@@ -113,7 +113,7 @@ def test_the_last_short_block_is_visited_like_any_other() -> None:
 @pytest.mark.parametrize("kind", ["block", "element"])
 @pytest.mark.parametrize("n", [1, 2, 63, 1000, 100_003])
 def test_take_difference_and_put_agree_with_plain_indexing(n: int, kind: str) -> None:
-    s = Cocktail(sample=0.3, kind=kind, block=32).draw(n, 4, 2)
+    s = Cocktail(random_ratio=0.3, sample_kind=kind, block_size=32).draw(n, 4, 2)
     x, y, at = some(n), some(n, 1), visited(s)
 
     assert torch.equal(s.take(x), x[at])
@@ -142,7 +142,7 @@ def test_add_touches_only_what_was_sent() -> None:
 
 
 def test_at_p_of_one_the_sample_is_the_vector() -> None:
-    s = Cocktail(sample=1.0).draw(1000, 5, 6)
+    s = Cocktail(random_ratio=1.0).draw(1000, 5, 6)
     x = some(1000)
 
     assert s.m == s.n == 1000
@@ -150,7 +150,7 @@ def test_at_p_of_one_the_sample_is_the_vector() -> None:
 
 
 def test_a_name_is_found_for_a_position() -> None:
-    s = Cocktail(sample=0.5, block=16).draw(10_000, 1, 0)
+    s = Cocktail(random_ratio=0.5, block_size=16).draw(10_000, 1, 0)
     name = s.namer(["embed", "layer.weight", "layer.bias"], [0, 4000, 9000])
 
     for position in (0, s.m // 2, s.m - 1):
@@ -174,7 +174,7 @@ def test_what_does_not_fit_the_sample_is_refused_with_both_numbers() -> None:
 
 def test_the_sample_of_a_round_is_the_one_in_the_specification() -> None:
     """Golden: peers of different versions must visit the same coordinates."""
-    s = Cocktail(sample=0.3, block=4).draw(1000, 2026, 7)
+    s = Cocktail(random_ratio=0.3, block_size=4).draw(1000, 2026, 7)
 
     assert s.m == 300
     assert s.units[:8].tolist() == [11, 13, 14, 19, 20, 21, 27, 30]

@@ -23,7 +23,7 @@ from compress.sampling.schedule import places
 def test_windows_put_together_are_the_sample(
     n: int, p: float, block: int, kind: str, seed: int, round: int, window: int
 ) -> None:
-    mix = Cocktail(sample=p, block=block, kind=kind)
+    mix = Cocktail(random_ratio=p, block_size=block, sample_kind=kind)
     whole = mix.draw(n, seed, round)
 
     walk = mix.walk(n, seed, round)

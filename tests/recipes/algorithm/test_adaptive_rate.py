@@ -77,7 +77,7 @@ def test_whatever_is_measured_k_stays_within_the_recipes_bounds(told: list[tuple
     fill = adaptive_rate_of(RICH)
     for size, room in told:
         fill = fill.sent(size).within(room)
-        assert 0.01 <= fill.mixed(compressor_of(RICH)).keep <= 0.8
+        assert 0.01 <= fill.mixed(compressor_of(RICH)).topk_ratio <= 0.8
 
 
 @given(rooms, st.floats(1e3, 1e9), st.floats(0.7, 1.3), st.sampled_from([2, 4]))

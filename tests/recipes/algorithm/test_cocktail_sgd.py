@@ -18,12 +18,12 @@ from recipes.algorithm.robust_mean import RejectedUpdate
 from recipes.algorithm.shard_aggregator import Aggregator
 
 SEED = 7
-LOSSLESS = Cocktail(sample=1.0, keep=1.0, bits=32)
+LOSSLESS = Cocktail(random_ratio=1.0, topk_ratio=1.0, quant_bits=32)
 MIXES = {
-    "cocktail": Cocktail(sample=0.1, keep=0.2, bits=4, block=16),
-    "element": Cocktail(sample=0.25, keep=0.1, bits=2, kind="element"),
+    "cocktail": Cocktail(random_ratio=0.1, topk_ratio=0.2, quant_bits=4, block_size=16),
+    "element": Cocktail(random_ratio=0.25, topk_ratio=0.1, quant_bits=2, sample_kind="element"),
     "lossless": LOSSLESS,
-    "sharded": Cocktail(sample=0.25, keep=0.2, bits=4, block=16, shards=3),
+    "sharded": Cocktail(random_ratio=0.25, topk_ratio=0.2, quant_bits=4, block_size=16, shards=3),
 }
 
 

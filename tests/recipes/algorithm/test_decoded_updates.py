@@ -17,7 +17,7 @@ from recipes.algorithm.decoded_updates import DecodedUpdates, held_by
 from recipes.algorithm.robust_mean import RejectedUpdate, Rule, collect
 
 M, SEED = 5000, 7
-MIX = Cocktail(sample=0.5, keep=0.3, bits=4, block=16)
+MIX = Cocktail(random_ratio=0.5, topk_ratio=0.3, quant_bits=4, block_size=16)
 Updates = list[tuple[str, bytes, float]]
 
 
@@ -70,7 +70,7 @@ def test_the_bits_do_not_depend_on_the_form_in_which_packets_are_kept(
 ) -> None:
     pytest.importorskip("numba", reason="it has no build for this platform")
     m, rule = 40_000, Rule(kind)  # type: ignore[arg-type]
-    error, updates, packets = torch.randn(m), sent(9, m, 2, Cocktail(keep=0.15)), DecodedUpdates(m)
+    error, updates, packets = torch.randn(m), sent(9, m, 2, Cocktail(topk_ratio=0.15)), DecodedUpdates(m)
     decoded = collect(error, updates, rule)
     monkeypatch.setattr(dispatch, "WORTH", 0)
     for peer, packet, _ in updates:

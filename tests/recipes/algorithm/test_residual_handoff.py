@@ -13,7 +13,9 @@ from recipes.algorithm.cocktail_sgd import GlobalModel, ShardAggregator, Worker,
 from recipes.algorithm.robust_mean import HELD, MEAN, OPEN, REFUSED, RejectedUpdate, Rule
 
 N, SEED, ROOM = 600, 3, 10**9
-EXACT = Cocktail(sample=0.5, keep=0.4, bits=32, block=16)  # sends a part, and that as it is
+EXACT = Cocktail(
+    random_ratio=0.5, topk_ratio=0.4, quant_bits=32, block_size=16
+)  # sends a part, and that as it is
 WEIGHTS = {"ann": 1.0, "bob": 2.0, "cat": 3.0}
 
 
@@ -88,7 +90,7 @@ def test_x_prime_becomes_what_it_would_have_been_had_the_leaver_stayed() -> None
 @pytest.mark.parametrize("room", [120, 400, 900, ROOM])
 def test_whatever_part_is_handed_over_the_rest_stays_with_the_leaver(room: int) -> None:
     """4 bits and little room: what the packet does not say is still in the residual, so nothing is lost."""
-    swarm = swarm_after(9, Cocktail(sample=0.25, keep=0.2, bits=4, block=16))
+    swarm = swarm_after(9, Cocktail(random_ratio=0.25, topk_ratio=0.2, quant_bits=4, block_size=16))
     before, norm = swarm.mass(), swarm.workers["cat"].residual_norm()
     swarm.leave("cat", room)
 
@@ -132,7 +134,7 @@ def test_a_legacy_that_is_none_is_refused_by_name_and_changes_nothing(damage: st
 
 # ---- what a liar can hand over -----------------------------------------------------------------------------
 
-COCKTAIL = Cocktail(sample=0.25, keep=0.2, bits=4, block=16)
+COCKTAIL = Cocktail(random_ratio=0.25, topk_ratio=0.2, quant_bits=4, block_size=16)
 
 
 def legacy_of(norm: float) -> bytes:

@@ -26,8 +26,8 @@ from recipes.algorithm.robust_mean import (
 )
 
 M = 600
-ALL = Cocktail(sample=1.0, keep=1.0, bits=32)
-SPARSE = Cocktail(sample=1.0, keep=0.2, bits=8)
+ALL = Cocktail(random_ratio=1.0, topk_ratio=1.0, quant_bits=32)
+SPARSE = Cocktail(random_ratio=1.0, topk_ratio=0.2, quant_bits=8)
 RULES = {kind: Rule(kind) for kind in ("mean", "trimmed_mean", "median", "centered_clip")}
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 
@@ -71,7 +71,7 @@ def test_a_packet_with_fewer_values_may_be_longer_within_what_the_recipe_bounds(
 ) -> None:
     usual, few = torch.ones(160), torch.zeros(160)
     few[:10] = 10.0  # 2.5 times as long, 16 times fewer values
-    updates = [*said([usual, usual]), ("p02", Cocktail(1.0, 10 / 160, bits=32).encode(few).packet, 1.0)]
+    updates = [*said([usual, usual]), ("p02", Cocktail(1.0, 10 / 160, quant_bits=32).encode(few).packet, 1.0)]
 
     held = collect(torch.zeros(160), updates, Rule(wide=wide)).held
 
@@ -146,7 +146,7 @@ def test_weights_shape_the_mean_and_not_the_norms() -> None:
 
 @every_rule
 def test_the_owner_replays_a_round_with_liars_to_the_bit(rule: Rule) -> None:
-    mix = Cocktail(sample=0.5, keep=0.2, bits=4, block=16)
+    mix = Cocktail(random_ratio=0.5, topk_ratio=0.2, quant_bits=4, block_size=16)
     here, again = ShardAggregator(M, mix, 7, rule), ShardAggregator(M, mix, 7, rule)
     for t in range(4):
         m = mix.draw(M, 7, t).m
@@ -172,7 +172,7 @@ def test_peers_that_agree_get_what_they_said_and_the_error_beside_it(rule: Rule)
 @every_rule
 def test_nothing_of_what_the_rule_makes_is_lost_at_the_owner(rule: Rule) -> None:
     """Law 3 at the owner: A(packets) + e = the change of x' + e'."""
-    mix = Cocktail(sample=0.5, keep=0.2, bits=4, block=16)
+    mix = Cocktail(random_ratio=0.5, topk_ratio=0.2, quant_bits=4, block_size=16)
     owner = ShardAggregator(M, mix, 7, rule)
     for t in range(3):
         sample, before = mix.draw(M, 7, t), owner.error.clone()
@@ -258,7 +258,7 @@ def test_what_a_rule_holds_in_memory_does_not_grow_with_the_peers(
 def trained(rule: Rule, liars: int) -> float:
     """The loss of x' after 60 rounds of least squares: 10 peers with noisy gradients, the first of them send
     ten times the opposite of what they found."""
-    mix, n = Cocktail(sample=0.5, keep=0.4, bits=4, block=16), 200
+    mix, n = Cocktail(random_ratio=0.5, topk_ratio=0.4, quant_bits=4, block_size=16), 200
     target, generator = normal(3, 10.0, n), torch.Generator().manual_seed(4)
     workers = [Worker(torch.zeros(n), GlobalModel(torch.zeros(n), mix, 7)) for _ in range(10)]
     owner = ShardAggregator(n, mix, 7, rule)

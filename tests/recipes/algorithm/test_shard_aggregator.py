@@ -15,8 +15,8 @@ from recipes.algorithm.shard_aggregator import Aggregator, select_shards
 from recipes.config.presets import Outer
 
 N, SEED = 500, 7
-MIX = Cocktail(sample=0.5, keep=0.4, bits=4, block=16, shards=3)
-ALONE = Cocktail(sample=0.5, keep=0.4, bits=4, block=16)
+MIX = Cocktail(random_ratio=0.5, topk_ratio=0.4, quant_bits=4, block_size=16, shards=3)
+ALONE = Cocktail(random_ratio=0.5, topk_ratio=0.4, quant_bits=4, block_size=16)
 
 
 def workers(mix: Cocktail = MIX, count: int = 3) -> list[Worker]:

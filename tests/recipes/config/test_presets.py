@@ -145,7 +145,7 @@ def test_streaming_diloco_sends_each_fragment_once_in_h_steps_and_one_range_of_l
 @given(st.integers(1, 5000), st.floats(0.01, 1), st.sampled_from([1, 16, 256]), st.integers(0, 40))
 def test_fragments_go_round_the_vector(n: int, p: float, block: int, start: int) -> None:
     """Consecutive rounds are consecutive ranges of the ring, and `walk` says the same as `draw`."""
-    mix, end = Cocktail(sample=p, kind="fragment", block=block), None
+    mix, end = Cocktail(random_ratio=p, sample_kind="fragment", block_size=block), None
     for t in range(start, start + 4):
         sample, way = mix.draw(n, SEED, t), mix.walk(n, SEED, t)
         at = sample.coordinates(torch.arange(sample.m)).numpy()
@@ -392,7 +392,7 @@ def test_the_first_steps_are_sent_whole_and_the_walk_goes_on_where_it_would_be(s
     whole = 3 + staleness  # rounds; a stale one delivers the steps before it
 
     assert [mix.draw(N, SEED, t).m == N for t in range(6)] == [t < whole for t in range(6)]
-    assert (mix.at(whole - 1).bits, mix.at(whole).bits) == (16, 2)
+    assert (mix.at(whole - 1).quant_bits, mix.at(whole).quant_bits) == (16, 2)
     later = compressor_of(Compression()).draw(N, SEED, whole)
     assert torch.equal(mix.draw(N, SEED, whole).units, later.units)
 
@@ -414,7 +414,7 @@ def largest_of_each(v: Tensor, chunk: int, count: Callable[[int], int]) -> list[
 @given(st.integers(1, 400), st.integers(1, 60), st.floats(0.01, 0.99), st.integers(0, 99))
 def test_each_chunk_keeps_its_own_largest(m: int, chunk: int, keep: float, seed: int) -> None:
     v = torch.randn(m, generator=torch.Generator().manual_seed(seed))
-    packet = Cocktail(keep=keep, bits=16, chunk=chunk).encode(v).packet
+    packet = Cocktail(topk_ratio=keep, quant_bits=16, topk_chunk=chunk).encode(v).packet
 
     want = largest_of_each(v, chunk, lambda n: max(round(keep * n), 1))
     assert decode(packet, m).positions.tolist() == want

@@ -250,7 +250,7 @@ def test_a_difference_to_the_hosts_memory_has_the_bits_of_one_beside_it() -> Non
     """state_device: cpu. On the CPU alone there are no two devices: this is the arithmetic of that way."""
     x, y = torch.randn(2, 10_000, generator=torch.Generator().manual_seed(0))
     for kind, block in (("block", 64), ("element", 1)):
-        sample = Cocktail(sample=0.3, kind=kind, block=block).draw(len(x), 7, 3)  # type: ignore[arg-type]
+        sample = Cocktail(random_ratio=0.3, sample_kind=kind, block_size=block).draw(len(x), 7, 3)  # type: ignore[arg-type]
         assert torch.equal(fetched_difference(sample, x, y), sample.difference(x, y))
 
 

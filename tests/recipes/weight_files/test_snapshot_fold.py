@@ -49,7 +49,7 @@ from recipes.weight_files.stored_weights import (
     read_header,
 )
 
-MIX = Cocktail(sample=0.3, keep=0.2, bits=4, block=64)
+MIX = Cocktail(random_ratio=0.3, topk_ratio=0.2, quant_bits=4, block_size=64)
 
 
 def packets_of(mix: Cocktail, size: int, rounds: range, seed: int = 7) -> list[bytes]:
@@ -133,7 +133,7 @@ def test_a_snapshot_loads_and_is_the_fold_to_the_bit_and_so_is_the_next(bases, t
 
 
 def test_fragments_and_first_rounds_that_send_everything_fold_like_any_other(bases, tmp_path) -> None:
-    mix = Cocktail(sample=0.3, keep=0.5, kind="fragment", full=2)
+    mix = Cocktail(random_ratio=0.3, topk_ratio=0.5, sample_kind="fragment", uncompressed_rounds=2)
     truth = GlobalModel(FlatParameters(load_model(bases["gpt2"])).vector.clone(), mix, 7)
     packets = packets_of(mix, truth.vector.numel(), range(6))
     fold(truth, packets)
@@ -255,7 +255,9 @@ def test_parameters_are_counted_without_loading_a_weight(bases, tmp_path, name: 
 def test_the_sweep_is_the_fold_whatever_the_windows_the_batches_and_the_shards(
     size: int, p: float, kind: Any, keep: float, bits: int, rounds: int, at: int, budget: int, shards: int
 ) -> None:
-    mix = Cocktail(sample=p, keep=keep, bits=bits, kind=kind, shards=min(shards, size))
+    mix = Cocktail(
+        random_ratio=p, topk_ratio=keep, quant_bits=bits, sample_kind=kind, shards=min(shards, size)
+    )
     vector = torch.randn(size, generator=torch.Generator().manual_seed(1))
     packets = packets_of(mix, size, range(100, 100 + rounds))
     truth = GlobalModel(vector.clone(), mix, 7, round=100)
@@ -365,7 +367,8 @@ with open(folder / "vector", "rb", buffering=0) as vector, open(folder / "log", 
     part = Stored("F32", (size,), InFile(vector, 0, 4 * size))
     source = StoredVector(Layout(("w",), ((size,),)), ("w",), (part,), {})
     packets = [InFile(log, at, length) for at in range(0, folder.joinpath("log").stat().st_size, length)]
-    Fold("a-run", Cocktail(sample=0.125, keep=0.05), 7, source, 0, packets, budget=budget).write(folder)
+    mix = Cocktail(random_ratio=0.125, topk_ratio=0.05)
+    Fold("a-run", mix, 7, source, 0, packets, budget=budget).write(folder)
 print((kib("VmHWM") - before) * 1024)
 """
 
@@ -374,7 +377,7 @@ print((kib("VmHWM") - before) * 1024)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_vector_of_256_mb_is_folded_within_64_mib(tmp_path) -> None:
     """Peak resident memory of a process of its own, over what it had with everything imported."""
-    mix, budget = Cocktail(sample=0.125, keep=0.05), 64 << 20
+    mix, budget = Cocktail(random_ratio=0.125, topk_ratio=0.05), 64 << 20
     with (tmp_path / "vector").open("wb") as file:
         file.truncate(4 * SIZE)
     # the same packet each round: its positions are within the sample, which is another each time

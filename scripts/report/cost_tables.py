@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.bench import growth as costs
-from scripts.report.markdown import NOTHING, dates, prose, table
+from scripts.report.markdown import NOTHING, dates, section, table
 from scripts.report.plot import svg
 from scripts.report.rows import Row, read
 
@@ -18,42 +18,38 @@ KINDS = {
     "hub": "a hub with 4 peers, by parameters",
     "peers": "a hub, by peers",
 }
-ASSUMED = prose(
-    f"""P is parameters, N peers. Fitted to the points up to {costs.FITTED[0]:.0e} parameters and
-    {costs.FITTED[1]} peers (a hub's memory to 1e+08), by least squares of relative errors, no constant
-    negative; compared with all points beyond. Assumed beyond what was measured: one hub owns everything
-    (with shards at peers its CPU, memory and bytes are spread over them), packets of the paper's setting
-    (0.134 bit a parameter), one core of this machine, memory and disk as fast as at the sizes measured, no
-    local steps. A hub holds e, 4 bytes a parameter, and a round's packets up to a bound; a peer x_i and
-    x'."""
-)
 
 
 def growth(folder: Path) -> str:
     points = read(folder / "growth.jsonl")
     if not points:
         return NOTHING
-    parts = [f"A round, {dates(points)}; CPU is of one core, without the gradient.\n"]
+    tables, plots = list[str](), list[str]()
     for kind, title in KINDS.items():
         mine = sorted((p for p in points if p["kind"] == kind), key=lambda p: (p["parameters"], p["peers"]))
         if mine:
-            parts += [f"**{title}**\n", table(*point_rows(kind, mine))]
-    fits = costs.fitted(points)
-    parts += ["**What they fit, and what that says of larger swarms**\n", table(*fit_rows(fits)), ASSUMED]
-    for kind in ("peer", "hub", "peers"):
-        if curves := curves_of(kind, points):
+            tables.append(f"**{title}**\n\n{table(*point_rows(kind, mine))}")
+        if curves := curves_of(kind, mine):
             by = "peers" if kind == "peers" else "parameters"
-            (folder / f"growth-{kind}.svg").write_text(svg(f"{KINDS[kind]}: a round", by, curves))
-            parts.append(f"![{KINDS[kind]}](measured/growth-{kind}.svg)\n")
-    return "\n".join(parts)
+            (folder / f"growth-{kind}.svg").write_text(svg(f"{title}: a round", by, curves))
+            plots.append(f"![{title}](measured/growth-{kind}.svg)\n")
+    return section(
+        "growth",
+        dates=dates(points),
+        points="\n".join(tables),
+        fits=table(*fit_rows(costs.fitted(points))),
+        parameters=costs.FITTED[0],
+        peers=costs.FITTED[1],
+        plots="\n".join(plots),
+    )
 
 
 def curves_of(kind: str, points: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
-    by, mine = "peers" if kind == "peers" else "parameters", [p for p in points if p["kind"] == kind]
+    by = "peers" if kind == "peers" else "parameters"
     names = {"cpu_s": ("CPU-s", 1.0), "memory": ("memory, GB", 1e-9), "up": ("sent, GB", 1e-9)}
     names["bytes"] = "both ways, GB", 1e-9
     curves = {
-        name: sorted((float(p[by]), p[what] * scale) for p in mine if what in p)
+        name: sorted((float(p[by]), p[what] * scale) for p in points if what in p)
         for what, (name, scale) in names.items()
     }
     return {name: curve for name, curve in curves.items() if curve}
@@ -98,10 +94,7 @@ def join(folder: Path) -> str:
         return NOTHING
     head = ["Mbit/s", "MB fetched", "floor: bytes / line, s", "x' here, s", "of the floor"]
     head += ["first counted round, s", "of it starting Python, s"]
-    words = f"""`cocktail join` to its first counted round, {dates(rows)}; 40 ms of round trip. The other peer
-        is stopped until x' is here, as two machines would not share a processor. Seconds are from the
-        command on; those of `x' here` from the welcome."""
-    return "\n".join([prose(words), table(head, [joining(row) for row in rows])])
+    return section("join", dates=dates(rows), table=table(head, [joining(row) for row in rows]))
 
 
 def joining(row: Row) -> list[str]:
@@ -142,4 +135,4 @@ def packet(folder: Path) -> str:
         times = [f"{r['encode_ms']:.1f}", f"{r['reference_encode_ms']:.1f}"]
         errors = [f"{r['error']:.4f}", f"{r['reference_error']:.4f}"]
         body.append([f"{r['data']}; {r['p']:g}, {r['K']:g}, {r['bits']}", *sizes, *times, *errors])
-    return f"{found['date']}, 40 M parameters, one thread.\n\n{table(head, body)}"
+    return section("packet", date=found["date"], table=table(head, body))

@@ -1,13 +1,45 @@
-"""Markdown of RESULTS.md: tables, paragraphs, dates."""
+"""Markdown of RESULTS.md: tables, dates, and the sections of template.md with their values filled in."""
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 from scripts.report.rows import Row
 
 NOTHING = "Not measured yet.\n"
+SECTIONS = {  # name -> title, text
+    name: (title, text)
+    for name, title, text in re.findall(
+        r"^## (\w+): (.*?)\n\n(.*?)(?=\n## |\Z)",
+        Path(__file__).with_name("template.md").read_text(encoding="utf-8"),
+        re.DOTALL | re.MULTILINE,
+    )
+}
+
+
+def commands(name: str) -> list[str]:
+    """List the commands that measure a section again."""
+    return [line.strip() for line in SECTIONS[name][1].splitlines() if line.startswith("    ")]
+
+
+def section(name: str, **values: object) -> str:
+    """Fill the values into a section's blocks below its commands; a block that is then empty is left out."""
+    made = []
+    for block in SECTIONS[name][1].strip("\n").split("\n\n"):
+        if re.fullmatch(r"\{\w+\}", block):
+            made.append(str(values[block[1:-1]]))
+        elif not block.startswith("    "):
+            made.append(paragraph(block.format(**values)))
+    return "\n".join(block for block in made if block)
+
+
+def paragraph(text: str) -> str:
+    """Fill a paragraph, or each point of a list."""
+    points, indent = re.split(r"\n(?=- )", text), "  " if text.startswith("- ") else ""
+    return "".join(textwrap.fill(" ".join(p.split()), 110, subsequent_indent=indent) + "\n" for p in points)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -15,13 +47,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def prose(*words: str) -> str:
-    """Fill a paragraph, or (the first begins with "- ") one point of a list each."""
-    joined = [" ".join(word.split()) for word in words]
-    if joined[0].startswith("- "):
-        return "\n".join(textwrap.fill(word, 110, subsequent_indent="  ") for word in joined) + "\n"
-    return textwrap.fill(" ".join(joined), 110) + "\n"
-
-
 def dates(rows: Sequence[Row]) -> str:
+    """List the days on which these rows were measured."""
     return ", ".join(sorted({row["date"] for row in rows if "date" in row})) or "never"

@@ -10,7 +10,7 @@ from statistics import mean
 
 from scripts import ROOT
 from scripts.comparison import work
-from scripts.report.markdown import NOTHING, dates, prose, table
+from scripts.report.markdown import NOTHING, dates, section, table
 from scripts.report.plot import Axis, svg
 from scripts.report.rows import Row, read
 from scripts.study import cells, plan, tables
@@ -33,10 +33,10 @@ LOCAL = (50, 500)  # steps between DiLoCo's exchanges, a row each
 BySpeed = Mapping[str, Mapping[str, float]]  # system -> speed -> a figure
 
 
-def by_speed(figures: BySpeed, speeds: Sequence[str], shown: Callable[[float], str]) -> list[list[str]]:
-    """Make the rows of a table of figures, a row for each system; a figure that is missing is an empty
-    cell."""
-    return [[name, *(shown(by[s]) if s in by else "" for s in speeds)] for name, by in figures.items() if by]
+def by_speed(head: str, figures: BySpeed, speeds: Sequence[str], shown: Callable[[float], str]) -> str:
+    """Make a table of figures, a row for each system; a figure that is missing is an empty cell."""
+    rows = [[name, *(shown(by[s]) if s in by else "" for s in speeds)] for name, by in figures.items() if by]
+    return table([head, *speeds], rows)
 
 
 def percent(share: float) -> str:
@@ -62,11 +62,6 @@ def steps_of(folder: Path) -> dict[str, dict[str, float]]:
     return {name: found[name] for name in order if name in found}
 
 
-def computing(steps: BySpeed, speeds: Sequence[str]) -> list[list[str]]:
-    """Make the rows of compute over the whole of a step."""
-    return by_speed(steps, speeds, lambda times: percent(1 / times))
-
-
 def links(folder: Path) -> str:
     steps, rows = steps_of(folder), read(folder / "links.jsonl")
     if not steps:
@@ -87,48 +82,19 @@ def links(folder: Path) -> str:
     plotted = {name: [(float(s), 1 / by[s]) for s in at if s in by] for name, by in steps.items()}
     title = "Share of the time that devices compute"
     (folder / "links.svg").write_text(svg(title, "Mbit/s, each way", plotted, Axis(0, 1, log=False), True))
-    return "\n".join(
-        [
-            prose(
-                f"""Four peers, {dates(rows)}. A step's compute is fixed (slept), so that compute : FP16
-                bytes : line is that of GPT-J-6B on 8 A100 ({work.GPTJ_S} s and 24 GB a step and machine): a
-                line of 100 Mbit/s there is one of {100 * work.MBIT:.3f} Mbit/s here, with {work.RTT:g} ms of
-                round trip. Tokens a second are GPT-J's: 262,144 over a step's time in those units
-                ({ideal:,.0f} where nothing is waited for)."""
-            ),
-            table(
-                ["tokens/s at Mbit/s", *speeds],
-                by_speed(steps, speeds, lambda times: f"{ideal / times:,.0f}"),
-            ),
-            "Share of the time that devices compute:\n",
-            table(["computing at Mbit/s", *speeds], computing(steps, speeds)),
-            "Share of the same system's unthrottled speed, where that was measured:\n",
-            table(["share at Mbit/s", *speeds], by_speed(shares, speeds, percent)),
-            "Bytes that a peer sends in a step, in those of one FP16 gradient (2 bytes a parameter):\n",
-            table(["sent", *speeds], by_speed(sent, speeds, lambda share: f"{share:.4f}")),
-            "How busy this machine's cores were, other programs on it included:\n",
-            table(["busy", *speeds], by_speed(busy, speeds, lambda share: f"{share:.0%}")),
-            NOTES,
-            "![share of the time that devices compute](measured/links.svg)\n",
-        ]
+    return section(
+        "links",
+        dates=dates(rows),
+        seconds=work.GPTJ_S,
+        line=100 * work.MBIT,
+        rtt=work.RTT,
+        ideal=ideal,
+        tokens=by_speed("tokens/s at Mbit/s", steps, speeds, lambda times: f"{ideal / times:,.0f}"),
+        computing=by_speed("computing at Mbit/s", steps, speeds, lambda times: percent(1 / times)),
+        shares=by_speed("share at Mbit/s", shares, speeds, percent),
+        sent=by_speed("sent", sent, speeds, lambda share: f"{share:.4f}"),
+        busy=by_speed("busy", busy, speeds, lambda share: f"{share:.0%}"),
     )
-
-
-NOTES = prose(
-    "- *cocktail* is `cocktail launch` and `cocktail join` with the defaults: packets fill the time "
-    "there is, so at 100 and 20 Mbit/s they are smaller (the bytes above); what that costs in loss "
-    "is the next section's matter. Its hub has no limit in the first row, as a server has; in the "
-    "second its own line is as slow as a peer's.",
-    "- *DDP* exchanges while the last of 8 backward passes of a step runs, and is taken to have all "
-    "gradients when that one begins: the best it could have.",
-    "- *PowerSGD* has rank 1 on matrices 1,024 wide: about the share of the FP16 bytes that rank 5 "
-    "has on GPT-J's.",
-    "- *DiLoCo*: one exchange was measured; a row of H steps is that and H times the compute, the best "
-    "it could have.",
-    "- *hivemind* averages gradients while the next step computes.",
-    "- Systems that send whole gradients run a smaller model at the same ratios, so that their steps "
-    "are waited for.",
-)
 
 
 # ---- loss --------------------------------------------------------------------------------------------------
@@ -139,35 +105,21 @@ ENOUGH = 0.8  # of a cell's bytes that went over a timed line: then its step tak
 
 
 def loss(folder: Path) -> str:
-    found = quality(folder)
-    parts = [tables.markdown(found, one) for one in plan.TABLES]
-    return "\n".join(
-        [
-            prose(
-                """The cells of the quality study (`recipes/quality.jsonl`): held-out loss in nats a byte at
-                equal tokens, against bytes. `over all-reduce` is the mean over the seeds that are there."""
-            ),
-            *(part for part in parts if part),
-            longer(),
-            *(["**rivals**\n", table(RIVAL_HEAD, rivals)] if (rivals := rival_losses(folder, found)) else []),
-            prose(
-                f"""**Against wall clock**: {Size().steps:,} steps, each as long as one of the table above, in
-                hours of GPT-J's steps. A row of cocktail has them at speeds at which the packets that were
-                timed had its bytes, or nearly so; one that does not hide its exchange has none. hivemind is
-                not in the study: what it averages is all-reduce's gradient. PowerSGD's hours are those of a
-                rank that sends ten times less than the one whose loss stands here."""
-            ),
-            table(["way", "held-out loss", *(f"h at {s} Mbit/s" for s in TIMED_AT)], timed(folder, found)),
-            "![held-out loss against time at 100 Mbit/s](measured/loss.svg)\n",
-        ]
+    found, rivals = quality(folder), rival_losses(folder, quality(folder))
+    longer = tables.markdown(cells.read(QUALITY, Size(steps=3200)), plan.LONGER)
+    study = [*(tables.markdown(found, one) for one in plan.TABLES), longer]
+    head = ["rival", "less than FP16", "learning rate", "held-out loss, by seed", "over all-reduce"]
+    return section(
+        "loss",
+        study="\n".join(part for part in study if part),
+        rivals=f"**rivals**\n\n{table(head, rivals)}" if rivals else "",
+        steps=Size().steps,
+        timed=table(["way", "held-out loss", *(f"h at {s} Mbit/s" for s in TIMED_AT)], timed(folder, found)),
     )
 
 
-RIVAL_HEAD = ["rival", "less than FP16", "learning rate", "held-out loss, by seed", "over all-reduce"]
-
-
 def rival_losses(folder: Path, found: Found) -> list[list[str]]:
-    """Make the rivals' rows under RIVAL_HEAD, each at the rate that was best with the first seed."""
+    """Make the rivals' rows, each at the rate that was best with the first seed."""
     dense = by_seed(found, plan.REFERENCE)
     ways = [
         (f"PowerSGD, rank {rank}", one[0]["ratio"], one[0]["rate"], {r["seed"]: r["loss"] for r in one})
@@ -205,11 +157,6 @@ def powersgd(folder: Path) -> dict[int, list[Row]]:
 def quality(folder: Path) -> Found:
     """Read all cells, those of rivals too."""
     return cells.read(QUALITY, Size()) | cells.read(folder / "quality.jsonl", Size())
-
-
-def longer() -> str:
-    """Make the table of twice the steps."""
-    return tables.markdown(cells.read(QUALITY, Size(steps=3200)), plan.LONGER)
 
 
 @dataclass(frozen=True)
@@ -275,13 +222,8 @@ def timed(folder: Path, found: Found) -> list[list[str]]:
     if curves:
         losses = [loss for points in curves.values() for _, loss in points]
         up = Axis(min(losses) - 0.02, max(losses) + 0.02, log=False)
-        drawn = svg(
-            "Held-out loss (a quarter of the text) against time at 100 Mbit/s",
-            "hours of GPT-J's steps",
-            curves,
-            up,
-        )
-        (folder / "loss.svg").write_text(drawn)
+        title = "Held-out loss (a quarter of the text) against time at 100 Mbit/s"
+        (folder / "loss.svg").write_text(svg(title, "hours of GPT-J's steps", curves, up))
     return [
         [way.name, f"{way.loss:.4f}", *(f"{way.hours(s):,.1f}" if s in way.steps else "" for s in TIMED_AT)]
         for way in ways
@@ -309,22 +251,7 @@ def faults(folder: Path) -> str:
         for r in sorted(rows, key=lambda r: (order.index(r["fault"]), SYSTEMS.index(r["system"])))
     ]
     head = ["fault of one peer of four", "system", "seconds lost", "peers apart", "samples lost", ""]
-    return "\n".join(
-        [
-            prose(
-                f"""{dates(rows)}. Lines of 8 Mbit/s, 1 s of compute a step; rivals have timeouts of 30 s
-                (hivemind: 5 s a chunk), as their own defaults would have them wait for half an hour, or for
-                ever."""
-            ),
-            table(head, body),
-            prose(
-                """Seconds: the longest time between two steps of the first peer, less an ordinary one. Apart:
-                further from the first peer's model than 1 % of what that has moved. Samples of cocktail are
-                read from its ledger after the run; of a run that ends for all, the step under way is
-                counted and nothing before it."""
-            ),
-        ]
-    )
+    return section("faults", dates=dates(rows), table=table(head, body))
 
 
 def stalled(row: Row) -> str:
@@ -368,13 +295,14 @@ def in_words(error: str) -> str:
 def newcomer(folder: Path) -> str:
     """Make the README's tables: time that GPUs compute, what a fault costs, what the model loses."""
     steps, rows, found = steps_of(folder), read(folder / "faults.jsonl"), quality(folder)
+    steps.pop("torch DDP FP32", None)
     speeds, kinds = ("1000", "500", "100", "20"), [fault for fault in FAULTS if fault != "none"]
     each = {name: {r["fault"]: in_short(r) for r in rows if r["system"] == name} for name in SYSTEMS}
     ruined = [[name, *(by.get(fault, "") for fault in kinds)] for name, by in each.items() if by]
     return "\n".join(
         [
             "**How much of the time do GPUs compute?** (`scripts/rivals links`; Mbit/s; GPT-J-6B ratios)\n",
-            table(["", *speeds], [row for row in computing(steps, speeds) if row[0] != "torch DDP FP32"]),
+            by_speed("", steps, speeds, lambda times: percent(1 / times)),
             "**What if one of four drops out?** (`scripts/rivals faults`; seconds lost, peers apart after)\n",
             table(["", *(FAULTS[fault] for fault in kinds)], ruined),
             "**What does the model lose?** (`scripts/bench_quality`; 1,600 steps, four peers, small model)\n",

@@ -233,7 +233,7 @@ def with_recipe(known: About, text: str) -> About:
 
     from recipes.config import recipe_from_json
     from recipes.errors import InputError
-    from recipes.models import dataset_label, method_of, public_name, published_recipe
+    from recipes.models import method_of, public_name, published_recipe
 
     try:
         recipe = recipe_from_json(text)
@@ -244,7 +244,7 @@ def with_recipe(known: About, text: str) -> About:
         recipe=recipe.name,
         recipe_text=yaml.safe_dump(published_recipe(recipe), sort_keys=False, allow_unicode=True),
         model=public_name(recipe.model.model_name_or_path),
-        data=tuple(dataset_label(dataset) for dataset in recipe.datasets),
+        data=tuple(public_name(dataset.path) for dataset in recipe.datasets),
         method=method_of(recipe),
     )
 

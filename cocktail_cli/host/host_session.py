@@ -197,7 +197,7 @@ class Run:
 
     def open(self, work: RunWork, narrator: Narrator, listen: Listen, peers: int) -> tuple[Hub, RunRecord]:
         """The hub, listening, and the record by which other commands find it."""
-        from recipes.models import versions
+        from recipes.models import package_versions
         from transport import Hub, Ledger, RunKeys, ask_status, parse_url
         from transport.hub import keep_freed_memory
 
@@ -232,7 +232,7 @@ class Run:
                 output_dir=shown(self.folder),
                 reach=reach.known,
                 round=narrator.rounds,
-                versions=versions(),
+                versions=package_versions(),
             )
         )
         poll_status(self.views[0], partial(ask_status, parse_url(record.local_url()), LOOK_WITHIN))

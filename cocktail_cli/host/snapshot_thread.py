@@ -34,7 +34,8 @@ from . import run_folder as in_folder
 if TYPE_CHECKING:
     from recipes.algorithm import GlobalModel
     from recipes.config import Recipe
-    from recipes.weight_files import Fold, Layout, Snapshot
+    from recipes.snapshots import Fold, Snapshot
+    from recipes.weight_files import Layout
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Place:
 
     def whole(self, ledger: Ledger) -> list[Snapshot]:
         """The snapshots that are x' of this very ledger, by round."""
-        from recipes.weight_files import list_snapshots
+        from recipes.snapshots import list_snapshots
 
         said = {row.round: row.fingerprint for row in ledger.rounds()}
         return [
@@ -92,7 +93,7 @@ class Place:
         from compress.packet import InFile
         from recipes.algorithm import compressor_of
         from recipes.models import open_trained
-        from recipes.weight_files import Fold, KnownFingerprint
+        from recipes.snapshots import Fold, KnownFingerprint
 
         with Ledger(self.folder / in_folder.LEDGER, write=False) as ledger:
             rows = ledger.rounds()
@@ -112,7 +113,7 @@ class Place:
                     packets=[InFile(packets, record.payload, record.length) for record in records],
                     known=known[0] if known else None,
                     stop=stop,
-                    told=told,
+                    progress=told,
                 )
 
     def folded(self, round: int | None = None) -> Folded:
@@ -148,12 +149,13 @@ class Place:
 
     def write_merged(self, folder: Path, dtype: Dtype = "float32", round: int | None = None) -> int:
         """The same, with the adapters in the weights of their base."""
-        from recipes.models import write_merged
+        from recipes.models import AdapterVector, write_merged
         from recipes.weight_files import atomic_folder
 
         x, tokenizer = self.folded(round), self.folder / in_folder.TOKENIZER
         with atomic_folder(folder) as part:
-            write_merged(part, self.recipe, self.base, x.layout, x.common.vector, tokenizer, dtype)
+            trained = AdapterVector(x.layout, x.common.vector)
+            write_merged(part, self.recipe, self.base, trained, tokenizer, dtype)
             (part / CARD).write_text(self.card(x.common.round, merged=True), encoding="utf-8")
         return x.common.round
 
@@ -161,7 +163,7 @@ class Place:
         """What makes a folder of x' a model: config, tokenizer, model card."""
         from recipes.weight_files import write_model_files
 
-        texts = {**fold.source.texts, CARD: self.card(fold.round)}
+        texts = {**fold.source.config_files, CARD: self.card(fold.round)}
         write_model_files(folder, texts, self.folder / in_folder.TOKENIZER)
 
     def card(self, rounds: int, merged: bool = False) -> str:
@@ -202,7 +204,7 @@ class Snapshots:
 
     def start(self) -> None:
         """Clear away what a killed hub had begun, offer what it had finished, and wait for steps."""
-        from recipes.weight_files import remove_unfinished_snapshots
+        from recipes.snapshots import remove_unfinished_snapshots
 
         remove_unfinished_snapshots(self.place.snapshots)
         with Ledger(self.place.folder / in_folder.LEDGER, write=False) as ledger:
@@ -251,7 +253,8 @@ class Snapshots:
                 self._warn(round, error)
 
     def _make(self, round: int, step: int) -> None:
-        from recipes.weight_files import FoldCancelled, atomic_folder, weights_file_in, write_chunk_hashes
+        from recipes.snapshots import SnapshotCancelled, write_chunk_hashes
+        from recipes.weight_files import atomic_folder, weights_file_in
 
         began, folder = time.monotonic(), self.place.snapshots / str(round)
         meter = ProgressMeter(self.told.put, f"snapshot of round {round}", "bytes")
@@ -266,7 +269,7 @@ class Snapshots:
                 self.place.write_beside(part, fold)
                 number = fold.write(part)
                 write_chunk_hashes(part, self.stopped.is_set)
-        except FoldCancelled:
+        except SnapshotCancelled:
             return
         with Ledger(self.place.folder / in_folder.LEDGER, write=False) as ledger:
             whole = self.place.whole(ledger)

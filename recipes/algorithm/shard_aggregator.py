@@ -19,7 +19,7 @@ from safetensors.torch import load
 
 from compress import Cocktail, PacketError, decode, expanded, join, split
 from recipes.config import PLAIN, Outer, Recipe, outer_of
-from recipes.weight_files import header, write_safetensors
+from recipes.weight_files import write_safetensors
 
 from .adaptive_rate import AdaptiveRate, adaptive_rate_of, fixed_rate
 from .cocktail_sgd import ShardAggregator, compressor_of, handoff_compressor
@@ -152,7 +152,7 @@ class Aggregator:
             "packets": " ".join(str(moved.packets) for moved in found.values()),
         }
         raw = (tensor.view(torch.uint8).numpy().data for tensor in tensors.values())
-        return [header(tensors, told), *raw]
+        return [float32_header(tensors, told), *raw]
 
     def repeat(self, round: int, written: bytes, packet: bytes) -> None:
         """As `replay`, of what was `written`. Raises ValueError: it is not of these shards."""

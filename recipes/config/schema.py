@@ -152,12 +152,12 @@ class Data(Section):
     dataset_num_proc: Whole | None = None  # processes that tokenize; null: one
 
     @property
-    def apart(self) -> bool:
+    def isolates_documents(self) -> bool:
         """Whether a sample may hold several documents, which do not see each other."""
         return self.packing and self.packing_strategy != "wrapped"
 
     @property
-    def cuts(self) -> bool:
+    def truncates(self) -> bool:
         """Whether what is longer than max_length is cut off."""
         return not self.packing or self.packing_strategy == "bfd"
 

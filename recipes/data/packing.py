@@ -60,7 +60,7 @@ def make_samples(documents: Sequence[TokenizedDocument], data: Data) -> PackedDo
     """Documents as the recipe wants them; samples without a trained token are left out."""
     longest, documents = data.max_length, [d for d in documents if len(d.tokens)]
     lengths = [len(d.tokens) for d in documents]
-    cut = sum(length > longest for length in lengths) if data.cuts else 0
+    cut = sum(length > longest for length in lengths) if data.truncates else 0
     if not data.packing:
         made = [_sample(d.tokens[:longest], d.trained[:longest]) for d in documents]
     elif data.packing_strategy == "wrapped":

@@ -1,13 +1,9 @@
 """Causal language models: base, LoRA, loading, export, model card."""
 
-from .adapter_merge import convert_dtype, write_merged
+from .adapter_merge import AdapterVector, convert_dtype, write_merged
+from .base_files import Base, BaseFile, base_digests, base_manifest, cached_commit
 from .base_model import (
     BUILTIN_MODELS,
-    Base,
-    BaseFile,
-    base_digests,
-    base_manifest,
-    cached_commit,
     check_fit,
     config_folder,
     fetch_model,
@@ -15,15 +11,14 @@ from .base_model import (
     open_tokenizer,
     prepare_base,
 )
-from .causal_lm import TextGenerator, evaluate, load_model, loss_sum
+from .causal_lm import TextGenerator, evaluate, load_model, loss_sum, open_vector
 from .model_card import (
     RunSummary,
-    dataset_label,
     method_of,
+    package_versions,
     public_name,
     published_recipe,
     render_card,
-    versions,
 )
 from .packing_isolation import check_packing_isolation
 from .revision_pinning import pin_revisions
@@ -44,6 +39,7 @@ from .trainable import (
 __all__ = [
     "BUILTIN_MODELS",
     "DTYPES",
+    "AdapterVector",
     "Base",
     "BaseFile",
     "RunSummary",
@@ -60,7 +56,6 @@ __all__ = [
     "config_folder",
     "convert_dtype",
     "count_trainable",
-    "dataset_label",
     "evaluate",
     "fetch_model",
     "load_model",
@@ -71,6 +66,8 @@ __all__ = [
     "method_of",
     "open_tokenizer",
     "open_trained",
+    "open_vector",
+    "package_versions",
     "pin_revisions",
     "prepare_base",
     "prepare_for_training",
@@ -78,6 +75,5 @@ __all__ = [
     "published_recipe",
     "render_card",
     "trained_dtype",
-    "versions",
     "write_merged",
 ]

@@ -1,8 +1,7 @@
-"""Hugging Face causal language models: load, measure, write out, and let speak.
+"""Hugging Face causal language models: load, evaluate, export, generate text.
 
-A model comes from the folder of a base (recipes.base) and leaves as such a folder, with the trained vector in
-it. Weights are tensors: safetensors, or `.bin` through `torch.load(weights_only=True)`, which is what
-transformers does.
+A model comes from the folder of a base and leaves as such a folder, with the trained vector in it. Weights
+are tensors: safetensors, or `.bin` through `torch.load(weights_only=True)`, as transformers does.
 """
 
 from __future__ import annotations
@@ -24,67 +23,42 @@ from recipes.errors import ModelError
 from recipes.weight_files import (
     FlatParameters,
     Layout,
+    StoredVector,
     atomic_folder,
     check_model_folder,
     layout_of,
+    open_stored_vector,
+    open_tensors,
     quiet_transformers,
+    vector_of_model,
 )
 
-from .base_model import (
-    Base,
-    BaseFile,
-    base_manifest,
-    check_fit,
-    fetch_model,
-    load_tokenizer,
-    open_tokenizer,
-    prepare_base,
-)
+from .base_model import fetch_model, open_tokenizer
 from .lora import adapter_base, is_adapter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = [
-    "Base",
-    "BaseFile",
-    "FlatParameters",
-    "Layout",
-    "TextGenerator",
-    "base_manifest",
-    "check_fit",
-    "evaluate",
-    "export",
-    "generate",
-    "layout_of",
-    "load_model",
-    "load_tokenizer",
-    "logits_of",
-    "loss_sum",
-    "open_tokenizer",
-    "prepare_base",
-]
-
 
 @dataclass(frozen=True)
 class Quantized:
-    """How bitsandbytes holds a frozen base."""
+    """Quantization of a frozen base by bitsandbytes."""
 
-    four: bool  # bits; else 8
-    kind: str = "nf4"  # of 4 bits
+    four_bits: bool  # else 8
+    quant_type: str = "nf4"  # of 4 bits
 
-    def config(self, computed: torch.dtype) -> Any:
-        """Errors: ModelError where bitsandbytes is not installed."""
+    def config(self, compute_dtype: torch.dtype) -> Any:
+        """Build transformers' BitsAndBytesConfig. Errors: ModelError where bitsandbytes is not installed."""
         if find_spec("bitsandbytes") is None:
             hint = "(hint: pip install 'cocktail-sgd[bnb]')"
-            raise ModelError(f"a base in 8 or 4 bits needs bitsandbytes, which is not here {hint}")
+            raise ModelError(f"a base in 8 or 4 bits needs bitsandbytes, which is not installed {hint}")
         from transformers import BitsAndBytesConfig
 
         return BitsAndBytesConfig(
-            load_in_4bit=self.four,
-            load_in_8bit=not self.four,
-            bnb_4bit_quant_type=self.kind,
-            bnb_4bit_compute_dtype=computed,
+            load_in_4bit=self.four_bits,
+            load_in_8bit=not self.four_bits,
+            bnb_4bit_quant_type=self.quant_type,
+            bnb_4bit_compute_dtype=compute_dtype,
         )
 
 
@@ -92,65 +66,67 @@ def load_model(
     folder: Path,
     attn_implementation: str = "auto",
     device: str | torch.device = "cpu",
-    kind: torch.dtype | Literal["auto"] = torch.float32,  # of the weights; auto: as they are stored
+    dtype: torch.dtype | Literal["auto"] = torch.float32,  # of the weights; auto: as stored
     quantized: Quantized | None = None,
-    code: bool = False,  # run that of the folder
+    code: bool = False,  # run the folder's own code
 ) -> PreTrainedModel:
-    """The causal LM in `folder`, in evaluation mode. Errors: ModelError."""
+    """Load the causal LM in `folder`, in evaluation mode. Errors: ModelError."""
     from transformers import AutoModelForCausalLM
-
-    from recipes.weight_files import open_tensors
 
     check_model_folder(Path(folder))
     with ExitStack() as files:
-        open_tensors(Path(folder), files)  # codes of quantized weights would be taken for numbers
+        open_tensors(Path(folder), files)  # refuses codes of quantized weights, which would pass for numbers
     chosen: dict[str, Any] = dict(from_pretrained_options(Path(folder), code))
     if attn_implementation != "auto":
         chosen["attn_implementation"] = attn_implementation
     if quantized is not None:
-        computed = torch.bfloat16 if kind == "auto" else kind
-        chosen |= {"quantization_config": quantized.config(computed), "device_map": {"": device}}
+        compute_dtype = torch.bfloat16 if dtype == "auto" else dtype
+        chosen |= {"quantization_config": quantized.config(compute_dtype), "device_map": {"": device}}
     try:
         with quiet_transformers():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=kind,
-                output_loading_info=True,
-                **chosen,
+                folder, dtype=dtype, output_loading_info=True, **chosen
             )
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
-        if "weights_only" in str(error):  # torch's own words go on to say how to run it all the same
+        if "weights_only" in str(error):  # torch's own text goes on to say how to run it all the same
             raise ModelError(
                 f"{folder}: a .bin file with more than tensors in it, which could be code"
             ) from error
         message = f"{folder}: transformers cannot load this as a causal language model: {error}"
         raise ModelError(message) from error
-    model, told = loaded
-    if told["missing_keys"] or told["mismatched_keys"]:
+    model, info = loaded
+    if info["missing_keys"] or info["mismatched_keys"]:
         # transformers would draw them at random, and each peer would have another model
-        missing = sorted(str(key) for key in [*told["missing_keys"], *told["mismatched_keys"]])
+        missing = sorted(str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]])
         raise ModelError(f"{folder}: the weights lack {', '.join(missing[:3])} ({len(missing)} in all)")
-    return (model if quantized else model.to(device)).eval()
+    placed: PreTrainedModel = model if quantized else model.to(device)
+    return placed.eval()
+
+
+def open_vector(folder: Path, code: bool = False) -> StoredVector:
+    """Open the weights in a model folder as one vector: on disk where they can be read in place, else loaded
+    into memory. Errors: ModelError."""
+    return open_stored_vector(folder, code) or vector_of_model(load_model(folder, code=code), folder, code)
 
 
 def logits_of(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """(B, T, V), of a batch as `collate` makes it, with or without labels.
+    """Compute the logits (B, T, V) of a batch of `collate`, with or without labels.
 
-    Without a cache: where there is one, transformers lets packed documents see each other.
+    Without a cache: with one, transformers drops the isolation of packed documents.
     """
-    given = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
     shape = batch["input_ids"].shape
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None) or ""
-    if "position_ids" in given and attention.startswith("flash"):  # it tells documents apart in one row only
-        given = {name: tensor.reshape(1, -1) for name, tensor in given.items()}
-    logits: Tensor = model(**given, use_cache=False).logits
+    if "position_ids" in inputs and attention.startswith("flash"):  # it isolates documents in one row only
+        inputs = {name: tensor.reshape(1, -1) for name, tensor in inputs.items()}
+    logits: Tensor = model(**inputs, use_cache=False).logits
     return logits.reshape(*shape, -1)
 
 
 def loss_sum(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
-    """Sum of the token losses in nats, and how many there are: labels other than -100 after the shift by one.
+    """Sum the token losses in nats, and count them: labels other than -100 after the shift by one.
 
-    A sum and not a mean: parts of a batch that are computed apart (micro-batches, peers) must add up to the
+    A sum, since parts of a batch that are computed separately (micro-batches, peers) must add up to the
     whole.
     """
     logits = logits_of(model, batch)
@@ -162,7 +138,7 @@ def loss_sum(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, int
 
 @torch.no_grad()
 def evaluate(model: nn.Module, samples: Sequence[Sample], batch_size: int, pad: int = 0) -> tuple[float, int]:
-    """(sum of token losses, number of tokens) over `samples`; the mean loss is their quotient."""
+    """Sum the token losses over `samples`, and count the tokens; the mean loss is their quotient."""
     device = next(model.parameters()).device
     training = model.training
     model.eval()
@@ -185,12 +161,10 @@ def export(
     layout: Layout,
     tokenizer: PreTrainedTokenizerBase | None = None,  # None: the base folder's
 ) -> Path:
-    """Write the base with `vector` in place of its parameters, and its tokenizer: a folder for
-    `from_pretrained`.
+    """Write the base with `vector` as its parameters, and its tokenizer: a folder for `from_pretrained`.
 
-    Written beside and moved into place, so that `folder` never holds half a model. Weights are FP32 whatever
-    the base came in, so that the loss of the folder is the loss of the vector.
-    Errors: ModelError where `layout` is not the base's.
+    `folder` is replaced atomically. Weights are FP32 whatever the base's dtype, so the loss of the folder is
+    the loss of the vector. Errors: ModelError where `layout` is not the base's.
     """
     folder = Path(folder)
     model = load_model(base_folder)
@@ -204,24 +178,24 @@ def export(
 
 
 def load_adapted(folder: Path, code: bool = False) -> nn.Module:
-    """The model of an adapter's folder: the base that it names, and the adapter. Errors: ModelError."""
+    """Load an adapter's folder: the base that it names, and the adapter. Errors: ModelError."""
     from peft import PeftModel
 
     name, revision = adapter_base(folder)
     base = Path(name) if Path(name).is_dir() else fetch_model(name, revision, code)
     plain = load_model(base, code=code)
     with quiet_transformers(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what peft calls in transformers
+        warnings.simplefilter("ignore")  # peft calls deprecated functions of transformers
         model: nn.Module = PeftModel.from_pretrained(plain, folder).eval()
     return model
 
 
 class TextGenerator:
-    """A model that was loaded to write, once or many times.
+    """A loaded model with its tokenizer.
 
     Args:
         folder: of the model, or of an adapter.
-        code: run that of the folder.
+        code: run the folder's own code.
         tokenizer: folder of another tokenizer than the model's own.
     """
 
@@ -231,15 +205,15 @@ class TextGenerator:
         self.model: Any = load_adapted(folder, code) if is_adapter(folder) else load_model(folder, code=code)
 
     @torch.no_grad()
-    def write(
+    def generate(
         self,
         prompt: str,
         max_new_tokens: int = 128,
         temperature: float = 0.0,
         seed: int | None = None,
-        special: bool = True,  # begin as the tokenizer begins a text
+        special_tokens: bool = True,  # begin with the tokenizer's special tokens
     ) -> str:
-        """What the model writes after `prompt`; temperature 0 takes the likeliest token each time."""
+        """Generate the text after `prompt`; temperature 0 takes the likeliest token each time."""
         if seed is not None:
             torch.manual_seed(seed)
         tokenizer = self.tokenizer
@@ -247,31 +221,19 @@ class TextGenerator:
             prompt or tokenizer.eos_token,
             return_tensors="pt",
             return_token_type_ids=False,
-            add_special_tokens=special,
+            add_special_tokens=special_tokens,
         )
         sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature > 0 else {}
-        write, pad = self.model.generate, tokenizer.pad_token_id
-        tokens = write(**inputs, max_new_tokens=max_new_tokens, pad_token_id=pad, **sampling)
+        pad = tokenizer.pad_token_id
+        tokens = self.model.generate(**inputs, max_new_tokens=max_new_tokens, pad_token_id=pad, **sampling)
         return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
-    def answer(
-        self, said: Sequence[Mapping[str, str]], max_new_tokens: int, temperature: float, seed: int | None
+    def reply(
+        self, messages: Sequence[Mapping[str, str]], max_new_tokens: int, temperature: float, seed: int | None
     ) -> str:
-        """What it says next in a conversation; without a chat template it goes on from what was said last."""
+        """Generate the next message of a conversation; without a chat template, continue the last message."""
         if self.tokenizer.chat_template is None:
-            return self.write(said[-1]["content"], max_new_tokens, temperature, seed)
+            return self.generate(messages[-1]["content"], max_new_tokens, temperature, seed)
         apply: Any = self.tokenizer.apply_chat_template
-        text = apply(list(said), tokenize=False, add_generation_prompt=True)
-        return self.write(text, max_new_tokens, temperature, seed, special=False)
-
-
-def generate(
-    folder: Path,
-    prompt: str,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    seed: int | None = None,
-    code: bool = False,  # run that of the folder
-) -> str:
-    """What the model in `folder` writes after `prompt`."""
-    return TextGenerator(folder, code).write(prompt, max_new_tokens, temperature, seed)
+        text = apply(list(messages), tokenize=False, add_generation_prompt=True)
+        return self.generate(text, max_new_tokens, temperature, seed, special_tokens=False)

@@ -1,9 +1,9 @@
-"""LoRA (Hu et al., 2021): adapters beside a frozen base, by peft. They alone are trained and exchanged.
+"""LoRA (Hu et al., 2021): PEFT adapters beside a frozen base; only they are trained and exchanged.
 
     y = W x + s B A x      A: (r, in), drawn from the seed      B: (out, r), 0      s = alpha / r (or sqrt(r))
 
-x_0 must be the same to the bit at every peer, whatever its device and its version of torch: A is drawn from a
-raw PCG64 stream, with one rounding an element. peft's own start has the same spread.
+x_0 must be bit-identical at every peer, whatever its device and version of torch: A is drawn from a raw PCG64
+stream, with one rounding an element. PEFT's own initialization has the same variance.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CONFIG = "adapter_config.json"
-STEPS = 1 << 23  # an element of A is one of so many odd multiples of bound / STEPS
+STEPS = 1 << 23  # distinct values of an element of A: odd multiples of bound / STEPS
 
 
 def add_adapters(model: PreTrainedModel, lora: Lora) -> PeftModel:
-    """`model`, frozen, with adapters that are trained in float32 and not drawn yet.
+    """Freeze `model` and add float32 adapters, not initialized yet.
 
     Errors: ModelError where the model has no such modules.
     """
@@ -53,13 +53,13 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> PeftModel:
         raise ModelError(f"lora_modules_to_save: the model has no module {', '.join(missing)}")
     try:
         with quiet_transformers(), warnings.catch_warnings(), next(model.parameters()).device:
-            warnings.simplefilter("ignore")  # peft sets right itself what it warns of: Conv1D, tied weights
+            warnings.simplefilter("ignore")  # peft corrects what it warns of: Conv1D, tied weights
             made: Any = get_peft_model(model, config)
-    except ValueError as error:  # peft names the modules that it did not find
+    except ValueError as error:  # names the modules that peft did not find
         raise ModelError(f"lora_target_modules: {error}") from error
     for parameter in made.parameters():
         if parameter.requires_grad:
-            parameter.data = parameter.data.float()  # modules_to_save come in the base's kind
+            parameter.data = parameter.data.float()  # modules_to_save come in the base's dtype
     peft: PeftModel = made
     return peft
 
@@ -69,14 +69,14 @@ def stored_names(model: PeftModel) -> dict[str, str]:
     from peft import get_peft_model_state_dict
 
     names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-    told: Mapping[str, Tensor] = get_peft_model_state_dict(
+    stored: Mapping[str, Tensor] = get_peft_model_state_dict(
         model, state_dict=model.state_dict(keep_vars=True), save_embedding_layers=False
     )
-    return {names[id(tensor)]: stored for stored, tensor in told.items() if id(tensor) in names}
+    return {names[id(tensor)]: name for name, tensor in stored.items() if id(tensor) in names}
 
 
 def initial_value(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray | None:
-    """x_0 of the parameter `name` of an adapter, float32; None: it is a copy of the base's."""
+    """Draw x_0 of the adapter parameter `name`, float32; None: it is a copy of the base's."""
     if "lora_B" in name or "lora_embedding_A" in name:
         return np.zeros(shape, np.float32)
     if "lora_A" in name:
@@ -87,7 +87,7 @@ def initial_value(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray | 
 
 
 def draw_uniform(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Uniform in (-1, 1): odd multiples of 1 / STEPS, which float32 holds."""
+    """Draw uniformly from (-1, 1): odd multiples of 1 / STEPS, exact in float32."""
     stream = np.random.PCG64(np.random.SeedSequence([seed, crc32(name.encode())]))
     count = int(np.prod(shape))
     whole = (stream.random_raw(count) >> np.uint64(64 - 23)).astype(np.int64)
@@ -95,14 +95,18 @@ def draw_uniform(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 
 def adapter_config_text(model: PeftModel, base: str, revision: str | None) -> str:
-    """adapter_config.json. `base`: hub id or folder, by which peft finds the base."""
+    """Render adapter_config.json. `base`: hub id or folder, by which peft finds the base."""
     config = model.peft_config["default"]
-    told = config.to_dict() | {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}
-    return json.dumps(told, indent=2, sort_keys=True, default=_plain) + "\n"
+    values = config.to_dict() | {
+        "base_model_name_or_path": base,
+        "revision": revision,
+        "inference_mode": True,
+    }
+    return json.dumps(values, indent=2, sort_keys=True, default=_plain) + "\n"
 
 
 def _plain(value: Any) -> Any:
-    """Sets have no order of their own: two snapshots of one x' are the same bytes."""
+    """Sort sets: two snapshots of one x' must be the same bytes."""
     return sorted(value) if isinstance(value, set) else getattr(value, "value", str(value))
 
 
@@ -115,7 +119,7 @@ def adapter_scale(lora: Lora) -> float:
 
 
 def adapter_delta(A: Tensor, B: Tensor, scale: float, shape: tuple[int, ...], transposed: bool) -> Tensor:
-    """What an adapter adds to a weight of `shape`, float32. `transposed`: the weight is (in, out)."""
+    """Compute s B A for a weight of `shape`, float32. `transposed`: the weight is (in, out)."""
     found = scale * (B @ A)  # (out, in)
     return (found.T if transposed else found).reshape(shape)
 
@@ -125,9 +129,9 @@ def is_adapter(folder: Path) -> bool:
 
 
 def adapter_base(folder: Path) -> tuple[str, str | None]:
-    """Which base an adapter's folder is for: folder or hub id, and its revision. Errors: ModelError."""
+    """Read which base an adapter is for: folder or hub id, and its revision. Errors: ModelError."""
     try:
-        told = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        return str(told["base_model_name_or_path"]), told.get("revision")
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        return str(config["base_model_name_or_path"]), config.get("revision")
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise ModelError(f"{folder / CONFIG} names no base model: {error}") from error

@@ -1,4 +1,4 @@
-"""The model card: what a model was made from, by whom, with what. No paths, no keys, no tokens."""
+"""Render the model card: base, data, contributors, recipe, versions. No local paths, no keys, no tokens."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from pathlib import Path
 
 import yaml
 
-from recipes.config import Dataset, Recipe
+from recipes.config import Recipe
 
 PAPER = "https://proceedings.mlr.press/v202/wang23t.html"
-TOLD = ("cocktail-sgd", "torch", "transformers", "peft", "datasets")  # packages whose versions are told
-MOST = 100  # contributors that are named
+PACKAGES = ("cocktail-sgd", "torch", "transformers", "peft", "datasets")  # with their versions
+MAX_CONTRIBUTORS = 100  # listed by name
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What became of a recipe."""
+    """Results of a run that the card reports."""
 
     run: str
     rounds: int
-    revision: str | None  # commit of the base; None: it came from no hub
-    samples: Mapping[str, int]  # counted, by peer
+    revision: str | None  # commit of the base; None: a local one
+    samples: Mapping[str, int]  # committed, by peer
     loss: float | None = None  # on held-out data
-    merged: bool = False  # adapters are in the weights of their base
+    merged: bool = False  # adapters are merged into the base
 
 
 def render_card(recipe: Recipe, made: RunSummary) -> str:
-    """README.md of a model folder."""
+    """Render README.md of a model folder."""
     from huggingface_hub import ModelCardData
 
     base = public_name(recipe.model.model_name_or_path)
-    data = [dataset_label(dataset) for dataset in recipe.datasets]
+    data = [public_name(dataset.path) for dataset in recipe.datasets]
     about = ModelCardData(
         base_model=base if hub_id(recipe.model.model_name_or_path) else None,
         library_name="transformers" if recipe.lora is None or made.merged else "peft",
@@ -80,25 +80,27 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
             "",
             "## Versions",
             "",
-            *(f"- {name} {found}" for name, found in versions().items()),
+            *(f"- {name} {found}" for name, found in package_versions().items()),
             "",
         ]
     )
 
 
 def method_of(recipe: Recipe) -> str:
-    """What was trained, in words."""
+    """Name the training method."""
     return "Full fine-tune" if recipe.lora is None else "LoRA adapters"
 
 
 def ranked(samples: Mapping[str, int]) -> list[tuple[str, int]]:
     ranks = sorted(samples.items(), key=lambda one: (-one[1], one[0]))
-    rest = ranks[MOST:]
-    return ranks[:MOST] + ([(f"and {len(rest)} more", sum(count for _, count in rest))] if rest else [])
+    rest = ranks[MAX_CONTRIBUTORS:]
+    return ranks[:MAX_CONTRIBUTORS] + (
+        [(f"and {len(rest)} more", sum(count for _, count in rest))] if rest else []
+    )
 
 
 def published_recipe(recipe: Recipe) -> dict[str, object]:
-    """What the recipe sets, with files by their names alone."""
+    """Dump the keys that the recipe sets, local files by their names alone."""
     values: dict[str, object] = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"checkpoint"})
     values["version"] = recipe.version
     model = recipe.model.model_dump(mode="json", exclude_defaults=True)
@@ -110,35 +112,32 @@ def published_recipe(recipe: Recipe) -> dict[str, object]:
         kept = [dataset.model_dump(mode="json", exclude_defaults=True) for dataset in datasets]
         if kept:
             values[key] = [
-                one | {"path": dataset_label(dataset)} for one, dataset in zip(kept, datasets, strict=True)
+                one | {"path": public_name(dataset.path)} for one, dataset in zip(kept, datasets, strict=True)
             ]
     return values
 
 
-def dataset_label(dataset: Dataset) -> str:
-    return public_name(dataset.path)
-
-
 def public_name(path: str) -> str:
-    """A hub id as it is; of a path of this machine its last part."""
+    """Return a hub id unchanged, and the last part of a local path."""
     return path if hub_id(path) or path.startswith(("builtin:", "https://")) else Path(path).name or path
 
 
 def hub_id(path: str) -> bool:
-    """owner/name, and no such file or folder here."""
+    """Match owner/name, unless such a file or folder exists here."""
     return bool(re.fullmatch(r"[\w][\w.-]*/[\w.-]+", path)) and not Path(path).exists()
 
 
 def plain(name: str) -> str:
-    """Peers choose their names: no markup of theirs in the owner's card."""
+    """Remove markup from a name: peers choose their own, and the card is the host's."""
     return re.sub(r"[^\w .-]", "?", name)[:64]
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """Installed versions of the packages that matter to a model."""
     found = {}
-    for name in TOLD:
+    for name in PACKAGES:
         try:
             found[name] = version(name)
-        except PackageNotFoundError:  # run from a checkout, or not needed by this run
+        except PackageNotFoundError:  # run from a checkout, or not installed for this run
             continue
     return found

@@ -1,5 +1,5 @@
-"""Whether a model keeps the documents of a packed sample apart. Where it does not they see each other, and
-nothing but the loss would tell, a little.
+"""Test whether a model isolates the documents of a packed sample. One that does not would leak attention
+between them, and only a slightly better loss would show it.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from recipes.errors import ModelError
 
 from .causal_lm import logits_of
 
-TOUCHED = 0.01  # by another document, beside what a token of its own does: quantized weights round a little
+TOLERANCE = 0.01  # of another document's influence beside an own token's: quantized weights round a little
 
 
 def check_packing_isolation(model: nn.Module) -> None:
-    """Errors: ModelError where the last document of a sample is touched by the one before."""
+    """Raise ModelError where the last document of a sample depends on the one before."""
     if not isolates_documents(model):
         name = type(model).__name__
         raise ModelError(
-            f"{name} of this version of transformers lets packed documents see each other "
+            f"{name} of this version of transformers lets packed documents attend to each other "
             "(hint: data.packing_strategy=wrapped, where they are meant to, or data.packing=false)"
         )
 
 
 @torch.no_grad()
 def isolates_documents(model: nn.Module) -> bool:
-    """Tried on two documents of three tokens: what does the last say when the first document is another one,
-    and when the first token of its own document is?"""
+    """Compare the logits after two documents of three tokens: with another first document, and with another
+    first token in the last document."""
     device, training = next(model.parameters()).device, model.training
     tokens = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 0, 2, 4, 5, 6], [1, 2, 3, 0, 5, 6]])
     positions = torch.arange(3).repeat(3, 2)
@@ -38,4 +38,4 @@ def isolates_documents(model: nn.Module) -> bool:
     finally:
         model.train(training)
     other, own = (last[1:] - last[0]).abs().amax(dim=1).tolist()
-    return bool(other <= TOUCHED * own)
+    return bool(other <= TOLERANCE * own)

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from recipes.config import Training, recipe_from_json
 from recipes.data import Sample, unpack_samples
-from recipes.models import autocast_dtype, loss_sum, trained_dtype
+from recipes.models import autocast_dtype, loss_sum, open_vector, trained_dtype
 from recipes.training import (
     LOCAL,
     OPTIMIZER,
@@ -46,7 +46,7 @@ from recipes.training import (
     sizes_of,
     states_of,
 )
-from recipes.weight_files import layout_of, open_vector, write_safetensors
+from recipes.weight_files import layout_of, write_safetensors
 
 from .meta_init import ParameterFiller, build_on_meta
 from .shared_memory import SharedMemory, windows

@@ -201,7 +201,7 @@ class Probe:
     """
 
     def __init__(self, model: torch.nn.Module, recipe: Recipe, corpus: Corpus) -> None:
-        if recipe.data.apart:
+        if recipe.data.isolates_documents:
             check_packing_isolation(model)
         self.flat, self.corpus, self.batch = FlatParameters(model), corpus, recipe.swarm.probe_batch_size
         self.global_model = GlobalModel(

@@ -219,7 +219,7 @@ class Peer:
 
 def build_peer(model: nn.Module, recipe: Recipe, micro_batch: int, name: str = "", round: int = 0) -> Peer:
     """A peer called `name` whose model is x' of `round`: the base weights, or a snapshot's."""
-    if recipe.data.apart:
+    if recipe.data.isolates_documents:
         check_packing_isolation(model)
     own = crc32(name.encode())
     local = SingleDeviceTrainer(model, recipe, own)

@@ -1,63 +1,54 @@
-"""Weights on disk as one vector of P numbers, and snapshots of it."""
+"""Weights on disk: safetensors files, model folders, and parameters as one vector of P numbers."""
 
-from .atomic_safetensors import header, write_safetensors
-from .model_folder import atomic_folder, check_model_folder, quiet_transformers
-from .parameter_layout import GRADIENT_CHUNK, FlatParameters, Layout, layout_of
-from .snapshot_fold import (
-    Fold,
-    FoldCancelled,
-    KnownFingerprint,
-    Snapshot,
-    check_disk_space,
-    list_snapshots,
-    remove_unfinished_snapshots,
+from .model_folder import (
+    atomic_folder,
+    check_model_folder,
+    quiet_transformers,
     weights_file_in,
-    write_chunk_hashes,
     write_model_files,
 )
-from .stored_weights import (
+from .parameter_layout import GRADIENT_CHUNK, FlatParameters, Layout, layout_of
+from .safetensors_files import (
     ADAPTER_FILE,
     WEIGHTS_FILE,
     StoredTensor,
-    StoredVector,
     TensorSpec,
-    meta_model,
+    check_disk_space,
+    float32_header,
     open_tensors,
-    open_vector,
+    read_header,
     safetensors_header,
+    safetensors_writer,
     stored_from_tensor,
-    tied_names,
+    write_safetensors,
 )
+from .stored_vector import StoredVector, meta_model, open_stored_vector, tied_names, vector_of_model
 
 __all__ = [
     "ADAPTER_FILE",
     "GRADIENT_CHUNK",
     "WEIGHTS_FILE",
     "FlatParameters",
-    "Fold",
-    "FoldCancelled",
-    "KnownFingerprint",
     "Layout",
-    "Snapshot",
     "StoredTensor",
     "StoredVector",
     "TensorSpec",
     "atomic_folder",
     "check_disk_space",
     "check_model_folder",
-    "header",
+    "float32_header",
     "layout_of",
-    "list_snapshots",
     "meta_model",
+    "open_stored_vector",
     "open_tensors",
-    "open_vector",
     "quiet_transformers",
-    "remove_unfinished_snapshots",
+    "read_header",
     "safetensors_header",
+    "safetensors_writer",
     "stored_from_tensor",
     "tied_names",
+    "vector_of_model",
     "weights_file_in",
-    "write_chunk_hashes",
     "write_model_files",
     "write_safetensors",
 ]

@@ -1,24 +1,27 @@
-"""Check a model folder, and keep transformers quiet while it loads one."""
+"""Check and write model folders, and keep transformers quiet while it loads one."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from recipes.errors import ModelError
 
-LOADING = threading.RLock()  # held by whoever is in transformers' loading code (`quiet`)
+from .safetensors_files import ADAPTER_FILE, WEIGHTS_FILE
+
+LOADING = threading.RLock()  # serializes transformers' loading code (`quiet_transformers`)
 
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` to write into; its files are moved when all are written, the weights last.
-    After an error it is removed, and `folder` is as it was.
+    """Yield a sibling of `folder` to write into; its files move to `folder` at the end, the weights last.
+
+    After an error the sibling is removed and `folder` is unchanged.
     """
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -26,7 +29,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     try:
         yield part
     except BaseException:
-        shutil.rmtree(part, ignore_errors=True)  # half a model helps nobody, least of all on a full disk
+        shutil.rmtree(part, ignore_errors=True)  # half a model is of no use, least of all on a full disk
         raise
     folder.mkdir(parents=True, exist_ok=True)
     for file in part.glob("*.safetensors"):  # written with the rights of a temporary file
@@ -38,31 +41,45 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no advice from transformers: the library tells, the command shows.
+    """Silence progress bars and warnings of transformers: the library reports, the CLI shows.
 
-    For one thread at a time: while transformers loads a model it takes `tie_weights` and the initialization
-    out of its classes, for the whole process. Two that do so together leave them out for good.
+    One thread at a time: while transformers loads a model it patches `tie_weights` and the initialization of
+    its classes, for the whole process. Two threads that do so together leave them patched for good.
     """
     from transformers.utils import logging
 
-    tell: Any = logging  # it has no types
+    untyped: Any = logging
     with LOADING:
-        bars, level = tell.is_progress_bar_enabled(), tell.get_verbosity()
-        tell.disable_progress_bar()
-        tell.set_verbosity_error()
+        bars, level = untyped.is_progress_bar_enabled(), untyped.get_verbosity()
+        untyped.disable_progress_bar()
+        untyped.set_verbosity_error()
         try:
             yield
         finally:
-            tell.set_verbosity(level)
+            untyped.set_verbosity(level)
             if bars:
-                tell.enable_progress_bar()
+                untyped.enable_progress_bar()
 
 
 def check_model_folder(folder: Path, name: str | None = None) -> None:
-    called = name or str(folder)
+    """Raise ModelError unless `folder` has a config and weights; `name`: what the message calls it."""
+    name = name or str(folder)
     if not folder.is_dir():
-        raise ModelError(f"no such model folder: {called}")
+        raise ModelError(f"no such model folder: {name}")
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{called}: no config.json, so this is no model saved by save_pretrained")
+        raise ModelError(f"{name}: no config.json, so this is no model saved by save_pretrained")
     if not any(next(folder.glob(pattern), None) for pattern in ("model*.safetensors", "pytorch_model*.bin")):
-        raise ModelError(f"{called}: no weights (model.safetensors or pytorch_model.bin)")
+        raise ModelError(f"{name}: no weights (model.safetensors or pytorch_model.bin)")
+
+
+def weights_file_in(folder: Path) -> Path:
+    """The weights of a model's or an adapter's folder."""
+    return folder / (ADAPTER_FILE if (folder / ADAPTER_FILE).is_file() else WEIGHTS_FILE)
+
+
+def write_model_files(folder: Path, config_files: Mapping[str, str], tokenizer: Path) -> None:
+    """Turn a folder of weights into a model folder: write its configs, copy the files of a tokenizer."""
+    for file in sorted(path for path in tokenizer.iterdir() if path.is_file()):
+        shutil.copyfile(file, folder / file.name)
+    for name, text in config_files.items():
+        (folder / name).write_text(text, encoding="utf-8")

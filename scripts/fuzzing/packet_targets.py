@@ -27,8 +27,12 @@ from recipes.config.loader import load_recipe, recipe_from_json
 from recipes.data.corpus import Sample, pack_samples, unpack_samples
 from recipes.errors import DataError, ModelError, RecipeError
 from recipes.training.peer_checkpoint import FORMAT, digest, read
-from recipes.weight_files.atomic_safetensors import write_safetensors
-from recipes.weight_files.stored_weights import TensorSpec, read_header, safetensors_header
+from recipes.weight_files.safetensors_files import (
+    TensorSpec,
+    read_header,
+    safetensors_header,
+    write_safetensors,
+)
 from scripts import ROOT
 from scripts.fuzzing.mutate import EDGES, Target, bent, mutated
 

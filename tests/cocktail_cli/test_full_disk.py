@@ -55,7 +55,7 @@ def test_a_full_disk_stops_the_run_with_its_reason_and_loses_nothing(forked: For
 
         disk.empty()
         # of the disk that is kept free for others
-        little = "from recipes.weight_files import snapshot_fold; snapshot_fold.SPARE = 0"
+        little = "from recipes.weight_files import safetensors_files; safetensors_files.DISK_RESERVE = 0"
         resumed = inside("resumed", *command, "--resume", first=little)
         started = resumed.until("run_started")
         assert (started["url"], started["round"] > announced) == (url, True)

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from recipes.weight_files import atomic_safetensors
+from recipes.weight_files import safetensors_files
 from transport.ledger import packet_log, run_ledger
 
 WAL = "ledger.db-wal"
@@ -157,7 +157,7 @@ def watched(folder: Path, at: Callable[[str], None]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packet_log, "open", opened, raising=False)
         patch.setattr(run_ledger.sqlite3, "connect", connected)
-        patch.setattr(atomic_safetensors, "open", opened, raising=False)
+        patch.setattr(safetensors_files, "open", opened, raising=False)
         patch.setattr(os, "fsync", around(os.fsync, "fsync"))
         patch.setattr(os, "replace", around(os.replace, "replace"))
         yield

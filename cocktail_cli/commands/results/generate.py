@@ -65,7 +65,7 @@ def generate(
         said: list[dict[str, str]] = []
         for asked in prompts(prompt):
             said.append({"role": "user", "content": asked})
-            text = writer.answer(said, *settings)
+            text = writer.reply(said, *settings)
             said.append({"role": "assistant", "content": text})
             told = {"v": 1, "model": str(folder), "prompt": asked, "text": text}
             typer.echo(json.dumps(told) if as_json else text)
@@ -78,9 +78,11 @@ def generate(
         raise Failure("usage", "the prompt is empty", hints=('cocktail generate DIR "a prompt"',))
     # one after the other, as two models may not fit; both use the run's tokenizer
     before = (
-        TextGenerator(start, trust_remote_code, tokenizer=folder).write(prompt, *settings) if start else None
+        TextGenerator(start, trust_remote_code, tokenizer=folder).generate(prompt, *settings)
+        if start
+        else None
     )
-    text = TextGenerator(folder, trust_remote_code).write(prompt, *settings)
+    text = TextGenerator(folder, trust_remote_code).generate(prompt, *settings)
     if as_json:
         compared = {} if before is None else {"base": str(start), "base_text": before}
         typer.echo(json.dumps({"v": 1, "model": str(folder), "prompt": prompt, "text": text} | compared))

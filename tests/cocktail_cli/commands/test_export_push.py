@@ -29,7 +29,7 @@ from recipes.config.schema import Recipe
 from recipes.downloads.hugging_face import Repository
 from recipes.errors import HubUnreachable, ModelError
 from recipes.models.base_model import open_tokenizer, prepare_base
-from recipes.models.causal_lm import TextGenerator, generate, load_model
+from recipes.models.causal_lm import TextGenerator, load_model
 from recipes.models.trainable import open_trained
 from recipes.weight_files.parameter_layout import FlatParameters
 from transport import Ledger
@@ -194,8 +194,8 @@ def test_a_prompt_is_gone_on_from_by_the_base_and_by_what_became_of_it(cocktail:
     assert done.exit == 0, done.err
     told = json.loads(done.out)
     assert (told["model"], told["base"]) == (str(whole.folder), str(whole.folder / "base"))
-    assert told["text"] == generate(whole.folder, "The", 3)
-    assert told["base_text"] == generate(whole.folder / "base", "The", 3)
+    assert told["text"] == TextGenerator(whole.folder).generate("The", 3)
+    assert told["base_text"] == TextGenerator(whole.folder / "base").generate("The", 3)
     assert cocktail("generate", "amber-otter-42", "--base", "-i").exit == 2
 
 

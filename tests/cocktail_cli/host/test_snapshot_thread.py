@@ -23,7 +23,7 @@ from recipes.algorithm.cocktail_sgd import GlobalModel, compressor_of
 from recipes.config.loader import load_recipe
 from recipes.models.base_model import open_tokenizer, prepare_base
 from recipes.models.causal_lm import load_model
-from recipes.weight_files import snapshot_fold
+from recipes.snapshots import snapshot_fold
 from recipes.weight_files.parameter_layout import FlatParameters
 from transport import Ledger
 from transport.ledger.run_ledger import RoundRow

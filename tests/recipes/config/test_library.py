@@ -144,7 +144,7 @@ def test_a_shipped_recipe_trains_a_step_on_a_tiny_twin_of_its_model(name: str, t
 
     assert loss > 0
     assert not torch.equal(local.flat.vector, before)
-    assert any(sample.documents for sample in lease) == recipe.data.apart
+    assert any(sample.documents for sample in lease) == recipe.data.isolates_documents
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,9 @@ def test_a_class_that_lets_documents_see_each_other_is_told_by_hub_and_peer(kind
     tiny_config(kind, 320).save_pretrained(tmp_path)
     recipe = load_recipe("smoke", ["packing_strategy=bfd"])
 
-    with pytest.raises(ModelError, match="let packed documents see each other"):
+    with pytest.raises(ModelError, match="let packed documents attend to each other"):
         check_fit(recipe, tmp_path, tokenizer)
-    with pytest.raises(ModelError, match="lets packed documents see each other"):
+    with pytest.raises(ModelError, match="lets packed documents attend to each other"):
         build_peer(model, recipe, 1)
 
 

@@ -18,7 +18,8 @@ from recipes.data.sources import prefetch_dataset, read_rows
 from recipes.downloads.hub_access import gated_models
 from recipes.downloads.hugging_face import Repository, dataset_commit, fetch_model_files
 from recipes.errors import DataError, HubUnreachable, ModelError
-from recipes.models.base_model import cached_commit, fetch_model, prepare_base
+from recipes.models.base_files import cached_commit
+from recipes.models.base_model import fetch_model, prepare_base
 from recipes.models.revision_pinning import pin_revisions
 
 ROWS = b"".join(json.dumps({"text": f"row {i}"}).encode() + b"\n" for i in range(5))

@@ -16,9 +16,8 @@ from tiny_models import BUILTIN, SIZES
 from recipes.config.loader import load_recipe
 from recipes.errors import ModelError
 from recipes.models.base_model import base_manifest, open_tokenizer, prepare_base
-from recipes.models.causal_lm import generate, load_model
+from recipes.models.causal_lm import TextGenerator, load_model, open_vector
 from recipes.models.trainable import check_trainable, count_trainable
-from recipes.weight_files.stored_weights import open_vector
 
 MODELING = """
 from pathlib import Path
@@ -75,7 +74,7 @@ def test_code_of_a_model_is_not_run_and_the_error_says_what_would_run_it(
 
 
 def generate_from(folder: Path) -> str:
-    return generate(folder, "Hello", max_new_tokens=2)
+    return TextGenerator(folder).generate("Hello", max_new_tokens=2)
 
 
 def test_a_recipe_that_wants_it_runs_it_and_its_files_are_known_by_hash(folder: Path, tmp_path: Path) -> None:
@@ -90,13 +89,13 @@ def test_a_recipe_that_wants_it_runs_it_and_its_files_are_known_by_hash(folder: 
     assert "modeling_own.py" in names(base.files)
     assert base.digest != type(base)(folder, base_manifest(folder)).digest
     assert count_trainable(recipe, folder) == sum(p.numel() for p in model.parameters())
-    assert isinstance(generate(folder, "Hello", max_new_tokens=2, code=True), str)
+    assert isinstance(TextGenerator(folder, code=True).generate("Hello", max_new_tokens=2), str)
 
 
 def test_a_snapshot_of_such_a_model_has_its_code_beside_the_weights(folder: Path) -> None:
     with closing(open_vector(folder, code=True)) as vector:
         assert vector.on_disk
-        assert vector.texts["modeling_own.py"] == (folder / "modeling_own.py").read_text()
+        assert vector.config_files["modeling_own.py"] == (folder / "modeling_own.py").read_text()
 
 
 def test_code_that_lies_in_another_repository_is_refused(folder: Path, tmp_path: Path) -> None:

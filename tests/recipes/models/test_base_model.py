@@ -15,8 +15,7 @@ from recipes.config.loader import load_recipe
 from recipes.downloads.hugging_face import check_cache_space
 from recipes.errors import HubUnreachable, ModelError
 from recipes.models.base_model import base_manifest, check_fit, load_tokenizer, open_tokenizer, prepare_base
-from recipes.models.causal_lm import load_model
-from recipes.weight_files.stored_weights import open_vector
+from recipes.models.causal_lm import load_model, open_vector
 
 GPTQ = {"quant_method": "gptq", "bits": 4}
 

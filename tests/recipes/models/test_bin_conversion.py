@@ -16,9 +16,8 @@ from torch import Tensor
 from recipes.config.loader import load_recipe
 from recipes.errors import ModelError
 from recipes.models.base_model import prepare_base
-from recipes.models.causal_lm import load_model
+from recipes.models.causal_lm import load_model, open_vector
 from recipes.weight_files.parameter_layout import FlatParameters
-from recipes.weight_files.stored_weights import open_vector
 
 
 @pytest.fixture
@@ -94,7 +93,7 @@ def test_a_tied_weight_that_is_one_in_the_file_is_written_once(folders, saved, t
 
     with closing(open_vector(prepared(saved("opt", twice), tmp_path).folder)) as vector:
         assert vector.on_disk
-        assert "lm_head.weight" not in vector.others
+        assert "lm_head.weight" not in vector.buffers
 
 
 def test_two_weights_that_a_config_ties_are_both_kept_where_the_file_has_two(

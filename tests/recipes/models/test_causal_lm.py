@@ -18,7 +18,7 @@ from tiny_models import CONFIGS, TIED, VOCABULARY
 
 from recipes.data.corpus import Sample, collate
 from recipes.errors import ModelError
-from recipes.models.causal_lm import evaluate, export, generate, load_model, loss_sum
+from recipes.models.causal_lm import TextGenerator, evaluate, export, load_model, loss_sum
 from recipes.weight_files.parameter_layout import FlatParameters, Layout, layout_of
 
 
@@ -248,10 +248,12 @@ def test_a_layout_of_another_model_is_refused_at_the_export(folders, tmp_path) -
 
 
 def test_a_model_writes_on_from_a_prompt_and_greedily_always_the_same(folders) -> None:
-    first = generate(folders["gpt_neox"], "Hello", max_new_tokens=8)
-    sampled = generate(folders["gpt_neox"], "Hello", max_new_tokens=8, temperature=1.0, seed=1)
+    first = TextGenerator(folders["gpt_neox"]).generate("Hello", max_new_tokens=8)
+    sampled = TextGenerator(folders["gpt_neox"]).generate("Hello", max_new_tokens=8, temperature=1.0, seed=1)
 
-    assert first == generate(folders["gpt_neox"], "Hello", max_new_tokens=8)
-    assert sampled == generate(folders["gpt_neox"], "Hello", max_new_tokens=8, temperature=1.0, seed=1)
+    assert first == TextGenerator(folders["gpt_neox"]).generate("Hello", max_new_tokens=8)
+    assert sampled == TextGenerator(folders["gpt_neox"]).generate(
+        "Hello", max_new_tokens=8, temperature=1.0, seed=1
+    )
     assert not first.startswith("Hello")
-    assert isinstance(generate(folders["gpt_neox"], "", max_new_tokens=2), str)
+    assert isinstance(TextGenerator(folders["gpt_neox"]).generate("", max_new_tokens=2), str)

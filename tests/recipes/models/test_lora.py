@@ -19,12 +19,13 @@ from compress import Cocktail
 from recipes.config.schema import Recipe
 from recipes.data.corpus import Sample, collate
 from recipes.errors import ModelError
-from recipes.models.adapter_merge import convert_file_dtype, write_merged
-from recipes.models.causal_lm import generate, load_model, loss_sum
+from recipes.models.adapter_merge import AdapterVector, convert_file_dtype, write_merged
+from recipes.models.causal_lm import TextGenerator, load_model, loss_sum
 from recipes.models.lora import draw_uniform
 from recipes.models.trainable import count_trainable, load_trained, meta_trained_model, open_trained
+from recipes.snapshots.snapshot_fold import Fold
+from recipes.weight_files.model_folder import write_model_files
 from recipes.weight_files.parameter_layout import FlatParameters, layout_of
-from recipes.weight_files.snapshot_fold import Fold, write_model_files
 
 ROWS = [Sample(np.arange(3, 15, dtype=np.int32), np.arange(12) > 0)]
 
@@ -69,7 +70,7 @@ def written(recipe: Recipe, base: Path, vector: torch.Tensor, folder: Path) -> P
     """A snapshot's folder with `vector`, as a fold writes it."""
     folder.mkdir()
     with closing(open_trained(recipe, base)) as start:
-        write_model_files(folder, start.texts, BUILTIN)
+        write_model_files(folder, start.config_files, BUILTIN)
         Fold("a-run", Cocktail(), 7, start, 0, ()).write(folder)
     path = folder / "adapter_model.safetensors"
     data = bytearray(path.read_bytes())
@@ -149,14 +150,14 @@ def test_a_snapshot_is_an_adapter_that_peft_loads_and_its_merge_is_the_same_mode
     wanted = logits_of(model)
     folder = written(recipe, base, vector, tmp_path / "adapter")
 
-    write_merged(make(tmp_path / "merged"), recipe, base, layout_of(model), vector, BUILTIN)
+    write_merged(make(tmp_path / "merged"), recipe, base, AdapterVector(layout_of(model), vector), BUILTIN)
 
     assert (wanted - logits_of(load_model(base))).abs().max() > 0.01
     torch.testing.assert_close(logits_of(PeftModel.from_pretrained(load_model(base), folder).eval()), wanted)
     torch.testing.assert_close(logits_of(AutoPeftModelForCausalLM.from_pretrained(folder).eval()), wanted)
     torch.testing.assert_close(logits_of(load_model(tmp_path / "merged")), wanted, rtol=1e-4, atol=1e-4)
     assert torch.equal(FlatParameters(load_trained(recipe, base, snapshot=folder)).vector, vector)
-    assert generate(folder, "The", 3) == generate(tmp_path / "merged", "The", 3)
+    assert TextGenerator(folder).generate("The", 3) == TextGenerator(tmp_path / "merged").generate("The", 3)
 
 
 def make(folder: Path) -> Path:
@@ -174,7 +175,7 @@ def test_modules_to_save_are_trained_from_the_base_and_saved_whole(bases, tmp_pa
     model, vector = trained(recipe, base)
     folder = written(recipe, base, vector, tmp_path / "adapter")
 
-    write_merged(make(tmp_path / "merged"), recipe, base, layout_of(model), vector, BUILTIN)
+    write_merged(make(tmp_path / "merged"), recipe, base, AdapterVector(layout_of(model), vector), BUILTIN)
 
     assert torch.equal(first, FlatParameters(load_trained(recipe, base)).vector)
     assert any(head in parameter for parameter in layout_of(model).names)
@@ -197,7 +198,7 @@ def test_named_modules_rslora_and_rank_are_the_recipes(bases, tmp_path) -> None:
     )
     model, vector = trained(recipe, base)
 
-    write_merged(make(tmp_path / "merged"), recipe, base, layout_of(model), vector, BUILTIN)
+    write_merged(make(tmp_path / "merged"), recipe, base, AdapterVector(layout_of(model), vector), BUILTIN)
 
     assert {name.split(".lora_")[0].rsplit(".", 1)[1] for name in layout_of(model).names} == {"dense"}
     torch.testing.assert_close(
@@ -229,8 +230,8 @@ def test_two_snapshots_of_one_vector_are_the_same_bytes(bases, tmp_path) -> None
     recipe = recipe_of(base)
     one, other = (open_trained(recipe, base) for _ in range(2))
     with closing(one), closing(other):
-        assert one.texts == other.texts
-        assert '"base_model_name_or_path": ' in one.texts["adapter_config.json"]
+        assert one.config_files == other.texts
+        assert '"base_model_name_or_path": ' in one.config_files["adapter_config.json"]
 
 
 def test_a_base_in_half_precision_stays_so_under_adapters_in_float32(bases, tmp_path) -> None:

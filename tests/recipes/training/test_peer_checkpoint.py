@@ -14,7 +14,7 @@ from test_loop import Bigram, FakeHub, OneRound, recipe, steps
 from recipes.config.schema import Recipe
 from recipes.training.loop import Flight, Peer, build_peer
 from recipes.training.peer_checkpoint import anything_of, keep, read, restore, restore_residual, size_of
-from recipes.weight_files import atomic_safetensors
+from recipes.weight_files import safetensors_files
 
 ABOUT = {"run": "amber-otter-42", "peer": "ann"}
 
@@ -146,7 +146,7 @@ def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path, monkeypatch: 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(atomic_safetensors.os, "fsync", full)
+    monkeypatch.setattr(safetensors_files.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         keep(peer, tmp_path / "kept", ABOUT)
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes.models.base_model import HASH_BLOCK as RECIPES_BLOCK
-from recipes.models.base_model import hash_file
+from recipes.models.base_files import HASH_BLOCK as RECIPES_BLOCK
+from recipes.models.base_files import hash_file
 from transport.protocol.errors import Leaving, ProtocolError
 from transport.transfer.chunks import HASH_BLOCK, ChunkFile, block_hashes
 

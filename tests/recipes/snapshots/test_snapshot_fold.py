@@ -28,26 +28,20 @@ from compress import Cocktail, fingerprint, join
 from recipes.algorithm.cocktail_sgd import GlobalModel, fold
 from recipes.errors import ModelError
 from recipes.models.base_model import atomic_folder
-from recipes.models.causal_lm import load_model
-from recipes.weight_files import snapshot_fold
-from recipes.weight_files.parameter_layout import FlatParameters, Layout, layout_of
-from recipes.weight_files.snapshot_fold import (
-    Fold,
-    FoldCancelled,
-    KnownFingerprint,
-    WrongFold,
+from recipes.models.causal_lm import load_model, open_vector
+from recipes.snapshots import snapshot_fold
+from recipes.snapshots.snapshot_fold import Fold, KnownFingerprint, WrongFold
+from recipes.snapshots.snapshot_folders import (
+    SnapshotCancelled,
     list_snapshots,
     remove_unfinished_snapshots,
     write_chunk_hashes,
-    write_model_files,
 )
-from recipes.weight_files.stored_weights import (
-    StoredTensor,
-    StoredVector,
-    model_config_files,
-    open_vector,
-    read_header,
-)
+from recipes.weight_files import safetensors_files
+from recipes.weight_files.model_folder import write_model_files
+from recipes.weight_files.parameter_layout import FlatParameters, Layout, layout_of
+from recipes.weight_files.safetensors_files import StoredTensor, read_header
+from recipes.weight_files.stored_vector import StoredVector, model_config_files
 
 MIX = Cocktail(random_ratio=0.3, topk_ratio=0.2, quant_bits=4, block_size=64)
 
@@ -232,9 +226,7 @@ def test_parameters_are_counted_without_loading_a_weight(bases, tmp_path, name: 
     folder = tmp_path / name
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]())
     model.save_pretrained(folder)
-    monkeypatch.setattr(
-        "recipes.weight_files.stored_weights._loaded", lambda folder: pytest.fail("it was loaded")
-    )
+    monkeypatch.setattr("recipes.models.causal_lm.load_model", lambda *_, **__: pytest.fail("it was loaded"))
 
     with closing(open_vector(folder)) as vector:
         assert vector.layout.size == layout_of(model).size
@@ -297,7 +289,7 @@ def test_a_fold_that_is_asked_to_stop_leaves_nothing(bases, tmp_path) -> None:
     asked = iter([False, False, True])
     with closing(open_vector(bases["opt"])) as base:
         job = fold_of(base, packets_of(MIX, base.layout.size, range(5)), stop=lambda: next(asked))
-        with pytest.raises(FoldCancelled):
+        with pytest.raises(SnapshotCancelled):
             write(job, bases["opt"], tmp_path / "5")
 
     assert list(tmp_path.iterdir()) == []
@@ -305,7 +297,9 @@ def test_a_fold_that_is_asked_to_stop_leaves_nothing(bases, tmp_path) -> None:
 
 def test_a_disk_that_is_too_small_is_found_out_before_a_byte_is_written(bases, tmp_path, monkeypatch) -> None:
     room = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: room._replace(free=snapshot_fold.SPARE + 5000))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: room._replace(free=safetensors_files.DISK_RESERVE + 5000)
+    )
     monkeypatch.setattr(snapshot_fold, "_write", lambda file, data: pytest.fail("it was written to"))
     with closing(open_vector(bases["opt"])) as base, pytest.raises(OSError, match="does not fit") as full:
         write(fold_of(base, []), bases["opt"], tmp_path / "0")

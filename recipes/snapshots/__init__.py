@@ -1,0 +1,21 @@
+"""Snapshots: the global model of a round on disk, folded from the packets of the ledger."""
+
+from .snapshot_fold import Fold, KnownFingerprint, WrongFold
+from .snapshot_folders import (
+    Snapshot,
+    SnapshotCancelled,
+    list_snapshots,
+    remove_unfinished_snapshots,
+    write_chunk_hashes,
+)
+
+__all__ = [
+    "Fold",
+    "KnownFingerprint",
+    "Snapshot",
+    "SnapshotCancelled",
+    "WrongFold",
+    "list_snapshots",
+    "remove_unfinished_snapshots",
+    "write_chunk_hashes",
+]

@@ -1,0 +1,226 @@
+"""Fold packets into a snapshot: x' of one round as a model folder, from an earlier one and the packets
+between.
+
+    model.safetensors   header | x' in FP32, in the order of the layout | the base's buffers, unchanged
+
+Memory is bounded whatever the size of the model: each shard is swept window by window, and all packets of a
+batch move on together, in the order of their rounds, so each window is read and written once a batch. The
+result equals `cocktail_sgd.fold` bit for bit: each element meets the same additions in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+
+from compress import Cocktail, PacketError, Shard, fingerprint, pieces, split
+from compress.packet import Bytes, InFile, memory
+from compress.sampling import Walk, places
+from recipes.errors import ModelError
+from recipes.weight_files import StoredVector, TensorSpec, check_disk_space, safetensors_header
+
+from .snapshot_folders import CHUNK, SnapshotCancelled
+
+WINDOW = 1 << 20  # elements; a multiple of every block of a sample, and of a row of the fingerprint
+WINDOW_MEMORY = 48 * WINDOW  # bytes, about, while a window is worked on
+BUDGET = 384 << 20  # bytes of memory of a fold, in all
+
+
+class WrongFold(ModelError):
+    """The result of a fold differs from the model that the run's peers hold."""
+
+
+@dataclass(frozen=True)
+class KnownFingerprint:
+    """The fingerprint that the run's peers agreed on before a round."""
+
+    round: int
+    fingerprint: int  # of x' before the round
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One fold: a stored vector and the packets of the rounds after it."""
+
+    run: str
+    mix: Cocktail
+    seed: int
+    source: StoredVector
+    start: int  # the round that the source is x' of
+    packets: Sequence[Bytes]  # of the rounds from there on
+    known: KnownFingerprint | None = None  # of a round from `start` to the last: checked in passing
+    stop: Callable[[], bool] = lambda: False  # polled between two windows
+    progress: Callable[[int, int], None] = lambda done, total: None  # bytes written, bytes in all
+    budget: int = BUDGET
+
+    @property
+    def round(self) -> int:
+        return self.start + len(self.packets)
+
+    def write(self, folder: Path) -> int:
+        """Write the weights of x' into `folder`, synced to disk; returns the fingerprint of x'.
+
+        Errors: WrongFold, SnapshotCancelled; OSError with ENOSPC, before anything is written where that can
+        be seen. The caller removes the folder after an error.
+        """
+        metadata = {"format": "pt", "cocktail_round": str(self.round), "cocktail_run": self.run}
+        layout = self.source.layout
+        specs = {
+            name: TensorSpec("F32", shape, 4 * (end - begin))
+            for name, shape, begin, end in zip(
+                self.source.names, layout.shapes, layout.offsets, layout.offsets[1:], strict=False
+            )
+        } | {name: tensor.spec for name, tensor in self.source.buffers.items()}
+
+        def header(number: int) -> bytes:
+            return safetensors_header(metadata | {"cocktail_fingerprint": f"{number:016x}"}, specs)
+
+        start = len(header(0))
+        check_disk_space(folder, start + sum(spec.size for spec in specs.values()))
+        with open(folder / self.source.file_name, "w+b", buffering=0) as file:
+            number = self._sweep(file, start)
+            file.seek(start + 4 * layout.size)
+            for tensor in self.source.buffers.values():
+                for at in range(0, len(tensor.data), CHUNK):
+                    _write(file, bytes(tensor.data[at : at + CHUNK]))
+            file.seek(0)
+            _write(file, header(number))
+            os.fsync(file.fileno())
+        return number
+
+    def _sweep(self, file: BinaryIO, start: int) -> int:
+        """Write the vector from byte `start` on, a batch of packets at a time, shard after shard; its
+        fingerprint."""
+        shards, number = self.mix.cut(self.source.layout.size, self.seed), 0
+        batches, done = list(self._batches(shards)), 0
+        for first, last in batches:
+            checked, number = 0, 0
+            mark = self.known.round - self.start - first if self.known else -1  # checked before this packet
+            parts = [self._shard_packets(i) for i in range(first, last)]
+            for shard in shards:
+                batch = [self._cursor(first + i, shard, of[shard.number]) for i, of in enumerate(parts)]
+                for begin in range(shard.start, shard.stop, WINDOW):
+                    end = min(begin + WINDOW, shard.stop)
+                    if first == 0:
+                        window = self.source.read(begin, end)
+                    else:
+                        place = InFile(file, start + 4 * begin, 4 * (end - begin))
+                        window = np.frombuffer(bytearray(bytes(place)), np.float32)
+                    checked += self._apply(batch, window, shard, begin, mark)
+                    number += fingerprint(torch.from_numpy(window), begin)
+                    file.seek(start + 4 * begin)
+                    _write(file, window.data)
+                    done += window.nbytes
+                    self.progress(done, 4 * self.source.layout.size * len(batches))
+            if 0 <= mark <= last - first:
+                self._check(number if mark == last - first else checked)
+        return number & 0xFFFFFFFFFFFFFFFF
+
+    def _apply(
+        self, batch: list[PacketCursor], window: np.ndarray, shard: Shard, begin: int, mark: int
+    ) -> int:
+        """Add all packets to one window of a shard; returns its fingerprint before packet `mark`."""
+        checked, within = 0, begin - shard.start
+        order: tuple[tuple[int, ...], int] | None = None
+        standing = np.empty(0, np.int64)
+        for i, cursor in enumerate(batch):
+            self._poll()
+            if i == mark:
+                checked = fingerprint(torch.from_numpy(window), begin)
+            if (cursor.walk.key, cursor.walk.block) != order:  # most rounds share an epoch of the schedule
+                order, block = (cursor.walk.key, cursor.walk.block), cursor.walk.block
+                standing = places(cursor.walk, within // block, -(-(within + len(window)) // block))
+            with _names_round(cursor.round):
+                cursor.add(window, standing)
+        return checked
+
+    def _batches(self, shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
+        """Ranges of packets that fit the memory budget together, at least one each; one empty range of
+        none."""
+        first, room = 0, self.budget - WINDOW_MEMORY
+        for i in range(len(self.packets)):
+            takes = 0  # one shard is open at a time
+            with _names_round(self.start + i):
+                for shard, part in zip(shards, self._shard_packets(i), strict=True):
+                    takes = max(takes, memory(part, self._walk(i, shard).m) if len(part) else 0)
+            if i > first and takes > room:
+                yield first, i
+                first, room = i, self.budget - WINDOW_MEMORY
+            room -= takes
+        yield first, len(self.packets)
+
+    def _shard_packets(self, i: int) -> list[Bytes]:
+        with _names_round(self.start + i):
+            return split(self.packets[i], self.mix.shards)
+
+    def _cursor(self, i: int, shard: Shard, part: Bytes) -> PacketCursor:
+        self._poll()
+        with _names_round(self.start + i):
+            return PacketCursor(self.start + i, self._walk(i, shard), part)
+
+    def _walk(self, i: int, shard: Shard) -> Walk:
+        return self.mix.walk(shard.size, shard.seed, self.start + i)
+
+    def _poll(self) -> None:
+        if self.stop():
+            raise SnapshotCancelled
+
+    def _check(self, number: int) -> None:
+        assert self.known is not None
+        number &= 0xFFFFFFFFFFFFFFFF
+        if number != self.known.fingerprint:
+            raise WrongFold(
+                f"folding gives x' of round {self.known.round} the fingerprint {number:016x}, "
+                f"the run's peers had {self.known.fingerprint:016x}: base model or ledger is damaged"
+            )
+
+
+@contextmanager
+def _names_round(round: int) -> Iterator[None]:
+    """Turn a PacketError into a WrongFold that names the round: a bad committed packet is a damaged
+    ledger."""
+    try:
+        yield
+    except PacketError as error:
+        raise WrongFold(f"the packet of round {round}: {error}") from error
+
+
+class PacketCursor:
+    """Position in one packet while a shard is swept."""
+
+    def __init__(self, round: int, walk: Walk, packet: Bytes) -> None:
+        self.round, self.walk = round, walk
+        self.base = 0  # sampled elements before the window
+        self.pieces = pieces(packet, walk.m) if len(packet) else iter(())  # the shard has not moved
+        self.where, self.values = np.empty(0, np.int64), np.empty(0, np.float32)
+
+    def add(self, window: np.ndarray, standing: np.ndarray) -> None:
+        """Add the packet to the next window; `standing`: the schedule's places of the window's units."""
+        block = self.walk.block
+        shift = block.bit_length() - 1
+        units = self.walk.visited(standing)
+        end = self.base + (len(units) << shift)
+        while True:
+            count = int(np.searchsorted(self.where, end))
+            at = self.where[:count] - self.base
+            at = (units[at >> shift] << shift) + (at & (block - 1))
+            window[at] += self.values[:count]
+            self.where, self.values = self.where[count:], self.values[count:]
+            if len(self.where) or (piece := next(self.pieces, None)) is None:
+                break
+            self.where, self.values = piece.positions.numpy(), piece.values.numpy()
+        self.base = end
+
+
+def _write(file: BinaryIO, data: bytes | memoryview) -> None:
+    """Write all of `data`: an unbuffered file may take less at a time."""
+    rest = memoryview(data).cast("B")
+    while len(rest):
+        rest = rest[file.write(rest) :]

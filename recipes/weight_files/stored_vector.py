@@ -1,0 +1,171 @@
+"""The weights of a model folder as one vector of P numbers, read window by window.
+
+Where the names and shapes in the safetensors files are those of the model that transformers builds, no model
+is ever loaded. Otherwise (`.bin` files, names that transformers translates) the caller loads it, and the
+vector lies in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from recipes.downloads import CODE_FILES, from_pretrained_options
+from recipes.errors import ModelError
+
+from .model_folder import check_model_folder, quiet_transformers
+from .parameter_layout import Layout, layout_of
+from .safetensors_files import WEIGHTS_FILE, WIDTHS, StoredTensor, open_tensors, stored_from_tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass
+class StoredVector:
+    """The trained parameters of a model, and the buffers stored beside them. Must be closed."""
+
+    layout: Layout
+    names: tuple[str, ...]  # in the file; transformers may have renamed them since
+    parts: tuple[StoredTensor, ...]  # in the order of the layout
+    buffers: Mapping[str, StoredTensor]
+    files: ExitStack = field(default_factory=ExitStack)
+    on_disk: bool = True  # False: the model was loaded into memory
+    config_files: Mapping[str, str] = field(default_factory=dict)  # name -> text, beside the weights
+    file_name: str = WEIGHTS_FILE
+    tied: Mapping[str, str] = field(default_factory=dict)  # further name of a tied weight -> its layout name
+
+    def part(self, name: str) -> StoredTensor:
+        """The parameter with this name in the model, tied names included. Errors: ModelError."""
+        name = self.tied.get(name, name)
+        if name not in self.layout.names:
+            raise ModelError(f"the model has no parameter {name}")
+        return self.parts[self.layout.names.index(name)]
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Copy elements start .. stop - 1: (stop - start,) float32."""
+        out = np.empty(stop - start, np.float32)
+        offsets = self.layout.offsets
+        which = bisect_right(offsets, start) - 1
+        done = start
+        while done < stop:
+            begins, ends = offsets[which], min(offsets[which + 1], stop)
+            if done < ends:
+                out[done - start : ends - start] = self.parts[which].floats(done - begins, ends - begins)
+                done = ends
+            which += 1
+        return out
+
+    def close(self) -> None:
+        self.files.close()
+
+
+def open_stored_vector(folder: Path, code: bool = False) -> StoredVector | None:
+    """Open the safetensors weights of a model folder in the order of the model's parameters.
+
+    Returns None where they do not fit the model by name, shape and dtype: it must be loaded
+    (`vector_of_model`). Errors: ModelError.
+    """
+    check_model_folder(folder)
+    model = meta_model(folder, code=code)
+    layout = layout_of(model)
+    with ExitStack() as files:
+        tensors = open_tensors(folder, files)
+        opened = files.pop_all()
+    stored_names = _stored_names(model, list(tensors))
+    tied = tied_names(model)
+    fits = all(
+        name in stored_names
+        and tensors[stored_names[name]].shape == shape
+        and tensors[stored_names[name]].dtype in WIDTHS
+        for name, shape in zip(layout.names, layout.shapes, strict=True)
+    )
+    if not fits or tied.keys() & stored_names.keys():  # stored twice: it may not be a tied weight
+        opened.close()
+        return None
+    names = tuple(stored_names[name] for name in layout.names)
+    buffers = {name: tensor for name, tensor in tensors.items() if name not in set(names)}
+    parts = tuple(tensors[name] for name in names)
+    texts = model_config_files(folder, code)
+    return StoredVector(layout, names, parts, buffers, opened, config_files=texts, tied=tied)
+
+
+def vector_of_model(model: PreTrainedModel, folder: Path, code: bool = False) -> StoredVector:
+    """Wrap a model that was loaded from `folder` as a StoredVector in memory."""
+    layout, tied = layout_of(model), tied_names(model)
+    tensors = {name: stored_from_tensor(tensor) for name, tensor in model.state_dict().items()}
+    buffers = {name: tensor for name, tensor in tensors.items() if name not in {*layout.names, *tied}}
+    parts = tuple(tensors[name] for name in layout.names)
+    texts = model_config_files(folder, code)
+    return StoredVector(layout, layout.names, parts, buffers, on_disk=False, config_files=texts, tied=tied)
+
+
+def model_config_files(folder: Path, code: bool = False) -> dict[str, str]:
+    """Files that turn float32 weights into a model folder, name -> text: the configs in `folder`, and its
+    code where that is trusted.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config.pop("torch_dtype", None)  # the older spelling
+    config["dtype"] = "float32"
+    own = folder.glob(CODE_FILES) if code else ()
+    texts = {file.name: file.read_text(encoding="utf-8") for file in own}
+    texts["config.json"] = json.dumps(config, indent=2) + "\n"
+    if (folder / "generation_config.json").is_file():
+        texts["generation_config.json"] = (folder / "generation_config.json").read_text(encoding="utf-8")
+    return texts
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Further names of tied parameters -> the name in the layout."""
+    first = {id(p): name for name, p in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: first[id(p)] for name, p in every if first[id(p)] != name}
+
+
+def meta_model(folder: Path, dtype: torch.dtype | None = None, code: bool = False) -> PreTrainedModel:
+    """Build the model of the config in `folder` on the meta device: names and shapes without weights.
+
+    `dtype`: of its parameters; None: the config's. Errors: ModelError.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    options = from_pretrained_options(folder, code)
+    try:
+        with quiet_transformers(), torch.device("meta"):
+            config = AutoConfig.from_pretrained(folder, **options)
+            chosen: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=code, **chosen)
+    except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
+        message = f"{folder}: transformers cannot load this as a causal language model: {error}"
+        raise ModelError(message) from error
+
+
+def _stored_names(model: PreTrainedModel, stored: Sequence[str]) -> dict[str, str]:
+    """Name in the model -> name in the file, for the weights that transformers loads without computing."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+        wanted: Any = model.state_dict()
+        rules = get_model_conversion_mapping(model)
+        renames = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        computed = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        found: dict[str, str] = {}
+        for name in stored:
+            new, converted = rename_source_key(name, renames, computed, model.base_model_prefix, wanted)
+            if new not in wanted and name in wanted:
+                new, converted = name, None
+            if converted is None and found.setdefault(new, name) != name:
+                return {}  # two stored tensors for one parameter
+        return found
+    except (ImportError, TypeError, AttributeError):  # this version of transformers lacks these functions
+        return {name: name for name in stored}

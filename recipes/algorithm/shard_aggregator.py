@@ -19,7 +19,7 @@ from safetensors.torch import load
 
 from compress import Cocktail, PacketError, decode, expanded, join, split
 from recipes.config import PLAIN, Outer, Recipe, outer_of
-from recipes.weight_files import write_safetensors
+from recipes.weight_files import float32_header, write_safetensors
 
 from .adaptive_rate import AdaptiveRate, adaptive_rate_of, fixed_rate
 from .cocktail_sgd import ShardAggregator, compressor_of, handoff_compressor

@@ -230,7 +230,7 @@ def test_two_snapshots_of_one_vector_are_the_same_bytes(bases, tmp_path) -> None
     recipe = recipe_of(base)
     one, other = (open_trained(recipe, base) for _ in range(2))
     with closing(one), closing(other):
-        assert one.config_files == other.texts
+        assert one.config_files == other.config_files
         assert '"base_model_name_or_path": ' in one.config_files["adapter_config.json"]
 
 

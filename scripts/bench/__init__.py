@@ -1,1 +1,1 @@
-"""Measurements of single parts: the hub, joining, memory, packets, growth of costs."""
+"""Measurements of single parts: the hub, joining, packets, growth of costs."""

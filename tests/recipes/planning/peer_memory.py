@@ -339,7 +339,7 @@ def main() -> None:
     if not GIVES_BACK.keys() <= os.environ.keys():  # read when a process starts
         os.execve(
             sys.executable,
-            [sys.executable, "-m", "scripts.bench.memory", *sys.argv[1:]],
+            [sys.executable, __file__, *sys.argv[1:]],
             GIVES_BACK | dict(os.environ),
         )
     for line in table(dict(measured(given))):

@@ -5,9 +5,9 @@
     scripts/fuzz --replay outputs/fuzz/hub-1-17.hex
 
 A case is what our own encoder wrote, damaged, or values that only a stranger would write. The law: it is
-taken and what comes of it is well formed, or it is refused by the error that the door is known for; no other
-exception, no more than a bounded memory and a second of the processor. A case follows from the seed and its
-number alone. A finding is kept as a file to replay. Exit 0 only if there was none.
+taken and the result is well formed, or it is refused by the error of its target; no other exception, no more
+than a bounded memory and a second of the processor. A case follows from the seed and its number alone. A
+finding is saved as a file to replay. Exit 0 only if there was none.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from random import Random
 from scripts import ROOT
 from scripts.fuzzing import packet_targets, transport_targets
 from scripts.fuzzing.mutate import Target
+from scripts.swarms.lab import parser
 
 FOLDER = ROOT / "outputs" / "fuzz"
 GROUPS = ("messages", "bulk", "packets", "legacy", "files")
@@ -42,7 +43,7 @@ ENOUGH = 20  # findings after which it stops
 
 @dataclass
 class Tally:
-    """What came of the cases of one target."""
+    """The outcome of the cases of one target."""
 
     cases: int = 0
     taken: int = 0
@@ -52,7 +53,7 @@ class Tally:
 
 @dataclass
 class Outcome:
-    """What came of all of them."""
+    """The outcome of all cases."""
 
     tallies: dict[str, Tally] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
@@ -67,7 +68,7 @@ def targets(only: Sequence[str] = GROUPS) -> list[Target]:
 
 
 def turns(chosen: Sequence[Target], cases: int) -> Iterator[tuple[Target, int]]:
-    """Each target's share of the cases, in blocks: (target, number of the case)."""
+    """Deal each target its share of the cases, in blocks: (target, number of the case)."""
     total, done = sum(t.share for t in chosen), dict.fromkeys((t.name for t in chosen), 0)
     blocks = max(1, cases // (20 * total))
     for block in range(blocks):
@@ -79,14 +80,14 @@ def turns(chosen: Sequence[Target], cases: int) -> Iterator[tuple[Target, int]]:
 
 
 def warm(target: Target, cases: Iterable[bytes]) -> None:
-    """What the first cases of a process import and compile is not their own; findings come later."""
+    """Run the first cases unmeasured: what they import and compile is not their own cost."""
     with suppress(Exception):
         for case in cases:
             target.check(case)
 
 
 def try_case(target: Target, case: bytes, tally: Tally, *, measure: bool) -> None:
-    """One case, its law and its limits."""
+    """Check one case against its law and its limits."""
     if measure:
         tracemalloc.start()
     began = time.thread_time()
@@ -110,7 +111,7 @@ def case_of(target: Target, seed: int, number: int) -> bytes:
 
 
 def fuzz(chosen: Sequence[Target], cases: int, seed: int, folder: Path, tell: bool = False) -> Outcome:
-    """Try them all; findings are kept in `folder`."""
+    """Try them all; save findings in `folder`."""
     out = Outcome({t.name: Tally() for t in chosen})
     told = time.monotonic()
     for target in chosen:
@@ -123,10 +124,8 @@ def fuzz(chosen: Sequence[Target], cases: int, seed: int, folder: Path, tell: bo
             interrupt_after(ENDLESS)
             try_case(target, case, tally, measure=number % MEASURED == 0)
         except Exception:  # whatever it is, it is the finding
-            path = keep(folder, target, seed, number, case)
-            out.findings.append(
-                f"{target.name} case {number} of seed {seed}: {path}\n{traceback.format_exc()}"
-            )
+            where = f"case {number} of seed {seed}: {keep(folder, target, seed, number, case)}"
+            out.findings.append(f"{target.name} {where}\n{traceback.format_exc()}")
             if tell:
                 print(f"NOT SO {out.findings[-1]}", flush=True)
             if len(out.findings) >= ENOUGH:
@@ -140,7 +139,7 @@ def fuzz(chosen: Sequence[Target], cases: int, seed: int, folder: Path, tell: bo
 
 
 def interrupt_after(seconds: float) -> None:
-    """Have a case that does not end be a finding. 0: no more."""
+    """Make a case that does not end a finding; 0: no more."""
     if not hasattr(signal, "setitimer"):  # on Windows it is seen by who waits for it
         return
 
@@ -159,37 +158,34 @@ def keep(folder: Path, target: Target, seed: int, number: int, case: bytes) -> P
 
 
 def replay(path: Path) -> None:
-    """One kept case again; raises what it found."""
+    """Check one saved case again; raises what it found."""
     name, case = path.read_text(encoding="ascii").split()
     target, tally = next(t for t in targets() if t.name == name), Tally()
     warm(target, [bytes.fromhex(case)])
     try_case(target, bytes.fromhex(case), tally, measure=True)
-    print(
-        f"ok     {name}: {'taken' if tally.taken else 'refused'}, {tally.peak:,} bytes, {tally.slowest:.3f} s"
-    )
+    word = "taken" if tally.taken else "refused"
+    print(f"ok     {name}: {word}, {tally.peak:,} bytes, {tally.slowest:.3f} s")
 
 
 def limit_space() -> None:
-    """Have an allocation without bound fail."""
-    try:
+    """Make an allocation without bound fail."""
+    with suppress(ImportError):  # on Windows
         import resource
-    except ImportError:  # not on Windows
-        return
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (SPACE, hard))
+
+        resource.setrlimit(resource.RLIMIT_AS, (SPACE, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__.split("\n")[0])
-    parser.add_argument("--cases", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", default=",".join(GROUPS), help=f"some of {', '.join(GROUPS)}")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="one kept case again")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where findings are kept")
-    given = parser.parse_args()
+    asked = parser(__doc__)
+    asked.add_argument("--cases", type=int, default=1_000_000)
+    asked.add_argument("--seed", type=int, default=1)
+    asked.add_argument("--only", default=",".join(GROUPS), help=f"some of {', '.join(GROUPS)}")
+    asked.add_argument("--replay", type=Path, metavar="FILE", help="one saved case again")
+    asked.add_argument("--folder", type=Path, default=FOLDER, help="where findings are saved")
+    given = asked.parse_args()
     given.only = given.only.split(",")
     if unknown := set(given.only) - set(GROUPS):
-        parser.error(f"--only {', '.join(sorted(unknown))}: known are {', '.join(GROUPS)}")
+        asked.error(f"--only {', '.join(sorted(unknown))}: known are {', '.join(GROUPS)}")
     return given
 
 
@@ -204,10 +200,8 @@ def main() -> int:
     out = fuzz(targets(given.only), given.cases, given.seed, given.folder, tell=True)
     for name, tally in out.tallies.items():
         share = tally.taken / max(1, tally.cases)
-        print(
-            f"{name:<10} {tally.cases:>11,} cases, {share:>4.0%} taken, "
-            f"at most {tally.peak:>12,} bytes, {tally.slowest:.3f} s"
-        )
+        cost = f"at most {tally.peak:>12,} bytes, {tally.slowest:.3f} s"
+        print(f"{name:<10} {tally.cases:>11,} cases, {share:>4.0%} taken, {cost}")
     done, took = sum(t.cases for t in out.tallies.values()), time.monotonic() - began
     word = "failed" if out.findings else "ok    "
     print(f"{word} {done:,} cases in {took:.0f} s, {len(out.findings)} findings")

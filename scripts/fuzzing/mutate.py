@@ -1,4 +1,4 @@
-"""Hostile bytes: what an encoder of ours wrote, damaged, and values that only a stranger would write."""
+"""Hostile bytes: what an encoder of ours wrote, damaged, and values that only a stranger writes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ LENGTHS = [0, 1, 0x7F, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**61, 
 
 @dataclass(frozen=True)
 class Target:
-    """One door, what is thrown at it, and its law.
+    """A parser or machine, its hostile cases, and its law.
 
-    `check` returns True where the bytes were taken and what came of them is well formed, False where they
-    were refused by the error that the door is known for. Whatever else it raises is a finding.
+    `check` returns True where the bytes were taken and the result is well formed, False where they were
+    refused by the target's own error. Whatever else it raises is a finding.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Target:
 
 
 def mutated(rng: Random, good: bytes, other: bytes) -> bytes:
-    """`good` with one to three kinds of damage; `other` lends a part of itself."""
+    """Do one to three kinds of damage to `good`; `other` lends a part of itself."""
     data = bytearray(good)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         if data:
@@ -76,14 +76,14 @@ def splice(rng: Random, data: bytearray, other: bytes) -> None:
 
 
 def length(rng: Random, data: bytearray, _: bytes) -> None:
-    """A number of 2, 4 or 8 bytes becomes an extreme, in either order of its bytes."""
+    """Set a number of 2, 4 or 8 bytes to an extreme, in either byte order."""
     size, order = rng.choice((2, 4, 8)), rng.choice(("little", "big"))
     at, value = rng.randrange(len(data)), rng.choice(LENGTHS) & ((1 << 8 * size) - 1)
     data[at : at + size] = value.to_bytes(size, order)[: max(0, len(data) - at)]
 
 
 def nested(rng: Random, data: bytearray, _: bytes) -> None:
-    """Values in values in values: whoever follows them needs as much stack."""
+    """Nest values in values: a parser that recurses needs as much stack."""
     at = rng.randrange(len(data))
     data[at:at] = rng.choice((b"\x91", b"\x81\xa1a", b"[", b'{"a":')) * rng.choice((5, 100, 2000, 15000))
 
@@ -95,7 +95,7 @@ DAMAGE: Sequence[Callable[[Random, bytearray, bytes], None]] = (
 
 
 def hostile(rng: Random, depth: int = 0) -> Any:
-    """A value that no encoder of ours writes."""
+    """Draw a value that no encoder of ours writes."""
     kind = rng.randrange(12 if depth < 2 else 8)
     if kind < 3:
         return rng.choice(INTS)
@@ -113,7 +113,7 @@ def hostile(rng: Random, depth: int = 0) -> Any:
 
 
 def bent(rng: Random, plain: Any) -> Any:
-    """The plain values of a message, with one to three of them replaced by what fits less."""
+    """Replace one to three plain values of a message by what fits less."""
     for _ in range(rng.choice((1, 1, 2, 3))):
         places = list(leaves(plain))
         if not places:
@@ -124,7 +124,7 @@ def bent(rng: Random, plain: Any) -> Any:
 
 
 def near(rng: Random, value: Any) -> Any:
-    """Of the same type as a rule: what is refused at once reaches nothing."""
+    """Draw a replacement, mostly of the same type: what is refused at once reaches nothing."""
     if rng.random() < 0.2:
         return hostile(rng)
     if isinstance(value, bool):
@@ -141,7 +141,7 @@ def near(rng: Random, value: Any) -> Any:
 
 
 def leaves(plain: Any) -> Iterable[tuple[Any, Any]]:
-    """Every place in a plain value: (what holds it, its key there)."""
+    """List every place in a plain value: (its container, its key there)."""
     held = plain.items() if isinstance(plain, dict) else enumerate(plain)
     for key, value in list(held):
         yield plain, key
@@ -150,7 +150,7 @@ def leaves(plain: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def message(rng: Random, examples: Sequence[bytes]) -> bytes:
-    """An encoded message: damaged bytes, or bent values under a right encoding, or nothing of ours."""
+    """Draw an encoded message: damaged bytes, bent values under a right encoding, or nothing of ours."""
     kind = rng.random()
     good = rng.choice(examples)
     if kind < 0.4:
@@ -164,7 +164,7 @@ RECORD = struct.Struct("<BI")
 
 
 def joined(parts: Iterable[tuple[int, bytes]]) -> bytes:
-    """A case of several messages: (connection, bytes) each."""
+    """Join several messages to a case: (connection, bytes) each."""
     return b"".join(RECORD.pack(conn, len(data)) + data for conn, data in parts)
 
 

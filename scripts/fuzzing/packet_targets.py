@@ -1,4 +1,4 @@
-"""The doors of compress and recipes: packets, legacies, leases, recipes, weights, and what a peer kept."""
+"""Targets of compress and recipes: packets, residual handoffs, leases, recipes, weights, peer checkpoints."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MIX = Cocktail(random_ratio=0.5, topk_ratio=0.2, quant_bits=4, block_size=16)
 
 @lru_cache(maxsize=1)
 def packets() -> list[tuple[int, bytes]]:
-    """(m, packet) of every width, kind and codec, as the encoder makes them."""
+    """Encode (m, packet) of every width, kind and codec."""
     made = [(g["m"], base64.b64decode(g["packet"])) for g in json.loads(GOLDEN.read_text(encoding="utf-8"))]
     for bits in WIDTHS:
         v = torch.randn(M, generator=torch.Generator().manual_seed(bits))
@@ -76,22 +76,23 @@ def make_packet(rng: Random) -> bytes:
     return struct.pack("<I", m) + data
 
 
+FIELDS = [
+    (3, 1),
+    (8, 8),
+    (16, 8),
+    (24, 8),
+    (32, 4),
+    (36, 1),
+    (37, 1),
+    (38, 2),
+    *((40 + 8 * i, 8) for i in range(5)),
+]
+
+
 def field(rng: Random, data: bytearray, m: int) -> None:
-    """One number of the header becomes another, or an entry of the table of sections."""
+    """Change one number of the header, or an entry of the table of sections."""
     values = [n for n in (*EDGES, 0, 1, 2, 255, m, m + 1, m - 1, m * 8) if 0 <= n < 2**64]
-    at, size = rng.choice(
-        [
-            (3, 1),
-            (8, 8),
-            (16, 8),
-            (24, 8),
-            (32, 4),
-            (36, 1),
-            (37, 1),
-            (38, 2),
-            *[(40 + 8 * i, 8) for i in range(5)],
-        ]
-    )
+    at, size = rng.choice(FIELDS)
     value = rng.choice(values)
     if at >= HEAD.size + BODY.size and rng.random() < 0.5:
         value = int.from_bytes(data[at : at + 8], "little") & (2**61 - 1) | rng.randrange(8) << 61
@@ -100,7 +101,7 @@ def field(rng: Random, data: bytearray, m: int) -> None:
 
 @contextmanager
 def compiled_too() -> Iterator[None]:
-    """Short vectors are added up by compiled loops as long ones are."""
+    """Add short vectors up by compiled loops, as long ones are."""
     worth, dispatch.WORTH = dispatch.WORTH, 0
     try:
         yield
@@ -109,7 +110,7 @@ def compiled_too() -> Iterator[None]:
 
 
 def check_packet(case: bytes) -> bool:
-    """The two decoders agree, to the bit or in their refusal, and so do the sums of packets kept for them."""
+    """Check that the decoders agree, to the bit or in their refusal, and so do the sums of packed updates."""
     m, packet = struct.unpack_from("<I", case)[0], case[4:]
     try:
         update = decode(packet, m)
@@ -155,7 +156,7 @@ def check_sum(packet: bytes, m: int, update: Update | None) -> None:
 
 @lru_cache(maxsize=1)
 def owned() -> tuple[ShardAggregator, list[bytes], list[bytes]]:
-    """An owner with an error, packets of round 0, and legacies."""
+    """Make an aggregator with error feedback, packets of round 0, and residual handoffs."""
     owner = ShardAggregator(P, MIX, seed=1)
     whole = torch.randn(P, generator=torch.Generator().manual_seed(1))
     owner.error.copy_(whole)
@@ -178,7 +179,8 @@ def make_update(rng: Random) -> bytes:
 
 
 def check_update(case: bytes) -> bool:
-    """A refused packet changes nothing; one that is taken leaves an error that is finite."""
+    """Check that a refused packet changes nothing, and one that is taken leaves error feedback that is
+    finite."""
     owner, updates, _ = owned()
     before = owner.error.clone()
     try:
@@ -204,9 +206,8 @@ def check_update(case: bytes) -> bool:
 def make_samples(rng: Random) -> bytes:
     made = []
     for _ in range(rng.randrange(4)):
-        tokens = np.array(
-            [rng.randrange(rng.choice((300, 70000))) for _ in range(rng.randrange(1, 12))], np.int32
-        )
+        ids = [rng.randrange(rng.choice((300, 70000))) for _ in range(rng.randrange(1, 12))]
+        tokens = np.array(ids, np.int32)
         trained = np.array([False] + [rng.random() < 0.7 for _ in tokens[1:]])
         made.append(Sample(tokens, trained))
     good = pack_samples(made)

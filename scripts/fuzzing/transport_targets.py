@@ -1,6 +1,6 @@
-"""The doors of transport: messages, the hub's shell, a peer's carrier, catching up, records of packets.
+"""Targets of transport: messages, the hub, a peer's connections, catching up, packet records, a shard server.
 
-The shells are real; what is around them (wires, the ledger, other threads) is replaced, so that a case is a
+The hub and the peer are real; their wires, ledger and other threads are replaced, so that a case is a
 function of its bytes.
 """
 
@@ -11,7 +11,7 @@ import json
 import tempfile
 import zlib
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import isfinite
 from pathlib import Path
 from random import Random
@@ -22,6 +22,7 @@ from msgspec import msgpack
 from scripts.fuzzing.mutate import INTS, Target, bent, joined, message, mutated, parts_of
 from scripts.swarms.idle_delegate import IdleDelegate
 from transport.aggregators.shard_server import ShardServer
+from transport.hub.run_status import status_text
 from transport.hub.server import Hub
 from transport.ledger.packet_log import CRC, HEADER, MAGIC, pack_header, read_packets
 from transport.ledger.run_ledger import Counted, Ledger, OpenSession, Recovered, RoundRow
@@ -105,7 +106,7 @@ TO_PEER: list[m.Message] = [
 HUB_BYTES, PEER_BYTES = [message_codec.encode(x) for x in TO_HUB], [message_codec.encode(x) for x in TO_PEER]
 
 
-def decoded(decode: Callable[[bytes], m.Message], data: bytes) -> bool:
+def check_message(decode: Callable[[bytes], m.Message], data: bytes) -> bool:
     try:
         taken = decode(data)
     except ProtocolError:
@@ -114,18 +115,22 @@ def decoded(decode: Callable[[bytes], m.Message], data: bytes) -> bool:
     return True
 
 
+check_to_hub = partial(check_message, message_codec.decode_to_hub)
+check_to_peer = partial(check_message, message_codec.decode_to_peer)
+
+
 # ---- the hub -----------------------------------------------------------------------------------------------
 
 
 class AtOnce:
-    """An executor that does it now."""
+    """An executor that runs a job at once."""
 
     def submit(self, job: Callable[..., object], *args: object) -> None:
         job(*args)
 
 
 class HubEnd:
-    """A wire that notes what the hub says."""
+    """A wire that records what the hub says."""
 
     port = 0
 
@@ -143,11 +148,11 @@ class HubEnd:
         raise AssertionError("so few messages are no flood")
 
     def wake(self) -> None:
-        """Nobody sleeps here."""
+        """Ignore it: there is no thread to wake."""
 
 
 class Books:
-    """What SQLite would do with these values."""
+    """A ledger that checks what SQLite would do with these values."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -183,7 +188,7 @@ class HubWork(IdleDelegate):
 
 @lru_cache(maxsize=1)
 def ledger_folder() -> Path:
-    """A ledger of one round, for who reads it."""
+    """Make a ledger of one round, to be read."""
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     with Ledger(folder, run="toy-run", samples=4) as ledger:
         ledger.commit(RoundRow(0, 0, 1.0, 2.0, 7, ("ann",), ("ann",), 1.0, 40), b"packet", ())
@@ -202,7 +207,7 @@ SETTINGS = RunSettings(
 
 
 def open_hub() -> Hub:
-    """A hub in the middle of a round: ann and bob are members, each has a bulk connection."""
+    """Make a hub in the middle of a round: ann and bob are members, each has a bulk connection."""
     hub = Hub("", 0, keys(), Books(ledger_folder()), SETTINGS, HubWork(), wire=HubEnd())  # type: ignore[arg-type]
     hub._commits._thread = hub._reader = AtOnce()  # type: ignore[assignment]
     for number, name in enumerate(("ann", "bob")):
@@ -214,14 +219,13 @@ def open_hub() -> Hub:
 
 
 def name_of(conn: int) -> bytes:
-    """Two connections of ann, two of bob, and strangers, each with a key of its own."""
+    """Name a connection: two of ann, two of bob, and strangers, each with a key of its own."""
     key = ("ann", "bob", "ann", "bob")[conn] if conn < 4 else f"k{conn}"
     return f"{key}.{conn}".encode()
 
 
 def hear(hub: Hub, conn: int, data: bytes) -> None:
-    """One message and its consequences. A Chunk's bytes follow it in the same case. What is
-    longer than a frame may be is libzmq's to refuse."""
+    """Let the hub hear one message. A Chunk's bytes follow it; libzmq refuses longer frames."""
     if len(data) > MAX_FRAME:
         return
     payload = b"x" * (1024 if data[-1:] == b"\0" else 976)
@@ -230,6 +234,10 @@ def hear(hub: Hub, conn: int, data: bytes) -> None:
     hub._run_calls()
     hub._act(hub._state.tick(hub._state._ticked))
     hub._run_calls()
+
+
+def no_number(word: str) -> NoReturn:
+    raise AssertionError(f"{word} is no JSON")
 
 
 def check_hub(case: bytes) -> bool:
@@ -249,28 +257,18 @@ def check_hub(case: bytes) -> bool:
     assert not hub._flows.reading
     assert len(state.history.commits) <= 64
     assert state.deadline() > 0
-    json.loads(hub_status(hub), parse_constant=no_number)
+    json.loads(status_text(state, state._ticked), parse_constant=no_number)
     return state.members.refused == 0
-
-
-def hub_status(hub: Hub) -> str:
-    from transport.hub.run_status import status_text
-
-    return status_text(hub._state, hub._state._ticked)
-
-
-def no_number(word: str) -> NoReturn:
-    raise AssertionError(f"{word} is no JSON")
 
 
 # ---- a peer ------------------------------------------------------------------------------------------------
 
 
 class PeerEnd:
-    """A wire that takes everything and brings nothing."""
+    """A wire that accepts everything and delivers nothing."""
 
     def dial(self, flow: int) -> None:
-        """Up by hand."""
+        """Ignore it: connections come up by hand."""
 
     hang_up = dial
 
@@ -278,13 +276,13 @@ class PeerEnd:
         return True
 
     def wake(self) -> None:
-        """Nobody sleeps here."""
+        """Ignore it: there is no thread to wake."""
 
     close = wake
 
 
 def joined_carrier() -> ConnectionManager:
-    """A peer in a run: one bulk flow, downloads and an upload under way."""
+    """Make a peer in a run: one bulk connection, downloads and an upload under way."""
     hello = m.Hello(1, "token", "toy-run", "ann")
     carrier = ConnectionManager(PeerEnd(), PeerState(hello), 4, 60.0, "hub:1", RateLimits(Bandwidth()))  # type: ignore[arg-type]
     carrier._take(Connected(0), 0.0)
@@ -327,7 +325,7 @@ def make_catch_up(rng: Random) -> bytes:
 
 
 def check_catch_up(case: bytes) -> bool:
-    """Whatever a hub says it has, so much is asked for ahead, and no more."""
+    """Check that the requests ahead are bounded whatever a hub says it has."""
     from cocktail_cli.errors import Failure
     from cocktail_cli.volunteer.base_weights import check_names
 
@@ -380,7 +378,8 @@ def check_records(case: bytes) -> bool:
 
 
 def some_messages(rng: Random, examples: Sequence[bytes], most: int) -> bytes:
-    """Several, on several connections; sound ones among them, so that the others meet a working machine."""
+    """Draw several, on several connections; sound ones among them, so that the others meet a working
+    machine."""
     parts = []
     for _ in range(rng.randrange(1, 9)):
         data = rng.choice(examples) if rng.random() < 0.5 else message(rng, examples)
@@ -407,7 +406,7 @@ SHARD_BYTES = [message_codec.encode(x) for x in TO_SHARDS]
 
 
 def open_door() -> ShardServer:
-    """In round 3: ann and bob have been here, and ann has a connection."""
+    """Open it in round 3: ann and bob have been here, and ann has a connection."""
     door = ShardServer(HubEnd(), "toy-run")  # type: ignore[arg-type]
     door.opened(3, {"ann": "ann", "bob": "bob"}, LIMIT)
     door.serve(3, b"packet of shards")
@@ -430,14 +429,9 @@ def check_door(case: bytes) -> bool:
     return bool(came or door._inbox._parts)
 
 
-def decoding(decode: Callable[[bytes], m.Message]) -> Callable[[bytes], bool]:
-    return lambda data: decoded(decode, data)
-
-
-TO_HUB_LAW, TO_PEER_LAW = decoding(message_codec.decode_to_hub), decoding(message_codec.decode_to_peer)
 TARGETS = [
-    Target("to-hub", "messages", 340, lambda r: message(r, HUB_BYTES), TO_HUB_LAW),
-    Target("to-peer", "messages", 340, lambda r: message(r, PEER_BYTES), TO_PEER_LAW),
+    Target("to-hub", "messages", 340, lambda r: message(r, HUB_BYTES), check_to_hub),
+    Target("to-peer", "messages", 340, lambda r: message(r, PEER_BYTES), check_to_peer),
     Target("catch-up", "messages", 10, make_catch_up, check_catch_up),
     Target("hub", "bulk", 12, lambda r: some_messages(r, HUB_BYTES, 9), check_hub, 4 << 20),
     Target("carrier", "bulk", 12, lambda r: some_messages(r, PEER_BYTES, 2), check_carrier, 24 << 20),

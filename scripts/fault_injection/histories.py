@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 import traceback
 from multiprocessing import get_context
 
-from scripts import ROOT
+from scripts import reach_tests
 
 SEEDS_APART = 10_000_000  # so that another --seed has other histories
 TELL = 5.0  # seconds between two lines
@@ -16,8 +15,7 @@ TELL = 5.0  # seconds between two lines
 
 def play_one(seed: int) -> str:
     """Play one; the traceback where it broke a law."""
-    tests = ROOT / "tests" / "transport"
-    sys.path += [str(path) for path in (tests, tests / "hub") if str(path) not in sys.path]
+    reach_tests("transport", "transport/hub")
     from test_hub_state import seeded_history
 
     try:

@@ -25,8 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from scripts import ROOT
-from scripts.fuzzing import packet_targets, transport_targets
+from scripts import ROOT, reach_tests
 from scripts.fuzzing.mutate import Target
 from scripts.swarms.lab import parser
 
@@ -64,6 +63,11 @@ class TooMuch(Exception):
 
 
 def targets(only: Sequence[str] = GROUPS) -> list[Target]:
+    """List the targets of these groups: tests/fuzzing has them, with their laws."""
+    reach_tests("fuzzing")
+    import packet_targets
+    import transport_targets
+
     return [t for t in (*transport_targets.TARGETS, *packet_targets.TARGETS) if t.group in only]
 
 

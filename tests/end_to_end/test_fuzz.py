@@ -7,10 +7,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from transport_targets import HUB_BYTES, PEER_BYTES, hear, joined_carrier, open_hub
 
 from scripts.fuzzing.fuzz import GROUPS, Tally, TooMuch, case_of, fuzz, keep, replay, targets, try_case
 from scripts.fuzzing.mutate import Target, message
-from scripts.fuzzing.transport_targets import HUB_BYTES, PEER_BYTES, hear, joined_carrier, open_hub
 from transport.protocol.message_codec import encode
 from transport.protocol.messages import Evaluated
 from transport.wire.frames import Received

@@ -1,12 +1,13 @@
-"""From plain values to a `Recipe`, or to all that is wrong with them at once.
+"""Check a recipe's plain values: a `Recipe`, or everything that is wrong with them at once.
 
-Two passes: pydantic checks names, types and ranges, and the cross-checks look at keys together. All that the
-first one finds is shown in one attempt.
+Two passes: pydantic checks names, types and ranges, then the cross-checks look at keys together.
 """
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,7 +15,6 @@ from pydantic import ValidationError
 from recipes.errors import Problem, RecipeError
 
 from .document import Document, Key, bare_keys, sections
-from .key_aliases import FOREIGN_KEYS, UNSUPPORTED_KEYS, VALUE_HINTS
 from .schema import Dataset, Recipe, Requires
 
 # lr_scheduler_type -> (one of these is needed, these are allowed)
@@ -24,36 +24,198 @@ _SCHEDULE_KEYS: dict[str, tuple[set[str], set[str]]] = {
     "warmup_stable_decay": ({"num_decay_steps"}, {"num_decay_steps", "min_lr_ratio", "num_cycles"}),
 }
 
+# switches that do not exist -> what is so instead
+UNSUPPORTED_KEYS: dict[str, str] = {
+    "lossless": "there is no such switch: packets always go through zstd or lz4, which changes no value",
+}
+
+# (key, value) -> what to write instead
+VALUE_HINTS: dict[tuple[str, str], str] = {
+    ("swarm.join", "open"): "`token`, and publish the run URL: it is all one needs",
+}
+
+# names of axolotl, LLaMA-Factory, torchtune, older transformers and the reference code. They are errors that
+# give our name: silent synonyms would give one recipe two spellings with two hashes
+_FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
+    "model.model_name_or_path": "base_model model_name",
+    "model.dtype": "torch_dtype",
+    "model.tokenizer_name_or_path": "tokenizer",
+    "datasets": "dataset train_file",
+    "data.max_length": "sequence_len cutoff_len max_seq_length max_seq_len block_length",
+    "data.packing": "sample_packing packed",
+    "data.chat_template": "template",
+    "data.completion_only_loss": "train_on_inputs train_on_input",
+    "data.val_set_size": "val_size",
+    "data.shuffle_dataset": "shuffle",
+    "training.per_device_train_batch_size": "micro_batch_size",
+    "training.global_batch_size": "batch_size gradient_accumulation_steps",
+    "training.num_train_epochs": "num_epochs epochs",
+    "training.max_steps": "steps max_steps_per_epoch",
+    "training.learning_rate": "lr",
+    "training.optim": "optimizer",
+    "training.lr_scheduler_type": "lr_scheduler",
+    "training.warmup_steps": "warmup_ratio",
+    "training.activation_checkpointing": "gradient_checkpointing",
+    "training.max_grad_norm": "clip_grad_norm gradient_clipping",
+    "compression.preset": "method",
+    "compression.sample_kind": "random_method",
+    "compression.random_ratio": "RANDOMP_RATIO",
+    "compression.topk_ratio": "TOPK_RATIO",
+    "compression.quant_bits": "QUANT_BITS",
+    "checkpoint.eval_steps": "eval_strategy evaluation_strategy evals_per_epoch",
+    "checkpoint.save_steps": "save_strategy saves_per_epoch",
+    "lora.lora_r": "lora_rank",
+    "lora.lora_target_modules": "lora_target",
+    "lora": "finetuning_type adapter",
+}
+FOREIGN_KEYS = {theirs: ours for ours, names in _FOREIGN_NAMES.items() for theirs in names.split()}
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A key whose value contradicts other keys."""
+
+    key: str  # dotted
+    message: str
+    hint: str = ""
+
 
 def check(document: Document, problems: list[Problem]) -> Recipe:
-    """The recipe, frozen. Errors: RecipeError with `problems` and everything found here."""
+    """Build the frozen recipe. Errors: RecipeError with `problems` and everything found here."""
     recipe = None
     try:
         recipe = Recipe.model_validate(document.values)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        problems = [*problems, *(_explain(document, detail) for detail in found if _real(detail))]
+        problems = [*problems, *(_explain(document, detail) for detail in found if _is_new(detail))]
     if recipe is not None:
-        problems = [*problems, *cross_check(document, recipe)]
+        for conflict in _conflicts(recipe):
+            key = tuple(int(part) if part.isdecimal() else part for part in conflict.key.split("."))
+            problems = [*problems, document.problem(key, conflict.message, conflict.hint)]
     if recipe is None or problems:
-        raise RecipeError(_once(problems), document.file)
+        first = {(problem.place, problem.key): problem for problem in reversed(problems)}
+        # a union reports one mistake once for each branch: keep the first
+        raise RecipeError([p for p in problems if first[p.place, p.key] is p], document.file)
     return recipe
 
 
-def _real(detail: Any) -> bool:
-    """Not "too short" of a list whose only entry is wrong: that is told already."""
+def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
+    """Yield contradictions between keys."""
+    data, training, swarm = recipe.data, recipe.training, recipe.swarm
+    batch, fewest = training.global_batch_size, swarm.min_peers
+    if batch < fewest:
+        text = f"{batch} samples cannot be shared by swarm.min_peers={fewest}"
+        yield Conflict("training.global_batch_size", text)
+    if swarm.max_peers is not None and swarm.max_peers < fewest:
+        yield Conflict("swarm.max_peers", f"{swarm.max_peers} is below swarm.min_peers={fewest}")
+    weighted = [dataset.weight is not None for dataset in recipe.datasets]
+    for number, has_weight in enumerate(weighted):
+        if any(weighted) and not has_weight:
+            yield Conflict(f"datasets.{number}.weight", "is required where another data set has one")
+    for number, dataset in enumerate(recipe.eval_datasets):
+        if dataset.weight is not None:
+            text = "means nothing here: all of what is held out is measured"
+            yield Conflict(f"eval_datasets.{number}.weight", text)
+    if data.streaming:
+        yield from _streaming_conflicts(recipe)
+    if data.val_set_size and recipe.eval_datasets:
+        text = "excluded by eval_datasets: the held-out rows come from one or the other"
+        yield Conflict("data.val_set_size", text)
+    if recipe.checkpoint.eval_steps and not recipe.has_eval:
+        yield Conflict("checkpoint.eval_steps", "there is nothing to evaluate on", "data.val_set_size=0.05")
+    if training.max_steps == 0 or training.max_steps < -1:
+        text = f"must be at least 1, or -1 for whole epochs, not {training.max_steps}"
+        yield Conflict("training.max_steps", text)
+    yield from _schedule_conflicts(recipe)
+    yield from _dtype_conflicts(recipe)
+    checkpoint = recipe.checkpoint
+    if checkpoint.push_to_hub and not checkpoint.hub_model_id:
+        yield Conflict("checkpoint.push_to_hub", "where to?", "hub_model_id: me/my-model")
+    if checkpoint.push_to_hub and checkpoint.hub_strategy != "end" and not checkpoint.save_steps:
+        yield Conflict("checkpoint.hub_strategy", f"`{checkpoint.hub_strategy}` needs save_steps")
+    yield from _compression_conflicts(recipe)
+
+
+def _compression_conflicts(recipe: Recipe) -> Iterator[Conflict]:
+    compression, steps = recipe.compression, recipe.training.max_steps
+    if compression.preset == "lora-cocktail" and recipe.lora is None:
+        hint = "add a section `lora:`, or `cocktail`"
+        yield Conflict("compression.preset", "`lora-cocktail` is for adapters", hint)
+    if 0 < steps < compression.local_steps:
+        text = f"{compression.local_steps}: a run of {steps} steps would exchange nothing before its end"
+        yield Conflict("compression.local_steps", text, f"local_steps={max(1, steps // 10)}")
+    if 0 < compression.topk_chunk * compression.topk_ratio < 0.5:
+        text = f"topk_ratio {compression.topk_ratio:g} keeps none of {compression.topk_chunk} values"
+        yield Conflict("compression.topk_chunk", text, "a larger chunk")
+
+
+def _streaming_conflicts(recipe: Recipe) -> Iterator[Conflict]:
+    """Yield keys that would need all rows before the first step."""
+    data = recipe.data
+    if recipe.training.max_steps == -1:
+        yield Conflict("training.max_steps", "is required where data.streaming is on")
+    if 0 < data.val_set_size < 1:
+        text = "must be a number of rows where data.streaming is on: how many there are is not known"
+        yield Conflict("data.val_set_size", text)
+    if len(recipe.datasets) > 1 and recipe.datasets[0].weight is None:
+        yield Conflict("datasets.0.weight", "is required where several data sets are streamed")
+    for number, dataset in enumerate(recipe.datasets):
+        if "[" in dataset.split:
+            text = "cannot be a slice where data.streaming is on"
+            yield Conflict(f"datasets.{number}.split", text, "max_samples: 1000")
+    if data.dataset_num_proc not in (None, 1):
+        yield Conflict("data.dataset_num_proc", "a stream is tokenized by one process")
+    if recipe.swarm.probe_batch_size:
+        text = "must be 0 where data.streaming is on: the probe draws from all rows"
+        yield Conflict("swarm.probe_batch_size", text)
+
+
+def _dtype_conflicts(recipe: Recipe) -> Iterator[Conflict]:
+    model, training = recipe.model, recipe.training
+    if model.load_in_8bit and model.load_in_4bit:
+        yield Conflict("model.load_in_8bit", "8 bit and 4 bit exclude each other")
+    if model.quantized and recipe.lora is None:
+        bits = "model.load_in_4bit" if model.load_in_4bit else "model.load_in_8bit"
+        yield Conflict(bits, "only a frozen base can be quantized", "add a section `lora:`")
+    if training.bf16 is True and training.fp16:
+        yield Conflict("training.fp16", "excluded by bf16")
+    if not training.fp32_master_weights and recipe.lora is not None:
+        yield Conflict("training.fp32_master_weights", "adapters are always trained in float32")
+    elif not training.fp32_master_weights and model.dtype != "bfloat16":
+        text = "only bfloat16 weights are trained without"
+        yield Conflict("training.fp32_master_weights", text, "model.dtype=bfloat16")
+    if recipe.lora is None and model.dtype == "float16":
+        hint = "model.dtype=bfloat16, or float32 with training.fp16=true"
+        yield Conflict("model.dtype", "float16 holds no gradients of weights that are trained", hint)
+    if recipe.lora is None and model.dtype == "bfloat16" and training.fp16:
+        yield Conflict("training.fp16", "excluded by model.dtype `bfloat16`")
+
+
+def _schedule_conflicts(recipe: Recipe) -> Iterator[Conflict]:
+    key = "training.lr_scheduler_kwargs"
+    kind, given = recipe.training.lr_scheduler_type, set(recipe.training.lr_scheduler_kwargs)
+    needed, allowed = _SCHEDULE_KEYS.get(kind, (set(), set()))
+    if given - allowed:
+        hint = f"it takes {', '.join(sorted(allowed))}" if allowed else "it takes none"
+        yield Conflict(key, f"`{kind}` does not take {', '.join(sorted(given - allowed))}", hint)
+    if needed and len(given & needed) != 1:
+        yield Conflict(key, f"`{kind}` needs one of {', '.join(sorted(needed))}")
+
+
+def _is_new(detail: Any) -> bool:
+    """False for "too short" of a list whose only entry is wrong: that entry is reported already."""
     return not (detail["type"] == "too_short" and detail.get("input"))
 
 
 def _explain(document: Document, detail: Any) -> Problem:
-    """A pydantic error in our words."""
+    """Turn a pydantic error into a problem in our words."""
     key: Key = tuple(detail["loc"])
     kind, context, given = detail["type"], detail.get("ctx", {}), detail.get("input")
     while key and key not in document.lines and key not in document.overridden and kind != "missing":
         key = key[:-1]  # pydantic adds the branch of a union: ("data_files", "str")
     key = key or tuple(detail["loc"])
     if kind == "extra_forbidden":
-        return unknown(document, tuple(detail["loc"]))
+        return unknown_key(document, tuple(detail["loc"]))
     if kind == "missing":
         return document.problem(key, "is required")
     messages = {
@@ -87,8 +249,8 @@ def _explain(document: Document, detail: Any) -> Problem:
     return document.problem(key, message, hint)
 
 
-def unknown(document: Document, key: Key) -> Problem:
-    """An unknown key: what was it meant to be?"""
+def unknown_key(document: Document, key: Key) -> Problem:
+    """Describe an unknown key, with the key that was probably meant."""
     name = str(key[-1])
     inside = sections()
     where = inside.get(str(key[0])) if len(key) > 1 else Recipe
@@ -118,147 +280,3 @@ def unknown(document: Document, key: Key) -> Problem:
         full = ".".join(str(part) for part in bare_keys()[elsewhere[0]])
         return document.problem(key, f"did you mean `{full}`?")
     return document.problem(key, "unknown key", f"known here: {', '.join(known)}" if known else "")
-
-
-def cross_check(document: Document, recipe: Recipe) -> list[Problem]:
-    """What no key shows alone."""
-    found: list[Problem] = []
-
-    def wrong(name: str, message: str, hint: str = "") -> None:
-        found.append(document.problem(tuple(name.split(".")), message, hint))
-
-    data, training, swarm = recipe.data, recipe.training, recipe.swarm
-    if training.global_batch_size < swarm.min_peers:
-        wrong(
-            "training.global_batch_size",
-            f"{training.global_batch_size} samples cannot be shared by swarm.min_peers={swarm.min_peers}",
-        )
-    if swarm.max_peers is not None and swarm.max_peers < swarm.min_peers:
-        wrong("swarm.max_peers", f"{swarm.max_peers} is below swarm.min_peers={swarm.min_peers}")
-    found += _check_datasets(document, recipe)
-    if data.streaming:
-        found += _check_stream(document, recipe)
-    if data.val_set_size and recipe.eval_datasets:
-        wrong("data.val_set_size", "excluded by eval_datasets: the held-out rows come from one or the other")
-    if recipe.checkpoint.eval_steps and not recipe.has_eval:
-        wrong("checkpoint.eval_steps", "there is nothing to evaluate on", "data.val_set_size=0.05")
-    if training.max_steps == 0 or training.max_steps < -1:
-        wrong("training.max_steps", f"must be at least 1, or -1 for whole epochs, not {training.max_steps}")
-    found += _check_schedule(document, recipe)
-    found += _check_model(document, recipe)
-    found += _check_compression(document, recipe)
-    return found
-
-
-def _check_compression(document: Document, recipe: Recipe) -> list[Problem]:
-    found: list[Problem] = []
-    compression, most = recipe.compression, recipe.training.max_steps
-
-    def wrong(name: str, message: str, hint: str = "") -> None:
-        found.append(document.problem(("compression", name), message, hint))
-
-    if compression.preset == "lora-cocktail" and recipe.lora is None:
-        wrong("preset", "`lora-cocktail` is for adapters", "add a section `lora:`, or `cocktail`")
-    if 0 < most < compression.local_steps:
-        said = f"{compression.local_steps}: a run of {most} steps would exchange nothing before its end"
-        wrong("local_steps", said, f"local_steps={max(1, most // 10)}")
-    if 0 < compression.topk_chunk * compression.topk_ratio < 0.5:
-        said = f"topk_ratio {compression.topk_ratio:g} keeps none of {compression.topk_chunk} values"
-        wrong("topk_chunk", said, "a larger chunk")
-    return found
-
-
-def _check_datasets(document: Document, recipe: Recipe) -> list[Problem]:
-    found = []
-    weighted = [dataset.weight is not None for dataset in recipe.datasets]
-    for number, has_weight in enumerate(weighted):
-        if any(weighted) and not has_weight:
-            key: Key = ("datasets", number, "weight")
-            found.append(document.problem(key, "is required where another data set has one"))
-    for number, dataset in enumerate(recipe.eval_datasets):
-        if dataset.weight is not None:
-            key = ("eval_datasets", number, "weight")
-            found.append(document.problem(key, "means nothing here: all of what is held out is measured"))
-    return found
-
-
-def _check_stream(document: Document, recipe: Recipe) -> list[Problem]:
-    """What cannot be had without reading all rows first."""
-    data, found = recipe.data, list[Problem]()
-    if recipe.training.max_steps == -1:
-        found.append(document.problem(("training", "max_steps"), "is required where data.streaming is on"))
-    if 0 < data.val_set_size < 1:
-        said = "must be a number of rows where data.streaming is on: how many there are is not known"
-        found.append(document.problem(("data", "val_set_size"), said))
-    if len(recipe.datasets) > 1 and recipe.datasets[0].weight is None:
-        said = "is required where several data sets are streamed"
-        found.append(document.problem(("datasets", 0, "weight"), said))
-    for number, dataset in enumerate(recipe.datasets):
-        if "[" in dataset.split:
-            key: Key = ("datasets", number, "split")
-            found.append(
-                document.problem(key, "cannot be a slice where data.streaming is on", "max_samples: 1000")
-            )
-    if data.dataset_num_proc not in (None, 1):
-        found.append(document.problem(("data", "dataset_num_proc"), "a stream is tokenized by one process"))
-    if recipe.swarm.probe_batch_size:
-        said = "must be 0 where data.streaming is on: the probe draws from all rows"
-        found.append(document.problem(("swarm", "probe_batch_size"), said))
-    return found
-
-
-def _check_model(document: Document, recipe: Recipe) -> list[Problem]:
-    """What is trained, in which numbers, and where it goes."""
-    found: list[Problem] = []
-    model, training, checkpoint = recipe.model, recipe.training, recipe.checkpoint
-
-    def wrong(name: str, message: str, hint: str = "") -> None:
-        found.append(document.problem(tuple(name.split(".")), message, hint))
-
-    if model.load_in_8bit and model.load_in_4bit:
-        wrong("model.load_in_8bit", "8 bit and 4 bit exclude each other")
-    if model.quantized and recipe.lora is None:
-        bits = "model.load_in_4bit" if model.load_in_4bit else "model.load_in_8bit"
-        wrong(bits, "only a frozen base can be quantized", "add a section `lora:`")
-    if training.bf16 is True and training.fp16:
-        wrong("training.fp16", "excluded by bf16")
-    if not training.fp32_master_weights and recipe.lora is not None:
-        wrong("training.fp32_master_weights", "adapters are always trained in float32")
-    elif not training.fp32_master_weights and model.dtype != "bfloat16":
-        message = "only bfloat16 weights are trained without"
-        wrong("training.fp32_master_weights", message, "model.dtype=bfloat16")
-    if recipe.lora is None and model.dtype == "float16":
-        message = "float16 holds no gradients of weights that are trained"
-        wrong("model.dtype", message, "model.dtype=bfloat16, or float32 with training.fp16=true")
-    if recipe.lora is None and model.dtype == "bfloat16" and training.fp16:
-        wrong("training.fp16", "excluded by model.dtype `bfloat16`")
-    if checkpoint.push_to_hub and not checkpoint.hub_model_id:
-        wrong("checkpoint.push_to_hub", "where to?", "hub_model_id: me/my-model")
-    if checkpoint.push_to_hub and checkpoint.hub_strategy != "end" and not checkpoint.save_steps:
-        wrong("checkpoint.hub_strategy", f"`{checkpoint.hub_strategy}` needs save_steps")
-    return found
-
-
-def _check_schedule(document: Document, recipe: Recipe) -> list[Problem]:
-    key = ("training", "lr_scheduler_kwargs")
-    kind, given = recipe.training.lr_scheduler_type, set(recipe.training.lr_scheduler_kwargs)
-    needed, allowed = _SCHEDULE_KEYS.get(kind, (set(), set()))
-    found = []
-    if given - allowed:
-        what = ", ".join(sorted(given - allowed))
-        may = f"it takes {', '.join(sorted(allowed))}" if allowed else "it takes none"
-        found.append(document.problem(key, f"`{kind}` does not take {what}", may))
-    if needed and len(given & needed) != 1:
-        found.append(document.problem(key, f"`{kind}` needs one of {', '.join(sorted(needed))}"))
-    return found
-
-
-def _once(problems: list[Problem]) -> list[Problem]:
-    """A union reports one mistake once for each branch: keep the first."""
-    seen: set[tuple[str, str]] = set()
-    kept = []
-    for problem in problems:
-        if (problem.place, problem.key) not in seen:
-            seen.add((problem.place, problem.key))
-            kept.append(problem)
-    return kept

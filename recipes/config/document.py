@@ -1,8 +1,7 @@
-"""A recipe's text: YAML to plain values, with the line of every key, and with the overrides of the command
-line.
+"""Parse the text of a recipe: YAML to plain values, with the line of every key and the overrides applied.
 
-`yaml.safe_load` only, so a recipe can build nothing but lists, mappings, text and numbers. Aliases are
-refused: no recipe needs them, and nested ones grow without bound.
+`yaml.safe_load` only, so a recipe builds nothing but lists, mappings, text and numbers. Aliases are refused:
+no recipe needs them, and nested ones grow without bound.
 """
 
 from __future__ import annotations
@@ -28,17 +27,15 @@ MAX_DEPTH = 16
 
 @dataclass
 class Document:
-    """A recipe before it is checked: plain values, and where each was written."""
+    """A recipe before it is checked: plain values, and where each was set."""
 
     file: str  # its path, or its address
     values: dict[str, Any]
     lines: dict[Key, int] = field(default_factory=dict)
-    overridden: dict[Key, str] = field(default_factory=dict)  # key -> the text of the override
+    overridden: dict[Key, str] = field(default_factory=dict)  # key -> text of the override
 
     def origin(self, key: Key) -> str | None:
-        """Where the value of `key` was said: an override, a line of the file, or the preset that stands
-        there. None: it is the default.
-        """
+        """Say where `key` was set: an override, a line of the file, or a preset. None: it is the default."""
         for depth in range(len(key), 0, -1):
             if key[:depth] in self.overridden:
                 return self.overridden[key[:depth]]
@@ -48,13 +45,13 @@ class Document:
         name = str(section.get("preset")) if isinstance(section, dict) else ""
         if (preset := PRESETS.get(name)) is None:
             return None
-        says = {"compression": preset.keys, "training": preset.training}.get(str(key[0]), {})
-        return f"preset {name}" if key[-1] in says else None
+        values = {"compression": preset.keys, "training": preset.training}.get(str(key[0]), {})
+        return f"preset {name}" if key[-1] in values else None
 
     def problem(self, key: Key, message: str, hint: str = "") -> Problem:
-        """A problem at `key`, placed at the line of the key or of what holds it."""
+        """Make a problem at `key`, with the line of the key or of the section around it."""
         name = ".".join(str(part) for part in key)
-        if any(given[: len(key)] == key for given in self.overridden):  # `lora` is there by lora_r=8
+        if any(given[: len(key)] == key for given in self.overridden):  # `lora` exists because of lora_r=8
             return Problem("override", None, name, message, hint)
         for depth in range(len(key), 0, -1):
             if key[:depth] in self.overridden:
@@ -65,7 +62,7 @@ class Document:
 
 
 def read(path: Path) -> str:
-    """Errors: RecipeError where the file does not open, or is no text."""
+    """Read a recipe's file. Errors: RecipeError where it does not open, or is not UTF-8."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise RecipeError(
@@ -85,7 +82,7 @@ def decoded(data: bytes, file: str) -> str:
 
 
 def parse(text: str, file: str) -> Document:
-    """Errors: RecipeError where it is no YAML, or no mapping."""
+    """Parse YAML text. Errors: RecipeError where it is not YAML, not a mapping, or has a key twice."""
     try:
         _check_events(text, file)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -108,7 +105,7 @@ def parse(text: str, file: str) -> Document:
 
 
 def _check_events(text: str, file: str) -> None:
-    """Before anything is built: no aliases, and no nesting that would exhaust the stack."""
+    """Refuse aliases, and nesting that would exhaust the stack, before anything is built."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         line = event.start_mark.line + 1
@@ -123,7 +120,7 @@ def _check_events(text: str, file: str) -> None:
 
 
 def _index(node: yaml.Node, key: Key, document: Document) -> list[Problem]:
-    """Fill `document.lines`; tell keys that are written twice (YAML would silently keep the last)."""
+    """Fill `document.lines`; returns keys that are written twice (YAML would silently keep the last)."""
     twice: list[Problem] = []
     inner: Key
     if isinstance(node, yaml.MappingNode):
@@ -144,7 +141,7 @@ def _index(node: yaml.Node, key: Key, document: Document) -> list[Problem]:
 
 
 def sections() -> dict[str, type[Section]]:
-    """The schema's sections by name, `datasets` and `eval_datasets` (lists) not among them."""
+    """The schema's sections by name, without `datasets` and `eval_datasets` (lists)."""
     found: dict[str, type[Section]] = {}
     for name, info in Recipe.model_fields.items():
         union = isinstance(info.annotation, UnionType)
@@ -155,8 +152,7 @@ def sections() -> dict[str, type[Section]]:
 
 
 def bare_keys() -> dict[str, Key]:
-    """Bare name -> full key, of every key that can be named bare: leaf names are unique (a test sees to
-    it)."""
+    """Bare name -> full key, for every key that has a bare name: leaf names are unique (a test checks it)."""
     inside = sections()
     found: dict[str, Key] = {name: (name,) for name in Recipe.model_fields if name not in inside}
     for section, model in inside.items():
@@ -165,7 +161,7 @@ def bare_keys() -> dict[str, Key]:
 
 
 def override(document: Document, texts: Sequence[str]) -> list[Problem]:
-    """Apply `key=value` of the command line to `document`; returns what could not be applied.
+    """Apply `key=value` arguments of the command line to `document`; returns those that do not apply.
 
     The key is a dotted path or a bare leaf name; lists take an index (`datasets.0.path=x`); the value is
     YAML; `null` resets the key to its default.
@@ -188,7 +184,7 @@ def override(document: Document, texts: Sequence[str]) -> list[Problem]:
 
 
 def parse_value(text: str) -> Any:
-    """Errors: ValueError in words for the user."""
+    """Parse the value of an override. Errors: ValueError with a text for the user."""
     try:
         _check_events(text, "override")
         return yaml.safe_load(text)
@@ -199,8 +195,10 @@ def parse_value(text: str) -> Any:
 
 
 def resolve(name: str) -> Key:
-    """`learning_rate` or `training.learning_rate` -> ("training", "learning_rate"). A typo goes through: the
-    check of the whole recipe names what was meant."""
+    """Resolve `learning_rate` or `training.learning_rate` to ("training", "learning_rate").
+
+    A typo passes: the check of the whole recipe suggests what was meant.
+    """
     if "." not in name:
         found = bare_keys()
         if name not in found and name in Dataset.model_fields:
@@ -210,29 +208,29 @@ def resolve(name: str) -> Key:
 
 
 def set_value(values: dict[str, Any], key: Key, value: Any) -> None:
-    """Set `key`, making the sections on the way; None removes it. Errors: ValueError where the path does not
-    fit."""
-    held: Any = values
+    """Set `key`, creating the sections on the way; None removes it. Errors: ValueError where the path is
+    wrong."""
+    node: Any = values
     for depth, part in enumerate(key):
         last = depth == len(key) - 1
         above = ".".join(str(p) for p in key[:depth])
-        if isinstance(held, list):
-            if not isinstance(part, int) or part > len(held):
-                raise ValueError(f"`{above}` is a list of {len(held)}; give an index up to that")
-            if part == len(held):
-                held.append({})
-        elif isinstance(held, dict):
+        if isinstance(node, list):
+            if not isinstance(part, int) or part > len(node):
+                raise ValueError(f"`{above}` is a list of {len(node)}; give an index up to that")
+            if part == len(node):
+                node.append({})
+        elif isinstance(node, dict):
             part = str(part)
         else:
             raise ValueError(f"`{above}` holds a value, not keys")
         if last:
             if value is not None:
-                held[part] = value
-            elif isinstance(held, dict):
-                held.pop(part, None)
+                node[part] = value
+            elif isinstance(node, dict):
+                node.pop(part, None)
             else:
-                held.pop(int(part))
+                node.pop(int(part))
             return
-        if isinstance(held, dict) and held.get(part) is None:
-            held[part] = [{}] if key[depth + 1] == 0 else {}
-        held = held[part]
+        if isinstance(node, dict) and node.get(part) is None:
+            node[part] = [{}] if key[depth + 1] == 0 else {}
+        node = node[part]

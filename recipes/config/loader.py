@@ -1,8 +1,7 @@
-"""Recipes by name, path or https address: `load_recipe("smoke", ["learning_rate=1e-4"])` gives a frozen,
-checked `Recipe`.
+"""Load recipes by name, path or https address: `load_recipe("smoke", ["learning_rate=1e-4"])`.
 
-Precedence: override > recipe > default; never the environment, so that two people with one recipe get one
-run. Nothing here imports torch or transformers: the command line checks recipes while it answers a key press.
+Precedence: override > recipe > default; never the environment, so two people with one recipe get one run.
+Nothing here imports torch or transformers: the CLI checks recipes while it completes a command line.
 """
 
 from __future__ import annotations
@@ -16,63 +15,40 @@ from urllib.parse import urlparse
 from pydantic import ValidationError
 
 from recipes.downloads import DownloadError, fetch_text
-from recipes.errors import DataError, HubUnreachable, InputError, ModelError, Problem, RecipeError
+from recipes.errors import Problem, RecipeError
 
 from .checks import check
 from .document import MAX_BYTES, Document, decoded, override, parse, read
-from .remote_recipe_policy import names_what_is_here
-from .schema import Compression, Dataset, Recipe
-
-__all__ = [
-    "Compression",
-    "DataError",
-    "Dataset",
-    "HubUnreachable",
-    "InputError",
-    "ModelError",
-    "Problem",
-    "Recipe",
-    "RecipeError",
-    "Resolved",
-    "list_recipes",
-    "load_recipe",
-    "load_resolved",
-    "recipe_from_json",
-    "recipe_path",
-    "source_of",
-]
+from .locations import local_paths
+from .schema import Recipe
 
 LIBRARY = Path(__file__).parent.parent / "library"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A recipe as it is written."""
+    """The text of a recipe and where it comes from."""
 
-    file: str  # its path, or its address
+    file: str  # path or address
     name: str  # of the file alone
     text: str
-
-    @property
-    def from_web(self) -> bool:
-        return on_web(self.file)
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A recipe that was checked, and the text it comes from."""
+    """A checked recipe with the document it comes from."""
 
     recipe: Recipe
-    document: Document  # `origin` of a key: where its value was said
+    document: Document  # `document.origin(key)`: where a value was set
 
 
 def load_recipe(
     name_or_path: str | Path,
     overrides: Sequence[str] = (),
     data: str | None = None,  # replaces `datasets`
-    model: str | None = None,  # replaces model.model_name_or_path, and what belonged to the other model
+    model: str | None = None,  # replaces model.model_name_or_path, its revision and its tokenizer
 ) -> Recipe:
-    """Errors: RecipeError with every problem found, each with its line."""
+    """Load and check a recipe: a frozen `Recipe`. Errors: RecipeError with every problem and its line."""
     return load_resolved(name_or_path, overrides, data, model).recipe
 
 
@@ -82,28 +58,28 @@ def load_resolved(
     data: str | None = None,
     model: str | None = None,
 ) -> Resolved:
-    """As `load_recipe`, with the text."""
+    """Load a recipe as `load_recipe` does, and keep its document."""
     source = source_of(name_or_path)
     document = parse(source.text, source.file)
     if data is not None:
         document.values["datasets"] = [{"path": data}]
         document.overridden[("datasets",)] = f"--data {data}"
     if model is not None:
-        kept = document.values.get("model")
-        section = dict(kept) if isinstance(kept, dict) else {}
+        former = document.values.get("model")
+        section = dict(former) if isinstance(former, dict) else {}
         for key in ("model_revision", "tokenizer_name_or_path", "pad_token"):
             section.pop(key, None)
             document.lines.pop(("model", key), None)
         document.values["model"] = {**section, "model_name_or_path": model}
         document.overridden[("model", "model_name_or_path")] = f"--model {model}"
     recipe = check(document, override(document, overrides))
-    if source.from_web and (reaches := names_what_is_here(document, recipe)):
-        raise RecipeError(reaches, source.file)
+    if _is_address(source.file) and (problems := local_paths(document, recipe)):
+        raise RecipeError(problems, source.file)
     return Resolved(recipe, document)
 
 
 def recipe_from_json(text: str) -> Recipe:
-    """The resolved recipe as a peer receives it (`Recipe.to_json`). Errors: RecipeError."""
+    """Parse the resolved recipe that a peer receives (`Recipe.to_json`). Errors: RecipeError."""
     try:
         return Recipe.model_validate_json(text)
     except ValidationError as error:
@@ -115,11 +91,12 @@ def recipe_from_json(text: str) -> Recipe:
 
 
 def source_of(name_or_path: str | Path) -> Source:
-    """The text of a shipped recipe's name, of a path, or of an https address, which is asked anew by each
-    command: nothing of it is kept but what a run has of its recipe. Errors: RecipeError.
+    """Read the text of a shipped recipe, a path, or an https address, which each command fetches anew.
+
+    Errors: RecipeError.
     """
     file = str(name_or_path)
-    if not on_web(file):
+    if not _is_address(file):
         path = recipe_path(name_or_path)
         return Source(str(path), path.name, read(path))
     try:
@@ -132,17 +109,17 @@ def source_of(name_or_path: str | Path) -> Source:
     return Source(file, name if name.endswith((".yaml", ".yml")) else f"{name}.yaml", text)
 
 
-def on_web(name: str) -> bool:
+def _is_address(name: str) -> bool:
     return name.startswith(("http://", "https://"))
 
 
 def recipe_path(name_or_path: str | Path) -> Path:
-    """The file of a shipped recipe's name, or of a path. Errors: RecipeError with the nearest name."""
+    """Find the file of a shipped recipe or of a path. Errors: RecipeError with the nearest name."""
     text = str(name_or_path)
     path = Path(text).expanduser()
     shipped = {file.stem: file for file in LIBRARY.glob("*.yaml")}
     if text in shipped:
-        return shipped[text]  # a name before a file of that name: `smoke` is the same run everywhere
+        return shipped[text]  # a name wins over a file of that name: `smoke` is the same run everywhere
     if path.is_file():
         return path
     if path.is_dir():
@@ -157,5 +134,5 @@ def recipe_path(name_or_path: str | Path) -> Path:
 
 
 def list_recipes() -> list[Recipe]:
-    """Every shipped recipe, by name."""
+    """Load every shipped recipe, by name."""
     return [load_recipe(file.stem) for file in sorted(LIBRARY.glob("*.yaml"))]

@@ -1,10 +1,8 @@
-"""The recipe as types: every key, its default, its unit and its limits. Version 1.
+"""The schema of a recipe, version 1: every key with its type, limits, default and meaning.
 
-A recipe is what all peers must share (the science). What one machine may choose (device, micro-batch,
+A recipe holds what all peers must share (the science). What one machine may choose (device, micro-batch,
 bandwidth) is a flag of the command, never a key. Names follow transformers 5 and TRL where they have one.
-
-Defaults are written here and nowhere else. What one might expect and does not find here has its words in
-`names.py`.
+Defaults are written here and nowhere else; `checks.py` has the names that other tools use.
 """
 
 from __future__ import annotations
@@ -13,11 +11,13 @@ import hashlib
 import json
 import math
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from .presets import PRESETS
+
+T = TypeVar("T")
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
@@ -27,14 +27,14 @@ _BYTES = {f"{unit}{i}B": (1024 if i else 1000) ** n for n, unit in enumerate("KM
 
 
 def parse_number(value: Any) -> Any:
-    """`1e-5` is text to PyYAML (YAML 1.1 wants `1.0e-5`): take it for the number that was meant."""
+    """Convert `1e-5`, which is text to PyYAML (YAML 1.1 wants `1.0e-5`), to a number."""
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         return float(value)
     return value
 
 
 def parse_duration(value: Any) -> Any:
-    """`45s`, `10m`, `2h`, or a number of seconds -> seconds."""
+    """Convert `45s`, `10m`, `2h` to seconds; numbers pass."""
     if isinstance(value, str):
         match = _DURATION.fullmatch(value.strip())
         if not match:
@@ -44,7 +44,7 @@ def parse_duration(value: Any) -> Any:
 
 
 def parse_size(value: Any) -> Any:
-    """`24GiB`, `80GB`, or a number of bytes -> bytes."""
+    """Convert `24GiB`, `80GB` to bytes; numbers pass."""
     if isinstance(value, str):
         match = _SIZE.fullmatch(value.strip())
         if not match:
@@ -54,13 +54,13 @@ def parse_size(value: Any) -> Any:
 
 
 def steps_or_ratio(value: float) -> float:
-    """Below 1 a share, from 1 on a whole number (transformers 5)."""
+    """Check a number of steps: below 1 a share, from 1 on a whole number (transformers 5)."""
     if value >= 1 and value != int(value):
         raise ValueError(f"{value} is neither a whole number nor a share below 1")
     return value
 
 
-def checkpointing(value: dict[str, int | bool]) -> dict[str, int | bool]:
+def checkpointing_options(value: dict[str, int | bool]) -> dict[str, int | bool]:
     every, offload = value.get("every_n_layers", 1), value.get("offload", False)
     if isinstance(every, bool) or every < 1:
         raise ValueError(f"every_n_layers must be a whole number from 1 on, not {every}")
@@ -80,35 +80,46 @@ Ratio = Annotated[Real, Field(gt=0, le=1)]
 Seconds = Annotated[
     float,
     BeforeValidator(parse_duration),
-    Field(gt=0, allow_inf_nan=False, description="45s, 10m, 2h, or seconds"),
+    Field(gt=0, allow_inf_nan=False, json_schema_extra={"format": "45s, 10m, 2h, or seconds"}),
 ]
-Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0, description="24GiB, 80GB, or bytes")]
+Size = Annotated[
+    int,
+    BeforeValidator(parse_size),
+    Field(gt=0, json_schema_extra={"format": "24GiB, 80GB, or bytes"}),
+]
 StepsOrRatio = Annotated[Real, Field(ge=0), AfterValidator(steps_or_ratio)]
 Whole = Annotated[int, Field(ge=1)]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Strict(False)]
 
 
+def key(default: T, meaning: str) -> T:
+    """Declare the default of a key and its meaning, which `cocktail recipes schema` prints."""
+    return Field(default, description=meaning)
+
+
 class Section(BaseModel):
-    """Frozen, strict (a boolean is no number, text is no boolean), and nothing unknown goes through."""
+    """A frozen, strict section: unknown keys are errors, a boolean is no number, text is no boolean."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
 
 
 class Model(Section):
-    model_name_or_path: Annotated[str, Field(min_length=1)]  # hub id, local folder, or builtin:tiny-gpt-neox
-    model_revision: str | None = None  # of a hub id; null: its default branch
-    tokenizer_name_or_path: str | None = None  # null: the model's own
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = (
-        "auto"  # auto: float32; under `lora:` as stored
+    model_name_or_path: Annotated[
+        str, Field(min_length=1, description="hub id, local folder, or builtin:tiny-gpt-neox")
+    ]
+    model_revision: str | None = key(None, "branch, tag or commit of a hub id; null: its default branch")
+    tokenizer_name_or_path: str | None = key(None, "hub id or folder; null: the model's own tokenizer")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = key(
+        "auto", "dtype of the weights; auto: float32, or as stored for the frozen base under `lora:`"
     )
     attn_implementation: Literal[
         "auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"
-    ] = "auto"  # auto: transformers chooses
-    trust_remote_code: bool = False  # run code that comes with the model; each machine must allow it
-    pad_token: str | None = None  # null: the tokenizer's, else its eos token
-    load_in_8bit: bool = False  # the frozen base; needs `lora:` and bitsandbytes
-    load_in_4bit: bool = False
-    bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
+    ] = key("auto", "attention kernel; auto: transformers chooses")
+    trust_remote_code: bool = key(False, "run the code that comes with the model; each machine must allow it")
+    pad_token: str | None = key(None, "null: the tokenizer's pad token, else its eos token")
+    load_in_8bit: bool = key(False, "quantize the frozen base to 8 bits; needs `lora:` and bitsandbytes")
+    load_in_4bit: bool = key(False, "quantize the frozen base to 4 bits; needs `lora:` and bitsandbytes")
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] = key("nf4", "code book of 4-bit weights")
 
     @property
     def quantized(self) -> bool:
@@ -116,90 +127,109 @@ class Model(Section):
 
 
 class Lora(Section):
-    """Adapters beside a frozen base (Hu et al., 2021): they alone are trained and exchanged."""
+    """Adapters beside a frozen base (Hu et al., 2021): only they are trained and exchanged."""
 
-    lora_r: Whole = 16  # rank
-    lora_alpha: Whole = 32  # an adapter is weighted by alpha / r, or alpha / sqrt(r)
-    lora_dropout: Annotated[Real, Field(ge=0, lt=1)] = 0.05
-    lora_target_modules: Names | Literal["all-linear"] = "all-linear"  # all-linear: all but the output
-    lora_modules_to_save: Names = ()  # trained as a whole, beside the adapters
-    use_rslora: bool = False
+    lora_r: Whole = key(16, "rank of the adapters")
+    lora_alpha: Whole = key(32, "an adapter is scaled by alpha / r, or alpha / sqrt(r)")
+    lora_dropout: Annotated[Real, Field(ge=0, lt=1)] = key(0.05, "dropout before each adapter")
+    lora_target_modules: Names | Literal["all-linear"] = key(
+        "all-linear", "modules that get adapters; all-linear: all but the output layer"
+    )
+    lora_modules_to_save: Names = key((), "modules trained in full, beside the adapters")
+    use_rslora: bool = key(False, "scale by alpha / sqrt(r) instead of alpha / r")
 
 
 class Dataset(Section):
-    path: Annotated[str, Field(min_length=1)]  # file, folder, glob, https, hub id, or builtin:python-docs
-    name: str | None = None  # configuration of a hub data set
-    data_files: Annotated[tuple[str, ...], Strict(False)] | str | None = None
-    split: str = "train"
-    revision: str | None = None  # of a hub data set
-    type: Literal["auto", "text", "prompt_completion", "alpaca", "chat", "tokenized"] = "auto"
-    weight: Annotated[Real, Field(gt=0)] | None = None  # of the run, in proportion; null: rows of all, mixed
-    column_map: dict[str, str] = {}  # our name -> theirs: {messages: conversations}
-    dataset_text_field: str = "text"  # the column of type text
-    max_samples: Whole | None = None  # the first so many rows
+    path: Annotated[
+        str,
+        Field(min_length=1, description="file, folder, glob, https, hub id, or builtin:python-docs"),
+    ]
+    name: str | None = key(None, "configuration of a hub data set")
+    data_files: Annotated[tuple[str, ...], Strict(False)] | str | None = key(
+        None, "files of a hub data set or folder; null: all"
+    )
+    split: str = key("train", "split of the data set")
+    revision: str | None = key(None, "branch, tag or commit of a hub data set")
+    type: Literal["auto", "text", "prompt_completion", "alpaca", "chat", "tokenized"] = key(
+        "auto", "format of the rows; auto: detected from the columns"
+    )
+    weight: Annotated[Real, Field(gt=0)] | None = key(
+        None, "share of the run, relative to the other weights; null: rows of all data sets are mixed"
+    )
+    column_map: dict[str, str] = key({}, "our column name -> theirs: {messages: conversations}")
+    dataset_text_field: str = key("text", "the column of type text")
+    max_samples: Whole | None = key(None, "read only the first so many rows")
 
 
 class Data(Section):
-    chat_template: str = "auto"  # auto: the tokenizer's, else plain; a bundled name; a .jinja file
-    max_length: Annotated[int, Field(ge=8)] = 1024  # tokens of a sample
-    packing: bool = False
-    packing_strategy: Literal["bfd", "bfd_split", "wrapped"] = "bfd"  # wrapped: documents see each other
-    completion_only_loss: bool | None = None  # null: on for prompt_completion and alpaca
-    assistant_only_loss: bool | None = None  # null: on for chat
-    shuffle_dataset: bool = True
-    val_set_size: StepsOrRatio = 0.0  # held out: below 1 a share of the rows, from 1 on rows
-    streaming: bool = False  # rows are read as they are needed
-    dataset_num_proc: Whole | None = None  # processes that tokenize; null: one
+    chat_template: str = key("auto", "bundled name or .jinja file; auto: the tokenizer's, else plain")
+    max_length: Annotated[int, Field(ge=8)] = key(1024, "tokens of a sample, at most")
+    packing: bool = key(False, "put several documents into one sample")
+    packing_strategy: Literal["bfd", "bfd_split", "wrapped"] = key(
+        "bfd", "as in TRL; under wrapped, documents of one sample attend to each other"
+    )
+    completion_only_loss: bool | None = key(None, "null: on for prompt_completion and alpaca")
+    assistant_only_loss: bool | None = key(None, "null: on for chat")
+    shuffle_dataset: bool = key(True, "shuffle the samples in each epoch")
+    val_set_size: StepsOrRatio = key(0.0, "rows held out for evaluation: below 1 a share, from 1 on a number")
+    streaming: bool = key(False, "read and tokenize rows while the run needs them")
+    dataset_num_proc: Whole | None = key(None, "processes that tokenize; null: one")
 
     @property
     def isolates_documents(self) -> bool:
-        """Whether a sample may hold several documents, which do not see each other."""
+        """True where a sample may hold several documents that do not attend to each other."""
         return self.packing and self.packing_strategy != "wrapped"
 
     @property
     def truncates(self) -> bool:
-        """Whether what is longer than max_length is cut off."""
+        """True where documents longer than max_length lose their rest."""
         return not self.packing or self.packing_strategy == "bfd"
 
 
 class Training(Section):
-    global_batch_size: Whole = 64  # samples a step, over all peers
-    per_device_train_batch_size: Whole | Literal["auto"] = "auto"  # at most; a machine may choose less
-    num_train_epochs: Annotated[Real, Field(gt=0)] = 1.0
-    max_steps: int = -1  # above 0 it wins over the epochs
-    learning_rate: Annotated[Real, Field(gt=0, lt=1)] = 2e-5
+    global_batch_size: Whole = key(64, "samples a step, over all peers")
+    per_device_train_batch_size: Whole | Literal["auto"] = key(
+        "auto", "samples of a micro-batch, at most; a machine may choose less"
+    )
+    num_train_epochs: Annotated[Real, Field(gt=0)] = key(1.0, "passes over the training set")
+    max_steps: int = key(-1, "optimizer steps of the run; overrides the epochs when above 0")
+    learning_rate: Annotated[Real, Field(gt=0, lt=1)] = key(2e-5, "peak learning rate of the swarm")
     lr_scheduler_type: Literal[
         "linear", "cosine", "constant", "constant_with_warmup", "cosine_with_min_lr", "warmup_stable_decay"
-    ] = "cosine"
-    lr_scheduler_kwargs: dict[str, Real] = {}
-    warmup_steps: StepsOrRatio = 0.03  # steps, or a share of them below 1
+    ] = key("cosine", "learning rate schedule of transformers")
+    lr_scheduler_kwargs: dict[str, Real] = key({}, "arguments of the schedule")
+    warmup_steps: StepsOrRatio = key(0.03, "number of steps, or a share of them below 1")
     optim: Literal[
         "adamw_torch_fused",
         "adamw_torch",
-        "adamw_8bit",  # bitsandbytes, as the next
+        "adamw_8bit",
         "paged_adamw_8bit",
-        "adamw_torch_8bit",  # torchao
+        "adamw_torch_8bit",
         "adafactor",
         "sgd",
-    ] = "adamw_torch_fused"
-    weight_decay: Annotated[Real, Field(ge=0)] = 0.0
-    adam_beta1: Annotated[Real, Field(ge=0, lt=1)] = 0.5  # of the swarm (relax.py); presets may have another
-    adam_beta2: Annotated[Real, Field(ge=0, lt=1)] = 0.999
-    adam_epsilon: Annotated[Real, Field(gt=0)] = 1e-8
-    max_grad_norm: Annotated[Real, Field(ge=0)] = 1.0  # 0: no clipping
-    bf16: Literal["auto"] | bool = "auto"  # compute in bfloat16; auto: where weights or a GPU are made for it
-    fp16: bool = False  # compute in float16, with a loss scale
-    fp32_master_weights: bool = True  # of a model in half precision; false: stochastic rounding
-    activation_checkpointing: bool = True  # compute activations twice instead of keeping them
+    ] = key("adamw_torch_fused", "*adamw_8bit need bitsandbytes, adamw_torch_8bit needs torchao")
+    weight_decay: Annotated[Real, Field(ge=0)] = key(0.0, "decoupled weight decay")
+    adam_beta1: Annotated[Real, Field(ge=0, lt=1)] = key(
+        0.5, "beta1 of the swarm; each peer uses its part, and presets may set another"
+    )
+    adam_beta2: Annotated[Real, Field(ge=0, lt=1)] = key(0.999, "decay of the second moment")
+    adam_epsilon: Annotated[Real, Field(gt=0)] = key(1e-8, "epsilon of Adam")
+    max_grad_norm: Annotated[Real, Field(ge=0)] = key(1.0, "clip the gradient's norm; 0: no clipping")
+    bf16: Literal["auto"] | bool = key("auto", "autocast to bfloat16; auto: where weights or GPU support it")
+    fp16: bool = key(False, "autocast to float16, with loss scaling")
+    fp32_master_weights: bool = key(
+        True, "keep float32 copies of half-precision weights; false: stochastic rounding"
+    )
+    activation_checkpointing: bool = key(True, "recompute activations instead of keeping them")
     activation_checkpointing_kwargs: Annotated[
-        dict[Literal["every_n_layers", "offload"], int | bool], AfterValidator(checkpointing)
-    ] = {}
-    torch_compile: bool = False
-    use_liger_kernel: bool = False  # on CUDA; elsewhere the model computes as it is
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
+        dict[Literal["every_n_layers", "offload"], int | bool], AfterValidator(checkpointing_options)
+    ] = key({}, "every_n_layers: a number; offload: true keeps activations in host memory")
+    torch_compile: bool = key(False, "compile the model with torch.compile")
+    use_liger_kernel: bool = key(False, "fused kernels of liger-kernel, on CUDA only")
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = key(42, "seed of shuffling, sampling and initialization")
 
     def total_samples(self, rows: int) -> int:
-        """How many samples the run counts, of a training set of `rows` samples."""
+        """Samples of the whole run, given a training set of `rows` samples."""
         if self.max_steps > 0:
             return self.max_steps * self.global_batch_size
         return math.ceil(rows * self.num_train_epochs)
@@ -224,44 +254,62 @@ class Compression(Section):
         "sparseloco",
         "onebit",
         "lora-cocktail",
-    ] = "cocktail"  # what stands in for the keys below where they are not written (relax.py)
-    random_ratio: Annotated[Ratio, Field(ge=1e-6)] = 0.113  # p: share of the coordinates that a round visits
-    topk_ratio: Ratio = 0.2  # K: share of those that is kept
-    auto: bool = True  # K and bits follow line and compute, within these; where staleness is 1 and K below 1
-    topk_ratio_min: Ratio | None = None  # null: an eighth of topk_ratio
-    topk_ratio_max: Ratio | None = None  # null: topk_ratio
-    topk_chunk: Annotated[int, Field(ge=0, le=2**20)] = 0  # of each so many neighbours; 0: of all of them
-    quant_bits: Literal[1, 2, 3, 4, 8, 16, 32] = 2
-    quant_bucket_size: Annotated[int, Field(ge=8, le=65536, multiple_of=8)] = 128  # values that share a scale
-    stochastic_rounding: bool = False
-    sample_kind: Literal["block", "element", "fragment"] = (
-        "block"  # blocks from all over, single coordinates, or one range of layers after the other
+    ] = key("cocktail", "named defaults for the keys below (presets.py); a written key wins")
+    random_ratio: Annotated[Ratio, Field(ge=1e-6)] = key(0.113, "p: share of the coordinates sampled a round")
+    topk_ratio: Ratio = key(0.2, "K: share of the sampled values that is sent")
+    auto: bool = key(
+        True, "adapt K and bits to link and compute, within the bounds; needs staleness 1 and K below 1"
     )
-    block_size: Annotated[int, Field(ge=1, le=2**20), AfterValidator(power_of_two)] = 256  # of a block
-    shards: Annotated[int, Field(ge=1, le=1024)] = 1  # ranges of the vector, each with a packet of its own
-    staleness: Literal[0, 1] = 1  # 1: the exchange hides behind the next steps' compute
-    local_steps: Whole = 1  # H: optimizer steps between two exchanges
-    outer_learning_rate: Annotated[Real, Field(gt=0)] | Literal["packets"] = (
-        "packets"  # the owner's step along the mean; packets: their number, up to 8: their sum
+    topk_ratio_min: Ratio | None = key(None, "lower bound of an adapted K; null: an eighth of topk_ratio")
+    topk_ratio_max: Ratio | None = key(None, "upper bound of an adapted K; null: topk_ratio")
+    topk_chunk: Annotated[int, Field(ge=0, le=2**20)] = key(
+        0, "top-k within chunks of this many values; 0 selects over the whole sample"
     )
-    outer_momentum: Annotated[Real, Field(ge=0, lt=1)] = 0.0  # Nesterov's, at the owner
-    error_decay: Annotated[Real, Field(ge=0, le=1)] = 1.0  # what a round leaves at a peer is multiplied by
-    owner_error_decay: Annotated[Real, Field(ge=0, le=1)] = 1.0  # and at the owner
-    uncompressed_steps: Annotated[int, Field(ge=0)] = 0  # the first so many are sent whole, in 16 bits
-    weighting: Literal["tokens", "uniform"] = "tokens"  # of the peers in the mean
-    aggregation: Literal["mean", "trimmed_mean", "median", "centered_clip"] = "mean"  # of a round's packets
-    trim_ratio: Annotated[Real, Field(gt=0, lt=0.5)] = 0.2  # trimmed_mean: cut off at either end
-    clip_radius: Annotated[Real, Field(gt=0)] = 1.0  # centered_clip: x the median distance from the centre
-    state_device: Literal["auto", "accelerator", "cpu"] = "auto"  # where x' lies; auto: cpu where it is short
+    quant_bits: Literal[1, 2, 3, 4, 8, 16, 32] = key(2, "q: bits of a sent value")
+    quant_bucket_size: Annotated[int, Field(ge=8, le=65536, multiple_of=8)] = key(
+        128, "values that share a scale"
+    )
+    stochastic_rounding: bool = key(False, "round to a level at random, without bias")
+    sample_kind: Literal["block", "element", "fragment"] = key(
+        "block", "sample blocks of neighbours, single coordinates, or one range of layers after the other"
+    )
+    block_size: Annotated[int, Field(ge=1, le=2**20), AfterValidator(power_of_two)] = key(
+        256, "coordinates of a sampled block"
+    )
+    shards: Annotated[int, Field(ge=1, le=1024)] = key(
+        1, "ranges of the vector, each with its own packet and aggregator"
+    )
+    staleness: Literal[0, 1] = key(1, "1: the exchange overlaps with the compute of the next steps")
+    local_steps: Whole = key(1, "H: optimizer steps between two exchanges")
+    outer_learning_rate: Annotated[Real, Field(gt=0)] | Literal["packets"] = key(
+        "packets", "rate of the aggregator's step along the mean; packets: their number, up to 8 (a sum)"
+    )
+    outer_momentum: Annotated[Real, Field(ge=0, lt=1)] = key(0.0, "Nesterov momentum of the aggregator")
+    error_decay: Annotated[Real, Field(ge=0, le=1)] = key(1.0, "factor on a peer's residual after each round")
+    owner_error_decay: Annotated[Real, Field(ge=0, le=1)] = key(
+        1.0, "factor on the aggregator's error feedback after each round"
+    )
+    uncompressed_steps: Annotated[int, Field(ge=0)] = key(0, "first steps that send everything in 16 bits")
+    weighting: Literal["tokens", "uniform"] = key("tokens", "weights of the peers in the mean")
+    aggregation: Literal["mean", "trimmed_mean", "median", "centered_clip"] = key(
+        "mean", "how a round's updates are combined; all but mean tolerate bad peers"
+    )
+    trim_ratio: Annotated[Real, Field(gt=0, lt=0.5)] = key(0.2, "trimmed_mean: share cut off at either end")
+    clip_radius: Annotated[Real, Field(gt=0)] = key(
+        1.0, "centered_clip: radius in units of the median distance from the centre"
+    )
+    state_device: Literal["auto", "accelerator", "cpu"] = key(
+        "auto", "where the global model is kept; auto: in host memory where the device is short of memory"
+    )
 
     @model_validator(mode="before")
     @classmethod
-    def _of_the_preset(cls, given: Any) -> Any:
+    def _apply_preset(cls, given: Any) -> Any:
         preset = PRESETS.get(str(given.get("preset", ""))) if isinstance(given, dict) else None
         return {**preset.keys, **given} if preset else given
 
     @model_validator(mode="after")
-    def _between_its_bounds(self) -> Compression:
+    def _check_bounds(self) -> Compression:
         low, high = self.topk_ratio_min or self.topk_ratio, self.topk_ratio_max or self.topk_ratio
         if not low <= self.topk_ratio <= high:
             raise ValueError(f"topk_ratio {self.topk_ratio:g} is not from topk_ratio_min to topk_ratio_max")
@@ -269,40 +317,52 @@ class Compression(Section):
 
 
 class Requires(Section):
-    """What a machine must have to take part; looked at before it fetches anything."""
+    """Requirements that a machine checks before it fetches anything."""
 
-    vram: Size | None = None  # memory of the device that trains
-    disk: Size | None = None  # free where models are fetched to
-    bandwidth_mbps: Annotated[Real, Field(gt=0)] | None = None  # the lower of up and down, as far as known
+    vram: Size | None = key(None, "memory of the device that trains")
+    disk: Size | None = key(None, "free disk space in the model cache")
+    bandwidth_mbps: Annotated[Real, Field(gt=0)] | None = key(
+        None, "bandwidth: the lower of up and down, as far as known"
+    )
 
 
 class Swarm(Section):
-    join: Literal["token", "approve"] = "token"  # approve: the owner says yes to each newcomer as well
-    min_peers: Whole = 1  # no step starts with fewer
-    max_peers: Whole | None = None  # more are refused
-    owners: Literal["hub", "peers"] = "hub"  # peers: those that can be reached own the shards
-    start_timeout: Seconds = 1800.0  # waiting for min_peers
-    step_timeout: Seconds = 600.0  # the longest a step waits; as a rule measured paces end it earlier
-    peer_timeout: Seconds = 30.0  # a silent peer is dropped
-    probe_batch_size: Annotated[int, Field(ge=0)] = 0  # samples on which the hub measures packets; 0: none
-    requires: Requires | None = None  # null: nothing
+    join: Literal["token", "approve"] = key("token", "approve: the host also approves each newcomer")
+    min_peers: Whole = key(1, "no step starts with fewer")
+    max_peers: Whole | None = key(None, "more are refused; null: no limit")
+    owners: Literal["hub", "peers"] = key(
+        "hub", "who aggregates the shards; peers: those that accept connections"
+    )
+    start_timeout: Seconds = key(1800.0, "longest wait for min_peers")
+    step_timeout: Seconds = key(600.0, "upper bound of the straggler deadline")
+    peer_timeout: Seconds = key(30.0, "a silent peer is dropped after this time")
+    probe_batch_size: Annotated[int, Field(ge=0)] = key(
+        0, "samples on which the hub scores each peer's contribution; 0: no scores"
+    )
+    requires: Requires | None = key(None, "what a machine needs to take part; null: nothing")
 
     @model_validator(mode="after")
-    def _probe_sees_the_packets(self) -> Swarm:
+    def _check_probe(self) -> Swarm:
         if self.probe_batch_size and self.owners == "peers":
             raise ValueError("a probe (probe_batch_size) needs the packets at the hub: owners: hub")
         return self
 
 
 class Checkpoint(Section):
-    output_dir: Annotated[str, Field(min_length=1)] = "outputs/{name}"
-    save_steps: Annotated[StepsOrRatio, Field(gt=0)] | None = 100  # between two snapshots; null: none
-    save_total_limit: Whole = 2  # older ones are removed
-    eval_steps: StepsOrRatio | None = None  # steps, or a share of them below 1; null: no evaluation
-    push_to_hub: bool = False  # with the token of this machine: HF_TOKEN or `hf auth login`
-    hub_model_id: str | None = None  # me/my-model
-    hub_private_repo: bool | None = None  # null: as the account has it
-    hub_strategy: Literal["end", "every_save", "checkpoint"] = "end"  # checkpoint: each into last-checkpoint/
+    output_dir: Annotated[str, Field(min_length=1)] = key("outputs/{name}", "folder of the run")
+    save_steps: Annotated[StepsOrRatio, Field(gt=0)] | None = key(
+        100, "steps between two snapshots, or a share of the run below 1; null: none"
+    )
+    save_total_limit: Whole = key(2, "snapshots that are kept; older ones are removed")
+    eval_steps: StepsOrRatio | None = key(
+        None, "steps between two evaluations, or a share of the run below 1; null: no evaluation"
+    )
+    push_to_hub: bool = key(False, "push with this machine's token: HF_TOKEN or `hf auth login`")
+    hub_model_id: str | None = key(None, "repository to push to: me/my-model")
+    hub_private_repo: bool | None = key(None, "make a private repository; null: the account's default")
+    hub_strategy: Literal["end", "every_save", "checkpoint"] = key(
+        "end", "when to push; checkpoint: each snapshot into last-checkpoint/"
+    )
 
     def save_every(self, steps: int) -> int:
         """Steps between two snapshots in a run of `steps` steps; 0: none."""
@@ -313,26 +373,25 @@ class Checkpoint(Section):
         return max(1, whole_steps(self.eval_steps, steps)) if self.eval_steps else 0
 
 
-def listed(value: Any) -> Any:
-    """`wandb` -> [wandb]; `none` and null -> []: as transformers takes it."""
+def tracker_names(value: Any) -> Any:
+    """Convert `wandb` to [wandb], and `none` or null to [], as transformers does."""
     if value in (None, "none"):
         return ()
     return (value,) if isinstance(value, str) else value
 
 
 class Logging(Section):
-    logging_steps: Whole = 1
-    # trackers that the owner's machine reports to, beside metrics.jsonl
+    logging_steps: Whole = key(1, "steps between two lines of metrics")
     report_to: Annotated[
-        tuple[Literal["tensorboard", "wandb", "trackio"], ...], Strict(False), BeforeValidator(listed)
-    ] = ()
-    project: Annotated[str, Field(min_length=1)] = "cocktail"
-    run_name: str | None = None  # null: the run's own
-    trackio_space_id: str | None = None  # null: on the owner's disk
-    loss_watchdog_threshold: Annotated[Real, Field(gt=0)] | None = (
-        None  # a run whose loss stays above it ends
+        tuple[Literal["tensorboard", "wandb", "trackio"], ...], Strict(False), BeforeValidator(tracker_names)
+    ] = key((), "trackers that the host reports to, beside metrics.jsonl")
+    project: Annotated[str, Field(min_length=1)] = key("cocktail", "project name at the trackers")
+    run_name: str | None = key(None, "name at the trackers; null: the run's own")
+    trackio_space_id: str | None = key(None, "Space that trackio writes to; null: the host's disk")
+    loss_watchdog_threshold: Annotated[Real, Field(gt=0)] | None = key(
+        None, "end the run when its loss stays above this"
     )
-    loss_watchdog_patience: Whole = 3  # rounds in a row
+    loss_watchdog_patience: Whole = key(3, "consecutive rounds above the threshold")
 
 
 class Recipe(Section):
@@ -340,9 +399,9 @@ class Recipe(Section):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$")]
     description: str = ""
     model: Model
-    lora: Lora | None = None  # null: full fine-tuning
+    lora: Lora | None = key(None, "null: full fine-tuning")
     datasets: Annotated[tuple[Dataset, ...], Strict(False), Field(min_length=1)]
-    eval_datasets: Annotated[tuple[Dataset, ...], Strict(False)] = ()  # held out; keys as in datasets
+    eval_datasets: Annotated[tuple[Dataset, ...], Strict(False)] = key((), "held out; keys as in datasets")
     data: Data = Data()
     training: Training = Training()
     compression: Compression = Compression()
@@ -352,7 +411,7 @@ class Recipe(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _betas_of_the_preset(cls, given: Any) -> Any:
+    def _apply_preset(cls, given: Any) -> Any:
         compression, training = (
             given.get(name, {}) if isinstance(given, dict) else None for name in ("compression", "training")
         )
@@ -363,7 +422,7 @@ class Recipe(Section):
 
     @property
     def output_dir(self) -> str:
-        """Relative to the working directory; `{name}` is the only thing that is filled in."""
+        """Output folder relative to the working directory; only `{name}` is substituted."""
         return self.checkpoint.output_dir.replace("{name}", self.name)
 
     @property
@@ -371,8 +430,7 @@ class Recipe(Section):
         return bool(self.data.val_set_size or self.eval_datasets)
 
     def to_json(self) -> str:
-        """Canonical: all keys, sorted, no spaces. `recipe_from_json` reads it; `recipe_hash` is its
-        sha256."""
+        """Serialize canonically: all keys, sorted, no spaces. `recipe_hash` is the sha256 of this text."""
         return json.dumps(
             self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False
         )
@@ -383,5 +441,5 @@ class Recipe(Section):
 
 
 def whole_steps(value: float, steps: int) -> int:
-    """A share below 1 of `steps`, rounded up; from 1 on the value itself."""
+    """Convert a share below 1 to steps, rounded up; from 1 on it is the number of steps."""
     return math.ceil(value * steps) if value < 1 else int(value)

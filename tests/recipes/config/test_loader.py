@@ -10,8 +10,8 @@ from typing import get_args
 
 import pytest
 
+from recipes.config.checks import FOREIGN_KEYS, UNSUPPORTED_KEYS, VALUE_HINTS
 from recipes.config.document import bare_keys, sections
-from recipes.config.key_aliases import FOREIGN_KEYS, UNSUPPORTED_KEYS, VALUE_HINTS
 from recipes.config.loader import (
     Recipe,
     RecipeError,

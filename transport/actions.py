@@ -1,11 +1,13 @@
-"""What the hub's machine asks of the shell around it."""
+"""Actions that the hub's state machine asks of the shell around it, and the shell's answer to a commit."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from transport.ledger import KnownPeer
-from transport.protocol import AggregatorInfo, Event, HandoffOffer, Message, SampleRanges
+from transport.protocol import AggregatorInfo, Event, HandoffOffer, Message, SampleRanges, events
 
 
 @dataclass(frozen=True)
@@ -16,13 +18,13 @@ class Send:
 
 @dataclass(frozen=True)
 class Tell:
-    """Yield this event to whoever runs the hub (`at` and the bytes are the shell's to fill in)."""
+    """Yield this event to the host (the shell fills in `at`)."""
 
     event: Event
 
 
 @dataclass(frozen=True)
-class Enrol:
+class RecordSession:
     """Write a new session into the ledger."""
 
     session: str
@@ -32,15 +34,26 @@ class Enrol:
 
 
 @dataclass(frozen=True)
-class Stand:
-    """Write down how a key stands with the run."""
+class RecordStanding:
+    """Write the standing of a key into the ledger."""
 
     known: KnownPeer
 
 
 @dataclass(frozen=True)
-class SayDurably:
-    """Send this once all that was asked for before is in the ledger."""
+class RecordEvaluation:
+    """Write a finished evaluation into the ledger."""
+
+    round: int
+    step: int
+    loss: float
+    tokens: int
+    final: bool
+
+
+@dataclass(frozen=True)
+class SendDurably:
+    """Send this once everything requested before is in the ledger."""
 
     conn: bytes
     message: Message
@@ -48,14 +61,14 @@ class SayDurably:
 
 @dataclass(frozen=True)
 class Forget:
-    """The session is over: strike it from the ledger, drop its uploads and connections."""
+    """Strike an ended session from the ledger; drop its uploads and connections."""
 
     session: str
 
 
 @dataclass(frozen=True)
 class GiveBack:
-    """A lease is its session's no more: strike it from the ledger."""
+    """Strike a revoked lease from the ledger."""
 
     session: str
     round: int
@@ -67,9 +80,9 @@ class Lease:
 
     round: int
     leases: dict[str, SampleRanges]  # by session
-    shards: tuple[int, ...] = (0,)  # that the hub owns in this round
-    owners: int = 0  # peers that own the others
-    fits: int = 0  # bytes that its aggregate should not exceed; 0: not known
+    hub_shards: tuple[int, ...] = (0,)  # shards that the hub aggregates in this round
+    aggregators: int = 0  # peers that aggregate the others
+    fits: int = 0  # bytes that the aggregate should not exceed; 0: not known
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,7 @@ class Claim:
     session: str
     leases: dict[int, SampleRanges]  # by the round that leased them
     loss_sum: float
-    tokens: int  # the peer's word, for the mean loss only
+    tokens: int  # as the peer reports them; used for the mean loss only
 
 
 @dataclass(frozen=True)
@@ -92,24 +105,26 @@ class Commit:
     members: tuple[str, ...]
     claims: tuple[Claim, ...]  # sorted by peer
     fingerprint: int
-    hubs: tuple[int, ...] = (0,)  # the shards of the hub
-    owners: dict[str, AggregatorInfo] = field(default_factory=dict)  # by session
-    estates: tuple[HandoffOffer, ...] = ()  # what the hub is to add to its errors, once the round is durable
+    hub_shards: tuple[int, ...] = (0,)
+    aggregators: dict[str, AggregatorInfo] = field(default_factory=dict)  # by session
+    handoffs: tuple[
+        HandoffOffer, ...
+    ] = ()  # the hub adds these to its error feedback once the round is durable
 
 
 @dataclass(frozen=True)
 class Inherit:
-    """The owner takes over what a leaver has handed over, before it aggregates again."""
+    """Merge a leaver's handoff before the next aggregation."""
 
     session: str
     peer: str
     share: float  # of the mean
-    to_all: bool = False  # where peers own: all owners are to have it
+    to_all: bool = False  # store it for every shard's aggregator instead of merging it here
 
 
 @dataclass(frozen=True)
 class Reach:
-    """See whether this session's door can be dialled, then call `reached`."""
+    """Dial a peer's shard server, then call `reached`."""
 
     session: str
     address: str
@@ -117,18 +132,18 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class Unusable:
-    """An owner cannot use what a peer has sent it: the round is closed again, without that peer."""
+class RejectPart:
+    """Close the round again without `peer`: an aggregator cannot use its part."""
 
-    owner: str  # session
+    aggregator: str  # session
     attempt: int
     peer: str
     reason: str
 
 
 @dataclass(frozen=True)
-class LoseOwner:
-    """Nothing more is expected of this owner in the round that is being committed."""
+class LoseAggregator:
+    """Stop waiting for this aggregator in the round that is being committed."""
 
     session: str
 
@@ -141,56 +156,92 @@ class FindFingerprint:
 
 
 @dataclass(frozen=True)
-class Note:
-    """Write a finished evaluation into the ledger."""
-
-    round: int
-    step: int
-    loss: float
-    tokens: int
-    final: bool
-
-
-@dataclass(frozen=True)
 class End:
-    """The run is over: serve what is still being fetched, then stop."""
+    """Serve what peers still fetch, then stop: the run is over."""
 
 
+ShardAction = Reach | RejectPart | LoseAggregator
 Action = (
     Send
     | Tell
-    | Enrol
-    | Stand
-    | SayDurably
+    | RecordSession
+    | RecordStanding
+    | RecordEvaluation
+    | SendDurably
     | Forget
     | GiveBack
     | Lease
     | Commit
     | Inherit
-    | Reach
-    | Unusable
-    | LoseOwner
+    | ShardAction
     | FindFingerprint
-    | Note
     | End
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CommitDone:
-    """The shell's answer to Commit."""
+    """The shell's answer to Commit. Without `packets` nothing was committed."""
 
     round: int
-    size: int
-    sha256: bytes
-    packets: dict[str, int]  # bytes of each accepted packet, by peer: who is in the commit
-    tokens: dict[str, int]  # trained tokens each delivered, by Work's word
-    rejected: dict[str, str]  # peer -> why its packet could not be used
-    lost: dict[str, str] = field(default_factory=dict)  # owner's session -> why nothing came of it
-    denied: dict[str, str] = field(default_factory=dict)  # peer -> session of the owner that has refused it
-    moved: dict[str, str] = field(default_factory=dict)  # owner's session -> digest of its packet in it
+    size: int = 0  # bytes of the aggregate
+    sha256: bytes = b""
+    packets: dict[str, int] = field(default_factory=dict)  # peer -> bytes of its accepted packet
+    tokens: dict[str, int] = field(default_factory=dict)  # peer -> trained tokens delivered, counted by Work
+    rejected: dict[str, str] = field(default_factory=dict)  # peer -> why its packet could not be used
+    lost: dict[str, str] = field(default_factory=dict)  # aggregator's session -> why its shards did not move
+    denied: dict[str, str] = field(default_factory=dict)  # peer -> session of the aggregator that refused it
+    moved: dict[str, str] = field(default_factory=dict)  # aggregator's session -> digest of its packet
 
     def share(self, peer: str) -> float:
-        """The weight of an accepted packet, of 1: as `HubDelegate.aggregate` was told the weights."""
+        """Return the weight of an accepted packet in the mean; weights sum to 1."""
         total = sum(self.tokens.values())
         return self.tokens[peer] / total if total else 1 / len(self.tokens)
+
+
+class Shell(Protocol):
+    """Threads of the shell; each method may be called from any of them."""
+
+    def call(self, job: Callable[[], list[Action]]) -> None:
+        """Run a job in the I/O thread, then perform the actions that it returns."""
+
+    def apply(self, change: Callable[[], object]) -> None:
+        """Change the state machine in the I/O thread, then perform the actions that this causes."""
+
+    def later(self, job: Callable[[], object]) -> None:
+        """Run a job in the commit thread, after those it was given before."""
+
+    def warn(self, peer: str, message: str) -> None:
+        """Tell the host something about a peer."""
+
+    def fail(self, error: Exception, reason: str, exit_code: int) -> None:
+        """End the run because of this error."""
+
+
+class Abandoned(Exception):
+    """The run ended before every aggregator answered: the round stays uncommitted."""
+
+
+class Outbox:
+    """Actions that the current input has caused so far."""
+
+    def __init__(self) -> None:
+        self._actions: list[Action] = []
+
+    def add(self, action: Action) -> None:
+        self._actions.append(action)
+
+    def send(self, conn: bytes | None, message: Message) -> None:
+        """Send, or drop where the connection is lost: what matters is said again when the peer is back."""
+        if conn is not None:
+            self.add(Send(conn, message))
+
+    def tell(self, event: Event) -> None:
+        self.add(Tell(event))
+
+    def warn(self, message: str, peer: str | None = None) -> None:
+        self.tell(events.Warned(0.0, message, peer))
+
+    def drain(self) -> list[Action]:
+        actions, self._actions = self._actions, []
+        return actions

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 
 from transport.membership import NEXT as ADMISSION
@@ -14,51 +16,40 @@ BEGIN, END = "<!-- tables: written by python -m transport.state_tables -->", "<!
 
 
 def tables() -> str:
-    """All tables, as the machines run on them."""
-    lines = ["**A run at the hub** (`rounds.PHASES`)", "", "| phase | may be followed by |", "|---|---|"]
-    for phase, after in PHASES.items():
-        lines.append(f"| {phase.name} | {', '.join(p.name for p in PHASES if p in after) or 'nothing'} |")
-    lines += [
-        "",
-        "**A session at the hub** (`sessions.NEXT`)",
-        "",
-        "| state | what happens | next |",
-        "|---|---|---|",
+    """Render all tables from the data that the state machines run on."""
+    phases = [
+        (phase.name, ", ".join(p.name for p in PHASES if p in after) or "nothing")
+        for phase, after in PHASES.items()
     ]
-    for state, row in NEXT.items():
-        lines += [f"| {state.name} | {kind.value} | {to.name} |" for kind, to in row.items()]
-    lines += [
-        "",
-        "**A key at the hub** (`admission.NEXT`)",
-        "",
-        "| standing | what happens | next |",
-        "|---|---|---|",
+    heard = [(state.name, ", ".join(m.__name__ for m in heard) or "none") for state, heard in HEARD.items()]
+    return "\n\n".join(
+        [
+            table("A run at the hub", "rounds.PHASES", ("phase", "may be followed by"), phases),
+            transitions("A session at the hub", "sessions.NEXT", "state", NEXT),
+            transitions("A key at the hub", "admission.NEXT", "standing", ADMISSION),
+            table("A peer", "peer_state.HEARD", ("state", "messages that mean something"), heard),
+            transitions("A peer that catches up", "catch_up.NEXT", "state", CATCH_UP),
+        ]
+    )
+
+
+def transitions(title: str, where: str, state: str, next_states: Mapping[Enum, Mapping[Enum, Enum]]) -> str:
+    """Render a transition table, one arrow a row."""
+    rows = [
+        (before.name, event.value, after.name)
+        for before, arrows in next_states.items()
+        for event, after in arrows.items()
     ]
-    for standing, acts in ADMISSION.items():
-        lines += [f"| {standing.name} | {act.value} | {after.name} |" for act, after in acts.items()]
-    lines += [
-        "",
-        "**A peer** (`peer_state.HEARD`)",
-        "",
-        "| state | messages that mean something |",
-        "|---|---|",
-    ]
-    for link, heard in HEARD.items():
-        lines.append(f"| {link.name} | {', '.join(m.__name__ for m in heard) or 'none'} |")
-    lines += [
-        "",
-        "**A peer that catches up** (`catch_up.NEXT`)",
-        "",
-        "| state | what happens | next |",
-        "|---|---|---|",
-    ]
-    for step, ways in CATCH_UP.items():
-        lines += [f"| {step.name} | {kind.value} | {to.name} |" for kind, to in ways.items()]
-    return "\n".join(lines)
+    return table(title, where, (state, "what happens", "next"), rows)
+
+
+def table(title: str, where: str, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    bars = ["|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join([f"**{title}** (`{where}`)", "", f"| {' | '.join(heads)} |", *bars])
 
 
 def with_tables(text: str) -> str:
-    """`text` with what lies between the two marks replaced."""
+    """Replace the text between the two marks by the tables."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{tables()}\n{END}{after}"

@@ -120,7 +120,7 @@ class Run:
                 children.finish(self.within(5.0))
             except BaseException as error:
                 at_once = isinstance(error, Interrupted)
-                hub.stop(now=True, reason="stopped by its owner" if at_once else explain(error).message)
+                hub.stop(now=True, reason="stopped by its host" if at_once else explain(error).message)
                 self.stop_by = time.monotonic() if at_once else self.stop_by
                 with suppress(OSError):  # of a full disk, perhaps the error itself
                     save(newest(record).ended("failed", narrator.step, narrator.eval_loss))

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from in_process import rows, save_tiny
 
-from transport.scheduling.load_balancer import Speeds
+from transport.scheduling.load_balancer import LoadBalancer
 
 
 @pytest.fixture(scope="module", autouse=True)
 def even_shares() -> Iterator[None]:
     """Shares that follow a clock differ by run, and losses with them. They have tests of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Speeds, "note", lambda *_: None)
+        patch.setattr(LoadBalancer, "note", lambda *_: None)
         yield
 
 

@@ -111,7 +111,7 @@ def run(folder: Path, names: Sequence[str], leaver: str = "", crashes: Crashes |
     work = KeptWork(owner=kept_owner(folder))
     with MemorySwarm(SETTINGS, work, folder) as swarm:
         if crashes is not None:
-            crashes.announced = lambda: swarm.hub._state.round
+            crashes.announced = lambda: swarm.hub._state.rounds.round
         work.owner.recover(swarm.ledger)
         work.packets += [packet for _, packet in swarm.ledger.packets()]
         peers: list[ToyPeer] = []

@@ -66,9 +66,7 @@ def growth(start: object, hear_one: Callable[[int], None]) -> int:
 @pytest.mark.slow
 def test_a_hub_that_hears_ten_thousand_hostile_messages_does_not_grow() -> None:
     hub, rng = open_hub(), Random(1)
-    hub._flows._said = hub._state.admission._greetings = TokenBuckets(
-        1e9, 1e9
-    )  # so that all of them are heard
+    hub._flows._said = hub._state.admission._hellos = TokenBuckets(1e9, 1e9)  # so that all of them are heard
 
     def one(number: int) -> None:
         fresh = message(rng, HUB_BYTES) if rng.random() < 0.7 else rng.choice(HUB_BYTES)
@@ -102,8 +100,8 @@ def test_an_evaluation_over_no_tokens_is_no_number_and_a_large_one_fits_the_ledg
         for part in (0, 1):
             hear(hub, part, encode(Evaluated(1, part, 0.0, tokens)))
 
-        assert hub._state.evaluations.now is None, "both parts are here"
-        assert (hub._state.history.eval_loss, hub.error) == (loss, None)
+        assert hub._state.rounds.evaluations.now is None, "both parts are here"
+        assert (hub._state.rounds.history.eval_loss, hub.error) == (loss, None)
 
 
 # ---- the fuzzer finds what it is for -----------------------------------------------------------------------

@@ -22,8 +22,7 @@ from msgspec import msgpack
 from scripts.fuzzing.mutate import INTS, Target, bent, joined, message, mutated, parts_of
 from scripts.swarms.idle_delegate import IdleDelegate
 from transport.aggregators.shard_server import ShardServer
-from transport.hub.run_status import status_text
-from transport.hub.server import Hub
+from transport.hub import Hub
 from transport.ledger.packet_log import CRC, HEADER, MAGIC, pack_header, read_packets
 from transport.ledger.run_ledger import Counted, Ledger, OpenSession, Recovered, RoundRow
 from transport.peer.catch_up import CatchUp, CatchUpState, LocalCopy
@@ -34,7 +33,7 @@ from transport.protocol import messages as m
 from transport.protocol.errors import LedgerError, ProtocolError
 from transport.protocol.keys import RunKeys
 from transport.protocol.run_settings import RunSettings
-from transport.scheduling.rounds import Phase
+from transport.scheduling import Phase
 from transport.transfer.connection_registry import MAX_CONNECTIONS
 from transport.transfer.transfers import CHUNK, MAX_UPLOADS
 from transport.wire.frames import Connected, Frames, Received
@@ -214,7 +213,7 @@ def open_hub() -> Hub:
         resume = m.Resume(1, "toy-run", name, f"s-{name}", -1, True)
         hear(hub, number, message_codec.encode(resume))
         hear(hub, number + 2, message_codec.encode(m.Attach(f"s-{name}")))
-    assert hub._state.phase is Phase.OPEN
+    assert hub._state.rounds.phase is Phase.OPEN
     return hub
 
 
@@ -232,7 +231,7 @@ def hear(hub: Hub, conn: int, data: bytes) -> None:
     frames = [data, payload] if b"Chunk" in data else [data]
     hub._receive(name_of(conn), frames)
     hub._run_calls()
-    hub._act(hub._state.tick(hub._state._ticked))
+    hub._act(hub._state.tick(hub._state.rounds._ticked))
     hub._run_calls()
 
 
@@ -248,16 +247,16 @@ def check_hub(case: bytes) -> bool:
         conns.add(conn)
     hub._objects.close()
     assert hub.error is None, repr(hub.error)
-    assert sum(state.leases.places()) == SETTINGS.samples
+    assert sum(state.rounds.leases.places()) == SETTINGS.samples
     assert len(state.members.sessions) <= len(conns)
     assert set(state.members.traffic) <= set(state.members.sessions)
     assert set(hub._flows.owners.values()) <= set(state.members.sessions)
     assert len(hub._flows.owners) <= (MAX_CONNECTIONS + 1) * len(state.members.sessions)
     assert len(hub._inbox._parts) <= MAX_UPLOADS * len(state.members.sessions)
     assert not hub._flows.reading
-    assert len(state.history.commits) <= 64
+    assert len(state.rounds.history.commits) <= 64
     assert state.deadline() > 0
-    json.loads(status_text(state, state._ticked), parse_constant=no_number)
+    json.loads(state.status(state.rounds._ticked), parse_constant=no_number)
     return state.members.refused == 0
 
 

@@ -6,16 +6,15 @@ Here nobody waits for an owner with a clock: one that is asked and lives must an
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from msgspec.structs import replace
 from sim_swarm import TOKEN, SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
 from transport import actions as do
-from transport.aggregators import shard_coordinator
 from transport.aggregators.shard_assignment import digest_of
-from transport.hub.hub_state import HubState
-from transport.hub.upload_checks import owner_called, refuses
+from transport.aggregators.shard_coordinator import ShardCoordinator
 from transport.ledger.residual_handoffs import PendingHandoff
 from transport.peer.peer_state import PeerState, SessionState
 from transport.protocol.messages import AggregatorInfo, Close, Committed, Hello, Holds, Report, Round
@@ -91,13 +90,13 @@ class SimOwner(SimPeer):
         if owner.address and there:
             there[0].take(r, self.name, digest)
             return True
-        session, ex = self.state.welcome.session, swarm.hub.exchange
-        if ex is None or refuses(swarm.hub, session, f"part/{r}/{owner.name}", 100) is not None:
+        session, ex = self.state.welcome.session, swarm.hub.rounds.exchange
+        if ex is None or swarm.hub.uploads.refusal(session, f"part/{r}/{owner.name}", 100) is not None:
             return False
-        whose = owner_called(ex, owner.name)
+        whose = ex.aggregator_named(owner.name)
         assert whose is not None, "or it would have been refused"
         swarm.passed[whose, self.name] = digest
-        swarm.tell(lambda hub: shard_coordinator.part_uploaded(hub, session, whose, r, digest, swarm.now))
+        swarm.tell(lambda shards: shards.part_uploaded(session, whose, r, digest, swarm.now))
         return True
 
     def owns_as(self, owner: AggregatorInfo) -> bool:
@@ -119,9 +118,9 @@ class SimOwner(SimPeer):
             self.hold(order.round)
         elif isinstance(order, Close):
             assert self.state.welcome is not None
-            session, ex = self.state.welcome.session, self.swarm.hub.exchange
+            session, ex = self.state.welcome.session, self.swarm.hub.rounds.exchange
             name = f"shard/{order.round}/{order.attempt}"
-            if ex is None or refuses(self.swarm.hub, session, name, 9) is not None:
+            if ex is None or self.swarm.hub.uploads.refusal(session, name, 9) is not None:
                 return  # the hub has gone on, or is another one
             for peer, digest in order.parts.items():
                 has = (self.parts.get((order.round, peer)), self.swarm.passed.get((session, peer)))
@@ -151,15 +150,16 @@ class OwnersSim(SimSwarm):
         peer.dial()
         return peer
 
-    def tell(self, fact: object) -> None:
-        assert callable(fact)
-        self.act(self.hub.about_owners(fact, self.now))
+    def tell(self, change: Callable[[ShardCoordinator], None]) -> None:
+        shards = self.hub.shards
+        assert shards is not None
+        self.act(self.hub.apply(lambda: change(shards), self.now))
 
     def act(self, actions: list[do.Action]) -> None:
         for action in actions:
             if isinstance(action, do.Commit):
                 self.lost = set()
-            elif isinstance(action, do.LoseOwner):
+            elif isinstance(action, do.LoseAggregator):
                 self.lost.add(action.session)
             elif isinstance(action, do.Lease):
                 self.passed.clear()
@@ -170,42 +170,38 @@ class OwnersSim(SimSwarm):
             self.finish()
         elif self.jobs and isinstance(reach := self.jobs[0], do.Reach):
             self.jobs.popleft()
-            name = next((s.name for s in self.hub.members.sessions.values() if s.id == reach.session), "")
+            name = next((s.name for s in self.hub.members if s.id == reach.session), "")
             ok = any(not peer.dead and peer.state.hello.name == name for peer in self.peers)
-            self.tell(lambda hub: shard_coordinator.reached(hub, reach.session, ok))
+            self.tell(lambda shards: shards.reached(reach.session, ok))
         elif self.jobs and isinstance(left := self.jobs[0], do.Inherit) and left.to_all:
             self.jobs.popleft()
             self.estates += 1
             kept = PendingHandoff(left.peer, left.share, frozenset(range(SHARDS)))
-            self.tell(lambda hub: shard_coordinator.left(hub, self.estates, kept))
+            self.tell(lambda shards: shards.stored(self.estates, kept))
         else:
             super().job()
 
     def commit(self, job: do.Commit) -> None:
         self.came, self.attempt = set(), self.attempt + 1
         self.asked, weights = job, {claim.peer: 1.0 for claim in job.claims}
-
-        def close(hub: HubState) -> None:
-            shard_coordinator.close(hub, job.round, self.attempt, weights)
-
-        self.tell(close)
+        self.tell(lambda shards: shards.close(job.round, self.attempt, weights))
         self.finish()
 
     def shard_came(self, session: str) -> None:
-        if self.asked is not None and session in self.asked.owners and session not in self.lost:
+        if self.asked is not None and session in self.asked.aggregators and session not in self.lost:
             self.came.add(session)
 
     def finish(self) -> None:
         """If every owner has answered, or is lost."""
         job = self.asked
-        if job is not None and not job.owners.keys() - self.came - self.lost:
+        if job is not None and not job.aggregators.keys() - self.came - self.lost:
             self.asked = None
             self.came -= self.lost
-            if self.came or job.hubs:
+            if self.came or job.hub_shards:
                 super().commit(job)
             else:
                 lost = dict.fromkeys(self.lost, "lost")
-                self.act(self.hub.committed(do.CommitDone(job.round, 0, b"", {}, {}, {}, lost), self.now))
+                self.act(self.hub.committed(do.CommitDone(round=job.round, lost=lost), self.now))
 
     def restart_hub(self) -> None:
         self.asked, self.lost = None, set()

@@ -15,7 +15,6 @@ from toy_swarm import toy_settings
 
 from transport import actions as do
 from transport.hub.hub_state import HubState
-from transport.hub.upload_checks import refuses
 from transport.ledger.run_ledger import RECENT, EvaluationRow, KnownPeer, OpenSession, Recovered, RoundRow
 from transport.peer.peer_state import PeerState, SessionState
 from transport.protocol.events import Event, RunEnded
@@ -117,7 +116,7 @@ class SimPeer:
         self.sent = sorted(self.pending)
         if opened.samples:
             assert self.state.welcome is not None
-            ids = self.swarm.hub.leases.ids(self.state.welcome.session, opened.round)
+            ids = self.swarm.hub.rounds.leases.ids(self.state.welcome.session, opened.round)
             if ids is None:  # the session is over, and this peer will hear of it
                 return
             self.pending[opened.round] = sample_ids(ids)
@@ -135,7 +134,7 @@ class SimPeer:
         assert self.round is not None
         assert self.state.welcome is not None
         session, r = self.state.welcome.session, self.round.round
-        if refuses(self.swarm.hub, session, f"update/{r}", 100) is None:
+        if self.swarm.hub.uploads.refusal(session, f"update/{r}", 100) is None:
             self.swarm.packets[session, r] = [i for lease in self.sent for i in self.pending[lease]]
             self.swarm.act(self.swarm.hub.uploaded(session, r, self.swarm.now))
             self.uploaded = True
@@ -223,7 +222,7 @@ class SimSwarm:
 
     def leave(self, peer: SimPeer) -> None:
         welcome = peer.state.welcome
-        if welcome is not None and refuses(self.hub, welcome.session, "legacy/0", 100) is None:
+        if welcome is not None and self.hub.uploads.refusal(welcome.session, "legacy/0", 100) is None:
             self.act(self.hub.handed_over(welcome.session, 100, self.now))
         peer.say(peer.state.leave(Leave("enough")))
 
@@ -241,18 +240,18 @@ class SimSwarm:
             self.commit(job)
         elif isinstance(job, do.FindFingerprint):
             self.act(self.hub.fingerprinted(job.round, 1000 + job.round, self.now))
-        elif isinstance(job, do.Enrol):
+        elif isinstance(job, do.RecordSession):
             self.books.sessions[job.session] = OpenSession(job.session, job.name, job.hardware, job.key)
-        elif isinstance(job, do.Stand):
+        elif isinstance(job, do.RecordStanding):
             self.books.peers[job.known.key] = job.known
-        elif isinstance(job, do.SayDurably):
+        elif isinstance(job, do.SendDurably):
             self.said.append(job.message)
         elif isinstance(job, do.Forget):
             self.books.sessions.pop(job.session, None)
         elif isinstance(job, do.GiveBack):
             if job.session in self.books.sessions:
                 self.books.sessions[job.session].leases.pop(job.round, None)
-        elif isinstance(job, do.Note):
+        elif isinstance(job, do.RecordEvaluation):
             self.books.evaluation = EvaluationRow(job.round, job.step, job.loss, job.tokens, job.final)
 
     def commit(self, job: do.Commit) -> None:
@@ -290,7 +289,15 @@ class SimSwarm:
             )
         sizes, tokens = {c.peer: 9 for c in good}, {c.peer: TOKENS for c in good}
         moved = dict.fromkeys(self.came, "digest")
-        done = do.CommitDone(job.round, 9 if good else 0, b"\1" * 32, sizes, tokens, rejected, moved=moved)
+        done = do.CommitDone(
+            round=job.round,
+            size=9 if good else 0,
+            sha256=b"\1" * 32,
+            packets=sizes,
+            tokens=tokens,
+            rejected=rejected,
+            moved=moved,
+        )
         self.act(self.hub.committed(done, self.now))
 
     def pass_time(self, seconds: float) -> None:
@@ -322,7 +329,7 @@ class SimSwarm:
                 self.jobs.append(action)
         for conn in lost:  # after all that was to be said and done, as the shell does it
             self.act(self.hub.lost(conn, self.now))
-        assert sum(self.hub.leases.places()) == self.settings.samples
+        assert sum(self.hub.rounds.leases.places()) == self.settings.samples
         assert self.hub.deadline() > self.now - 1e6
 
     @property
@@ -343,14 +350,14 @@ class SimSwarm:
     def settle(self, steps: int = 2000) -> RunEnded:
         """No more faults: the run must end. Time passes only as far as the hub itself asks for."""
         for _ in range(steps):
-            if self.hub.phase is Phase.ENDED:
+            if self.hub.rounds.phase is Phase.ENDED:
                 break
             before = self.fingerprint()
             self.step()
             if self.fingerprint() == before:
                 self.pass_time(min(1.0, max(0.001, self.hub.deadline() - self.now)))
         assert self.ended is not None, (
-            f"stuck in {self.hub.phase} of round {self.hub.round}: {self.hub.exchange}"
+            f"stuck in {self.hub.rounds.phase} of round {self.hub.rounds.round}: {self.hub.rounds.exchange}"
         )
         for _ in range(20):
             self.job()
@@ -359,4 +366,4 @@ class SimSwarm:
     def fingerprint(self) -> object:
         queues = [(len(p.cable.up), len(p.cable.down)) if p.cable else None for p in self.peers]
         states = [(p.state.link, p.round is not None, p.uploaded, len(p.pending)) for p in self.peers]
-        return self.hub.phase, self.hub.round, len(self.jobs), queues, states
+        return self.hub.rounds.phase, self.hub.rounds.round, len(self.jobs), queues, states

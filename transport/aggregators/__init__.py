@@ -1,20 +1,19 @@
-"""Peers that own shards of the vector. A run in star mode does not need this package."""
+"""Peers that aggregate shards of the global model. A run in star mode does not load this package."""
 
 from .aggregator_thread import AggregatorThread
-from .shard_aggregation import HubShards
+from .shard_aggregation import ShardAggregation
 from .shard_assignment import digest_of
-from .shard_barrier import Ended, Unmoved
 from .shard_clients import DIAL_S, DIRECT_FRAGMENT, ShardClients
+from .shard_coordinator import ShardCoordinator
 from .shard_server import ShardServer
 
 __all__ = [
     "DIAL_S",
     "DIRECT_FRAGMENT",
     "AggregatorThread",
-    "Ended",
-    "HubShards",
+    "ShardAggregation",
     "ShardClients",
+    "ShardCoordinator",
     "ShardServer",
-    "Unmoved",
     "digest_of",
 ]

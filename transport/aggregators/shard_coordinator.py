@@ -1,208 +1,248 @@
-"""What the hub does about owners that are peers: who owns in a round, whose parts are here, who is lost."""
+"""The hub's coordination of peers that aggregate shards: who aggregates in a round, whose parts have arrived,
+which aggregators are lost, and which handoffs they still have to merge.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from transport import actions as do
-from transport.ledger import PendingHandoff, after_deliveries, handoffs_for, merge_deliveries
-from transport.membership import Kind, Session, State
-from transport.protocol import AggregatorInfo, Close, HandoffOffer, Holds, Resigns, Round, Unusable
-from transport.scheduling import Exchange, Phase
+from transport.actions import Outbox
+from transport.ledger import Deliveries, PendingHandoff, after_deliveries, handoffs_for, merge_deliveries
+from transport.membership import Kind, Roster, Session, State
+from transport.protocol import (
+    ERROR,
+    PART,
+    SHARD,
+    AggregatorInfo,
+    Close,
+    HandoffOffer,
+    Holds,
+    Resigns,
+    Round,
+    RunSettings,
+    ToHub,
+    Unusable,
+    round_and_name,
+    round_of,
+)
+from transport.scheduling import Exchange, Phase, Rounds
 
 from .shard_assignment import assign
 
-if TYPE_CHECKING:
-    from transport.hub import HubState
-
-RESTS = 16  # rounds in which an owner of which nothing came owns nothing
+RESTS = 16  # rounds for which an aggregator that failed gets no shards
 
 
-def name_owners(hub: HubState, ex: Exchange, ready: list[Session]) -> None:
-    """Who owns what in a round that opens."""
-    s = hub.settings
-    peers = [p for p in ready if p.owns and p.rests <= ex.round and s.owners == "peers"]
-    able = {f"{p.key} {p.name}": p.id for p in peers}
-    ex.owners = {able[who]: shards for who, shards in assign(s.shards, able).items()}
-    for p in ready:
-        p.owned |= set(ex.owners.get(p.id, ()))
-    taken = {shard for shards in ex.owners.values() for shard in shards}
-    ex.hubs = tuple(shard for shard in range(s.shards) if shard not in taken)
+class ShardCoordinator:
+    """State of a run whose shards are aggregated by peers. `handoffs` are the pending ones, by number."""
 
+    def __init__(
+        self,
+        settings: RunSettings,
+        out: Outbox,
+        members: Roster,
+        rounds: Rounds,
+        handoffs: Mapping[int, PendingHandoff],
+    ) -> None:
+        self.settings, self._out, self._members, self._rounds = settings, out, members, rounds
+        self.handoffs = dict(handoffs)
+        self.handlers: dict[type[ToHub], Callable[[Session, Any, float], None]] = {
+            Holds: self._holds,
+            Unusable: self._unusable,
+            Resigns: self._resigns,
+        }
 
-def with_owners(hub: HubState, ex: Exchange, session: Session, message: Round) -> Round:
-    """The announcement with who owns what; to owners, with the keys of those who may knock."""
-    here = hub.members.sessions
-    owners = sorted(ex.owners, key=lambda s: ex.members[s])
-    told = [
-        AggregatorInfo(ex.members[s], ex.owners[s], here[s].key, here[s].address) for s in owners if s in here
-    ]
-    return replace(message, owners=told, keys=dict(ex.keys) if session.id in ex.owners else {})
+    # ---- a round, as Rounds goes through it ----------------------------------------------------------------
 
+    def opens(self, ex: Exchange, ready: list[Session]) -> None:
+        """Assign the shards of a round that opens; the hub aggregates those that no peer can."""
+        able = {f"{p.key} {p.name}": p for p in ready if p.can_aggregate and p.rests <= ex.round}
+        for who, shards in assign(self.settings.shards, able).items():
+            ex.aggregators[able[who].id] = shards
+            able[who].aggregated |= set(shards)
+        taken = {shard for shards in ex.aggregators.values() for shard in shards}
+        ex.hub_shards = tuple(shard for shard in range(self.settings.shards) if shard not in taken)
 
-def heard(hub: HubState, session: Session, m: Holds | Unusable | Resigns, now: float) -> None:
-    """What an owner says."""
-    if isinstance(m, Holds):
-        holds(hub, session, m, now)
-    elif isinstance(m, Unusable):
-        unusable(hub, session, m)
-    else:  # what it owns in the open round is the last
-        session.owns = False
-        if m.lost:
-            lose_owner(hub, session.id, now)
-        if m.last and session.state in (State.TRAINING, State.READY):
-            hub.members.move(session, Kind.LEAVING)
+    def announcement(self, ex: Exchange, session: Session, message: Round) -> Round:
+        """Add the aggregators to a round's announcement; for them, the keys of those that may connect."""
+        sessions = self._members.present(sorted(ex.aggregators, key=lambda s: ex.members[s]))
+        infos = [AggregatorInfo(s.name, ex.aggregators[s.id], s.key, s.address) for s in sessions]
+        return replace(message, owners=infos, keys=dict(ex.keys) if session.id in ex.aggregators else {})
 
+    def closes(self, ex: Exchange) -> None:
+        """Choose the handoffs that the hub merges with this round."""
+        ex.handoffs = self._handoffs_for(ex.hub_shards)
 
-def holds(hub: HubState, session: Session, m: Holds, now: float) -> None:
-    """An owner tells whose parts it has."""
-    ex = hub.exchange
-    if ex is None or ex.round != m.round or session.id not in ex.owners:
-        hub.members.ignored += 1
-        return
-    for member, name in ex.members.items():
-        if name in m.parts:
-            ex.held[session.id, member] = m.parts[name]
-            part_came(hub, ex, member, now)
-
-
-def part_uploaded(hub: HubState, member: str, owner: str, round: int, digest: str, now: float) -> None:
-    """What this session sends to that owner is here, whole."""
-    session, ex = hub.members.get(member), hub.exchange
-    if session is not None:
-        session.seen = now
-    if ex is not None and ex.round == round:
-        ex.passed[owner, member] = digest
-        part_came(hub, ex, member, now)
-
-
-def part_came(hub: HubState, ex: Exchange, member: str, now: float) -> None:
-    """What this session sends an owner is where the owner can have it."""
-    session = hub.members.get(member)
-    if hub.phase is Phase.OPEN and session is not None:
-        hub.maybe_arrived(session, ex, now)
-
-
-def reached(hub: HubState, session_id: str, ok: bool) -> None:
-    """Its door was dialled."""
-    session = hub.members.get(session_id)
-    if session is not None:
-        session.owns, session.looked_for = ok, False
-        if not ok:
-            hub.out.warn(f"does not answer at {session.address}: it owns nothing", session.name)
-
-
-def lose_owner(hub: HubState, owner: str, now: float) -> None:
-    """Its shards will not move in this round; what was sent for them stays with who sent it."""
-    ex = hub.exchange
-    if ex is None or owner not in ex.owners or owner in ex.lost:
-        return
-    ex.lost.add(owner)
-    if hub.phase is Phase.CLOSED:
-        hub.out.add(do.LoseOwner(owner))
-    elif hub.phase is Phase.OPEN:
-        for session in [hub.members.sessions[s] for s in ex.members if s in hub.members.sessions]:
-            hub.maybe_arrived(session, ex, now)
-
-
-def lose_the_silent(hub: HubState, now: float) -> None:
-    """Owners that are gone, or have been silent for as long as no round waits for anybody. One whose
-    connection is lost may be back in a moment."""
-    ex = hub.exchange
-    for owner in sorted(ex.owners.keys() - ex.lost) if ex is not None else ():
-        session = hub.members.get(owner)
-        if session is None or hub.members.suspect(session, now):
-            lose_owner(hub, owner, now)
-
-
-def close(hub: HubState, round: int, attempt: int, weights: Mapping[str, float]) -> None:
-    """These updates are to be aggregated: ask each owner for the packet of its shards."""
-    ex = hub.exchange
-    if ex is None or ex.round != round or hub.phase is not Phase.CLOSED:
-        return
-    for owner, shards in ex.owners.items():
-        session = hub.members.get(owner)
-        if owner not in ex.lost and session is not None:
-            left = estates_of(hub, shards)
-            ex.closes[owner] = Close(
-                round, attempt, shards, dict(weights), ex.parts_for(owner, weights), left
+    def committed(self, ex: Exchange, done: do.CommitDone) -> None:
+        """Rest aggregators that failed, and settle the handoffs that a durable round has merged."""
+        lost = (ex.lost | done.lost.keys()) & ex.aggregators.keys() - done.moved.keys()
+        for aggregator in sorted(lost, key=lambda s: ex.members[s]):
+            why = done.lost.get(aggregator, "it is gone or silent")
+            self._out.warn(f"its shards have not moved in round {ex.round}: {why}", ex.members[aggregator])
+            self._rest(aggregator, ex)
+        # One peer's word against another's, so neither gets a strike. The hub aggregates these shards for a
+        # while and sees for itself what the denied peer sends.
+        for name, aggregator in sorted(done.denied.items()):
+            said = f"{ex.members[aggregator]}, which owns shards, cannot use its part: {done.rejected[name]}"
+            self._out.warn(f"{said}; it owns none for {RESTS} rounds", name)
+            self._rest(aggregator, ex)
+        if done.packets:
+            merged = merge_deliveries(
+                merged_by(ex, done.moved), {handoff.number: ex.hub_shards for handoff in ex.handoffs}
             )
-            hub.out.send(session.conn, ex.closes[owner])
+            left = self.handoffs | after_deliveries(self.handoffs, merged)
+            self.handoffs = {number: handoff for number, handoff in left.items() if handoff.shards}
 
+    def tick(self, ex: Exchange, now: float) -> None:
+        """Give up aggregators that are gone or silent. A lost connection may be back in a moment."""
+        for aggregator in sorted(ex.aggregators.keys() - ex.lost):
+            session = self._members.get(aggregator)
+            if session is None or self._members.suspect(session, now):
+                self._lose(aggregator, now)
 
-def estates_of(hub: HubState, shards: Iterable[int]) -> list[HandoffOffer]:
-    found = sorted(handoffs_for(hub.estates, shards).items())
-    return [HandoffOffer(number, one.peer, one.share) for number, one in found]
+    # ---- from peers ----------------------------------------------------------------------------------------
 
+    def refusal(self, session: Session, name: str) -> str | None:
+        """Return why this upload for or of an aggregator is not wanted. Raises KeyError for other names."""
+        if (part := round_and_name(PART, name)) is not None:
+            return self._part_refusal(session, *part)
+        if (shard := round_and_name(SHARD, name)) is not None:
+            ex = self._rounds.exchange
+            order = ex.closes.get(session.id) if ex is not None and ex.round == shard[0] else None
+            wanted = order is not None and str(order.attempt) == shard[1]
+            if wanted and self._rounds.phase is Phase.CLOSED:
+                return None
+            return f"attempt {shard[1]} of round {shard[0]} is not, or no more, what the hub asks for"
+        if round_of(ERROR, name) is None:
+            raise KeyError(name)
+        if not session.aggregated:
+            return "this session has no error feedback that it has not handed over"
+        return "the one before is being checked" if session.handing_over else None
 
-def given_to(ex: Exchange, owners: Iterable[str]) -> dict[int, list[int]]:
-    """What these owners add to their errors if the round is committed: number -> shards."""
-    found: dict[int, list[int]] = {}
-    for owner in owners:
-        for estate in ex.closes[owner].estates if owner in ex.closes else ():
-            found.setdefault(estate.number, []).extend(ex.owners[owner])
-    return found
+    def _part_refusal(self, session: Session, round: int, name: str) -> str | None:
+        """Refuse parts but those for an aggregator that this peer cannot reach."""
+        ex = self._rounds.open_to(session.id, round)
+        if ex is None:
+            return f"round {round} is not open to this peer, or is closed"
+        aggregator = ex.aggregator_named(name)
+        if aggregator is None:
+            return f"{name!r} aggregates nothing in round {round}, or is lost"
+        return "it is here already" if (aggregator, session.id) in ex.relayed else None
 
+    def part_uploaded(self, member: str, aggregator: str, round: int, digest: str, now: float) -> None:
+        """Note that a member's part for this aggregator is at the hub, whole."""
+        session, ex = self._members.get(member), self._rounds.exchange
+        if session is not None:
+            session.seen = now
+        if ex is not None and ex.round == round:
+            ex.relayed[aggregator, member] = digest
+            if session is not None:
+                self._rounds.check_arrived(session, now)
 
-def unusable(hub: HubState, session: Session, m: Unusable) -> None:
-    ex = hub.exchange
-    told = ex.closes.get(session.id) if ex is not None and ex.round == m.round else None
-    if told is None or told.attempt != m.attempt or m.peer not in told.weights:
-        hub.members.ignored += 1
-    else:
-        hub.out.add(do.Unusable(session.id, m.attempt, m.peer, m.reason))
+    def _holds(self, session: Session, m: Holds, now: float) -> None:
+        """Note which members' parts an aggregator has."""
+        ex = self._rounds.exchange
+        if ex is None or ex.round != m.round or session.id not in ex.aggregators:
+            self._members.ignored += 1
+            return
+        for member, name in ex.members.items():
+            if name in m.parts:
+                ex.delivered[session.id, member] = m.parts[name]
+                if (sender := self._members.get(member)) is not None:
+                    self._rounds.check_arrived(sender, now)
 
+    def _unusable(self, session: Session, m: Unusable, now: float) -> None:
+        ex = self._rounds.exchange
+        order = ex.closes.get(session.id) if ex is not None and ex.round == m.round else None
+        if order is None or order.attempt != m.attempt or m.peer not in order.weights:
+            self._members.ignored += 1
+        else:
+            self._out.add(do.RejectPart(session.id, m.attempt, m.peer, m.reason))
 
-def judge(hub: HubState, ex: Exchange, done: do.CommitDone) -> None:
-    """Who is to own nothing for a while, whether the round is committed or opened again."""
-    rest_the_lost(hub, ex, done)
-    judge_ourselves(hub, ex, done)
+    def _resigns(self, session: Session, m: Resigns, now: float) -> None:
+        """Assign no more shards to this peer; those of the open round are its last."""
+        session.can_aggregate = False
+        if m.lost:
+            self._lose(session.id, now)
+        if m.last and session.state in (State.TRAINING, State.READY):
+            self._members.move(session, Kind.LEAVING)
 
+    # ---- from the shell ------------------------------------------------------------------------------------
 
-def rest_the_lost(hub: HubState, ex: Exchange, done: do.CommitDone) -> None:
-    """Owners of which nothing came, or nothing usable."""
-    lost = (ex.lost | done.lost.keys()) & ex.owners.keys() - done.moved.keys()
-    for owner in sorted(lost, key=lambda s: ex.members[s]):
-        why = done.lost.get(owner, "it is gone or silent")
-        hub.out.warn(f"its shards have not moved in round {ex.round}: {why}", ex.members[owner])
-        if (session := hub.members.get(owner)) is not None:
+    def reached(self, session_id: str, ok: bool) -> None:
+        """Take the result of dialling a peer's shard server."""
+        session = self._members.get(session_id)
+        if session is not None:
+            session.can_aggregate, session.dialled = ok, False
+            if not ok:
+                self._out.warn(f"does not answer at {session.address}: it owns nothing", session.name)
+
+    def close(self, round: int, attempt: int, weights: Mapping[str, float]) -> None:
+        """Order each aggregator to aggregate these updates and to send the packet of its shards."""
+        ex = self._rounds.exchange
+        if ex is None or ex.round != round or self._rounds.phase is not Phase.CLOSED:
+            return
+        for session in self._members.present(ex.aggregators):
+            if session.id not in ex.lost:
+                shards = ex.aggregators[session.id]
+                parts = ex.parts_for(session.id, weights)
+                order = Close(round, attempt, shards, dict(weights), parts, self._handoffs_for(shards))
+                ex.closes[session.id] = order
+                self._out.send(session.conn, order)
+
+    def stored(self, number: int, handoff: PendingHandoff) -> None:
+        """Offer a handoff, which is on the disk now, to the aggregators of its shards."""
+        self.handoffs[number] = handoff
+
+    def error_feedback_stored(self, session_id: str, shards: Sequence[int]) -> None:
+        """Offered error feedback is stored. Rest its sender: else it would have more of it to hand over."""
+        session, ex = self._members.get(session_id), self._rounds.exchange
+        if session is not None:
+            session.handing_over = False
+            session.aggregated -= set(shards)
+            if ex is not None and set(shards) & set(ex.aggregators.get(session_id, ())):
+                self._rest(session_id, ex)
+
+    def receiving(self, session_id: str) -> Session | None:
+        """Mark that a session's error feedback is being checked. Returns the session if it is live."""
+        session = self._members.get(session_id)
+        if session is not None:
+            session.handing_over = True
+        return session
+
+    # ---- state ---------------------------------------------------------------------------------------------
+
+    @property
+    def exchange(self) -> Exchange | None:
+        return self._rounds.exchange
+
+    def _rest(self, aggregator: str, ex: Exchange) -> None:
+        if (session := self._members.get(aggregator)) is not None:
             session.rests = ex.round + RESTS
 
+    def _lose(self, aggregator: str, now: float) -> None:
+        """Give up an aggregator: its shards do not move, so their updates stay residuals of the senders."""
+        ex = self._rounds.exchange
+        if ex is None or aggregator not in ex.aggregators or aggregator in ex.lost:
+            return
+        ex.lost.add(aggregator)
+        if self._rounds.phase is Phase.CLOSED:
+            self._out.add(do.LoseAggregator(aggregator))
+        for session in self._members.present(ex.members):
+            self._rounds.check_arrived(session, now)
 
-def judge_ourselves(hub: HubState, ex: Exchange, done: do.CommitDone) -> None:
-    """An owner has refused a peer's part: its word against the other's, so nobody has a strike. The hub owns
-    its shards for a while, and sees for itself what that peer sends.
-    """
-    for name, owner in sorted(done.denied.items()):
-        said = f"{ex.members[owner]}, which owns shards, cannot use its part: {done.rejected[name]}"
-        hub.out.warn(f"{said}; it owns none for {RESTS} rounds", name)
-        if (session := hub.members.get(owner)) is not None:
-            session.rests = ex.round + RESTS
-
-
-def left(hub: HubState, number: int, estate: PendingHandoff) -> None:
-    """Owners are to have this: it is on the disk."""
-    hub.estates[number] = estate
-
-
-def error_taken(hub: HubState, session_id: str, shards: Sequence[int]) -> None:
-    """The errors of these shards wait for their next owners. One that hands over what it owns, owns no more:
-    it would have a second error to hand over, and a third.
-    """
-    session, ex = hub.members.get(session_id), hub.exchange
-    if session is not None:
-        session.handing = False
-        session.owned -= set(shards)
-        if ex is not None and set(shards) & set(ex.owners.get(session_id, ())):
-            session.rests = ex.round + RESTS
+    def _handoffs_for(self, shards: Iterable[int]) -> list[HandoffOffer]:
+        found = sorted(handoffs_for(self.handoffs, shards).items())
+        return [HandoffOffer(number, one.peer, one.share) for number, one in found]
 
 
-def settle(hub: HubState, ex: Exchange, done: do.CommitDone) -> None:
-    """The round is durable: what owners were to add is in their errors."""
-    mine = {estate.number: ex.hubs for estate in ex.estates}
-    given = merge_deliveries(given_to(ex, done.moved), mine)
-    hub.estates |= after_deliveries(hub.estates, given)
-    hub.estates = {number: one for number, one in hub.estates.items() if one.shards}
+def merged_by(ex: Exchange, aggregators: Iterable[str]) -> Deliveries:
+    """Return handoff number -> shards in whose error feedback it is once the round is committed."""
+    merged: dict[int, list[int]] = {}
+    for aggregator in aggregators:
+        for handoff in ex.closes[aggregator].estates if aggregator in ex.closes else ():
+            merged.setdefault(handoff.number, []).extend(ex.aggregators[aggregator])
+    return merged

@@ -1,170 +1,185 @@
-"""What the owner asks of a hub, and what becomes of it. Who has the secret of run.json is the owner."""
+"""Commands of the host: list, token, approve, deny, kick, ban, unban, stop. run.json has their secret."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from transport import actions as do
-from transport.membership import Act, Session, Standing, same, wrong_run, wrong_token
-from transport.protocol import TOKEN_BYTES, AskAdmin, Refused, Status, Traffic, short_key, to_bytes
+from transport.actions import Outbox
+from transport.membership import Act, Admission, Roster, Session, Standing, same
+from transport.protocol import (
+    TOKEN_BYTES,
+    AskAdmin,
+    AskStop,
+    Hello,
+    Over,
+    Refused,
+    RunSettings,
+    Status,
+    Traffic,
+    short_key,
+    to_bytes,
+)
+from transport.scheduling import Rounds
 from transport.wire import key_of
 
-from .handshake import hello
-from .run_status import WORDS
-
-if TYPE_CHECKING:
-    from .hub_state import HubState
+from .run_status import session_word
 
 Named = tuple[str, str]  # name, key
+Answer = dict[str, Any]
 
 
-class Nobody(Exception):
-    """The owner means a peer that is not there, or one of several."""
+class UnknownPeer(Exception):
+    """The host names a peer that is not there, or a name that several have."""
 
 
-def ordered(hub: HubState, conn: bytes, m: AskAdmin, now: float) -> None:
-    """Do what the owner asks. The answer goes when it is in the ledger."""
-    if not same(m.secret, hub.stop_secret):
-        hub.out.send(conn, Refused("token", "only the owner of the run can ask this"))
-        return
-    if m.run != hub.settings.run:
-        hub.out.send(conn, wrong_run(m.run))
-        return
-    try:
-        if m.order == "list":
-            done: dict[str, Any] = {"join": hub.settings.join, "peers": listed(hub, now)}
-        elif m.order == "token":
-            done = rotate(hub, m.token)
-        elif m.order == "approve":
-            done = approve(hub, m.peer, now)
-        elif m.order == "deny":
-            done = deny(hub, m.peer, m.reason)
-        elif m.order == "unban":
-            done = unban(hub, m.peer)
+class AdminCommands:
+    """Executes the host's commands. `readmit(conn, hello, now)` begins the session of an approved peer."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        out: Outbox,
+        members: Roster,
+        admission: Admission,
+        secret: str,
+        readmit: Callable[[bytes, Hello, float], None],
+    ) -> None:
+        self.settings, self._out, self._members = settings, out, members
+        self._admission, self._secret, self._readmit = admission, secret, readmit
+
+    def stop(self, conn: bytes, m: AskStop, rounds: Rounds, now: float) -> None:
+        """End or pause the run."""
+        if not same(m.secret, self._secret):
+            self._out.send(conn, Refused("token", "only the run's host can stop it"))
+            return
+        self._out.send(conn, Over("stopping", rounds.over.finished))
+        how = "paused" if m.pause else "stopped"
+        rounds.stop(f"{how} by its host", now, at_once=m.now, pause=m.pause)
+
+    def execute(self, conn: bytes, m: AskAdmin, now: float) -> None:
+        """Execute a command. The answer goes once its effects are in the ledger."""
+        if not same(m.secret, self._secret):
+            self._out.send(conn, Refused("token", "only the run's host can ask this"))
+            return
+        commands: dict[str, Callable[[], Answer]] = {
+            "list": lambda: {"join": self.settings.join, "peers": self._list(now)},
+            "token": lambda: self._rotate(m.token),
+            "approve": lambda: self._approve(m.peer, now),
+            "deny": lambda: self._deny(m.peer, m.reason),
+            "kick": lambda: self._kick(m.peer, m.reason, ban=False),
+            "ban": lambda: self._kick(m.peer, m.reason, ban=True),
+            "unban": lambda: self._unban(m.peer),
+        }
+        try:
+            answer = commands[m.order]()
+        except UnknownPeer as error:
+            self._out.send(conn, Refused("unknown", str(error)))
         else:
-            done = send_away(hub, m.peer, m.reason, ban=m.order == "ban")
-    except Nobody as error:
-        hub.out.send(conn, Refused("unknown", str(error)))
-        return
-    hub.out.add(do.SayDurably(conn, Status(json.dumps(done))))
+            self._out.add(do.SendDurably(conn, Status(json.dumps(answer))))
+
+    # ---- commands ------------------------------------------------------------------------------------------
+
+    def _kick(self, word: str, reason: str, *, ban: bool) -> Answer:
+        """End the sessions of a peer. If several share a key, a name means one of them, except in a ban."""
+        here, waiting = {(s.name, s.key) for s in self._members}, self._waiting
+        key = key_of_one("peer", word, here, waiting, self._with_standing(Standing.MEMBER))
+        all_sessions = self._members.with_key(key)
+        sessions = [s for s in all_sessions if s.name == word and not ban] or all_sessions
+        did = "banned" if ban else "kicked"
+        why = f"{did} by the run's host" + (f": {reason}" if reason else "")
+        name = (
+            word if word != short_key(key) else next((n for n, k in sorted(here | waiting) if k == key), "")
+        )
+        self._admission.move(key, Act.BANNED if ban else Act.KICKED, name, why)
+        for session in sessions:
+            self._members.kick(session, "kicked", why)
+        self._admission.dismiss(self._admission.waiting(key), Refused("kicked", why))
+        return done(did, key, [s.name for s in sessions] or [word])
+
+    def _unban(self, word: str) -> Answer:
+        key = key_of_one("banned peer", word, self._with_standing(Standing.BANNED))
+        name = self._admission.known[key].name
+        self._admission.move(key, Act.UNBANNED)
+        return done("unbanned", key, [name])
+
+    def _approve(self, word: str, now: float) -> Answer:
+        """Admit all connections that wait with one key."""
+        key = key_of_one("peer that waits", word, self._waiting)
+        asked = {conn: self._admission.asking[conn] for conn in self._admission.waiting(key)}
+        names = [asking.name for asking in asked.values()]
+        self._admission.move(key, Act.APPROVED, names[0])
+        for conn, asking in asked.items():
+            del self._admission.asking[conn]
+            self._readmit(conn, asking.hello, now)
+        return done("approved", key, names)
+
+    def _deny(self, word: str, reason: str) -> Answer:
+        key = key_of_one("peer that waits", word, self._waiting)
+        names = [self._admission.asking[conn].name for conn in self._admission.waiting(key)]
+        why = "the run's host says no" + (f": {reason}" if reason else "")
+        self._admission.dismiss(self._admission.waiting(key), Refused("approval", why))
+        return done("denied", key, names)
+
+    def _rotate(self, token: str) -> Answer:
+        if len(to_bytes(token)) != TOKEN_BYTES:
+            raise UnknownPeer(f"a token has {TOKEN_BYTES} bytes, not {len(to_bytes(token))}")
+        self._admission.rotate(token)
+        return {"did": "rotated"}
+
+    # ---- names ---------------------------------------------------------------------------------------------
+
+    @property
+    def _waiting(self) -> set[Named]:
+        return {(asking.name, key_of(conn)) for conn, asking in self._admission.asking.items()}
+
+    def _with_standing(self, standing: Standing) -> set[Named]:
+        return {(k.name, k.key) for k in self._admission.known.values() if k.standing == standing.value}
+
+    # ---- the list ------------------------------------------------------------------------------------------
+
+    def _list(self, now: float) -> list[Answer]:
+        """List sessions, waiting peers, members that are gone, and banned ones."""
+        sessions = self._members.by_name()
+        rows = [self._row_of(session, traffic, now) for session, traffic in sessions]
+        for conn, asking in self._admission.asking.items():
+            rows.append(row(asking.name, key_of(conn), "wants in", asking.hello.hardware, now - asking.since))
+        present = {session.key for session, _ in sessions}
+        for known in sorted(self._admission.known.values(), key=lambda k: (k.name, k.key)):
+            if known.standing == Standing.BANNED.value:
+                why = {"strikes": known.strikes, "reason": known.reason}
+                rows.append(row(known.name, known.key, "banned") | why)
+            elif known.name and known.key not in present:
+                why = {"strikes": known.strikes, "reason": self._members.gone.get(known.name, "")}
+                rows.append(row(known.name, known.key, "gone") | why)
+        return rows
+
+    def _row_of(self, s: Session, traffic: Traffic, now: float) -> Answer:
+        known = self._admission.known.get(s.key)
+        moved = {"strikes": known.strikes if known else 0, "up_bytes": traffic.up, "down_bytes": traffic.down}
+        return row(s.name, s.key, session_word(s), s.hardware, now - s.since) | moved
 
 
-# ---- orders ------------------------------------------------------------------------------------------------
-
-
-def send_away(hub: HubState, word: str, reason: str, *, ban: bool) -> dict[str, Any]:
-    """End the sessions of a peer. Of several with one key a name means one of them, but to a ban."""
-    here = {(s.name, s.key) for s in hub.members.sessions.values()}
-    key = key_of_one("peer", word, here, waiting(hub), with_standing(hub, Standing.MEMBER))
-    mine = [s for s in hub.members.sessions.values() if s.key == key]
-    meant = [s for s in mine if s.name == word and not ban] or mine
-    did = "banned" if ban else "kicked"
-    why = f"{did} by the run's owner" + (f": {reason}" if reason else "")
-    name = (
-        word if word != short_key(key) else next((n for n, k in sorted(here | waiting(hub)) if k == key), "")
-    )
-    hub.admission.move(key, Act.BANNED if ban else Act.KICKED, name, why)
-    for session in meant:
-        hub.members.kick(session, "kicked", why)
-    hub.admission.dismiss(hub.admission.waiting(key), Refused("kicked", why))
-    return told(did, key, [s.name for s in meant] or [word])
-
-
-def unban(hub: HubState, word: str) -> dict[str, Any]:
-    key = key_of_one("banned peer", word, with_standing(hub, Standing.BANNED))
-    name = hub.admission.known[key].name
-    hub.admission.move(key, Act.UNBANNED)
-    return told("unbanned", key, [name])
-
-
-def approve(hub: HubState, word: str, now: float) -> dict[str, Any]:
-    """Let in all that wait with one key."""
-    key = key_of_one("peer that waits", word, waiting(hub))
-    conns = {conn: hub.admission.asking[conn] for conn in hub.admission.waiting(key)}
-    names = [asking.name for asking in conns.values()]
-    hub.admission.move(key, Act.YES, names[0])
-    for conn, asking in conns.items():
-        del hub.admission.asking[conn]
-        hello(hub, conn, asking.hello, now, approved=True)
-    return told("approved", key, names)
-
-
-def deny(hub: HubState, word: str, reason: str) -> dict[str, Any]:
-    key = key_of_one("peer that waits", word, waiting(hub))
-    names = [hub.admission.asking[conn].name for conn in hub.admission.waiting(key)]
-    said = "the run's owner says no" + (f": {reason}" if reason else "")
-    hub.admission.dismiss(hub.admission.waiting(key), Refused("approval", said))
-    return told("denied", key, names)
-
-
-def rotate(hub: HubState, token: str) -> dict[str, Any]:
-    """From now on newcomers need this token. Those who wait came with the old one."""
-    if len(to_bytes(token)) != TOKEN_BYTES:
-        raise Nobody(f"a token has {TOKEN_BYTES} bytes, not {len(to_bytes(token))}")
-    hub.token = token
-    hub.admission.dismiss(hub.admission.asking, wrong_token())
-    return {"did": "rotated"}
-
-
-def told(did: str, key: str, names: Iterable[str]) -> dict[str, Any]:
+def done(did: str, key: str, names: Iterable[str]) -> Answer:
     return {"did": did, "key": short_key(key), "peers": sorted(names)}
 
 
-# ---- whom the owner means ----------------------------------------------------------------------------------
-
-
-def waiting(hub: HubState) -> set[Named]:
-    return {(asking.name, key_of(conn)) for conn, asking in hub.admission.asking.items()}
-
-
-def with_standing(hub: HubState, standing: Standing) -> set[Named]:
-    return {(k.name, k.key) for k in hub.admission.known.values() if k.standing == standing.value}
-
-
 def key_of_one(what: str, word: str, *groups: set[Named]) -> str:
-    """The key that the owner means by a short key, or by a name: the first group that has it decides."""
+    """Find the key that a short key or a name means; of a name, the first group that has it decides."""
     keys = {key for group in groups for _, key in group if short_key(key) == word}
     for group in groups:
         keys = keys or {key for name, key in group if name == word}
     if not keys:
-        raise Nobody(f"no {what} is called {word!r}")
+        raise UnknownPeer(f"no {what} is called {word!r}")
     if len(keys) > 1:
-        raise Nobody(f"several are called {word!r}; say which key: {', '.join(sorted(map(short_key, keys)))}")
+        choices = ", ".join(sorted(map(short_key, keys)))
+        raise UnknownPeer(f"several are called {word!r}; say which key: {choices}")
     return keys.pop()
 
 
-# ---- the list ----------------------------------------------------------------------------------------------
-
-
-def listed(hub: HubState, now: float) -> list[dict[str, Any]]:
-    """Everybody the hub knows: those who are here, who wait, who were here, who are banned."""
-    sessions = sorted(hub.members.sessions.values(), key=lambda s: s.name)
-    rows = [row_of(hub, session, now) for session in sessions]
-    for conn, asking in hub.admission.asking.items():
-        rows.append(row(asking.name, key_of(conn), "wants in", asking.hello.hardware, now - asking.since))
-    present = {session.key for session in sessions}
-    for known in sorted(hub.admission.known.values(), key=lambda k: (k.name, k.key)):
-        if known.standing == Standing.BANNED.value:
-            rows.append(
-                row(known.name, known.key, "banned") | {"strikes": known.strikes, "reason": known.reason}
-            )
-        elif known.name and known.key not in present:
-            why = {"strikes": known.strikes, "reason": hub.members.gone.get(known.name, "")}
-            rows.append(row(known.name, known.key, "gone") | why)
-    return rows
-
-
-def row_of(hub: HubState, s: Session, now: float) -> dict[str, Any]:
-    traffic = hub.members.traffic.get(s.id, Traffic())
-    known = hub.admission.known.get(s.key)
-    moved = {"strikes": known.strikes if known else 0, "up_bytes": traffic.up, "down_bytes": traffic.down}
-    state = WORDS[s.state.value] if s.conn else "lost"
-    return row(s.name, s.key, state, s.hardware, now - s.since) | moved
-
-
-def row(name: str, key: str, state: str, gpu: str = "", since_s: float | None = None) -> dict[str, Any]:
+def row(name: str, key: str, state: str, gpu: str = "", since_s: float | None = None) -> Answer:
     since = None if since_s is None else round(since_s, 1)
     none = {"strikes": 0, "up_bytes": 0, "down_bytes": 0, "reason": ""}
     return {"name": name, "key": short_key(key), "gpu": gpu, "state": state, "since_s": since} | none

@@ -1,172 +1,139 @@
-"""What the hub answers to a connection that is no session, or not yet: greetings, and questions."""
+"""Handshakes: Hello begins a session, Resume continues it on another connection, Ready reports its state."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from transport import actions as do
+from transport.actions import Outbox
 from transport.membership import (
     CATCHING_UP,
     Act,
+    Admission,
     Kind,
+    Roster,
     Session,
     Standing,
     State,
     differences,
     refusal,
-    same,
-    wrong_run,
-    wrong_token,
 )
-from transport.protocol import (
-    PROTOCOL,
-    AskStatus,
-    AskStop,
-    Hello,
-    Over,
-    Ready,
-    Refused,
-    Resume,
-    Status,
-    Welcome,
-    events,
-)
-from transport.scheduling import Phase
+from transport.protocol import PROTOCOL, Hello, Ready, Refused, Resume, RunSettings, Welcome, events
+from transport.scheduling import Phase, Rounds
 from transport.wire import key_of, origin_of
-
-from .final_evaluation import announce_part
-from .run_status import status_text
-
-if TYPE_CHECKING:
-    from .hub_state import HubState
 
 REPLACED = "another hub of this run has been started since"
 
 
-Greeting = Hello | Resume | AskStatus | AskStop
+class Handshake:
+    """Answers to connections without a session. `term` counts the starts of this run's hub."""
 
+    def __init__(
+        self,
+        settings: RunSettings,
+        out: Outbox,
+        members: Roster,
+        admission: Admission,
+        rounds: Rounds,
+        term: int,
+    ) -> None:
+        self.settings, self._out, self._members = settings, out, members
+        self._admission, self._rounds, self._term = admission, rounds, term
+        self.replaced = False  # peers have met a hub of a later term
 
-def greet(hub: HubState, conn: bytes, message: Greeting, now: float) -> None:
-    if message.run != hub.settings.run:
-        hub.out.send(conn, wrong_run(message.run))
-    elif isinstance(message, Hello | Resume) and hub.admission.standing(key_of(conn)) is Standing.BANNED:
-        hub.out.send(conn, Refused("kicked", hub.admission.known[key_of(conn)].reason))
-    elif isinstance(message, Hello):
-        hello(hub, conn, message, now)
-    elif isinstance(message, Resume):
-        resume(hub, conn, message, now)
-    elif isinstance(message, AskStatus):
-        known = same(message.token, hub.token)
-        hub.out.send(conn, Status(status_text(hub, now, message.recipe)) if known else wrong_token())
-    elif not same(message.secret, hub.stop_secret):
-        hub.out.send(conn, Refused("token", "only the owner of the run can stop it"))
-    else:
-        hub.out.send(conn, Over("stopping", hub.finished))
-        how = "paused" if message.pause else "stopped"
-        hub.end_by(f"{how} by its owner", now, at_once=message.now, pause=message.pause)
+    def hello(self, conn: bytes, m: Hello, now: float, *, approved: bool = False) -> None:
+        """Begin a session, let the connection wait for approval, or refuse it."""
+        if self._refuse_banned(conn):
+            return
+        key = key_of(conn)
+        standing, others = self._admission.standing(key), self._members.others(m.name, key)
+        token = None if standing is Standing.MEMBER else self._admission.token
+        refused = refusal(m, self.settings, token, over=self._rounds.ending, peers=others)
+        if refused is not None:
+            self._out.send(conn, refused)
+        elif not approved and not self._admission.in_turn(conn, now):
+            self._members.refused += 1
+        elif standing is not Standing.MEMBER and self.settings.join == "approve":
+            self._admission.ask(conn, m, now)
+        elif not self._members.make_room(origin_of(conn)):
+            self._out.send(conn, Refused("full", f"{CATCHING_UP} others are catching up: try again later"))
+        else:
+            self._begin(conn, m, now)
 
+    def _begin(self, conn: bytes, m: Hello, now: float) -> None:
+        session = self._members.begin(conn, m, now)
+        self._admission.move(session.key, Act.ADMITTED, session.name)
+        self._welcome(session, resumed=False)
+        self._dial(session)
+        origin = session.origin.replace("-", ".")  # wire.origin_of has no dots
+        self._out.tell(events.PeerJoined(0.0, session.name, session.hardware, self._rounds.round, origin))
 
-def hello(hub: HubState, conn: bytes, m: Hello, now: float, *, approved: bool = False) -> None:
-    key = key_of(conn)
-    standing, others = hub.admission.standing(key), hub.members.others(m.name, key)
-    token = None if standing is Standing.MEMBER else hub.token
-    refused = refusal(m, hub.settings, token, over=hub.ending, peers=others)
-    if refused is not None:
-        hub.out.send(conn, refused)
-    elif not approved and not hub.admission.in_turn(conn, now):
-        hub.members.refused += 1
-    elif standing is not Standing.MEMBER and hub.settings.join == "approve":
-        hub.admission.ask(conn, m, now)
-    elif not hub.members.make_room(origin_of(conn)):
-        hub.out.send(conn, Refused("full", f"{CATCHING_UP} others are catching up: try again later"))
-    else:
-        begin(hub, conn, m, now)
+    def resume(self, conn: bytes, m: Resume, now: float) -> None:
+        """Give a session its new connection, and say again everything that the peer may have missed."""
+        session, rounds = self._members.get(m.session), self._rounds
+        if self._refuse_banned(conn):
+            return
+        if m.term > self._term:
+            member = (
+                self._admission.standing(key_of(conn)) is Standing.MEMBER
+            )  # a stranger may claim anything
+            if member and not self.replaced:
+                self.replaced = True
+                told = f"{REPLACED} (term {m.term}, this one is of term {self._term}): stop this one"
+                self._out.warn(told, m.name)
+            self._out.send(conn, Refused("term", REPLACED))
+        elif rounds.phase is Phase.ENDED:
+            self._out.send(conn, rounds.over)
+        elif session is None or (session.name, session.key) != (m.name, key_of(conn)):
+            self._out.send(conn, Refused("session", "the hub does not know this session any more"))
+        elif not rounds.can_repeat(m.waiting):
+            session.conn = conn
+            self._members.kick(session, "session", f"away since round {m.waiting}")
+        else:
+            if session.awaited:
+                session.address, session.can_aggregate = m.address, m.owns and not m.address
+                self._dial(session)
+            self._members.back(session, conn, now, ready=m.ready)
+            rounds.revoke_unheard(session, m.holds)
+            self._welcome(session, resumed=True)
+            rounds.repeat(session, m.waiting)
 
+    def ready(self, session: Session, m: Ready, now: float) -> None:
+        """Accept a peer that holds x' of a round, if that is the run's x', made from the run's files."""
+        joining = session.state is State.JOINING
+        if differ := differences(m.holds, self.settings.holds):
+            self._members.kick(session, "state", differ)
+        elif m.round > self._rounds.round or self._rounds.history.differs(m.round, m.fingerprint):
+            self._members.kick_other_state(session, m.round)
+        elif self._members.move(session, Kind.READY) and joining:
+            session.claims = (m.round, m.fingerprint)
+            self._out.tell(events.PeerReady(0.0, session.name, m.round, now - session.since))
 
-def begin(hub: HubState, conn: bytes, m: Hello, now: float) -> None:
-    session = hub.members.begin(conn, m, now)
-    hub.admission.move(session.key, Act.LET_IN, session.name)
-    welcome(hub, session, resumed=False)
-    look_for_door(hub, session)
-    origin = session.origin.replace("-", ".")  # wire.origin_of has no dots
-    hub.out.tell(events.PeerJoined(0.0, session.name, session.hardware, hub.round, origin))
+    def _refuse_banned(self, conn: bytes) -> bool:
+        banned = self._admission.standing(key_of(conn)) is Standing.BANNED
+        if banned:
+            self._out.send(conn, Refused("kicked", self._admission.known[key_of(conn)].reason))
+        return banned
 
+    def _dial(self, session: Session) -> None:
+        """Check that others can reach the peer's shard server before it aggregates anything."""
+        if session.address and self.settings.owners == "peers":
+            session.dialled = True
+            self._out.add(do.Reach(session.id, session.address, session.key))
 
-def resume(hub: HubState, conn: bytes, m: Resume, now: float) -> None:
-    """Everything that the peer may have missed is said again."""
-    session, commits = hub.members.get(m.session), hub.history.commits
-    if m.term > hub.term:
-        member = hub.admission.standing(key_of(conn)) is Standing.MEMBER  # a stranger may say anything
-        if member and not hub.replaced:
-            hub.replaced = True
-            hub.out.warn(f"{REPLACED} (term {m.term}, this one is of term {hub.term}): stop this one", m.name)
-        hub.out.send(conn, Refused("term", REPLACED))
-    elif hub.phase is Phase.ENDED:
-        hub.out.send(conn, Over(hub.reason, hub.finished, hub.resumable))
-    elif session is None or (session.name, session.key) != (m.name, key_of(conn)):
-        hub.out.send(conn, Refused("session", "the hub does not know this session any more"))
-    elif 0 <= m.waiting < hub.round and m.waiting not in commits:
-        session.conn = conn
-        hub.members.kick(session, "session", f"away since round {m.waiting}")
-    else:
-        if session.awaited:
-            session.address, session.owns = m.address, m.owns and not m.address
-            look_for_door(hub, session)
-        hub.members.back(session, conn, now, ready=m.ready)
-        give_back_unheard(hub, session, m.holds)
-        welcome(hub, session, resumed=True)
-        if m.waiting in commits:
-            hub.out.send(conn, commits[m.waiting])
-        if hub.phase is Phase.OPEN and hub.exchange is not None and session.id in hub.exchange.members:
-            hub.announce(session, hub.exchange)
-        elif hub.phase is Phase.CLOSED and hub.exchange is not None and session.id in hub.exchange.closes:
-            hub.out.send(conn, hub.exchange.closes[session.id])
-        elif hub.phase is Phase.FINAL:
-            announce_part(hub, session)
-
-
-def look_for_door(hub: HubState, session: Session) -> None:
-    """Whoever says that others can reach it is dialled before it owns anything."""
-    if session.address and hub.settings.owners == "peers":
-        session.looked_for = True
-        hub.out.add(do.Reach(session.id, session.address, session.key))
-
-
-def said_ready(hub: HubState, session: Session, m: Ready, now: float) -> None:
-    """A peer holds x' of a round. Is it the run's x', made from the run's files?"""
-    joining = session.state is State.JOINING
-    if differ := differences(m.holds, hub.settings.holds):
-        hub.members.kick(session, "state", differ)
-    elif m.round > hub.round or hub.history.differs(m.round, m.fingerprint):
-        hub.members.kick_other_state(session, m.round)
-    elif hub.members.move(session, Kind.READY) and joining:
-        session.claims = (m.round, m.fingerprint)
-        hub.out.tell(events.PeerReady(0.0, session.name, m.round, now - session.since))
-
-
-def give_back_unheard(hub: HubState, session: Session, holds: list[int]) -> None:
-    """A peer is back. Leases it never heard of return to the pool; that of the open round it is told."""
-    ex = hub.exchange
-    current = {ex.round} if ex is not None and session.id in ex.members else set()
-    for lease in set(hub.leases.held(session.id)) - set(holds) - current:
-        hub.give_back(session.id, lease)
-
-
-def welcome(hub: HubState, session: Session, *, resumed: bool) -> None:
-    s = hub.settings
-    message = Welcome(
-        protocol=PROTOCOL,
-        run=s.run,
-        name=session.name,
-        session=session.id,
-        recipe=s.recipe,
-        recipe_hash=s.recipe_hash,
-        base=list(s.base),
-        round=hub.round,
-        ping_s=s.ping_s,
-        resumed=resumed,
-        term=hub.term,
-        log_bytes=hub.history.log_bytes,
-        snapshots=hub.history.snapshots,
-    )
-    hub.out.send(session.conn, message)
+    def _welcome(self, session: Session, *, resumed: bool) -> None:
+        s, history = self.settings, self._rounds.history
+        message = Welcome(
+            protocol=PROTOCOL,
+            run=s.run,
+            name=session.name,
+            session=session.id,
+            recipe=s.recipe,
+            recipe_hash=s.recipe_hash,
+            base=list(s.base),
+            round=self._rounds.round,
+            ping_s=s.ping_s,
+            resumed=resumed,
+            term=self._term,
+            log_bytes=history.log_bytes,
+            snapshots=history.snapshots,
+        )
+        self._out.send(session.conn, message)

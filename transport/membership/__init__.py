@@ -1,7 +1,7 @@
 """Peers of a run: admission, sessions, liveness."""
 
 from .admission import NEXT, STRIKES, Act, Admission, Standing
-from .roster import AWAKE_S, CATCHING_UP, Members, Outbox
+from .roster import AWAKE_S, CATCHING_UP, Roster
 from .sessions import (
     Kind,
     Session,
@@ -22,8 +22,7 @@ __all__ = [
     "Act",
     "Admission",
     "Kind",
-    "Members",
-    "Outbox",
+    "Roster",
     "Session",
     "Standing",
     "State",

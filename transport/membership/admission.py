@@ -1,8 +1,8 @@
-"""Who may begin a session: what the hub knows of each key, and who waits for the owner's yes.
+"""Admission of keys: the standing of each one, and connections that wait for the host's approval.
 
-A key that was let in stays a member: it comes back without being asked again, whatever became of the token.
-Members and bans are in the ledger. Those who wait are in memory alone, at most MOST of them, and are given
-nothing: no session, so no file, no lease, no packet.
+An admitted key stays a member: it comes back without being asked again, whatever became of the token.
+Members and bans are in the ledger. Waiting connections are in memory alone, at most MOST of them. They get
+no session, so no file, no lease, no packet.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from transport import actions as do
+from transport.actions import Outbox
 from transport.ledger import KnownPeer
 from transport.protocol import (
     Hello,
@@ -27,18 +28,17 @@ from transport.protocol import (
 )
 from transport.wire import TokenBuckets, key_of, origin_of
 
-from .roster import Outbox
-from .sessions import clean_name
+from .sessions import clean_name, wrong_token
 
 MOST = 16  # connections that wait at once
 PATIENCE_S = 3600.0  # that one of them waits
-# A session costs the ledger three writes. 256 peers of one house may come back at once; after them, a second:
-GREETINGS, GREETINGS_S = 256.0, 4.0  # of one origin
-STRIKES = 3  # unusable packets of a key before it is out
+# A session costs the ledger three writes. 256 peers of one network may come back at once, then 4 a second.
+HELLOS, HELLOS_S = 256.0, 4.0  # of one origin
+STRIKES = 3  # unusable packets of a key before it is banned
 
 
 class Standing(Enum):
-    """How a key stands with the run."""
+    """Standing of a key."""
 
     STRANGER = "stranger"
     WAITING = "waiting"
@@ -47,26 +47,26 @@ class Standing(Enum):
 
 
 class Act(Enum):
-    """What can happen to a key."""
+    """Events that change the standing of a key."""
 
-    LET_IN = "shows the token, and no more is asked"
-    ASKS = "shows the token, and the owner is to say yes"
-    YES = "the owner says yes"
+    ADMITTED = "shows the token, which is enough"
+    ASKS = "shows the token, and the host must approve it"
+    APPROVED = "the host approves it"
     GONE = "hangs up, or has waited for too long"
-    KICKED = "the owner sends it away"
-    BANNED = "the owner bans it"
+    KICKED = "the host kicks it"
+    BANNED = "the host bans it"
     STRUCK_OUT = "sends its third packet that cannot be used"
-    UNBANNED = "the owner lifts the ban"
+    UNBANNED = "the host lifts the ban"
 
 
 NEXT: dict[Standing, dict[Act, Standing]] = {
     Standing.STRANGER: {
-        Act.LET_IN: Standing.MEMBER,
+        Act.ADMITTED: Standing.MEMBER,
         Act.ASKS: Standing.WAITING,
         Act.BANNED: Standing.BANNED,
     },
     Standing.WAITING: {
-        Act.YES: Standing.MEMBER,
+        Act.APPROVED: Standing.MEMBER,
         Act.GONE: Standing.STRANGER,
         Act.KICKED: Standing.STRANGER,
         Act.BANNED: Standing.BANNED,
@@ -82,7 +82,7 @@ NEXT: dict[Standing, dict[Act, Standing]] = {
 
 @dataclass
 class Asking:
-    """A connection that waits for the owner's yes."""
+    """A connection that waits for the host's approval."""
 
     hello: Hello
     since: float
@@ -95,13 +95,13 @@ class Asking:
 
 
 class Admission:
-    """The standing of every key."""
+    """Standing of every key, and the join token that strangers need."""
 
-    def __init__(self, settings: RunSettings, out: Outbox, known: Iterable[KnownPeer]) -> None:
-        self.settings, self._out = settings, out
+    def __init__(self, settings: RunSettings, out: Outbox, token: str, known: Iterable[KnownPeer]) -> None:
+        self.settings, self._out, self.token = settings, out, token
         self.known = {k.key: k for k in known}  # members and the banned
         self.asking: dict[bytes, Asking] = {}  # by connection
-        self._greetings = TokenBuckets(GREETINGS_S, GREETINGS)
+        self._hellos = TokenBuckets(HELLOS_S, HELLOS)
         if settings.own_key and settings.own_key not in self.known:
             self.known[settings.own_key] = KnownPeer(settings.own_key, "", Standing.MEMBER.value)
 
@@ -111,11 +111,11 @@ class Admission:
         return Standing.WAITING if self.waiting(key) else Standing.STRANGER
 
     def waiting(self, key: str) -> list[bytes]:
-        """The connections of this key that wait."""
+        """Return the connections of this key that wait."""
         return [conn for conn in self.asking if key_of(conn) == key]
 
     def move(self, key: str, act: Act, name: str = "", reason: str = "") -> bool:
-        """Follow the table; False where it has no such arrow."""
+        """Follow the transition table; False where it has no such arrow."""
         before = self.standing(key)
         after = NEXT[before].get(act)
         if after is None:
@@ -123,44 +123,45 @@ class Admission:
         if after in (Standing.MEMBER, Standing.BANNED):
             old = self.known.get(key, KnownPeer(key, "", after.value))
             self.known[key] = replace(old, name=name or old.name, standing=after.value, reason=reason)
-            self._out.add(do.Stand(self.known[key]))
+            self._out.add(do.RecordStanding(self.known[key]))
         elif key in self.known:
             del self.known[key]
-            self._out.add(do.Stand(KnownPeer(key, name, after.value)))
+            self._out.add(do.RecordStanding(KnownPeer(key, name, after.value)))
         return True
 
     def strike(self, key: str, name: str, reason: str) -> bool:
-        """A member's packet could not be used. Is it out? Another session is no new beginning."""
-        if self.standing(key) is not Standing.MEMBER:  # it was sent away meanwhile
+        """Count an unusable packet against a member, over all sessions. Returns whether it is banned now."""
+        if self.standing(key) is not Standing.MEMBER:  # it was kicked meanwhile
             return False
         self.known[key] = known = replace(self.known[key], strikes=self.known[key].strikes + 1)
         if known.strikes >= STRIKES:
             why = f"{known.strikes} unusable packets, the last: {reason}"
             return self.move(key, Act.STRUCK_OUT, name, why)
-        self._out.add(do.Stand(known))
+        self._out.add(do.RecordStanding(known))
         return False
 
     def in_turn(self, conn: bytes, now: float) -> bool:
-        """May this greeting begin a session now? If not it is not answered: a peer that hears nothing dials
-        again after 5 s."""
-        return self._greetings.take(origin_of(conn), now)
+        """Rate-limit Hellos by origin. An excess one gets no answer: its peer dials again after 5 s."""
+        return self._hellos.take(origin_of(conn), now)
 
-    # ---- those who wait ------------------------------------------------------------------------------------
+    # ---- waiting connections -------------------------------------------------------------------------------
 
     def ask(self, conn: bytes, m: Hello, now: float) -> None:
-        """Somebody with the token is here; the owner is told, once a key."""
+        """Let a connection that has the token wait for approval; the host is told, once a key."""
         key = key_of(conn)
         if conn not in self.asking and len(self.asking) >= MOST:
-            self._out.send(conn, Refused("full", f"{MOST} others wait for the owner's yes: try again later"))
+            self._out.send(
+                conn, Refused("full", f"{MOST} others wait for the host's approval: try again later")
+            )
             return
         if self.move(key, Act.ASKS):
             self._out.tell(events.PeerAsks(0.0, clean_name(m.name), m.hardware, short_key(key)))
         self.asking[conn] = Asking(m, now, now, now)
-        said = f"waiting for the owner's yes, as {self.asking[conn].name}, key {short_key(key)}"
-        self._out.send(conn, Wait(said))
+        name = self.asking[conn].name
+        self._out.send(conn, Wait(f"waiting for the host's approval, as {name}, key {short_key(key)}"))
 
     def heard(self, conn: bytes, message: Message, now: float) -> bool:
-        """Is it one who waits that said this? It is there, or says goodbye; all else means nothing yet."""
+        """Take a message of a waiting connection: only Leave means something yet. False: it does not wait."""
         if conn not in self.asking:
             return False
         self.asking[conn].seen = now
@@ -169,8 +170,13 @@ class Admission:
             self.gone(conn)
         return True
 
+    def rotate(self, token: str) -> None:
+        """Require this token from newcomers; those that wait came with the old one."""
+        self.token = token
+        self.dismiss(self.asking, wrong_token())
+
     def gone(self, conn: bytes) -> None:
-        """This connection waits no more."""
+        """Drop a waiting connection."""
         key = key_of(conn)
         if conn in self.asking:
             if self.waiting(key) == [conn]:
@@ -178,17 +184,20 @@ class Admission:
             del self.asking[conn]
 
     def dismiss(self, conns: Iterable[bytes], refused: Refused) -> None:
-        """Tell these that they wait in vain."""
+        """Refuse these waiting connections."""
         for conn in list(conns):
             self._out.send(conn, refused)
             self.gone(conn)
 
     def tick(self, now: float, asleep: float) -> None:
+        """Ping waiting connections and drop silent ones. The hub was suspended for `asleep` seconds."""
         for conn, asking in list(self.asking.items()):
             asking.since += asleep
             asking.seen += asleep
             if now >= asking.since + PATIENCE_S:
-                self.dismiss([conn], Refused("approval", "the run's owner has not said yes within an hour"))
+                self.dismiss(
+                    [conn], Refused("approval", "the run's host has not approved this peer within an hour")
+                )
             elif now >= asking.seen + self.settings.peer_timeout:
                 self.gone(conn)
             elif now >= asking.pinged + self.settings.ping_s:
@@ -196,7 +205,7 @@ class Admission:
                 self._out.send(conn, Ping(now))
 
     def deadline(self) -> float:
-        """When `tick` has something to do. inf: never."""
+        """Return when `tick` has something to do. inf: never."""
         s = self.settings
         times = [min(a.since + PATIENCE_S, a.seen + s.peer_timeout) for a in self.asking.values()]
         return min([*times, *(a.pinged + s.ping_s for a in self.asking.values())], default=float("inf"))

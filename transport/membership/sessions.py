@@ -1,4 +1,4 @@
-"""One peer's stay, and the table of what can happen to it."""
+"""One peer's session, its transition table, and the checks of its handshake."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from enum import Enum
 
 from transport.protocol import VERSIONS, Hello, Refused, RunSettings, versions
 
-CALLED = {"base": "base weights"}  # for people; other things go by their own name
+CALLED = {"base": "base weights"}  # names for people, where they differ
 SHOWN = 12  # of a hash
 
 
 class State(Enum):
-    """Where a session stands."""
+    """States of a session."""
 
     JOINING = "joining"  # fetches and catches up
     READY = "ready"  # member of the next round that opens
@@ -26,7 +26,7 @@ class State(Enum):
 
 
 class Kind(Enum):
-    """What can happen to a session."""
+    """Events that move a session to another state."""
 
     READY = "says it is ready"
     OPENED = "a round opened with it"
@@ -34,7 +34,7 @@ class Kind(Enum):
     CLOSED = "the round closed"
     PARTED = "the round closed, and its lease spans the next ones"
     LATE = "reports on a round that is closed"
-    LEAVING = "begins to hand over what it leaves"  # no round waits for it any more
+    LEAVING = "begins its handoff"  # no round waits for it any more
     BACK = "is back on another connection"  # a late report may have been lost with the old one
 
 
@@ -55,10 +55,10 @@ NEXT: dict[State, dict[Kind, State]] = {
 
 @dataclass
 class Session:
-    """One peer's stay. Its connection may be lost in any state; it comes back within `grace`, or is gone."""
+    """One peer's session. Its connection may be lost in any state; it resumes within `grace`, or ends."""
 
     id: str  # the secret the peer shows when it comes back
-    key: str  # its CURVE key: who it is. None but its owner can come back as this session
+    key: str  # its CURVE key, which is its identity: only its holder can resume this session
     name: str
     hardware: str
     conn: bytes | None  # control connection; None: lost
@@ -72,26 +72,26 @@ class Session:
     owes: float | None = None  # since when it owes something; None: nothing
     claims: tuple[int, int] | None = None  # (round, fingerprint) of its Ready, until it is compared
     rtt: float | None = None  # seconds
-    origin: str = ""  # where it comes from (wire.origin_of)
-    accepted: int = 0  # packets that were
+    origin: str = ""  # network address (wire.origin_of)
+    accepted: int = 0  # packets
     left_out: int = 0  # rounds that were committed without its packet, though it was a member
     tokens: int = 0  # trained tokens counted
     compute_s: float = 0.0  # of the last step of each round whose packet was accepted, summed
     wait_s: float = 0.0  # that its device then waited for the exchange
     fits: int = 0  # bytes of an aggregate that it can fetch beside its compute; 0: not known
     share: float | None = None  # of the mean of the last round its packet was in; None: of none yet
-    legacy: int = 0  # bytes of its residual that it has handed over
-    owns: bool = False  # it can own shards
-    address: str = ""  # where other members reach it
-    looked_for: bool = False  # its door is being dialled
-    rests: int = 0  # the round from which it may own again: nothing came of it before
-    owned: set[int] = field(default_factory=set)  # shards that it owned, and has not handed over
-    handing: bool = False  # what it hands over is being looked at
-    trials: int = 0  # of its line
+    handoff: int = 0  # bytes of its residual that it has handed over
+    can_aggregate: bool = False
+    address: str = ""  # where other members reach its shard server
+    dialled: bool = False  # that address is being tried
+    rests: int = 0  # the round from which it may aggregate again, after it failed
+    aggregated: set[int] = field(default_factory=set)  # shards whose error feedback it may still hand over
+    handing_over: bool = False  # its error feedback is being checked
+    trials: int = 0  # uploads that measured its line
 
 
 def refusal(m: Hello, settings: RunSettings, token: str | None, *, over: bool, peers: int) -> Refused | None:
-    """Why this greeting gets no session; None: it does. `token`: None where a known key needs none."""
+    """Return why this Hello gets no session, or None. `token`: None where a known key needs none."""
     if m.protocol not in VERSIONS:
         return wrong_version(m.protocol)
     if m.run != settings.run:
@@ -108,8 +108,7 @@ def refusal(m: Hello, settings: RunSettings, token: str | None, *, over: bool, p
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
-    """What a peer has otherwise than the run, both sides named; empty: nothing. What it does not name is not
-    compared."""
+    """Describe where a peer differs from the run; empty: nowhere. Only what the peer names is compared."""
     return "; ".join(
         f"{CALLED.get(what, what)}: you have {theirs[what][:SHOWN]}, the run has {want[:SHOWN]}"
         for what, want in sorted(ours.items())
@@ -118,12 +117,12 @@ def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
 
 
 def wrong_version(protocol: int) -> Refused:
-    update = "update cocktail" if protocol < max(VERSIONS) else "ask the run's owner to update cocktail"
+    update = "update cocktail" if protocol < max(VERSIONS) else "ask the run's host to update cocktail"
     return Refused("protocol", f"you speak protocol {protocol}, this run needs {versions()}: {update}")
 
 
 def wrong_run(run: str) -> Refused:
-    """Not which run there is: whoever knows no more than the hub's key can ask."""
+    """Refuse without naming the run that is here: anyone with the hub's key can ask."""
     return Refused("run", f"no run {run!r} here")
 
 
@@ -132,12 +131,12 @@ def wrong_token() -> Refused:
 
 
 def same(a: str, b: str) -> bool:
-    """Are two secrets equal, in a time that tells nothing."""
+    """Compare two secrets in constant time."""
     return hmac.compare_digest(a.encode(), b.encode())
 
 
 def clean_name(name: str) -> str:
-    """A name that is safe to print, to sort by and to put into a file name."""
+    """Make a name safe to print, to sort by and to use in a file name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:40].strip("-.") or "peer"
 
 

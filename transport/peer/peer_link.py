@@ -132,7 +132,7 @@ class PeerLink:
 
     def connect(self, timeout: float = 0.0, greeting_s: float = GREETING_S) -> Welcome:
         """Dial, greet, be welcomed. While the hub is unreachable go on dialling for `timeout` seconds; where
-        the run's owner is asked first, wait for the answer.
+        the run's host is asked first, wait for the answer.
 
         Raises Unreachable, which says what failed, RefusedByHub, Leaving.
         """
@@ -142,7 +142,7 @@ class PeerLink:
             self._wait("the hub's welcome", lambda: bool(self._state.waits or self._state.welcome), greeted)
             if self._state.welcome is None:
                 self._told(self._state.waits)
-                self._wait("the owner's yes", lambda: self._state.welcome is not None, None)
+                self._wait("the host's approval", lambda: self._state.welcome is not None, None)
         except TransportError:
             self.close()
             raise

@@ -30,7 +30,7 @@ class PeerJoined(Event):
 
 @dataclass(frozen=True)
 class PeerAsks(Event):
-    """Somebody with the token waits for the owner's yes."""
+    """Somebody with the token waits for the host's approval."""
 
     peer: str
     hardware: str
@@ -121,6 +121,6 @@ class Warned(Event):
 class RunEnded(Event):
     finished: bool  # True: every sample was counted
     reason: str
-    exit_code: int  # 0 finished or stopped by its owner, PAUSED, 7 too few peers, 1 a bug, 8 disk full
+    exit_code: int  # 0 finished or stopped by its host, PAUSED, 7 too few peers, 1 a bug, 8 disk full
     rounds: int
     counted: int

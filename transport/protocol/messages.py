@@ -230,7 +230,7 @@ class Refused(Message, frozen=True):
 
 
 class Wait(Message, frozen=True):
-    """No session yet: the run's owner is asked. Welcome or Refused follows; until then Ping and Pong."""
+    """No session yet: the run's host is asked. Welcome or Refused follows; until then Ping and Pong."""
 
     reason: str  # for the user
 

@@ -26,7 +26,7 @@ class RunSettings:
     eval_every: int = 0  # steps; 0: only at the beginning and the end
     versions: dict[str, str] = field(default_factory=dict)  # a peer that names another one is refused
     holds: dict[str, str] = field(default_factory=dict)  # the same, of what it says with Ready: hashes
-    join: str = "token"  # "approve": the owner says yes to each newcomer, beside the token
+    join: str = "token"  # "approve": the host approves each newcomer, beside the token
     own_key: str = ""  # of the owner's own peers, which need no yes
     min_peers: int = 1
     first_peers: int = 1  # the first round waits for so many, but no longer than `first_s`

@@ -1,20 +1,18 @@
-"""Rounds: leases of samples, shares of the batch, deadlines, evaluations."""
+"""Rounds of a run: leases of samples, shares of the batch, straggler deadline, evaluations, history."""
 
-from .evaluation import Evaluations, Part
+from .exchange import Exchange, row_of
 from .leases import Leases
-from .load_balancer import Speeds
-from .rounds import PHASES, Exchange, Phase, owner_called, row_of
-from .straggler_deadline import Pace
+from .round_history import Curve, RoundHistory
+from .rounds import PHASES, Phase, Progress, Rounds
 
 __all__ = [
     "PHASES",
-    "Evaluations",
+    "Curve",
     "Exchange",
     "Leases",
-    "Pace",
-    "Part",
     "Phase",
-    "Speeds",
-    "owner_called",
+    "Progress",
+    "RoundHistory",
+    "Rounds",
     "row_of",
 ]

@@ -39,8 +39,8 @@ class Portion:
     spans: int = 1  # rounds that it is to last
 
 
-class Speeds:
-    """Of the sessions of a run, in samples a second."""
+class LoadBalancer:
+    """Shares of the global batch, from each session's measured speed in samples a second."""
 
     def __init__(self) -> None:
         self._times: dict[str, deque[float]] = {}

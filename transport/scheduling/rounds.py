@@ -1,23 +1,56 @@
-"""The life of a round, and the table of a run's phases."""
+"""The rounds of a run, from the first to the final evaluation.
+
+    WAITING -> OPENING   min_peers are ready: samples are leased and written to the ledger first
+    OPENING -> OPEN      the members are told
+    OPEN -> CLOSED       all expected updates are here, or the straggler deadline has passed and one is
+    CLOSED -> WAITING    aggregated, durable, announced; the next round opens at once
+    OPEN -> WAITING      no member is left, or no packet can be used: the round is opened again
+    WAITING -> FINAL     every sample is counted
+    FINAL -> ENDED       the result is evaluated
+
+Methods put the actions that they cause into the outbox. Afterwards the hub calls `progress(now)`, which takes
+every step that needs no further input.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import Enum
-
-from msgspec.structs import replace
+from typing import Protocol
 
 from transport import actions as do
-from transport.ledger import RoundRow
-from transport.protocol import AggregatorInfo, Close, HandoffOffer, Report, Round, events
+from transport.actions import Outbox
+from transport.ledger import Recovered
+from transport.membership import Admission, Kind, Roster, Session, State
+from transport.protocol import (
+    Evaluated,
+    Over,
+    Report,
+    Round,
+    RunSettings,
+    SampleRanges,
+    count_samples,
+    events,
+)
 
-from .evaluation import Evaluation
+from .evaluation import Evaluations, Part
+from .exchange import Exchange
 from .leases import Leases
+from .load_balancer import LoadBalancer
+from .round_history import RoundHistory
+from .straggler_deadline import StragglerDeadline
+
+SHOWN = 8  # rounds named in a warning
+LOOK_S = 0.02  # seconds between two computations of the deadline: each visits every member
+STALE = 4  # rounds after which a lease that a peer's accepted updates did not deliver is leased to others
+TELL_S = 5.0  # seconds of waiting for min_peers before the host is told
+DONE = "every sample was counted"
 
 
 class Phase(Enum):
-    WAITING = "waiting"  # fewer than min_peers are ready, or those who hold the last work are not
+    """Phases of a run."""
+
+    WAITING = "waiting"  # fewer than min_peers are ready, or the holders of the last leases are not
     OPENING = "opening"  # leases are being written to the ledger
     OPEN = "open"  # members compute and upload
     CLOSED = "closed"  # being aggregated and made durable
@@ -36,137 +69,547 @@ PHASES: dict[Phase, frozenset[Phase]] = {
 }
 
 
-@dataclass
-class Exchange:
-    """The round in progress. Keyed by session: a peer that comes back anew is another one."""
+class Sharding(Protocol):
+    """Hooks of a run whose shards are aggregated by peers (transport.aggregators); star mode has none."""
 
-    round: int
+    def opens(self, ex: Exchange, ready: list[Session]) -> None:
+        """Assign the shards of a round that opens."""
+
+    def announcement(self, ex: Exchange, session: Session, message: Round) -> Round:
+        """Add the aggregators, and the keys of those that may connect to them."""
+
+    def closes(self, ex: Exchange) -> None:
+        """Choose the handoffs that the hub merges with this round."""
+
+    def committed(self, ex: Exchange, done: do.CommitDone) -> None:
+        """Rest aggregators that failed, and settle the handoffs that were merged."""
+
+    def tick(self, ex: Exchange, now: float) -> None:
+        """Give up aggregators that are gone or silent."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come, for `cocktail status`."""
+
+    state: str
     step: int
-    members: dict[str, str]  # session -> name, as it was opened
-    leased: int  # samples
-    opened: float  # a hub that was suspended moves it on
-    deadline: float  # moves with each update that comes
-    reports: dict[str, Report] = field(default_factory=dict)
-    uploads: set[str] = field(default_factory=set)  # sessions whose packet is here, whole
-    claims: dict[str, list[int]] = field(
-        default_factory=dict
-    )  # session -> rounds its arrived update delivers
-    arrived: dict[str, float] = field(default_factory=dict)  # session -> seconds after the opening
-    keys: dict[str, str] = field(default_factory=dict)  # name -> key
-    warned: bool = False  # that the deadline has passed
-    looked: tuple[int, int] = (0, 0)  # updates here and missing, when it was last seen whom to wait for
-    look_at: float = 0.0  # when to see again, if any are missing: it takes a time of each member
-    news: bool = False  # that has changed since
-    spans: dict[str, int] = field(default_factory=dict)  # session -> rounds its lease is to last, above 1
-    fits: int = 0  # bytes of an aggregate that all members can fetch beside their compute; 0: not known
-    owners: dict[str, list[int]] = field(default_factory=dict)  # session -> its shards
-    hubs: tuple[int, ...] = (0,)  # the shards of the hub
-    estates: list[HandoffOffer] = field(default_factory=list)  # what the hub is to add to its errors
-    # (owner, member) -> digest of what this one sends that one
-    held: dict[tuple[str, str], str] = field(default_factory=dict)  # at the owner, by its word
-    passed: dict[tuple[str, str], str] = field(default_factory=dict)  # here, to be fetched
-    lost: set[str] = field(
-        default_factory=set
-    )  # owners that are gone, or silent: nothing is expected of them
-    closes: dict[str, Close] = field(default_factory=dict)  # what each owner was told last
+    round: int
+    elapsed: float  # seconds since this hub started
+    remaining: int  # samples
+    rate: float  # samples a second since this hub started
 
-    def is_cut_for_us(self, report: Report) -> bool:
-        """Not for owners of the round as a hub that was killed had opened it: its member cuts again."""
-        return report.parts.keys() <= {self.members[owner] for owner in self.owners}
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(sorted(self.members.values()))
+class Rounds:
+    """State of a run's rounds. `members.on_end` must call `session_ended`."""
 
-    def message(self, session: str, steps: int, samples: int, ev: Evaluation | None) -> Round:
-        """What a member is told: its lease, and its part where this round evaluates."""
-        part = ev.part_of(session) if ev is not None and ev.round == self.round else None
-        parts = ev.parts if ev is not None and part is not None else 0
-        spans = self.spans.get(session, 1)
-        said = Round(self.round, self.step, steps, list(self.names), samples, True, part or 0, parts)
-        return replace(said, spans=spans, fits=self.fits)
-
-    def whole(self, session: str) -> bool:
-        """Is all here that this member sends? What an owner sends itself it has."""
-        others = self.owners.keys() - self.lost - {session}
-        return (not self.hubs or session in self.uploads) and all(self.there(o, session) for o in others)
-
-    def there(self, owner: str, member: str) -> bool:
-        """Can the owner have the part that this member has reported?"""
-        said, pair = self.reports[member].parts.get(self.members[owner], ""), (owner, member)
-        return said in (self.held.get(pair), self.passed.get(pair))
-
-    def parts_for(self, owner: str, peers: Iterable[str]) -> dict[str, str]:
-        """Peer -> the digest of what it has for this owner."""
-        said = {self.members[s]: self.reports[s].parts for s in self.claims}
-        return {peer: said[peer].get(self.members[owner], "") for peer in peers}
-
-    def commit(self, leases: Leases) -> do.Commit:
-        """What has arrived, to be aggregated and made durable."""
-        claims = tuple(
-            do.Claim(
-                peer=self.members[s],
-                session=s,
-                leases={r: leases.ids(s, r) or () for r in self.claims[s]},
-                loss_sum=self.reports[s].loss_sum,
-                tokens=self.reports[s].tokens,
-            )
-            for s in self.by_name
+    def __init__(
+        self,
+        settings: RunSettings,
+        out: Outbox,
+        members: Roster,
+        admission: Admission,
+        recovered: Recovered,
+        now: float,
+    ) -> None:
+        self.settings, self._out, self._members, self._admission = settings, out, members, admission
+        evaluation = recovered.evaluation
+        self.phase = Phase.WAITING
+        self.round = recovered.round  # the next one to be committed
+        self.exchange: Exchange | None = None
+        self.leases = Leases(settings.samples, recovered.counted)
+        self.history = RoundHistory(recovered)
+        self.evaluations = Evaluations(
+            settings.eval,
+            settings.eval_every,
+            evaluation.step if evaluation else -1,
+            bool(evaluation and evaluation.final),
         )
-        fingerprint = self.reports[self.by_name[0]].fingerprint
-        there = self.owners.keys() - self.lost
-        owners = {s: AggregatorInfo(self.members[s], self.owners[s]) for s in self.owners if s in there}
-        left = tuple(self.estates)
-        return do.Commit(self.round, self.step, self.names, claims, fingerprint, self.hubs, owners, left)
+        self.sharding: Sharding | None = None
+        self.over = Over("", False)  # how the run ended
+        self._deadline, self._balancer = StragglerDeadline(settings.step_timeout), LoadBalancer()
+        self._started, self._counted_at_start = now, self.leases.counted
+        self._stop_at: float | None = None  # when a stop no longer waits for the exchange
+        self._stop_reason, self._paused = "", False
+        self._waiting_since = self._ticked = self._hold_until = now
+        self._told_of_waiting = False
+        members.recall(known.key for known in recovered.peers)
+        for old in recovered.sessions:
+            self._hold_until = now + settings.recover_s
+            trained = bool(old.leases) or any(old.name in row.members for row in recovered.recent)
+            members.restore(old, now, awaited=trained)
+            for lease_round, ids in old.leases.items():
+                self.leases.restore(old.session, lease_round, ids)
+            self._deadline.recover(old.session, old.name, recovered.recent)
 
-    def told(self, accepted: list[str], done: do.CommitDone, now: float) -> events.RoundCommitted:
-        """What the hub's owner is told when it is durable; the run's own figures are to be filled in."""
-        reports = {self.members[s]: self.reports[s] for s in accepted}
-        tokens = sum(r.tokens for r in reports.values())
-        return events.RoundCommitted(
-            at=0.0,
+    # ---- messages of sessions ------------------------------------------------------------------------------
+
+    def report(self, session: Session, m: Report, now: float) -> None:
+        ex = self.open_to(session.id, m.round)
+        if ex is not None:
+            if session.id not in ex.claims and ex.has_current_parts(m):  # the newest counts
+                ex.reports[session.id], session.fits = m, m.fits
+            self.check_arrived(session, now)
+        elif m.round <= self.round:
+            self._members.move(session, Kind.LATE)
+            if not self.leases.held(session.id):
+                session.owes = None
+            if m.round in self.history.commits:
+                self._out.send(session.conn, self.history.commits[m.round])
+        else:
+            self._members.ignored += 1
+
+    def open_to(self, session: str, round: int) -> Exchange | None:
+        """Return the exchange if this round is open with this session as a member."""
+        ex = self.exchange
+        is_open = self.phase is Phase.OPEN and ex is not None and ex.round == round
+        return ex if is_open and ex is not None and session in ex.members else None
+
+    def uploaded(self, session: Session, round: int, now: float) -> None:
+        """Note that the session's packet for `round` is here, whole."""
+        ex = self.open_to(session.id, round)
+        if ex is not None:
+            session.seen = now
+            ex.uploads.add(session.id)
+            self.check_arrived(session, now)
+
+    def check_arrived(self, session: Session, now: float) -> None:
+        """Claim leases once report and packets are here, in any order: one packet for each aggregator."""
+        ex = self.exchange
+        report = ex.reports.get(session.id) if ex is not None else None
+        if ex is None or self.phase is not Phase.OPEN or report is None:
+            return
+        if session.id in ex.claims or not ex.whole(session.id):
+            return
+        claims = ex.claims[session.id] = self.leases.claim(session.id, report.delivers)
+        ex.arrived[session.id] = now - ex.opened
+        if claims:  # the reported time is that of the newest
+            samples = count_samples(self.leases.ids(session.id, claims[-1]) or ())
+            self._balancer.note(session.id, samples, report.compute_s)
+        if void := sorted(set(report.delivers) - set(claims)):
+            self._out.warn(f"claims to deliver leases it does not hold: {void[:SHOWN]}", session.name)
+        self._members.move(session, Kind.ARRIVED)
+
+    def evaluated(self, session: Session, m: Evaluated) -> None:
+        """Take one part of an evaluation."""
+        ev = self.evaluations.now
+        known = ev is not None and ev.round == m.round
+        if ev is None or not known or not ev.arrived(session.id, m.part, Part(m.loss_sum, m.tokens)):
+            self._members.ignored += 1
+            return
+        if ev.final:
+            session.owes = None
+            self._members.move(session, Kind.ARRIVED)
+            self._members.move(session, Kind.CLOSED)
+        if ev.whole:
+            self.evaluations.finish()
+            if not ev.tokens:  # a mean over nothing is no number
+                return
+            self.history.evaluated(ev.step, ev.loss)
+            self._out.add(do.RecordEvaluation(ev.round, ev.step, ev.loss, ev.tokens, ev.final))
+            self._out.tell(events.EvaluationDone(0.0, ev.round, ev.step, ev.loss, ev.tokens, ev.final))
+
+    def session_ended(self, session: Session) -> int:
+        """Forget a session. Returns how many samples it gives back."""
+        self.evaluations.lost(session.id)
+        self._deadline.forget(session.id)
+        self._balancer.forget(session.id)
+        return self.leases.revoke(session.id)
+
+    def revoke_unheard(self, session: Session, holds: list[int]) -> None:
+        """Return leases to the pool that a resumed peer never heard of, except that of the open round."""
+        ex = self.exchange
+        current = {ex.round} if ex is not None and session.id in ex.members else set()
+        for lease in set(self.leases.held(session.id)) - set(holds) - current:
+            self._give_back(session, lease)
+
+    def can_repeat(self, round: int) -> bool:
+        """Tell whether the commit of this round, that a peer waits for, is still in memory or to come."""
+        return round < 0 or round >= self.round or round in self.history.commits
+
+    def repeat(self, session: Session, waiting: int) -> None:
+        """Say again everything that a peer on a new connection may have missed; it waits for this commit."""
+        ex = self.exchange
+        if waiting in self.history.commits:
+            self._out.send(session.conn, self.history.commits[waiting])
+        if self.phase is Phase.OPEN and ex is not None and session.id in ex.members:
+            self._announce(session, ex)
+        elif self.phase is Phase.CLOSED and ex is not None and session.id in ex.closes:
+            self._out.send(session.conn, ex.closes[session.id])
+        elif self.phase is Phase.FINAL:
+            self._announce_part(session)
+
+    # ---- answers of the shell ------------------------------------------------------------------------------
+
+    def leased(self, round: int) -> None:
+        """Tell the members about the round: its leases are in the ledger."""
+        ex = self.exchange
+        if self.phase is Phase.OPENING and ex is not None and ex.round == round:
+            self._enter(Phase.OPEN)
+            steps = self.settings.steps
+            self._out.tell(events.RoundOpened(0.0, round, ex.step, steps, ex.names, ex.leased, True))
+            for session in self._members.present(ex.members):
+                self._announce(session, ex)
+
+    def committed(self, done: do.CommitDone, now: float) -> None:
+        """Finish a durable round, or open it again where no packet could be used."""
+        ex = self.exchange
+        if self.phase is not Phase.CLOSED or ex is None or ex.round != done.round:
+            return
+        accepted = [s for s in ex.by_name if ex.members[s] in done.packets]
+        self.leases.settle(ex.claims, accepted, self._members)
+        proven = {name: why for name, why in done.rejected.items() if name not in done.denied}
+        self._strike(proven, ex.keys, at_once=not accepted)
+        if self.sharding is not None:
+            self.sharding.committed(ex, done)
+        if accepted:
+            self._finish_round(ex, accepted, done, now)
+        else:
+            self._void(ex, now)
+
+    def fingerprinted(self, round: int, truth: int, now: float) -> None:
+        """Settle a disagreement about x' of the round by its true fingerprint.
+
+        A newcomer that differs never had the x' of this run, so it alone goes. One that had it and lost it is
+        a fault of the method or the machine: the run stops rather than train two models.
+        """
+        ex = self.exchange
+        if self.phase is not Phase.CLOSED or ex is None or ex.round != round:
+            return
+        wrong = [s for s in ex.by_name if ex.reports[s].fingerprint != truth]
+        if had_it := [session for session in self._members.present(wrong) if session.accepted]:
+            names = ", ".join(session.name for session in had_it)
+            self.end(f"x' of round {round} at {names} is not what the ledger says", 1)
+            return
+        for s in wrong:
+            session = self._members.get(s)
+            self.leases.refuse(s, ex.claims.pop(s), here=session is not None)
+            if session is not None:
+                self._members.kick_other_state(session, round)
+        if ex.claims:
+            self._out.add(ex.commit(self.leases))
+        else:
+            self._void(ex, now)
+
+    # ---- time ----------------------------------------------------------------------------------------------
+
+    def tick(self, now: float, asleep: float) -> None:
+        """Let time pass. For `asleep` seconds of it the hub was suspended, which counts against no peer."""
+        self._ticked = now
+        self._waiting_since += asleep
+        self._hold_until += asleep
+        ex = self.exchange
+        if ex is not None:
+            ex.opened += asleep
+            ex.deadline += asleep
+            if self.sharding is not None:
+                self.sharding.tick(ex, now)
+            if self.phase is Phase.OPEN and now >= ex.deadline and not ex.claims:
+                self._warn_overdue(ex, "closes with the first update of", now)
+
+    def deadline(self) -> float:
+        """Return when `tick` has something to do. inf: never."""
+        times = [float("inf")]
+        if self._stop_at is not None and self.phase is not Phase.ENDED:
+            times.append(self._stop_at)
+        ex = self.exchange
+        if self.phase is Phase.OPEN and ex is not None and (ex.claims or not ex.warned):
+            times.append(min(ex.deadline, ex.look_at) if ex.news else ex.deadline)
+        if self.phase in (Phase.WAITING, Phase.FINAL):
+            times.append(self._waiting_since + self.settings.start_timeout)
+            if self.round == 0 and self._ticked < self._started + self.settings.first_s:
+                times.append(self._started + self.settings.first_s)
+            if self._hold_until > self._ticked:
+                times.append(self._hold_until)
+            if not self._told_of_waiting and self._waiting_since + TELL_S > self._ticked:
+                times.append(self._waiting_since + TELL_S)
+        return min(times)
+
+    def progress(self, now: float) -> None:
+        """Take every step that needs no further input."""
+        if self.phase is Phase.ENDED:
+            return
+        idle = self.phase in (Phase.WAITING, Phase.FINAL)
+        if self._stop_at is not None and (idle or now >= self._stop_at):
+            self.end(self._stop_reason, events.PAUSED if self._paused else 0)
+        elif self.phase is Phase.WAITING:
+            self._open_or_wait(now)
+        elif self.phase is Phase.OPEN:
+            self._close_or_wait(now)
+        elif self.phase is Phase.FINAL:
+            self._finish_or_wait(now)
+
+    # ---- opening -------------------------------------------------------------------------------------------
+
+    def _open_or_wait(self, now: float) -> None:
+        ready, s = self._members.ready(), self.settings
+        if self.leases.done:
+            self.evaluations.finish()  # one of an older x' is void: the final one counts now
+            self._enter(Phase.FINAL)
+            self._waiting_since = now
+            self._finish_or_wait(now)
+        elif self._others_expected(len(ready), now):
+            return
+        elif not ready or len(ready) + self._members.apart < s.min_peers:
+            self._tell_missing(len(ready), now)
+            if now >= self._waiting_since + s.start_timeout:
+                self.end(
+                    f"{len(ready)} peers were ready, {s.min_peers} needed, for {s.start_timeout:.0f} s", 7
+                )
+        else:
+            self._waiting_since = now
+            if self.leases.free or any(self.leases.held(p.id) for p in ready):
+                self._open(ready, now)
+            # else the holders of the last samples are behind: they deliver, or lose them after lease_s
+
+    def _open(self, ready: list[Session], now: float) -> None:
+        s, free = self.settings, self.leases.free
+        step = (s.samples - free) // s.global_batch if free else s.steps
+        granted, spans = self._grant(ready)
+        here = [p for p in ready if p.id not in spans]  # members of the rounds after this one, too
+        ex = self.exchange = Exchange(
             round=self.round,
-            step=0,
-            steps=0,
-            counted=0,
-            loss=sum(r.loss_sum for r in reports.values()) / tokens if tokens else None,
-            tokens=sum(done.tokens.values()),
-            members=self.names,
-            accepted=tuple(reports),
-            fingerprint=self.reports[accepted[0]].fingerprint,
-            size=done.size,
-            packets=dict(done.packets),
-            tokens_by_peer=dict(done.tokens),
-            compute_s={name: r.compute_s for name, r in reports.items()},
-            wait_s={name: r.wait_s for name, r in reports.items()},
-            seconds=now - self.opened,
-            deadline=self.deadline - self.opened,
+            step=step,
+            members={p.id: p.name for p in ready},
+            leased=sum(count_samples(ids) for ids in granted.values()),
+            opened=now,
+            deadline=now + s.step_timeout,
+            keys={p.name: p.key for p in ready},
+            spans=spans,
+            fits=min((p.fits for p in here if p.fits), default=0),
+            hub_shards=tuple(range(s.shards)),
         )
+        if self.sharding is not None:
+            self.sharding.opens(ex, here)
+        for p in ready:
+            self._members.move(p, Kind.OPENED)
+            p.owes = now if p.owes is None else p.owes
+        if self.evaluations.due(step):
+            self.evaluations.begin(self.round, step, [p.id for p in here])
+        self._enter(Phase.OPENING)
+        self._out.add(do.Lease(self.round, granted, ex.hub_shards, len(ex.aggregators), ex.fits))
+
+    def _grant(self, ready: list[Session]) -> tuple[dict[str, SampleRanges], dict[str, int]]:
+        """Lease a global batch a local step. Returns samples by session, and the rounds that leases of more
+        than one round last."""
+        s, round, free = self.settings, self.round, self.leases.free
+        granted = self.leases.of(round, [p.id for p in ready])
+        takers = [p.id for p in ready if p.id not in granted]
+        if not takers:
+            return granted, {}
+        batch = min(max(0, s.round_batch - sum(map(count_samples, granted.values()))), free)
+        longest = min(s.longest_lease, free // s.round_batch)
+        portions = dict(zip(takers, self._balancer.portions(batch, takers, round, longest), strict=True))
+        granted |= self.leases.grant(round, {p: portion.samples for p, portion in portions.items()})
+        return granted, {p: portion.spans for p, portion in portions.items() if portion.spans > 1}
+
+    def _others_expected(self, ready: int, now: float) -> bool:
+        """Tell whether to wait a little: for peers from before a restart, for those that start with the run,
+        and for shard servers that are being dialled, so that shards need not change hands at once."""
+        s, dialled = self.settings, self._members.dialling
+        first = ready < s.first_peers or dialled
+        starting = self.round == 0 and first and now < self._started + s.first_s
+        return starting or ((dialled or self._members.awaited) and now < self._hold_until)
+
+    def _tell_missing(self, ready: int, now: float) -> None:
+        """Tell the host, once a round, how many peers are missing, and what the hub knows of them."""
+        if self._told_of_waiting or now < self._waiting_since + TELL_S:
+            return
+        self._told_of_waiting = True
+        lacking = max(1, self.settings.min_peers) - ready
+        known = ", ".join(self._members.not_ready(now)) or "none has come yet"
+        self._out.warn(f"waiting for {lacking} {'peer' if lacking == 1 else 'peers'}: {known}")
+
+    def _announce(self, session: Session, ex: Exchange) -> None:
+        samples = count_samples(self.leases.ids(session.id, ex.round) or ())
+        message = ex.message(session.id, self.settings.steps, samples, self.evaluations.now)
+        if self.sharding is not None:
+            message = self.sharding.announcement(ex, session, message)
+        self._out.send(session.conn, message)
+
+    # ---- closing -------------------------------------------------------------------------------------------
+
+    def _close_or_wait(self, now: float) -> None:
+        ex = self.exchange
+        assert ex is not None
+        missing = [p for p in self._members.present(ex.members) if p.state is State.TRAINING]
+        counted = len(ex.claims), len(missing)
+        ex.news = counted != ex.counted
+        if missing and now < min(ex.look_at, ex.deadline):
+            return
+        ex.counted, ex.look_at, ex.news = counted, now + LOOK_S, False
+        waited = [p.id for p in missing if not self._members.suspect(p, now)]
+        if ex.claims and waited:
+            ex.deadline = ex.opened + self._deadline.after_opening(waited, ex.arrived)
+        if not ex.claims and not missing:
+            self._void(ex, now)
+        elif ex.claims and (not waited or now >= ex.deadline):
+            self._close(ex, bool(missing), now)
+
+    def _close(self, ex: Exchange, missing: bool, now: float) -> None:
+        self._enter(Phase.CLOSED)
+        if self.sharding is not None:
+            self.sharding.closes(ex)
+        if missing:
+            self._warn_overdue(ex, "goes on without", now)
+        for session in self._members.present(ex.members):
+            self._deadline.note(session.id, ex.arrived.get(session.id, now - ex.opened))
+        for session in self._members.present(ex.members):
+            self._members.move(session, Kind.PARTED if session.id in ex.spans else Kind.CLOSED)
+        if len({ex.reports[s].fingerprint for s in ex.claims}) > 1:
+            self._out.add(do.FindFingerprint(ex.round))
+        else:
+            self._out.add(ex.commit(self.leases))
+
+    def _warn_overdue(self, ex: Exchange, what: str, now: float) -> None:
+        """Tell the host, once a round, that the deadline has passed and which members are missing."""
+        if not ex.warned:
+            missing = sorted((name, s) for s, name in ex.members.items() if s not in ex.claims)
+            names = ", ".join(f"{name} ({self._members.why(s, now)})" for name, s in missing)
+            self._out.warn(f"round {ex.round} {what} {names}, {now - ex.opened:.0f} s after it was opened")
+        ex.warned = True
+
+    # ---- committing ----------------------------------------------------------------------------------------
+
+    def _strike(self, rejected: dict[str, str], keys: dict[str, str], *, at_once: bool) -> None:
+        """Count packets that could not be used against their senders. `at_once`: the round had no other
+        packet, so the senders go."""
+        for name, reason in sorted(rejected.items()):
+            self._out.warn(f"its packet cannot be used: {reason}", name)
+            banned = self._admission.strike(keys[name], name, reason)
+            why = (
+                self._admission.known[keys[name]].reason if banned else f"its packet cannot be used: {reason}"
+            )
+            for session in self._members.with_key(keys[name]):
+                if banned or (at_once and session.name == name):
+                    self._members.kick(session, "kicked", why)
+
+    def _finish_round(self, ex: Exchange, accepted: list[str], done: do.CommitDone, now: float) -> None:
+        message = self.history.add(ex, accepted, done)
+        for session in self._members.present(ex.members):
+            if session.id in accepted:
+                self._credit(session, ex, done, now)
+            else:
+                session.left_out += 1
+        for session in self._members:
+            self._out.send(session.conn, message)
+            if session.claims is not None and session.claims[0] <= ex.round:
+                if self.history.differs(*session.claims):
+                    self._members.kick_other_state(session, session.claims[0])
+                session.claims = None
+        self.round += 1
+        event = ex.event(accepted, done, now).with_bytes(self._members.tell_traffic())
+        steps, counted = self.settings.steps, self.leases.counted
+        self._out.tell(replace(event, step=self.step, steps=steps, counted=counted))
+        self._wait_again(now)
+
+    def _credit(self, session: Session, ex: Exchange, done: do.CommitDone, now: float) -> None:
+        """Book a member's accepted packet; revoke leases that it should have delivered long ago."""
+        session.owes = now if session.state is State.APART else None
+        session.accepted += 1
+        session.tokens += done.tokens.get(session.name, 0)
+        if (report := ex.reports[session.id]).tokens:  # else it repeats the times of the step before
+            session.compute_s += report.compute_s
+            session.wait_s += report.wait_s
+        session.share = done.share(session.name)
+        for lease in [r for r in self.leases.held(session.id) if r < ex.round - STALE]:
+            self._give_back(session, lease)
+            self._out.warn(f"did not deliver its lease of round {lease}", session.name)
+
+    def _give_back(self, session: Session, lease: int) -> None:
+        self.leases.give_back(session.id, lease)
+        self._out.add(do.GiveBack(session.id, lease))
+
+    def _void(self, ex: Exchange, now: float) -> None:
+        """Open the round again: none of its members is left, or none of its packets could be used."""
+        self.leases.settle(ex.claims, (), self._members)
+        self.evaluations.again()
+        self._wait_again(now)
+
+    def _wait_again(self, now: float) -> None:
+        self.exchange = None
+        self._enter(Phase.WAITING)
+        self._waiting_since, self._told_of_waiting = now, False
+
+    # ---- the end -------------------------------------------------------------------------------------------
+
+    def _finish_or_wait(self, now: float) -> None:
+        """Have peers compute each part of the final evaluation, then end."""
+        if self.evaluations.finished or not self.evaluations.wanted:
+            self.end(DONE, 0, finished=True)
+            return
+        ready = self._members.ready()
+        given = self.evaluations.assign(self.round, self.settings.steps, [p.id for p in ready])
+        for session in self._members.present(given):
+            session.owes = now
+            self._members.move(session, Kind.OPENED)
+            self._announce_part(session)
+        ev = self.evaluations.now
+        if ready or (ev is not None and ev.awaited):
+            self._waiting_since = now
+        elif now >= self._waiting_since + self.settings.start_timeout:
+            self._out.warn("the final evaluation was not completed: no peer is left")
+            self.end(DONE, 0, finished=True)
+
+    def _announce_part(self, session: Session) -> None:
+        """Tell a peer (again) which part of the final evaluation to compute."""
+        ev = self.evaluations.now
+        part = ev.part_of(session.id) if ev is not None and ev.final else None
+        if ev is not None and part is not None:
+            names = sorted(p.name for p in self._members.present(ev.holders.values()))
+            self._out.send(session.conn, Round(ev.round, ev.step, ev.step, names, 0, False, part, ev.parts))
+
+    def stop(self, reason: str, now: float, *, at_once: bool, pause: bool = False) -> None:
+        """End the run by the host's wish, after the exchange in flight unless `at_once`."""
+        if self.phase is not Phase.ENDED:
+            self._stop_reason, self._paused = reason, pause
+            in_flight = self.phase in (Phase.OPEN, Phase.CLOSED)
+            self._stop_at = now if at_once or not in_flight else now + self.settings.stop_s
+
+    def end(self, reason: str, exit_code: int, *, finished: bool = False) -> None:
+        if self.phase is Phase.ENDED:
+            return
+        self.over = Over(reason, finished, exit_code != 0)
+        self._enter(Phase.ENDED)
+        self._members.quiet = True
+        for session in self._members:
+            self._out.send(session.conn, self.over)
+        self._out.tell(events.RunEnded(0.0, finished, reason, exit_code, self.round, self.leases.counted))
+        self._out.add(do.End())
 
     @property
-    def by_name(self) -> list[str]:
-        """Sessions with an update, by name, never by arrival: float sums depend on order."""
-        return sorted(self.claims, key=lambda session: self.members[session])
+    def ending(self) -> bool:
+        return self.phase is Phase.ENDED or self._stop_at is not None
 
+    # ---- figures -------------------------------------------------------------------------------------------
 
-def row_of(
-    action: do.Commit, accepted: tuple[do.Claim, ...], tokens: int, opened: float, now: float
-) -> RoundRow:
-    """What the ledger is to keep of a round that is about to be committed. Times by the wall clock."""
-    said = sum(c.tokens for c in accepted)
-    return RoundRow(
-        round=action.round,
-        step=action.step,
-        opened=opened,
-        committed=now,
-        fingerprint=action.fingerprint,
-        members=action.members,
-        accepted=tuple(c.peer for c in accepted),
-        loss=sum(c.loss_sum for c in accepted) / said if said else None,
-        tokens=tokens,
-    )
+    @property
+    def step(self) -> int:
+        """Count whole global batches in x'."""
+        s = self.settings
+        return s.steps if self.leases.done else self.leases.counted // s.global_batch
 
+    @property
+    def state_word(self) -> str:
+        """Name the run's state as `cocktail status` does."""
+        if self.phase is Phase.ENDED:
+            trained = self.over.finished or (
+                self.round and not self.over.resumable
+            )  # a stopped run has a model
+            return "finished" if trained else "paused" if self._paused else "failed"
+        return "waiting" if self.phase is Phase.WAITING else "running"
 
-def owner_called(ex: Exchange, name: str) -> str | None:
-    """The session of an owner from whom something is expected."""
-    return next((s for s in ex.owners if ex.members[s] == name and s not in ex.lost), None)
+    def figures(self, now: float) -> Progress:
+        elapsed, counted = max(1e-9, now - self._started), self.leases.counted
+        return Progress(
+            state=self.state_word,
+            step=self.step,
+            round=self.round,
+            elapsed=elapsed,
+            remaining=self.settings.samples - counted,
+            rate=(counted - self._counted_at_start) / elapsed,
+        )
+
+    def _enter(self, phase: Phase) -> None:
+        assert phase in PHASES[self.phase], f"{self.phase} -> {phase}"
+        self.phase = phase

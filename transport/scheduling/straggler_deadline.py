@@ -62,8 +62,8 @@ def slowness(here: Mapping[str, float], habits: Mapping[str, Habit]) -> float:
     return max(1.0, median(ratios)) if ratios else 1.0
 
 
-class Pace:
-    """Of the sessions of a run. A peer that comes in a new session is measured anew."""
+class StragglerDeadline:
+    """Deadlines from the arrival times of each session. A peer in a new session is measured anew."""
 
     def __init__(self, cap: float) -> None:
         self.cap = cap
@@ -90,8 +90,13 @@ class Pace:
         self._arrivals.pop(session, None)
         self._habits.pop(session, None)
 
-    def deadline(self, missing: Iterable[str], here: Mapping[str, float]) -> float:
-        """When a round closes, with these sessions missing, and those here since then. At most the cap."""
+    def after_opening(self, missing: Iterable[str], here: Mapping[str, float]) -> float:
+        """Return when a round closes, in seconds after its opening; at most the cap.
+
+        Args:
+            missing: sessions whose updates are awaited.
+            here: session -> seconds after the opening at which its update arrived.
+        """
         waited = list(missing)
         if not here or not all(s in self._habits for s in waited):
             return self.cap

@@ -8,7 +8,7 @@ message came (SRCFD); and the kernel tells how many bytes came on it, and how ma
 
     silent       accepted, and has not said a message yet: SILENT_S to say one
     a stranger   has said something, and belongs to nobody: STRANGER_S
-    somebody's   of a session, or of one who waits for the owner's yes
+    somebody's   of a session, or of one who waits for the host's approval
 
 Who dials too often from one origin is hung up on within GUARD_S, whatever it says.
 """

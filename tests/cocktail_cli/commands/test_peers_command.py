@@ -97,8 +97,8 @@ def test_the_owner_sees_who_is_there_and_kicks_one_that_works(cocktail: Run, run
     thread.join(10.0)
 
     assert isinstance(peer.error, RefusedByHub)
-    assert (peer.error.code, str(peer.error)) == ("kicked", "banned by the run's owner: too hot")
-    assert "banned by the run's owner: too hot" in cocktail("peers", "toy-run").out
+    assert (peer.error.code, str(peer.error)) == ("kicked", "banned by the run's host: too hot")
+    assert "banned by the run's host: too hot" in cocktail("peers", "toy-run").out
     with Ledger(running.ledger.folder, write=False) as ledger:
         assert [k.standing for k in ledger.recover().peers] == ["banned"]
     assert cocktail("peers", "toy-run", "--unban", row["key"], "-q").exit == 0
@@ -113,7 +113,7 @@ def test_a_banned_machine_is_told_why_and_ends_with_6(cocktail: Run, running: Ru
     said = cocktail("join", str(running.url), "-y", "--device", "cpu")
 
     assert said.exit == 6
-    assert "the hub refused: banned by the run's owner: goodbye" in said.err
+    assert "the hub refused: banned by the run's host: goodbye" in said.err
 
 
 @pytest.mark.slow
@@ -126,8 +126,8 @@ def test_a_newcomer_is_told_that_the_owner_is_asked_and_what_he_says(
     owner.join(10.0)
 
     assert said.exit == 6
-    assert f"waiting for the owner's yes, as attic, key {mine}" in said.err
-    assert "the hub refused: the run's owner says no: who are you?" in said.err
+    assert f"waiting for the host's approval, as attic, key {mine}" in said.err
+    assert "the hub refused: the run's host says no: who are you?" in said.err
 
 
 def test_who_is_approved_is_in(cocktail: Run, approving: Running) -> None:

@@ -166,7 +166,7 @@ class FakeLink:
         (Leaving("asked to leave while waiting"), True),
         (RunOver("the hub's disk is full", False, resumable=True), True),
         (RunOver("every sample was counted", True), False),
-        (RunOver("stopped by its owner", False), False),
+        (RunOver("stopped by its host", False), False),
     ],
     ids=["hub lost", "Ctrl-C", "run failed", "run finished", "run stopped"],
 )

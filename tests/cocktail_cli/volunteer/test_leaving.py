@@ -70,7 +70,7 @@ def in_a_round(peer: Command, hub: Running) -> object:
 
 def sent(peer: Command, hub: Running) -> object:
     """Its packet is at the hub, which does not commit it."""
-    return hub.hub._state.phase.name == "CLOSED"
+    return hub.hub._state.rounds.phase.name == "CLOSED"
 
 
 NEVER, ALONE = {"min_peers": 99, "eval": False}, {"min_peers": 1, "eval": False}

@@ -13,8 +13,7 @@ from test_sharded_aggregators import ended
 from toy_owners import SHARDS, OwnersWork, OwningPeer, owners_settings, reachable
 
 from transport import Ledger, PeerLink
-from transport.actions import Commit
-from transport.aggregators.shard_barrier import Ended
+from transport.actions import Abandoned, Commit
 from transport.protocol import WeightedPacket
 from transport.protocol.events import RoundCommitted
 
@@ -80,11 +79,11 @@ def test_errors_on_their_way_to_another_owner_outlive_the_hub(tmp_path: Path) ->
     aggregate = shards.aggregate
 
     def of_bob() -> bool:  # on a busy machine another owner may be taken for lost before him
-        return any(left.peer == "bob" for left in first.hub._state.estates.values())
+        return any(left.peer == "bob" for left in first.hub._state.shards.handoffs.values())
 
-    def until_one_has_left(action: Commit, updates: Sequence[WeightedPacket]) -> bytes:
+    def until_one_has_left(action: Commit, updates: Sequence[WeightedPacket]) -> bytes | None:
         if of_bob():
-            raise Ended
+            raise Abandoned
         return aggregate(action, updates)
 
     shards.aggregate = until_one_has_left  # type: ignore[method-assign]
@@ -94,7 +93,7 @@ def test_errors_on_their_way_to_another_owner_outlive_the_hub(tmp_path: Path) ->
     threads[1].join(15)
     assert peers[1].handed_over
     first.until(lambda events: of_bob())
-    estates = dict(first.hub._state.estates)
+    estates = dict(first.hub._state.shards.handoffs)
     kill(first)
     go_on(tmp_path, first, peers)
 

@@ -17,16 +17,16 @@ from test_hub_and_peer import Running
 from toy_owners import SHARDS, OwnersWork, OwningPeer, ToyHalf, links, owners_settings
 from toy_swarm import trained
 
-from transport.actions import CommitDone
+from transport.actions import Abandoned, CommitDone, Outbox
 from transport.aggregators.shard_assignment import assign, digest_of
-from transport.aggregators.shard_barrier import Ended, Gather
-from transport.hub.round_history import History
+from transport.aggregators.shard_barrier import ShardBarrier
 from transport.ledger.residual_handoffs import PendingHandoff, handoffs_for
 from transport.ledger.run_ledger import Ledger, Recovered
-from transport.membership.roster import Members, Outbox
+from transport.membership.roster import Roster
 from transport.protocol.events import Warned
 from transport.protocol.messages import Close, Committed, Hello, Report, Round
-from transport.scheduling.rounds import Exchange
+from transport.scheduling.exchange import Exchange
+from transport.scheduling.round_history import RoundHistory
 
 # ---- who owns what -----------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ def test_an_estate_is_gone_once_the_owners_of_all_its_shards_have_it(tmp_path: P
 def an_exchange() -> Exchange:
     """Round 3, in which ann owns everything and bob is a member."""
     ex = Exchange(3, 3, {"s-ann": "ann", "s-bob": "bob"}, 8, 0.0, 9.0)
-    ex.owners, ex.hubs = {"s-ann": [0, 1]}, ()
+    ex.aggregators, ex.hub_shards = {"s-ann": [0, 1]}, ()
     ex.reports["s-bob"] = Report(3, 7, [], parts={"ann": digest_of(b"new")})
     return ex
 
@@ -91,10 +91,10 @@ def an_exchange() -> Exchange:
 def test_a_part_of_before_is_not_the_one_that_was_reported() -> None:
     """The owner has what bob brought when the round was open before, or in another session."""
     ex = an_exchange()
-    ex.held["s-ann", "s-bob"] = digest_of(b"old")
+    ex.delivered["s-ann", "s-bob"] = digest_of(b"old")
     assert not ex.whole("s-bob")
 
-    ex.passed["s-ann", "s-bob"] = digest_of(b"new")
+    ex.relayed["s-ann", "s-bob"] = digest_of(b"new")
     assert ex.whole("s-bob")
     ex.reports["s-bob"] = Report(3, 7, [])
     assert not ex.whole("s-bob"), "it has reported no part"
@@ -103,28 +103,30 @@ def test_a_part_of_before_is_not_the_one_that_was_reported() -> None:
 def test_an_owner_that_is_lost_after_its_packet_came_has_done_its_part() -> None:
     ex, tokens = an_exchange(), {"bob": 10}
     ex.lost.add("s-ann")
-    done = CommitDone(3, 9, b"", tokens, tokens, {}, {"s-ann": "gone"}, moved={"s-ann": "digest"})
+    done = CommitDone(
+        round=3, size=9, packets=tokens, tokens=tokens, lost={"s-ann": "gone"}, moved={"s-ann": "digest"}
+    )
 
-    assert History(Recovered()).add(ex, ["s-bob"], done).lost == []
-    assert History(Recovered()).add(ex, ["s-bob"], replace(done, moved={})).lost == ["ann"]
+    assert RoundHistory(Recovered()).add(ex, ["s-bob"], done).lost == []
+    assert RoundHistory(Recovered()).add(ex, ["s-bob"], replace(done, moved={})).lost == ["ann"]
 
 
 def test_who_comes_back_in_a_new_session_may_hand_over_what_it_owned_in_the_old_one() -> None:
     members, hello = (
-        Members(owners_settings(), Outbox(), lambda session: 0, 0.0),
+        Roster(owners_settings(), Outbox(), lambda session: 0, 0.0),
         Hello(1, "", "toy-run", "ann"),
     )
     old = members.begin(b"a-key.1", hello, 0.0)
-    old.owned = {1, 2}
+    old.aggregated = {1, 2}
     members.end(old, "connection lost")
 
-    assert members.begin(b"other-key.2", hello, 1.0).owned == set()
-    assert members.begin(b"a-key.3", hello, 1.0).owned == {1, 2}
-    assert members.begin(b"a-key.4", hello, 1.0).owned == set(), "once"
+    assert members.begin(b"other-key.2", hello, 1.0).aggregated == set()
+    assert members.begin(b"a-key.3", hello, 1.0).aggregated == {1, 2}
+    assert members.begin(b"a-key.4", hello, 1.0).aggregated == set(), "once"
 
 
 def test_an_owner_that_is_lost_is_not_waited_for_and_a_run_that_ends_commits_no_round_halfway() -> None:
-    gather = Gather(patience=60.0)
+    gather = ShardBarrier(patience=60.0)
     gather.begin()
     gather.lose("s-ann", "gone")
     gather.ask(["s-ann"])
@@ -132,7 +134,7 @@ def test_an_owner_that_is_lost_is_not_waited_for_and_a_run_that_ends_commits_no_
     assert gather.wait() == {}
     gather.ask(["s-bob"])
     gather.end()
-    with pytest.raises(Ended):
+    with pytest.raises(Abandoned):
         gather.wait()
 
 
@@ -153,7 +155,7 @@ def ended(work: OwnersWork, peers: list[OwningPeer], swarm: MemorySwarm | Runnin
     for half in [work.half, *(peer.half for peer in peers)]:
         for shard, rounds in half.errors.items():
             where[shard].update(rounds)
-    for number, left in swarm.hub._state.estates.items():
+    for number, left in swarm.hub._state.shards.handoffs.items():
         for shard, rounds in json.loads(swarm.ledger.estates.packet(number)).items():
             if int(shard) in left.shards:
                 where[int(shard)].update(rounds)
@@ -202,7 +204,7 @@ def test_an_owner_that_leaves_hands_its_errors_to_the_next_and_costs_no_round(tm
         def leave(opened: object) -> None:
             if len(peers[1].rounds) == 4:
                 peers[1].link.leave_requested.set()
-                until(lambda: not next(s for s in members() if s.name == "bob").owns)
+                until(lambda: not next(s for s in members() if s.name == "bob").can_aggregate)
 
         members = swarm.hub._state.members.sessions.values
         peers[1].before_exchange = leave
@@ -271,7 +273,7 @@ def test_a_round_whose_owners_are_all_lost_counts_nothing_and_is_opened_again(tm
     work = OwnersWork()
     with MemorySwarm(owners_settings(first_peers=2), work, tmp_path) as swarm:
         owner, other = OwningPeer(swarm.link("ann", owns=True)), OwningPeer(swarm.link("bob"))
-        swarm.hub._shards.gather.patience = 0.3
+        swarm.hub._shards.barrier.patience = 0.3
         put = owner.link.put
 
         def drop(name: str, data: bytes) -> bool | None:
@@ -357,7 +359,7 @@ def test_an_owner_that_has_not_heard_how_a_round_ended_looks(lost: bool, tmp_pat
         peers = [OwningPeer(link) for link in links(swarm, "ann", "bob")]
         orders = peers[0].link.orders
         hear, put = orders.next, peers[0].link.put
-        swarm.hub._shards.gather.patience = 0.3
+        swarm.hub._shards.barrier.patience = 0.3
 
         def deaf() -> Round | Close | Committed | None:
             while isinstance(order := hear(), Committed) and order.round == 2:
@@ -409,7 +411,7 @@ def test_an_owner_hands_over_errors_of_shards_that_it_owned_and_no_others(tmp_pa
 
         assert peers[1].handed_over
         bent = {shard for half in (work.half, peers[0].half) for shard, e in half.errors.items() if 99 in e}
-        bent |= {s for left in swarm.hub._state.estates.values() for s in left.shards}
+        bent |= {s for left in swarm.hub._state.shards.handoffs.values() for s in left.shards}
         assert bent == set(peers[1].owned[-1])
 
 

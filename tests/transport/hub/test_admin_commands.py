@@ -72,15 +72,17 @@ def test_a_kicked_peer_is_told_why_its_work_goes_back_and_the_run_goes_on() -> N
     swarm = swarm_of("ann", "bob", samples=40)
     bob = swarm.peers[1]
     assert ordered(swarm, "kick", "bob", reason="too hot")["peers"] == ["bob"]
-    session = {s.name: s.id for s in swarm.hub.members.sessions.values()}
+    session = {s.name: s.id for s in swarm.hub.members}
     assert list(session) == ["ann"]
-    assert not [s for s in swarm.hub.leases._leases if s not in session.values()], "no lease of his is left"
+    assert not [s for s in swarm.hub.rounds.leases._leases if s not in session.values()], (
+        "no lease of his is left"
+    )
     go_on(swarm)
 
     assert bob.state.link is SessionState.REFUSED
-    assert why(bob) == "kicked by the run's owner: too hot"
+    assert why(bob) == "kicked by the run's host: too hot"
     left = [e for e in swarm.events if isinstance(e, events.PeerLeft)]
-    assert [(e.peer, e.reason) for e in left] == [("bob", "kicked by the run's owner: too hot")]
+    assert [(e.peer, e.reason) for e in left] == [("bob", "kicked by the run's host: too hot")]
     assert swarm.settle().finished
 
 
@@ -93,7 +95,7 @@ def test_who_was_kicked_may_come_back_and_who_is_banned_may_not() -> None:
 
     go_on(swarm)
     for peer in (again, back(swarm, "bob"), back(swarm, "another name", "bob")):
-        assert why(peer) == "banned by the run's owner: lies"
+        assert why(peer) == "banned by the run's host: lies"
     assert states(swarm) == {"ann": states(swarm)["ann"], "bob": "banned"}
 
 
@@ -131,7 +133,7 @@ def test_a_machine_is_banned_with_all_its_peers_and_one_of_them_can_be_kicked() 
 
     assert ordered(swarm, "kick", "gpu-2")["peers"] == ["gpu-2"]
     assert ordered(swarm, "ban", "gpu-1")["peers"] == ["gpu-1", "gpu-3"]
-    assert [s.name for s in swarm.hub.members.sessions.values()] == ["ann"]
+    assert [s.name for s in swarm.hub.members] == ["ann"]
 
 
 def test_whom_the_owner_means_must_be_clear() -> None:
@@ -148,10 +150,10 @@ def test_whom_the_owner_means_must_be_clear() -> None:
 
 
 @pytest.mark.parametrize("secret", [TOKEN, "", "another"])
-def test_only_the_owner_is_asked_and_obeyed(secret: str) -> None:
+def test_only_the_host_is_asked_and_obeyed(secret: str) -> None:
     swarm = swarm_of("ann")
     for order in ("list", "kick", "ban"):
-        assert "only the owner" in refused(swarm, AskAdmin(1, secret, "toy-run", order, "ann"))
+        assert "only the run's host" in refused(swarm, AskAdmin(1, secret, "toy-run", order, "ann"))
 
     assert states(swarm) == {"ann": "training"}
 
@@ -182,10 +184,10 @@ def test_a_token_that_is_none_is_refused() -> None:
     swarm = swarm_of("ann")
 
     assert "16 bytes" in refused(swarm, AskAdmin(1, STOP, "toy-run", "token"))
-    assert swarm.hub.token == TOKEN
+    assert swarm.hub.admission.token == TOKEN
 
 
-# ---- the owner's yes ---------------------------------------------------------------------------------------
+# ---- the host's approval -------------------------------------------------------------------------------
 
 
 def test_a_newcomer_waits_for_the_owners_yes_and_is_given_nothing_before() -> None:
@@ -209,7 +211,7 @@ def test_the_owner_says_no_and_the_next_time_yes() -> None:
     swarm = swarm_of("ann", join="approve")
     ordered(swarm, "deny", "ann", reason="who are you?")
     go_on(swarm)
-    assert why(swarm.peers[0]) == "the run's owner says no: who are you?"
+    assert why(swarm.peers[0]) == "the run's host says no: who are you?"
     again = back(swarm, "ann")
     ordered(swarm, "approve", short_key("ann"))
     go_on(swarm)

@@ -13,7 +13,7 @@ from transport.ledger.run_ledger import RoundRow
 from transport.membership.sessions import State
 from transport.protocol import events
 from transport.scheduling.rounds import Phase
-from transport.scheduling.straggler_deadline import Pace
+from transport.scheduling.straggler_deadline import StragglerDeadline
 
 TOOK = (1.0, 1.0, 7200.0, 1.0, -3600.0, 0.0)  # seconds by the wall clock, set forth and back
 
@@ -41,22 +41,22 @@ def play_round(swarm: SimSwarm, seconds: dict[SimPeer, float], wait: float = 100
     """One round, in which each peer's update comes so long after the opening. Returns how long it took."""
     while swarm.jobs:
         swarm.job()
-    assert swarm.hub.phase is Phase.OPEN
+    assert swarm.hub.rounds.phase is Phase.OPEN
     started = swarm.now
     todo = sorted(seconds.items(), key=lambda item: item[1])
-    while swarm.hub.phase is Phase.OPEN and swarm.now < started + wait:
+    while swarm.hub.rounds.phase is Phase.OPEN and swarm.now < started + wait:
         while todo and swarm.now >= started + todo[0][1] - 1e-9:
             peer, _ = todo.pop(0)
             talk(swarm, peer)  # hears of the round, reports
             peer.work()  # uploads
-        if swarm.hub.phase is Phase.OPEN:
+        if swarm.hub.rounds.phase is Phase.OPEN:
             swarm.pass_time(0.25)
     took = swarm.now - started
     while swarm.jobs:
         swarm.job()
     for peer in seconds:
         swarm.chat(peer)
-        if peer.round is not None and peer.round.round < swarm.hub.round:
+        if peer.round is not None and peer.round.round < swarm.hub.rounds.round:
             peer.state.rounds, kept = type(peer.state.rounds)(), peer.state.rounds
             peer.work()  # learns what became of its update; the next round is for its own time
             peer.state.rounds = kept
@@ -132,7 +132,7 @@ def test_a_stalled_peer_comes_back_with_its_late_report_and_loses_no_work() -> N
         play_round(swarm, {a: 1.0, b: 1.0})
     play_round(swarm, {a: 1.0})
     play_round(swarm, {a: 1.0})
-    assert [s.state for s in swarm.hub.members.sessions.values() if s.name == "p1"] == [State.BEHIND]
+    assert [s.state for s in swarm.hub.members if s.name == "p1"] == [State.BEHIND]
     ended = swarm.settle()
 
     last = [e for e in swarm.events if isinstance(e, events.RoundCommitted)][-1]
@@ -151,7 +151,7 @@ def test_a_peer_whose_report_came_in_time_and_its_packet_did_not_is_a_member_aga
     assert play_round(swarm, {a: 1.0}) == pytest.approx(3.0)
     swarm.chat(b)
 
-    assert [s.state for s in swarm.hub.members.sessions.values()] == [State.TRAINING, State.READY]
+    assert [s.state for s in swarm.hub.members] == [State.TRAINING, State.READY]
 
 
 def test_a_late_report_that_was_lost_with_its_connection_is_made_good_by_the_next_one() -> None:
@@ -166,7 +166,7 @@ def test_a_late_report_that_was_lost_with_its_connection_is_made_good_by_the_nex
     b.dial()
     swarm.chat(b)
 
-    assert [s.state for s in swarm.hub.members.sessions.values()] == [State.TRAINING, State.READY]
+    assert [s.state for s in swarm.hub.members] == [State.TRAINING, State.READY]
 
 
 def test_a_hub_that_slept_counts_its_sleep_as_nobodys_pace() -> None:
@@ -208,20 +208,20 @@ def test_after_a_restart_of_the_hub_those_who_trained_are_waited_for_and_no_othe
         peer.dial()
         talk(swarm, peer)
         swarm.job()
-        phases.append(swarm.hub.phase is Phase.OPEN)
+        phases.append(swarm.hub.rounds.phase is Phase.OPEN)
 
     assert phases == [False, True]
-    assert {s.name for s in swarm.hub.members.sessions.values()} == {"p0", "p1", "c"}, "c may still come back"
+    assert {s.name for s in swarm.hub.members} == {"p0", "p1", "c"}, "c may still come back"
 
 
 def test_clocks_that_were_set_say_nothing_about_a_pace() -> None:
-    made = Pace(60.0)
+    made = StragglerDeadline(60.0)
     rows = [RoundRow(r, r, 5e6, 5e6 + took, 0, ("ann",), ("ann",), None, 0) for r, took in enumerate(TOOK)]
     made.recover("s", "ann", rows)
     made.recover("t", "bob", rows)
 
-    assert made.deadline(["s"], {"t": 1.0}) == 3 * 1.0
-    assert made.deadline(["t"], {"s": 1.0}) == 60.0, "it was in none of them"
+    assert made.after_opening(["s"], {"t": 1.0}) == 3 * 1.0
+    assert made.after_opening(["t"], {"s": 1.0}) == 60.0, "it was in none of them"
 
 
 def test_a_slow_peer_that_falls_silent_is_not_waited_for_as_long_as_it_used_to_take() -> None:
@@ -248,7 +248,7 @@ def test_it_is_told_once_for_whom_a_round_waits_that_cannot_open() -> None:
 
     told = [said for said in warnings(swarm) if said.startswith("waiting")]
     assert told == ["waiting for 1 peer: p1 (connection lost)"]
-    assert swarm.hub.phase is not Phase.WAITING
+    assert swarm.hub.rounds.phase is not Phase.WAITING
 
 
 def test_a_commit_says_until_when_its_round_would_have_waited() -> None:

@@ -151,7 +151,7 @@ def test_a_run_that_is_ending_takes_none(tmp_path: Path) -> None:
         for _ in range(2):
             ann.turn()
         swarm.hub.stop(now=True)
-        until(lambda: swarm.hub._state.ending)
+        until(lambda: swarm.hub._state.rounds.ending)
         with contextlib.suppress(RunOver):  # it may hear of that first
             assert ann.leave(b"late") is not True
         swarm.wait(10.0)

@@ -224,15 +224,15 @@ def test_status_and_stop(start: Callable[..., Running]) -> None:
     link = PeerLink(running.url, "ann", "CPU")
     link.connect()
     status = ask_status(running.url)
-    with pytest.raises(RefusedByHub, match="only the owner"):
+    with pytest.raises(RefusedByHub, match="only the run's host"):
         ask_stop(running.url, "guess")
     ask_stop(running.url, running.keys.stop)
     over = link.next_round()
     link.leave("bye")
 
     assert [(p["name"], p["gpu"], p["state"]) for p in status["peers"]] == [("ann", "CPU", "syncing")]
-    assert over == Over("stopped by its owner", False)
-    assert running.ended() == RunEnded(running.ended().at, False, "stopped by its owner", 0, 0, 0)
+    assert over == Over("stopped by its host", False)
+    assert running.ended() == RunEnded(running.ended().at, False, "stopped by its host", 0, 0, 0)
 
 
 def test_a_peer_that_vanishes_is_noticed_and_the_others_go_on(start: Callable[..., Running]) -> None:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from sim_swarm import STOP, SimSwarm
 from toy_swarm import toy_settings
 
-from transport.hub.run_status import state_word
 from transport.membership.sessions import NEXT, Kind, State
 from transport.protocol import events
 from transport.protocol.messages import AskAdmin, AskStop
@@ -132,7 +131,7 @@ def until(swarm: SimSwarm, there: object, steps: int = 500) -> None:
         if callable(there) and there():
             return
         swarm.step()
-    raise AssertionError(f"never came to it: {swarm.hub.phase} {swarm.hub.exchange}")
+    raise AssertionError(f"never came to it: {swarm.hub.rounds.phase} {swarm.hub.rounds.exchange}")
 
 
 def told(swarm: SimSwarm, kind: type[events.Event]) -> list[events.Event]:
@@ -169,16 +168,16 @@ def test_no_round_opens_below_min_peers_and_the_run_ends_with_code_7() -> None:
 
 def test_the_deadline_goes_on_without_the_slow_one_and_it_delivers_later() -> None:
     swarm = swarm_of(2, min_peers=2)
-    until(swarm, lambda: swarm.hub.round == 2 and swarm.hub.phase is Phase.OPEN)
+    until(swarm, lambda: swarm.hub.rounds.round == 2 and swarm.hub.rounds.phase is Phase.OPEN)
     fast, slow = swarm.peers
     for _ in range(59):
         swarm.pass_time(1.0)
         swarm.chat(fast)
         swarm.chat(slow)
         fast.work()
-    assert swarm.hub.phase is Phase.OPEN, "before the deadline it waits"
+    assert swarm.hub.rounds.phase is Phase.OPEN, "before the deadline it waits"
     swarm.pass_time(1.0)
-    assert swarm.hub.phase is Phase.CLOSED
+    assert swarm.hub.rounds.phase is Phase.CLOSED
     ended = swarm.settle()
 
     third = told(swarm, events.RoundCommitted)[2]
@@ -192,7 +191,7 @@ def test_the_deadline_goes_on_without_the_slow_one_and_it_delivers_later() -> No
 
 def test_peers_that_disagree_about_x_stop_the_run_and_are_named() -> None:
     swarm = swarm_of(3, min_peers=3)
-    until(swarm, lambda: swarm.hub.round == 2)
+    until(swarm, lambda: swarm.hub.rounds.round == 2)
     swarm.peers[1].skew = 1
     ended = swarm.settle()
 
@@ -203,7 +202,7 @@ def test_peers_that_disagree_about_x_stop_the_run_and_are_named() -> None:
 
 def test_a_newcomer_with_another_base_is_refused_and_the_others_go_on() -> None:
     swarm = swarm_of(2)
-    until(swarm, lambda: swarm.hub.round == 2)
+    until(swarm, lambda: swarm.hub.rounds.round == 2)
     wrong = swarm.join()
     wrong.skew = 7
     ended = swarm.settle()
@@ -233,8 +232,8 @@ def test_an_unusable_packet_costs_its_sender_three_strikes() -> None:
 
 def test_the_last_evaluation_is_given_to_whoever_is_left() -> None:
     swarm = swarm_of(3, min_peers=3, eval=True)
-    until(swarm, lambda: swarm.hub.phase is Phase.FINAL)
-    first = swarm.hub.evaluations.now
+    until(swarm, lambda: swarm.hub.rounds.phase is Phase.FINAL)
+    first = swarm.hub.rounds.evaluations.now
     assert first is not None
     assert first.parts == 3
     swarm.kill(swarm.peers[0])
@@ -248,7 +247,7 @@ def test_the_last_evaluation_is_given_to_whoever_is_left() -> None:
 
 def test_an_evaluation_that_lost_a_part_is_done_again_in_the_next_round() -> None:
     swarm = swarm_of(2, min_peers=1, eval=True, eval_every=100)
-    until(swarm, lambda: swarm.hub.phase is Phase.OPEN and len(swarm.hub.exchange.members) >= 1)  # type: ignore[union-attr]
+    until(swarm, lambda: swarm.hub.rounds.phase is Phase.OPEN and len(swarm.hub.rounds.exchange.members) >= 1)  # type: ignore[union-attr]
     swarm.kill(swarm.peers[0])
     ended = swarm.settle()
 
@@ -273,7 +272,7 @@ def test_a_name_is_unique_among_the_living_and_free_again_after_a_loss() -> None
 
 def test_a_hub_that_slept_does_not_blame_its_peers() -> None:
     swarm = swarm_of(2, peer_timeout=30.0)
-    until(swarm, lambda: swarm.hub.round == 1)
+    until(swarm, lambda: swarm.hub.rounds.round == 1)
     swarm.pass_time(3600.0)
 
     assert told(swarm, events.PeerLeft) == []
@@ -281,7 +280,7 @@ def test_a_hub_that_slept_does_not_blame_its_peers() -> None:
 
 def test_a_silent_peer_is_gone_after_peer_timeout_with_its_name_and_reason() -> None:
     swarm = swarm_of(2, peer_timeout=10.0)
-    until(swarm, lambda: swarm.hub.round == 1)
+    until(swarm, lambda: swarm.hub.rounds.round == 1)
     for _ in range(15):
         swarm.pass_time(1.0)
         swarm.chat(swarm.peers[0])
@@ -293,25 +292,25 @@ def test_a_silent_peer_is_gone_after_peer_timeout_with_its_name_and_reason() -> 
 def test_the_owner_stops_after_the_exchange_in_flight_or_at_once() -> None:
     for now in (False, True):
         swarm = swarm_of(1)
-        until(swarm, lambda s=swarm: s.hub.round == 2 and s.hub.phase is Phase.OPEN)  # type: ignore[misc]
+        until(swarm, lambda s=swarm: s.hub.rounds.round == 2 and s.hub.rounds.phase is Phase.OPEN)  # type: ignore[misc]
         stop = AskStop(1, STOP, "toy-run", now)
         swarm.act(swarm.hub.receive(b"a stranger", stop, swarm.now))
         ended = swarm.settle()
 
-        assert (ended.finished, ended.exit_code, ended.reason) == (False, 0, "stopped by its owner")
-        assert state_word(swarm.hub) == "finished", "its model is made of what is committed"
+        assert (ended.finished, ended.exit_code, ended.reason) == (False, 0, "stopped by its host")
+        assert swarm.hub.rounds.state_word == "finished", "its model is made of what is committed"
         assert ended.rounds == (2 if now else 3)
 
 
 def test_a_pause_is_a_stop_whose_run_may_go_on_and_its_peers_are_told_so() -> None:
     swarm = swarm_of(2)
-    until(swarm, lambda: swarm.hub.round == 2 and swarm.hub.phase is Phase.OPEN)
+    until(swarm, lambda: swarm.hub.rounds.round == 2 and swarm.hub.rounds.phase is Phase.OPEN)
     swarm.act(swarm.hub.receive(b"the owner", AskStop(1, STOP, "toy-run", pause=True), swarm.now))
     ended = swarm.settle()
 
-    assert (ended.exit_code, ended.reason, ended.rounds) == (events.PAUSED, "paused by its owner", 3)
-    assert swarm.hub.resumable
-    assert state_word(swarm.hub) == "paused"
+    assert (ended.exit_code, ended.reason, ended.rounds) == (events.PAUSED, "paused by its host", 3)
+    assert swarm.hub.rounds.over.resumable
+    assert swarm.hub.rounds.state_word == "paused"
 
 
 def test_the_tables_name_every_state() -> None:

@@ -15,7 +15,6 @@ import pytest
 from memory_swarm import MemorySwarm
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
-from transport.hub import round_history
 from transport.protocol.message_codec import decode_to_peer, encode
 from transport.protocol.messages import (
     PROTOCOL,
@@ -34,6 +33,7 @@ from transport.protocol.messages import (
     Round,
     Welcome,
 )
+from transport.scheduling import round_history
 from transport.transfer import object_store
 from transport.wire import MemoryPeerWire
 from transport.wire.frames import Received

@@ -11,7 +11,8 @@ from sim_swarm import SimSwarm
 from toy_swarm import ToyWork, toy_settings
 
 from transport import Hub, Ledger, PeerLink, RunKeys, RunURL
-from transport.membership.roster import Members, Outbox
+from transport.actions import Outbox
+from transport.membership.roster import Roster
 from transport.protocol.keys import CurveKeys, short_key
 from transport.protocol.message_codec import decode_to_peer, encode
 from transport.protocol.messages import (
@@ -78,7 +79,7 @@ def test_what_is_said_on_another_connection_is_not_the_peers_whatever_its_number
     of_mallory = ann.cable.name.replace(b"ann", b"mallory")
     swarm.act(swarm.hub.receive(of_mallory, Leave("bye"), swarm.now))
 
-    assert [s.name for s in swarm.hub.members.sessions.values()] == ["ann"]
+    assert [s.name for s in swarm.hub.members] == ["ann"]
 
 
 @pytest.mark.parametrize(("key", "name"), [("ann", "ann"), ("mallory", "ann-2")])
@@ -104,7 +105,7 @@ def test_a_session_belongs_to_its_key_after_the_hub_was_restarted_too() -> None:
     swarm.step()
 
     assert ann.state.sessions == 2, "it is a new peer to this hub"
-    assert {s.key for s in swarm.hub.members.sessions.values()} == {"ann", "mallory"}
+    assert {s.key for s in swarm.hub.members} == {"ann", "mallory"}
 
 
 def test_a_key_is_shown_as_sixteen_digits() -> None:
@@ -119,7 +120,7 @@ def test_a_lost_session_is_over_for_its_peer_that_comes_back_and_not_for_a_secon
     alone: bool, named: str
 ) -> None:
     """As where a hub was restarted, and the first to greet is not the one whose session it remembers."""
-    members = Members(toy_settings(), Outbox(), lambda _: 0, 0.0)
+    members = Roster(toy_settings(), Outbox(), lambda _: 0, 0.0)
     hello = Hello(PROTOCOL, "token", "toy-run", "ann", alone=alone)
     members.begin(b"key.1", hello, 0.0)
     members.lost(b"key.1", 1.0)

@@ -85,7 +85,7 @@ def test_a_stranger_who_tells_of_a_higher_term_makes_no_hub_warn() -> None:
         "term"
     ]
     assert not any(isinstance(getattr(a, "event", None), Warned) for a in said)
-    assert not hub.replaced
+    assert not hub.handshake.replaced
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_of_two_hubs_on_copies_of_one_ledger_the_older_is_ignored_and_told_so(
         MemorySwarm(settings, ToyWork(), tmp_path / "new") as new,
     ):
         said: list[str] = []
-        old.hub._state.token = new.hub._state.token  # the keys of one run
+        old.hub._state.admission.token = new.hub._state.admission.token  # the keys of one run
         wire = MemoryPeerWire(new.wire)
         link = PeerLink(new.url, "ann", wire=wire, flows=1, told=said.append)
         toy = ToyPeer(link, before_exchange=lambda _: time.sleep(0.01))
@@ -145,7 +145,7 @@ def test_a_peer_that_only_finds_the_old_hub_gives_up_with_the_reason(tmp_path: P
         wire = MemoryPeerWire(swarm.wire)
         link = PeerLink(swarm.url, "ann", wire=wire, flows=1, patience=0.5)
         link.connect(10.0)
-        swarm.hub._state.term = 0
+        swarm.hub._state.handshake._term = 0
         wire.cut(0)
         with pytest.raises(LinkLost, match="another hub of this run has been started since"):
             link.next_round()

@@ -13,10 +13,10 @@ from toy_swarm import ToyWork, toy_settings
 
 from transport import actions as do
 from transport.hub.hub_state import HubState
-from transport.hub.upload_checks import LONGEST
+from transport.hub.upload_policy import LONGEST
 from transport.ledger.run_ledger import KnownPeer, OpenSession, Recovered
 from transport.membership import roster
-from transport.membership.admission import GREETINGS, GREETINGS_S
+from transport.membership.admission import HELLOS, HELLOS_S
 from transport.protocol.messages import AskAdmin, AskStatus, Hello, Message, Ready, Refused, Resume, Welcome
 from transport.protocol.run_settings import RunSettings
 from transport.transfer.connection_registry import DEAR, KIB, MAX_CONNECTIONS, MESSAGES, ConnectionRegistry
@@ -108,14 +108,14 @@ def test_a_connections_name_may_lack_its_origin() -> None:
 
 
 def test_greetings_beyond_the_rate_of_one_address_wait_and_another_address_does_not() -> None:
-    hub, most = HubState(toy_settings(), TOKEN, STOP, 0.0), int(GREETINGS)
+    hub, most = HubState(toy_settings(), TOKEN, STOP, 0.0), int(HELLOS)
     taken = [bool(answers(hub, conn(n), hello(f"m{n}"), 1.0)) for n in range(most + 40)]
     assert taken == [True] * most + [False] * 40
     assert hub.members.refused == 40, "they are counted, and dial again"
     assert isinstance(answers(hub, conn(9000, THERE), hello(), 1.0)[0], Welcome)
 
     again = [bool(answers(hub, conn(5000 + n), hello(f"n{n}"), 2.0)) for n in range(40)]
-    assert sum(again) == GREETINGS_S
+    assert sum(again) == HELLOS_S
 
 
 def test_one_connection_that_greets_for_ever_has_one_session_and_few_writes() -> None:
@@ -123,7 +123,7 @@ def test_one_connection_that_greets_for_ever_has_one_session_and_few_writes() ->
     done = [a for n in range(1000) for a in hub.receive(conn(1), hello(f"m{n}"), 1.0)]
 
     assert len(hub.members.sessions) == 1
-    assert sum(isinstance(a, do.Enrol | do.Stand | do.Forget) for a in done) <= 3 * GREETINGS
+    assert sum(isinstance(a, do.RecordSession | do.RecordStanding | do.Forget) for a in done) <= 3 * HELLOS
 
 
 def test_a_swarm_of_one_house_comes_back_at_once_after_a_restart() -> None:

@@ -47,7 +47,7 @@ EXAMPLES_TO_PEER: list[m.Message] = [
         99,
         [m.SnapshotOffer(2, 400, "ff", 50)],
     ),
-    m.Wait("waiting for the owner's yes"),
+    m.Wait("waiting for the host's approval"),
     m.Refused("token", "no"),
     m.Round(1, 1, 5, ["ann"], 8, True, 0, 1),
     m.Round(

@@ -10,7 +10,7 @@ from toy_swarm import toy_settings
 
 from transport.protocol.events import RoundCommitted
 from transport.protocol.messages import Message, Round, ToPeer
-from transport.scheduling.load_balancer import MOST, WINDOW, Portion, Speeds, split
+from transport.scheduling.load_balancer import MOST, WINDOW, LoadBalancer, Portion, split
 from transport.scheduling.rounds import Phase
 
 speeds = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9)
@@ -18,8 +18,8 @@ LEARNT = 4  # rounds: of the first nobody knows how fast who is
 PEERS = ["a", "b", "c", "d"]
 
 
-def known(**samples_a_second: float) -> Speeds:
-    found = Speeds()
+def known(**samples_a_second: float) -> LoadBalancer:
+    found = LoadBalancer()
     for name, speed in samples_a_second.items():
         found.note(name, 100, 100 / speed)
     return found
@@ -51,8 +51,8 @@ def test_among_equals_shares_are_near_equal_and_the_remainder_rotates(
     batch: int, peers: int, round: int
 ) -> None:
     names = [f"p{i}" for i in range(peers)]
-    shares = [portion.samples for portion in Speeds().portions(batch, names, round, 1)]
-    again = [portion.samples for portion in Speeds().portions(batch, names, round + 1, 1)]
+    shares = [portion.samples for portion in LoadBalancer().portions(batch, names, round, 1)]
+    again = [portion.samples for portion in LoadBalancer().portions(batch, names, round + 1, 1)]
 
     assert sum(shares) == batch
     assert max(shares) - min(shares) <= 1
@@ -105,7 +105,7 @@ def test_one_odd_time_does_not_move_a_share() -> None:
 def test_shares_come_to_rest_where_all_take_the_same_time_whatever_is_fixed_in_it(
     fixed: float, a_sample: list[float]
 ) -> None:
-    found, names, batch = Speeds(), [str(i) for i in range(len(a_sample))], 2000
+    found, names, batch = LoadBalancer(), [str(i) for i in range(len(a_sample))], 2000
     slowest = max(a_sample)
     if min(a_sample) < slowest / MOST:
         return
@@ -160,7 +160,7 @@ def swarm_of(*per_sample: float, rounds: int = 40, batch: int = 64, longest: int
 def run(swarm: SimSwarm) -> float:
     """To the end; the virtual seconds a round took once the shares followed."""
     for _ in range(100_000):
-        if swarm.hub.phase is Phase.ENDED:
+        if swarm.hub.rounds.phase is Phase.ENDED:
             took = [e.seconds for e in swarm.events if isinstance(e, RoundCommitted)]
             return sum(took[LEARNT:-1]) / len(took[LEARNT:-1])
         before = swarm.fingerprint(), [p.busy for p in swarm.peers]
@@ -168,7 +168,7 @@ def run(swarm: SimSwarm) -> float:
         if (swarm.fingerprint(), [p.busy for p in swarm.peers]) == before:
             later = [p.busy for p in swarm.peers if p.busy > swarm.now]
             swarm.pass_time(max(0.001, min([*later, max(swarm.now, swarm.hub.deadline())]) - swarm.now))
-    pytest.fail(f"stuck in {swarm.hub.phase} of round {swarm.hub.round}")
+    pytest.fail(f"stuck in {swarm.hub.rounds.phase} of round {swarm.hub.rounds.round}")
 
 
 def test_a_peer_five_times_slower_costs_the_others_less_than_a_tenth() -> None:

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.scheduling.straggler_deadline import BOUND, FLOOR, KNOWN, MEDIANS, WINDOW, Habit, Pace, habit
+from transport.scheduling.straggler_deadline import (
+    BOUND,
+    FLOOR,
+    KNOWN,
+    MEDIANS,
+    WINDOW,
+    Habit,
+    StragglerDeadline,
+    habit,
+)
 
 CAP = 600.0
 times = st.floats(0.0, 1e4)
@@ -17,8 +26,8 @@ histories = st.lists(times, min_size=KNOWN, max_size=WINDOW)
 members = st.dictionaries(st.sampled_from("abcdef"), histories, min_size=2)
 
 
-def pace(arrivals: dict[str, list[float]], cap: float = CAP) -> Pace:
-    made = Pace(cap)
+def pace(arrivals: dict[str, list[float]], cap: float = CAP) -> StragglerDeadline:
+    made = StragglerDeadline(cap)
     for session, history in arrivals.items():
         for seconds in history:
             made.note(session, seconds)
@@ -30,7 +39,7 @@ def test_a_deadline_is_never_below_the_floor_or_three_medians_and_never_above_th
     arrivals: dict[str, list[float]], cap: float, at: float
 ) -> None:
     first, *missing = sorted(arrivals)
-    deadline = pace(arrivals, cap).deadline(missing, {first: at})
+    deadline = pace(arrivals, cap).after_opening(missing, {first: at})
 
     least = [habit(arrivals[s]) for s in missing]
     assert deadline <= cap
@@ -44,7 +53,7 @@ def test_a_round_that_is_slower_for_those_who_are_here_never_ends_earlier_for_th
     first, *missing = sorted(arrivals)
     made = pace(arrivals)
 
-    assert made.deadline(missing, {first: at * times_slower}) >= made.deadline(missing, {first: at})
+    assert made.after_opening(missing, {first: at * times_slower}) >= made.after_opening(missing, {first: at})
 
 
 @given(histories, st.floats(1.0, 50.0))
@@ -72,20 +81,20 @@ def test_jitter_of_forty_percent_never_reaches_a_limit(seed: int, usual: float) 
 def test_with_too_little_history_the_cap_holds() -> None:
     made = pace({"old": [1.0] * 8, "new": [1.0] * (KNOWN - 1)})
 
-    assert made.deadline(["new"], {"old": 1.0}) == CAP
-    assert made.deadline(["old", "stranger"], {"new": 1.0}) == CAP
-    assert made.deadline(["old"], {}) == CAP, "nobody is here: there is nothing to close with"
+    assert made.after_opening(["new"], {"old": 1.0}) == CAP
+    assert made.after_opening(["old", "stranger"], {"new": 1.0}) == CAP
+    assert made.after_opening(["old"], {}) == CAP, "nobody is here: there is nothing to close with"
     made.note("new", 1.0)
-    assert made.deadline(["new"], {"old": 1.0}) == 3.0
+    assert made.after_opening(["new"], {"old": 1.0}) == 3.0
     made.forget("new")
-    assert made.deadline(["new"], {"old": 1.0}) == CAP
+    assert made.after_opening(["new"], {"old": 1.0}) == CAP
 
 
 def test_a_slow_and_steady_member_is_waited_for_and_a_fast_one_is_missed_early() -> None:
     made = pace({"fast": [1.0] * 8, "also": [1.1] * 8, "slow": [40.0] * 8})
 
-    assert made.deadline(["slow"], {"fast": 1.0, "also": 1.1}) == pytest.approx(120.0)
-    assert made.deadline(["fast"], {"also": 1.1, "slow": 40.0}) == pytest.approx(3.0)
+    assert made.after_opening(["slow"], {"fast": 1.0, "also": 1.1}) == pytest.approx(120.0)
+    assert made.after_opening(["fast"], {"also": 1.1, "slow": 40.0}) == pytest.approx(3.0)
 
 
 def test_an_erratic_member_is_waited_for_longer_but_only_ten_medians_of_all() -> None:
@@ -99,9 +108,9 @@ def test_an_erratic_member_is_waited_for_longer_but_only_ten_medians_of_all() ->
 def test_a_round_that_is_slow_for_those_who_are_here_gives_the_others_as_much_more() -> None:
     made = pace({s: [10.0] * 8 for s in "abc"})
 
-    assert made.deadline(["c"], {"a": 10.0, "b": 11.0}) == pytest.approx(31.5)
-    assert made.deadline(["c"], {"a": 40.0, "b": 44.0}) == pytest.approx(126.0), "an evaluation, say"
-    assert made.deadline(["c"], {"a": 2.0, "b": 2.0}) == 30.0, "a fast round takes nothing away"
+    assert made.after_opening(["c"], {"a": 10.0, "b": 11.0}) == pytest.approx(31.5)
+    assert made.after_opening(["c"], {"a": 40.0, "b": 44.0}) == pytest.approx(126.0), "an evaluation, say"
+    assert made.after_opening(["c"], {"a": 2.0, "b": 2.0}) == 30.0, "a fast round takes nothing away"
 
 
 def test_a_member_that_became_slower_is_cut_off_four_times_at_most_for_each_factor_of_three() -> None:
@@ -109,7 +118,7 @@ def test_a_member_that_became_slower_is_cut_off_four_times_at_most_for_each_fact
         made = pace({"a": [10.0] * 8, "b": [10.0] * 8})
         cut = []
         for _ in range(40):
-            deadline = made.deadline(["b"], {"a": 10.0})
+            deadline = made.after_opening(["b"], {"a": 10.0})
             cut.append(deadline < factor * 10.0)
             made.note("a", 10.0)
             made.note("b", min(deadline, factor * 10.0))

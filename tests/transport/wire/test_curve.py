@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as some
 
-from transport.hub.round_history import POINTS, Curve, History
 from transport.ledger.run_ledger import EvaluationRow, Ledger, Recovered, RoundRow
+from transport.scheduling.round_history import POINTS, Curve, RoundHistory
 
 
 @given(some.integers(1, 3000))
@@ -28,7 +28,7 @@ def test_its_points_are_the_runs_own() -> None:
 
 
 def test_a_hub_that_was_started_again_has_the_curves_from_the_start() -> None:
-    history = History(Recovered(losses=((1, 5.0), (2, 4.5)), held_out=((0, 6.0),)))
+    history = RoundHistory(Recovered(losses=((1, 5.0), (2, 4.5)), held_out=((0, 6.0),)))
     history.evaluated(2, 4.75)
 
     assert history.curve.points == [(1, 5.0), (2, 4.5)]

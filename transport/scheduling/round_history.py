@@ -1,4 +1,4 @@
-"""What a hub remembers of the rounds that are over: answers for peers that come back, and sums."""
+"""Memory of committed rounds: answers for peers that come back, loss curves, sums."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Iterable
 from transport import actions as do
 from transport.ledger import HEADER_SIZE, Recovered
 from transport.protocol import Committed, SnapshotOffer
-from transport.scheduling import Exchange
 
-OFFERED = 2  # snapshots: the newest, and the one before for those who are fetching it
-REASON, REASONS = 200, 100  # characters of why a packet was refused, and so many of them: within a message
+from .exchange import Exchange
+
+OFFERED = 2  # snapshots: the newest, and the previous one for peers that are still fetching it
+REASON, REASONS = 200, 100  # characters of a refusal, and refusals per message, so that it stays small
 POINTS = 128  # of the loss curve
-KEPT = 64  # rounds whose commit and fingerprint are kept at hand
+KEPT = 64  # rounds whose commit and fingerprint stay in memory
 
 
 class Curve:
-    """(step, loss) of a whole run, at evenly spread rounds: of too many every second one goes."""
+    """(step, loss) of a whole run at evenly spread rounds: beyond POINTS every second one is dropped."""
 
     def __init__(self, points: Iterable[tuple[int, float]] = ()) -> None:
         self.points: list[tuple[int, float]] = []
@@ -32,14 +33,18 @@ class Curve:
             self.every *= 2
         self.seen += 1
 
+    @property
+    def rounded(self) -> list[tuple[int, float]]:
+        return [(step, round(loss, 4)) for step, loss in self.points]
 
-class History:
-    """Of one run, since its beginning or since the hub was restarted."""
+
+class RoundHistory:
+    """Committed rounds of a run since its beginning, or since the hub was restarted."""
 
     def __init__(self, recovered: Recovered) -> None:
         last, evaluation = recovered.last, recovered.evaluation
         self.commits: dict[int, Committed] = {}
-        self.fingerprints: dict[int, int] = {}  # of x' of a round, as the accepted reports agreed
+        self.fingerprints: dict[int, int] = {}  # x' by round, as the accepted reports agreed
         self.loss = last.loss if last else None  # of the newest round that trained
         self.curve, self.held_out = Curve(recovered.losses), Curve(recovered.held_out)
         self.eval_loss = evaluation.loss if evaluation else None
@@ -53,7 +58,7 @@ class History:
             self.fingerprints[last.round] = last.fingerprint
 
     def add(self, ex: Exchange, accepted: list[str], done: do.CommitDone) -> Committed:
-        """A round is durable, with the updates of these sessions. Returns what to tell everybody."""
+        """Add a durable round with the updates of these sessions. Returns the message for all peers."""
         reports = [ex.reports[s] for s in accepted]
         tokens = sum(r.tokens for r in reports)
         if tokens:
@@ -64,23 +69,23 @@ class History:
         self.fingerprints[ex.round] = reports[0].fingerprint
         names = [ex.members[s] for s in accepted]
         refused = {name: why[:REASON] for name, why in sorted(done.rejected.items())[:REASONS]}
-        lost = sorted(ex.members[s] for s in ex.owners if s not in done.moved)
+        lost = sorted(ex.members[s] for s in ex.aggregators if s not in done.moved)
         moved = {ex.members[s]: digest for s, digest in done.moved.items()}
-        told = Committed(ex.round, done.size, done.sha256.hex(), names, refused, lost, moved)
-        self.commits[ex.round] = told
+        message = Committed(ex.round, done.size, done.sha256.hex(), names, refused, lost, moved)
+        self.commits[ex.round] = message
         self.commits.pop(ex.round - KEPT, None)
         self.fingerprints.pop(ex.round - KEPT, None)
-        return told
+        return message
 
     def evaluated(self, step: int, loss: float) -> None:
-        """The held-out loss of x' is known."""
+        """Add a held-out loss of x'."""
         self.eval_loss = loss
         self.held_out.add(step, loss)
 
     def offer(self, offers: Iterable[SnapshotOffer]) -> None:
-        """From now on these snapshots are announced, the newest of them."""
+        """Announce the newest of these snapshots from now on."""
         self.snapshots = sorted(offers, key=lambda o: o.round)[-OFFERED:]
 
     def differs(self, round: int, fingerprint: int) -> bool:
-        """Is this known not to be the fingerprint of x' of that round?"""
+        """Tell whether this is known not to be the fingerprint of x' of that round."""
         return self.fingerprints.get(round, fingerprint) != fingerprint

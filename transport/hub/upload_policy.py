@@ -1,0 +1,88 @@
+"""The uploads that a hub accepts: the update of the open round, a leaver's handoff, and a few trials, from
+which a newcomer measures its line. Uploads for aggregators are judged by their coordinator.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from transport import actions as do
+from transport.actions import Outbox
+from transport.membership import Kind, Roster, Session, State
+from transport.protocol import HANDOFF, TRIAL, UPDATE, RunSettings, round_of
+from transport.scheduling import Phase, Rounds
+
+TRIALS, LONGEST = 4, 4 << 20  # of a session; bytes of each
+
+
+class ShardUploads(Protocol):
+    """Uploads of a run whose shards are aggregated by peers; star mode has none."""
+
+    def refusal(self, session: Session, name: str) -> str | None:
+        """Return why this upload for or of an aggregator is not wanted. Raises KeyError for other names."""
+
+
+class UploadPolicy:
+    """Decides which uploads of a session are wanted now."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        out: Outbox,
+        members: Roster,
+        rounds: Rounds,
+        shards: ShardUploads | None,
+    ) -> None:
+        self.settings, self._out, self._members = settings, out, members
+        self._rounds, self._shards = rounds, shards
+
+    def refusal(self, session_id: str, name: str, size: int) -> str | None:
+        """Return why this upload is not wanted, or None. One beyond the size limit ends its session."""
+        session = self._members.get(session_id)
+        if session is None:
+            return "the session is over"
+        if round_of(TRIAL, name) is not None:
+            return self._trial(session, size)
+        leaves = round_of(HANDOFF, name) is not None
+        reason = self._handoff(session) if leaves else self._update(session, name)
+        if reason is None and size > self.settings.update_limit:
+            reason = f"its upload has {size} bytes, the limit of this run is {self.settings.update_limit}"
+            self._members.kick(session, "kicked", reason)
+        elif reason is None and leaves and session.state is not State.BEHIND:
+            self._members.move(session, Kind.LEAVING)
+        return reason
+
+    def handed_over(self, session_id: str, size: int) -> None:
+        """Merge a handoff that is here, whole, with the weight that the peer's packets had."""
+        session = self._members.get(session_id)
+        if session is not None and session.share is not None and self._handoff(session) is None:
+            session.handoff = size
+            to_all = self._shards is not None
+            self._out.add(do.Inherit(session.id, session.name, session.share, to_all))
+
+    def _update(self, session: Session, name: str) -> str | None:
+        round = round_of(UPDATE, name)
+        if round is not None:
+            ex = self._rounds.open_to(session.id, round)
+            if ex is None:
+                return f"round {round} is not open to this peer, or is closed"
+            return "it is here already" if session.id in ex.uploads else None
+        try:
+            if self._shards is not None:
+                return self._shards.refusal(session, name)
+        except KeyError:
+            pass
+        return f"nothing of the name {name!r} is wanted"
+
+    def _handoff(self, session: Session) -> str | None:
+        if self._rounds.ending or self._rounds.phase is Phase.FINAL:
+            return "the run is ending: there is no round left to carry it"
+        if session.share is None:
+            return "no packet of this session is in the run"
+        return "it is here already" if session.handoff else None
+
+    def _trial(self, session: Session, size: int) -> str | None:
+        if session.trials == TRIALS or size > LONGEST:
+            return f"a session may try its line {TRIALS} times, with {LONGEST} bytes each"
+        session.trials += 1
+        return None

@@ -1,0 +1,161 @@
+"""The round in progress: its members, what has arrived of their updates, and which aggregators have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from transport import actions as do
+from transport.ledger import RoundRow
+from transport.protocol import AggregatorInfo, Close, HandoffOffer, Report, Round, events
+
+from .evaluation import Evaluation
+from .leases import Leases
+
+Pair = tuple[str, str]  # sessions: aggregator, member
+
+
+@dataclass
+class Exchange:
+    """The round in progress, keyed by session: a peer that comes back in a new session is another member."""
+
+    round: int
+    step: int
+    members: dict[str, str]  # session -> name, as it was opened
+    leased: int  # samples
+    opened: float  # shifts by the time that the hub was suspended
+    deadline: float  # moves with each arriving update
+    keys: dict[str, str] = field(default_factory=dict)  # name -> key
+    spans: dict[str, int] = field(default_factory=dict)  # session -> rounds its lease lasts, above 1
+    fits: int = 0  # bytes of an aggregate that all members can fetch beside their compute; 0: not known
+
+    reports: dict[str, Report] = field(default_factory=dict)
+    uploads: set[str] = field(default_factory=set)  # sessions whose packet is here, whole
+    claims: dict[str, list[int]] = field(default_factory=dict)  # session -> rounds its update delivers
+    arrived: dict[str, float] = field(default_factory=dict)  # session -> seconds after the opening
+    warned: bool = False  # the host was told that the deadline has passed
+    counted: tuple[int, int] = (0, 0)  # updates here and missing when the deadline was last computed
+    look_at: float = 0.0  # when to compute it again: that costs time for each member
+    news: bool = False  # the two counts have changed since
+
+    hub_shards: tuple[int, ...] = (0,)
+    handoffs: list[HandoffOffer] = field(default_factory=list)  # the hub adds these to its error feedback
+    # A run in star mode leaves the rest empty.
+    aggregators: dict[str, list[int]] = field(default_factory=dict)  # session -> its shards
+    delivered: dict[Pair, str] = field(default_factory=dict)  # digest of the part that the aggregator reports
+    relayed: dict[Pair, str] = field(default_factory=dict)  # digest of the part that lies at the hub for it
+    lost: set[str] = field(default_factory=set)  # aggregators that are gone or silent
+    closes: dict[str, Close] = field(default_factory=dict)  # aggregator -> the newest order to aggregate
+
+    def has_current_parts(self, report: Report) -> bool:
+        """Tell whether a report's parts are for this round's aggregators, not for those before a restart."""
+        return report.parts.keys() <= {self.members[session] for session in self.aggregators}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self.members.values()))
+
+    @property
+    def by_name(self) -> list[str]:
+        """Sessions with an update, by name, never by arrival: float sums depend on order."""
+        return sorted(self.claims, key=lambda session: self.members[session])
+
+    def message(self, session: str, steps: int, samples: int, ev: Evaluation | None) -> Round:
+        """Announce the round to a member: its lease, and its part where this round evaluates."""
+        part = ev.part_of(session) if ev is not None and ev.round == self.round else None
+        parts = ev.parts if ev is not None and part is not None else 0
+        spans = self.spans.get(session, 1)
+        message = Round(self.round, self.step, steps, list(self.names), samples, True, part or 0, parts)
+        return replace(message, spans=spans, fits=self.fits)
+
+    def whole(self, session: str) -> bool:
+        """Tell whether all parts of a member's update have arrived. An aggregator has its own part."""
+        others = self.aggregators.keys() - self.lost - {session}
+        return (not self.hub_shards or session in self.uploads) and all(
+            self.available(aggregator, session) for aggregator in others
+        )
+
+    def available(self, aggregator: str, member: str) -> bool:
+        """Tell whether the aggregator has, or can fetch, the part that this member has reported."""
+        digest, pair = self.reports[member].parts.get(self.members[aggregator], ""), (aggregator, member)
+        return digest in (self.delivered.get(pair), self.relayed.get(pair))
+
+    def parts_for(self, aggregator: str, peers: Iterable[str]) -> dict[str, str]:
+        """Return peer -> digest of the part that it reported for this aggregator."""
+        parts = {self.members[s]: self.reports[s].parts for s in self.claims}
+        return {peer: parts[peer].get(self.members[aggregator], "") for peer in peers}
+
+    def aggregator_named(self, name: str) -> str | None:
+        """Return the session of an aggregator that is not lost."""
+        return next((s for s in self.aggregators if self.members[s] == name and s not in self.lost), None)
+
+    def commit(self, leases: Leases) -> do.Commit:
+        """Ask the shell to aggregate what has arrived and to make it durable."""
+        claims = tuple(
+            do.Claim(
+                peer=self.members[s],
+                session=s,
+                leases={r: leases.ids(s, r) or () for r in self.claims[s]},
+                loss_sum=self.reports[s].loss_sum,
+                tokens=self.reports[s].tokens,
+            )
+            for s in self.by_name
+        )
+        return do.Commit(
+            round=self.round,
+            step=self.step,
+            members=self.names,
+            claims=claims,
+            fingerprint=self.reports[self.by_name[0]].fingerprint,
+            hub_shards=self.hub_shards,
+            aggregators={
+                s: AggregatorInfo(self.members[s], shards)
+                for s, shards in self.aggregators.items()
+                if s not in self.lost
+            },
+            handoffs=tuple(self.handoffs),
+        )
+
+    def event(self, accepted: list[str], done: do.CommitDone, now: float) -> events.RoundCommitted:
+        """Describe the durable round to the host; the caller fills in `step`, `steps` and `counted`."""
+        reports = {self.members[s]: self.reports[s] for s in accepted}
+        tokens = sum(r.tokens for r in reports.values())
+        return events.RoundCommitted(
+            at=0.0,
+            round=self.round,
+            step=0,
+            steps=0,
+            counted=0,
+            loss=sum(r.loss_sum for r in reports.values()) / tokens if tokens else None,
+            tokens=sum(done.tokens.values()),
+            members=self.names,
+            accepted=tuple(reports),
+            fingerprint=self.reports[accepted[0]].fingerprint,
+            size=done.size,
+            packets=dict(done.packets),
+            tokens_by_peer=dict(done.tokens),
+            compute_s={name: r.compute_s for name, r in reports.items()},
+            wait_s={name: r.wait_s for name, r in reports.items()},
+            seconds=now - self.opened,
+            deadline=self.deadline - self.opened,
+        )
+
+
+def row_of(
+    action: do.Commit, accepted: tuple[do.Claim, ...], tokens: int, opened: float, now: float
+) -> RoundRow:
+    """Build the ledger's row of a round that is about to be committed. Times are wall clock."""
+    reported = sum(c.tokens for c in accepted)
+    return RoundRow(
+        round=action.round,
+        step=action.step,
+        opened=opened,
+        committed=now,
+        fingerprint=action.fingerprint,
+        members=action.members,
+        accepted=tuple(c.peer for c in accepted),
+        loss=sum(c.loss_sum for c in accepted) / reported if reported else None,
+        tokens=tokens,
+    )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import Enum
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from transport.membership import NEXT as ADMISSION
 from transport.membership.sessions import NEXT
@@ -33,7 +33,7 @@ def tables() -> str:
     )
 
 
-def transitions(title: str, where: str, state: str, next_states: Mapping[Enum, Mapping[Enum, Enum]]) -> str:
+def transitions(title: str, where: str, state: str, next_states: Mapping[Any, Mapping[Any, Any]]) -> str:
     """Render a transition table, one arrow a row."""
     rows = [
         (before.name, event.value, after.name)
@@ -43,7 +43,7 @@ def transitions(title: str, where: str, state: str, next_states: Mapping[Enum, M
     return table(title, where, (state, "what happens", "next"), rows)
 
 
-def table(title: str, where: str, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(title: str, where: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     bars = ["|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join([f"**{title}** (`{where}`)", "", f"| {' | '.join(heads)} |", *bars])
 

@@ -11,7 +11,7 @@ from statistics import mean
 from scripts import ROOT
 from scripts.comparison import work
 from scripts.report.markdown import NOTHING, dates, section, table
-from scripts.report.plot import Axis, svg
+from scripts.report.plot import svg
 from scripts.report.rows import Row, read
 from scripts.study import cells, plan, tables
 from scripts.study.cells import Found
@@ -81,7 +81,7 @@ def links(folder: Path) -> str:
     at = ("20", "100", "500", "1000")
     plotted = {name: [(float(s), 1 / by[s]) for s in at if s in by] for name, by in steps.items()}
     title = "Share of the time that devices compute"
-    (folder / "links.svg").write_text(svg(title, "Mbit/s, each way", plotted, Axis(0, 1, log=False), True))
+    (folder / "links.svg").write_text(svg(title, "Mbit/s, each way", plotted, (0.0, 1.0), True))
     return section(
         "links",
         dates=dates(rows),
@@ -221,7 +221,7 @@ def timed(folder: Path, found: Found) -> list[list[str]]:
     }
     if curves:
         losses = [loss for points in curves.values() for _, loss in points]
-        up = Axis(min(losses) - 0.02, max(losses) + 0.02, log=False)
+        up = min(losses) - 0.02, max(losses) + 0.02
         title = "Held-out loss (a quarter of the text) against time at 100 Mbit/s"
         (folder / "loss.svg").write_text(svg(title, "hours of GPT-J's steps", curves, up))
     return [

@@ -1,9 +1,9 @@
 """Make the tokenizer of the builtin model again: byte-level BPE over the topics of Python's `help()`.
 
-    python scripts/make_tokenizer.py [FOLDER]
+    scripts/start scripts.make_tokenizer [FOLDER]
 
-Written once with CPython 3.11 and shipped, since the text differs from one Python to the next; on the same
-text it comes out the same. Byte-level, so it reads any text.
+It was made once with CPython 3.11 and is shipped, since the text differs from one Python to the next; on the
+same text it comes out the same. Byte-level, so it reads any text.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from recipes.data.sources import python_docs
+from scripts import ROOT
 
 VOCABULARY = 320  # 256 bytes and the 63 commonest pieces: few enough to be learnt in a minute
 END = "<|endoftext|>"
@@ -24,11 +25,9 @@ def main(folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=VOCABULARY, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(python_docs(), trainer)
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,12 +37,10 @@ def main(folder: Path) -> None:
         "eos_token": END,
         "bos_token": END,
         "pad_token": END,
-        "model_max_length": 512,
-        "clean_up_tokenization_spaces": False,
     }
+    settings |= {"model_max_length": 512, "clean_up_tokenization_spaces": False}  # type: ignore[dict-item]
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    builtin = Path(__file__).parents[1] / "recipes" / "builtin" / "tiny-gpt-neox"
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else builtin)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "recipes" / "builtin" / "tiny-gpt-neox")

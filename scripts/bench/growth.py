@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -53,13 +54,12 @@ def measure_peer(parameters: int) -> Point:
 
     torch.set_num_threads(1)
     rehearse(Cocktail(), parameters)
-    before = resident()["VmRSS"]
+    before = 1024**2 * hub.resident(os.getpid())
     x, generator = torch.zeros(parameters), torch.Generator().manual_seed(1)
     for start in range(0, parameters, 1 << 20):  # in pieces, for the memory
         piece = x[start : start + (1 << 20)]
-        piece.normal_(generator=generator).div_(torch.rand(len(piece), generator=generator).add_(0.05)).mul_(
-            1e-4
-        )
+        piece.normal_(generator=generator).mul_(1e-4)
+        piece.div_(torch.rand(len(piece), generator=generator).add_(0.05))
     worker = Worker(x, GlobalModel(torch.zeros(parameters), Cocktail(), seed=1))
     sizes, spent = list[int](), list[float]()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -69,17 +69,8 @@ def measure_peer(parameters: int) -> Point:
         worker.finish(sent.packet, sent)
         spent.append(time.process_time() - began)
         sizes.append(len(sent.packet))
-    return {
-        "up": sum(sizes[1:]) / ROUNDS,
-        "cpu_s": sum(spent[1:]) / ROUNDS,
-        "memory": resident()["VmHWM"] - before,
-    }
-
-
-def resident() -> dict[str, int]:
-    """Read the bytes resident now, and at most."""
-    rows = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
-    return {row[0][:-1]: 1024 * int(row[1]) for row in rows if row[0] in ("VmRSS:", "VmHWM:")}
+    memory = 1024**2 * hub.resident(os.getpid(), "VmHWM") - before
+    return {"up": sum(sizes[1:]) / ROUNDS, "cpu_s": sum(spent[1:]) / ROUNDS, "memory": memory}
 
 
 # ---- the hub -----------------------------------------------------------------------------------------------

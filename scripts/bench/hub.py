@@ -70,8 +70,7 @@ def parameters(size: int) -> int:
     return max(1, round(size * 8 / BITS / 2560)) * 2560
 
 
-# ---- the programs: a hub
-# ------------------------------------------------------------------------------------
+# ---- the programs: a hub -----------------------------------------------------------------------------------
 
 
 class Aggregating(IdleDelegate):
@@ -133,8 +132,7 @@ def thread_names() -> dict[str, str]:
     return {str(t.native_id): t.name for t in threading.enumerate()}
 
 
-# ---- the programs: peers
-# ------------------------------------------------------------------------------------
+# ---- the programs: peers -----------------------------------------------------------------------------------
 
 
 def packets_of(size: int) -> list[bytes]:
@@ -174,8 +172,7 @@ class Wires:
         return sock
 
     def send(self, sock: zmq.Socket[bytes], data: bytes | memoryview, *, more: bool = False) -> None:
-        """Send without a copy of whole chunks. A message that comes while libzmq sends wakes no
-        descriptor."""
+        """Send without a copy of whole chunks. What comes while libzmq sends wakes no descriptor."""
         sock.send(data, zmq.SNDMORE if more else 0, copy=isinstance(data, bytes))
         self._used.add(sock)
 
@@ -258,8 +255,7 @@ def run_peers(asked: Line) -> None:
     os._exit(0)  # what is under way matters to no process
 
 
-# ---- the programs: the same bytes, and nothing else
-# ---------------------------------------------------------
+# ---- the programs: the same bytes, and nothing else --------------------------------------------------------
 
 
 def run_raw(asked: Line) -> None:
@@ -313,8 +309,7 @@ def run_raws(asked: Line) -> None:
         wires.turn()
 
 
-# ---- what the kernel knows
-# ----------------------------------------------------------------------------------
+# ---- what the kernel knows ---------------------------------------------------------------------------------
 
 
 def cpu(stat: Path) -> float:
@@ -343,8 +338,7 @@ def resident(pid: int, field: str = "VmRSS") -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
-# ---- a row
-# --------------------------------------------------------------------------------------------------
+# ---- a row -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -82,17 +82,25 @@ def under_faults(
     return out
 
 
+def planned(given: argparse.Namespace, work: Path, fill_s: float) -> tuple[Workload, Reference | None]:
+    """Plan a run that fills so many seconds of training, and find its reference."""
+
+    def workload(steps: int) -> Workload:
+        return Workload(given.peers, steps, given.seed, owners=given.owners)
+
+    steps = given.steps
+    if not steps:
+        steps = max(50, round(fill_s / reference_of(workload(FIRST), work, PEERS).step_s / 50) * 50)
+    return workload(steps), None if given.no_reference else reference_of(workload(steps), work, PEERS)
+
+
 def mixed(given: argparse.Namespace, work: Path) -> int:
     """Do faults of all kinds for so many minutes."""
     kinds = [kind for kind in possible() if not given.only or kind in given.only.split(",")]
-    steps = given.steps
-    if not steps:
-        pace = reference_of(Workload(given.peers, FIRST, given.seed, owners=given.owners), work, PEERS).step_s
-        steps = max(50, round(given.minutes * 60 * SLOWER / pace / 50) * 50)
-    workload = Workload(given.peers, steps, given.seed, owners=given.owners)
-    reference = None if given.no_reference else reference_of(workload, work, PEERS)
+    workload, reference = planned(given, work, given.minutes * 60 * SLOWER)
     faults = list(schedule(given.seed, 60 * given.minutes, PEERS[: given.peers], given.every, kinds))
-    say(f"{len(faults)} faults planned in {given.minutes:g} minutes, {steps} steps, {given.peers} peers")
+    size = f"{given.minutes:g} minutes, {workload.steps} steps, {given.peers} peers"
+    say(f"{len(faults)} faults planned in {size}")
     out = under_faults(f"seed-{given.seed}", workload, faults, reference, given.minutes, work)
     say("\n".join(out.lines()))
     say(f"{'ok' if out.kept else 'failed'}: {len(out.records)} faults, seed {given.seed}")
@@ -101,25 +109,21 @@ def mixed(given: argparse.Namespace, work: Path) -> int:
 
 def hub_killed(given: argparse.Namespace, work: Path) -> int:
     """Do kill -9 of the hub so many times, in runs that are killed to their very end."""
-    pace = reference_of(Workload(given.peers, FIRST, given.seed, owners=given.owners), work, PEERS).step_s
-    steps = given.steps or max(50, round(AT_ONCE * LIFE / pace / 50) * 50)
-    workload = Workload(given.peers, steps, given.seed, owners=given.owners)
-    reference = None if given.no_reference else reference_of(workload, work, PEERS)
-    records: list[Record] = []
-    failed = 0
-    while len(records) < given.times and not failed:
+    workload, reference = planned(given, work, AT_ONCE * LIFE)
+    records, kept = list[Record](), True
+    while len(records) < given.times and kept:
         faults = list(hub_kills(given.seed + len(records), given.times - len(records)))
         out = under_faults(f"hub-kill-{given.seed}", workload, faults, reference, float("inf"), work)
         say("\n".join(out.lines()))
-        failed += not out.kept
+        kept = out.kept
         records += [record for record in out.records if record.back_s is not None]
         say(f"{len(records)} of {given.times} kills\n")
         if not out.records:
             break
     check = hub_back_soon(records)
     say(f"{check.promise}: {check.figure}")
-    say(f"{'failed' if failed else 'ok'}: {len(records)} kills of the {HUB}, seed {given.seed}")
-    return 1 if failed else 0
+    say(f"{'ok' if kept else 'failed'}: {len(records)} kills of the {HUB}, seed {given.seed}")
+    return 0 if kept else 1
 
 
 def main() -> int:

@@ -26,9 +26,8 @@ NAMES = {field.name for field in fields(Setting)}
 
 def changed(setting: Setting) -> dict[str, Any]:
     """Find what differs from the defaults: a setting as the file has it."""
-    return {
-        f.name: getattr(setting, f.name) for f in fields(setting) if getattr(setting, f.name) != f.default
-    }
+    values = {f.name: (getattr(setting, f.name), f.default) for f in fields(setting)}
+    return {name: value for name, (value, default) in values.items() if value != default}
 
 
 def setting_of(text: str) -> Setting:

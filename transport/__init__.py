@@ -5,7 +5,17 @@ Beside these names: `transport.events`, `transport.errors`, `transport.messages`
 
 from transport.hub import Hub
 from transport.ledger import Ledger
-from transport.peer import CatchUp, CatchUpDownloads, PeerLink, WantedFile, ask_admin, ask_status, ask_stop
+from transport.peer import (
+    CatchUp,
+    CatchUpDownloads,
+    LinkLimits,
+    PeerIdentity,
+    PeerLink,
+    WantedFile,
+    ask_admin,
+    ask_status,
+    ask_stop,
+)
 from transport.protocol import RunKeys, RunSettings, RunURL, parse_url
 from transport.wire import Bandwidth
 
@@ -15,6 +25,8 @@ __all__ = [
     "CatchUpDownloads",
     "Hub",
     "Ledger",
+    "LinkLimits",
+    "PeerIdentity",
     "PeerLink",
     "RunKeys",
     "RunSettings",

@@ -139,7 +139,7 @@ class Bootstrap:
                     raise
 
     def _by_plan(self, supply: CatchUpDownloads) -> Prepared:
-        plan, go_on = self.machine.plan, self.link.leave_or_go_on
+        plan, go_on = self.machine.plan, self.link.raise_if_leaving
         small, new = snapshot_files(self.files), lacking(self.files, self.folder)
         fetch_base(small, self.folder, supply.files, go_on, self.limits.max_disk)
         self.imports.read(self.folder)
@@ -168,7 +168,7 @@ class Bootstrap:
 
     def _loaded(self, snapshot: Path | None, round: int, read: Sequence[File]) -> Prepared:
         """Build the peer with the global model of `round`. `read`: the base files it is made from."""
-        self.imports.wait(self.link.leave_or_go_on)
+        self.imports.wait(self.link.raise_if_leaving)
         from recipes.models import available_attention, base_digests, load_trained
         from recipes.multi_gpu import build_fsdp_peer
         from recipes.training import build_peer, micro_batch_for
@@ -186,7 +186,7 @@ class Bootstrap:
                 model = load_trained(recipe, self.folder, device, snapshot)
                 peer = build_peer(model, recipe, batch, name, round)
             if self.micro_batch is None:
-                peer.micro_batch = micro_batch_for(peer.trainer, recipe, self.link.leave_or_go_on)
+                peer.micro_batch = micro_batch_for(peer.trainer, recipe, self.link.raise_if_leaving)
         self.restore_checkpoint(peer)
         recipe_hash = hashlib.sha256(self.link.welcome.recipe.encode()).hexdigest()
         return Prepared(peer, {**base_digests(read), "recipe": recipe_hash})

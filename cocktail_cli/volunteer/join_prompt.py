@@ -139,7 +139,7 @@ def fetched_soon(link: PeerLink, file: File) -> bytes | None:
     until = time.monotonic() + ANSWER_S
 
     def waited() -> None:
-        link.leave_or_go_on()
+        link.raise_if_leaving()
         if time.monotonic() > until:
             raise TimeoutError
 

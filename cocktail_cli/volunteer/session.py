@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from recipes.training import Link, Peer
     from transport import PeerLink, RunURL
     from transport.aggregators import ShardServer
+    from transport.peer import LinkLimits, PeerIdentity
     from transport.protocol import CurveKeys, Welcome
 
     from .run_link import RunLink
@@ -107,15 +108,17 @@ class VolunteerSession:
                 stack.enter_context(closing(self.door))
             link = PeerLink(
                 self.url,
-                limits.name,
-                limits.hardware,
-                versions(),
-                keys=keys,
-                alone=alone,
-                owns=bool(reachable),
-                reachable=reachable,
-                bandwidth=Bandwidth(limits.max_up, limits.max_down),
-                told=self.warn,
+                PeerIdentity(
+                    limits.name,
+                    limits.hardware,
+                    versions(),
+                    keys=keys,
+                    alone=alone,
+                    owns=bool(reachable),
+                    reachable=reachable,
+                ),
+                LinkLimits(bandwidth=Bandwidth(limits.max_up, limits.max_down)),
+                notify=self.warn,
             )
             stack.enter_context(closing(link))
             leave = partial(self.leave, link)
@@ -233,19 +236,20 @@ class VolunteerSession:
         """Where peers aggregate shards: connect to them, and be one if this machine can be reached."""
         from transport.aggregators import AggregatorThread
 
-        from .shard_aggregator_link import half_of, to_owners
+        from .shard_aggregator_link import exchange_by_shard, half_of, to_owners
 
-        run.shards = recipe.compression.shards
         if recipe.swarm.owners == "hub":
             if self.door is not None:
                 self.warn("in this run the hub aggregates all shards: nobody dials this machine")
             return
-        run.direct = to_owners(run.link, own_keys())
+        aggregator = None
         if self.door is not None:
             path = checkpoint_store.shard_path(self.url.run, run.name, self.url.key)
             half = half_of(recipe, peer.trainer.layout.size, path, self.warn)
-            run.owning = AggregatorThread(run.link, half, self.door, self.warn)
-            run.owning.start()
+            aggregator = AggregatorThread(run.link, half, self.door, self.warn)
+            aggregator.start()
+        clients = to_owners(run.link, own_keys())
+        run.sharded = exchange_by_shard(run.link, recipe.compression.shards, clients, aggregator)
 
     def train(self, run: RunLink, peer: Peer) -> None:
         """Train until the end, going on in a renewed session where the hub was restarted."""

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 from cocktail_cli.aggregation import KeptShards
 from transport import PeerLink, RunURL
-from transport.aggregators import DIAL_S, DIRECT_FRAGMENT, ShardClients, ShardServer
+from transport.aggregators import (
+    DIAL_S,
+    DIRECT_FRAGMENT,
+    AggregatorThread,
+    PacketSharding,
+    ShardClients,
+    ShardedExchange,
+    ShardServer,
+)
+from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol import AggregatorInfo, CurveKeys, parse_address
 from transport.wire import RouterWire
 
@@ -51,13 +60,25 @@ def open_door(host: str, port: int, keys: CurveKeys, url: RunURL) -> tuple[Shard
 
 
 def to_owners(link: PeerLink, keys: CurveKeys) -> ShardClients:
-    """This peer's links to owners, as itself."""
+    """Make this peer's connections to the aggregators of its rounds, under its own name and keys."""
 
     def dial(owner: AggregatorInfo) -> PeerLink:
         host, port = parse_address(owner.address)
         url = RunURL(owner.key, "", host, port, link.url.run)
         return PeerLink(
-            url, link.name, keys=keys, patience=DIAL_S, flows=1, buckets=link.buckets, least=DIRECT_FRAGMENT
+            url,
+            PeerIdentity(link.name, keys=keys),
+            LinkLimits(patience=DIAL_S, flows=1, min_fragment=DIRECT_FRAGMENT),
+            rate_limits=link.rate_limits,
         )
 
     return ShardClients(dial)
+
+
+def exchange_by_shard(
+    link: PeerLink, shards: int, clients: ShardClients | None, aggregator: AggregatorThread | None
+) -> ShardedExchange:
+    """Join the exchange of a run whose `shards` shards are aggregated by peers."""
+    from recipes.algorithm import merge_packets, select_shards
+
+    return ShardedExchange(link, PacketSharding(shards, select_shards, merge_packets), clients, aggregator)

@@ -239,7 +239,9 @@ class Peer:
         name, packet, self.opened = f"update/{round}", memoryview(self.packets[which]), None
         self.say(m.Put(name, len(packet), self.digests[which], CHUNK), self.bulk)
         for i in range(-(-len(packet) // CHUNK)):
-            self.wires.send(self.bulk, encode(m.Chunk(name, i, self.digests[which][: m.OF])), more=True)
+            self.wires.send(
+                self.bulk, encode(m.Chunk(name, i, self.digests[which][: m.UPLOAD_TAG])), more=True
+            )
             self.wires.send(self.bulk, packet[i * CHUNK : (i + 1) * CHUNK])
         self.say(m.Report(round, SAME, [round], 30.0, 10))
 

@@ -31,7 +31,7 @@ from transformers import (
 
 from cocktail_cli.host.hub_delegate import RunWork, folded, settings_of
 from cocktail_cli.volunteer.run_link import RunLink
-from cocktail_cli.volunteer.shard_aggregator_link import half_of
+from cocktail_cli.volunteer.shard_aggregator_link import exchange_by_shard, half_of
 from recipes.config.schema import Model, Recipe
 from recipes.data.corpus import build_corpus
 from recipes.models.base_model import BUILTIN_MODELS, Base, load_tokenizer, prepare_base
@@ -196,11 +196,12 @@ class Swarm:
         link = self.memory.link(name, owns=owns)
         link.connect(10)
         run = RunLink(link)
-        run.shards = self.recipe.compression.shards
         if owns:
             kept = self.folder / "kept" / name
-            run.owning = AggregatorThread(link, half_of(self.recipe, self.work.parameters, kept, pytest.fail))
-            run.owning.start()
+            half = half_of(self.recipe, self.work.parameters, kept, pytest.fail)
+            aggregator = AggregatorThread(link, half)
+            aggregator.start()
+            run.sharded = exchange_by_shard(link, self.recipe.compression.shards, None, aggregator)
         member = Member(name, run, build_peer(self.trained(), self.recipe, micro_batch=2, name=name))
         self.members[name] = member
         return member

@@ -14,13 +14,14 @@ from in_process import recipe_of, rows
 
 from cocktail_cli.host.hub_delegate import RunWork, folded, settings_of
 from cocktail_cli.volunteer.run_link import RunLink
-from cocktail_cli.volunteer.shard_aggregator_link import half_of, open_door, to_owners
+from cocktail_cli.volunteer.shard_aggregator_link import exchange_by_shard, half_of, open_door, to_owners
 from recipes.data.corpus import build_corpus
 from recipes.models.base_model import load_tokenizer, prepare_base
 from recipes.models.causal_lm import load_model
 from recipes.training.loop import StepDone, build_peer, finetune
 from transport import Hub, Ledger, PeerLink, RunKeys
 from transport.aggregators.aggregator_thread import AggregatorThread
+from transport.peer import PeerIdentity
 from transport.protocol import events as hub
 from transport.protocol.keys import CurveKeys
 
@@ -40,7 +41,7 @@ class Member:
     def __init__(self, name: str, url: Any, work: RunWork) -> None:
         keys = CurveKeys.generate()
         self.door, port = open_door("127.0.0.1", 0, keys, url)
-        self.link = PeerLink(url, name, keys=keys, owns=True, reachable=f"127.0.0.1:{port}")
+        self.link = PeerLink(url, PeerIdentity(name, keys=keys, owns=True, reachable=f"127.0.0.1:{port}"))
         self.work, self.keys = work, keys
         self.steps: list[StepDone] = []
         self.run: RunLink | None = None
@@ -52,11 +53,12 @@ class Member:
             recipe = self.work.recipe
             self.link.connect(10)
             run = self.run = RunLink(self.link)
-            run.shards, run.direct = recipe.compression.shards, to_owners(self.link, self.keys)
             kept = self.work.ledger.parent / "kept" / run.name
             half = half_of(recipe, self.work.parameters, kept, pytest.fail)
-            run.owning = AggregatorThread(self.link, half, self.door)
-            run.owning.start()
+            aggregator = AggregatorThread(self.link, half, self.door)
+            aggregator.start()
+            clients = to_owners(self.link, self.keys)
+            run.sharded = exchange_by_shard(self.link, recipe.compression.shards, clients, aggregator)
             self.peer = build_peer(load_model(self.work.base.folder), recipe, micro_batch=2, name=run.name)
             for event in finetune(run, self.peer, self.link.welcome.round):
                 if isinstance(event, StepDone):

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from transport_targets import HUB_BYTES, PEER_BYTES, hear, joined_carrier, open_hub
+from transport_targets import HUB_BYTES, PEER_BYTES, hear, joined_connections, open_hub
 
 from scripts.fuzzing.fuzz import GROUPS, Tally, TooMuch, case_of, fuzz, keep, replay, targets, try_case
 from scripts.fuzzing.mutate import Target, message
@@ -81,17 +81,17 @@ def test_a_hub_that_hears_ten_thousand_hostile_messages_does_not_grow() -> None:
 
 @pytest.mark.slow
 def test_a_peer_that_hears_ten_thousand_hostile_messages_does_not_grow() -> None:
-    carrier, rng = joined_carrier(), Random(1)
+    connections, rng = joined_connections(), Random(1)
 
     def one(number: int) -> None:
         fresh = message(rng, PEER_BYTES)
-        carrier._take(Received(number & 1, [fresh, b""]), 0.001 * number)
-        carrier._send_all()
+        connections._take(Received(number & 1, [fresh, b""]), 0.001 * number)
+        connections._send_all()
         if b"Refused" in fresh or b"Over" in fresh:  # else nothing more would mean anything
-            carrier.state.link = type(carrier.state.link).JOINED
+            connections.state.link = type(connections.state.link).JOINED
 
-    assert growth(carrier, one) < 9_000, "it remembers 4,096 rounds and as many leases, and no more"
-    assert carrier.broken is None
+    assert growth(connections, one) < 9_000, "it remembers 4,096 rounds and as many leases, and no more"
+    assert connections.broken is None
 
 
 def test_an_evaluation_over_no_tokens_is_no_number_and_a_large_one_fits_the_ledger() -> None:

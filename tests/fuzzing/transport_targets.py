@@ -26,7 +26,7 @@ from transport.hub import Hub
 from transport.ledger.packet_log import CRC, HEADER, MAGIC, pack_header, read_packets
 from transport.ledger.run_ledger import Counted, Ledger, OpenSession, Recovered, RoundRow
 from transport.peer.catch_up import CatchUp, CatchUpState, LocalCopy
-from transport.peer.connection_manager import AHEAD, ConnectionManager, chunk_buffer
+from transport.peer.connection_manager import PREFETCHED, ConnectionManager, LinkLimits, chunk_buffer
 from transport.peer.peer_state import KEPT_COMMITS, OPENED, PeerState
 from transport.protocol import message_codec
 from transport.protocol import messages as m
@@ -280,36 +280,38 @@ class PeerEnd:
     close = wake
 
 
-def joined_carrier() -> ConnectionManager:
-    """Make a peer in a run: one bulk connection, downloads and an upload under way."""
+def joined_connections() -> ConnectionManager:
+    """A peer in a run: one bulk flow, downloads and an upload under way."""
     hello = m.Hello(1, "token", "toy-run", "ann")
-    carrier = ConnectionManager(PeerEnd(), PeerState(hello), 4, 60.0, "hub:1", RateLimits(Bandwidth()))  # type: ignore[arg-type]
-    carrier._take(Connected(0), 0.0)
-    carrier._take(Received(0, [PEER_BYTES[0]]), 0.0)
-    carrier._take(Connected(1), 0.0)
-    carrier._take(Received(1, [message_codec.encode(m.Attached(32))]), 0.0)
-    carrier.bulk.fetch("packets/0-3", chunk_buffer)
-    carrier.bulk.fetch("file", chunk_buffer, 3 << 20)
-    carrier.bulk.upload("update/3", bytes(2 * CHUNK), b"")
-    carrier.state.report(m.Report(3, 7, [3]))
-    carrier._send_all()
-    return carrier
+    connections = ConnectionManager(
+        PeerEnd(), PeerState(hello), "hub:1", LinkLimits(60.0), RateLimits(Bandwidth())
+    )  # type: ignore[arg-type]
+    connections._take(Connected(0), 0.0)
+    connections._take(Received(0, [PEER_BYTES[0]]), 0.0)
+    connections._take(Connected(1), 0.0)
+    connections._take(Received(1, [message_codec.encode(m.Attached(32))]), 0.0)
+    connections.transfers.fetch("packets/0-3", chunk_buffer)
+    connections.transfers.fetch("file", chunk_buffer, 3 << 20)
+    connections.transfers.upload("update/3", bytes(2 * CHUNK), b"")
+    connections.state.report(m.Report(3, 7, [3]))
+    connections._send_all()
+    return connections
 
 
-def check_carrier(case: bytes) -> bool:
-    carrier = joined_carrier()
-    state, bulk = carrier.state, carrier.bulk
+def check_connections(case: bytes) -> bool:
+    connections = joined_connections()
+    state, bulk = connections.state, connections.transfers
     for number, (flow, data) in enumerate(parts_of(case)):
         frames = [data, bytes(9)] if b"lease" in data or b"packets" in data else [data, bytes(CHUNK)]
-        carrier._take(Received(flow & 1, frames), 0.01 * number)
-        carrier._send_all()
-        carrier._keep_up(0.01 * number)
-    assert len(bulk.downloads) <= 2 + AHEAD
+        connections._take(Received(flow & 1, frames), 0.01 * number)
+        connections._send_all()
+        connections._maintain(0.01 * number)
+    assert len(bulk.downloads) <= 2 + PREFETCHED
     assert len(bulk.uploads) <= 1
     assert len(state.commits) <= KEPT_COMMITS
     assert len(state.rounds) <= OPENED
-    assert carrier.broken is None
-    assert isfinite(carrier._deadline())
+    assert connections.broken is None
+    assert isfinite(connections._deadline())
     assert sum(window.under for window in bulk.windows.values()) >= 0
     for download in bulk.downloads.values():
         assert 0 <= download.progress[0] <= download.progress[1]
@@ -433,7 +435,7 @@ TARGETS = [
     Target("to-peer", "messages", 340, lambda r: message(r, PEER_BYTES), check_to_peer),
     Target("catch-up", "messages", 10, make_catch_up, check_catch_up),
     Target("hub", "bulk", 12, lambda r: some_messages(r, HUB_BYTES, 9), check_hub, 4 << 20),
-    Target("carrier", "bulk", 12, lambda r: some_messages(r, PEER_BYTES, 2), check_carrier, 24 << 20),
+    Target("carrier", "bulk", 12, lambda r: some_messages(r, PEER_BYTES, 2), check_connections, 24 << 20),
     Target("records", "packets", 60, make_records, check_records),
     Target("door", "bulk", 12, lambda r: some_messages(r, SHARD_BYTES, 5), check_door, 4 << 20),
 ]

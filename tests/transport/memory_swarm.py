@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transport.hub import Hub
 from transport.ledger import Ledger
-from transport.peer import PeerLink
+from transport.peer import LinkLimits, PeerIdentity, PeerLink
 from transport.protocol import Event, HubDelegate, RunKeys, RunSettings, RunURL
 from transport.wire import MemoryHubWire, MemoryPeerWire
 
@@ -43,7 +43,12 @@ class MemorySwarm:
     def link(self, name: str, patience: float = 10.0, flows: int = 1, owns: bool = False) -> PeerLink:
         """Create a peer's link, not connected yet."""
         wire = MemoryPeerWire(self.wire, f"key-of-{name}")
-        link = PeerLink(self.url, name, "memory", patience=patience, flows=flows, wire=wire, owns=owns)
+        link = PeerLink(
+            self.url,
+            PeerIdentity(name, "memory", owns=owns),
+            LinkLimits(patience=patience, flows=flows),
+            wire=wire,
+        )
         self.links.append(link)
         self.wires[link] = wire
         return link

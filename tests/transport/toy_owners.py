@@ -20,6 +20,7 @@ from transport.aggregators.aggregator_thread import AggregatorThread
 from transport.aggregators.shard_assignment import digest_of
 from transport.aggregators.shard_clients import ShardClients
 from transport.aggregators.shard_server import ShardServer
+from transport.peer import PeerIdentity
 from transport.protocol.errors import Reopened, UpdateRejected
 from transport.protocol.keys import CurveKeys
 from transport.protocol.messages import Committed, Report, Round
@@ -211,7 +212,7 @@ def reachable(url: RunURL, name: str) -> OwningPeer:
     """With a door on the loopback."""
     keys = CurveKeys.generate()
     door, port = open_door("127.0.0.1", 0, keys, url)
-    link = PeerLink(url, name, keys=keys, owns=True, reachable=f"127.0.0.1:{port}")
+    link = PeerLink(url, PeerIdentity(name, keys=keys, owns=True, reachable=f"127.0.0.1:{port}"))
     return OwningPeer(link, door=door, direct=to_owners(link, keys))
 
 

@@ -84,12 +84,12 @@ class AggregatorThread:
         self,
         link: PeerLink,
         half: AggregatorBackend,
-        door: ShardServer | None = None,
+        server: ShardServer | None = None,
         told: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.link, self.half, self.door, self._told = link, half, door, told
-        if door is not None:
-            door.came, door.buckets = self._came, link.buckets
+        self.link, self.half, self.server, self._told = link, half, server, told
+        if server is not None:
+            server.came, server.rate_limits = self._came, link.rate_limits
         # (round, peer), this peer too -> its part, and the digest of that
         self._parts: dict[tuple[int, str], tuple[str, bytes]] = {}
         self._packet: tuple[int, bytes] = half.pending or (-1, b"")  # of the newest round that was aggregated
@@ -142,8 +142,8 @@ class AggregatorThread:
     def _end(self, timeout: float) -> None:
         self.link.orders.enough()
         self._thread.join(timeout)
-        if self.door is not None:
-            self.door.close()
+        if self.server is not None:
+            self.server.close()
 
     # ---- the thread ----------------------------------------------------------------------------------------
 
@@ -179,8 +179,8 @@ class AggregatorThread:
         if order.fits:
             self.half.fits(order.fits)
         given = self.half.own(mine[0] if mine else [])
-        if self.door is not None:
-            self.door.opened(order.round, order.keys, self.half.longest(order.round))
+        if self.server is not None:
+            self.server.opened(order.round, order.keys, self.half.longest(order.round))
         self._tell(order.round)  # where it is open again; what was said before, nobody knows
         self._hand_over(given)
 
@@ -206,8 +206,8 @@ class AggregatorThread:
             link.orders.unusable(Unusable(round, close.attempt, error.peer, error.reason))
             return
         self._packet = round, packet
-        if self.door is not None:
-            self.door.serve(round, packet)
+        if self.server is not None:
+            self.server.serve(round, packet)
         link.put(f"shard/{round}/{close.attempt}", packet)
 
     def _part_of(self, peer: str, round: int, digest: str) -> bytes:

@@ -141,7 +141,7 @@ class StallDetector:
         self.done, self.since = -1, 0.0
 
     def download(self, one: Download) -> None:
-        self._look(one.name, one.came)
+        self._look(one.name, one.received)
 
     def upload(self, one: Upload) -> None:
         self._look(one.name, len(one.todo))  # which the window lets go as answers come

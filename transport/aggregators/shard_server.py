@@ -58,7 +58,7 @@ class ShardServer:
     def __init__(self, wire: HubWire, run: str) -> None:
         self.run, self.limit = run, 0  # limit: bytes of one part, as the shards are that are owned
         self.came: Callable[[int, str, bytes], None] = lambda round, name, part: None  # in the door's thread
-        self.buckets = RateLimits(Bandwidth())  # of this peer, once it has a link to its hub
+        self.rate_limits = RateLimits(Bandwidth())  # of this peer, once it has a link to its hub
         self.bytes_up = self.bytes_down = 0
         self._wire = wire
         self._members: dict[str, str] = {}  # name -> key
@@ -110,12 +110,14 @@ class ShardServer:
 
     def _pause(self, now: float) -> float:
         """Seconds until something may go or come again, both ways being paid for."""
-        return max(0.0, *(bucket.open_at(now) - now for bucket in (self.buckets.up, self.buckets.down)))
+        return max(
+            0.0, *(bucket.open_at(now) - now for bucket in (self.rate_limits.up, self.rate_limits.down))
+        )
 
     def _count(self, up: int, down: int) -> None:
         self.bytes_up, self.bytes_down, now = self.bytes_up + up, self.bytes_down + down, time.monotonic()
-        self.buckets.up.take(up, now)
-        self.buckets.down.take(down, now)
+        self.rate_limits.up.take(up, now)
+        self.rate_limits.down.take(down, now)
 
     def _hear(self, conn: bytes, frames: Frames) -> None:
         self._count(0, wire_size(frames))

@@ -10,7 +10,8 @@ from .catch_up import (
     Progress,
 )
 from .catch_up_downloads import CatchUpDownloads, WantedFile
-from .peer_link import HANDOFF_S, LEAVE_S, POLL_S, PeerLink
+from .connection_manager import LinkLimits
+from .peer_link import HANDOFF_S, LEAVE_S, POLL_S, PeerIdentity, PeerLink
 from .peer_state import HEARD
 
 __all__ = [
@@ -23,7 +24,9 @@ __all__ = [
     "CatchUpDownloads",
     "CatchUpSource",
     "CatchUpState",
+    "LinkLimits",
     "LocalCopy",
+    "PeerIdentity",
     "PeerLink",
     "Progress",
     "WantedFile",

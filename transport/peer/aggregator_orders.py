@@ -15,9 +15,17 @@ class AggregatorOrders:
     """Of one link. `wait(what, there)` is the link's, and raises what makes `there()` impossible."""
 
     def __init__(
-        self, carrier: ConnectionManager, wait: Callable[[str, Callable[[], bool]], None], leaves: StopRequest
+        self,
+        connections: ConnectionManager,
+        wait: Callable[[str, Callable[[], bool]], None],
+        leave_requested: StopRequest,
     ) -> None:
-        self._carrier, self._state, self._wait, self._leaves = carrier, carrier.state, wait, leaves
+        self._connections, self._state, self._wait, self._leave_requested = (
+            connections,
+            connections.state,
+            wait,
+            leave_requested,
+        )
         self._resigned = False
         self._thread = 0  # that asks for them
         self._heard_enough = False
@@ -32,7 +40,7 @@ class AggregatorOrders:
         `enough`. Meanwhile the hub hears of a wish to leave: it gives this owner no other round."""
 
         def there() -> bool:
-            if self._leaves.is_set() and not self._resigned:
+            if self._leave_requested.is_set() and not self._resigned:
                 self.resign(last=False)
             return bool(self._state.orders) or self._heard_enough or self._state.over is not None
 
@@ -44,28 +52,28 @@ class AggregatorOrders:
                 continue
             except TransportError:
                 return None
-            with self._carrier.changed:
+            with self._connections.changed:
                 return self._state.orders.popleft() if self._state.orders else None
 
     def resign(self, *, last: bool, lost: bool = False) -> None:
         """Say that this peer is to own nothing any more, not even (`lost`) in the round that is open, and
         (`last`) that no update of it will come."""
-        with self._carrier.changed:
+        with self._connections.changed:
             self._resigned = True
-            self._carrier.say(self._state.resigns(last, lost))
+            self._connections.say(self._state.resigns(last, lost))
 
     def enough(self) -> None:
         """Have `next` end, once all that has come is heard."""
-        with self._carrier.changed:
+        with self._connections.changed:
             self._heard_enough = True
-            self._carrier.changed.notify_all()
+            self._connections.changed.notify_all()
 
     def unusable(self, message: Unusable) -> None:
         """Say that a peer's part cannot be used."""
-        with self._carrier.changed:
-            self._carrier.say([message])
+        with self._connections.changed:
+            self._connections.say([message])
 
     def holding(self, round: int, parts: Mapping[str, str]) -> None:
         """Say whose parts of `round` have come to this owner, all of them: name -> digest."""
-        with self._carrier.changed:
-            self._carrier.say(self._state.holding(Holds(round, dict(parts))))
+        with self._connections.changed:
+            self._connections.say(self._state.holding(Holds(round, dict(parts))))

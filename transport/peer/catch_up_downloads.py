@@ -64,7 +64,7 @@ class CatchUpDownloads:
             raise NotServed(str(error.args[0])) from error
         finally:
             self.link.forget(*self._files)
-            self.came = came + sum(download.came for download in self._files)
+            self.came = came + sum(download.received for download in self._files)
             self._files = []
 
     def _hashes(self, file: WantedFile) -> bytes:
@@ -102,7 +102,7 @@ class CatchUpDownloads:
             self.ask_ahead()
             try:
                 for round, packet in read_packets(io.BytesIO(records)):
-                    self.link.leave_or_go_on()
+                    self.link.raise_if_leaving()
                     if round != self.machine.applied:
                         raise NotServed(f"{range.name} has round {round}, not {self.machine.applied}")
                     yield round, packet
@@ -128,8 +128,8 @@ class CatchUpDownloads:
                 continue
 
     def _tick(self) -> None:
-        self.machine.weights_came(self.came + sum(download.came for download in self._files))
-        under = sum(download.came for _, download in self._ranges)
+        self.machine.weights_came(self.came + sum(download.received for download in self._files))
+        under = sum(download.received for _, download in self._ranges)
         self._told(self.machine.progress(time.monotonic(), under))
 
     def close(self) -> None:

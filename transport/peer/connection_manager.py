@@ -1,7 +1,7 @@
-"""The peer's transport thread: keeps its connections up, and carries what the machines say.
+"""The peer's transport thread: keeps its connections up and sends what the state machines return.
 
-Everything here is guarded by `changed`, and changes are notified on it. The thread holds the lock for as long
-as the machines need, never while it waits for the wire.
+A connection is a *flow*: flow 0 carries control messages, the others bulk. All state is guarded by `changed`
+and changes are notified on it. The thread never holds that lock while it waits for the wire.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from transport.protocol import (
     Attach,
@@ -33,6 +34,7 @@ from transport.transfer import CHUNK, MIN_FRAGMENT, ChunkBuffer, PeerTransfers
 from transport.wire import (
     HANDSHAKE_DOWN,
     HANDSHAKE_UP,
+    Bandwidth,
     Connected,
     Disconnected,
     PeerWire,
@@ -45,56 +47,58 @@ from .peer_state import PeerState, SessionState
 
 log = logging.getLogger(__name__)
 
-CONTROL = 0  # the flow of control messages; 1 and up are bulk
+CONTROL = 0  # the flow of control messages
 FIRST_RETRY, LAST_RETRY = 0.25, 4.0  # seconds between dials
-AHEAD = 4  # objects fetched before anybody asks for them
+PREFETCHED = 4  # objects fetched before the training thread asks for them
 STALLED_S = 10.0  # a bulk flow that owes an answer for this long is dialled anew
-# After a silence of this length TCP waits up to as long again before it tries once more. Dialling anew is
-# quicker, and costs a window at most: where the control connection was as silent, or another flow is not.
+# After a silence of this length TCP waits up to as long again before it retries. Dialling anew is quicker and
+# costs a window at most: done when the control connection was as silent, or another flow is not.
 BACKED_OFF_S = 2.5
 
 
+@dataclass(frozen=True)
+class LinkLimits:
+    """Limits of one link; all of them are local choices of this machine."""
+
+    patience: float = 600.0  # seconds a lost hub is dialled before LinkLost
+    flows: int = 4  # TCP connections for bulk: one alone cannot fill a long pipe
+    bandwidth: Bandwidth = Bandwidth()  # noqa: RUF009 - frozen; of all connections together
+    min_fragment: int = MIN_FRAGMENT  # bytes of bulk in one message
+
+
 class ConnectionManager:
-    """One peer's connections to its hub."""
+    """One peer's connections to its hub, and the thread that serves them."""
 
     def __init__(
-        self,
-        wire: PeerWire,
-        state: PeerState,
-        flows: int,
-        patience: float,
-        address: str,
-        buckets: RateLimits,
-        least: int = MIN_FRAGMENT,  # bytes of a piece of bulk
+        self, wire: PeerWire, state: PeerState, address: str, limits: LinkLimits, rate_limits: RateLimits
     ) -> None:
-        self.state, self.bulk = state, PeerTransfers(least)
+        self.state, self.transfers = state, PeerTransfers(limits.min_fragment)
         self.changed = threading.Condition()
-        self.patience = patience  # seconds a lost hub is dialled before that is called hopeless
-        self.broken: TransportError | None = None  # why nothing more will come of this link
+        self.broken: TransportError | None = None  # why this link has failed for good
         self.closing = False
         self.bytes_up = self.bytes_down = 0  # on the wire, ZMTP and CURVE framing included
-        self._may_send, self._may_ask = buckets.up, buckets.down
-        self._wire, self._address = wire, address
-        self._flows = range(1, flows + 1)
+        self._up_bucket, self._down_bucket = rate_limits.up, rate_limits.down
+        self._wire, self._address, self._patience = wire, address, limits.patience
+        self._flows = range(1, limits.flows + 1)
         self._up: set[int] = set()
         self._dial_at: dict[int, float] = {CONTROL: 0.0}
         self._retry: dict[int, float] = {}
         self._error: Unreachable | None = None  # of the newest dial
         self._give_up_at: float | None = None
-        self._moved: dict[int, float] = {}  # when a flow last brought something, or began to owe it
-        self._brought = 0.0  # when any bulk flow last brought something
-        self._attached: dict[int, float] = {}  # when a bulk flow was attached
+        self._heard_at: dict[int, float] = {}  # when a flow last received, or began to wait for an answer
+        self._bulk_heard_at = 0.0  # when any bulk flow last received
+        self._attach_sent_at: dict[int, float] = {}  # when a bulk flow sent Attach
         self._outbox: deque[Message] = deque()
         self._thread = threading.Thread(target=self._run, name="cocktail-link", daemon=True)
 
-    # ---- for the threads that use the link -----------------------------------------------------------------
+    # ---- called by the threads that use the link -----------------------------------------------------------
 
     def start(self, give_up_at: float) -> None:
         self._give_up_at = give_up_at
         self._thread.start()
 
     def say(self, messages: Iterable[Message] = ()) -> None:
-        """Send these when the control connection is up, and look at what bulk has to send. Holds the lock."""
+        """Queue messages for the control connection and wake the thread. The caller holds the lock."""
         self._outbox.extend(messages)
         self._wire.wake()
 
@@ -122,7 +126,7 @@ class ConnectionManager:
         try:
             while not self.closing:
                 self._turn()
-        except Exception as error:  # our bug: those who wait must hear of it
+        except Exception as error:  # a bug of ours: the waiting calls must end
             log.debug("the transport thread failed", exc_info=True)
             with self.changed:
                 self.broken = LinkLost(f"the transport thread failed: {type(error).__name__}: {error}")
@@ -132,7 +136,7 @@ class ConnectionManager:
 
     def _turn(self) -> None:
         with self.changed:
-            self._keep_up(time.monotonic())
+            self._maintain(time.monotonic())
             self._send_all()
             until = self._deadline()
         events = self._wire.poll(min(0.5, max(0.0, until - time.monotonic())))
@@ -150,39 +154,39 @@ class ConnectionManager:
         elif isinstance(event, Disconnected):
             self._flow_down(event.flow, event.error, now)
         else:
-            self._came(event, now)
+            self._received(event, now)
 
     def _flow_up(self, flow: int, now: float) -> None:
         self._up.add(flow)
-        self._moved[flow] = now
+        self._heard_at[flow] = now
         self._retry.pop(flow, None)
         self._count(HANDSHAKE_UP, HANDSHAKE_DOWN, now)
         if flow == CONTROL:
             self._error = None
-            if self.state.welcome is None:  # else a connection is nothing yet: it may be to a hub of old
+            if self.state.welcome is None:  # else only a Welcome counts: this may be a hub that was replaced
                 self._give_up_at = None
-            self._outbox.clear()  # what of it still matters, the machine says again
+            self._outbox.clear()  # the state machine repeats what still matters
             self._outbox.extend(self.state.connected(now))
-            self._line_is_back(now)
+            self._redial_silent(now)
         elif self.state.welcome is not None:
-            self._attached[flow] = now
+            self._attach_sent_at[flow] = now
             self._send(flow, Attach(self.state.welcome.session))
 
     def _flow_down(self, flow: int, error: Unreachable | None, now: float) -> None:
-        """A flow ended: dial again, a little later each time."""
+        """Handle the end of a flow: dial again, a little later each time."""
         wait = self._retry.get(flow, 0.0 if error is None else FIRST_RETRY)
         self._retry[flow] = min(LAST_RETRY, max(FIRST_RETRY, 2 * wait))
-        self._dial_at[flow] = now + wait * random.uniform(0.75, 1.25)  # a whole swarm comes back at once
+        self._dial_at[flow] = now + wait * random.uniform(0.75, 1.25)  # a whole swarm reconnects at once
         self._up.discard(flow)
         if flow != CONTROL:
-            self.bulk.down(flow)
+            self.transfers.down(flow)
             return
         self.state.disconnected()
         self._error = error or self._error
         if self._give_up_at is None:
-            self._give_up_at = now + self.patience
+            self._give_up_at = now + self._patience
 
-    def _came(self, event: Received, now: float) -> None:
+    def _received(self, event: Received, now: float) -> None:
         self._count(0, wire_size(event.frames), now)
         try:
             message = decode_to_peer(event.frames[0])
@@ -190,14 +194,14 @@ class ConnectionManager:
             self.state.ignored += 1
             return
         if event.flow != CONTROL:
-            self._came_in_bulk(event, message, now)
+            self._received_bulk(event, message, now)
             return
-        if now >= self._moved[CONTROL] + BACKED_OFF_S:
-            self._line_is_back(now)
-        self._moved[CONTROL] = now
+        if now >= self._heard_at[CONTROL] + BACKED_OFF_S:
+            self._redial_silent(now)
+        self._heard_at[CONTROL] = now
         sessions = self.state.sessions
         self._outbox.extend(self.state.receive(message, now))
-        if self.state.link is SessionState.OFFLINE:  # a hub of an older term
+        if self.state.link is SessionState.OFFLINE:  # it was a hub of an older term
             self._hang_up(CONTROL, now + LAST_RETRY)
             return
         if isinstance(message, Welcome):
@@ -206,67 +210,67 @@ class ConnectionManager:
                 self._new_session(now)
         if self.state.offer_again:
             self.state.offer_again = False
-            self.bulk.offer_again()
-        if self.state.reopened is message:  # what was cut for other owners is void
-            for name in [n for n in self.bulk.uploads if n.startswith(("update/", "part/"))]:
-                self.bulk.withdraw(name)
+            self.transfers.offer_again()
+        if self.state.reopened is message:  # the parts for the earlier aggregators are void
+            for name in [n for n in self.transfers.uploads if n.startswith(("update/", "part/"))]:
+                self.transfers.withdraw(name)
         if isinstance(message, Round) and message.samples:
-            self._fetch_ahead(f"lease/{message.round}", 0)
+            self._prefetch(f"lease/{message.round}", 0)
         elif isinstance(message, Committed) and self.state.takes_part and not self.state.assembles:
-            self._fetch_ahead(f"packet/{message.round}", message.size)
+            self._prefetch(f"packet/{message.round}", message.size)
 
-    def _fetch_ahead(self, name: str, size: int) -> None:
-        """Begin to fetch what the training thread will ask for: it should not wait for another round trip."""
-        if name in self.bulk.downloads:
+    def _prefetch(self, name: str, size: int) -> None:
+        """Fetch an object before the training thread asks for it, to save it a round trip."""
+        if name in self.transfers.downloads:
             return
-        ahead = [d for d in self.bulk.downloads.values() if d.ahead]
-        if len(ahead) >= AHEAD:
-            self.bulk.forget(ahead[0].name)
-        self.bulk.fetch(name, chunk_buffer, size, ahead=True)
+        ahead = [d for d in self.transfers.downloads.values() if d.prefetched]
+        if len(ahead) >= PREFETCHED:
+            self.transfers.forget(ahead[0].name)
+        self.transfers.fetch(name, chunk_buffer, size, prefetched=True)
 
-    def _came_in_bulk(self, event: Received, message: Message, now: float) -> None:
-        self._moved[event.flow] = self._brought = now
+    def _received_bulk(self, event: Received, message: Message, now: float) -> None:
+        self._heard_at[event.flow] = self._bulk_heard_at = now
         if isinstance(message, Attached):
-            self.bulk.up(event.flow, message.credit, now - self._attached[event.flow], now)
-        elif isinstance(message, Refused):  # the session is over; the control connection will hear so too
+            self.transfers.up(event.flow, message.credit, now - self._attach_sent_at[event.flow], now)
+        elif isinstance(message, Refused):  # the session is over; the control connection is told too
             self._hang_up(event.flow, now + 1.0)
         else:
-            if isinstance(message, Data):  # taken into account when it was asked for
-                self._may_ask.take(-self.bulk.expected(message.name, message.index), now)
-            self.bulk.receive(message, event.frames[1] if len(event.frames) > 1 else b"", now)
+            if isinstance(message, Data):  # it was charged when it was asked for
+                self._down_bucket.take(-self.transfers.expected(message.name, message.index), now)
+            self.transfers.receive(message, event.frames[1] if len(event.frames) > 1 else b"", now)
 
     def _new_session(self, now: float) -> None:
-        """Bulk flows and uploads belong to a session. Downloads go on: objects are the run's."""
+        """Drop the bulk flows and uploads of the old session. Downloads go on: objects belong to the run."""
         for flow in self._flows:
             self._hang_up(flow, now)
-        for name in list(self.bulk.uploads):
-            self.bulk.withdraw(name)
-        for name in [d.name for d in self.bulk.downloads.values() if d.ahead]:
-            self.bulk.forget(name)
+        for name in list(self.transfers.uploads):
+            self.transfers.withdraw(name)
+        for name in [d.name for d in self.transfers.downloads.values() if d.prefetched]:
+            self.transfers.forget(name)
 
     def _hang_up(self, flow: int, dial_at: float) -> None:
         self._wire.hang_up(flow)
         self._flow_down(flow, None, dial_at)
         self._dial_at[flow] = dial_at
 
-    def _line_is_back(self, now: float) -> None:
-        """After a silence: bulk flows that were silent as well and owe something are dialled anew."""
+    def _redial_silent(self, now: float) -> None:
+        """Redial, after a silence, the bulk flows that were silent as well and owe an answer."""
         for flow in self._up - {CONTROL}:
-            if self.bulk.owes(flow) and now >= self._moved[flow] + BACKED_OFF_S:
+            if self.transfers.owes(flow) and now >= self._heard_at[flow] + BACKED_OFF_S:
                 self._hang_up(flow, now)
 
     # ---- time ----------------------------------------------------------------------------------------------
 
-    def _keep_up(self, now: float) -> None:
-        """Dial what is due, hang up what is dead, see when it is hopeless."""
+    def _maintain(self, now: float) -> None:
+        """Dial the flows that are due, hang up dead ones, and give up after `patience`."""
         link = self.state.link
         if link in (SessionState.GREETING, SessionState.JOINED) and now >= self.state.silent_until():
-            # What swallowed this connection has swallowed the others; alone they would wait for STALLED_S.
+            # A network that dropped this connection dropped the others; alone they would wait for STALLED_S.
             for flow in sorted(self._up | {CONTROL}):
                 self._hang_up(flow, now)
         for flow in self._up - {CONTROL}:
-            overtaken = self._brought >= self._moved[flow] + BACKED_OFF_S
-            if self.bulk.owes(flow) and (overtaken or now >= self._moved[flow] + STALLED_S):
+            overtaken = self._bulk_heard_at >= self._heard_at[flow] + BACKED_OFF_S
+            if self.transfers.owes(flow) and (overtaken or now >= self._heard_at[flow] + STALLED_S):
                 self._hang_up(flow, now)
         for flow in [f for f, at in self._dial_at.items() if now >= at and self._wanted(f)]:
             del self._dial_at[flow]
@@ -278,46 +282,46 @@ class ConnectionManager:
             and tried
             and link is not SessionState.OVER
         ):
-            self.broken = self.broken or self._hopeless()
+            self.broken = self.broken or self._failure()
             self.changed.notify_all()
 
     def _wanted(self, flow: int) -> bool:
-        """Control always, one bulk flow in a session, more of them once that has all it may take."""
+        """Return True for a flow to dial: control always, one bulk flow, more once its window is full."""
         if self.state.link in (SessionState.OVER, SessionState.REFUSED):
             return False
         return flow == CONTROL or (
-            self.state.link is SessionState.JOINED and (flow == 1 or self.bulk.crowded)
+            self.state.link is SessionState.JOINED and (flow == 1 or self.transfers.crowded)
         )
 
-    def _hopeless(self) -> TransportError:
+    def _failure(self) -> TransportError:
         if self.state.welcome is None and self._error is not None:
             return self._error
         why = f": {self.state.replaced or self._error}" if self.state.replaced or self._error else ""
-        return LinkLost(f"the hub at {self._address} has not answered for {self.patience:.0f} s{why}")
+        return LinkLost(f"the hub at {self._address} has not answered for {self._patience:.0f} s{why}")
 
     def _deadline(self) -> float:
         now = time.monotonic()
         times = [now + 0.5, *(at for flow, at in self._dial_at.items() if self._wanted(flow))]
         if self.state.link in (SessionState.GREETING, SessionState.JOINED):
             times.append(self.state.silent_until())
-        times += [at for bucket in (self._may_send, self._may_ask) if (at := bucket.open_at(now)) > now]
+        times += [at for bucket in (self._up_bucket, self._down_bucket) if (at := bucket.open_at(now)) > now]
         return min(times)
 
     # ---- out -----------------------------------------------------------------------------------------------
 
     def _send_all(self) -> None:
-        """Control first, then chunks as far as credit and wire allow."""
+        """Send control messages, then chunks as far as window, rate limit and wire allow."""
         while CONTROL in self._up and self._outbox and self._send(CONTROL, self._outbox[0]):
             self._outbox.popleft()
         now = time.monotonic()
         for flow in self._up - {CONTROL}:
-            if not self.bulk.owes(flow):
-                self._moved[flow] = now
-        for out in self.bulk.outgoing(self._may_send.level(now), self._may_ask.level(now), now):
+            if not self.transfers.owes(flow):
+                self._heard_at[flow] = now
+        for out in self.transfers.outgoing(self._up_bucket.level(now), self._down_bucket.level(now), now):
             if not self._send(out.flow, out.message, out.payload):
-                self.bulk.unsent(out)
+                self.transfers.unsent(out)
             else:
-                self._may_ask.take(out.answer, now)
+                self._down_bucket.take(out.answer, now)
 
     def _send(self, flow: int, message: Message, payload: memoryview | None = None) -> bool:
         frames: list[bytes | memoryview] = [encode(message)]
@@ -329,11 +333,11 @@ class ConnectionManager:
         return True
 
     def _count(self, up: int, down: int, now: float) -> None:
-        """Bytes on the wire, of every kind: all of them are paid for."""
+        """Count bytes on the wire of every kind, and charge them to the rate limits."""
         self.bytes_up += up
         self.bytes_down += down
-        self._may_send.take(up, now)
-        self._may_ask.take(down, now)
+        self._up_bucket.take(up, now)
+        self._down_bucket.take(down, now)
 
 
 def chunk_buffer(size: int, sha256: bytes) -> ChunkBuffer:

@@ -1,7 +1,7 @@
-"""A peer's link to its hub, as the training thread sees it: calls that wait, and say for what.
+"""A peer's link to its hub as the training thread uses it: blocking calls that name what they wait for.
 
-Training holds no socket and cannot stall the link; carrier.py has the thread that does. A waiting call polls
-`leave_requested`. The calls may be made from several threads.
+Training holds no socket and cannot stall the link; the thread that can is in connection_manager.py. A waiting
+call polls `leave_requested`. The calls may be made from several threads.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -34,114 +35,125 @@ from transport.protocol import (
     TransportError,
     Welcome,
 )
-from transport.transfer import CHUNK, MAX_OBJECT, MIN_FRAGMENT, ChunkBuffer, ChunkFile, Download, Upload
-from transport.wire import Bandwidth, DealerWire, PeerWire, RateLimits
+from transport.transfer import CHUNK, MAX_OBJECT, ChunkBuffer, ChunkFile, Download, Upload
+from transport.wire import DealerWire, PeerWire, RateLimits
 
 from .aggregator_orders import AggregatorOrders
-from .connection_manager import ConnectionManager
+from .connection_manager import ConnectionManager, LinkLimits
 from .peer_state import PeerState, SessionState
 from .stop_request import StopRequest
 
-GREETING_S = 20.0  # a hub that takes connections may take this long to say Welcome
-# seconds after the wish to leave, 25 s in all with the goodbye:
+WELCOME_S = 20.0  # a hub that takes connections may take this long to answer Hello with Welcome
+# seconds after the request to leave, 25 s in all with the goodbye:
 LEAVE_S = 15.0  # until an exchange in flight must be done
-HANDOFF_S = 21.0  # until what this peer hands over must be at the hub
-HASTE_S = 5.0  # that a legacy is meant to take; more only where the uplink has become slower than it was
+HANDOFF_S = 21.0  # until a residual handoff must be at the hub
+HANDOFF_TARGET_S = 5.0  # duration a handoff is sized for; longer only if the uplink has become slower
 RENEWED = "the hub gave this peer a new session; work not delivered before is void"
-LOST_S = 2.0  # without a connection, before anybody is told
+LOST_S = 2.0  # without a connection, before the user is told
 POLL_S = 0.05  # how often a waiting call looks at `leave_requested`
+
+
+@dataclass(frozen=True)
+class PeerIdentity:
+    """What a peer tells the hub of itself."""
+
+    name: str  # wanted; the hub makes it unique
+    hardware: str = ""  # for people to read
+    versions: dict[str, str] = field(default_factory=dict)
+    keys: CurveKeys | None = None  # None: new ones
+    alone: bool = True  # no other process with these keys goes by this name
+    owns: bool = False  # this peer can aggregate shards
+    reachable: str = ""  # "host:port" of its shard server, for other peers
 
 
 class PeerLink:
     """A peer's link to its hub.
 
     connect(); fetch() what is lacking; ready(round, fingerprint); then next_round() and exchange() in turn,
-    until next_round gives Over; leave(). Every call may raise SessionRenewed once: what was not delivered is
-    void then; catch up to `link.welcome.round`, say ready(), go on with next_round().
+    until next_round returns Over; leave(). Every call may raise SessionRenewed once: work not delivered is
+    void then; catch up to `link.welcome.round`, call ready(), go on with next_round().
+
+    Args:
+        rate_limits: token buckets shared with other links, in place of `limits.bandwidth`.
+        notify: called with a sentence when the connection is lost or restored.
     """
 
     def __init__(
         self,
         url: RunURL,
-        name: str,
-        hardware: str = "",
-        versions: dict[str, str] | None = None,
+        identity: PeerIdentity,
+        limits: LinkLimits = LinkLimits(),  # noqa: B008 - frozen
         *,
-        patience: float = 600.0,  # seconds a lost hub is dialled before LinkLost
-        flows: int = 4,  # TCP connections for bulk: one alone cannot fill a long pipe
-        bandwidth: Bandwidth = Bandwidth(),  # noqa: B008 - frozen; what this peer may use, all connections
-        keys: CurveKeys | None = None,
-        alone: bool = True,  # no other process with these keys goes by this name
-        owns: bool = False,  # this peer can own shards (owning.py)
-        reachable: str = "",  # where others reach it: the "host:port" of its door
         wire: PeerWire | None = None,
-        buckets: RateLimits | None = None,  # in the place of bandwidth: another link's
-        least: int = MIN_FRAGMENT,  # bytes of a piece of bulk
-        told: Callable[[str], None] = lambda _: None,  # hears of a connection that is lost, and back
+        rate_limits: RateLimits | None = None,
+        notify: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.url = url
         self.leave_requested = StopRequest()  # set it, from a signal handler too: waiting calls end
-        hello = Hello(PROTOCOL, url.token, url.run, name, hardware, versions or {}, alone, owns, reachable)
-        state = PeerState(hello)
-        wire = wire or DealerWire(url.host, url.port, url.key, keys)
-        self.buckets = buckets or RateLimits(bandwidth)
-        self._carrier = ConnectionManager(wire, state, flows, patience, url.address, self.buckets, least)
-        self._changed, self._state, self._bulk = self._carrier.changed, state, self._carrier.bulk
+        me = identity
+        about = me.name, me.hardware, me.versions, me.alone, me.owns, me.reachable
+        self._state = PeerState(Hello(PROTOCOL, url.token, url.run, *about))
+        wire = wire or DealerWire(url.host, url.port, url.key, me.keys)
+        self.rate_limits = rate_limits or RateLimits(limits.bandwidth)
+        self._connections = ConnectionManager(wire, self._state, url.address, limits, self.rate_limits)
+        self._changed, self._transfers = self._connections.changed, self._connections.transfers
         self._session = 1  # how many sessions the caller knows of
-        self.orders = AggregatorOrders(self._carrier, partial(self._wait, timeout=None), self.leave_requested)
-        self._told, self._patience = told, patience
+        self.orders = AggregatorOrders(
+            self._connections, partial(self._wait, timeout=None), self.leave_requested
+        )
+        self._notify, self._patience = notify, limits.patience
         self._lost_at: float | None = None  # since when there is no connection
-        self._lost_told = ""  # what was said of that
-        self._uplink = 0.0  # bytes a second, as the last packet went up; 0: none did
-        self.upload_s = 0.0  # seconds that took, or for which it was waited in vain
-        self._cap = bandwidth.up or inf  # which lets a small packet pass at once
+        self._lost_told = ""  # the sentence last passed to `notify`
+        self._uplink = 0.0  # bytes a second of the last upload; 0: none yet
+        self.upload_s = 0.0  # seconds that upload took, or was waited for in vain
+        self._cap = limits.bandwidth.up or inf  # a small packet passes the bucket at once, faster than this
 
-    # ---- what this peer knows ------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------------------
 
     @property
     def welcome(self) -> Welcome:
-        """The newest one: of the present session, with the round the run was at when it began."""
+        """The newest Welcome: of the present session, with the round the run was at when it began."""
         assert self._state.welcome is not None, "connect first"
         return self._state.welcome
 
     @property
     def name(self) -> str:
-        """The name the hub gave this peer."""
+        """Return the name the hub gave this peer."""
         return self.welcome.name
 
     @property
     def lost(self) -> bool:
-        """Was the hub given up, or has it sent this peer away?"""
-        return self._carrier.broken is not None or self._state.refused is not None
+        """True once the hub was given up, or has refused this peer."""
+        return self._connections.broken is not None or self._state.refused is not None
 
     @property
     def newest_round(self) -> int:
-        """The newest committed round that this peer has heard of; -1: none."""
+        """Return the newest committed round that this peer has heard of; -1: none."""
         return self._state.newest
 
     @property
     def bytes_up(self) -> int:
-        """Sent so far, all connections, ZMTP and CURVE framing included."""
-        return self._carrier.bytes_up
+        """Count the bytes sent so far, all connections, ZMTP and CURVE framing included."""
+        return self._connections.bytes_up
 
     @property
     def bytes_down(self) -> int:
-        return self._carrier.bytes_down
+        return self._connections.bytes_down
 
     # ---- calls that wait -----------------------------------------------------------------------------------
 
-    def connect(self, timeout: float = 0.0, greeting_s: float = GREETING_S) -> Welcome:
-        """Dial, greet, be welcomed. While the hub is unreachable go on dialling for `timeout` seconds; where
-        the run's host is asked first, wait for the answer.
+    def connect(self, timeout: float = 0.0, welcome_s: float = WELCOME_S) -> Welcome:
+        """Dial the hub and complete the handshake. While the hub is unreachable go on dialling for `timeout`
+        seconds; if the host has to approve this peer, wait for the answer.
 
         Raises Unreachable, which says what failed, RefusedByHub, Leaving.
         """
-        self._carrier.start(time.monotonic() + timeout)
+        self._connections.start(time.monotonic() + timeout)
         try:
-            greeted = timeout + greeting_s
-            self._wait("the hub's welcome", lambda: bool(self._state.waits or self._state.welcome), greeted)
+            until = timeout + welcome_s
+            self._wait("the hub's welcome", lambda: bool(self._state.waits or self._state.welcome), until)
             if self._state.welcome is None:
-                self._told(self._state.waits)
+                self._notify(self._state.waits)
                 self._wait("the host's approval", lambda: self._state.welcome is not None, None)
         except TransportError:
             self.close()
@@ -149,11 +161,10 @@ class PeerLink:
         return self.welcome
 
     def fetch(self, name: str, sha256: str = "") -> bytes:
-        """The object `name`.
+        """Fetch the object `name`.
 
-        `sha256` (hex) is checked where given, else the hub's own where it knows one. Raises KeyError where
-        the hub has no such object, ProtocolError where a checksum is wrong, Leaving, SessionRenewed, RunOver,
-        LinkLost.
+        `sha256` (hex) is checked if given, else the hub's own if it knows one. Raises KeyError if the hub has
+        no such object, ProtocolError if a checksum is wrong, Leaving, SessionRenewed, RunOver, LinkLost.
         """
         download = self.begin(name, sha256)
         try:
@@ -162,98 +173,101 @@ class PeerLink:
             self.forget(download)
 
     def begin(self, name: str, sha256: str = "", most: int = MAX_OBJECT) -> Download:
-        """Begin to fetch the object `name`, to `finish` it later. What does not finish, `forget`."""
+        """Begin to fetch the object `name`; `finish` waits for it. Pass an unfinished one to `forget`."""
 
         def open_sink(size: int, digest: bytes) -> ChunkBuffer:
             return ChunkBuffer(size, bytes.fromhex(sha256) or digest, CHUNK, most)
 
-        return self._begin(name, lambda: self._bulk.fetch(name, open_sink), ahead_will_do=not sha256)
+        return self._begin(
+            name, lambda: self._transfers.fetch(name, open_sink), prefetched_will_do=not sha256
+        )
 
     def finish(self, download: Download, tick: Callable[[], None] = lambda: None) -> bytes:
-        """Wait for what `begin` began, calling `tick` now and then. Raises as `fetch`; after SessionRenewed
-        it may be called again."""
+        """Wait for a download of `begin`, calling `tick` now and then. Raises as `fetch`; may be called again
+        after SessionRenewed."""
         self._finished(download, tick)
         assert isinstance(download.sink, ChunkBuffer)
         self.forget(download)
         return download.sink.finish()
 
     def begin_file(self, name: str, to: Path, size: int, hashes: bytes) -> Download:
-        """Begin to fetch the object `name` into the file `to`, to `finish_file` it later.
+        """Begin to fetch the object `name` into the file `to`; `finish_file` waits for it.
 
-        Each MiB is checked against `hashes` (chunks.py) as it comes. What is at `to` or `to`.part already,
-        from an earlier attempt or damaged since, is read and checked first, and only what is wrong is fetched
-        (`Download.came` counts it). What is right stays, whatever goes wrong here. Raises Leaving, OSError.
+        Each MiB is checked against `hashes` (chunks.py) as it arrives. Blocks already at `to` or `to`.part
+        are checked first, and only wrong ones are fetched (`Download.received` counts the bytes). Right
+        blocks stay, whatever fails here. Raises Leaving, OSError.
         """
         sink = ChunkFile(to, size, hashes, CHUNK)
         try:
-            sink.look(self.leave_or_go_on)
-            return self._begin(name, lambda: self._bulk.fill(name, sink), ahead_will_do=False)
+            sink.verify(self.raise_if_leaving)
+            return self._begin(name, lambda: self._transfers.fill(name, sink), prefetched_will_do=False)
         except BaseException:
             sink.close()
             raise
 
     def finish_file(self, download: Download, tick: Callable[[], None] = lambda: None) -> Path:
-        """Wait for what `begin_file` began, calling `tick` now and then. Raises as `fetch`, and OSError (a
-        full disk); after SessionRenewed it may be called again."""
+        """Wait for a download of `begin_file`, calling `tick` now and then. Raises as `fetch`, and OSError (a
+        full disk); may be called again after SessionRenewed."""
         self._finished(download, tick)
         assert isinstance(download.sink, ChunkFile)
         self.forget(download)
         return download.sink.finish()
 
     def forget(self, *downloads: Download) -> None:
-        """These are not wanted any more, or finished; what of a file is here stays."""
+        """Drop downloads that are finished or not wanted any more; a file keeps the blocks it has."""
         with self._changed:
             for download in downloads:
-                if self._bulk.downloads.get(download.name) is download:
-                    self._bulk.forget(download.name)
+                if self._transfers.downloads.get(download.name) is download:
+                    self._transfers.forget(download.name)
                 if isinstance(download.sink, ChunkFile):
                     download.sink.close()
 
-    def leave_or_go_on(self) -> None:
-        """For long work between calls: raises Leaving where this peer was asked to leave."""
+    def raise_if_leaving(self) -> None:
+        """Raise Leaving if this peer was asked to leave; for long work between calls."""
         if self.leave_requested.is_set():
             raise Leaving("asked to leave")
 
     def _finished(self, download: Download, tick: Callable[[], None]) -> None:
-        """Wait until a download is done. Raises why it cannot be."""
+        """Wait until a download is done; raise if it cannot be."""
         while not download.done:
             self._wait(f"the object {download.name}", lambda: download.done, 0.25, give_up=False)
             tick()
         if download.refused is not None:
             with self._changed:
-                self._check()  # a lease of an old session is nobody's fault
+                self._check()  # SessionRenewed comes first: the lease was of the old session
             raise KeyError(f"{download.name}: {download.refused}")
         if download.error is not None:
             raise download.error
 
-    def _begin(self, name: str, begin: Callable[[], Download], *, ahead_will_do: bool) -> Download:
-        """The download of `name`: the one begun ahead, or a new one once no other thread fetches the same."""
+    def _begin(self, name: str, begin: Callable[[], Download], *, prefetched_will_do: bool) -> Download:
+        """Return the download of `name`: the one prefetched, or a new one once no other thread fetches it."""
 
         def free() -> bool:
-            other = self._bulk.downloads.get(name)
-            return other is None or other.ahead
+            other = self._transfers.downloads.get(name)
+            return other is None or other.prefetched
 
         self._wait(f"another fetch of {name}", free, None)
         with self._changed:
             self._check()
-            ahead = self._bulk.downloads.get(name)
-            if ahead is not None and ahead_will_do:
-                ahead.ahead = False
+            ahead = self._transfers.downloads.get(name)
+            if ahead is not None and prefetched_will_do:
+                ahead.prefetched = False
                 return ahead
             download = begin()
-            self._carrier.say()
+            self._connections.say()
             return download
 
     def ask_anew(self) -> Welcome:
-        """Be welcomed once more: where the run is now, and the snapshots it offers. Raises as `fetch`."""
+        """Ask for a new Welcome, with the round the run is at now and its snapshots. Raises as `fetch`."""
         old = self.welcome
         with self._changed:
-            self._carrier.say(self._state.ask_anew(time.monotonic()))
-        self._wait("the hub's welcome", lambda: self.welcome is not old, GREETING_S)
+            self._connections.say(self._state.ask_anew(time.monotonic()))
+        self._wait("the hub's welcome", lambda: self.welcome is not old, WELCOME_S)
         return self.welcome
 
     def next_round(self) -> Round | Over:
-        """Wait for the next round this peer is a member of. Over: the run is, or you asked to leave."""
+        """Wait for the next round this peer is a member of. Returns Over at the end of the run, or once this
+        peer was asked to leave."""
         taken: list[Round] = []
 
         def there() -> bool:
@@ -273,14 +287,16 @@ class PeerLink:
     def exchange(
         self, round: int, packet: bytes, report: Report, parts: Mapping[str, bytes] | None = None
     ) -> Committed:
-        """Upload this peer's packet of `round`, wait until the round is durable. Look for your name in
-        `accepted`: where it is not, the packet came too late and is to be taken back.
+        """Upload this peer's packet of `round` and wait until the round is durable. If this peer's name is
+        not in `accepted`, the packet came too late and stays in the residual.
 
-        `parts`: what owners other than the hub are to have of it, by their names; `packet` is then the rest,
-        empty where the hub owns nothing.
+        Args:
+            packet: the hub's shards of the update; empty if the hub aggregates none.
+            parts: by name of an aggregator, its shards of the update, to pass through the hub.
 
         With `leave_requested` set it still waits LEAVE_S for the exchange in flight. Raises Reopened,
-        RunOver, SessionRenewed, RefusedByHub, LinkLost, Leaving: is the packet at the hub?
+        RunOver, SessionRenewed, RefusedByHub, LinkLost, and Leaving, whose `arrived` says whether the hub has
+        the packet.
         """
         rest = {f"update/{round}": packet} if packet else {}
         named = {f"part/{round}/{owner}": part for owner, part in (parts or {}).items()} | rest
@@ -290,7 +306,7 @@ class PeerLink:
             self._check()
             if round not in self._state.commits and self._state.reopened is None:
                 uploads = [self._upload(name, data) for name, data in named.items()]
-            self._carrier.say(self._state.report(report))
+            self._connections.say(self._state.report(report))
         self.upload_s = 0.0
 
         def there() -> bool:
@@ -309,7 +325,7 @@ class PeerLink:
             self.upload_s = self.upload_s or (time.monotonic() - started) * bool(uploads)
             with self._changed:
                 for name in named:
-                    self._bulk.withdraw(name)
+                    self._transfers.withdraw(name)
         with self._changed:
             if round in self._state.commits:
                 return self._state.commits[round]
@@ -321,28 +337,30 @@ class PeerLink:
 
     @property
     def room(self) -> int:
-        """Bytes that a peer which was asked to leave can still hand over, as its uplink was; 0: not known."""
+        """Bytes of a handoff that this peer, asked to leave, has still time to upload; 0: not known."""
         left = self.leave_requested.at + HANDOFF_S - time.monotonic()
-        return int(min(self._uplink, self._cap) * max(0.0, min(HASTE_S, left)))
+        return int(min(self._uplink, self._cap) * max(0.0, min(HANDOFF_TARGET_S, left)))
 
     def hand_over(self, round: int, packet: bytes) -> bool | None:
-        """Upload what this peer, x' at `round`, leaves to the others. False: the hub does not have it, for
-        sure; None: who knows. Until HANDOFF_S after the wish to leave; raises as `exchange`, but Leaving.
+        """Upload the residual handoff of this peer, whose global model is of `round`.
+
+        Returns True if the hub has it, False if it certainly has not, None if that is not known. Waits until
+        HANDOFF_S after the request to leave; raises as `exchange`, except Leaving.
         """
         return self.put(f"legacy/{round}", packet)
 
     def put(
-        self, name: str, data: bytes, look: Callable[[Upload], None] = lambda upload: None
+        self, name: str, data: bytes, watch: Callable[[Upload], None] = lambda upload: None
     ) -> bool | None:
-        """Upload the object `name`, and wait until the hub has it, or says that it is not wanted; `look` may
-        end that by raising. As `hand_over`."""
+        """Upload the object `name` and wait until the hub has it or refuses it; returns and raises as
+        `hand_over`. `watch` is called while waiting, and may raise to give up."""
         with self._changed:
             self._check()
             upload = self._upload(name, data)
-            self._carrier.say()
+            self._connections.say()
 
         def there() -> bool:
-            look(upload)
+            watch(upload)
             return upload.done is not None
 
         try:
@@ -351,41 +369,42 @@ class PeerLink:
             return upload.arrived
         finally:
             with self._changed:
-                self._bulk.withdraw(name)
+                self._transfers.withdraw(name)
         return upload.arrived
 
     def _upload(self, name: str, data: bytes) -> Upload:
-        return self._bulk.upload(name, data, hashlib.sha256(data).digest())
+        return self._transfers.upload(name, data, hashlib.sha256(data).digest())
 
-    # ---- calls that do not ---------------------------------------------------------------------------------
+    # ---- calls that do not wait ----------------------------------------------------------------------------
 
     def ready(self, round: int, fingerprint: int, holds: dict[str, str] | None = None) -> None:
-        """Say that this peer holds x' of `round` and can be given work. `holds`: see messages.Ready."""
+        """Tell the hub that this peer has the global model of `round` and can be given work. `holds`: see
+        messages.Ready."""
         with self._changed:
             self._check()
-            self._carrier.say(self._state.ready(Ready(round, fingerprint, holds or {})))
+            self._connections.say(self._state.ready(Ready(round, fingerprint, holds or {})))
 
     def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:
-        """Say what x' of `round` loses on this part of the evaluation set."""
+        """Report the loss of the global model of `round` over this part of the evaluation set."""
         with self._changed:
             self._check()
-            self._carrier.say(self._state.evaluated(Evaluated(round, part, loss_sum, tokens)))
+            self._connections.say(self._state.evaluated(Evaluated(round, part, loss_sum, tokens)))
 
     def leave(self, reason: str, timeout: float = 2.0) -> None:
-        """Say goodbye, wait until the hub has heard it (or for `timeout` seconds), and close."""
+        """Send Leave, wait up to `timeout` seconds for the hub's answer, and close."""
         with self._changed:
-            if self._state.link in (SessionState.JOINED, SessionState.OVER) and self._carrier.alive:
-                self._carrier.say(self._state.leave(Leave(reason)))
-                self._changed.wait_for(lambda: self._state.parted or not self._carrier.connected, timeout)
+            if self._state.link in (SessionState.JOINED, SessionState.OVER) and self._connections.alive:
+                self._connections.say(self._state.leave(Leave(reason)))
+                self._changed.wait_for(lambda: self._state.parted or not self._connections.connected, timeout)
         self.close()
 
     def close(self) -> None:
-        """Drop the link. Without `leave` before, the hub takes this peer for lost."""
-        self._carrier.close()
+        """Close all connections. Without `leave` before, the hub takes this peer for lost."""
+        self._connections.close()
 
     def abandon(self) -> None:
-        """Have every waiting call end at once, with LinkLost. For signal handlers: takes no lock."""
-        self._carrier.closing = True
+        """End every waiting call at once with LinkLost. For signal handlers: takes no lock."""
+        self._connections.closing = True
 
     # ---- waiting -------------------------------------------------------------------------------------------
 
@@ -398,35 +417,36 @@ class PeerLink:
         give_up: bool = True,
         leave_s: float = 0.0,
     ) -> None:
-        """Wait until `there()`. Raises what makes that impossible; after `timeout` LinkLost, if `give_up`."""
+        """Wait until `there()`; raise if that has become impossible. After `timeout` raise LinkLost if
+        `give_up`, else return."""
         started = time.monotonic()
-        if self.orders.waiting:  # the exchange in flight needs it to the end
+        if self.orders.waiting:  # the exchange in flight needs the aggregator to its end
             leave_s = HANDOFF_S
         with self._changed:
             sessions = self._state.sessions
             while not there():
                 self._check()
-                if self._state.sessions > sessions:  # another thread was told; what we wait for is void too
+                if self._state.sessions > sessions:  # another thread was told; this wait is void too
                     raise SessionRenewed(RENEWED)
                 now = time.monotonic()
                 if timeout is not None and now - started >= timeout:
                     if give_up:
                         raise LinkLost(f"waited {timeout:.0f} s for {what}")
                     return
-                self._tell_of_link(now)
+                self._notify_of_link(now)
                 if self.leave_requested.is_set() and (
-                    now - self.leave_requested.at >= leave_s or not self._carrier.connected
+                    now - self.leave_requested.at >= leave_s or not self._connections.connected
                 ):
                     raise Leaving(f"asked to leave while waiting for {what}")
-                # everything else notifies; a signal handler that sets the flag must not take locks
+                # all else notifies `changed`; a signal handler that sets the flag must not take locks
                 self._changed.wait(POLL_S)
 
-    def _tell_of_link(self, now: float) -> None:
-        """Say once that the connection is lost, if it is for a while, and once that it is back."""
+    def _notify_of_link(self, now: float) -> None:
+        """Notify once that the connection has been lost for a while, and once that it is restored."""
         state, where, how_long = self._state, self.url.address, f"for up to {self._patience:.0f} s"
         if state.welcome is None or state.link not in (SessionState.OFFLINE, SessionState.GREETING):
             if self._lost_told:
-                self._told(f"connected to {where} again")
+                self._notify(f"connected to {where} again")
             self._lost_at, self._lost_told = None, ""
         elif self._lost_at is None:
             self._lost_at = now
@@ -435,18 +455,18 @@ class PeerLink:
             old = f"the hub at {where} is ignored: {state.replaced}; looking for the other, {how_long}"
             if self._lost_told != (said := old if state.replaced else lost):
                 self._lost_told = said
-                self._told(said)
+                self._notify(said)
 
     def _check(self) -> None:
-        """Raise what the caller must know before anything else. Holds the lock."""
-        carrier, state = self._carrier, self._state
-        if carrier.broken is not None:
-            raise carrier.broken
-        if carrier.closing:
+        """Raise if the session or the link has ended. The caller holds the lock."""
+        connections, state = self._connections, self._state
+        if connections.broken is not None:
+            raise connections.broken
+        if connections.closing:
             raise LinkLost("the link is closed")
         if state.refused is not None:
             raise RefusedByHub(state.refused.code, state.refused.reason)
-        if state.over is not None and not carrier.connected:
+        if state.over is not None and not connections.connected:
             raise RunOver.of(state.over)
         if state.sessions > self._session and not self.orders.waiting:
             self._session = state.sessions

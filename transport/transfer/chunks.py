@@ -99,7 +99,7 @@ class ChunkFile:
     """A file that grows in `path`.part, each block checked before it is written, until all are right.
 
     The list of hashes is all the bookkeeping: what an earlier process left, whole or not, damaged or of
-    another object, is looked at block by block (`look`), and only what is wrong is asked for.
+    another object, is looked at block by block (`verify`), and only what is wrong is asked for.
 
     Args:
         size: bytes of the file.
@@ -122,7 +122,7 @@ class ChunkFile:
         # Unbuffered: what is written is there for the next process, however this one ends.
         self._file: BinaryIO = open(self._part, "r+b", buffering=0)  # noqa: SIM115
 
-    def look(self, go_on: Callable[[], object] = lambda: None) -> int:
+    def verify(self, go_on: Callable[[], object] = lambda: None) -> int:
         """Find out what is here already; bytes of it. `go_on` is called before each block, and may raise."""
         there = self._file.seek(0, 2)
         found = 0

@@ -55,8 +55,8 @@ class Download:
     sink: Sink | None = None
     todo: deque[int] = field(default_factory=lambda: deque([0]))  # chunks of which nothing was asked for
     size: int = 0  # bytes, where they are known before the first chunk
-    ahead: bool = False  # nobody has asked for it yet
-    came: int = 0  # bytes of payload that came
+    prefetched: bool = False  # nobody has asked for it yet
+    received: int = 0  # bytes of payload that came
     refused: str | None = None
     error: Exception | None = None
     piece: int = 0  # bytes that are asked for at once; 0: nothing was yet
@@ -116,7 +116,7 @@ class Download:
             raise ProtocolError(f"{self.name} has {size} bytes, expected {self.sink.map.size}")
         if len(payload) != (self.length(index) if size else 0):
             raise ProtocolError(f"piece {index} of {self.name} has {len(payload)} bytes")
-        self.came += len(payload)
+        self.received += len(payload)
         parts = self.begun.get(chunk, {})
         parts[index] = payload
         if len(parts) == len(self.pieces(chunk)):
@@ -222,10 +222,10 @@ class PeerTransfers:
         missing = deque(sink.map.missing)
         return self._begin(Download(name, lambda size, digest: sink, sink, missing, sink.map.size))
 
-    def fetch(self, name: str, open_sink: OpenSink, size: int = 0, *, ahead: bool = False) -> Download:
+    def fetch(self, name: str, open_sink: OpenSink, size: int = 0, *, prefetched: bool = False) -> Download:
         """Begin a download. With its `size` known all of it can be asked for at once."""
         count = max(1, -(-min(size, MAX_OBJECT) // CHUNK))
-        return self._begin(Download(name, open_sink, None, deque(range(count)), size, ahead))
+        return self._begin(Download(name, open_sink, None, deque(range(count)), size, prefetched))
 
     def _begin(self, download: Download) -> Download:
         download.piece = download.wanted = self._orphans.get(download.name, 0)

@@ -19,6 +19,7 @@ from cocktail_cli.ui import counted, found, megabytes
 if TYPE_CHECKING:
     from recipes.errors import Finding
     from transport import PeerLink, RunURL
+    from transport.peer import PeerIdentity
 
 ANSWER = 10.0  # seconds to wait for the hub
 NAME = "doctor"
@@ -54,7 +55,7 @@ def visiting(url: RunURL) -> Iterator[PeerLink]:
     from cocktail_cli.host import versions
     from transport import PeerLink
 
-    link = PeerLink(url, NAME, NAME, versions(), keys=own_keys(), alone=False)
+    link = PeerLink(url, PeerIdentity(NAME, NAME, versions(), keys=own_keys(), alone=False))
     try:
         link.connect(ANSWER)
         yield link

@@ -30,7 +30,7 @@ class Line:
         time.sleep(0.01)
         return bytes(SIZE)
 
-    def exchange(self, round: int, packet: bytes, report: Report, parts: object) -> Committed:
+    def exchange(self, round: int, packet: bytes, report: Report) -> Committed:
         self.reports.append(report)
         self.upload_s = 2.0
         return Committed(round, SIZE, "", ["ann"])
@@ -47,7 +47,7 @@ def test_a_peer_finds_what_its_line_carries_beside_a_rounds_compute(spans: int) 
         run.fetch(f"packet/{round}")
     a_round = 10.0 / spans
 
-    assert run.fits == pytest.approx(run.slot.share * a_round * SIZE / 2.0, rel=0.01)
+    assert run.fits == pytest.approx(run.budget.share * a_round * SIZE / 2.0, rel=0.01)
     assert line.reports[0].fits == 0, "nothing has come down yet"
     assert line.reports[-1].fits > SHARE * a_round * SIZE / 0.1
 
@@ -56,7 +56,7 @@ def test_it_takes_less_of_the_compute_where_a_round_ended_late() -> None:
     run = RunLink(Line(1))  # type: ignore[arg-type]
     run.next_round()
     run.exchange(bytes(SIZE), Delivery(0, 0, [], 0.0, 0, compute_s=0.005, wait_s=0.0))
-    assert run.slot.share == SHARE
+    assert run.budget.share == SHARE
     run.fetch("packet/0")
 
-    assert run.slot.share < SHARE
+    assert run.budget.share < SHARE

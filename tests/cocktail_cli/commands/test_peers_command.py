@@ -18,6 +18,7 @@ from cocktail_cli.machine.run_registry import RunRecord, load, save
 from recipes.config.loader import load_recipe
 from recipes.errors import RecipeError
 from transport import Hub, Ledger, PeerLink, RunKeys, ask_admin, parse_url
+from transport.peer import PeerIdentity
 from transport.protocol import events as told
 from transport.protocol.errors import RefusedByHub
 from transport.protocol.keys import CurveKeys, short_key
@@ -85,7 +86,7 @@ def approving(tmp_path: Path) -> Iterator[Running]:
 
 def test_the_owner_sees_who_is_there_and_kicks_one_that_works(cocktail: Run, running: Running) -> None:
     keys = CurveKeys.generate()
-    peer = ToyPeer(PeerLink(running.url, "ann", "RTX 3090", keys=keys))
+    peer = ToyPeer(PeerLink(running.url, PeerIdentity("ann", "RTX 3090", keys=keys)))
     thread = peer.start()
     while not peer.rounds:
         time.sleep(0.01)
@@ -106,7 +107,7 @@ def test_the_owner_sees_who_is_there_and_kicks_one_that_works(cocktail: Run, run
 
 @pytest.mark.slow  # imports torch
 def test_a_banned_machine_is_told_why_and_ends_with_6(cocktail: Run, running: Running) -> None:
-    link = PeerLink(running.url, "me", keys=own_keys())
+    link = PeerLink(running.url, PeerIdentity("me", keys=own_keys()))
     link.connect()
     assert cocktail("kick", "toy-run", "me", "--ban", "--reason", "goodbye").exit == 0
     link.close()
@@ -131,7 +132,7 @@ def test_a_newcomer_is_told_that_the_owner_is_asked_and_what_he_says(
 
 
 def test_who_is_approved_is_in(cocktail: Run, approving: Running) -> None:
-    link = PeerLink(approving.url, "attic")
+    link = PeerLink(approving.url, PeerIdentity("attic"))
     thread = threading.Thread(target=link.connect, daemon=True)
     thread.start()
     while json.loads(cocktail("peers", "toy-run", "--json").out)["peers"] == []:
@@ -145,7 +146,7 @@ def test_who_is_approved_is_in(cocktail: Run, approving: Running) -> None:
 
 
 def test_a_new_join_line_is_the_only_one_for_newcomers(cocktail: Run, running: Running) -> None:
-    inside = PeerLink(running.url, "ann")
+    inside = PeerLink(running.url, PeerIdentity("ann"))
     inside.connect()
     said = cocktail("peers", "toy-run", "--rotate-token")
     new = parse_url(said.out)
@@ -153,8 +154,8 @@ def test_a_new_join_line_is_the_only_one_for_newcomers(cocktail: Run, running: R
     assert load("toy-run").url == said.out.strip(), "a resumed run has the new one"
     assert load("toy-run").keys["token"] == new.token
     with pytest.raises(RefusedByHub, match="no longer"):
-        PeerLink(running.url, "bob").connect()
-    outside = PeerLink(new, "bob")
+        PeerLink(running.url, PeerIdentity("bob")).connect()
+    outside = PeerLink(new, PeerIdentity("bob"))
     outside.connect()
 
     assert {row["name"] for row in json.loads(cocktail("status", "toy-run", "--json").out)["peers"]} == {

@@ -14,6 +14,7 @@ from toy_owners import SHARDS, OwnersWork, OwningPeer, owners_settings, reachabl
 
 from transport import Ledger, PeerLink
 from transport.actions import Abandoned, Commit
+from transport.peer import PeerIdentity
 from transport.protocol import WeightedPacket
 from transport.protocol.events import RoundCommitted
 
@@ -28,7 +29,7 @@ def killed_after(folder: Path, *, doors: bool) -> tuple[Running, list[OwningPeer
     if doors:
         peers = [reachable(first.url, name) for name in names]
     else:
-        peers = [OwningPeer(PeerLink(first.url, name, owns=True)) for name in names]
+        peers = [OwningPeer(PeerLink(first.url, PeerIdentity(name, owns=True))) for name in names]
     for peer in peers:
         peer.start()
     first.until(lambda events: sum(isinstance(e, RoundCommitted) for e in events) >= 4)
@@ -74,7 +75,7 @@ def test_an_owner_whose_door_is_shut_when_the_hub_is_back_owns_nothing(tmp_path:
 def test_errors_on_their_way_to_another_owner_outlive_the_hub(tmp_path: Path) -> None:
     """It is killed when it has taken what a leaver owed, and no other owner has it yet."""
     first = Running(tmp_path, replace(SETTINGS, first_peers=3), work=OwnersWork())
-    peers = [OwningPeer(PeerLink(first.url, name, owns=True)) for name in ("ann", "bob", "cat")]
+    peers = [OwningPeer(PeerLink(first.url, PeerIdentity(name, owns=True))) for name in ("ann", "bob", "cat")]
     shards = first.hub._shards
     aggregate = shards.aggregate
 

@@ -13,6 +13,7 @@ from tcp_proxy import TcpProxy
 from transport import PeerLink, RunURL
 from transport.aggregators.shard_clients import ShardClients
 from transport.aggregators.shard_server import ShardServer
+from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol.errors import RefusedByHub, TransportError
 from transport.protocol.keys import CurveKeys
 from transport.protocol.message_codec import decode_to_peer, encode
@@ -41,7 +42,7 @@ class House:
 
     def link(self, name: str, keys: str, port: int = 0) -> PeerLink:
         url = RunURL(KEYS["owner"].public, "", "127.0.0.1", port or self.port, "toy-run")
-        return PeerLink(url, name, keys=KEYS[keys], patience=1.0, flows=1)
+        return PeerLink(url, PeerIdentity(name, keys=KEYS[keys]), LinkLimits(patience=1.0, flows=1))
 
     @property
     def owner(self) -> AggregatorInfo:
@@ -126,7 +127,7 @@ def test_a_link_whose_connections_ended_goes_on_where_it_was(house: House, line:
     sessions = dict(house.door._visitors)
     line.dark.set()  # or it is up again before anybody looks
     line.cut()
-    until(lambda: not link._carrier.connected)
+    until(lambda: not link._connections.connected)
     line.dark.clear()
 
     assert direct.send(4, [owner], {"owner": b"a part"}, lambda: False) == {}
@@ -177,7 +178,7 @@ def test_an_owner_that_cannot_be_dialled_costs_seconds_once() -> None:
     def dial(owner: AggregatorInfo) -> PeerLink:
         dialled.append(owner)
         url = RunURL(owner.key, "", "127.0.0.1", 1, "toy-run")
-        return PeerLink(url, "ann", keys=KEYS["ann"], patience=0.5, flows=1)
+        return PeerLink(url, PeerIdentity("ann", keys=KEYS["ann"]), LinkLimits(patience=0.5, flows=1))
 
     direct, started = ShardClients(dial), time.monotonic()
     for round in (3, 4, 5):
@@ -190,7 +191,7 @@ def test_an_owner_that_cannot_be_dialled_costs_seconds_once() -> None:
 
 def test_what_goes_through_a_door_is_within_what_is_lent(house: House) -> None:
     house.door.opened(3, {"ann": KEYS["ann"].public}, 1 << 20)
-    house.door.buckets = RateLimits(Bandwidth(up=1e6, down=1e6))
+    house.door.rate_limits = RateLimits(Bandwidth(up=1e6, down=1e6))
     house.door.serve(3, bytes(300_000))
     direct, started = ShardClients(lambda owner: house.link("ann", "ann")), time.monotonic()
 

@@ -14,6 +14,7 @@ from memory_swarm import MemorySwarm
 from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings
 
 from transport import Bandwidth, PeerLink
+from transport.peer import LinkLimits, PeerIdentity
 from transport.peer import peer_link as peer_module
 from transport.protocol.errors import RefusedByHub, RunOver
 from transport.protocol.events import PeerLeft, Warned
@@ -165,7 +166,10 @@ def test_a_legacy_on_its_way_outlives_the_opening_of_a_round(tmp_path: Path) -> 
     with MemorySwarm(toy_settings(samples=400), work, tmp_path) as swarm:
         wire = MemoryPeerWire(swarm.wire)
         link = PeerLink(
-            swarm.url, "ann", patience=10.0, flows=1, wire=wire, bandwidth=Bandwidth(up=1_500_000.0)
+            swarm.url,
+            PeerIdentity("ann"),
+            LinkLimits(patience=10.0, flows=1, bandwidth=Bandwidth(up=1_500_000.0)),
+            wire=wire,
         )
         ann = Leaver(link)
         for _ in range(2):
@@ -189,7 +193,12 @@ def test_leaving_ends_in_time_whatever_the_uplink(tmp_path: Path, monkeypatch: p
     work = ToyWork()
     with MemorySwarm(toy_settings(max_update=1 << 23), work, tmp_path) as swarm:
         wire = MemoryPeerWire(swarm.wire)
-        link = PeerLink(swarm.url, "ann", patience=10.0, flows=1, wire=wire, bandwidth=Bandwidth(up=20_000.0))
+        link = PeerLink(
+            swarm.url,
+            PeerIdentity("ann"),
+            LinkLimits(patience=10.0, flows=1, bandwidth=Bandwidth(up=20_000.0)),
+            wire=wire,
+        )
         link.connect(10.0)
         link.ready(0, START)
         assert isinstance(link.next_round(), Round)

@@ -15,6 +15,7 @@ from tcp_proxy import TcpProxy
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
 from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, RunURL, ask_status, ask_stop
+from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol.errors import (
     AddressInUse,
     Leaving,
@@ -87,7 +88,7 @@ class Running:
     @contextmanager
     def training(self) -> Iterator[Running]:
         """While one honest peer trains; the hub is closed after it, and the peer must have met no error."""
-        peer = ToyPeer(PeerLink(self.url, "ann"))
+        peer = ToyPeer(PeerLink(self.url, PeerIdentity("ann")))
         thread = peer.start()
         self.until(lambda _: self.committed() > 3)
         yield self
@@ -113,7 +114,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 
 def test_three_peers_finish_a_run_over_tcp(start: Callable[..., Running]) -> None:
     running = start(min_peers=3, eval=True)
-    peers = [ToyPeer(PeerLink(running.url, name)) for name in ("ann", "bob", "cem")]
+    peers = [ToyPeer(PeerLink(running.url, PeerIdentity(name))) for name in ("ann", "bob", "cem")]
     threads = [peer.start() for peer in peers]
     ended = running.ended()
     for thread in threads:
@@ -133,7 +134,7 @@ def test_a_name_that_has_no_address_is_told(start: Callable[..., Running]) -> No
     url = running.keys.url("no-such-host.invalid", 1, running.url.run)
 
     with pytest.raises(Unreachable, match="no address for the name 'no-such-host") as told:
-        PeerLink(url, "ann").connect()
+        PeerLink(url, PeerIdentity("ann")).connect()
     assert told.value.layer == "dns"
 
 
@@ -143,7 +144,7 @@ def test_a_port_where_nobody_listens_is_told(start: Callable[..., Running]) -> N
     url = start().keys.url("127.0.0.1", port, "toy-run")
 
     with pytest.raises(Unreachable, match="refused") as told:
-        PeerLink(url, "ann").connect()
+        PeerLink(url, PeerIdentity("ann")).connect()
     assert told.value.layer == "tcp"
 
 
@@ -152,7 +153,7 @@ def test_a_hub_with_another_key_is_told(start: Callable[..., Running]) -> None:
     url = RunURL(CurveKeys.generate().public, running.url.token, "127.0.0.1", running.hub.port, "toy-run")
 
     with pytest.raises(Unreachable, match="does not hold the server key") as told:
-        PeerLink(url, "ann").connect()
+        PeerLink(url, PeerIdentity("ann")).connect()
     assert told.value.layer == "key"
 
 
@@ -169,7 +170,7 @@ def test_a_wrong_token_or_run_is_told(
     running = start()
 
     with pytest.raises(RefusedByHub, match=told) as refused:
-        PeerLink(replace(running.url, **change), "ann").connect()  # type: ignore[arg-type]
+        PeerLink(replace(running.url, **change), PeerIdentity("ann")).connect()  # type: ignore[arg-type]
     assert refused.value.code == code
 
 
@@ -181,7 +182,7 @@ def test_other_versions_are_told_which_would_do(start: Callable[..., Running]) -
     assert answer.code == "protocol"
     assert "you speak protocol 7, this run needs version 1" in answer.reason
     with pytest.raises(RefusedByHub, match="codec: you have 1, the run has 2"):
-        PeerLink(running.url, "ann", versions={"codec": "1"}).connect()
+        PeerLink(running.url, PeerIdentity("ann", versions={"codec": "1"})).connect()
 
 
 def say(url: RunURL, frames: list[bytes]) -> object:
@@ -221,7 +222,7 @@ def test_a_port_in_use_is_told(start: Callable[..., Running]) -> None:
 
 def test_status_and_stop(start: Callable[..., Running]) -> None:
     running = start()
-    link = PeerLink(running.url, "ann", "CPU")
+    link = PeerLink(running.url, PeerIdentity("ann", "CPU"))
     link.connect()
     status = ask_status(running.url)
     with pytest.raises(RefusedByHub, match="only the run's host"):
@@ -237,7 +238,7 @@ def test_status_and_stop(start: Callable[..., Running]) -> None:
 
 def test_a_peer_that_vanishes_is_noticed_and_the_others_go_on(start: Callable[..., Running]) -> None:
     running = start(min_peers=1, samples=400)
-    staying, going = (ToyPeer(PeerLink(running.url, name)) for name in ("ann", "bob"))
+    staying, going = (ToyPeer(PeerLink(running.url, PeerIdentity(name))) for name in ("ann", "bob"))
     threads = [staying.start(), going.start()]
     running.until(lambda _: going.rounds and running.committed() > 5)
     going.link.close()
@@ -257,13 +258,13 @@ def test_a_peer_that_is_back_before_anybody_noticed_gets_its_name_again(
     start: Callable[..., Running],
 ) -> None:
     running, keys = start(ping_s=5.0, grace_s=60.0), CurveKeys.generate()
-    first = PeerLink(running.url, "ann", keys=keys)
+    first = PeerLink(running.url, PeerIdentity("ann", keys=keys))
     first.connect()
     first.close()
     time.sleep(0.02)  # for the system to tell the hub's that the connection is closed
-    second = PeerLink(running.url, "ann", keys=keys)
+    second = PeerLink(running.url, PeerIdentity("ann", keys=keys))
     second.connect()
-    third = PeerLink(running.url, "ann", keys=keys)
+    third = PeerLink(running.url, PeerIdentity("ann", keys=keys))
     third.connect()
 
     assert (second.name, third.name) == ("ann", "ann-2")
@@ -273,7 +274,7 @@ def test_a_peer_that_is_back_before_anybody_noticed_gets_its_name_again(
 
 def test_a_peer_that_leaves_gives_its_work_back(start: Callable[..., Running]) -> None:
     running = start(samples=400)
-    staying, going = (ToyPeer(PeerLink(running.url, name)) for name in ("ann", "bob"))
+    staying, going = (ToyPeer(PeerLink(running.url, PeerIdentity(name))) for name in ("ann", "bob"))
     threads = [staying.start(), going.start()]
     running.until(lambda _: going.rounds and running.committed() > 5)
     going.link.leave_requested.set()
@@ -289,7 +290,7 @@ def test_a_peer_that_leaves_gives_its_work_back(start: Callable[..., Running]) -
 def test_a_session_survives_its_connections(start: Callable[..., Running]) -> None:
     running = start(samples=400, grace_s=5.0)
     proxy = TcpProxy(running.hub.port)
-    peer = ToyPeer(PeerLink(running.keys.url("127.0.0.1", proxy.port, "toy-run"), "ann"))
+    peer = ToyPeer(PeerLink(running.keys.url("127.0.0.1", proxy.port, "toy-run"), PeerIdentity("ann")))
     thread = peer.start()
     for cut in range(3):
         running.until(lambda _, n=5 * (cut + 1): running.committed() >= n)  # type: ignore[misc]
@@ -305,7 +306,7 @@ def test_a_session_survives_its_connections(start: Callable[..., Running]) -> No
 
 def test_a_hub_that_is_started_again_goes_on_where_it_was(start: Callable[..., Running]) -> None:
     running = start(samples=400, min_peers=2)
-    peers = [ToyPeer(PeerLink(running.url, name)) for name in ("ann", "bob")]
+    peers = [ToyPeer(PeerLink(running.url, PeerIdentity(name))) for name in ("ann", "bob")]
     threads = [peer.start() for peer in peers]
     running.until(lambda _: running.committed() >= 10)
     kill(running)
@@ -337,7 +338,9 @@ def test_bytes_are_counted_as_they_are_on_the_wire(start: Callable[..., Running]
     running = start(work=ToyWork(objects={"base/weights": blob}), samples=80)
     proxy = TcpProxy(running.hub.port)
     url = running.keys.url("127.0.0.1", proxy.port, "toy-run")
-    peer = ToyPeer(PeerLink(url, "ann", flows=1))  # more may be in the middle of a handshake at the end
+    peer = ToyPeer(
+        PeerLink(url, PeerIdentity("ann"), LinkLimits(flows=1))
+    )  # more may be in the middle of a handshake at the end
     peer.link.connect()
     assert peer.link.fetch("base/weights") == blob
     peer.link.close()
@@ -351,7 +354,7 @@ def test_bytes_are_counted_as_they_are_on_the_wire(start: Callable[..., Running]
 def test_the_hub_counts_the_same_bytes_per_round(start: Callable[..., Running]) -> None:
     running = start(samples=400)
     proxy = TcpProxy(running.hub.port)
-    peer = ToyPeer(PeerLink(running.keys.url("127.0.0.1", proxy.port, "toy-run"), "ann"))
+    peer = ToyPeer(PeerLink(running.keys.url("127.0.0.1", proxy.port, "toy-run"), PeerIdentity("ann")))
     thread = peer.start()
     running.ended()
     thread.join(5.0)
@@ -370,7 +373,7 @@ def test_large_objects_go_to_disk_and_are_checked(start: Callable[..., Running],
     blob = bytes(range(256)) * 8192
     (tmp_path / "served").write_bytes(blob)
     running = start(work=ToyWork(objects={"base/weights": tmp_path / "served"}))
-    link = PeerLink(running.url, "ann")
+    link = PeerLink(running.url, PeerIdentity("ann"))
     link.connect()
     target = tmp_path / "cache" / "weights"
     download = link.begin_file("base/weights", target, len(blob), block_hashes(tmp_path / "served"))

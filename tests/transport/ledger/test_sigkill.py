@@ -18,6 +18,7 @@ import pytest
 from toy_swarm import ToyPeer, ToyWork, trained
 
 from transport import Ledger, PeerLink, RunKeys
+from transport.peer import LinkLimits, PeerIdentity
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,10 @@ def test_a_hub_killed_at_random_instants_loses_nothing_and_its_peers_come_back(t
         began = time.monotonic()
         if not peers:
             url = keys.url("127.0.0.1", port, "toy-run")
-            peers = [ToyPeer(PeerLink(url, name, patience=60.0)) for name in ("ann", "bob", "cem")]
+            peers = [
+                ToyPeer(PeerLink(url, PeerIdentity(name), LinkLimits(patience=60.0)))
+                for name in ("ann", "bob", "cem")
+            ]
             threads = [peer.start() for peer in peers]
         if killed < KILLS and dice.random() < 0.7:  # some die in the middle of coming back
             announced.add(int(hub.stdout.readline()))

@@ -13,6 +13,7 @@ from toy_swarm import ToyWork, toy_settings
 from transport import Hub, Ledger, PeerLink, RunKeys, RunURL
 from transport.actions import Outbox
 from transport.membership.roster import Roster
+from transport.peer import PeerIdentity
 from transport.protocol.keys import CurveKeys, short_key
 from transport.protocol.message_codec import decode_to_peer, encode
 from transport.protocol.messages import (
@@ -59,7 +60,7 @@ def answer_to(url: RunURL, message: Message, keys: CurveKeys) -> ToPeer:
 
 def test_a_stolen_session_is_of_no_use_without_its_key(url: RunURL) -> None:
     keys, thief = CurveKeys.generate(), CurveKeys.generate()
-    link = PeerLink(url, "ann", keys=keys)
+    link = PeerLink(url, PeerIdentity("ann", keys=keys))
     session = link.connect().session
     resume = Resume(1, url.run, "ann", session)
 

@@ -16,7 +16,7 @@ from transport import Ledger, PeerLink
 from transport.actions import Send
 from transport.hub.hub_state import HubState
 from transport.ledger.run_ledger import KnownPeer, Recovered
-from transport.peer import connection_manager, peer_link
+from transport.peer import LinkLimits, PeerIdentity, connection_manager, peer_link
 from transport.peer.peer_state import SessionState
 from transport.protocol.errors import LinkLost
 from transport.protocol.events import PeerJoined, RoundCommitted, Warned
@@ -116,7 +116,7 @@ def test_of_two_hubs_on_copies_of_one_ledger_the_older_is_ignored_and_told_so(
         said: list[str] = []
         old.hub._state.admission.token = new.hub._state.admission.token  # the keys of one run
         wire = MemoryPeerWire(new.wire)
-        link = PeerLink(new.url, "ann", wire=wire, flows=1, told=said.append)
+        link = PeerLink(new.url, PeerIdentity("ann"), LinkLimits(flows=1), wire=wire, notify=said.append)
         toy = ToyPeer(link, before_exchange=lambda _: time.sleep(0.01))
         thread = toy.start()
         until(lambda: any(isinstance(e, RoundCommitted) for e in new.events), "a first round")
@@ -143,7 +143,7 @@ def test_a_peer_that_only_finds_the_old_hub_gives_up_with_the_reason(tmp_path: P
     settings = toy_settings(linger_s=0.1)
     with MemorySwarm(settings, ToyWork(), tmp_path) as swarm:
         wire = MemoryPeerWire(swarm.wire)
-        link = PeerLink(swarm.url, "ann", wire=wire, flows=1, patience=0.5)
+        link = PeerLink(swarm.url, PeerIdentity("ann"), LinkLimits(flows=1, patience=0.5), wire=wire)
         link.connect(10.0)
         swarm.hub._state.handshake._term = 0
         wire.cut(0)

@@ -22,6 +22,7 @@ from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings
 from transport import Bandwidth, CatchUp, CatchUpDownloads, Hub, Ledger, PeerLink, RunKeys, WantedFile
 from transport.ledger.packet_log import pack_header
 from transport.ledger.run_ledger import RoundRow
+from transport.peer import LinkLimits, PeerIdentity
 from transport.peer.catch_up import CatchUpSource, Progress
 from transport.protocol.errors import Leaving, NotServed, RefusedByHub
 from transport.protocol.events import Event, PeerReady, RoundCommitted
@@ -207,13 +208,14 @@ def test_of_a_damaged_snapshot_on_the_disk_only_the_wrong_mib_comes_over_the_lin
 FETCHER = """
 import sys
 from pathlib import Path
-from transport import Bandwidth, CatchUp, PeerLink, Supply, Wanted, parse_url
+from transport import Bandwidth, CatchUp, CatchUpDownloads, PeerLink, WantedFile, parse_url
+from transport.peer import LinkLimits, PeerIdentity
 url, to, size, sha256 = sys.argv[1:]
-link = PeerLink(parse_url(url), "ann", bandwidth=Bandwidth(down=1e6))
+link = PeerLink(parse_url(url), PeerIdentity("ann"), LinkLimits(bandwidth=Bandwidth(down=1e6)))
 link.connect(10.0)
 name = "snapshot/1/model.safetensors"
-supply = Supply(link, CatchUp(link.welcome, 0), lambda progress: print(progress.done, flush=True))
-supply.files([Wanted(name, Path(to), int(size), hashes=sha256)])
+supply = CatchUpDownloads(link, CatchUp(link.welcome, 0), lambda progress: print(progress.done, flush=True))
+supply.files([WantedFile(name, Path(to), int(size), hashes=sha256)])
 """
 
 
@@ -237,7 +239,7 @@ def test_a_download_goes_on_where_a_peer_was_killed(tmp_path: Path) -> None:
         child.kill()  # -9 where there are signals
         child.wait(10.0)
         child.stdout.close()
-        link = PeerLink(url, "bob")
+        link = PeerLink(url, PeerIdentity("bob"))
         link.connect(10.0)
         supply = CatchUpDownloads(link, CatchUp(link.welcome, 0))
         supply.files(wanted(offer, tmp_path))
@@ -322,10 +324,10 @@ def test_a_joiner_is_there_when_its_bytes_are_and_nobody_waits_for_it(tmp_path: 
     with hub_on_the_loopback(tmp_path / "run", work) as (hub, keys, events):
         hub.offer([offer])
         url = keys.url("127.0.0.1", hub.port, "toy-run")
-        other = ToyPeer(PeerLink(url, "bob"), packets=list(packets))
+        other = ToyPeer(PeerLink(url, PeerIdentity("bob")), packets=list(packets))
         other.before_exchange = lambda _: time.sleep(0.1)  # its compute: x' need not move a thousand times
         thread = other.start()
-        link = PeerLink(url, "ann", bandwidth=Bandwidth(down=RATE))
+        link = PeerLink(url, PeerIdentity("ann"), LinkLimits(bandwidth=Bandwidth(down=RATE)))
         started = time.monotonic()
         rounds = sum(isinstance(e, RoundCommitted) for e in events)
         link.connect(10.0)
@@ -360,7 +362,7 @@ class LyingLink:
     def finish(self, download: object, tick: object) -> bytes:
         return pack_header(7, b"packet") + b"packet"
 
-    def leave_or_go_on(self) -> None:
+    def raise_if_leaving(self) -> None:
         """Nobody asks this peer to leave."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transport.peer.connection_manager import BACKED_OFF_S, CONTROL, ConnectionManager
+from transport.peer.connection_manager import BACKED_OFF_S, CONTROL, ConnectionManager, LinkLimits
 from transport.peer.peer_state import PeerState
 from transport.protocol.messages import Ack, Hello, Welcome
 from transport.transfer.congestion_window import FIRST_FRAGMENT
@@ -36,25 +36,25 @@ class SilentWire:
 def joined(wire: SilentWire) -> ConnectionManager:
     """With two bulk flows, at the time 1."""
     state = PeerState(Hello(1, "token", "run", "ann"))
-    carrier = ConnectionManager(wire, state, 4, 600.0, "hub:1", RateLimits(Bandwidth()))
-    carrier._keep_up(0.0)
+    connections = ConnectionManager(wire, state, "hub:1", LinkLimits(), RateLimits(Bandwidth()))
+    connections._maintain(0.0)
     wire.did.clear()
-    carrier._flow_up(CONTROL, 0.0)
+    connections._flow_up(CONTROL, 0.0)
     state.receive(Welcome(1, "run", "ann", "s1", "{}", "00", [], 0, 1.0), 1.0)
     for flow in (1, 2):
-        carrier._flow_up(flow, 1.0)
-    return carrier
+        connections._flow_up(flow, 1.0)
+    return connections
 
 
 def test_a_link_that_swallows_everything_is_dialled_anew_whole_not_only_its_control_connection() -> None:
     wire = SilentWire()
-    carrier = joined(wire)
-    state = carrier.state
-    carrier._keep_up(state.silent_until() - 0.1)
+    connections = joined(wire)
+    state = connections.state
+    connections._maintain(state.silent_until() - 0.1)
     assert ("hang up", CONTROL) not in wire.did
     wire.did.clear()
 
-    carrier._keep_up(state.silent_until())
+    connections._maintain(state.silent_until())
 
     assert wire.did[:3] == [("hang up", 0), ("hang up", 1), ("hang up", 2)]
     assert ("dial", CONTROL) in wire.did
@@ -63,25 +63,25 @@ def test_a_link_that_swallows_everything_is_dialled_anew_whole_not_only_its_cont
 def test_a_flow_that_the_others_leave_behind_is_dialled_anew_though_the_line_is_not_dark() -> None:
     """After a dark line TCP may wait on one connection for long. A line that is only slow is left alone."""
     wire = SilentWire()
-    carrier = joined(wire)
+    connections = joined(wire)
     for flow in (1, 2):
-        carrier.bulk.up(flow, 64, 0.05, 1.0)
-    upload = carrier.bulk.upload("update/0", bytes(64 * FIRST_FRAGMENT), bytes(32))
+        connections.transfers.up(flow, 64, 0.05, 1.0)
+    upload = connections.transfers.upload("update/0", bytes(64 * FIRST_FRAGMENT), bytes(32))
     upload.agreed = True
-    sent = carrier.bulk.outgoing(now=1.0)
+    sent = connections.transfers.outgoing(now=1.0)
     assert {out.flow for out in sent} == {1, 2}
 
     now = 1.0
     while now < 1.0 + BACKED_OFF_S - 0.1:
         now += 0.05
-        (index,) = (piece.index for piece, on in carrier.bulk._under.items() if on.flow == 2)
-        carrier._came_in_bulk(Received(2, []), Ack("update/0", index), now)
-        carrier.bulk.outgoing(now=now)
-        carrier._keep_up(now)
+        (index,) = (piece.index for piece, on in connections.transfers._under.items() if on.flow == 2)
+        connections._received_bulk(Received(2, []), Ack("update/0", index), now)
+        connections.transfers.outgoing(now=now)
+        connections._maintain(now)
     assert wire.did == []
-    carrier._keep_up(now + BACKED_OFF_S)
+    connections._maintain(now + BACKED_OFF_S)
     assert wire.did == [], "nothing has come on any since"
-    carrier._came_in_bulk(Received(2, []), Ack("update/0", index), now + 0.2)
-    carrier._keep_up(now + 0.2)
+    connections._received_bulk(Received(2, []), Ack("update/0", index), now + 0.2)
+    connections._maintain(now + 0.2)
 
     assert wire.did == [("hang up", 1), ("dial", 1)]

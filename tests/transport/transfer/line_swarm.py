@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from scripts.swarms.idle_delegate import TOKENS, IdleDelegate
 from scripts.swarms.processes import Line, Process, say
 from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, parse_url
+from transport.peer import PeerIdentity
 from transport.protocol.errors import RunOver, SessionRenewed, TransportError
 from transport.protocol.messages import Chunk, Get, Over, Ping, Pong, PutDone, Report, Round
 
@@ -229,7 +230,9 @@ class Peer:
 
 
 def run_peer(asked: Line) -> None:
-    link = PeerLink(parse_url(asked["url"]), asked["name"], told=lambda text: say("told", text=text))
+    link = PeerLink(
+        parse_url(asked["url"]), PeerIdentity(asked["name"]), notify=lambda text: say("told", text=text)
+    )
     seen = Watched(link, asked)
     try:
         link.connect(20.0)
@@ -248,8 +251,13 @@ class Watched:
 
     def __init__(self, link: PeerLink, asked: Line) -> None:
         self.bulk = self.window = 0  # bytes
-        blob, state, carrier, transfers = asked.get("blob", 0), link._state, link._carrier, link._bulk
-        hears, sends, takes = state.receive, carrier._send, transfers.receive
+        blob, state, connections, transfers = (
+            asked.get("blob", 0),
+            link._state,
+            link._connections,
+            link._transfers,
+        )
+        hears, sends, takes = state.receive, connections._send, transfers.receive
 
         def receive(message: Any, now: float) -> Any:
             if isinstance(message, Ping):
@@ -270,7 +278,7 @@ class Watched:
             self.window = max([self.window, *(w.limit for w in transfers.windows.values())])
             takes(message, payload, now)
 
-        state.receive, carrier._send, transfers.receive = receive, send, take  # type: ignore[method-assign]
+        state.receive, connections._send, transfers.receive = receive, send, take  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

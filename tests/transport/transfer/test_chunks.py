@@ -78,7 +78,7 @@ def test_of_a_damaged_file_only_the_wrong_blocks_are_fetched(
     target.write_bytes(DATA)
     damage(target)
     part = ChunkFile(target, len(DATA), hashes, CHUNK)
-    found = part.look()
+    found = part.verify()
 
     assert fill(part) == wrong
     assert found == len(DATA) - wrong
@@ -92,7 +92,7 @@ def test_a_file_goes_on_where_a_killed_process_stopped(tmp_path: Path) -> None:
     for index in (0, 1, 2, 3, 9, 12):  # block 0, a chunk of block 2, the short last one
         killed.add(index, piece(index))
     later = ChunkFile(target, len(DATA), hashes, CHUNK)
-    later.look()
+    later.verify()
 
     assert later.map.missing == [4, 5, 6, 7, 8, 9, 10, 11]
     fill(later)
@@ -116,7 +116,7 @@ def test_what_was_begun_of_another_object_is_not_taken_for_this_one(tmp_path: Pa
     (tmp_path / "weights.part").write_bytes(bytes(len(DATA)))
     part = ChunkFile(tmp_path / "weights", len(DATA), hashed(tmp_path), CHUNK)
 
-    assert part.look() == 0
+    assert part.verify() == 0
 
 
 def test_looking_at_a_large_file_can_be_left(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_looking_at_a_large_file_can_be_left(tmp_path: Path) -> None:
         raise Leaving("asked to leave")
 
     with pytest.raises(Leaving):
-        part.look(leave)
+        part.verify(leave)
 
 
 @settings(max_examples=30)

@@ -18,6 +18,7 @@ from test_strangers import MORE, PATIENCE_S, goes_on, resident
 from toy_swarm import ToyWork, toy_settings
 
 from transport import PeerLink, RunURL, ask_status
+from transport.peer import PeerIdentity
 
 pytestmark = [
     pytest.mark.slow,
@@ -72,7 +73,7 @@ def test_crowds_and_talkers_keep_no_honest_peer_out(running: Running) -> None:
     with attacked(running.url, "idle", "newcomers", "talk", seconds=60.0):
         while ask_status(running.url)["refused"] < refused + 500:
             goes_on(running, 1)
-        link = PeerLink(running.url, "late")
+        link = PeerLink(running.url, PeerIdentity("late"))
         link.connect(PATIENCE_S)
         link.leave("seen enough")
         goes_on(running, 3)

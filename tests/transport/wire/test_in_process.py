@@ -296,7 +296,7 @@ def test_a_lost_connection_is_told_and_not_waited_for_when_asked_to_leave(
     with MemorySwarm(toy_settings(), ToyWork(), tmp_path) as swarm:
         told: list[str] = []
         link = swarm.link("ann")
-        link._told = told.append
+        link._notify = told.append
         link.connect(5.0)
         link.ready(0, toy_fingerprint([]))
         assert isinstance(link.next_round(), Round)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from toy_swarm import ToyWork, toy_settings
 
 from transport import Bandwidth, Hub, Ledger, PeerLink, RunKeys
+from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol.messages import Chunk, Data, Get, Report, Round
 from transport.transfer.chunks import ChunkBuffer
 from transport.transfer.transfers import CHUNK, PeerTransfers
@@ -105,7 +106,9 @@ def hub_and_peer(folder: Path, work: ToyWork, bandwidth: Bandwidth) -> Iterator[
     keys, ledger = RunKeys.generate(), Ledger(folder / "run", run=settings.run, samples=settings.samples)
     hub = Hub("127.0.0.1", 0, keys, ledger, settings, work)
     hub.start()
-    link = PeerLink(keys.url("127.0.0.1", hub.port, settings.run), "ann", bandwidth=bandwidth)
+    link = PeerLink(
+        keys.url("127.0.0.1", hub.port, settings.run), PeerIdentity("ann"), LinkLimits(bandwidth=bandwidth)
+    )
     try:
         link.connect(10.0)
         yield hub, link

@@ -210,7 +210,7 @@ class Run:
         work.recover(ledger)
         narrator.recall(ledger)
         keep_freed_memory()
-        hub = Hub(listen.bind, listen.port, keys, ledger, settings, work)
+        hub = Hub((listen.bind, listen.port), keys, ledger, settings, work)
         work.tell = hub.warn
         hub.start()
         reach = reach_of(listen.bind, hub.port, listen.advertise)

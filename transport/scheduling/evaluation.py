@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from transport.ledger import EvaluationRow
+
 
 @dataclass(frozen=True)
 class Part:
@@ -74,11 +76,11 @@ class Evaluation:
 class Evaluations:
     """Which one is under way, and when the next is due."""
 
-    def __init__(self, wanted: bool, every: int, last_step: int = -1, finished: bool = False) -> None:
+    def __init__(self, wanted: bool, every: int, last: EvaluationRow | None = None) -> None:
         self.wanted, self.every = wanted, every  # every: steps; 0: only the first and the final one
-        self.finished = finished  # the final one is done
+        self.finished = last is not None and last.final  # the final one is done
         self.now: Evaluation | None = None
-        self._last_step = last_step
+        self._last_step = last.step if last else -1
 
     def due(self, step: int) -> bool:
         if not self.wanted or self.now is not None:

@@ -153,7 +153,7 @@ class Run:
             repository.open()  # before hours of training: a token that may not write is found out now
         for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
             # a file that is not there is found out before a model is fetched
-            read_rows(dataset, told=ProgressMeter(self.tell, f"fetching {dataset.path}", "bytes"))
+            read_rows(dataset, progress=ProgressMeter(self.tell, f"fetching {dataset.path}", "bytes"))
         self.tell(Progressed("preparing the base model"))
         if old is None:
             fetched = ProgressMeter(self.tell, f"fetching {self.recipe.model.model_name_or_path}", "bytes")

@@ -24,7 +24,8 @@ from compress.packet.format import BODY, HEAD, LEVELS
 from recipes.algorithm.cocktail_sgd import ShardAggregator
 from recipes.algorithm.robust_mean import RejectedUpdate
 from recipes.config.loader import load_recipe, recipe_from_json
-from recipes.data.corpus import Sample, pack_samples, unpack_samples
+from recipes.data.corpus import Sample
+from recipes.data.samples import pack_samples, unpack_samples
 from recipes.errors import DataError, ModelError, RecipeError
 from recipes.training.peer_checkpoint import FORMAT, digest, read
 from recipes.weight_files.safetensors_files import (

@@ -80,13 +80,14 @@ def test_a_position_holds_the_same_sample_whatever_was_asked_for_before(streamed
 
 def test_a_run_that_goes_on_passes_over_what_came_before(streamed, monkeypatch: pytest.MonkeyPatch) -> None:
     found = texts(streamed(300), range(80))
-    encoded: list[int] = []
+    tokenized: list[int] = []
     tokenize = streaming.RowTokenizer.tokenize
-    monkeypatch.setattr(
-        streaming.RowTokenizer,
-        "tokenize",
-        lambda self, rows: encoded.append(len(rows)) or tokenize(self, rows),
-    )
+
+    def counted(self: streaming.RowTokenizer, rows: Any) -> Any:
+        tokenized.append(len(rows))
+        return tokenize(self, rows)
+
+    monkeypatch.setattr(streaming.RowTokenizer, "tokenize", counted)
 
     again = streamed(300)
 

@@ -93,7 +93,7 @@ class Sharding(Protocol):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come, for `cocktail status`."""
+    """Figures of a run for `cocktail status`."""
 
     state: str
     step: int

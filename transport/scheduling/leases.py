@@ -94,7 +94,7 @@ class Leases:
             self.revoke(session)
 
     def settle(self, claims: dict[str, list[int]], counted: Container[str], sessions: Container[str]) -> None:
-        """End a round: count the claims of sessions in `counted`, release the others. `sessions`: live ones."""
+        """End a round: count the claims of sessions in `counted`, release the others. `sessions`: live."""
         for session, rounds in claims.items():
             if session in counted:
                 self.count(session, rounds)

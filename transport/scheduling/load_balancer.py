@@ -9,8 +9,8 @@
 - With fewer samples than peers, each peer has its turn; otherwise those without would never be measured.
 - A newcomer's speed is unknown, so its first leases are one sample each.
 - A peer slower than SLOW of the median takes part every n-th round, with a lease that lasts n rounds. In
-  between it is no member, no round waits for it, and it keeps its residual. In n rounds it computes what a peer at
-  SLOW computes in one, and at least one sample.
+  between it is no member, no round waits for it, and it keeps its residual. In n rounds it computes what
+  a peer at SLOW computes in one, and at least one sample.
 - Part of a lease's time is fixed. Shares that follow samples / seconds still converge to equal times: a new
   share is the old one x time of all / own time.
 """

@@ -9,11 +9,11 @@ one that is slow but steady, and soon misses one that is fast:
 - The spread is 1.4826 x the median distance from the median (a standard deviation, where times are normal).
   For an erratic member the median of all bounds its effect; the member's own 3 medians have no bound.
 - Slowness of a round: the median of arrival / own median over the updates that are here, at least 1.
-  Evaluations, larger shares after a loss, or a busy hub slow all members and are not the fault of the last one.
+  Evaluations, larger shares after a loss, or a busy hub slow all members; the last one is not at fault.
 - A round waits up to the cap for a member with fewer than KNOWN arrivals.
 - After a restart of the hub the newest rounds in its ledger stand for their members' arrivals.
 - A missed round counts as an arrival at its closing, which is a lower bound. So a member that has become
-  slower is measured as such after half a WINDOW of misses; its limit then grows threefold, and again if necessary.
+  slower is measured as such after half a WINDOW of misses; its limit then grows threefold, repeatedly.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ from transport.protocol.errors import LedgerError, ProtocolError
 from transport.protocol.keys import RunKeys
 from transport.protocol.run_settings import RunSettings
 from transport.scheduling import Phase
+from transport.transfer import CHUNK, MAX_UPLOADS
 from transport.transfer.connection_registry import MAX_CONNECTIONS
-from transport.transfer.transfers import CHUNK, MAX_UPLOADS
 from transport.wire.frames import Connected, Frames, Received
 from transport.wire.rate_limit import Bandwidth, RateLimits
 from transport.wire.zeromq_sockets import MAX_FRAME

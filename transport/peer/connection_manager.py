@@ -290,7 +290,7 @@ class ConnectionManager:
         if self.state.link in (SessionState.OVER, SessionState.REFUSED):
             return False
         return flow == CONTROL or (
-            self.state.link is SessionState.JOINED and (flow == 1 or self.transfers.crowded)
+            self.state.link is SessionState.JOINED and (flow == 1 or self.transfers.saturated)
         )
 
     def _failure(self) -> TransportError:

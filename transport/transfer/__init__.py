@@ -1,19 +1,12 @@
-"""Objects in acknowledged chunks, under a congestion window."""
+"""Transfers of objects in acknowledged chunks, under a congestion window."""
 
 from .bandwidth_budget import BandwidthBudget
 from .chunks import HASH_BLOCK, MAX_OBJECT, ChunkBuffer, ChunkFile
 from .congestion_window import MIN_FRAGMENT
 from .connection_registry import MAX_CONNECTIONS, ConnectionRegistry
 from .object_store import ObjectSource, ObjectStore, memory_source
-from .transfers import (
-    CHUNK,
-    MAX_UPLOADS,
-    CompletedUpload,
-    Download,
-    Inbox,
-    PeerTransfers,
-    Upload,
-)
+from .transfers import CHUNK, Download, PeerTransfers, Upload
+from .upload_inbox import MAX_UPLOADS, CompletedUpload, Inbox
 
 __all__ = [
     "CHUNK",

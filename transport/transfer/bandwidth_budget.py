@@ -1,18 +1,18 @@
-"""How long a packet may be that its line carries while the peer computes. No clock, no I/O.
+"""Packet sizes that a line carries while the peer computes. No clock, no I/O.
 
-    fits = share x T x rate    T      seconds that a round's gradient takes
-                               rate   bytes a second of whole transfers; of both the median of the last WINDOW
+    fits = share x T x rate    T      seconds of a round's gradient, median of the last WINDOW rounds
+                               rate   bytes a second of whole transfers, median of the last WINDOW
                                share  of T, for each direction: SHARE at first
 
 In a round all packets go up, are summed, and the sum comes down. No device waits if that is done within T.
-Nobody has anything to fetch before the last is up; so each direction has the same share of T, not what the
-other leaves. What remains is for encoding, the sum and the disk, which nobody knows before. But each sees how
-long the whole took, E, and if that is not within LOW and HIGH of T,
+No peer can fetch before the last packet is up, so both directions get the same share of T. The remainder is
+for encoding, summing and the disk, whose times are not known beforehand. But each peer sees how long all of
+it took, E, and if that is not within LOW and HIGH of T,
 
-    share <- share x AIM x T / E     by no more than MORE up, LESS down, and then not for SETTLE rounds
+    share <- share x AIM x T / E     by no more than MORE up, LESS down, then unchanged for SETTLE rounds
 
-It grows only where packets are FULL: nearly what fits. A peer whose own transfers are less than MINE of E
-takes no less for it: what takes so long is others'.
+The share grows only if packets are FULL: nearly the size that fits. It does not shrink for a peer whose own
+transfers are less than MINE of E: others caused the delay.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ SHARE, LEAST_SHARE, MOST_SHARE = 0.35, 0.1, 0.8
 LOW, AIM, HIGH = 0.91, 0.94, 0.97
 MORE, LESS = 1.1, 0.7
 MINE, FULL = 0.25, 0.85
-SETTLE = 2  # what a peer can fetch is in the owner's packets a round later
-WINDOW = 3  # one odd time says nothing
+SETTLE = 2  # rounds; aggregates follow what a peer can fetch one round later
+WINDOW = 3  # samples of each median
 MOST = 2**40  # bytes
 SHORT = 16 * 1024  # bytes
 
@@ -34,7 +34,7 @@ Last = tuple[float, ...]
 
 @dataclass(frozen=True)
 class BandwidthBudget:
-    """Of one peer; what it has measured."""
+    """One peer's measurements, and the packet sizes that follow from them."""
 
     times: Last = ()  # T
     ups: Last = ()  # rates
@@ -42,7 +42,7 @@ class BandwidthBudget:
     share: float = SHARE
     settling: int = 0  # rounds
     spent: float = 0.0  # seconds of the newest round's transfers
-    full: bool = False  # whether one of them was nearly what fits
+    full: bool = False  # one of them was nearly the size that fits
 
     def computed(self, seconds: float) -> BandwidthBudget:
         return replace(self, times=after(self.times, seconds))
@@ -56,7 +56,7 @@ class BandwidthBudget:
         return replace(self, downs=measured(self.downs, size, seconds), spent=spent, full=full)
 
     def ended(self, seconds: float) -> BandwidthBudget:
-        """The sum is here, E seconds after the round was opened."""
+        """Adapt the share: the aggregate arrived, E seconds after the round was opened."""
         if self.settling or not self.times or seconds <= 0:
             return replace(self, settling=max(0, self.settling - 1))
         used = seconds / median(self.times)
@@ -68,22 +68,22 @@ class BandwidthBudget:
 
     @property
     def up(self) -> int:
-        """Bytes that fit; 0: not known."""
+        """Return the bytes of an update that fit; 0: not known."""
         return fits(self.share, self.times, self.ups)
 
     @property
     def down(self) -> int:
+        """Return the bytes of an aggregate that fit; 0: not known."""
         return fits(self.share, self.times, self.downs)
 
 
 def after(values: Last, new: float) -> Last:
-    """With one more; 0 says nothing."""
+    """Append a sample; 0 is not one."""
     return (*values, new)[-WINDOW:] if new > 0 else values
 
 
 def measured(rates: Last, size: int, seconds: float) -> Last:
-    """With that of a transfer. Of a short one the round trip is most of the time: it says that the line is no
-    slower."""
+    """Append a throughput sample. A short transfer, mostly round trip, can only raise the estimate."""
     rate = size / seconds if seconds > 0 else 0.0
     if size < SHORT:
         rate = max(rate, median(rates)) if rates else 0.0

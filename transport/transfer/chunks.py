@@ -1,4 +1,4 @@
-"""An object that arrives in chunks, in any order, each perhaps more than once: in memory, or in a file."""
+"""Objects received in chunks, in any order and with repeats: in memory, or in a file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from transport.protocol import ProtocolError
 HASH_BLOCK = 1 << 20  # bytes of a file that one hash covers; the last block may be shorter
 DIGEST = 32
 MAX_OBJECT = 1 << 37  # bytes of an object in memory: no packet is longer
-TRIES = 3  # how often one block may come wrong before the hub's file is called damaged
+TRIES = 3  # wrong copies of one block before the hub's file is called damaged
 
 
 class ChunkMap:
-    """Which chunks of an object of `size` bytes are here."""
+    """Bitmap of the chunks received of an object of `size` bytes."""
 
     def __init__(self, size: int, chunk: int, bits: int = 0) -> None:
         self.size, self.chunk = size, chunk
@@ -29,7 +29,7 @@ class ChunkMap:
         return min(self.chunk, self.size - index * self.chunk)
 
     def add(self, index: int, payload: bytes | memoryview) -> bool:
-        """Note a chunk; False where it was here already. Raises ProtocolError where it does not belong."""
+        """Mark a chunk; returns False for a repeat. Raises ProtocolError if its index or length is wrong."""
         if not 0 <= index < self.count:
             raise ProtocolError(f"chunk {index} of an object with {self.count}")
         if len(payload) != self.length(index):
@@ -41,7 +41,7 @@ class ChunkMap:
         return True
 
     def drop(self, indices: Iterable[int]) -> None:
-        """These are not here after all."""
+        """Unmark these chunks."""
         for index in indices:
             self._here -= self._bits >> index & 1
             self._bits &= ~(1 << index)
@@ -64,12 +64,12 @@ class ChunkMap:
         return self._bits
 
     def bitmap(self) -> bytes:
-        """Bit i, lowest of the first byte first, is set where chunk i is here."""
+        """Return the bitmap as bytes: bit i, lowest of the first byte first, is chunk i."""
         return self._bits.to_bytes((self.count + 7) // 8, "little")
 
 
 class ChunkBuffer:
-    """In memory. Nothing is allocated for what was only promised."""
+    """An object in memory. No memory is allocated before chunks arrive."""
 
     def __init__(self, size: int, sha256: bytes, chunk: int, most: int = MAX_OBJECT) -> None:
         if size > most:
@@ -78,7 +78,7 @@ class ChunkBuffer:
         self._parts: dict[int, bytes | memoryview] = {}
 
     def add(self, index: int, payload: bytes | memoryview) -> list[int]:
-        """Take a chunk. Returns those to ask for again: none here. Raises ProtocolError."""
+        """Add a chunk. Returns the chunks to request again: none here. Raises ProtocolError."""
         if self.map.add(index, payload):
             self._parts[index] = payload
         return []
@@ -87,8 +87,8 @@ class ChunkBuffer:
         return b"".join(self._parts[i] for i in range(self.map.count))
 
     def finish(self) -> bytes:
-        """The object. Raises ProtocolError where it is not what was promised; an empty sha256 promised
-        nothing."""
+        """Return the object. Raises ProtocolError if its hash is not `sha256`; an empty one is not
+        checked."""
         data = self.data()
         if self.sha256 not in (b"", hashlib.sha256(data).digest()):
             raise ProtocolError("the checksum of the whole is wrong")
@@ -96,10 +96,10 @@ class ChunkBuffer:
 
 
 class ChunkFile:
-    """A file that grows in `path`.part, each block checked before it is written, until all are right.
+    """A file received into `path`.part; each block is checked before it is written.
 
-    The list of hashes is all the bookkeeping: what an earlier process left, whole or not, damaged or of
-    another object, is looked at block by block (`verify`), and only what is wrong is asked for.
+    The list of hashes is all the state: blocks left by an earlier process, whether complete, damaged or of
+    another object, are checked one by one (`verify`), and only wrong ones are requested.
 
     Args:
         size: bytes of the file.
@@ -113,17 +113,18 @@ class ChunkFile:
         self.path, self.map = path, ChunkMap(size, chunk)
         self._hashes, self._part = hashes, path.with_name(path.name + ".part")
         self._per_block = max(1, HASH_BLOCK // chunk)
-        self._waiting: dict[int, dict[int, bytes]] = {}  # block -> its chunks, until all of them are here
-        self._wrong: dict[int, int] = {}  # block -> how often it came wrong
+        self._waiting: dict[int, dict[int, bytes]] = {}  # block -> its chunks, until it is complete
+        self._wrong: dict[int, int] = {}  # block -> wrong copies so far
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not self._part.exists():
-            path.replace(self._part)  # most of it may be right
+            path.replace(self._part)  # most blocks may be right
         self._part.touch()
-        # Unbuffered: what is written is there for the next process, however this one ends.
+        # Unbuffered: a block that is written survives however this process ends.
         self._file: BinaryIO = open(self._part, "r+b", buffering=0)  # noqa: SIM115
 
     def verify(self, go_on: Callable[[], object] = lambda: None) -> int:
-        """Find out what is here already; bytes of it. `go_on` is called before each block, and may raise."""
+        """Check the blocks on the disk and return their right bytes. `go_on` is called before each block, and
+        may raise."""
         there = self._file.seek(0, 2)
         found = 0
         for block in range(min(count_blocks(self.map.size), -(-there // HASH_BLOCK))):
@@ -138,8 +139,8 @@ class ChunkFile:
         return found
 
     def add(self, index: int, payload: bytes) -> list[int]:
-        """Take a chunk. Returns those to ask for again: a block's, where it came wrong. Raises ProtocolError,
-        OSError."""
+        """Add a chunk. Returns the chunks to request again: those of a block whose hash is wrong. Raises
+        ProtocolError, OSError."""
         if not self.map.add(index, payload):
             return []
         block = index // self._per_block
@@ -153,7 +154,7 @@ class ChunkFile:
         if self._is_right(block, data):
             self._file.seek(block * HASH_BLOCK)
             rest = memoryview(data)
-            while rest:  # a disk that is nearly full takes a part, then none
+            while rest:  # a disk that is nearly full writes a part, then nothing
                 rest = rest[self._file.write(rest) :]
             return []
         self._wrong[block] = self._wrong.get(block, 0) + 1
@@ -170,14 +171,14 @@ class ChunkFile:
         return range(first, min(first + self._per_block, self.map.count))
 
     def finish(self) -> Path:
-        """The file under its own name, once it is whole."""
+        """Move the complete file to its own name."""
         self._file.close()
-        os.truncate(self._part, self.map.size)  # it may have been of a larger file
+        os.truncate(self._part, self.map.size)  # an earlier file may have been larger
         self._part.replace(self.path)
         return self.path
 
     def close(self) -> None:
-        """Leave it as it is: another process may go on from here."""
+        """Close the file as it is: another process may resume it."""
         self._file.close()
 
 
@@ -186,7 +187,7 @@ def count_blocks(size: int) -> int:
 
 
 def block_hashes(path: Path) -> bytes:
-    """SHA-256 of each block of a file: what the object `hashes/<name>` holds."""
+    """Return the SHA-256 of each block of a file: the content of the object `hashes/<name>`."""
     with open(path, "rb") as file:
         digests = [hashlib.sha256(file.read(HASH_BLOCK)).digest()]
         while block := file.read(HASH_BLOCK):

@@ -1,4 +1,4 @@
-"""A hub's connections: whose each is, and how much it may ask of the hub.
+"""A hub's connections: the session of each, and limits on what it may ask of the hub.
 
 A session has one connection for control and a few for bulk.
 """
@@ -10,15 +10,13 @@ from transport.wire import MAX_BUFFERED, TokenBuckets
 
 from .congestion_window import MIN_FRAGMENT
 
-MAX_CONNECTIONS = (
-    8  # connections of one session that are known; a peer has five, a bad line leaves some behind
-)
-# What one connection may say: so many messages at once, so many a second. One that fills a line of 2 Gbit/s
-# brings, or asks for, 1000 chunks a second; the others have a few messages a round.
+MAX_CONNECTIONS = 8  # of one session; a peer has five, a bad line leaves some behind
+# Messages of one connection: in a burst, and a second. One that fills a line of 2 Gbit/s carries or requests
+# 1000 chunks a second; others have a few messages a round.
 MESSAGES, MESSAGES_S = 2000.0, 1000.0
-KIB = 1024  # of a message cost as much as another message
-DEAR = 50.0  # a greeting costs as much as so many more, and its refusal once more
-GREETINGS = (Hello, Resume, AskStatus, AskStop, AskAdmin)
+KIB = 1024  # bytes of a message that cost as much as one more message
+HANDSHAKE_COST = 50.0  # messages that a handshake message counts as, and its refusal again
+HANDSHAKES = (Hello, Resume, AskStatus, AskStop, AskAdmin)
 
 
 class ConnectionRegistry:
@@ -31,8 +29,8 @@ class ConnectionRegistry:
         self._said = TokenBuckets(MESSAGES_S, MESSAGES)
 
     def own(self, conn: bytes, session: str, control: bytes | None) -> None:
-        """This one is a session's from now on. Of too many the oldest are nobody's, but not the control
-        connection; if one of them lives its peer is told, and attaches again."""
+        """Assign a connection to a session. Beyond MAX_CONNECTIONS the oldest are dropped, except `control`;
+        if one of them is alive, its peer is told and attaches again."""
         self.drop(conn)
         self.owners[conn] = session
         mine = self._of.setdefault(session, [])
@@ -44,30 +42,33 @@ class ConnectionRegistry:
         return self._of.get(session, [])
 
     def drop(self, conn: bytes) -> None:
-        """This one is nobody's, or closed."""
+        """Unassign a connection, which may be closed."""
         session = self.owners.pop(conn, None)
         if session is not None:
             self._of[session].remove(conn)
 
     def forget(self, session: str) -> None:
-        """The session is over."""
+        """Unassign all connections of a session that is over."""
         for conn in self._of.pop(session, []):
             del self.owners[conn]
 
-    # ---- how much ------------------------------------------------------------------------------------------
+    # ---- limits --------------------------------------------------------------------------------------------
 
     def may_say(self, conn: bytes, size: int, now: float) -> bool:
-        """Is a message of so many bytes within what one connection may say?"""
+        """True if a message of `size` bytes is within the rate limit of its connection."""
         return self._said.take(conn, now, 1 + size // KIB)
 
     def costs(self, conn: bytes, message: Message, now: float) -> None:
-        """What is said on a connection may be dear, either way."""
-        if isinstance(message, (*GREETINGS, Refused)):
-            self._said.fine(conn, now, DEAR)
+        """Charge a connection for a costly message, in either direction."""
+        if isinstance(message, (*HANDSHAKES, Refused)):
+            self._said.fine(conn, now, HANDSHAKE_COST)
 
     def begin_read(self, session: str, chunk: int, held: int) -> int:
-        """What reading a chunk for this session counts as; 0: too much is being read for it, or `held` as it
-        does not take it. A peer has its credit under way, a quarter of this."""
+        """Reserve the reading of a chunk for a session and return the bytes it counts as.
+
+        Returns 0 if too much is being read for it, or `held` because it does not read. The credit of a peer
+        is a quarter of the limit.
+        """
         size, reading = max(chunk, MIN_FRAGMENT), self.reading.get(session, 0)
         if reading + held >= MAX_BUFFERED:
             return 0

@@ -1,10 +1,10 @@
-"""The objects a hub serves, by name, chunk by chunk. Files are never read as a whole.
+"""Objects that a hub serves by name, chunk by chunk. Files are never read as a whole.
 
 lease/<round>       what Work.samples gives for the asking session's lease
 packet/<round>      the aggregated packet of a committed round
 packets/<a>-<b>     the log's records of rounds a .. b-1 (packet_log.py): what a joiner lacks
-part/<round>/<peer>, estate/<number>   what an owner that is a peer is to have (hub_shards.py)
-shard/<round>/<owner>, shard/<round>   what an owner, or the hub, has made of its shards (the same)
+part/<round>/<peer>, estate/<number>   updates and handoffs for an aggregator (shard_aggregation.py)
+shard/<round>/<peer>, shard/<round>   aggregate of the shards of a peer, or of the hub (the same)
 base/<file>, eval   whatever Work.object gives
 snapshot/<round>/model.safetensors     the same, while the hub offers that snapshot
 hashes/<name>       SHA-256 of each MiB of a base or snapshot file (chunks.py), from Work.object too
@@ -24,8 +24,8 @@ from transport.ledger import Ledger
 from transport.protocol import Data, Get, HubDelegate, Message, NoObject
 from transport.wire import SharedPayload
 
-KEPT = 256  # leases and ranges at hand
-PIECES = 64  # of the newest packet, at hand for the next who asks
+KEPT = 256  # leases and ranges cached
+CACHED_CHUNKS = 64  # of the newest packet, for the next peer
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ObjectSource:
     sha256: bytes  # of the whole; empty: not known
 
     def read(self, index: int, chunk: int) -> bytes:
-        """Chunk `index`. Raises KeyError where there is none."""
+        """Read chunk `index`. Raises KeyError if it is beyond the end."""
         start = index * chunk
         if start >= max(1, self.size):
             raise KeyError(f"chunk {index} is beyond its end")
@@ -50,7 +50,7 @@ class ObjectSource:
 
 
 class ObjectStore:
-    """Belongs to the reader thread, but for what is said of the newest packet."""
+    """The objects of one run. Used by the reader thread, except `committed` and `at_hand`."""
 
     def __init__(
         self,
@@ -68,10 +68,11 @@ class ObjectStore:
         self._leases: OrderedDict[tuple[str, int], ObjectSource] = OrderedDict()
         self._owned: OrderedDict[tuple[str, str], ObjectSource] = OrderedDict()  # parts, estates
         self._newest = "", memory_source(b"")  # the name of the newest packet, and the packet
-        self._pieces: OrderedDict[Get, SharedPayload] = OrderedDict()
+        self._chunks: OrderedDict[Get, SharedPayload] = OrderedDict()
 
     def find(self, session: str, name: str) -> ObjectSource:
-        """Raises KeyError, whose text is for the peer, where there is no such object for this session."""
+        """Find an object for a session. Raises KeyError, whose text is for the peer, if it has no such
+        object."""
         kind, _, rest = name.partition("/")
         if kind == "lease" and re.fullmatch(r"[0-9]{1,18}", rest):
             return self._find_lease(session, int(rest))
@@ -88,7 +89,7 @@ class ObjectStore:
         return self._given[name]
 
     def answer(self, session: str, m: Get) -> tuple[Message, bytes | None]:
-        """What is sent to a peer that asks for a chunk, and the chunk."""
+        """Answer a request for a chunk: the message, and the chunk if there is one."""
         try:
             source = self.find(session, m.name)
             return Data(m.name, m.index, source.size, source.sha256), source.read(m.index, m.chunk)
@@ -98,23 +99,24 @@ class ObjectStore:
             return NoObject(m.name, f"the hub cannot read it: {type(error).__name__}: {error}"), None
 
     def committed(self, round: int, packet: bytes, sha256: bytes) -> None:
-        """Everybody will ask for this packet. By the commit thread, before anybody is told."""
+        """Cache the newest packet, which all members will fetch. Called by the commit thread before they are
+        told."""
         self._newest = f"packet/{round}", ObjectSource(packet, 0, len(packet), sha256)
 
     def at_hand(self, m: Get) -> tuple[Data, bytes] | None:
-        """A chunk of the newest packet, the same bytes for all who ask. By the I/O thread."""
+        """Return a chunk of the newest packet, the same bytes object for all. Called by the I/O thread."""
         name, source = self._newest
         if m.name != name or m.index * m.chunk >= source.size:
             return None
-        if m not in self._pieces:
-            self._pieces[m] = SharedPayload(source.read(m.index, m.chunk))
-            if len(self._pieces) > PIECES:
-                _, old = self._pieces.popitem(last=False)
-                old.made = None  # it refers to the piece: a circle, and none of them would be freed for long
-        return Data(name, m.index, source.size, source.sha256), self._pieces[m]
+        if m not in self._chunks:
+            self._chunks[m] = SharedPayload(source.read(m.index, m.chunk))
+            if len(self._chunks) > CACHED_CHUNKS:
+                _, old = self._chunks.popitem(last=False)
+                old.made = None  # it refers back to the chunk: a cycle that would not be freed for long
+        return Data(name, m.index, source.size, source.sha256), self._chunks[m]
 
     def keep_snapshots(self, offered: set[str]) -> None:
-        """Serve these ("snapshot/<round>/") and no others; files of others are closed, and may go."""
+        """Serve these snapshots ("snapshot/<round>/") only; files of others are closed and may be deleted."""
         self._snapshots = offered
         for name in [n for n in self._given if (s := snapshot_of(n)) and s not in offered]:
             source = self._given.pop(name)
@@ -141,11 +143,11 @@ class ObjectStore:
         return self._owned[session, name]
 
     def opened(self) -> None:
-        """A round opens, or opens again: there are other parts by the same names."""
+        """Forget the parts of the round before: the new ones may have the same names."""
         self._owned.clear()
 
     def _range(self, start: int, stop: int, *, payload: bool = False) -> ObjectSource:
-        """Where the packets of these rounds lie. The system caches the end of the log."""
+        """Locate the packets of these rounds in the log, whose end the system caches."""
         key = (start, stop, payload)
         if key not in self._ranges:
             if self._ledger is None:
@@ -180,7 +182,7 @@ class ObjectStore:
 
 
 def snapshot_of(name: str) -> str:
-    """ "snapshot/<round>/" of the name of its file or of its hashes; empty for other names."""
+    """Return "snapshot/<round>/" for the name of its file or of its hashes; "" for other names."""
     kind, _, rest = name.removeprefix("hashes/").partition("/")
     return f"snapshot/{rest.partition('/')[0]}/" if kind == "snapshot" else ""
 

@@ -201,7 +201,7 @@ def test_of_a_damaged_snapshot_on_the_disk_only_the_wrong_mib_comes_over_the_lin
     assert (tmp_path / "w").read_bytes() == WEIGHTS
     assert (
         HASH_BLOCK <= supply.came < HASH_BLOCK + CHUNK
-    )  # part of a chunk may come twice while pieces are fitted
+    )  # part of a chunk may come twice while fragments are fitted
     assert down < 1.02 * (HASH_BLOCK + CHUNK)
 
 

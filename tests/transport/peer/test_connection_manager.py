@@ -74,7 +74,7 @@ def test_a_flow_that_the_others_leave_behind_is_dialled_anew_though_the_line_is_
     now = 1.0
     while now < 1.0 + BACKED_OFF_S - 0.1:
         now += 0.05
-        (index,) = (piece.index for piece, on in connections.transfers._under.items() if on.flow == 2)
+        (index,) = (fragment.index for fragment, on in connections.transfers._under.items() if on.flow == 2)
         connections._received_bulk(Received(2, []), Ack("update/0", index), now)
         connections.transfers.outgoing(now=now)
         connections._maintain(now)

@@ -19,7 +19,13 @@ from transport.membership import roster
 from transport.membership.admission import HELLOS, HELLOS_S
 from transport.protocol.messages import AskAdmin, AskStatus, Hello, Message, Ready, Refused, Resume, Welcome
 from transport.protocol.run_settings import RunSettings
-from transport.transfer.connection_registry import DEAR, KIB, MAX_CONNECTIONS, MESSAGES, ConnectionRegistry
+from transport.transfer.connection_registry import (
+    HANDSHAKE_COST,
+    KIB,
+    MAX_CONNECTIONS,
+    MESSAGES,
+    ConnectionRegistry,
+)
 from transport.transfer.transfers import CHUNK
 from transport.wire import connection_guard
 from transport.wire.connection_guard import LITTLE, ConnectionGuard, TcpCounters, origin
@@ -202,7 +208,7 @@ def test_a_connection_may_say_so_much_and_long_messages_and_questions_are_dear()
 
     assert said(30) == MESSAGES
     assert said(63 * KIB) == -(-MESSAGES // 64)
-    assert said(30, ask=True) == -(-MESSAGES // (1 + DEAR))
+    assert said(30, ask=True) == -(-MESSAGES // (1 + HANDSHAKE_COST))
 
 
 def test_what_is_read_for_a_session_and_what_it_does_not_take_are_bounded_together() -> None:

@@ -26,7 +26,7 @@ def hashed(folder: Path, data: bytes = DATA) -> bytes:
     return block_hashes(folder / "origin")
 
 
-def piece(index: int, data: bytes = DATA) -> bytes:
+def fragment(index: int, data: bytes = DATA) -> bytes:
     return data[index * CHUNK : (index + 1) * CHUNK]
 
 
@@ -34,8 +34,8 @@ def fill(part: ChunkFile, data: bytes = DATA) -> int:
     """Bring what is missing; returns how many bytes that took."""
     came = 0
     for index in part.map.missing:
-        assert part.add(index, piece(index, data)) == []
-        came += len(piece(index, data))
+        assert part.add(index, fragment(index, data)) == []
+        came += len(fragment(index, data))
     return came
 
 
@@ -90,7 +90,7 @@ def test_a_file_goes_on_where_a_killed_process_stopped(tmp_path: Path) -> None:
     hashes, target = hashed(tmp_path), tmp_path / "weights"
     killed = ChunkFile(target, len(DATA), hashes, CHUNK)
     for index in (0, 1, 2, 3, 9, 12):  # block 0, a chunk of block 2, the short last one
-        killed.add(index, piece(index))
+        killed.add(index, fragment(index))
     later = ChunkFile(target, len(DATA), hashes, CHUNK)
     later.verify()
 
@@ -103,7 +103,7 @@ def test_a_block_that_comes_wrong_is_asked_for_again_and_given_up_in_the_end(tmp
     part = ChunkFile(tmp_path / "weights", len(DATA), hashed(tmp_path), CHUNK)
 
     def bring(last: bytes) -> list[int]:
-        return [again for i in range(4) for again in part.add(i, piece(i) if i < 3 else last)]
+        return [again for i in range(4) for again in part.add(i, fragment(i) if i < 3 else last)]
 
     assert bring(bytes(CHUNK)) == [0, 1, 2, 3]
     assert part.map.missing == list(range(13))
@@ -141,7 +141,7 @@ def test_in_any_order_and_twice_a_file_is_the_file(size: int, seed: int) -> None
         order = part.map.missing * 2
         dice.shuffle(order)
         for index in order:
-            part.add(index, piece(index, data))
+            part.add(index, fragment(index, data))
 
         assert part.map.whole
         assert part.finish().read_bytes() == data

@@ -30,8 +30,8 @@ class Seen:
     """What a stretch of time on the line was like."""
 
     rate: float  # bytes a second
-    queue: float  # seconds the last byte of a piece waited for the line at most
-    under: int  # pieces under way at most
+    queue: float  # seconds the last byte of a fragment waited for the line at most
+    under: int  # fragments under way at most
 
 
 class Line:
@@ -41,7 +41,7 @@ class Line:
         self.rate, self.rtt, self.now, self.busy = rate, rtt, 0.0, 0.0
         self.stalls: Iterator[tuple[float, float]] = iter(())  # when the other side does nothing: from, until
         self.stall = (0.0, 0.0)
-        self.piece = 0  # 0: what the window says; an upload keeps what it began with
+        self.fragment = 0  # 0: what the window says; an upload keeps what it began with
         self.window = CongestionWindow()
         self.window.most = credit * MAX_FRAGMENT
         self.window.clean(rtt, 0.0)
@@ -52,8 +52,9 @@ class Line:
         end, done, queue, most = self.now + seconds, 0, 0.0, 0
         while self.now < end:
             while self.window.room:
-                trips = 2 if self.piece and not self.window.under else 1  # its end finds no room over there
-                sent = self.window.sent(1, self.piece or self.window.piece, 0, self.now)
+                # its end finds no room over there
+                trips = 2 if self.fragment and not self.window.under else 1
+                sent = self.window.sent(1, self.fragment or self.window.fragment, 0, self.now)
                 queue = max(queue, self.busy - self.now)
                 self.busy = max(self.busy, self.now) + sent.size / self.rate
                 came = self.answers(self.busy + trips * self.rtt)
@@ -81,7 +82,7 @@ def test_it_fills_the_line_and_not_the_queue(mbit: float, rtt: float) -> None:
 
     held = 32 * MAX_FRAGMENT / rtt  # more than the credit is never under way
     assert seen.rate > 0.92 * min(mbit * MBIT, held)
-    assert seen.queue < max(0.16, 0.5 * rtt + 0.1) or mbit == 1, "two of the smallest pieces take longer"
+    assert seen.queue < max(0.16, 0.5 * rtt + 0.1) or mbit == 1, "two of the smallest fragments take longer"
     assert seen.under <= 64
 
 
@@ -91,7 +92,7 @@ def test_it_begins_small_and_grows_to_a_fast_line_within_a_second() -> None:
     assert line.window.limit == 2 * FIRST_FRAGMENT
     line.run(1.0)
     assert line.run(1.0).rate > 0.95 * 500 * MBIT
-    assert line.window.piece == MAX_FRAGMENT
+    assert line.window.fragment == MAX_FRAGMENT
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -118,9 +119,9 @@ def test_a_line_that_becomes_slower_has_its_queue_back_within_seconds() -> None:
     assert seen.rate > 0.92 * 20 * MBIT
 
 
-def test_a_line_that_was_slow_is_filled_again_though_pieces_stay_as_large_as_they_were() -> None:
+def test_a_line_that_was_slow_is_filled_again_though_fragments_stay_as_large_as_they_were() -> None:
     line = Line(50 * MBIT, 0.042)
-    line.piece = FIRST_FRAGMENT
+    line.fragment = FIRST_FRAGMENT
     line.run(2.0)
     line.rate = 2 * MBIT
     line.run(5.0)
@@ -130,7 +131,7 @@ def test_a_line_that_was_slow_is_filled_again_though_pieces_stay_as_large_as_the
     assert line.run(1.0).rate > 0.9 * 50 * MBIT
 
 
-def test_one_piece_that_is_held_up_does_not_hold_the_others_up() -> None:
+def test_one_fragment_that_is_held_up_does_not_hold_the_others_up() -> None:
     window, now = CongestionWindow(), 0.0
     window.most = 1 << 20
     window.clean(0.1, 0.0)

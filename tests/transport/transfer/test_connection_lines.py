@@ -60,7 +60,7 @@ def test_an_upload_goes_on_after_a_dark_line_and_sends_at_most_a_window_again(
     case = line_transfers.Case("up", 50.0, 40.0, 12.0, fault="dark", fault_at=0.8, fault_s=4.0)
     found = in_a_lab(lambda: measured(line_transfers, case), capfd)
 
-    assert found["again"] <= found["window"] + 256, "KiB; a piece may go beyond the window"
+    assert found["again"] <= found["window"] + 256, "KiB; a fragment may go beyond the window"
     assert found["window"] < 4 * 1024
     assert found["seconds"] < 4.0 + 6 * 12e6 * 8 / 50e6
 

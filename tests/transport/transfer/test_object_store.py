@@ -15,28 +15,28 @@ from transport.transfer.object_store import ObjectStore
 CHUNK = 1024
 
 
-def test_the_newest_packet_is_given_from_memory_and_each_piece_is_made_once(tmp_path: Path) -> None:
-    packet = bytes(range(256)) * 4 * (object_store.PIECES + 1) + b"rest"
+def test_the_newest_packet_is_given_from_memory_and_each_fragment_is_made_once(tmp_path: Path) -> None:
+    packet = bytes(range(256)) * 4 * (object_store.CACHED_CHUNKS + 1) + b"rest"
     with begin(tmp_path) as ledger:
         for round, data in enumerate((b"old", packet)):
             row = commit(ledger, round, data)
             served = ObjectStore(ledger, ToyWork(), lambda session, round: None, lambda session, name: b"")
             served.committed(round, data, row.sha256)
-        asked = [Get("packet/1", i, CHUNK) for i in range(object_store.PIECES + 2)]
+        asked = [Get("packet/1", i, CHUNK) for i in range(object_store.CACHED_CHUNKS + 2)]
 
         first = served.at_hand(asked[0])
         assert first is not None
-        first[1].made = first[1]  # as a wire's frame does, which refers to the piece
+        first[1].made = first[1]  # as a wire's frame does, which refers to the fragment
         given = [answer for m in asked if (answer := served.at_hand(m))]
         again = served.at_hand(asked[-1])
 
-        assert b"".join(piece for _, piece in given) == packet
+        assert b"".join(fragment for _, fragment in given) == packet
         assert given[0][0] == Data("packet/1", 0, len(packet), hashlib.sha256(packet).digest())
         assert given == [served.answer("ann", m) for m in asked], "what the reader makes of the file"
         assert again is not None
         assert again[1] is given[-1][1]
-        assert len(served._pieces) == object_store.PIECES
-        assert first[1].made is None, "the oldest piece is in no circle"
+        assert len(served._chunks) == object_store.CACHED_CHUNKS
+        assert first[1].made is None, "the oldest fragment is in no circle"
         assert served.at_hand(Get("packet/0", 0, CHUNK)) is None, "older ones are in the file"
-        assert served.at_hand(Get("packet/1", len(asked), CHUNK)) is None, "there is no such piece"
+        assert served.at_hand(Get("packet/1", len(asked), CHUNK)) is None, "there is no such fragment"
         served.close()

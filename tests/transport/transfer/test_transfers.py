@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from transport.protocol.errors import ProtocolError
 from transport.protocol.messages import UPLOAD_TAG, Chunk, Data, Get, Have, Message, NoObject, Put, PutDone
-from transport.transfer import transfers
+from transport.transfer import CompletedUpload, Inbox, PeerTransfers, transfers
 from transport.transfer.chunks import ChunkBuffer, ChunkMap
-from transport.transfer.transfers import CompletedUpload, Inbox, PeerTransfers
 
 CHUNK = 1024
 
@@ -54,8 +53,8 @@ class Link:
     def say(self) -> None:
         for out in self.peer.outgoing():
             self.wires[out.flow][0].append((out.message, bytes(out.payload or b"")))
-        assert sum(piece.up for piece in self.peer._under) <= self.credit
-        assert sum(not piece.up for piece in self.peer._under) <= self.credit
+        assert sum(fragment.up for fragment in self.peer._under) <= self.credit
+        assert sum(not fragment.up for fragment in self.peer._under) <= self.credit
 
     def up(self, flow: int) -> None:
         """The hub hears the next message of this flow."""
@@ -79,8 +78,8 @@ class Link:
         data = self.objects.get(get.name)
         if data is None:
             return NoObject(get.name, "there is none"), b""
-        piece = data[get.index * get.chunk : (get.index + 1) * get.chunk]
-        return Data(get.name, get.index, len(data), sha(data)), piece
+        fragment = data[get.index * get.chunk : (get.index + 1) * get.chunk]
+        return Data(get.name, get.index, len(data), sha(data)), fragment
 
     def down(self, flow: int) -> None:
         if flow in self.wires and self.wires[flow][1]:
@@ -157,20 +156,20 @@ def test_an_object_of_known_size_is_asked_for_at_once() -> None:
     assert [m.index for m, _ in link.wires[1][0] if isinstance(m, Get)] == [0, 1, 2]
 
 
-def downloading(size: int, piece: int, known: bool) -> tuple[PeerTransfers, transfers.Download]:
-    """One that has asked for its first pieces of this size. One chunk is four pieces of 16 KiB."""
+def downloading(size: int, fragment: int, known: bool) -> tuple[PeerTransfers, transfers.Download]:
+    """One that has asked for its first fragments of this size. One chunk is four fragments of 16 KiB."""
     peer = PeerTransfers()
     peer.up(1, 32, 0.05, 0.0)
     window = peer.windows[False]
-    window.answered(window.sent(1, 0, 0, 0.0), int(piece * 20), 1.0, more=False)
-    assert window.piece == piece
+    window.answered(window.sent(1, 0, 0, 0.0), int(fragment * 20), 1.0, more=False)
+    assert window.fragment == fragment
     download = peer.fetch("base/a", lambda n, sha: ChunkBuffer(n, sha, transfers.CHUNK), size if known else 0)
     return peer, download
 
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("size", [0, 1, 16384, 65535, 65536, 200_001])
-def test_on_a_slow_line_a_chunk_comes_in_pieces(
+def test_on_a_slow_line_a_chunk_comes_in_fragments(
     monkeypatch: pytest.MonkeyPatch, size: int, known: bool
 ) -> None:
     monkeypatch.setattr(transfers, "CHUNK", 65536)
@@ -181,9 +180,9 @@ def test_on_a_slow_line_a_chunk_comes_in_pieces(
             assert isinstance(out.message, Get)
             now += 0.05
             start = out.message.index * out.message.chunk
-            piece = data[start : start + out.message.chunk]
-            largest = max(largest, len(piece))
-            peer.receive(Data("base/a", out.message.index, size, sha(data)), piece, now)
+            fragment = data[start : start + out.message.chunk]
+            largest = max(largest, len(fragment))
+            peer.receive(Data("base/a", out.message.index, size, sha(data)), fragment, now)
 
     assert download.error is None
     assert download.sink is not None
@@ -192,7 +191,7 @@ def test_on_a_slow_line_a_chunk_comes_in_pieces(
     assert not peer.pending
 
 
-def test_pieces_that_a_flow_lost_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fragments_that_a_flow_lost_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "CHUNK", 65536)
     data = some(100_000)
     peer, download = downloading(len(data), 16384, True)
@@ -209,7 +208,7 @@ def test_pieces_that_a_flow_lost_are_asked_for_again(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_pieces_change_their_size_between_two_chunks_and_none_is_asked_for_twice(
+def test_fragments_change_their_size_between_two_chunks_and_none_is_asked_for_twice(
     monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     monkeypatch.setattr(transfers, "CHUNK", 65536)

@@ -28,11 +28,11 @@ RATE = 2e6  # bytes a second: 16 mbit
     st.floats(1e3, 1e9),
     st.lists(st.tuples(st.floats(0.0, 10.0), st.integers(0, 1 << 20)), min_size=1, max_size=50),
 )
-def test_what_waits_for_the_bucket_never_exceeds_its_rate_by_more_than_slack_and_one_piece(
-    rate: float, pieces: list[tuple[float, int]]
+def test_what_waits_for_the_bucket_never_exceeds_its_rate_by_more_than_slack_and_one_fragment(
+    rate: float, fragments: list[tuple[float, int]]
 ) -> None:
     bucket, now, went = TokenBucket(rate), 100.0, 0
-    for idle, size in pieces:
+    for idle, size in fragments:
         now = max(now + idle, bucket.open_at(now + idle))
         assert bucket.level(now) > 0, "open_at does not lie"
         assert went <= rate * (now - 100.0 + SLACK_S) + 1.0

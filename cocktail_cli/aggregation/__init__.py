@@ -1,9 +1,5 @@
 """Aggregators whose error feedback survives a crash."""
 
-from .durable_aggregator import KeptOwner
-from .durable_shards import KeptShards
+from .durable_aggregator import DurableAggregator, DurableShards
 
-__all__ = [
-    "KeptOwner",
-    "KeptShards",
-]
+__all__ = ["DurableAggregator", "DurableShards"]

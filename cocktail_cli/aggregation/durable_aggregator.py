@@ -1,163 +1,176 @@
-"""The owner's half of Algorithm 1 whose error e, and outer momentum, survive the hub: law 3, at the owner.
+"""Aggregators whose error feedback e (and outer momentum) survives a crash, at the hub and at a peer.
 
-    between   inherit: e moves by what a leaver handed over; held in memory until the next aggregate
-    round t   aggregate: e moves; what moves it is on the disk (updates.log)  ->  the ledger commits round t
-    start     e = error.safetensors (or 0), then each committed round since, replayed from the log
+Both log what moves e before the round is committed, and replay the log at the next start.
 
-A round that was logged and not committed is dropped by the log, and never reached the saved e, which is
-written only after a commit. A hub that is killed between an `inherit` and the next commit loses that legacy:
-the leaver is gone and cannot say it again. Both files lie in the ledger's folder, under the ledger's lock.
+    hub   inherit     e moves by a leaver's handoff, in memory alone until the next aggregate
+          aggregate   e moves; the updates, or their sum if shorter, are logged; the ledger commits the round
+          start       e = error.safetensors, or 0, then each committed round since, from updates.log
+    peer  aggregate   e moves; updates, packet and handoffs are logged; the packet goes to the hub
+          settle      the round is committed, the handoffs join e; or undo: e is as before, the record is cut
+          off start       e = <path>.errors.safetensors, or nothing, then each record of <path>.updates.log
+
+The saved e is written only after a commit, so a logged round that was not committed never reached it. A hub
+killed between an `inherit` and the next commit loses that handoff: the leaver is gone. A peer has no ledger:
+the first update of its record, of no peer, is the packet itself, and whether its newest record was committed
+is told by the hub's packet. Shards that it gives up stay on its disk until the hub has their e.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transport import Ledger
-from transport.ledger import HUB, RoundUpdates, UpdateLog, WeightedPacket
-from transport.protocol import LedgerError, UpdateRejected
+from transport.ledger import (
+    HEADER_SIZE,
+    HUB,
+    PacketLog,
+    UpdateLog,
+    pack_updates,
+    read_packets,
+    scan_rounds,
+    unpack_updates,
+)
+from transport.protocol import LedgerError, ShardPacket, UpdateRejected, WeightedPacket
 
 if TYPE_CHECKING:
     from recipes.algorithm import AggregateStep, Aggregator
 
-ERROR = "error.safetensors"
-UPDATES = "updates.log"
-LEAST_LOG = 64 << 20  # bytes of updates before e itself is written; twice the size of e, if that is more
+ERROR, UPDATES = "error.safetensors", "updates.log"
+SHARD_ERRORS, SHARD_UPDATES = ".errors.safetensors", ".updates.log"
+LEAST_LOG = 64 << 20  # bytes of updates before e itself is saved; twice the size of e, if that is more
+NEVER = 2**62  # beyond any round
+SPARE = 2**14  # bytes of headers, and of the offsets of at most 1,024 shards
+
+log = logging.getLogger(__name__)
 
 
-class KeptOwner:
-    """Owners, and the books of their errors in `folder`."""
+@contextmanager
+def rejections() -> Iterator[None]:
+    """Turn the algorithm's RejectedUpdate into transport's UpdateRejected."""
+    from recipes.algorithm import RejectedUpdate
 
-    def __init__(self, owner: Aggregator, folder: Path, least: int = LEAST_LOG) -> None:
-        self.owner, self.folder = owner, folder
-        self.longest = max(least, 2 * owner.nbytes)  # bytes of the log
+    try:
+        yield
+    except RejectedUpdate as error:
+        raise UpdateRejected(error.peer, error.reason) from error
+
+
+class DurableAggregator:
+    """The hub's aggregator, with files in the ledger's folder and under its lock."""
+
+    def __init__(self, aggregator: Aggregator, folder: Path, least: int = LEAST_LOG) -> None:
+        self.aggregator, self.folder = aggregator, folder
+        self.longest = max(least, 2 * aggregator.nbytes)  # bytes of the log before e is saved
         self.log: UpdateLog | None = None  # from `recover` on
-        self.inherited: list[WeightedPacket] = []  # since the last aggregate
-        self.given = 0  # the number of the newest estate that is not in e any more
+        self.inherited: list[WeightedPacket] = []  # handoffs since the last aggregate
+        self.given = 0  # number of the newest handoff of e to other aggregators that is not in e any more
 
     def recover(self, ledger: Ledger) -> None:
-        """Bring e, which is 0 now, to where the ledger, open to write, stands. Call it before the hub starts.
+        """Bring e, which is 0, to where the ledger stands, before the hub starts.
 
         Raises:
-            LedgerError: the ledger has rounds for which e cannot be had.
+            LedgerError: e cannot be rebuilt for the ledger's rounds.
         """
         from recipes.algorithm import newest_given
 
         stop, start, saved = len(ledger.rounds()), 0, self.folder / ERROR
         if saved.exists():
             try:
-                start, self.given = self.owner.load(saved), newest_given(saved)
+                start, self.given = self.aggregator.load(saved), newest_given(saved)
             except ValueError as error:
                 raise LedgerError(str(error)) from error
             if start > stop:
                 raise LedgerError(f"{saved} is of round {start}, the ledger has {stop} rounds")
         self.log = UpdateLog(self.folder / UPDATES, stop)
         logged, committed = self.log.rounds(start, stop), ledger.packets(start, stop)
-        for taken, (round, packet) in zip(logged, committed, strict=True):
-            if taken.sha256 != hashlib.sha256(self.owner.part(packet)).digest():
+        for record, (round, packet) in zip(logged, committed, strict=True):
+            if record.sha256 != hashlib.sha256(self.aggregator.part(packet)).digest():
                 raise LedgerError(f"the logged updates of round {round} are not those it was committed with")
-            for legacy in taken.inherited:
-                self.owner.inherit(*legacy)
-            self._again(taken, packet)
-        self._forget_given(ledger, stop)
-
-    def _again(self, taken: RoundUpdates, packet: bytes) -> None:
-        """The round that was committed as `packet`."""
-        if not taken.total:
-            self.owner.replay(taken.round, taken.updates, packet)
-            return
-        try:
-            self.owner.repeat(taken.round, taken.total, packet)
-        except ValueError as error:
-            raise LedgerError(str(error)) from error
-
-    def _forget_given(self, ledger: Ledger, round: int) -> None:
-        """A hub that was killed when it gave shards away had kept their errors for others, and not yet struck
-        them out here."""
-        twice = {n: left for n, left in ledger.estates.rows().items() if left.peer == HUB and n > self.given}
+            for handoff in record.inherited:
+                self.aggregator.inherit(*handoff)
+            if not record.total:
+                self.aggregator.replay(record.round, record.updates, packet)
+                continue
+            try:
+                self.aggregator.repeat(record.round, record.total, packet)
+            except ValueError as error:
+                raise LedgerError(str(error)) from error
+        # A hub killed while it gave shards away has stored their e for others, and not yet dropped it here.
+        twice = {n: one for n, one in ledger.estates.rows().items() if one.peer == HUB and n > self.given}
         if twice:
             self.given = max(twice)
-            gone = frozenset().union(*(left.shards for left in twice.values()))
-            self.owner.own(set(self.owner.owners) - gone)
-            self._save(round)
+            gone = frozenset().union(*(one.shards for one in twice.values()))
+            self.aggregator.own(set(self.aggregator.owners) - gone)
+            self._save(stop)
 
     def own(self, round: int, shards: Collection[int], keep: Callable[[bytes], int]) -> bool:
-        """From `round` on these shards are owned here; the errors of those that were are kept for others.
-        False: they are the same as before. What is left is on the disk.
+        """Aggregate exactly these shards from `round` on, and `keep` the e of those given up for others.
+
+        Returns False where nothing has changed.
         """
-        assert self.log is not None, "recover first"
-        if set(shards) == set(self.owner.owners):
+        if set(shards) == set(self.aggregator.owners):
             return False
-        if errors := self.owner.own(shards):
+        if errors := self.aggregator.own(shards):
             self.given = keep(errors)
         self._save(round)
         self.inherited.clear()
         return True
 
     def _save(self, round: int) -> None:
-        """e itself, as it is before `round`; nothing that led to it is needed any more."""
-        assert self.log is not None
-        self.owner.save(self.folder / ERROR, round, self.given)
+        """Save e as it is before `round`, and clear the log that led to it."""
+        assert self.log is not None, "recover first"
+        self.aggregator.save(self.folder / ERROR, round, self.given)
         self.log.clear(round)
 
-    def joined(self, round: int, own: bytes, parts: Sequence[tuple[str, Collection[int], bytes]]) -> bytes:
-        """The packet of all shards: `own`, and what other owners have sent. Raises UpdateRejected."""
-        from recipes.algorithm import RejectedUpdate
-
-        try:
-            return self.owner.joined(round, own, parts)
-        except RejectedUpdate as error:
-            raise UpdateRejected(error.peer, error.reason) from error
+    def joined(self, round: int, own: bytes, parts: Sequence[ShardPacket]) -> bytes:
+        """Join `own` and the packets of other aggregators into one of all shards. Raises UpdateRejected."""
+        with rejections():
+            return self.aggregator.joined(round, own, parts)
 
     def inherit(self, peer: str, packet: bytes, share: float) -> float:
-        """e takes over a leaver's legacy: this share of it. Raises UpdateRejected, with nothing changed."""
-        from recipes.algorithm import RejectedUpdate
-
-        try:
-            scale = self.owner.inherit(peer, packet, share)
-        except RejectedUpdate as error:
-            raise UpdateRejected(error.peer, error.reason) from error
+        """Merge a share of a leaver's handoff into e. Raises UpdateRejected, with nothing changed."""
+        with rejections():
+            scale = self.aggregator.inherit(peer, packet, share)
         self.inherited.append(WeightedPacket(peer, packet, share))
         return scale
 
     def aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:
-        """The packet C[D] of `round`; what went into it, or D where that is shorter, is on the disk, written
-        while the packet was made. Raises UpdateRejected, with nothing changed and nothing logged."""
-        from recipes.algorithm import RejectedUpdate
+        """Return the packet C[D] of `round`, with the updates on the disk, or D where that is shorter.
 
+        They are written while the packet is made. Raises UpdateRejected, with nothing changed or logged.
+        """
         assert self.log is not None, "recover first"
-        log, left, few = self.log, self.inherited, self.few(round, updates)
-        with ThreadPoolExecutor(1, "cocktail-updates") as beside:
-            logged = beside.submit(log.begin, round, updates, left) if few else None
+        update_log, inherited = self.log, self.inherited
+        short = sum(len(one.packet) for one in updates) <= self.aggregator.moved_bytes(round)
+        with ThreadPoolExecutor(1, "cocktail-updates") as writer:
+            logged = writer.submit(update_log.begin, round, updates, inherited) if short else None
             flushed: list[Future[None]] = []
 
             def keep(found: Mapping[int, AggregateStep]) -> Callable[[], object]:
-                job = logged or beside.submit(log.begin, round, (), left, self.owner.written(found))
-                flushed.append(beside.submit(log.flush))
-                return job.result
+                written = logged or writer.submit(
+                    update_log.begin, round, (), inherited, self.aggregator.written(found)
+                )
+                flushed.append(writer.submit(update_log.flush))
+                return written.result
 
-            try:
-                packet = self.owner.aggregate(round, updates, keep)
-            except RejectedUpdate as error:
-                raise UpdateRejected(error.peer, error.reason) from error
+            with rejections():
+                packet = self.aggregator.aggregate(round, updates, keep)
         for job in flushed:
             job.result()
-        self.log.seal(hashlib.sha256(packet).digest())
-        self.inherited.clear()
+        update_log.seal(hashlib.sha256(packet).digest())
+        inherited.clear()
         return packet
 
-    def few(self, round: int, updates: Sequence[WeightedPacket]) -> bool:
-        """Are these packets shorter than what they come to?"""
-        return sum(len(packet) for _, packet, _ in updates) <= self.owner.moved_bytes(round)
-
     def committed(self, round: int) -> None:
-        """The round is durable. Where what led to e has grown long, write down e itself."""
+        """Note that the round is durable; save e where the log has grown long."""
         assert self.log is not None
-        if self.log.size > self.longest and not self.inherited:  # which the next round's record is to have
+        if self.log.size > self.longest and not self.inherited:  # which belong to the next round's record
             self._save(round + 1)
 
     def close(self) -> None:
@@ -165,7 +178,143 @@ class KeptOwner:
             self.log.close()
 
     def forget(self) -> None:
-        """The run is over: e is of no more use."""
+        """Delete the files of a run that is over."""
         self.close()
         for name in (UPDATES, ERROR, ERROR + ".part"):
             (self.folder / name).unlink(missing_ok=True)
+
+
+class DurableShards:
+    """A peer's aggregator, as transport's AggregatorBackend: of no shard, until the hub or its files name
+    some.
+
+    Args:
+        path: stem of both files.
+        equal: give every update the same weight.
+    """
+
+    def __init__(
+        self, aggregator: Aggregator, path: Path, least: int = LEAST_LOG, *, equal: bool = False
+    ) -> None:
+        self.aggregator, self.least, self.equal = aggregator, least, equal
+        self.saved, self.records = (path.with_name(path.name + end) for end in (SHARD_ERRORS, SHARD_UPDATES))
+        self.pending: tuple[int, bytes] | None = None  # the newest aggregate, until `settle` or `undo`
+        self._handoffs: Sequence[WeightedPacket] = ()  # that join e once `pending` is committed
+        self._begins = 0  # offset of its record
+        self._next = 0  # the round before which e would be saved now
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._log = PacketLog(self.records, scan_rounds(self.records, NEVER)[0])
+
+    def recover(self) -> None:
+        """Bring e to where it was. Raises ValueError where the files are damaged; OSError."""
+        from recipes.algorithm import shards_in
+
+        start = self._next = self.aggregator.load(self.saved) if self.saved.exists() else 0
+        try:
+            with self.records.open("rb") as file:
+                for round, payload in read_packets(file):
+                    if round < start:
+                        continue
+                    if self.pending is not None:
+                        self._join()
+                    record = unpack_updates(round, payload)
+                    (_, packet, _), *updates = record.updates
+                    mine = shards_in(packet, len(self.aggregator.shards))
+                    self.aggregator.own({*self.aggregator.owners, *mine})  # given up, and not yet at the hub
+                    self.aggregator.replay(round, updates, packet)
+                    self.pending, self._handoffs = (round, packet), record.inherited
+                    self._begins = file.tell() - len(payload) - HEADER_SIZE
+        except LedgerError as error:
+            raise ValueError(f"{self.records}: {error}") from error
+
+    def own(self, shards: Sequence[int]) -> bytes:
+        """Aggregate exactly these shards from now on; return the e of those given up."""
+        return self.aggregator.own(shards)
+
+    def fits(self, size: int) -> None:
+        """Limit the packet of all shards to `size` bytes from now on."""
+        self.aggregator.fits(size)
+
+    def longest(self, round: int) -> int:
+        """Return the most bytes an update of these shards can have in `round` or the next: FP32, with
+        indices.
+        """
+        mix, owned = self.aggregator.mix, self.aggregator.owners.values()
+        return max(
+            SPARE + sum(SPARE + 8 * mix.walk(o.error.numel(), o.seed, r).m for o in owned)
+            for r in (round, round + 1)
+        )
+
+    def handed(self) -> None:
+        """Note that the hub has all that `own` has returned."""
+        self._save()
+        if not self.aggregator.owners:
+            self.saved.unlink()
+
+    def aggregate(
+        self, round: int, updates: Sequence[WeightedPacket], left: Sequence[WeightedPacket]
+    ) -> bytes:
+        """Return the packet of `round`, logged with its updates and the handoffs `left` that join e with it.
+
+        Raises UpdateRejected and OSError, with nothing changed.
+        """
+        from recipes.algorithm import equal_weights
+
+        updates = [WeightedPacket(*one) for one in equal_weights(updates)] if self.equal else updates
+        with rejections():
+            packet = self.aggregator.aggregate(round, updates)
+        begins, sha256 = self._log.end, hashlib.sha256(packet).digest()
+        try:
+            self._log.append(round, *pack_updates([WeightedPacket("", packet, 0.0), *updates], left), sha256)
+        except OSError:
+            self.aggregator.undo()
+            self._log.close()
+            self._log = PacketLog(self.records, begins)
+            raise
+        self.pending, self._handoffs, self._begins = (round, packet), left, begins
+        return packet
+
+    def took(self, packet: bytes) -> bool:
+        """Tell whether the newest aggregate is in this packet of all shards."""
+        from recipes.algorithm import select_shards, shards_in
+
+        assert self.pending is not None
+        ours, shards = self.pending[1], len(self.aggregator.shards)
+        return select_shards(packet, shards_in(ours, shards), shards) == ours
+
+    def settle(self) -> None:
+        """Note that the newest aggregate is committed; save e where the log has grown long."""
+        self._join()
+        if self._log.end > max(self.least, 2 * self.aggregator.nbytes):
+            self._save()
+
+    def _join(self) -> None:
+        from recipes.algorithm import RejectedUpdate
+
+        assert self.pending is not None
+        handoffs, self._handoffs = self._handoffs, ()
+        self._next, self.pending = self.pending[0] + 1, None
+        self.aggregator.settle()
+        for handoff in handoffs:
+            try:
+                self.aggregator.inherit(*handoff)
+            except RejectedUpdate as error:
+                log.debug("a handoff", exc_info=error)
+
+    def undo(self) -> None:
+        """Note that the newest aggregate is not committed."""
+        self.aggregator.undo()
+        self.pending, self._handoffs = None, ()
+        self._log.cut(self._begins)
+
+    def _save(self) -> None:
+        self.aggregator.save(self.saved, self._next)
+        self._log.cut()
+
+    def close(self) -> None:
+        self._log.close()
+
+    def forget(self) -> None:
+        """Delete what is on the disk."""
+        self._log.cut()
+        self.saved.unlink(missing_ok=True)

@@ -3,36 +3,31 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .detached import Parting, start
-from .host_session import BIND, PORT, Listen, Run
-from .local_peers import OWN_GROUP, LocalSettings, hold_life_line
-from .resume_run import as_begun, place_of, unfinished
-from .run_folder import log_to
+from .host_session import LaunchSettings, launch_run
+from .local_peers import LocalSettings, hold_life_line
+from .resume_run import BIND, PORT, Listen
+from .run_folder import as_yaml, log_to
 
 if TYPE_CHECKING:
     from .hub_delegate import versions
-    from .snapshot_thread import Place
+    from .snapshot_thread import CommittedModel
 
 __all__ = [
     "BIND",
-    "OWN_GROUP",
     "PORT",
+    "CommittedModel",
+    "LaunchSettings",
     "Listen",
     "LocalSettings",
-    "Parting",
-    "Place",
-    "Run",
-    "as_begun",
+    "as_yaml",
     "hold_life_line",
+    "launch_run",
     "log_to",
-    "place_of",
-    "start",
-    "unfinished",
     "versions",
 ]
 
 # Imported at first use, as these bring in transport and ZeroMQ: `cocktail --help` must be fast.
-_LAZY = {"versions": ".hub_delegate", "Place": ".snapshot_thread"}
+_LAZY = {"versions": ".hub_delegate", "CommittedModel": ".snapshot_thread"}
 
 
 def __getattr__(name: str) -> Any:

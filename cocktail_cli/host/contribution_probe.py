@@ -1,11 +1,12 @@
-"""The probe beside the hub (recipes/probe.py): a thread that holds x', judges rounds, and says whose packets
-are refused or count for less.
+"""The thread of the contribution probe beside the hub: it judges rounds, and says whose packets are refused
+or count for less (recipes.training.Probe).
 
-    commit thread   aggregate: found? refused; doubted? weighed  ->  ledger  ->  committed(packet, updates)
-    this thread     g at x'  ->  a round is committed: what its packets do along g  ->  x' moves on  ->  g ...
+    commit thread   aggregate: objection? refused; doubt? reweighted  ->  ledger  ->  committed(packet,
+    updates) this thread     gradient g at x'  ->  a round is committed: its updates along g  ->  x' moves on
+    ->  g ...
 
-The hub waits for none of it: a round that is committed before a gradient is ready is judged by nobody, and
-each gradient judges one round. What goes wrong here is a warning; the run goes on without the probe.
+The hub never waits for it: a round committed before a gradient is ready is not judged, and each gradient
+judges one round. An error here is a warning, and the run goes on without the probe.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from cocktail_cli.errors import explain
 from transport.membership import STRIKES
+from transport.protocol import WeightedPacket
 
 if TYPE_CHECKING:
     from recipes.training import Probe, UsefulnessScore
@@ -28,34 +30,34 @@ log = logging.getLogger(__name__)
 
 ENDS_WITHIN = 10.0  # seconds for a forward and backward pass under way
 
-Updates = Sequence[tuple[str, bytes, float]]
+Updates = Sequence[WeightedPacket]
 
 
 @dataclass(frozen=True)
 class Committed:
-    """One round: what goes to x', and what is judged of it, if anything."""
+    """A committed round, with the updates to judge, if any."""
 
     packet: bytes
     updates: Updates = ()
-    held: frozenset[str] = frozenset()  # whose packets were shortened
+    held: frozenset[str] = frozenset()  # peers whose packets were shortened
 
 
-class Probing:
-    """The thread.
+class ProbeThread:
+    """Runs the probe.
 
     Args:
-        load: makes the probe, at x' of the round the run goes on with; called in the thread.
-        tell: (peer, message) for the owner.
+        load: builds the probe at the global model of the round the run goes on with; called in the thread.
+        tell: (peer, message) for the host.
     """
 
     def __init__(self, load: Callable[[], Probe], tell: Callable[[str, str], None]) -> None:
         self.load, self.tell = load, tell
-        self.found: dict[str, str] = {}  # who hurts, and why
-        self.refused = Counter[str]()  # packets of those
-        self.weights: Mapping[str, float] = {}  # of those whose packets count for less
-        self.doubted = set[str]()  # whom the owner was told of
+        self.found: dict[str, str] = {}  # harmful peer -> why
+        self.refused = Counter[str]()  # harmful peer -> refused packets
+        self.weights: Mapping[str, float] = {}  # of peers whose packets count for less
+        self.doubted = set[str]()  # peers that the host was told of
         self.rounds: queue.SimpleQueue[Committed | None] = queue.SimpleQueue()
-        self.ready = threading.Event()  # there is a gradient that has judged no round
+        self.ready = threading.Event()  # a gradient has been computed that has judged no round
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._guarded, name="probe", daemon=True)
 
@@ -63,13 +65,13 @@ class Probing:
         self.thread.start()
 
     def committed(self, packet: bytes, updates: Updates, held: frozenset[str] = frozenset()) -> None:
-        """The next round is durable."""
+        """Hand over the next durable round."""
         if self.thread.is_alive():
             self.rounds.put(Committed(packet, updates if self.ready.is_set() else (), held))
 
     def objection(self, peer: str) -> str:
-        """Why this peer's packet is refused; empty: it is not. After three it is out, and the next one called
-        so is somebody else.
+        """Return why this peer's packet is refused, or "". After STRIKES the hub drops it, and a later peer
+        of this name is another one.
         """
         why = self.found.get(peer, "")
         self.refused[peer] += bool(why)
@@ -77,9 +79,9 @@ class Probing:
             del self.found[peer], self.refused[peer]
         return why
 
-    def weighed(self, updates: Updates) -> Updates:
-        """As they are to be averaged."""
-        return [(peer, packet, weight * self.weights.get(peer, 1.0)) for peer, packet, weight in updates]
+    def reweighted(self, updates: Updates) -> Updates:
+        """Lower the weights of doubted peers."""
+        return [one._replace(weight=one.weight * self.weights.get(one.peer, 1.0)) for one in updates]
 
     def close(self) -> None:
         self.stopped.set()
@@ -116,7 +118,7 @@ class Probing:
             probe.global_model.apply(round.packet)
 
     def _doubt(self, doubts: Mapping[str, UsefulnessScore]) -> None:
-        """Who counts for less from now on. The owner is told when it is less than half, once."""
+        """Set the weights of doubted peers; tell the host once of each that counts for less than half."""
         self.weights = {peer: doubt.weight for peer, doubt in doubts.items() if doubt.weight < 1}
         for peer in [p for p, weight in self.weights.items() if weight < 0.5 and p not in self.doubted]:
             self.doubted.add(peer)

@@ -1,13 +1,14 @@
-"""`launch --detach`: the run goes on in a process of its own, which lives longer than the terminal.
+"""A launch's command line, run again: in the background (`--detach`), or to go on (`--resume`).
 
-That process is the same command once more. Through a pipe it tells its events to the one that has started it,
-until the run has started or cannot; then nobody reads, and all it says is in the run's folder.
+The background process tells its events through a pipe until the run has started or failed to. Then nothing
+reads them any more; all it says is in the run's folder.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,26 +16,25 @@ from pathlib import Path
 from cocktail_cli.errors import Failure
 from cocktail_cli.ui import Event, RunStarted, View, from_json
 
-from .host_session import settled
 from .local_peers import OWN_GROUP
 from .run_folder import LOG
 
-# On Windows a console that nobody sees, its own: the run's peers share it, and it closes with none.
+# On Windows an invisible console of its own, which the run's peers share and which closes with none.
 NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)
 
 
-def start(arguments: list[str], folder: Path, view: View) -> None:
-    """The launch of these arguments as another process; returns once its run has started.
+def start_detached(arguments: list[str], folder: Path, view: View) -> None:
+    """Launch with these arguments in another process; return once its run has started.
 
     Args:
         folder: of the run, claimed.
 
     Raises:
-        Failure: as the launch would have.
+        Failure: as the launch itself would.
     """
-    with (folder / LOG).open("a", encoding="utf-8") as log:  # what is said beside events: how it crashed
+    with (folder / LOG).open("a", encoding="utf-8") as log:  # beside events: tracebacks of a crash
         process = subprocess.Popen(
-            [sys.executable, "-m", "cocktail_cli", *command(arguments, folder)],
+            [sys.executable, "-m", "cocktail_cli", *detached_command(arguments, folder)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -50,7 +50,7 @@ def start(arguments: list[str], folder: Path, view: View) -> None:
                 raise Failure.of_json(told["error"])
             event = from_json(told)
             if isinstance(event, RunStarted):
-                view.close()  # what comes after is not seen here
+                view.close()  # later events are not shown here
                 view.show(event)
                 return
             view.show(event)
@@ -61,16 +61,30 @@ def start(arguments: list[str], folder: Path, view: View) -> None:
     raise Failure("unexpected", f"the run's process ended with exit {process.wait()}", hints=(hint,))
 
 
-def command(arguments: list[str], folder: Path) -> list[str]:
-    """What the other process is given: the same words, in their own folder, for a program to read."""
-    first, *rest = settled(arguments, str(folder))
+def detached_command(arguments: list[str], folder: Path) -> list[str]:
+    """Return the other process's arguments: the same words and folder, with events as JSON."""
+    first, *rest = in_this_folder(arguments, str(folder))
     end = rest.index("--") if "--" in rest else len(rest)
     same = [one for one in rest[:end] if one != "--detach"]
     return [first, "--json", "--detached", *same, *rest[end:]]
 
 
-class Parting:
-    """In that process: a view that is looked at until the run has started."""
+def resume_command(arguments: list[str], folder: str) -> str:
+    """Return the command line that goes on with a launch whose run is in `folder`."""
+    command, *rest = arguments[1:] or ["launch"]
+    rest = in_this_folder([one for one in rest if one != "--resume"], folder)
+    return shlex.join(["cocktail", command, "--resume", *rest])
+
+
+def in_this_folder(arguments: list[str], folder: str) -> list[str]:
+    """Return a launch's arguments with the folder that --fresh has found for it named."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = [one for one in arguments[:end] if one != "--fresh"]
+    return [*options, *(["-o", folder] if len(options) < end else []), *arguments[end:]]
+
+
+class DetachedView:
+    """In the background process: a view whose output is read until the run has started."""
 
     def __init__(self, view: View) -> None:
         self.view = view

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import os
 import queue
-import shlex
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk
-from cocktail_cli.machine import Doorstep, RunRecord, State, new_name, newest, own_keys, reach_of, save
+from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
+from cocktail_cli.machine import (
+    Doorstep,
+    RunRecord,
+    State,
+    check_trust,
+    new_name,
+    newest,
+    own_keys,
+    pick_devices,
+    reach_of,
+    save,
+)
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import (
     Event,
@@ -30,51 +40,102 @@ from cocktail_cli.ui import (
     Warning,
     poll_status,
     timestamp,
+    trackers_of,
 )
 
 from . import run_folder as in_folder
-from .local_peers import LEAVE_WITHIN, Ended, LocalPeers, LocalSettings
-from .resume_run import check_corpus, same_base
-from .watchdog import Watchdog
+from .dashboard_process import DashboardProcess
+from .detached import DetachedView, resume_command, start_detached
+from .local_peers import LEAVE_WITHIN, EndedPeer, LocalPeers, LocalSettings
+from .resume_run import Listen, as_begun, check_corpus, same_address, same_base, unfinished
 
 if TYPE_CHECKING:
-    from cocktail_cli.commands.run.dashboard import Page
+    from transformers import PreTrainedTokenizerBase
+
+    from recipes.config import Logging
     from recipes.config import Recipe as Resolved
+    from recipes.data import Corpus, StreamedCorpus
     from recipes.downloads import Repository
+    from recipes.models import Base
     from transport import Hub, RunKeys
     from transport.protocol import Event as HubEvent
     from transport.protocol import RunEnded
 
-    from .hub_delegate import RunWork
+    from .hub_delegate import RunDelegate
     from .narrator import Narrator
-    from .snapshot_thread import Snapshots
+    from .snapshot_thread import SnapshotThread
 
-BIND, PORT = "0.0.0.0", 29400
-LOOK_WITHIN = 5.0  # seconds for the hub to say how its peers are
-TICK = 0.2  # seconds between two looks at the local peers and the wish to stop
-HUB_ENDS_WITHIN = 15.0  # seconds for the hub to serve what is still fetched, and close
-STOPS_WITHIN = 24.0  # seconds from the wish to stop until hub and local peers are gone
-CODES = {0: "no_result", 7: "no_result", 8: "out_of_memory"}  # how a run ended -> code of the failure
+STATUS_TIMEOUT = 5.0  # seconds for the hub to answer how its peers are
+TICK = 0.2  # seconds between two looks at local peers and signals
+HUB_ENDS_WITHIN = 15.0  # seconds for the hub to finish downloads under way, and close
+STOPS_WITHIN = 24.0  # seconds from the first signal until hub and local peers are gone
+FAILURES = {0: "no_result", 7: "no_result", 8: "out_of_memory"}  # exit code of a run -> code of the failure
 AGAIN = "make room there, then the same command with --resume: nothing that was committed is lost"
 
 
 @dataclass(frozen=True)
-class Listen:
-    """Where the hub listens, and under which address it is made known."""
+class LaunchSettings:
+    """One launch as its user asked for it."""
 
-    bind: str = BIND
-    port: int = PORT  # 0: any free one
-    advertise: str | None = None
+    recipe: str
+    overrides: list[str]
+    data: str | None
+    model: str | None
+    output_dir: Path | None
+    listen: Listen
+    local: LocalSettings
+    peers: int  # to start on this machine
+    resume: bool = False
+    fresh: bool = False
+    detach: bool = False  # start another process that hosts the run
+    detached: bool = False  # this is that process
+    dashboard: bool = False
+    verbose: int = 0
 
 
-class Run:
-    """One launch, from the recipe to the model on disk.
+def launch_run(wanted: LaunchSettings, view: View) -> None:
+    """Resolve the recipe, claim the output folder and host the run to its end; or start a process that
+    does.
+    """
+    from recipes.config import load_recipe
+
+    recipe = load_recipe(wanted.recipe, wanted.overrides, wanted.data, wanted.model)
+    check_trust(recipe, wanted.local.trust_remote_code)
+    for device in [] if wanted.detach else wanted.local.devices_of(wanted.peers):
+        pick_devices(device, wanted.local.gpus)  # a missing device is found before anything is fetched
+    folder = (wanted.output_dir or Path(recipe.output_dir)).resolve()
+    folder = in_folder.unused_folder(folder) if wanted.fresh else folder
+    listen, resumed = wanted.listen, unfinished(folder, recipe) if wanted.resume else None
+    if resumed is None:
+        in_folder.claim(folder, recipe.recipe_hash)
+    else:
+        listen, recipe = same_address(resumed, listen), as_begun(resumed)
+    if wanted.detach:
+        start_detached(sys.argv[1:], folder, view)
+        return
+    in_folder.log_to(folder / in_folder.LOG, wanted.verbose)
+
+    def warn(what: str) -> None:
+        view.show(Warning(what))
+
+    trackers = trackers_of(recipe, folder, warn)
+    recorder = in_folder.Recorder(folder, warn, recipe.training.global_batch_size, trackers)
+    page = DashboardProcess() if wanted.dashboard else None
+    with closing(recorder), writing_to(folder), ExitStack() as stack:
+        if page is not None:
+            stack.enter_context(closing(page))
+        views = [DetachedView(view) if wanted.detached else view, recorder]
+        HostSession(recipe, folder, views, resumed, page).run(listen, wanted.local, wanted.peers)
+
+
+class HostSession:
+    """Hosts one run, from a resolved recipe to the model on disk.
 
     Args:
         folder: the run's output folder, claimed.
-        views: whoever is told the events.
-        resumed: the record of the run that goes on; None: a new one.
-        page: of the run, started with it if it is wanted.
+        views: all of them are shown the events.
+        resumed: the record of the run to go on with; None: a new run.
+        page: started with the run, if it is wanted.
     """
 
     def __init__(
@@ -83,36 +144,42 @@ class Run:
         folder: Path,
         views: list[View],
         resumed: RunRecord | None = None,
-        page: Page | None = None,
+        page: DashboardProcess | None = None,
     ) -> None:
         self.recipe, self.folder, self.views, self.resumed = recipe, folder, views, resumed
-        self.asked_hash = recipe.recipe_hash  # before what is on the hub is named by commit
+        self.asked_hash = recipe.recipe_hash  # before revisions are pinned to commits
         self.page = page
-        self.stop_asked = ""
+        self.stop_reason = ""
         self.stop_by = float("inf")  # on the monotonic clock
 
-    def tell(self, event: Event) -> None:
+    def show(self, event: Event) -> None:
         for view in self.views:
             view.show(event)
 
+    def meter(self, what: str, unit: str = "bytes") -> ProgressMeter:
+        return ProgressMeter(self.show, what, unit)
+
     def ask_stop(self, why: str) -> None:
-        self.stop_asked, self.stop_by = why, time.monotonic() + STOPS_WITHIN
+        self.stop_reason, self.stop_by = why, time.monotonic() + STOPS_WITHIN
 
     def within(self, seconds: float) -> float:
-        """At most `seconds`, and less where the run is to have stopped by then."""
+        """Return `seconds`, or less where the run has to be stopped by then."""
         return max(0.0, min(seconds, self.stop_by - time.monotonic()))
 
-    def carry_out(self, listen: Listen, local: LocalSettings, peers: int) -> None:
+    def run(self, listen: Listen, local: LocalSettings, peers: int) -> None:
         from .narrator import Narrator
+        from .snapshot_thread import SnapshotThread
 
         work = self.prepare()
         narrator = Narrator(work.parameters, self.recipe.compression.local_steps)
-        # Until here there is nothing to end in good order: a Ctrl-C is the usual KeyboardInterrupt.
+        # Before this there is nothing to end in good order: Ctrl-C is the usual KeyboardInterrupt.
         with leave_on_signal(self.ask_stop):
             hub, record = self.open(work, narrator, listen, peers)
             door = self.door(record) if self.recipe.swarm.owners == "peers" else None
             children = LocalPeers(self.folder, replace(local, door=door))
-            snapshots = self.snapshots(work, hub)
+            steps = hub.settings.steps
+            every = self.recipe.checkpoint.save_every(steps)
+            snapshots = SnapshotThread(work.model, every, steps, hub.offer)
             try:
                 snapshots.start()
                 children.start(record.local_url(), peers)
@@ -137,66 +204,76 @@ class Run:
 
     # ---- before --------------------------------------------------------------------------------------------
 
-    def prepare(self) -> RunWork:
-        """The base model and the corpus, on this disk; the recipe in full beside them."""
-        self.tell(Progressed("starting"))  # what is imported here takes seconds
-        from cocktail_cli.commands.tools.recipes import as_yaml
-        from recipes.config import is_hub_id
-        from recipes.data import build_corpus, count_lines, prefetch_dataset, read_rows
-        from recipes.models import check_fit, load_tokenizer, open_tokenizer, pin_revisions, prepare_base
+    def prepare(self) -> RunDelegate:
+        """Bring base model and corpus to this disk, and write the resolved recipe beside them."""
+        self.show(Progressed("starting"))  # the imports below take seconds
+        from recipes.data import read_rows
+        from recipes.models import check_fit, load_tokenizer, open_tokenizer, prepare_base
 
-        from .hub_delegate import RunWork
+        from .hub_delegate import RunDelegate
 
-        old, kept = self.resumed, self.folder / in_folder.TOKENIZER
-        code = self.recipe.model.trust_remote_code
+        stored, model = self.folder / in_folder.TOKENIZER, self.recipe.model
         if (repository := self.repository) is not None:
-            repository.open()  # before hours of training: a token that may not write is found out now
+            repository.open()  # a token that may not write is found before hours of training
         for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
-            # a file that is not there is found out before a model is fetched
-            read_rows(dataset, progress=ProgressMeter(self.tell, f"fetching {dataset.path}", "bytes"))
-        self.tell(Progressed("preparing the base model"))
-        if old is None:
-            fetched = ProgressMeter(self.tell, f"fetching {self.recipe.model.model_name_or_path}", "bytes")
+            # a missing file is found before a model is fetched
+            read_rows(dataset, told=self.meter(f"fetching {dataset.path}"))
+        self.show(Progressed("preparing the base model"))
+        if self.resumed is None:
+            fetched = self.meter(f"fetching {model.model_name_or_path}")
             base = prepare_base(self.recipe, self.folder / in_folder.BASE, fetched)
-            self.recipe = pin_revisions(self.recipe, base.folder)
-            if (commit := self.recipe.model.model_revision) is not None:
-                model = self.recipe.model.model_name_or_path
-                self.tell(Progressed(f"{model}: commit {commit}, for this run and all its peers"))
-            text = self.recipe.to_json()
-            (self.folder / in_folder.RESOLVED).write_text(text, encoding="utf-8")
-            (self.folder / in_folder.RECIPE).write_text(as_yaml(text), encoding="utf-8")
+            self._pin_recipe(base)
             tokenizer = load_tokenizer(self.recipe.model, base.folder)
         else:
-            base = same_base(old, self.recipe)
-            tokenizer = open_tokenizer(kept, self.recipe.model.pad_token, code)
+            base = same_base(self.resumed, self.recipe)
+            tokenizer = open_tokenizer(stored, model.pad_token, model.trust_remote_code)
         check_fit(self.recipe, base.folder, tokenizer)
-        self.tell(Progressed("reading the data"))
+        corpus = self._build_corpus(tokenizer)
+        if self.resumed is None:
+            tokenizer.save_pretrained(stored)
+        else:
+            check_corpus(self.resumed, self.recipe, corpus)
+        for line in corpus.found:
+            self.show(Progressed(f"data: {line}"))
+        for warning in corpus.warnings:
+            self.show(Warning(warning))
+        return RunDelegate(self.recipe, base, corpus, self.folder / in_folder.LEDGER)
+
+    def _pin_recipe(self, base: Base) -> None:
+        """Replace revisions by commits, and write the recipe to the run's folder."""
+        from recipes.models import pin_revisions
+
+        self.recipe = pin_revisions(self.recipe, base.folder)
+        if (commit := self.recipe.model.model_revision) is not None:
+            model = self.recipe.model.model_name_or_path
+            self.show(Progressed(f"{model}: commit {commit}, for this run and all its peers"))
+        text = self.recipe.to_json()
+        (self.folder / in_folder.RESOLVED).write_text(text, encoding="utf-8")
+        (self.folder / in_folder.RECIPE).write_text(in_folder.as_yaml(text), encoding="utf-8")
+
+    def _build_corpus(self, tokenizer: PreTrainedTokenizerBase) -> Corpus | StreamedCorpus:
+        from recipes.config import is_hub_id
+        from recipes.data import build_corpus, count_lines, prefetch_dataset
+
+        self.show(Progressed("reading the data"))
         meters: dict[str, ProgressMeter] = {}
 
         def tokenized(path: str, rows: int) -> None:
             if path not in meters:
-                meters[path] = ProgressMeter(self.tell, f"tokenizing {path}", "rows")
+                meters[path] = self.meter(f"tokenizing {path}", "rows")
             meters[path](rows, counts.get(path) or 0)
 
         counts = {dataset.path: count_lines(dataset) for dataset in self.recipe.datasets}
-        if not self.recipe.data.streaming:  # else of data on the hub only what is read is fetched
+        if not self.recipe.data.streaming:  # a stream fetches only what it reads
             for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
                 if is_hub_id(dataset.path):
-                    fetching = ProgressMeter(self.tell, f"fetching {dataset.path}", "bytes")
-                    counts[dataset.path] = prefetch_dataset(dataset, fetching)
-        corpus = build_corpus(self.recipe, tokenizer, self.folder / in_folder.STREAM, tokenized)
-        if old is None:
-            tokenizer.save_pretrained(kept)
-        else:
-            check_corpus(old, self.recipe, corpus)
-        for line in corpus.found:
-            self.tell(Progressed(f"data: {line}"))
-        for warning in corpus.warnings:
-            self.tell(Warning(warning))
-        return RunWork(self.recipe, base, corpus, self.folder / in_folder.LEDGER)
+                    counts[dataset.path] = prefetch_dataset(dataset, self.meter(f"fetching {dataset.path}"))
+        return build_corpus(self.recipe, tokenizer, self.folder / in_folder.STREAM, tokenized)
 
-    def open(self, work: RunWork, narrator: Narrator, listen: Listen, peers: int) -> tuple[Hub, RunRecord]:
-        """The hub, listening, and the record by which other commands find it."""
+    def open(
+        self, work: RunDelegate, narrator: Narrator, listen: Listen, peers: int
+    ) -> tuple[Hub, RunRecord]:
+        """Open the hub, and write the record by which other commands find it."""
         from recipes.models import package_versions
         from transport import Hub, Ledger, RunKeys, ask_status, parse_url
         from transport.hub import keep_freed_memory
@@ -210,17 +287,20 @@ class Run:
         work.recover(ledger)
         narrator.recall(ledger)
         keep_freed_memory()
-        hub = Hub((listen.bind, listen.port), keys, ledger, settings, work)
+        hub = Hub(listen.bind, listen.port, keys, ledger, settings, work)
         work.tell = hub.warn
         hub.start()
         reach = reach_of(listen.bind, hub.port, listen.advertise)
         url = str(keys.url(reach.host, reach.port, name))
         if old and not listen.advertise:
             url = old.url  # as volunteers have it, whatever this machine is called today
-        recorded = self.recorded(work, url, hub.port, listen.bind, keys, name, reach.known)
-        self.record = record = replace(recorded, planned=settings.steps)
+        record = old or self._new_record(work, keys, name)
+        if not old:
+            record = replace(record, port=hub.port, bind=listen.bind, reach=reach.known)
+        record = replace(record, url=url, pid=os.getpid(), state="running", planned=settings.steps)
+        self.record = record
         save(record)
-        self.tell(
+        self.show(
             RunStarted(
                 run=name,
                 url=url,
@@ -235,52 +315,41 @@ class Run:
                 versions=package_versions(),
             )
         )
-        poll_status(self.views[0], partial(ask_status, parse_url(record.local_url()), LOOK_WITHIN))
+        poll_status(self.views[0], partial(ask_status, parse_url(record.local_url()), STATUS_TIMEOUT))
         if self.page is not None:
             self.page.start(self.folder)
         return hub, record
 
-    def recorded(
-        self, work: RunWork, url: str, port: int, bind: str, keys: RunKeys, name: str, reach: str
-    ) -> RunRecord:
-        """What this machine must remember of the run; of one that is resumed only what is new."""
-        if self.resumed:
-            return replace(self.resumed, url=url, pid=os.getpid(), state="running")
+    def _new_record(self, work: RunDelegate, keys: RunKeys, name: str) -> RunRecord:
+        """Describe a new run, but for what its hub determines."""
         return RunRecord(
             run=name,
-            url=url,
+            url="",
             keys=asdict(keys),
-            pid=os.getpid(),
-            port=port,
-            bind=bind,
+            pid=0,
+            port=0,
+            bind="",
             output_dir=str(self.folder),
             base=str(work.base.folder.absolute()),
             recipe=self.recipe.name,
             recipe_hash=self.recipe.recipe_hash,
             asked_hash=self.asked_hash,
             started=timestamp(),
-            reach=reach,
             base_sha256=work.base.digest,
             data_sha256=work.corpus.digest(),
         )
 
     @staticmethod
     def door(record: RunRecord) -> Doorstep:
-        """Where each local peer is reached by the others: where the hub is, at any free port."""
+        """Choose where each local peer listens for others: at the hub's address, any free port."""
         from transport import parse_url
 
         host = parse_url(record.url).host
         return Doorstep(record.bind, 0, f"[{host}]" if ":" in host else host)
 
-    def snapshots(self, work: RunWork, hub: Hub) -> Snapshots:
-        from .snapshot_thread import Snapshots
-
-        steps = hub.settings.steps
-        return Snapshots(work.place, self.recipe.checkpoint.save_every(steps), steps, hub.offer)
-
     @property
     def repository(self) -> Repository | None:
-        """Where the model is pushed, if the recipe says so."""
+        """The repository to push the model to, if the recipe names one."""
         from recipes.downloads import Repository
 
         checkpoint = self.recipe.checkpoint
@@ -288,43 +357,32 @@ class Run:
             return None
         return Repository(checkpoint.hub_model_id or "", checkpoint.hub_private_repo)
 
-    def push(self, record: RunRecord, rounds: int) -> None:
-        """The model, which is on the disk whatever becomes of this."""
-        if (repository := self.repository) is None:
-            return
-        self.tell(Progressed(f"pushing the model to {repository.name}"))
-        try:
-            address = repository.push(self.folder, f"{record.run}, {rounds} rounds")
-        except Exception as error:
-            again = f"cocktail export {record.run} -o DIR --push {repository.name}"
-            self.tell(Warning(f"the model is not pushed: {explain(error).message}; again: {again}"))
-        else:
-            self.tell(Progressed(f"pushed: {address}"))
-
     # ---- meanwhile -----------------------------------------------------------------------------------------
 
-    def follow(self, hub: Hub, narrator: Narrator, children: LocalPeers, snapshots: Snapshots) -> RunEnded:
-        """Show the run until it is over; pass on a wish to stop, mind the local peers and the snapshots."""
+    def follow(
+        self, hub: Hub, narrator: Narrator, children: LocalPeers, snapshots: SnapshotThread
+    ) -> RunEnded:
+        """Show the run until it is over; pass on a request to stop, watch local peers, snapshots and loss."""
         from transport.protocol import RoundCommitted, RunEnded
 
-        feed, watchdog = Feed(hub.events()), Watchdog.of(self.recipe.logging)
+        feed, watchdog = HubEvents(hub.events()), LossWatchdog.of(self.recipe.logging)
         asked = False
         while True:
-            if self.stop_asked and not asked:
+            if self.stop_reason and not asked:
                 asked = True
-                self.tell(Progressed(f"stopping ({self.stop_asked}): finishing the exchange in flight"))
+                self.show(Progressed(f"stopping ({self.stop_reason}): finishing the exchange in flight"))
                 hub.stop(now=False)
-            for ended in children.newly_ended():
-                self.mourn(ended, children, narrator)
+            for peer in children.newly_ended():
+                self.on_peer_exit(peer, children, narrator)
             for news in (*snapshots.events(), *(self.page.news() if self.page else ())):
-                self.tell(news)
+                self.show(news)
             event = feed.next(TICK)
             if event is None:
-                if feed.dry:
+                if feed.over:
                     raise Failure("unexpected", "the hub ended without saying why")
                 continue
             for said in narrator.tell(event):
-                self.tell(said)
+                self.show(said)
                 if isinstance(said, Reached):
                     confirmed = f"confirmed by {said.peer}, from {said.where}"
                     save(replace(newest(self.record), reach=confirmed))
@@ -334,31 +392,29 @@ class Run:
             if isinstance(event, RunEnded):
                 return event
 
-    def mourn(self, ended: Ended, children: LocalPeers, narrator: Narrator) -> None:
-        """A local peer's process is gone while the run goes on; where it was the only hope, give up."""
-        if self.stop_asked:
+    def on_peer_exit(self, ended: EndedPeer, children: LocalPeers, narrator: Narrator) -> None:
+        """Warn of a local peer that ended during the run; give up where no other peer can do its work."""
+        if self.stop_reason:
             return
         said = f": {ended.said}" if ended.said else ""
-        self.tell(Warning(f"{ended.name} ended with exit {ended.exit}{said}"))
+        self.show(Warning(f"{ended.name} ended with exit {ended.exit}{said}"))
         if not children.any_left and not narrator.present and narrator.rounds == 0:
             raise Failure("no_result", f"every local peer failed before the first step; {ended.name}{said}")
 
     # ---- after ---------------------------------------------------------------------------------------------
 
     def hand_over(
-        self, work: RunWork, record: RunRecord, narrator: Narrator, ended: RunEnded, full: bool
+        self, work: RunDelegate, record: RunRecord, narrator: Narrator, ended: RunEnded, full: bool
     ) -> None:
-        """Write what is committed as a model, unless the disk is full; say how the run ended."""
+        """Write the committed model, unless the disk is full; say how the run ended."""
         from transport.protocol import PAUSED
 
         state: State = "finished" if ended.exit_code == 0 and narrator.rounds else "failed"
         state = "paused" if ended.exit_code == PAUSED else state
         try:
             if narrator.rounds and not full and state != "paused":
-                self.tell(Progressed("writing the model"))
-                rounds = work.place.write_model(
-                    self.folder, told=ProgressMeter(self.tell, "writing the model", "bytes")
-                )
+                self.show(Progressed("writing the model"))
+                rounds = work.model.write_model(self.folder, told=self.meter("writing the model"))
                 self.push(record, rounds)
             save(newest(record).ended(state, narrator.step, narrator.eval_loss))
         except Exception as error:
@@ -371,15 +427,15 @@ class Run:
             self.say_how_to_go_on(record)
             raise out_of_disk(self.folder, (AGAIN,))
         if state == "finished":
-            work.owner.forget()
+            work.durable.forget()
         if state == "paused":
-            self.tell(RunPaused(record.run, narrator.step, record.planned, ended.reason))
+            self.show(RunPaused(record.run, narrator.step, record.planned, ended.reason))
             self.say_how_to_go_on(record)
             return
         if ended.exit_code or not narrator.rounds:
             self.say_how_to_go_on(record)
-            raise Failure(CODES.get(ended.exit_code, "unexpected"), ended.reason)
-        self.tell(
+            raise Failure(FAILURES.get(ended.exit_code, "unexpected"), ended.reason)
+        self.show(
             RunFinished(
                 run=record.run,
                 model=shown(self.folder),
@@ -390,56 +446,85 @@ class Run:
             )
         )
 
+    def push(self, record: RunRecord, rounds: int) -> None:
+        """Push the model, which is on the disk even if this fails."""
+        if (repository := self.repository) is None:
+            return
+        self.show(Progressed(f"pushing the model to {repository.name}"))
+        try:
+            address = repository.push(self.folder, f"{record.run}, {rounds} rounds")
+        except Exception as error:
+            again = f"cocktail export {record.run} -o DIR --push {repository.name}"
+            self.show(Warning(f"the model is not pushed: {explain(error).message}; again: {again}"))
+        else:
+            self.show(Progressed(f"pushed: {address}"))
+
     def say_how_to_go_on(self, record: RunRecord) -> None:
-        """The command that resumes the run, and its URL again. Not for the diary: the URL lets in."""
-        again = resuming(sys.argv, shown(self.folder))
+        """Show the command that resumes the run, on the terminal alone: its URL must not be recorded."""
+        again = resume_command(sys.argv, shown(self.folder))
         said = f"{record.run} is not finished: {again} goes on with it, at {newest(record).url}"
         for view in self.views[:1]:
             view.show(Warning(said))
 
 
-class Feed:
-    """An iterator that blocks, read from a thread of its own, so that its user can wait for a moment only."""
+@dataclass
+class LossWatchdog:
+    """Ends a run whose training loss stays above the recipe's threshold: it has diverged."""
 
-    def __init__(self, events: Iterator[HubEvent]) -> None:
-        self.waiting: queue.SimpleQueue[HubEvent] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self.pump, args=(events,), name="hub events", daemon=True)
+    threshold: float | None  # None: off
+    patience: int  # rounds in a row
+    above: int = 0
+
+    @classmethod
+    def of(cls, logging: Logging) -> LossWatchdog:
+        return cls(logging.loss_watchdog_threshold, logging.loss_watchdog_patience)
+
+    def see(self, loss: float | None) -> None:
+        """Count a committed round; None, a round without new gradients, is passed over.
+
+        Raises:
+            Failure: no_result, once the loss was above the threshold for `patience` rounds.
+        """
+        if loss is None or self.threshold is None:
+            return
+        self.above = 0 if loss <= self.threshold else self.above + 1
+        if self.above >= self.patience:
+            above = f"above loss_watchdog_threshold {self.threshold:g} for {self.above} rounds"
+            before = "the folders in `snapshots` of the run's folder are models of before"
+            hints = ("a lower training.learning_rate", before)
+            raise Failure("no_result", f"training loss {loss:.4g}, {above}", hints=hints)
+
+
+@dataclass
+class HubEvents:
+    """Reads the hub's blocking iterator of events in a thread, so that its user can wait with a timeout."""
+
+    events: Iterator[HubEvent]
+    waiting: queue.SimpleQueue[HubEvent] = field(default_factory=queue.SimpleQueue)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._pump, name="hub events", daemon=True)
         self.thread.start()
 
-    def pump(self, events: Iterator[HubEvent]) -> None:
-        for event in events:
+    def _pump(self) -> None:
+        for event in self.events:
             self.waiting.put(event)
 
     @property
-    def dry(self) -> bool:
-        """Nothing is left and nothing will come."""
+    def over(self) -> bool:
         return not self.thread.is_alive() and self.waiting.empty()
 
     def next(self, timeout: float) -> HubEvent | None:
-        """The next event; None where none came within `timeout` seconds."""
+        """Return the next event; None where none came within `timeout` seconds."""
         try:
             return self.waiting.get(timeout=timeout)
         except queue.Empty:
             return None
 
 
-def resuming(arguments: list[str], folder: str) -> str:
-    """The command line of a launch, with --resume. `folder`: where its run is."""
-    command, *rest = arguments[1:] or ["launch"]
-    rest = settled([one for one in rest if one != "--resume"], folder)
-    return shlex.join(["cocktail", command, "--resume", *rest])
-
-
-def settled(arguments: list[str], folder: str) -> list[str]:
-    """The words of a launch, which names the folder that --fresh has found for it."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    options = [one for one in arguments[:end] if one != "--fresh"]
-    return [*options, *(["-o", folder] if len(options) < end else []), *arguments[end:]]
-
-
 def shown(folder: Path) -> str:
-    """A folder as one would type it from here."""
+    """Return a folder as one would type it from here."""
     try:
         return str(folder.relative_to(Path.cwd()))
-    except ValueError:  # it lies elsewhere
+    except ValueError:
         return str(folder)

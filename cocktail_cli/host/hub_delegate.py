@@ -1,5 +1,5 @@
-"""What the hub cannot know, put together from recipes: transport's `Work`, its settings, and x' as the
-ledger has it.
+"""RunDelegate: the model side of a run, put together from recipes for transport's hub; and the hub's
+settings.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cocktail_cli import __version__
-from cocktail_cli.aggregation import KeptOwner
+from cocktail_cli.aggregation import DurableAggregator
 from cocktail_cli.ui import counted
 from transport import Ledger, RunSettings
-from transport.protocol import File, UpdateRejected, WeightedPacket
+from transport.protocol import File, ShardPacket, UpdateRejected, WeightedPacket
 
-from .contribution_probe import Probing
-from .run_folder import SNAPSHOTS
-from .snapshot_thread import Folded, Place, served
+from .contribution_probe import ProbeThread
+from .snapshot_thread import CommittedModel, snapshot_object
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -27,16 +26,17 @@ if TYPE_CHECKING:
     from recipes.models import Base, BaseFile
     from recipes.training import Probe
 
+LONGEST_LEASE = 16  # rounds; without staleness an update belongs to its own round
+TOLD = {10**i for i in range(9)}  # the counts of shortened packets at which a peer is warned of
 
-LONGEST_LEASE = 16  # rounds; a packet that follows its own round's work cannot be late by any
-TOLD = {10**i for i in range(9)}  # how often a peer was held, where that is told
 
+class RunDelegate:
+    """A run's corpus, base model and aggregator, as the hub calls them (transport.HubDelegate says when).
 
-class RunWork:
-    """A run's corpus, its base model and the owner's half of Algorithm 1. `recover` first, `close` last.
+    `recover` comes first, `close` last.
 
     Args:
-        ledger: the folder of the run's ledger; `owner` keeps its error there, else it is only read here.
+        ledger: folder of the run's ledger, where the aggregator's error feedback is stored too.
     """
 
     def __init__(self, recipe: Recipe, base: Base, corpus: Corpus | StreamedCorpus, ledger: Path) -> None:
@@ -44,31 +44,33 @@ class RunWork:
         from recipes.errors import ModelError
         from recipes.models import check_trainable, count_trainable
 
-        self.recipe, self.base, self.corpus, self.ledger = recipe, base, corpus, ledger
+        self.recipe, self.base, self.corpus = recipe, base, corpus
         check_trainable(recipe, base.folder)
         self.parameters = count_trainable(recipe, base.folder)  # P
         if (shards := recipe.compression.shards) > self.parameters:
             few = f"the model's {self.parameters:,} parameters"
             raise ModelError(f"compression.shards is {shards:,}, more than {few}")
-        self.owner = KeptOwner(aggregator_of(recipe, self.parameters), ledger)
+        self.aggregator = aggregator_of(recipe, self.parameters)
+        self.durable = DurableAggregator(self.aggregator, ledger)
+        self.model = CommittedModel(recipe, base.folder, ledger.parent)
         self.files = {f"base/{file.name}": base.folder / file.name for file in base.files}
         self.hashes = {f"hashes/base/{file.name}": file.blocks for file in base.files}
         self.held_out = corpus.pack_held_out()
-        self.held = Counter[str]()  # rounds in which a peer's packet was taken only in part
+        self.shortened = Counter[str]()  # rounds in which a peer's packet was taken only in part
         self.tell: Callable[[str, str], None] = lambda peer, message: None
-        self.probing: Probing | None = None  # where the recipe asks for it, from `recover` on
-        self.taken: Sequence[tuple[str, bytes, float]] = ()  # what the newest aggregate was made of
+        self.probing: ProbeThread | None = None  # from `recover` on, where the recipe asks for it
+        self.taken: Sequence[WeightedPacket] = ()  # the updates in the newest aggregate
 
     def recover(self, ledger: Ledger) -> None:
-        """Bring all that is kept to where the ledger stands, before the hub starts. Raises LedgerError."""
-        self.owner.recover(ledger)
+        """Bring the error feedback to where the ledger stands, before the hub starts. Raises LedgerError."""
+        self.durable.recover(ledger)
         if self.recipe.swarm.probe_batch_size:
             round = len(ledger.rounds())
-            self.probing = Probing(lambda: self.probe(round), lambda peer, what: self.tell(peer, what))
+            self.probing = ProbeThread(lambda: self.probe(round), lambda peer, what: self.tell(peer, what))
             self.probing.start()
 
     def probe(self, round: int) -> Probe:
-        """The probe, at x' of `round`. Slow."""
+        """Build the probe at the global model of `round`; slow."""
         from recipes.data import Corpus
         from recipes.models import load_trained
         from recipes.training import Probe
@@ -77,18 +79,17 @@ class RunWork:
         model = load_trained(self.recipe, self.base.folder, quantized=False)
         probe = Probe(model, self.recipe, self.corpus)
         if round:
-            probe.start_from(folded(self.recipe, self.base.folder, self.ledger, round).common)
+            probe.start_from(self.model.load(round).global_model)
         return probe
 
     def close(self) -> None:
-        """The hub has ended."""
         from recipes.data import StreamedCorpus
 
         if isinstance(self.corpus, StreamedCorpus):
             self.corpus.close()
         if self.probing:
             self.probing.close()
-        self.owner.close()
+        self.durable.close()
 
     def samples(self, ids: Sequence[int]) -> bytes:
         return self.corpus.pack(ids)
@@ -97,42 +98,36 @@ class RunWork:
         return self.corpus.tokens(ids)
 
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
-        self.owner.owner.arrived(round, peer, packet)
+        self.aggregator.arrived(round, peer, packet)
 
     def fits(self, size: int) -> None:
-        self.owner.owner.fits(size)
+        self.aggregator.fits(size)
 
-    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+    def aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:
         from recipes.algorithm import equal_weights
 
         if self.recipe.compression.weighting == "uniform":
-            updates = equal_weights(updates)
+            updates = [WeightedPacket(*one) for one in equal_weights(updates)]
         if self.probing:
-            for peer, _, _ in updates:
-                if why := self.probing.objection(peer):
-                    raise UpdateRejected(peer, why)
-        weighed = self.probing.weighed(updates) if self.probing else updates
-        packet = self.owner.aggregate(round, [WeightedPacket(*one) for one in weighed])
+            for one in updates:
+                if why := self.probing.objection(one.peer):
+                    raise UpdateRejected(one.peer, why)
+        weighted = self.probing.reweighted(updates) if self.probing else updates
+        packet = self.durable.aggregate(round, weighted)
         self.taken = updates
-        for taken in self.owner.owner.held:
-            self.held[taken.peer] += 1
-            if self.held[taken.peer] in TOLD:
-                times = counted(self.held[taken.peer], "time")
-                told = f"its packet of round {round} was shortened ({times} so far): {taken.why}"
-                self.tell(taken.peer, told)
+        for taken in self.aggregator.held:
+            self.shortened[taken.peer] += 1
+            if (count := self.shortened[taken.peer]) in TOLD:
+                times = counted(count, "time")
+                said = f"its packet of round {round} was shortened ({times} so far): {taken.why}"
+                self.tell(taken.peer, said)
         return packet
 
     def own(self, round: int, shards: Sequence[int], keep: Callable[[bytes], int]) -> bool:
-        return self.owner.own(round, shards, keep)
+        return self.durable.own(round, shards, keep)
 
-    def joined(
-        self,
-        round: int,
-        hubs: Sequence[int],
-        own: bytes,
-        parts: Sequence[tuple[str, Sequence[int], bytes]],
-    ) -> bytes:
-        return self.owner.joined(round, own, parts) if parts else own
+    def joined(self, round: int, hubs: Sequence[int], own: bytes, parts: Sequence[ShardPacket]) -> bytes:
+        return self.durable.joined(round, own, parts) if parts else own
 
     def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
         from compress import PacketError
@@ -149,46 +144,36 @@ class RunWork:
             if peer in self.probing.found:
                 raise UpdateRejected(peer, self.probing.found[peer])
             share *= self.probing.weights.get(peer, 1.0)
-        if (scale := self.owner.inherit(peer, packet, share)) < 1:
-            self.tell(peer, f"its legacy was shortened to {scale:.0%}: no honest residual is so long")
+        if (scale := self.durable.inherit(peer, packet, share)) < 1:
+            self.tell(peer, f"its handoff was shortened to {scale:.0%}: no honest residual is so long")
 
     def committed(self, round: int, packet: bytes) -> None:
-        """The owner's error moved with the aggregate already, and x' is folded from the ledger when asked
-        for.
-        """
-        self.owner.committed(round)
+        self.durable.committed(round)
         if self.probing:
-            held = frozenset(taken.peer for taken in self.owner.owner.held)
+            held = frozenset(taken.peer for taken in self.aggregator.held)
             self.probing.committed(packet, self.taken, held)
         self.taken = ()
 
     def fingerprint(self, round: int) -> int:
-        return folded(self.recipe, self.base.folder, self.ledger, round).common.fingerprint
-
-    @property
-    def place(self) -> Place:
-        """Where x' of this run is folded from."""
-        return Place(self.recipe, self.base.folder, self.ledger.parent)
+        return self.model.load(round).global_model.fingerprint
 
     def object(self, name: str) -> bytes | Path:
         if name == "eval":
             return self.held_out
         if name in self.hashes:
             return self.hashes[name]
-        return self.files[name] if name in self.files else served(self.ledger.parent / SNAPSHOTS, name)
+        return self.files[name] if name in self.files else snapshot_object(self.model.snapshots, name)
 
 
-def settings_of(work: RunWork, run: str, first_peers: int = 1, own_key: str = "") -> RunSettings:
-    """The run as its hub sees it. `first_peers`: how many start with it on this machine, by its key."""
+def settings_of(work: RunDelegate, run: str, first_peers: int = 1, own_key: str = "") -> RunSettings:
+    """Describe the run for its hub. `first_peers`: peers that start with it on this machine, with
+    `own_key`.
+    """
     from recipes.models import base_digests
 
     recipe = work.recipe
-    swarm, batch, local_steps = (
-        recipe.swarm,
-        recipe.training.global_batch_size,
-        recipe.compression.local_steps,
-    )
-    steps = math.ceil(len(work.corpus) / batch)
+    swarm, batch = recipe.swarm, recipe.training.global_batch_size
+    local_steps, steps = recipe.compression.local_steps, math.ceil(len(work.corpus) / batch)
     return RunSettings(
         run=run,
         recipe=recipe.to_json(),
@@ -221,19 +206,12 @@ def announced(file: BaseFile) -> File:
 
 
 def package_versions() -> dict[str, str]:
-    """What hub and peers must have in common, beside the protocol: the packets' format."""
+    """Return the versions that hub and peers must share, beside the protocol's."""
     from compress import PACKET_VERSION
 
     return {"codec": str(PACKET_VERSION)}
 
 
-def folded(recipe: Recipe, base: Path, ledger: Path, stop: int | None = None) -> Folded:
-    """x' before round `stop` (None: after all that are committed), in memory: the newest snapshot before it,
-    or the base weights, plus packets, in order.
-    """
-    return Place(recipe, base, ledger.parent).folded(stop)
-
-
 def versions() -> dict[str, str]:
-    """Versions that a peer states in its handshake: cocktail's own beside those of `package_versions`."""
+    """Return the versions that a peer states in its handshake: cocktail's own, and `package_versions`."""
     return {"cocktail": __version__, **package_versions()}

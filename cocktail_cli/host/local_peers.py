@@ -2,8 +2,7 @@
 
 The run URL goes to them on stdin, never in argv, where every user of the machine could read it. stdin then
 stays open as a life line: it ends when the launching process does, however that dies, and the peer leaves.
-What a peer says is kept in the run's folder: peers/<name>.jsonl (its events) and peers/<name>.log (its
-stderr).
+The run's folder has what a peer says: peers/<name>.jsonl (events) and peers/<name>.log (stderr).
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from cocktail_cli.machine import Doorstep, as_text, split_devices
 
 # Windows' flag for a process group of its own; elsewhere start_new_session does it.
 OWN_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-LEAVE_WITHIN = 20.0  # seconds that a peer has to leave before it is ended
+LEAVE_WITHIN = 20.0  # seconds that a peer has to leave before it is killed
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A local peer's process that is gone."""
+class EndedPeer:
+    """A local peer whose process has ended."""
 
     name: str
     exit: int
@@ -38,19 +37,19 @@ class Ended:
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """What this machine's owner chooses for the local peers."""
+    """The options of a launch that its local peers are started with."""
 
     device: str = "auto"
     micro_batch_size: int | None = None
     max_up: float | None = None  # bytes a second, each peer
     max_down: float | None = None
-    gpus: int = 1  # that each is spread over
+    gpus: int = 1  # GPUs that each peer is spread over
     vram_limit: int | None = None  # bytes of each GPU, each peer
     trust_remote_code: bool = False
-    door: Doorstep | None = None  # where each listens, in a run whose shards peers own
+    door: Doorstep | None = None  # where each listens, if peers aggregate shards
 
     def devices_of(self, peers: int) -> list[str]:
-        """For each of them its --device."""
+        """Return the --device of each peer."""
         devices = split_devices(self.device)
         if self.gpus > 1 and devices != ["cpu"]:
             devices = [",".join(devices[i : i + self.gpus]) for i in range(0, len(devices), self.gpus)]
@@ -117,14 +116,14 @@ class LocalPeers:
         (self.folder / f"{name}.pid").write_text(str(process.pid))
         return Child(name, process)
 
-    def newly_ended(self) -> list[Ended]:
-        """The peers whose process is gone since the last call."""
+    def newly_ended(self) -> list[EndedPeer]:
+        """Return the peers whose process has ended since the last call."""
         gone = []
         for child in self.children:
             code = child.process.poll()
             if code is not None and not child.ended:
                 child.ended = True
-                gone.append(Ended(child.name, code, last_words(self.folder, child.name)))
+                gone.append(EndedPeer(child.name, code, last_words(self.folder, child.name)))
         return gone
 
     @property
@@ -132,14 +131,14 @@ class LocalPeers:
         return any(not child.ended for child in self.children)
 
     def finish(self, within: float = 5.0) -> None:
-        """The run is over and the peers have been told: let them end by themselves."""
+        """Wait for the peers to end by themselves, as the run is over and they know it."""
         deadline = time.monotonic() + within
         for child in self.children:
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(max(0.0, deadline - time.monotonic()))
 
     def stop(self, within: float = LEAVE_WITHIN) -> None:
-        """Let go of the life lines and wait; whoever has not left by then is ended."""
+        """Close the life lines and wait; kill the peers that have not left by then."""
         for child in self.children:
             assert child.process.stdin is not None
             with suppress(OSError):  # it is gone already
@@ -154,7 +153,7 @@ class LocalPeers:
 
 
 def last_words(folder: Path, name: str) -> str:
-    """Why a peer ended, as far as it said: its error as an event, or the last line of its stderr."""
+    """Return why a peer ended: its error event, or the last line of its stderr."""
     told, stderr = ((folder / f"{name}{kind}").read_text(errors="replace") for kind in (".jsonl", ".log"))
     with suppress(ValueError, IndexError):  # nothing there, or a line cut short by a kill
         last = json.loads(told.splitlines()[-1])
@@ -164,11 +163,11 @@ def last_words(folder: Path, name: str) -> str:
     return lines[-1].strip()[:300] if lines else ""
 
 
-def hold_life_line(leave: Callable[[str], None], keeping: Callable[[], bool], grace: float = 5.0) -> None:
-    """In the peer: watch stdin, and leave when it ends; in `grace` seconds in good order, then at once.
+def hold_life_line(leave: Callable[[str], None], storing: Callable[[], bool], grace: float = 5.0) -> None:
+    """Watch stdin in the peer and leave when it ends: within `grace` seconds in good order, then at once.
 
-    The parent's death must not leave a process behind that trains for nobody, nor one that meets its
-    successor when the run is resumed. One that has left and is `keeping` its state may finish that.
+    The parent's death must not leave a process behind that trains for no run, nor one that meets its
+    successor when the run is resumed. A peer that has left and is `storing` its checkpoint may finish that.
     """
 
     def watch() -> None:
@@ -178,7 +177,7 @@ def hold_life_line(leave: Callable[[str], None], keeping: Callable[[], bool], gr
                 pass
         leave("its launching process ended")
         until = time.monotonic() + grace
-        while time.monotonic() < until or keeping():
+        while time.monotonic() < until or storing():
             time.sleep(0.1)
         os._exit(EXIT["lost"])
 

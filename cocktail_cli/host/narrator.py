@@ -1,4 +1,4 @@
-"""What the hub tells, in the words of the command line: transport's events in, ours out."""
+"""The translation of the hub's events into those that views show."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BYTES_FP16 = 2  # of one parameter
 
 
 class Narrator:
-    """Keeps the sums that a user wants to see and a single event does not hold.
+    """Translates events, and keeps the totals that no single event has.
 
     Args:
-        parameters: P, the trained parameters: what FP16 would send each step, in both directions.
+        parameters: P, the trained parameters, all of which the FP16 baseline sends each step, both ways.
         local_steps: of a round.
     """
 
@@ -29,17 +29,17 @@ class Narrator:
         self.rounds = 0
         self.present: set[str] = set()  # peers that are in the run
         self.eval_loss: float | None = None
-        self.reached = ""  # from where somebody has joined
+        self.reached = ""  # where a peer has joined from: this network or the internet
 
     def recall(self, ledger: Ledger) -> None:
-        """What a run that is resumed has behind it."""
+        """Read the totals of a resumed run."""
         rows, evaluations = ledger.rounds(), ledger.evaluations()
         self.rounds, self.tokens = len(rows), sum(row.tokens for row in rows)
         self.step = rows[-1].step if rows else 0
         self.eval_loss = evaluations[-1].loss if evaluations else None
 
     def tell(self, event: theirs.Event) -> Iterator[ours.Event]:
-        """Our words for one event of the hub; none where it is of no use to people."""
+        """Yield the events to show for one of the hub's."""
         if isinstance(event, theirs.PeerJoined):
             self.present.add(event.peer)
             yield ours.PeerJoined(printable(event.peer), printable(event.hardware))
@@ -89,16 +89,16 @@ class Narrator:
             packet_bytes=event.size,
             fingerprint=f"{event.fingerprint:016x}",
             step_s=round(event.seconds / self.local_steps, 3),
-            compute_s=self.of_a_step(event.compute_s),
-            wait_s=self.of_a_step(event.wait_s),
+            compute_s=self.per_step(event.compute_s),
+            wait_s=self.per_step(event.wait_s),
             tokens_by_peer=dict(event.tokens_by_peer),
             local_steps=self.local_steps,
         )
 
     def ratios(self, moved: Mapping[str, int], members: list[str]) -> dict[str, float]:
-        """How many times fewer bytes than FP16 parameters, for each member of the round."""
+        """Return each member's compression ratio over FP16 parameters."""
         return {peer: round(self.full / moved[peer], 2) for peer in members if moved.get(peer)}
 
-    def of_a_step(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Of those that a round has, to the millisecond."""
+    def per_step(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Divide the seconds of a round by its steps, to the millisecond."""
         return {peer: round(value / self.local_steps, 3) for peer, value in seconds.items()}

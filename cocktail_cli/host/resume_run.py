@@ -1,13 +1,14 @@
-"""What `launch --resume` needs to be sure of: the same run, unfinished, left by its hub, on the same data.
+"""The address of a hub, and the checks of `launch --resume`: same run, unfinished, left by its hub, same
+data.
 
-Keys, name, address and port are those of run.json, so the URL that volunteers hold stays good and their links
-find the way back by themselves. What is remade (the corpus) or may have changed on the disk (the base) is
-compared by hash with what it was: samples are known by number alone, and a number must mean the same row.
+Keys, name, address and port are those of run.json, so the URL that volunteers hold stays valid and their
+links reconnect by themselves. Corpus and base model are compared by hash with what they were: samples are
+known by number alone, and a number must mean the same row.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,20 @@ if TYPE_CHECKING:
     from recipes.data import Corpus, StreamedCorpus
     from recipes.models import Base
 
-    from .host_session import Listen
+BIND, PORT = "0.0.0.0", 29400
+
+
+@dataclass(frozen=True)
+class Listen:
+    """The address that the hub listens on, and the one that the run URL names."""
+
+    bind: str = BIND
+    port: int = PORT  # 0: any free one
+    advertise: str | None = None
 
 
 def unfinished(folder: Path, recipe: Recipe) -> RunRecord:
-    """The run in `folder`, which may go on with `recipe`.
+    """Read the record of the run in `folder`, once it is known that it may go on with `recipe`.
 
     Raises:
         Failure: run_unknown; output_in_use, where the run is over, of another recipe, or has a live hub.
@@ -44,20 +54,21 @@ def unfinished(folder: Path, recipe: Recipe) -> RunRecord:
             f"not {recipe.name} {recipe.recipe_hash[:8]}",
             hints=("give the same overrides, --data and --model as at its launch; its recipe: recipe.yaml",),
         )
-    in_folder.check_left(folder, record)
+    in_folder.check_unlocked(folder, record)
     return record
 
 
 def as_begun(record: RunRecord) -> Recipe:
-    """The recipe of the run, with the commits that its revisions were when it began."""
+    """Load the run's own recipe, whose revisions are pinned to commits."""
     from recipes.config import recipe_from_json
 
     text = (Path(record.output_dir) / in_folder.RESOLVED).read_text(encoding="utf-8")
     return recipe_from_json(text)
 
 
-def place_of(record: RunRecord, wanted: Listen, default: Listen) -> Listen:
-    """Where the run has always listened. Raises Failure (usage) where another place is asked for."""
+def same_address(record: RunRecord, wanted: Listen) -> Listen:
+    """Return the run's address of before. Raises Failure (usage) where another one is asked for."""
+    default = Listen()
     for option, asked, usual, is_at in (
         ("--bind", wanted.bind, default.bind, record.bind),
         ("--port", wanted.port or default.port, default.port, record.port),
@@ -69,12 +80,12 @@ def place_of(record: RunRecord, wanted: Listen, default: Listen) -> Listen:
 
 
 def same_base(record: RunRecord, recipe: Recipe) -> Base:
-    """The base model the run began with. Raises Failure (model_invalid) where it is not what it was."""
+    """Find the base model the run began with. Raises Failure (model_invalid) where its files have changed."""
     from recipes.models import Base, base_manifest, cached_commit, fetch_model
     from recipes.weight_files import check_model_folder
 
     folder, model = Path(record.base), recipe.model
-    if not folder.is_dir() and cached_commit(folder) is not None:  # the hub's cache was cleared since
+    if not folder.is_dir() and cached_commit(folder) is not None:  # the cache was cleared since
         folder = fetch_model(model.model_name_or_path, model.model_revision, model.trust_remote_code)
     check_model_folder(folder)
     base = Base(folder, base_manifest(folder, recipe.model.trust_remote_code))
@@ -84,7 +95,7 @@ def same_base(record: RunRecord, recipe: Recipe) -> Base:
 
 
 def check_corpus(record: RunRecord, recipe: Recipe, corpus: Corpus | StreamedCorpus) -> None:
-    """Raises Failure (dataset_invalid) where the data are not those the run began with."""
+    """Raise Failure (dataset_invalid) where the data are not those the run began with."""
     if corpus.digest() != record.data_sha256:
         names = ", ".join(dataset.path for dataset in (*recipe.datasets, *recipe.eval_datasets))
         raise Failure(

@@ -1,6 +1,4 @@
-"""A run's output folder: what lies where, who may write there, and the records that are kept beside the
-model.
-"""
+"""A run's output folder: the names in it, the right to write there, and the records beside the model."""
 
 from __future__ import annotations
 
@@ -41,15 +39,15 @@ RESOLVED = "recipe.json"  # the text whose sha256 is the recipe's hash
 BASE = "base"
 TOKENIZER = "tokenizer"  # with the chat template that the data was put through
 LEDGER = "ledger"
-STREAM = "stream.jsonl"  # how far data that are read as they are needed have been read
+STREAM = "stream.jsonl"  # the position in streamed data
 SNAPSHOTS = "snapshots"
 OURS = {LOG, EVENTS, METRICS, TRACKING, RECIPE, RESOLVED, BASE, TOKENIZER, LEDGER, STREAM, SNAPSHOTS, "peers"}
-TOLD = "cocktail_cli.told"  # the logger of what users are told: on the terminal they see it already
+TOLD = "cocktail_cli.told"  # logger of the user's messages, which the terminal shows already
 ROOMS = ("cocktail_cli", "transport", "recipes", "compress")
 
 
 def claim(folder: Path, recipe_hash: str) -> None:
-    """Make the folder; refuse one that holds a run, or anything that is not from a launch that failed early.
+    """Make the folder; refuse one that holds a run, or files of anything but a launch that failed early.
 
     Raises:
         Failure: output_in_use.
@@ -58,10 +56,10 @@ def claim(folder: Path, recipe_hash: str) -> None:
     if folder.exists() and not folder.is_dir():
         raise Failure("output_in_use", f"{folder} is a file", hints=other)
     record = read(folder)
-    check_left(folder, record)
+    check_unlocked(folder, record)
     if record is not None:
         same, over = record.is_of(recipe_hash), record.state == "finished"
-        anew = f"begin anew in {beside(folder).name}: the same command with --fresh"
+        anew = f"begin anew in {unused_folder(folder).name}: the same command with --fresh"
         hints: tuple[str, ...] = (anew, *other, f"its model: cocktail export {record.run} -o DIR")
         if same and not over:
             hints = ("go on with it: the same command with --resume", *hints)
@@ -79,16 +77,16 @@ def claim(folder: Path, recipe_hash: str) -> None:
         old.unlink(missing_ok=True)
 
 
-def beside(folder: Path) -> Path:
-    """The folder; where a run is in it the first that does not exist of folder-2, folder-3 and so on."""
+def unused_folder(folder: Path) -> Path:
+    """Return the folder; if a run is in it, the first of folder-2, folder-3, ... that does not exist."""
     if read(folder) is None:
         return folder
     others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
     return next(other for other in others if not other.exists())
 
 
-def check_left(folder: Path, record: RunRecord | None) -> None:
-    """Nobody writes the ledger in this output folder. Raises Failure (output_in_use)."""
+def check_unlocked(folder: Path, record: RunRecord | None) -> None:
+    """Raise Failure (output_in_use) where a process holds the ledger in this output folder."""
     from transport.ledger import lock_exclusively
     from transport.protocol import LedgerBusy
 
@@ -106,16 +104,24 @@ def check_left(folder: Path, record: RunRecord | None) -> None:
         ) from None
 
 
-class Recorder:
-    """Writes every event to events.jsonl, and the numbers of a curve to metrics.jsonl and to trackers.
-    Secrets are left out.
+def as_yaml(recipe_json: str) -> str:
+    """Format a resolved recipe as YAML, with keys in the order of the schema."""
+    import yaml
 
-    A run does not end because its diary cannot be written: `told` hears of it once, and the lines that did
-    not fit are tried again with the next ones.
+    from recipes.config import recipe_from_json
+
+    keys = recipe_from_json(recipe_json).model_dump(mode="json")
+    return str(yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=100))
+
+
+class Recorder:
+    """Writes every event, but for secrets, to events.jsonl, and metrics to metrics.jsonl and to trackers.
+
+    A run goes on where that fails: `told` is warned once, and the lines are written with the next ones.
 
     Args:
-        batch: samples of a step, by which steps are counted that a killed hub could not write down.
-        trackers: are given the same numbers.
+        batch: samples of a step, for steps that a killed hub did not record.
+        trackers: receive the same metrics.
     """
 
     def __init__(
@@ -168,14 +174,14 @@ class Recorder:
 
     def close(self) -> None:
         for file in (self.events, self.file):
-            with suppress(OSError):  # told already
+            with suppress(OSError):  # warned of already
                 file.close()
         for tracker in self.trackers:
             tracker.close()
 
 
 def appended(path: Path) -> TextIO:
-    """The file, to write more lines; a last one that was cut short (a launch that was killed) is ended."""
+    """Open the file to append lines, after ending a line that a killed launch left incomplete."""
     with path.open("ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -185,7 +191,7 @@ def appended(path: Path) -> TextIO:
 
 
 def log_to(path: Path | None, verbose: int) -> None:
-    """Developers' words of our rooms: to the run's log, and with -v to stderr as well."""
+    """Send the log records of our rooms to the run's log, and with -v to stderr as well."""
     level = logging.DEBUG if verbose > 1 else logging.INFO
     logging.raiseExceptions = False  # a log on a full disk is no reason for tracebacks on the terminal
     targets: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")] if path else []
@@ -201,12 +207,12 @@ def log_to(path: Path | None, verbose: int) -> None:
         logger.setLevel(level)
         logger.handlers = targets or [logging.NullHandler()]
         logger.propagate = False
-    # It tells at its import, which is peft's, which of its kernels this machine lacks: nobody asked for them.
+    # peft imports it, and it then warns of kernels that this machine lacks and nobody asked for.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 class Stderr:
-    """sys.stderr as it is when it is written to: a live view puts another there."""
+    """Writes to the current sys.stderr, which a live view replaces."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)

@@ -1,10 +1,10 @@
-"""Snapshots of a run: folded from the ledger in a thread of the launching process, while training goes on.
+"""The global model as the ledger has it, and its snapshots, written in a thread while training goes on.
 
-    outputs/<name>/snapshots/<round>/   x' before that round, as a folder that `from_pretrained` loads
+    outputs/<name>/snapshots/<round>/   the global model before that round, a folder for `from_pretrained`
 
-One is begun when `checkpoint.save_steps` steps have passed since the last; the newest `save_total_limit` are
-kept, and the newest are offered to those who join. One that cannot be written is a warning, never more: the
-ledger has all that is needed to make it later.
+A snapshot is due every `checkpoint.save_steps` steps; the newest `save_total_limit` stay, and the newest are
+offered to joiners. A failure to write one is only a warning: the ledger has all that is needed to write it
+later.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ ENDS_WITHIN = 10.0  # seconds for a fold that was told to stop
 
 
 @dataclass(frozen=True)
-class Folded:
-    """x' in memory, with the names of its parts."""
+class LoadedModel:
+    """The global model in memory, with the names of its tensors."""
 
-    common: GlobalModel
+    global_model: GlobalModel
     layout: Layout
 
 
 @dataclass(frozen=True)
-class Place:
-    """What x' of a run is folded from."""
+class CommittedModel:
+    """The global model of a run: the base or a snapshot, plus the ledger's packets (a fold)."""
 
     recipe: Recipe
     base: Path  # folder of the base model
@@ -69,8 +69,8 @@ class Place:
     def snapshots(self) -> Path:
         return self.folder / in_folder.SNAPSHOTS
 
-    def whole(self, ledger: Ledger) -> list[Snapshot]:
-        """The snapshots that are x' of this very ledger, by round."""
+    def valid_snapshots(self, ledger: Ledger) -> list[Snapshot]:
+        """List the snapshots whose fingerprints this very ledger has, by round."""
         from recipes.snapshots import list_snapshots
 
         said = {row.round: row.fingerprint for row in ledger.rounds()}
@@ -87,10 +87,10 @@ class Place:
         stop: Callable[[], bool] = lambda: False,
         told: Told = lambda done, total: None,
     ) -> Iterator[Fold]:
-        """x' before `round` (None: all committed rounds), from the newest snapshot that is not after it, else
-        from the base. Valid inside the `with`.
+        """Open the fold up to `round` (None: all committed rounds), from the newest snapshot not after it,
+        else from the base. Valid inside the `with`.
         """
-        from compress.packet import FileSlice
+        from compress.packet import InFile
         from recipes.algorithm import compressor_of
         from recipes.models import open_trained
         from recipes.snapshots import Fold, KnownFingerprint
@@ -99,7 +99,7 @@ class Place:
             rows = ledger.rounds()
             round = len(rows) if round is None else round
             known = [KnownFingerprint(row.round, row.fingerprint) for row in rows[: round + 1]][-1:]
-            earlier = [one for one in self.whole(ledger) if one.round <= round]
+            earlier = [one for one in self.valid_snapshots(ledger) if one.round <= round]
             start = earlier[-1].round if earlier else 0
             records = [row.record for row in rows[start:round]]
             source = open_trained(self.recipe, self.base, earlier[-1].folder if earlier else None)
@@ -110,14 +110,14 @@ class Place:
                     seed=self.recipe.training.seed,
                     source=vector,
                     start=start,
-                    packets=[FileSlice(packets, record.payload, record.length) for record in records],
+                    packets=[InFile(packets, record.payload, record.length) for record in records],
                     known=known[0] if known else None,
                     stop=stop,
                     progress=told,
                 )
 
-    def folded(self, round: int | None = None) -> Folded:
-        """x' before `round` (None: after all that are committed), in memory."""
+    def load(self, round: int | None = None) -> LoadedModel:
+        """Load the global model before `round` (None: of all committed rounds) into memory."""
         import torch
 
         from recipes.algorithm import GlobalModel, fold
@@ -125,8 +125,8 @@ class Place:
         with self.fold(round) as found:
             layout = found.source.layout
             vector = torch.from_numpy(found.source.read(0, layout.size))
-            common = GlobalModel(vector, found.mix, found.seed, found.start)
-            return Folded(fold(common, (bytes(packet[:]) for packet in found.packets)), layout)
+            start = GlobalModel(vector, found.mix, found.seed, found.start)
+            return LoadedModel(fold(start, (bytes(packet[:]) for packet in found.packets)), layout)
 
     def write_model(
         self,
@@ -135,8 +135,9 @@ class Place:
         told: Told = lambda done, total: None,
         round: int | None = None,
     ) -> int:
-        """x' before `round` (None: all that is committed), as a model in `folder`; how many rounds are in it:
-        an export is a fold."""
+        """Write the global model before `round` (None: of all committed rounds); return its number of
+        rounds.
+        """
         from recipes.models import convert_dtype
         from recipes.weight_files import atomic_folder
 
@@ -148,26 +149,27 @@ class Place:
         return fold.round
 
     def write_merged(self, folder: Path, dtype: Dtype = "float32", round: int | None = None) -> int:
-        """The same, with the adapters in the weights of their base."""
+        """Write the same model with its adapters merged into the base weights."""
         from recipes.models import AdapterVector, write_merged
         from recipes.weight_files import atomic_folder
 
-        x, tokenizer = self.folded(round), self.folder / in_folder.TOKENIZER
+        loaded, tokenizer = self.load(round), self.folder / in_folder.TOKENIZER
+        model = loaded.global_model
         with atomic_folder(folder) as part:
-            trained = AdapterVector(x.layout, x.common.vector)
+            trained = AdapterVector(loaded.layout, model.vector)
             write_merged(part, self.recipe, self.base, trained, tokenizer, dtype)
-            (part / CARD).write_text(self.card(x.common.round, merged=True), encoding="utf-8")
-        return x.common.round
+            (part / CARD).write_text(self.card(model.round, merged=True), encoding="utf-8")
+        return model.round
 
     def write_beside(self, folder: Path, fold: Fold) -> None:
-        """What makes a folder of x' a model: config, tokenizer, model card."""
+        """Write config, tokenizer and model card beside the weights."""
         from recipes.weight_files import write_model_files
 
         texts = {**fold.source.config_files, CARD: self.card(fold.round)}
         write_model_files(folder, texts, self.folder / in_folder.TOKENIZER)
 
     def card(self, rounds: int, merged: bool = False) -> str:
-        """Who made this model, of what."""
+        """Render the model card: who trained it, on what."""
         from recipes.models import RunSummary, cached_commit, render_card
 
         samples, loss = Counter[str](), None
@@ -181,20 +183,20 @@ class Place:
             )
 
 
-class Snapshots:
-    """Writes the snapshots of one run. All methods are for the thread that made it.
+class SnapshotThread:
+    """Writes the snapshots of one run. Its methods are for the thread that made it.
 
     Args:
         every: steps between two; 0: none are made.
-        steps: of the whole run; at its end the model itself is written.
-        offer: announces the newest to those who join; called from either thread.
+        steps: of the whole run, which ends with the model itself.
+        offer: announces the newest to joiners; called from either thread.
     """
 
     def __init__(
-        self, place: Place, every: int, steps: int, offer: Callable[[list[SnapshotOffer]], None]
+        self, model: CommittedModel, every: int, steps: int, offer: Callable[[list[SnapshotOffer]], None]
     ) -> None:
-        self.place, self.every, self.steps, self.offer = place, every, steps, offer
-        self.limit = place.recipe.checkpoint.save_total_limit
+        self.model, self.every, self.steps, self.offer = model, every, steps, offer
+        self.limit = model.recipe.checkpoint.save_total_limit
         self.told: queue.SimpleQueue[Event] = queue.SimpleQueue()  # events for the views
         self.warned: set[str] = set()  # kinds of warnings that are told once
         self.last = 0  # step of the newest snapshot, or of the one being made
@@ -203,12 +205,12 @@ class Snapshots:
         self.thread = threading.Thread(target=self._work, name="snapshots", daemon=True)
 
     def start(self) -> None:
-        """Clear away what a killed hub had begun, offer what it had finished, and wait for steps."""
+        """Remove what a killed hub had begun, offer what it had finished, and wait for steps."""
         from recipes.snapshots import remove_unfinished_snapshots
 
-        remove_unfinished_snapshots(self.place.snapshots)
-        with Ledger(self.place.folder / in_folder.LEDGER, write=False) as ledger:
-            rows, whole = ledger.rounds(), self.place.whole(ledger)
+        remove_unfinished_snapshots(self.model.snapshots)
+        with Ledger(self.model.folder / in_folder.LEDGER, write=False) as ledger:
+            rows, whole = ledger.rounds(), self.model.valid_snapshots(ledger)
             self._offer(ledger, whole)
         if whole:
             self.last = rows[min(whole[-1].round + 1, len(rows) - 1)].step
@@ -217,13 +219,13 @@ class Snapshots:
             self.committed(rows[-1].round, rows[-1].step)
 
     def committed(self, round: int, step: int) -> None:
-        """A round is durable, and so many steps are counted. Returns at once."""
+        """Note a durable round, after which the run is at `step`; return at once."""
         if self.every and step // self.every > self.last // self.every and step < self.steps:
             self.last = step
             self.due.put((round, step))
 
     def events(self) -> Iterator[Event]:
-        """What there is to tell since this was last asked."""
+        """Yield the events since the last call."""
         while True:
             try:
                 yield self.told.get_nowait()
@@ -231,7 +233,7 @@ class Snapshots:
                 return
 
     def close(self) -> None:
-        """Abandon a fold in the making; nothing of it stays."""
+        """Cancel a snapshot under way; nothing of it stays."""
         self.stopped.set()
         self.due.put((-1, -1))
         if self.thread.is_alive():
@@ -256,23 +258,23 @@ class Snapshots:
         from recipes.snapshots import SnapshotCancelled, write_chunk_hashes
         from recipes.weight_files import atomic_folder, weights_file_in
 
-        began, folder = time.monotonic(), self.place.snapshots / str(round)
+        began, folder = time.monotonic(), self.model.snapshots / str(round)
         meter = ProgressMeter(self.told.put, f"snapshot of round {round}", "bytes")
         try:
-            with self.place.fold(round, self.stopped.is_set, meter) as fold, atomic_folder(folder) as part:
+            with self.model.fold(round, self.stopped.is_set, meter) as fold, atomic_folder(folder) as part:
                 if not fold.source.on_disk:
                     self._warn_once(
                         "memory",
-                        f"{self.place.base} has its weights under other names or not as safetensors: for the "
+                        f"{self.model.base} has its weights under other names or not as safetensors: for the "
                         f"first snapshot the model is loaded, {4 * fold.source.layout.size / 1e9:.1f} GB",
                     )
-                self.place.write_beside(part, fold)
+                self.model.write_beside(part, fold)
                 number = fold.write(part)
                 write_chunk_hashes(part, self.stopped.is_set)
         except SnapshotCancelled:
             return
-        with Ledger(self.place.folder / in_folder.LEDGER, write=False) as ledger:
-            whole = self.place.whole(ledger)
+        with Ledger(self.model.folder / in_folder.LEDGER, write=False) as ledger:
+            whole = self.model.valid_snapshots(ledger)
             self._offer(ledger, whole)
         for old in whole[: -self.limit]:
             shutil.rmtree(old.folder, ignore_errors=True)  # in use, on Windows: with the next one
@@ -281,10 +283,10 @@ class Snapshots:
         self._push(folder, step)
 
     def _push(self, folder: Path, step: int) -> None:
-        """The snapshot to the hub, where the recipe wants each there."""
+        """Push the snapshot, where the recipe asks for it."""
         from recipes.downloads import Repository
 
-        checkpoint = self.place.recipe.checkpoint
+        checkpoint = self.model.recipe.checkpoint
         if not checkpoint.push_to_hub or checkpoint.hub_strategy == "end":
             return
         inside = "last-checkpoint" if checkpoint.hub_strategy == "checkpoint" else None
@@ -315,8 +317,8 @@ class Snapshots:
             self.told.put(Warning(message))
 
 
-def served(snapshots: Path, name: str) -> bytes | Path:
-    """The object of a snapshot by its name: weights, or the hashes of their chunks. Errors: KeyError."""
+def snapshot_object(snapshots: Path, name: str) -> bytes | Path:
+    """Find a snapshot's weights, or their chunk hashes, by object name. Raises KeyError."""
     match = OBJECT.fullmatch(name)
     if match is not None:
         for path in (snapshots / match[2] / weights for weights in WEIGHTS):

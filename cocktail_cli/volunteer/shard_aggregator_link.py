@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cocktail_cli.aggregation import KeptShards
+from cocktail_cli.aggregation import DurableShards
 from transport import PeerLink, RunURL
 from transport.aggregators import (
     DIAL_S,
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from recipes.config import Recipe
 
 
-def half_of(recipe: Recipe, parameters: int, path: Path, told: Callable[[str], None]) -> KeptShards:
+def half_of(recipe: Recipe, parameters: int, path: Path, told: Callable[[str], None]) -> DurableShards:
     """The errors of the shards that this peer owns: as they are kept at `path`, where it was killed."""
     from recipes.algorithm import aggregator_of
 
-    alike = recipe.compression.weighting == "uniform"
+    equal = recipe.compression.weighting == "uniform"
 
-    def new() -> KeptShards:
-        return KeptShards(aggregator_of(recipe, parameters, owned=()), path, alike=alike)
+    def new() -> DurableShards:
+        return DurableShards(aggregator_of(recipe, parameters, owned=()), path, equal=equal)
 
     kept = new()
     try:

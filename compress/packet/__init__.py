@@ -1,18 +1,18 @@
 """The bytes of a packet, written and read."""
 
-from .decoder import decode, decode_windows, window_memory
-from .format import VERSION, read_header, write
+from .format import VERSION, codes_of, decode
 from .index_coding import (
     CROWDED,
     FEW,
     GAPS,
-    EncodedPositions,
-    decode_positions,
-    encode_positions,
-    encode_steps,
+    Places,
+    load,
+    small_steps,
+    store,
 )
-from .packed_update import PackedUpdate, decode_packed
-from .section_streams import Bytes, FileSlice
+from .packed_update import Expanded, expanded
+from .section_streams import Bytes, InFile
+from .windowed_decoder import memory, pieces
 
 __all__ = [
     "CROWDED",
@@ -20,16 +20,15 @@ __all__ = [
     "GAPS",
     "VERSION",
     "Bytes",
-    "EncodedPositions",
-    "FileSlice",
-    "PackedUpdate",
+    "Expanded",
+    "InFile",
+    "Places",
+    "codes_of",
     "decode",
-    "decode_packed",
-    "decode_positions",
-    "decode_windows",
-    "encode_positions",
-    "encode_steps",
-    "read_header",
-    "window_memory",
-    "write",
+    "expanded",
+    "load",
+    "memory",
+    "pieces",
+    "small_steps",
+    "store",
 ]

@@ -1,4 +1,4 @@
-"""Training data: sources, tokenization, packing into samples, and the order of samples."""
+"""Rows to samples of tokens, and the order in which they are seen."""
 
 from .corpus import Corpus, Preview, build_corpus, preview_data
 from .sample_order import shuffled_order

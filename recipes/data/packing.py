@@ -1,9 +1,11 @@
-"""Turn documents into samples of at most `max_length` tokens: truncated, wrapped, or packed in isolation."""
+"""From documents to samples of at most `max_length` tokens: cut, cut out of one long text, or packed so that
+documents do not see each other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,26 +17,29 @@ from .tokenization import TokenizedDocument
 
 @dataclass(frozen=True)
 class Dropped:
-    """Tokens of the documents that are in no sample."""
+    """What of the documents is in no sample."""
 
-    documents: int = 0  # in all
-    truncated: int = 0  # of them, cut to max_length
+    documents: int = 0  # how many there were
+    cut: int = 0  # of them, cut to max_length
     longest: int = 0  # tokens of the longest
     tokens: int = 0  # cut off, or in samples that were left out
-    samples: int = 0  # left out for want of a trained token
+    samples: int = 0  # left out: they have no token to train on
 
     def __add__(self, other: Dropped) -> Dropped:
-        summed = Dropped(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
-        longest = max(self.longest, other.longest)
-        return Dropped(summed.documents, summed.truncated, longest, summed.tokens, summed.samples)
+        return Dropped(
+            self.documents + other.documents,
+            self.cut + other.cut,
+            max(self.longest, other.longest),
+            self.tokens + other.tokens,
+            self.samples + other.samples,
+        )
 
-    def warnings(self, max_length: int, what: str = "") -> Iterator[str]:
-        """Yield warnings for the user; `what`: kind of rows, with a space after it."""
-        if self.truncated:
-            share = 100 * self.truncated / self.documents
+    def warnings(self, longest: int, what: str = "") -> Iterator[str]:
+        """In words, where there is something to tell. `longest`: max_length."""
+        if self.cut:
             yield (
-                f"{self.truncated:,} {what}rows ({share:.1f} %) longer than max_length {max_length} were cut "
-                f"(the longest has {self.longest:,} tokens)"
+                f"{self.cut:,} {what}rows ({100 * self.cut / self.documents:.1f} %) longer than max_length "
+                f"{longest} were cut (the longest has {self.longest:,} tokens)"
             )
         if self.samples:
             yield f"{self.samples:,} {what}samples have no token to train on and are left out"
@@ -45,46 +50,49 @@ NOTHING_DROPPED = Dropped()
 
 @dataclass(frozen=True)
 class PackedDocuments:
-    """Samples, and what was dropped of their documents."""
+    """Samples, and what of the documents is not in them."""
 
     samples: list[Sample]
-    dropped: Dropped
+    lost: Dropped
 
 
 def make_samples(documents: Sequence[TokenizedDocument], data: Data) -> PackedDocuments:
-    """Truncate or pack documents as the recipe says; samples without a trained token are left out."""
-    max_length, documents = data.max_length, [d for d in documents if len(d.tokens)]
+    """Documents as the recipe wants them; samples without a trained token are left out."""
+    longest, documents = data.max_length, [d for d in documents if len(d.tokens)]
     lengths = [len(d.tokens) for d in documents]
-    truncated = sum(length > max_length for length in lengths) if data.truncates else 0
+    cut = sum(length > longest for length in lengths) if data.truncates else 0
     if not data.packing:
-        made = [_sample(d.tokens[:max_length], d.trained[:max_length]) for d in documents]
-    elif not documents:
-        made = []
+        made = [_sample(d.tokens[:longest], d.trained[:longest]) for d in documents]
     elif data.packing_strategy == "wrapped":
-        made = _wrap(documents, max_length)
+        made = _wrapped(documents, longest)
     else:
-        made = _pack(documents, max_length, data.packing_strategy)
+        made = _apart(documents, longest, data.packing_strategy)
     kept = [sample for sample in made if sample.count]
-    tokens = sum(lengths) - sum(len(sample.tokens) for sample in kept)
-    longest = max(lengths, default=0)
-    return PackedDocuments(kept, Dropped(len(documents), truncated, longest, tokens, len(made) - len(kept)))
+    lost = sum(lengths) - sum(len(sample.tokens) for sample in kept)
+    return PackedDocuments(
+        kept, Dropped(len(documents), cut, max(lengths, default=0), lost, len(made) - len(kept))
+    )
 
 
-def _wrap(documents: Sequence[TokenizedDocument], length: int) -> list[Sample]:
-    """Cut the concatenated documents into blocks of `length`, as the reference implementation does; documents
-    attend to each other."""
+def _wrapped(documents: Sequence[TokenizedDocument], length: int) -> list[Sample]:
+    """One long text cut into blocks of `length`, as the reference implementation has it; documents see each
+    other."""
+    if not documents:
+        return []
     tokens = np.concatenate([d.tokens for d in documents])
     trained = np.concatenate([d.trained for d in documents])
     starts = range(0, len(tokens), length)
     return [_sample(tokens[s : s + length], trained[s : s + length]) for s in starts if len(tokens) - s > 1]
 
 
-def _pack(documents: Sequence[TokenizedDocument], length: int, strategy: str) -> list[Sample]:
-    """Pack by TRL's best fit decreasing: documents longer than `length` are truncated (bfd) or continue in
-    another sample (bfd_split).
+def _apart(documents: Sequence[TokenizedDocument], length: int, strategy: str) -> list[Sample]:
+    """Best fit decreasing, by TRL: documents longer than `length` are cut (bfd) or go on in another sample
+    (bfd_split).
 
-    TRL packs positions in the concatenated text, so it needs to know nothing of tokens and masks.
+    TRL packs the places of the tokens in one long text, so that it need not know of tokens and masks.
     """
+    if not documents:
+        return []
     from datasets import Dataset
     from trl import pack_dataset
 
@@ -95,9 +103,10 @@ def _pack(documents: Sequence[TokenizedDocument], length: int, strategy: str) ->
     ends = np.cumsum([len(d.tokens) for d in documents])
     places = np.split(np.arange(len(tokens)), ends[:-1])
     rows = Dataset.from_dict({"places": places})
-    options = {"batch_size": len(rows), "load_from_cache_file": False}
     with without_progress_bars():
-        packed = pack_dataset(rows, length, strategy, options)
+        packed = pack_dataset(
+            rows, length, strategy, {"batch_size": len(rows), "load_from_cache_file": False}
+        )
     made = []
     for row in packed.with_format("numpy"):
         sizes = tuple(row["seq_lengths"].tolist())
@@ -106,7 +115,7 @@ def _pack(documents: Sequence[TokenizedDocument], length: int, strategy: str) ->
 
 
 def _sample(tokens: np.ndarray, trained: np.ndarray, documents: tuple[int, ...] = ()) -> Sample:
-    """Make a sample; the first token of each document is not trained: nothing predicts it."""
+    """What begins a document is not trained: nothing predicts it."""
     trained = trained.copy()
     trained[np.cumsum((0, *documents[:-1]))] = False
     return Sample(tokens.astype(np.int32), trained, documents)

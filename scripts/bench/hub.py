@@ -77,24 +77,24 @@ class Aggregating(IdleDelegate):
     """The delegate of a real run, with its error feedback on disk."""
 
     def __init__(self, size: int, ledger: Ledger) -> None:
-        from cocktail_cli.aggregation.durable_aggregator import KeptOwner
+        from cocktail_cli.aggregation.durable_aggregator import DurableAggregator
         from compress import Cocktail
         from recipes.algorithm.cocktail_sgd import rehearse
         from recipes.algorithm.shard_aggregator import Aggregator
 
         mix = Cocktail()
         rehearse(mix, parameters(size))
-        self.owner = KeptOwner(Aggregator(parameters(size), mix, SEED), ledger.folder)
-        self.owner.recover(ledger)
+        self.durable = DurableAggregator(Aggregator(parameters(size), mix, SEED), ledger.folder)
+        self.durable.recover(ledger)
 
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
-        self.owner.owner.arrived(round, peer, packet)
+        self.durable.aggregator.arrived(round, peer, packet)
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
-        return self.owner.aggregate(round, updates)
+        return self.durable.aggregate(round, updates)
 
     def committed(self, round: int, packet: bytes) -> None:
-        self.owner.committed(round)
+        self.durable.committed(round)
 
 
 def run_hub(asked: Line) -> None:
@@ -112,7 +112,7 @@ def run_hub(asked: Line) -> None:
     )
     ledger = Ledger(Path(asked["folder"]), run=RUN, samples=samples)
     work = Aggregating(asked["size"], ledger) if asked["work"] == "owner" else IdleDelegate()
-    hub = Hub(("127.0.0.1", 0), RunKeys(**asked["keys"]), ledger, settings, work)
+    hub = Hub("127.0.0.1", 0, RunKeys(**asked["keys"]), ledger, settings, work)
     signal.signal(signal.SIGTERM, lambda *_: hub.stop(now=True))
     hub.start()
     say("listening", port=hub.port)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cocktail_cli.host.hub_delegate import RunWork, settings_of
+from cocktail_cli.host.hub_delegate import RunDelegate, settings_of
 from recipes.algorithm.cocktail_sgd import compressor_of
 from recipes.config.loader import load_recipe
 from recipes.config.schema import Recipe
@@ -39,7 +39,7 @@ class Material:
         return cls(recipe, base, build_corpus(recipe, load_tokenizer(recipe.model, base.folder)))
 
 
-class HeldWork(RunWork):
+class HeldWork(RunDelegate):
     """Nothing is committed before `go` is set."""
 
     def __init__(self, material: Material, ledger: Path) -> None:
@@ -77,10 +77,10 @@ def stalling_hub(
     work = HeldWork(material, folder)
     wanted = replace(settings_of(work, "test-run"), **settings)
     with Ledger(folder, run=wanted.run, samples=wanted.samples) as ledger:
-        work.owner.recover(ledger)
+        work.durable.recover(ledger)
         write_rounds(ledger, work, rounds)
         keys = RunKeys.generate()
-        hub = Hub(("127.0.0.1", 0), keys, ledger, wanted, work)
+        hub = Hub("127.0.0.1", 0, keys, ledger, wanted, work)
         running = Running(hub, keys.url("127.0.0.1", hub.port, wanted.run), work)
         if commits:
             work.go.set()
@@ -94,7 +94,7 @@ def stalling_hub(
             work.go.set()
             hub.join(10)
             listener.join(10)
-            work.owner.close()
+            work.durable.close()
 
 
 def write_rounds(ledger: Ledger, work: HeldWork, rounds: int) -> None:
@@ -102,5 +102,5 @@ def write_rounds(ledger: Ledger, work: HeldWork, rounds: int) -> None:
     mix, seed = compressor_of(work.recipe.compression), work.recipe.training.seed
     for round in range(rounds):
         noise = torch.randn(mix.draw(work.parameters, seed, round).m) * 1e-4
-        packet = work.owner.aggregate(round, [("ghost", mix.encode(noise).packet, 1.0)])
+        packet = work.durable.aggregate(round, [("ghost", mix.encode(noise).packet, 1.0)])
         ledger.commit(RoundRow(round, round, 0.0, 0.0, 0, ("ghost",), ("ghost",), None, 0), packet, ())

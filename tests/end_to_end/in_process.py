@@ -29,7 +29,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from cocktail_cli.host.hub_delegate import RunWork, folded, settings_of
+from cocktail_cli.host.hub_delegate import RunDelegate, settings_of
+from cocktail_cli.host.snapshot_thread import CommittedModel
 from cocktail_cli.volunteer.run_link import RunLink
 from cocktail_cli.volunteer.shard_aggregator_link import exchange_by_shard, half_of
 from recipes.config.schema import Model, Recipe
@@ -163,7 +164,7 @@ class Swarm:
         self.base: Base = prepare_base(recipe, folder / "base")
         self.tokenizer = load_tokenizer(recipe.model, self.base.folder)
         self.corpus = build_corpus(recipe, self.tokenizer)
-        self.work = RunWork(recipe, self.base, self.corpus, folder / "ledger")
+        self.work = RunDelegate(recipe, self.base, self.corpus, folder / "ledger")
         settings = replace(settings_of(self.work, "test-run"), min_peers=min_peers, linger_s=0.5)
         self.memory = MemorySwarm(settings, self.work, folder / "ledger")
         self.work.recover(self.memory.ledger)
@@ -242,8 +243,8 @@ class Swarm:
 
     def folded(self) -> Tensor:
         """x' as whoever only reads the ledger has it."""
-        return folded(self.recipe, self.base.folder, self.folder / "ledger").common.vector
+        return CommittedModel(self.recipe, self.base.folder, self.folder).load().global_model.vector
 
     def export(self, folder: Path) -> Path:
-        x = folded(self.recipe, self.base.folder, self.folder / "ledger")
-        return export(folder, self.base.folder, x.common.vector, x.layout, self.tokenizer)
+        x = CommittedModel(self.recipe, self.base.folder, self.folder).load()
+        return export(folder, self.base.folder, x.global_model.vector, x.layout, self.tokenizer)

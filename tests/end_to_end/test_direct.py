@@ -12,7 +12,8 @@ import pytest
 import torch
 from in_process import recipe_of, rows
 
-from cocktail_cli.host.hub_delegate import RunWork, folded, settings_of
+from cocktail_cli.host.hub_delegate import RunDelegate, settings_of
+from cocktail_cli.host.snapshot_thread import CommittedModel
 from cocktail_cli.volunteer.run_link import RunLink
 from cocktail_cli.volunteer.shard_aggregator_link import exchange_by_shard, half_of, open_door, to_owners
 from recipes.data.corpus import build_corpus
@@ -38,7 +39,7 @@ def data(tmp_path: Path) -> Path:
 class Member:
     """A peer with a door, that takes part in a thread."""
 
-    def __init__(self, name: str, url: Any, work: RunWork) -> None:
+    def __init__(self, name: str, url: Any, work: RunDelegate) -> None:
         keys = CurveKeys.generate()
         self.door, port = open_door("127.0.0.1", 0, keys, url)
         self.link = PeerLink(url, PeerIdentity(name, keys=keys, owns=True, reachable=f"127.0.0.1:{port}"))
@@ -87,12 +88,12 @@ def test_four_owners_send_and_receive_what_the_paper_says(
     )
     base = prepare_base(recipe, tmp_path / "base")
     corpus = build_corpus(recipe, load_tokenizer(recipe.model, base.folder))
-    work = RunWork(recipe, base, corpus, tmp_path / "ledger")
+    work = RunDelegate(recipe, base, corpus, tmp_path / "ledger")
     settings = replace(settings_of(work, "test-run"), min_peers=4, first_peers=4, ping_s=1.0, linger_s=1.0)
     keys = RunKeys.generate()
     with Ledger(tmp_path / "ledger", run="test-run", samples=settings.samples) as ledger:
-        work.owner.recover(ledger)
-        running = Hub(("127.0.0.1", 0), keys, ledger, settings, work)
+        work.durable.recover(ledger)
+        running = Hub("127.0.0.1", 0, keys, ledger, settings, work)
         running.start()
         url = keys.url("127.0.0.1", running.port, "test-run")
         members = [Member(name, url, work) for name in NAMES]
@@ -102,11 +103,11 @@ def test_four_owners_send_and_receive_what_the_paper_says(
         for member in members:
             member.thread.join(20)
         running.join(20)
-        work.owner.close()
+        work.durable.close()
 
     assert [member.error for member in members] == [None] * 4
     assert not [event for event in events if isinstance(event, hub.Warned)]
-    truth = folded(recipe, base.folder, tmp_path / "ledger").common.vector
+    truth = CommittedModel(recipe, base.folder, tmp_path).load().global_model.vector
     assert all(torch.equal(member.peer.worker.global_model.vector, truth) for member in members)
     # Each keeps its own part and sends three; an aggregate goes to the hub and to two members, to the third
     # from the hub. Shards here are not alike (embeddings of tokens that never come), so sums are compared.

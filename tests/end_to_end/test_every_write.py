@@ -17,7 +17,7 @@ from memory_swarm import MemorySwarm
 from torch import Tensor
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
-from cocktail_cli.aggregation.durable_aggregator import KeptOwner
+from cocktail_cli.aggregation.durable_aggregator import DurableAggregator
 from compress import Cocktail
 from recipes.algorithm.cocktail_sgd import handoff_compressor
 from recipes.algorithm.shard_aggregator import Aggregator, Keep, unlogged
@@ -70,7 +70,7 @@ class KeptWork(ToyWork):
     it ended.
     """
 
-    owner: KeptOwner = None  # type: ignore[assignment]
+    durable: DurableAggregator = None  # type: ignore[assignment]
     updates: list[Updates] = field(default_factory=list)
     errors: list[Tensor] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -78,41 +78,41 @@ class KeptWork(ToyWork):
     legacies: dict[int, Legacy] = field(default_factory=dict)  # by the round they were inherited before
 
     def aggregate(self, round: int, updates: Updates) -> bytes:
-        packet = self.owner.aggregate(round, updates)
+        packet = self.durable.aggregate(round, updates)
         self.updates.append(updates)
         return packet
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
-        self.owner.inherit(peer, packet, share)
+        self.durable.inherit(peer, packet, share)
         self.legacies[len(self.packets)] = (peer, packet, share)
 
     def committed(self, round: int, packet: bytes) -> None:
         super().committed(round, packet)
-        self.errors.append(error_of(self.owner).clone())
-        self.owner.committed(round)
+        self.errors.append(error_of(self.durable).clone())
+        self.durable.committed(round)
 
     def named(self) -> list[int]:
         """Every sample that is in x', as often as it is."""
         return trained(ToyWork([packet.partition(b"\n")[0] for packet in self.packets]))
 
 
-def kept_owner(folder: Path) -> KeptOwner:
-    owner = KeptOwner(NamingOwner(), folder)
+def kept_owner(folder: Path) -> DurableAggregator:
+    owner = DurableAggregator(NamingOwner(), folder)
     owner.longest = KEPT_BYTES
     return owner
 
 
-def error_of(kept: KeptOwner) -> Tensor:
-    return kept.owner.owners[0].error
+def error_of(kept: DurableAggregator) -> Tensor:
+    return kept.aggregator.owners[0].error
 
 
 def run(folder: Path, names: Sequence[str], leaver: str = "", crashes: Crashes | None = None) -> KeptWork:
     """A run in `folder`, begun or gone on with, to its end; `leaver` goes in its fourth round."""
-    work = KeptWork(owner=kept_owner(folder))
+    work = KeptWork(durable=kept_owner(folder))
     with MemorySwarm(SETTINGS, work, folder) as swarm:
         if crashes is not None:
             crashes.announced = lambda: swarm.hub._state.rounds.round
-        work.owner.recover(swarm.ledger)
+        work.durable.recover(swarm.ledger)
         work.packets += [packet for _, packet in swarm.ledger.packets()]
         peers: list[ToyPeer] = []
         threads: list[threading.Thread] = []
@@ -128,7 +128,7 @@ def run(folder: Path, names: Sequence[str], leaver: str = "", crashes: Crashes |
         for thread in threads:
             thread.join(5.0)
         work.over = [peer.over for peer in peers]
-    work.owner.close()
+    work.durable.close()
     return work
 
 

@@ -15,7 +15,8 @@ import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 from safetensors.torch import save_file
 
-from cocktail_cli.host.hub_delegate import folded, versions
+from cocktail_cli.host.hub_delegate import versions
+from cocktail_cli.host.snapshot_thread import CommittedModel
 from cocktail_cli.machine.run_registry import cache
 from cocktail_cli.ui.events import Event, Progressed
 from cocktail_cli.volunteer.bootstrap import Bootstrap
@@ -62,9 +63,9 @@ def in_the_middle(folder: Path, family: str = "gpt2_tied", **sections: Any) -> I
 
 def offer_snapshot(swarm: Swarm, folder: Path) -> SnapshotOffer:
     """x' of round AT as the hub will write it, offered."""
-    x = folded(swarm.recipe, swarm.base.folder, swarm.folder / "ledger", AT)
+    x = CommittedModel(swarm.recipe, swarm.base.folder, swarm.folder).load(AT)
     file = folder / "snapshot.safetensors"
-    tensors = dict(zip(x.layout.names, x.layout.views(x.common.vector), strict=True))
+    tensors = dict(zip(x.layout.names, x.layout.views(x.global_model.vector), strict=True))
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, file, {"format": "pt"})
     return offer(swarm, file)
 
@@ -94,7 +95,7 @@ def test_a_late_joiner_holds_x_to_the_bit_and_trains_to_the_end(tmp_path: Path, 
         joining = preparation(swarm, told)
         prepared = joining.carry_out()
         common = prepared.peer.worker.global_model
-        truth = folded(swarm.recipe, swarm.base.folder, swarm.folder / "ledger", common.round).common
+        truth = CommittedModel(swarm.recipe, swarm.base.folder, swarm.folder).load(common.round).global_model
         assert (joining.machine.plan.way, common.round) == (way, 6)
         assert torch.equal(common.vector, truth.vector)
         assert common.fingerprint == truth.fingerprint
@@ -129,7 +130,7 @@ def test_a_joiner_of_a_run_of_adapters_needs_the_base_whatever_the_way(
         joining = preparation(swarm, told)
         prepared = joining.carry_out()
         common = prepared.peer.worker.global_model
-        truth = folded(swarm.recipe, swarm.base.folder, swarm.folder / "ledger", common.round).common
+        truth = CommittedModel(swarm.recipe, swarm.base.folder, swarm.folder).load(common.round).global_model
 
         assert (joining.machine.plan.way, common.round) == (way, 6)
         assert torch.equal(common.vector, truth.vector)
@@ -141,7 +142,7 @@ def test_a_joiner_of_a_run_of_adapters_needs_the_base_whatever_the_way(
 def adapters_of(swarm: Swarm, folder: Path) -> Path:
     """x' of round AT as a snapshot has it."""
     (folder / "snapshot").mkdir()
-    with swarm.work.place.fold(AT) as fold:
+    with swarm.work.model.fold(AT) as fold:
         fold.write(folder / "snapshot")
     return folder / "snapshot" / "adapter_model.safetensors"
 
@@ -169,7 +170,7 @@ def test_a_cached_base_that_was_damaged_is_mended_before_it_is_loaded(tmp_path: 
         second = preparation(swarm, [], "cem")
         wanted = second.bytes
         peer = second.carry_out().peer
-        truth = folded(swarm.recipe, swarm.base.folder, swarm.folder / "ledger", 6).common
+        truth = CommittedModel(swarm.recipe, swarm.base.folder, swarm.folder).load(6).global_model
 
     assert wanted == second.link.welcome.log_bytes, "by its size it is there"
     assert torch.equal(peer.worker.global_model.vector, truth.vector)

@@ -9,7 +9,7 @@ import torch
 from in_process import Swarm, recipe_of
 from peft import AutoPeftModelForCausalLM
 
-from recipes.data.samples import collate
+from recipes.data.corpus import collate
 from recipes.models.causal_lm import load_model
 from transport.protocol import events as hub
 
@@ -30,9 +30,9 @@ def test_a_run_with_adapters_trains_nothing_else_and_its_export_is_the_model_tha
         swarm.tokenizer.save_pretrained(tmp_path / "run" / "tokenizer")
         ann, bob = swarm.start("ann", "bob")
         swarm.finish()
-        place = swarm.work.place
-        rounds = place.write_model(tmp_path / "adapter")
-        place.write_merged(tmp_path / "merged")
+        model = swarm.work.model
+        rounds = model.write_model(tmp_path / "adapter")
+        model.write_merged(tmp_path / "merged")
 
     batch = collate([swarm.corpus.sample(0)])
     inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}

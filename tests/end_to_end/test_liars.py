@@ -12,7 +12,7 @@ import pytest
 import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 
-from cocktail_cli.host.hub_delegate import RunWork
+from cocktail_cli.host.hub_delegate import RunDelegate
 from recipes.algorithm.cocktail_sgd import DecodedPacket, Worker
 from recipes.training.contribution_score import Evidence, Verdict
 from recipes.training.loop import Event, StepDone
@@ -31,8 +31,8 @@ class Liar(Worker):
         return replace(part, packet=self.global_model.mix.encode(-10 * piece.update.dense()).packet)
 
 
-def error_of(work: RunWork) -> torch.Tensor:
-    return torch.cat([owner.error for owner in work.owner.owner.owners.values()])
+def error_of(work: RunDelegate) -> torch.Tensor:
+    return torch.cat([owner.error for owner in work.aggregator.owners.values()])
 
 
 def test_who_undoes_the_work_of_others_is_put_out_with_the_reason_and_e_is_replayed_to_the_bit(
@@ -88,7 +88,7 @@ def test_who_undoes_the_work_of_others_is_put_out_with_the_reason_and_e_is_repla
     for name in names[1:]:
         swarm.members[name].join()
         assert not any(step.refused for step in swarm.members[name].steps)
-    again = RunWork(recipe, swarm.base, swarm.corpus, tmp_path / "run" / "ledger")
+    again = RunDelegate(recipe, swarm.base, swarm.corpus, tmp_path / "run" / "ledger")
     with Ledger(tmp_path / "run" / "ledger", run="test-run", samples=len(swarm.corpus)) as ledger:
         again.owner.recover(ledger)
     again.owner.close()

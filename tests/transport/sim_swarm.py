@@ -8,7 +8,6 @@ After any history `settle` lets honest peers finish the run; the laws are checke
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -137,7 +136,7 @@ class SimPeer:
         session, r = self.state.welcome.session, self.round.round
         if self.swarm.hub.uploads.refusal(session, f"update/{r}", 100) is None:
             self.swarm.packets[session, r] = [i for lease in self.sent for i in self.pending[lease]]
-            self.swarm.apply(lambda now: self.swarm.hub.rounds.uploaded(session, r, now))
+            self.swarm.act(self.swarm.hub.uploaded(session, r, self.swarm.now))
             self.uploaded = True
 
     def dial(self) -> None:
@@ -224,7 +223,7 @@ class SimSwarm:
     def leave(self, peer: SimPeer) -> None:
         welcome = peer.state.welcome
         if welcome is not None and self.hub.uploads.refusal(welcome.session, "legacy/0", 100) is None:
-            self.apply(lambda _: self.hub.uploads.handed_over(welcome.session, 100))
+            self.act(self.hub.handed_over(welcome.session, 100, self.now))
         peer.say(peer.state.leave(Leave("enough")))
 
     def job(self) -> None:
@@ -236,11 +235,11 @@ class SimSwarm:
             for session, ids in job.leases.items():
                 if session in self.books.sessions:
                     self.books.sessions[session].leases[job.round] = ids
-            self.apply(lambda _: self.hub.rounds.leased(job.round))
+            self.act(self.hub.leased(job.round, self.now))
         elif isinstance(job, do.Commit):
             self.commit(job)
         elif isinstance(job, do.FindFingerprint):
-            self.apply(lambda now: self.hub.rounds.fingerprinted(job.round, 1000 + job.round, now))
+            self.act(self.hub.fingerprinted(job.round, 1000 + job.round, self.now))
         elif isinstance(job, do.RecordSession):
             self.books.sessions[job.session] = OpenSession(job.session, job.name, job.hardware, job.key)
         elif isinstance(job, do.RecordStanding):
@@ -299,7 +298,7 @@ class SimSwarm:
             rejected=rejected,
             moved=moved,
         )
-        self.apply(lambda now: self.hub.rounds.committed(done, now))
+        self.act(self.hub.committed(done, self.now))
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -314,10 +313,6 @@ class SimSwarm:
         self.hub = HubState(self.settings, TOKEN, STOP, self.now, self.books.recovered())
 
     # ---- between -------------------------------------------------------------------------------------------
-
-    def apply(self, change: Callable[[float], object]) -> None:
-        """Change the hub's state, as its shell does it."""
-        self.act(self.hub.apply(change, self.now))
 
     def act(self, actions: list[do.Action]) -> None:
         lost: list[bytes] = []

@@ -57,7 +57,7 @@ def export(
     cocktail export RUN -o best --checkpoint best
     cocktail export RUN -o model --merge-lora --dtype bfloat16 --push me/my-model
     """
-    from cocktail_cli.host import Place
+    from cocktail_cli.host import CommittedModel
     from recipes.config import recipe_from_json
     from recipes.downloads import Repository
 
@@ -75,7 +75,7 @@ def export(
     repository = Repository(push, private) if push else None
     if repository is not None:
         repository.open()  # before anything is written, as a missing token is the most frequent error
-    place = Place(recipe, Path(record.base), source)
+    place = CommittedModel(recipe, Path(record.base), source)
     with open_view(Display(quiet=quiet or as_json, progress=progress)) as view:
         meter = ProgressMeter(view.show, "writing the model", "bytes")
         merged = place.write_merged(output_dir, dtype, round) if merge_lora else None

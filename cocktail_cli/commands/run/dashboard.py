@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
-from cocktail_cli.host import OWN_GROUP, hold_life_line
+from cocktail_cli.host import hold_life_line
 from cocktail_cli.machine import RunRecord, known_runs, load, newest
 from cocktail_cli.options import Json, Quiet
-from cocktail_cli.ui import Event, PageOpened, Warning
 from cocktail_cli.volunteer import read_url
 
 if TYPE_CHECKING:
@@ -122,50 +117,3 @@ def source_of(run: str | None) -> tuple[Source, Callable[[], str]]:
 def invitation(record: RunRecord) -> str:
     """The line as it is now: the owner may have made a new one."""
     return f"cocktail join {record.url}" if record.state == "running" else ""
-
-
-# ---- beside a launch ---------------------------------------------------------------------------------------
-
-
-@dataclass
-class Page:
-    """The page of a launch: a process of its own, so that nobody who looks can slow the hub down.
-
-    It lives as long as its stdin, and a little longer.
-    """
-
-    process: subprocess.Popen[str] | None = None
-    line: str = ""  # the process's first; without an end: it has not said anything yet
-
-    def start(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "cocktail_cli", "dashboard", str(folder), "--life-line", "--json"]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-            creationflags=OWN_GROUP,
-        )
-        threading.Thread(target=self.hear, name="page", daemon=True).start()
-
-    def hear(self) -> None:
-        assert self.process is not None
-        assert self.process.stdout is not None
-        self.line = self.process.stdout.readline() or "\n"
-
-    def news(self) -> Iterator[Event]:
-        """Where the page is, once."""
-        if not self.line:
-            return
-        said, self.line = json.loads(self.line.strip() or "{}"), ""
-        if "url" in said:
-            yield PageOpened(said["url"])
-        else:
-            yield Warning(f"there is no page: {said.get('error', {}).get('message', 'its process ended')}")
-
-    def close(self) -> None:
-        if self.process is not None and self.process.stdin is not None:
-            with suppress(OSError):  # it is gone
-                self.process.stdin.close()

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import closing, nullcontext
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cocktail_cli.commands.check.plan import plan
 from cocktail_cli.commands.check.validate import validate
-from cocktail_cli.errors import Failure, writing_to
-from cocktail_cli.host import (
-    BIND,
-    PORT,
-    Listen,
-    LocalSettings,
-    Parting,
-    Run,
-    as_begun,
-    place_of,
-    start,
-    unfinished,
-)
-from cocktail_cli.host import run_folder as in_folder
-from cocktail_cli.machine import check_trust, own_modules, pick_devices, split_devices
+from cocktail_cli.errors import Failure
+from cocktail_cli.host import BIND, PORT, LaunchSettings, Listen, LocalSettings, launch_run
+from cocktail_cli.machine import own_modules, split_devices
 from cocktail_cli.options import (
     DataPath,
     Device,
@@ -45,9 +30,7 @@ from cocktail_cli.options import (
     Verbose,
     VramLimit,
 )
-from cocktail_cli.ui import Display, Warning, open_view, trackers_of
-
-from .dashboard import Page
+from cocktail_cli.ui import Display, open_view
 
 
 def launch(
@@ -139,37 +122,23 @@ def launch(
     if detach and dashboard:
         hint = "cocktail dashboard RUN shows it at any time"
         raise Failure("usage", "with --detach there is nobody to show a page to", hints=(hint,))
-    display = Display(as_json, quiet, verbose, not no_color, progress)
-    local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus, vram_limit, trust_remote_code)
     own_modules(trust_remote_code)
-    listen = Listen(bind, port, advertise)
-    with open_view(display) as view:
-        from recipes.config import load_recipe
-
-        resolved = load_recipe(recipe, overrides or [], data, model)
-        check_trust(resolved, trust_remote_code)
-        here = [] if no_train or detach else local.devices_of(peers)
-        for wanted in here:  # what is not there is found out early
-            pick_devices(wanted, gpus)
-        folder = (output_dir or Path(resolved.output_dir)).resolve()
-        folder = in_folder.beside(folder) if fresh else folder
-        resumed = unfinished(folder, resolved) if resume else None
-        if resumed is None:
-            in_folder.claim(folder, resolved.recipe_hash)
-        else:
-            listen, resolved = place_of(resumed, listen, Listen()), as_begun(resumed)
-        if detach:
-            start(sys.argv[1:], folder, view)
-            return
-        in_folder.log_to(folder / in_folder.LOG, verbose)
-
-        def told(what: str) -> None:
-            view.show(Warning(what))
-
-        trackers = trackers_of(resolved, folder, told)
-        recorder = in_folder.Recorder(folder, told, resolved.training.global_batch_size, trackers)
-        page = Page() if dashboard else None
-        with closing(recorder), writing_to(folder), closing(page) if page else nullcontext():
-            shown = Parting(view) if detached else view
-            run = Run(resolved, folder, [shown, recorder], resumed, page)
-            run.carry_out(listen, local, 0 if no_train else peers)
+    local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus, vram_limit, trust_remote_code)
+    wanted = LaunchSettings(
+        recipe=recipe,
+        overrides=overrides or [],
+        data=data,
+        model=model,
+        output_dir=output_dir,
+        listen=Listen(bind, port, advertise),
+        local=local,
+        peers=0 if no_train else peers,
+        resume=resume,
+        fresh=fresh,
+        detach=detach,
+        detached=detached,
+        dashboard=dashboard,
+        verbose=verbose,
+    )
+    with open_view(Display(as_json, quiet, verbose, not no_color, progress)) as view:
+        launch_run(wanted, view)

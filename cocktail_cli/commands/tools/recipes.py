@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cocktail_cli.errors import Failure
+from cocktail_cli.host import as_yaml
 from cocktail_cli.machine import pick_device
 from cocktail_cli.options import Device, Json, Quiet, Recipe
 from cocktail_cli.volunteer import Resources, VolunteerLimits, lacking, requirements_column
@@ -137,13 +138,3 @@ def schema(
     for row in found:
         meaning = f"  # {row.meaning}" if row.meaning else ""
         typer.echo(f"{row.key:<{keys}}  {row.default:<{defaults}}  {row.type}{meaning}")
-
-
-def as_yaml(recipe_json: str) -> str:
-    """Format a resolved recipe as YAML, with keys in the order of the schema."""
-    import yaml
-
-    from recipes.config import recipe_from_json
-
-    keys = recipe_from_json(recipe_json).model_dump(mode="json")
-    return str(yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=100))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from cocktail_cli.aggregation.durable_aggregator import ERROR, UPDATES, KeptOwner
-from cocktail_cli.host.contribution_probe import Probing
-from cocktail_cli.host.hub_delegate import RunWork
+from cocktail_cli.aggregation.durable_aggregator import ERROR, UPDATES, DurableAggregator
+from cocktail_cli.host.contribution_probe import ProbeThread
+from cocktail_cli.host.hub_delegate import RunDelegate
 from compress import Cocktail, join
 from recipes.algorithm.cocktail_sgd import handoff_compressor
 from recipes.algorithm.shard_aggregator import Aggregator, select_shards
@@ -23,23 +23,24 @@ from recipes.models.base_model import Base
 from transport import Ledger
 from transport.ledger.residual_handoffs import HUB, PendingHandoff
 from transport.ledger.run_ledger import RoundRow
+from transport.protocol import WeightedPacket
 from transport.protocol.errors import LedgerError, UpdateRejected
 
 P, SEED, ROUNDS = 400, 7, 8
 MIX = Cocktail(random_ratio=0.25, topk_ratio=0.2, quant_bits=4, block_size=16, shards=2)
 
 
-def updates_of(round: int, salt: int = 0) -> list[tuple[str, bytes, float]]:
+def updates_of(round: int, salt: int = 0) -> list[WeightedPacket]:
     """What two peers send."""
     generator = torch.Generator().manual_seed(1000 * salt + round)
     samples = [MIX.draw(shard.size, shard.seed, round) for shard in MIX.cut(P, SEED)]
     packets = [
         join([MIX.encode(torch.randn(s.m, generator=generator)).packet for s in samples]) for _ in range(2)
     ]
-    return [("ann", packets[0], 3.0), ("bob", packets[1], 0.7)]
+    return [WeightedPacket("ann", packets[0], 3.0), WeightedPacket("bob", packets[1], 0.7)]
 
 
-def legacies_before(round: int) -> list[tuple[str, bytes, float]]:
+def legacies_before(round: int) -> list[WeightedPacket]:
     """What leavers hand over before a round: in every third two of them."""
     if round % 3 != 2:
         return []
@@ -49,11 +50,11 @@ def legacies_before(round: int) -> list[tuple[str, bytes, float]]:
     def legacy() -> bytes:
         return join([whole.encode(torch.randn(s.size, generator=generator)).packet for s in MIX.cut(P, SEED)])
 
-    return [(name, legacy(), 0.3) for name in ("eve", "dan")]
+    return [WeightedPacket(name, legacy(), 0.3) for name in ("eve", "dan")]
 
 
-def error_of(kept: KeptOwner) -> torch.Tensor:
-    return torch.cat([owner.error for owner in kept.owner.owners.values()])
+def error_of(kept: DurableAggregator) -> torch.Tensor:
+    return torch.cat([owner.error for owner in kept.aggregator.owners.values()])
 
 
 def undisturbed() -> list[bytes]:
@@ -78,8 +79,8 @@ class Life:
 
     def __init__(self, folder: Path, least: int) -> None:
         self.ledger = Ledger(folder, run="toy", samples=9)
-        self.owner = KeptOwner(Aggregator(P, MIX, SEED), folder, least)
-        self.owner.recover(self.ledger)
+        self.durable = DurableAggregator(Aggregator(P, MIX, SEED), folder, least)
+        self.durable.recover(self.ledger)
         self.round = len(self.ledger.rounds())
 
     def live(self, dies: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,23 +88,23 @@ class Life:
         for round in range(self.round, ROUNDS):
             mortal = round == self.round + 1
             for legacy in legacies_before(round):
-                self.owner.inherit(*legacy)
+                self.durable.inherit(*legacy)
             if mortal and dies == "logged":  # never committed, and done again with other updates
-                self.owner.aggregate(round, updates_of(round, salt=1))
+                self.durable.aggregate(round, updates_of(round, salt=1))
                 raise Killed
-            packet = self.owner.aggregate(round, updates_of(round))
+            packet = self.durable.aggregate(round, updates_of(round))
             commit(self.ledger, round, packet)
             if mortal and dies == "committed":
                 raise Killed
             if mortal and dies in ("saving", "saved"):
-                monkeypatch.setattr(self.owner, "longest", 0)
-                step = (self.owner.owner, "save") if dies == "saving" else (self.owner.log, "clear")
+                monkeypatch.setattr(self.durable, "longest", 0)
+                step = (self.durable.aggregator, "save") if dies == "saving" else (self.durable.log, "clear")
                 monkeypatch.setattr(*step, die)
-            self.owner.committed(round)
+            self.durable.committed(round)
         raise Killed
 
     def end(self) -> None:
-        self.owner.close()
+        self.durable.close()
         self.ledger.close()
 
 
@@ -120,7 +121,7 @@ def test_killed_at_any_step_the_run_is_what_it_would_have_been(
     monkeypatch.setattr(Aggregator, "moved_bytes", lambda *_: 1 << 30 if shorter == "packets" else 0)
     for _ in range(ROUNDS):
         life = Life(tmp_path, least)
-        life.owner.longest = least and life.owner.longest  # small: after every round
+        life.durable.longest = least and life.durable.longest  # small: after every round
         with pytest.raises(Killed):
             life.live(dies, monkeypatch)
         life.end()
@@ -133,22 +134,22 @@ def test_killed_at_any_step_the_run_is_what_it_would_have_been(
 def test_e_is_not_saved_with_a_legacy_that_the_next_rounds_record_is_to_have(tmp_path: Path) -> None:
     """Else it would be in e twice after a replay."""
     life = Life(tmp_path, 0)
-    life.owner.longest = 0
-    commit(life.ledger, 0, life.owner.aggregate(0, updates_of(0)))
+    life.durable.longest = 0
+    commit(life.ledger, 0, life.durable.aggregate(0, updates_of(0)))
     for legacy in legacies_before(2):
-        life.owner.inherit(*legacy)
-    life.owner.committed(0)
+        life.durable.inherit(*legacy)
+    life.durable.committed(0)
     assert not (tmp_path / ERROR).exists()
-    commit(life.ledger, 1, life.owner.aggregate(1, updates_of(1)))
-    error = error_of(life.owner)
+    commit(life.ledger, 1, life.durable.aggregate(1, updates_of(1)))
+    error = error_of(life.durable)
     life.end()
 
     again = Life(tmp_path, 0)
-    assert torch.equal(error_of(again.owner), error)
+    assert torch.equal(error_of(again.durable), error)
     with pytest.raises(UpdateRejected):
-        again.owner.inherit("mallory", b"junk", 0.5)
-    assert again.owner.inherited == []
-    assert torch.equal(error_of(again.owner), error)
+        again.durable.inherit("mallory", b"junk", 0.5)
+    assert again.durable.inherited == []
+    assert torch.equal(error_of(again.durable), error)
     again.end()
 
 
@@ -156,13 +157,13 @@ def test_a_round_done_again_without_a_rejected_peer_is_replayed_as_it_was_commit
     life = Life(tmp_path, 1 << 30)
     updates = updates_of(0)
     with pytest.raises(UpdateRejected):
-        life.owner.aggregate(0, [*updates, ("mallory", b"junk", 9.0)])
-    commit(life.ledger, 0, life.owner.aggregate(0, updates))
-    error = error_of(life.owner)
+        life.durable.aggregate(0, [*updates, WeightedPacket("mallory", b"junk", 9.0)])
+    commit(life.ledger, 0, life.durable.aggregate(0, updates))
+    error = error_of(life.durable)
     life.end()
 
     again = Life(tmp_path, 1 << 30)
-    assert torch.equal(error_of(again.owner), error)
+    assert torch.equal(error_of(again.durable), error)
     again.end()
 
 
@@ -170,38 +171,40 @@ def test_a_legacy_that_was_shortened_is_shortened_again_after_a_restart(tmp_path
     """By what the round before it held, whether that round is replayed or older than the saved e."""
     life = Life(tmp_path, 1 << 30)
     for round in range(4):
-        life.owner.longest = 0 if round == 1 else 1 << 30  # e is saved after round 1
+        life.durable.longest = 0 if round == 1 else 1 << 30  # e is saved after round 1
         if round:
-            assert life.owner.inherit(*too_long(round)) < 1
-        updates = [*updates_of(round), ("cat", updates_of(round, salt=1)[0][1], 1.0)]
-        commit(life.ledger, round, life.owner.aggregate(round, updates))
-        life.owner.committed(round)
-    error = error_of(life.owner)
+            assert life.durable.inherit(*too_long(round)) < 1
+        updates = [*updates_of(round), WeightedPacket("cat", updates_of(round, salt=1)[0][1], 1.0)]
+        commit(life.ledger, round, life.durable.aggregate(round, updates))
+        life.durable.committed(round)
+    error = error_of(life.durable)
     life.end()
 
     again = Life(tmp_path, 1 << 30)
-    assert torch.equal(error_of(again.owner).view(torch.int32), error.view(torch.int32))
-    assert again.owner.inherit(*too_long(4)) == life.owner.inherit(*too_long(4))
+    assert torch.equal(error_of(again.durable).view(torch.int32), error.view(torch.int32))
+    assert again.durable.inherit(*too_long(4)) == life.durable.inherit(*too_long(4))
     again.end()
 
 
-def too_long(round: int) -> tuple[str, bytes, float]:
+def too_long(round: int) -> WeightedPacket:
     generator = torch.Generator().manual_seed(round)
     whole, values = handoff_compressor(MIX, 1.0), 20 * torch.randn(P, generator=generator)
-    return "mallory", join([whole.encode(shard.of(values)).packet for shard in MIX.cut(P, SEED)]), 0.3
+    return WeightedPacket(
+        "mallory", join([whole.encode(shard.of(values)).packet for shard in MIX.cut(P, SEED)]), 0.3
+    )
 
 
 def test_an_error_that_cannot_be_had_is_not_taken_for_zero(tmp_path: Path) -> None:
     life = Life(tmp_path, 1 << 30)
     for round in range(2):
-        commit(life.ledger, round, life.owner.aggregate(round, updates_of(round)))
+        commit(life.ledger, round, life.durable.aggregate(round, updates_of(round)))
     life.end()
     data = (tmp_path / UPDATES).read_bytes()
 
     other = tmp_path / "other"
     stranger = Life(other, 1 << 30)
     for round in range(2):
-        commit(stranger.ledger, round, stranger.owner.aggregate(round, updates_of(round, salt=1)))
+        commit(stranger.ledger, round, stranger.durable.aggregate(round, updates_of(round, salt=1)))
     stranger.end()
     for damaged, message in (
         (b"", "lacks the updates of round 0"),
@@ -213,15 +216,15 @@ def test_an_error_that_cannot_be_had_is_not_taken_for_zero(tmp_path: Path) -> No
             Ledger(tmp_path, run="toy", samples=9) as ledger,
             pytest.raises(LedgerError, match=message),
         ):
-            KeptOwner(Aggregator(P, MIX, SEED), tmp_path).recover(ledger)
+            DurableAggregator(Aggregator(P, MIX, SEED), tmp_path).recover(ledger)
 
 
 def test_a_run_that_is_over_leaves_no_error_behind(tmp_path: Path) -> None:
     life = Life(tmp_path, 1 << 30)
-    commit(life.ledger, 0, life.owner.aggregate(0, updates_of(0)))
+    commit(life.ledger, 0, life.durable.aggregate(0, updates_of(0)))
     life.end()
 
-    life.owner.forget()
+    life.durable.forget()
 
     assert not (tmp_path / UPDATES).exists()
 
@@ -233,16 +236,16 @@ def test_what_counts_for_less_is_logged_with_the_weight_that_it_had_and_judged_w
     monkeypatch.setattr("recipes.models.check_trainable", lambda *_: None)
     monkeypatch.setattr(Aggregator, "moved_bytes", lambda *_: 1 << 30)
     nothing: Any = SimpleNamespace(pack_held_out=lambda: b"")
-    work = RunWork(load_recipe("smoke", []), Base(tmp_path, ()), nothing, tmp_path)
-    work.owner = KeptOwner(Aggregator(P, MIX, SEED), tmp_path)
-    work.probing = Probing(lambda: nothing, work.tell)
+    work = RunDelegate(load_recipe("smoke", []), Base(tmp_path, ()), nothing, tmp_path)
+    work.durable = DurableAggregator(Aggregator(P, MIX, SEED), tmp_path)
+    work.probing = ProbeThread(lambda: nothing, work.tell)
     work.probing.weights = {"bob": 0.25}
     with Ledger(tmp_path, run="toy", samples=9) as ledger:
-        work.owner.recover(ledger)
+        work.durable.recover(ledger)
         work.inherit("bob", legacies_before(2)[0][1], 0.4)
         work.aggregate(0, updates_of(0))
-        assert work.owner.log is not None
-        [logged] = work.owner.log.rounds(0, 1)
+        assert work.durable.log is not None
+        [logged] = work.durable.log.rounds(0, 1)
     work.close()
 
     assert [(peer, weight) for peer, _, weight in logged.updates] == [("ann", 3.0), ("bob", 0.25 * 0.7)]
@@ -258,7 +261,7 @@ def test_more_shards_than_the_model_has_parameters_are_refused(
     recipe: Any = load_recipe("smoke", ["compression.shards=3"])
     nothing: Any = None
     with pytest.raises(ModelError, match=r"compression.shards is 3, more than the model's 2 parameters"):
-        RunWork(recipe, Base(tmp_path, ()), nothing, tmp_path)
+        RunDelegate(recipe, Base(tmp_path, ()), nothing, tmp_path)
 
 
 OWNED = ([0, 1], [0, 1], [0], [0], [], [1], [0, 1], [0, 1])  # in each round
@@ -280,15 +283,15 @@ def test_a_round_whose_owners_were_all_lost_is_logged_again_by_a_hub_that_owns_i
     tmp_path: Path,
 ) -> None:
     life = Life(tmp_path, 1 << 30)
-    life.owner.own(0, [], lambda errors: pytest.fail("there are none yet"))
-    life.owner.aggregate(0, updates_of(0))  # nobody's packet came: not committed
+    life.durable.own(0, [], lambda errors: pytest.fail("there are none yet"))
+    life.durable.aggregate(0, updates_of(0))  # nobody's packet came: not committed
 
-    life.owner.own(0, [0, 1], lambda errors: pytest.fail("it had none"))
-    commit(life.ledger, 0, life.owner.aggregate(0, updates_of(0)))
+    life.durable.own(0, [0, 1], lambda errors: pytest.fail("it had none"))
+    commit(life.ledger, 0, life.durable.aggregate(0, updates_of(0)))
     life.end()
 
     again = Life(tmp_path, 1 << 30)
-    assert torch.equal(error_of(again.owner), error_of(life.owner))
+    assert torch.equal(error_of(again.durable), error_of(life.durable))
     again.end()
 
 
@@ -306,23 +309,23 @@ def test_killed_after_every_step_while_shards_come_and_go_e_is_what_it_would_hav
         kept += filter(None, [reference.own(owned)])
         life = Life(tmp_path, least)
         with suppress(Killed):
-            life.owner.own(round, owned, keep_for_others(life, owned, dies=dies))
+            life.durable.own(round, owned, keep_for_others(life, owned, dies=dies))
         life.end()
         life = Life(tmp_path, least)
-        life.owner.own(round, owned, lambda errors: pytest.fail("these are on the disk for others"))
+        life.durable.own(round, owned, lambda errors: pytest.fail("these are on the disk for others"))
         assert [life.ledger.estates.packet(number) for number in life.ledger.estates.rows()] == kept
         for legacy in legacies_before(round):
             reference.inherit(*legacy)
-            life.owner.inherit(*legacy)
-        own = life.owner.aggregate(round, updates_of(round))
+            life.durable.inherit(*legacy)
+        own = life.durable.aggregate(round, updates_of(round))
         assert own == reference.aggregate(round, updates_of(round))
         others = [shard for shard in range(2) if shard not in owned]
         part = select_shards(theirs[round], others, 2)
-        commit(life.ledger, round, life.owner.joined(round, own, [("bob", others, part)]))
-        life.owner.committed(round)
+        commit(life.ledger, round, life.durable.joined(round, own, [("bob", others, part)]))
+        life.durable.committed(round)
         life.end()
 
     again = Life(tmp_path, least)
-    assert list(again.owner.owner.owners) == OWNED[-1]
-    assert torch.equal(error_of(again.owner), torch.cat([o.error for o in reference.owners.values()]))
+    assert list(again.durable.aggregator.owners) == OWNED[-1]
+    assert torch.equal(error_of(again.durable), torch.cat([o.error for o in reference.owners.values()]))
     again.end()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_durable_aggregator import MIX, SEED, P, legacies_before, updates_of
 
-from cocktail_cli.aggregation.durable_shards import KeptShards
+from cocktail_cli.aggregation.durable_aggregator import DurableShards
 from recipes.algorithm.shard_aggregator import Aggregator, select_shards
 from transport.protocol.errors import UpdateRejected
 
@@ -18,17 +18,17 @@ ROUNDS = 6
 DIES = ("never", "after each aggregate", "after each commit", "after each step")
 
 
-def begin(folder: Path, least: int = 1 << 20) -> KeptShards:
-    kept = KeptShards(Aggregator(P, MIX, SEED, owned=()), folder / "ann@hub", least)
+def begin(folder: Path, least: int = 1 << 20) -> DurableShards:
+    kept = DurableShards(Aggregator(P, MIX, SEED, owned=()), folder / "ann@hub", least)
     kept.recover()
     return kept
 
 
-def error_of(kept: KeptShards) -> torch.Tensor:
-    return torch.cat([owner.error for _, owner in sorted(kept.owners.owners.items())])
+def error_of(kept: DurableShards) -> torch.Tensor:
+    return torch.cat([owner.error for _, owner in sorted(kept.aggregator.owners.items())])
 
 
-def kept_error(back: KeptShards) -> torch.Tensor:
+def kept_error(back: DurableShards) -> torch.Tensor:
     """Of one that was just started, and heard what became of its newest aggregate."""
     if back.pending is not None:
         back.settle()
@@ -40,7 +40,7 @@ def its_part(round: int, salt: int = 0) -> list[tuple[str, bytes, float]]:
     return [(peer, select_shards(packet, [1], 2), weight) for peer, packet, weight in updates_of(round, salt)]
 
 
-def lives(folder: Path, dies: str, least: int = 1 << 20) -> KeptShards:
+def lives(folder: Path, dies: str, least: int = 1 << 20) -> DurableShards:
     """Some rounds, of which the third is closed twice and the fifth is not committed; a process that dies
     ends without a word, and another one takes its place."""
     kept = begin(folder, least)
@@ -73,7 +73,7 @@ def test_whenever_it_is_killed_its_error_is_what_it_would_have_been(
 ) -> None:
     undisturbed, kept = lives(tmp_path / "never", "never"), lives(tmp_path / "dies", dies, least)
 
-    assert list(kept.owners.owners) == [1]
+    assert list(kept.aggregator.owners) == [1]
     assert error_of(kept).any()
     assert torch.equal(error_of(kept), error_of(undisturbed))
     again = [one.aggregate(ROUNDS, its_part(ROUNDS), ()) for one in (undisturbed, kept)]
@@ -90,7 +90,7 @@ def test_what_is_handed_over_stays_until_the_hub_has_it(tmp_path: Path) -> None:
     assert back.own([0]) == given
     back.handed()
     back = begin(tmp_path)
-    assert list(back.owners.owners) == [0]
+    assert list(back.aggregator.owners) == [0]
     assert back.own([]) == b"", "there was nothing in it"
     back.handed()
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [0], "who owns nothing keeps nothing"

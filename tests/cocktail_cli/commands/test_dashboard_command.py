@@ -13,15 +13,16 @@ from a_run import a_run
 from in_this_process import Run
 from test_remote_reader import answer
 
-from cocktail_cli.commands.run.dashboard import Page, source_of
+from cocktail_cli.commands.run.dashboard import source_of
 from cocktail_cli.dashboard.remote_reader import RemoteReader
+from cocktail_cli.host.dashboard_process import DashboardProcess
 from cocktail_cli.host.run_folder import Recorder
 from cocktail_cli.machine.run_registry import save
 from cocktail_cli.ui.events import PageOpened, Warning
 from transport import RunKeys
 
 
-def told(page: Page) -> PageOpened | Warning:
+def told(page: DashboardProcess) -> PageOpened | Warning:
     until = time.monotonic() + 120
     while time.monotonic() < until:
         for event in page.news():
@@ -34,7 +35,7 @@ def told(page: Page) -> PageOpened | Warning:
 @pytest.mark.slow
 def test_the_page_of_a_launch_is_a_process_that_tells_its_address(tmp_path: Path) -> None:
     with a_run(tmp_path / "out") as run:
-        page = Page()
+        page = DashboardProcess()
         page.start(run.folder)
         event = told(page)
         assert isinstance(event, PageOpened)
@@ -52,7 +53,7 @@ def test_the_page_of_a_launch_is_a_process_that_tells_its_address(tmp_path: Path
 
 @pytest.mark.slow
 def test_a_page_that_cannot_start_is_a_warning_and_no_more(tmp_path: Path) -> None:
-    page = Page()
+    page = DashboardProcess()
     page.start(tmp_path)
     event = told(page)
     page.close()

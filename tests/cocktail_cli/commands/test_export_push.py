@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from test_snapshot_thread import RECIPE, Story
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.host.host_session import Run as Launch
-from cocktail_cli.host.snapshot_thread import Snapshots
+from cocktail_cli.host.host_session import HostSession as Launch
+from cocktail_cli.host.snapshot_thread import SnapshotThread
 from cocktail_cli.machine.run_registry import RunRecord, save
 from recipes.algorithm.cocktail_sgd import GlobalModel, compressor_of
 from recipes.config.loader import load_recipe
@@ -187,7 +187,7 @@ def test_an_export_of_a_checkpoint_is_the_model_as_it_was_after_so_many_rounds(
 
 
 def test_a_prompt_is_gone_on_from_by_the_base_and_by_what_became_of_it(cocktail: Run, whole: Story) -> None:
-    whole.place.write_model(whole.folder)
+    whole.model.write_model(whole.folder)
 
     done = cocktail("generate", "amber-otter-42", "The", "--base", "--max-new-tokens", "3", "--json")
 
@@ -209,7 +209,7 @@ def test_a_prompt_is_gone_on_from_by_the_base_and_by_what_became_of_it(cocktail:
 def test_in_a_conversation_the_model_hears_what_was_said_by_the_chat_template(
     cocktail: Run, whole: Story, monkeypatch: pytest.MonkeyPatch, template: str, second: str
 ) -> None:
-    whole.place.write_model(whole.folder)
+    whole.model.write_model(whole.folder)
     if template:
         (whole.folder / "chat_template.jinja").write_text(template)
     heard: list[str] = []
@@ -283,7 +283,7 @@ def test_a_snapshot_is_pushed_where_the_recipe_says_so(
 ) -> None:
     recipe = load_recipe("smoke", [*PUSHING, f"hub_strategy={strategy}"])
     story = story_of(recipe, base, tmp_path / "run")
-    snapshots = Snapshots(replace(story.place, recipe=recipe), 4, 40, lambda offers: None)
+    snapshots = SnapshotThread(replace(story.model, recipe=recipe), 4, 40, lambda offers: None)
 
     snapshots._make(5, 5)
 

@@ -16,9 +16,9 @@ from in_this_process import Run as Command
 from test_processes import LAUNCH
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.host.host_session import Listen, Run
+from cocktail_cli.host.host_session import HostSession
 from cocktail_cli.host.hub_delegate import settings_of
-from cocktail_cli.host.resume_run import as_begun, check_corpus, place_of, same_base, unfinished
+from cocktail_cli.host.resume_run import Listen, as_begun, check_corpus, same_address, same_base, unfinished
 from cocktail_cli.host.run_folder import appended, claim
 from cocktail_cli.machine.run_registry import RunRecord, save
 from recipes.config.loader import load_recipe, recipe_from_json
@@ -78,7 +78,7 @@ def test_a_launch_that_ends_unfinished_says_again_the_url_and_how_to_go_on(
     ended = RunEnded(0.0, False, "too few peers", 7, 0, 0)
 
     with pytest.raises(Failure, match="too few peers"):
-        Run(SMOKE, tmp_path, views).hand_over(nothing, record(tmp_path), nothing, ended, full=False)
+        HostSession(SMOKE, tmp_path, views).hand_over(nothing, record(tmp_path), nothing, ended, full=False)
 
     assert "cocktail launch --resume smoke max_steps=9 goes on" in told[0].message
     assert told[0].message.endswith("at cocktail://k.new-token@203.0.113.7:29444/amber-otter-42")
@@ -122,10 +122,10 @@ def test_nothing_to_go_on_with_is_exit_3(cocktail: Command) -> None:
 def test_the_url_that_volunteers_hold_stays_good(tmp_path: Path) -> None:
     old = record(tmp_path)
 
-    assert place_of(old, Listen(), Listen()) == Listen("127.0.0.1", 29444)
-    assert place_of(old, Listen("127.0.0.1", 0), Listen()) == Listen("127.0.0.1", 29444)
+    assert same_address(old, Listen()) == Listen("127.0.0.1", 29444)
+    assert same_address(old, Listen("127.0.0.1", 0)) == Listen("127.0.0.1", 29444)
     with pytest.raises(Failure, match="--port 5000 would void the URL"):
-        place_of(old, Listen(port=5000), Listen())
+        same_address(old, Listen(port=5000))
 
 
 def test_other_data_are_refused_by_name(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_the_recipe_of_a_run_names_the_commit_that_its_branch_was(
     asked = load_recipe("smoke", ["model_revision=v1", "val_set_size=0.2"], str(rows), "some/model")
     (tmp_path / "out").mkdir()
 
-    run = Run(asked, tmp_path / "out", [])
+    run = HostSession(asked, tmp_path / "out", [])
     settings = settings_of(run.prepare(), "amber-otter-42")
 
     told = recipe_from_json(settings.recipe)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from cocktail_cli.host import contribution_probe
-from cocktail_cli.host.contribution_probe import Probing
+from cocktail_cli.host.contribution_probe import ProbeThread
 from recipes.training.contribution_score import Gain
 from transport.membership.admission import STRIKES
+from transport.protocol import WeightedPacket
 
-UPDATES = [(f"p{i}", b"packet", 1.0) for i in range(10)]
+UPDATES = [WeightedPacket(f"p{i}", b"packet", 1.0) for i in range(10)]
 DOES = {"p0": -2.0, "p1": 0.0}
 WAIT = 10.0  # seconds, where something is expected
 
@@ -39,7 +40,7 @@ class FakeProbe:
         return {peer: Gain(DOES.get(peer, 1.0)) for peer, _, _ in updates}
 
     @property
-    def common(self) -> FakeProbe:
+    def global_model(self) -> FakeProbe:
         return self
 
     def apply(self, packet: bytes) -> None:
@@ -51,8 +52,8 @@ def told() -> list[str]:
     return []
 
 
-def started(load: Callable[[], Any], told: list[str]) -> Probing:
-    one = Probing(load, lambda peer, message: told.append(message))
+def started(load: Callable[[], Any], told: list[str]) -> ProbeThread:
+    one = ProbeThread(load, lambda peer, message: told.append(message))
     one.start()
     return one
 
@@ -72,7 +73,7 @@ def test_who_hurts_is_found_and_who_is_of_no_use_counts_for_less_with_the_reason
     assert one.found.keys() == {"p0"}
     assert fake.applied == [b"%d" % round for round in range(12)]
     assert ["count for no more than that" in said for said in told] == [True, True]
-    weights = {peer: weight for peer, _, weight in one.weighed(UPDATES)}
+    weights = {peer: weight for peer, _, weight in one.reweighted(UPDATES)}
     assert weights.pop("p1") < 0.1
     assert weights.pop("p0") <= 1.0
     assert set(weights.values()) == {1.0}

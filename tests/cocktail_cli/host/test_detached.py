@@ -16,8 +16,7 @@ from test_run_registry import record
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import detached
-from cocktail_cli.host.host_session import resuming
-from cocktail_cli.host.run_folder import beside
+from cocktail_cli.host.run_folder import unused_folder
 from cocktail_cli.machine.run_registry import load, save
 from cocktail_cli.ui.events import Event, Progressed, RunStarted, Warning, as_json, from_json
 
@@ -70,7 +69,7 @@ def test_every_event_can_be_told_to_another_process_of_ours() -> None:
 def test_the_other_process_is_listened_to_until_its_run_has_started(says: Any, tmp_path: Path) -> None:
     says(*map(as_json, (Progressed("starting"), Warning("late"), STARTED, Progressed("training"))))
     view = Told()
-    detached.start(["launch", "smoke", "--detach"], tmp_path, view)
+    detached.start_detached(["launch", "smoke", "--detach"], tmp_path, view)
 
     assert view.events == [Progressed("starting"), Warning("late"), STARTED]
     assert view.closed
@@ -80,7 +79,7 @@ def test_its_failure_is_that_of_the_command(says: Any, tmp_path: Path) -> None:
     failed = Failure("port_in_use", "cannot listen on 127.0.0.1:1: taken", hints=("another --port",))
     says(as_json(Progressed("starting")), failed.as_json(), status=4)
     with pytest.raises(Failure, match="taken") as caught:
-        detached.start(["launch", "smoke", "--detach"], tmp_path, Told())
+        detached.start_detached(["launch", "smoke", "--detach"], tmp_path, Told())
 
     assert (caught.value.exit, caught.value.hints) == (4, ("another --port",))
 
@@ -88,7 +87,7 @@ def test_its_failure_is_that_of_the_command(says: Any, tmp_path: Path) -> None:
 def test_one_that_crashes_has_said_why_in_the_log(says: Any, tmp_path: Path) -> None:
     says(as_json(Progressed("starting")), status=9)
     with pytest.raises(Failure, match="ended with exit 9") as caught:
-        detached.start(["launch", "smoke", "--detach"], tmp_path, Told())
+        detached.start_detached(["launch", "smoke", "--detach"], tmp_path, Told())
 
     assert str(tmp_path / "cocktail.log") in caught.value.hints[0]
     assert "crash" in (tmp_path / "cocktail.log").read_text()
@@ -97,21 +96,21 @@ def test_one_that_crashes_has_said_why_in_the_log(says: Any, tmp_path: Path) -> 
 def test_the_other_process_is_given_the_same_words_in_the_folder_that_was_found() -> None:
     words = ["launch", "smoke", "--fresh", "--detach", "-o", "out", "--", "name=--detach"]
 
-    assert detached.command(words, Path("/runs/out-2")) == [
+    assert detached.detached_command(words, Path("/runs/out-2")) == [
         *("launch", "--json", "--detached", "smoke", "-o", "out", "-o", "/runs/out-2", "--", "name=--detach")
     ]
-    again = resuming(["cocktail", "launch", "smoke", "--fresh"], "out-2")
+    again = detached.resume_command(["cocktail", "launch", "smoke", "--fresh"], "out-2")
     assert again == "cocktail launch --resume smoke -o out-2"
 
 
 def test_a_fresh_run_lies_beside_the_one_that_is_there(tmp_path: Path) -> None:
     folder = tmp_path / "smoke"
-    assert beside(folder) == folder
+    assert unused_folder(folder) == folder
     save(record(folder))
-    assert beside(folder) == tmp_path / "smoke-2"
+    assert unused_folder(folder) == tmp_path / "smoke-2"
     (tmp_path / "smoke-2").mkdir()
 
-    assert beside(folder) == tmp_path / "smoke-3"
+    assert unused_folder(folder) == tmp_path / "smoke-3"
 
 
 @pytest.mark.parametrize(

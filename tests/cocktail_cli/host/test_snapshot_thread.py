@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cocktail_cli.host.hub_delegate import folded
-from cocktail_cli.host.snapshot_thread import Place, Snapshots, served
+from cocktail_cli.host.snapshot_thread import CommittedModel, SnapshotThread, snapshot_object
 from cocktail_cli.ui.events import Checkpoint, Event, Warning
 from compress import fingerprint
 from recipes.algorithm.cocktail_sgd import GlobalModel, compressor_of
@@ -43,8 +42,8 @@ class Story:
     before: dict[int, torch.Tensor] = field(default_factory=dict)  # x' before each round
 
     @property
-    def place(self) -> Place:
-        return Place(RECIPE, self.folder / "base", self.folder)
+    def model(self) -> CommittedModel:
+        return CommittedModel(RECIPE, self.folder / "base", self.folder)
 
     def commit(self, rounds: int, says: Callable[[int], int] = lambda number: number) -> None:
         """That many rounds more, one step each; `says`: what the peers' fingerprint is told to be."""
@@ -75,9 +74,9 @@ def story(base: Path, tmp_path: Path) -> Iterator[Story]:
 
 
 @contextmanager
-def minding(story: Story, every: int = 4) -> Iterator[tuple[Snapshots, list[list[SnapshotOffer]]]]:
+def minding(story: Story, every: int = 4) -> Iterator[tuple[SnapshotThread, list[list[SnapshotOffer]]]]:
     offers: list[list[SnapshotOffer]] = []
-    snapshots = Snapshots(story.place, every, 40, offers.append)
+    snapshots = SnapshotThread(story.model, every, 40, offers.append)
     snapshots.start()
     try:
         yield snapshots, offers
@@ -86,7 +85,7 @@ def minding(story: Story, every: int = 4) -> Iterator[tuple[Snapshots, list[list
         assert not snapshots.thread.is_alive()
 
 
-def told(snapshots: Snapshots) -> Event:
+def told(snapshots: SnapshotThread) -> Event:
     return snapshots.told.get(timeout=PATIENCE)
 
 
@@ -121,8 +120,8 @@ def test_an_offer_says_what_to_fetch_and_how_to_check_it_and_nothing_else_is_ser
         assert isinstance(told(snapshots), Checkpoint)
 
     [[offer]] = offers
-    weights = served(story.place.snapshots, "snapshot/8/model.safetensors")
-    hashes = served(story.place.snapshots, "hashes/snapshot/8/model.safetensors")
+    weights = snapshot_object(story.model.snapshots, "snapshot/8/model.safetensors")
+    hashes = snapshot_object(story.model.snapshots, "hashes/snapshot/8/model.safetensors")
     assert isinstance(weights, Path)
     assert isinstance(hashes, bytes)
     data = weights.read_bytes()
@@ -133,7 +132,7 @@ def test_an_offer_says_what_to_fetch_and_how_to_check_it_and_nothing_else_is_ser
     )
     for name in ("snapshot/9/model.safetensors", "snapshot/8/config.json", "snapshot/../8", "anything"):
         with pytest.raises(KeyError):
-            served(story.place.snapshots, name)
+            snapshot_object(story.model.snapshots, name)
 
 
 def test_whole_snapshots_are_offered_again_and_half_ones_cleared_away(story: Story) -> None:
@@ -243,8 +242,8 @@ def test_x_is_folded_from_the_newest_snapshot_that_is_not_after_the_wanted_round
     story.commit(3)
 
     for round, wanted in ((5, story.before[5]), (8, story.before[8]), (11, story.before[11])):
-        assert torch.equal(folded(RECIPE, base, story.folder / "ledger", round).common.vector, wanted)
-    with story.place.fold(11) as late, story.place.fold(7) as early:
+        assert torch.equal(CommittedModel(RECIPE, base, story.folder).load(round).global_model.vector, wanted)
+    with story.model.fold(11) as late, story.model.fold(7) as early:
         assert (late.start, early.start) == (8, 0)
 
 
@@ -254,7 +253,7 @@ def test_an_export_is_the_last_fold_with_the_runs_tokenizer(story: Story) -> Non
         told(snapshots)
     story.commit(2)
 
-    assert story.place.write_model(story.folder / "out") == 11
+    assert story.model.write_model(story.folder / "out") == 11
 
     assert torch.equal(vector_of(story.folder / "out"), story.common.vector)
     assert open_tokenizer(story.folder / "out").decode([65, 66]) == open_tokenizer(

@@ -10,7 +10,7 @@ import pytest
 from test_narrator import committed
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.host.host_session import Run
+from cocktail_cli.host.host_session import HostSession
 from recipes.config.loader import load_recipe
 from transport.protocol.events import RunEnded
 
@@ -24,7 +24,9 @@ def followed(tmp_path: Path, losses: list[float | None], *overrides: str) -> obj
     silent: Any = SimpleNamespace(
         tell=lambda _: (), newly_ended=tuple, events=tuple, committed=lambda *_: None, present=True
     )
-    return Run(load_recipe("smoke", list(overrides)), tmp_path, []).follow(hub, silent, silent, silent)
+    return HostSession(load_recipe("smoke", list(overrides)), tmp_path, []).follow(
+        hub, silent, silent, silent
+    )
 
 
 @pytest.mark.parametrize("losses", [[9, 9, 9], [1, 9, None, 9, 9, 1], [9, NAN, NAN]])

@@ -51,7 +51,7 @@ def test_a_peer_that_is_back_says_where_its_optimizer_begins_anew(
     machine = SimpleNamespace(plan=SimpleNamespace(way=CatchUpSource.SNAPSHOT))
     back: Any = SimpleNamespace(checkpoint=kept, machine=machine, show=heard.append)
     peer: Any = SimpleNamespace(
-        local=SimpleNamespace(stepped=stepped), recipe=load_recipe("smoke", [f"optim={optim}"])
+        trainer=SimpleNamespace(stepped=stepped), recipe=load_recipe("smoke", [f"optim={optim}"])
     )
 
     Bootstrap.restore_checkpoint(back, peer)

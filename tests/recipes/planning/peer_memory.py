@@ -213,8 +213,7 @@ def leases(given: argparse.Namespace, words: int) -> list[bytes]:
     the same all steps of Adam are equally long."""
     import numpy as np
 
-    from recipes.data.corpus import Sample
-    from recipes.data.samples import pack_samples
+    from recipes.data.corpus import Sample, pack_samples
 
     drawn = np.random.default_rng(0)
     lengths = [given.length] + [given.length // 2] * (given.micro_batch - 1)

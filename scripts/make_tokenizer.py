@@ -32,13 +32,9 @@ def main(folder: Path) -> None:
     tokenizer.train_from_iterator(python_docs(), trainer)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": END,
-        "bos_token": END,
-        "pad_token": END,
-    }
-    settings |= {"model_max_length": 512, "clean_up_tokenization_spaces": False}  # type: ignore[dict-item]
+    settings: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings |= dict.fromkeys(("eos_token", "bos_token", "pad_token"), END)
+    settings |= {"model_max_length": 512, "clean_up_tokenization_spaces": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 

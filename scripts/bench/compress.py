@@ -37,9 +37,7 @@ def main() -> None:
     asked = parser(__doc__)
     asked.add_argument("--params", type=float, default=40e6, help="length of the vector")
     asked.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    asked.add_argument(
-        "--record", type=int, default=0, metavar="ROUNDS", help="measure on differences of a run too"
-    )
+    asked.add_argument("--record", type=int, default=0, metavar="ROUNDS", help="and on differences of a run")
     asked.add_argument("--grid", action="store_true", help="K in 0.01 .. 0.25, 1, 2 and 4 bits")
     asked.add_argument("--times", type=int, default=7, help="repetitions; the best counts")
     asked.add_argument("--json", action="store_true", help="one JSON object instead of a table")

@@ -99,17 +99,9 @@ class Aggregating(IdleDelegate):
 
 def run_hub(asked: Line) -> None:
     peers, samples = asked["peers"], 1 << 40
-    settings = RunSettings(
-        run=RUN,
-        recipe="{}",
-        recipe_hash="00",
-        samples=samples,
-        global_batch=peers,
-        min_peers=peers,
-        first_peers=peers,
-        max_update=2 * asked["size"] + (1 << 20),
-        linger_s=1.0,
-    )
+    everybody = {"global_batch": peers, "min_peers": peers, "first_peers": peers}
+    most = 2 * asked["size"] + (1 << 20)
+    settings = RunSettings(RUN, "{}", "00", samples, **everybody, max_update=most, linger_s=1.0)
     ledger = Ledger(Path(asked["folder"]), run=RUN, samples=samples)
     work = Aggregating(asked["size"], ledger) if asked["work"] == "owner" else IdleDelegate()
     hub = Hub("127.0.0.1", 0, RunKeys(**asked["keys"]), ledger, settings, work)
@@ -239,9 +231,8 @@ class Peer:
         name, packet, self.opened = f"update/{round}", memoryview(self.packets[which]), None
         self.say(m.Put(name, len(packet), self.digests[which], CHUNK), self.bulk)
         for i in range(-(-len(packet) // CHUNK)):
-            self.wires.send(
-                self.bulk, encode(m.Chunk(name, i, self.digests[which][: m.UPLOAD_TAG])), more=True
-            )
+            chunk = m.Chunk(name, i, self.digests[which][: m.UPLOAD_TAG])
+            self.wires.send(self.bulk, encode(chunk), more=True)
             self.wires.send(self.bulk, packet[i * CHUNK : (i + 1) * CHUNK])
         self.say(m.Report(round, SAME, [round], 30.0, 10))
 
@@ -372,13 +363,8 @@ def measure(kind: str, load: Load) -> Row:
     """Start the hub and its peers, and measure the rounds after the first few."""
     size, module = round(load.megabytes * 1e6), "scripts.bench.hub"
     with tempfile.TemporaryDirectory(dir=load.folder) as folder:
-        asked = {
-            "keys": asdict(RunKeys.generate()),
-            "peers": load.peers,
-            "size": size,
-            "folder": folder,
-            "work": kind,
-        }
+        asked = {"keys": asdict(RunKeys.generate()), "peers": load.peers, "size": size}
+        asked |= {"folder": folder, "work": kind}
         started = [Process(program(module, "raw" if kind == "raw" else "hub", asked))]
         try:
             port = started[0].until("listening")["port"]

@@ -181,12 +181,8 @@ def main() -> None:
         print("\n".join([*SYSTEMS, *SPEEDS]))
         return
     for system in args.system:
-        own = [
-            "--inside",
-            json.dumps(asdict(Case(system, tuple(args.speed)))),
-            "--out",
-            str(args.out.resolve()),
-        ]
+        own = ["-m", "scripts.comparison.links", "--out", str(args.out.resolve())]
+        own += ["--inside", json.dumps(asdict(Case(system, tuple(args.speed))))]
         for found in lab.inside(own, lab.options(work.PEERS)):
             share = found["compute_s"] / found["step_s"]
             print(f"{system}, {found['speed']}: {found['step_s']:.2f} s a step, {share:.1%} of it compute")

@@ -67,19 +67,13 @@ class Ranks:
 
     def start(self, member: str) -> Process:
         rank, first = len(self.ranks), self.ranks[0] if self.ranks else None
-        asked = {
-            "rank": rank,
-            "world": max(self.world, rank + 1),
-            "own": address(member),
-            "peers": [],
-            **self.asked,
-        }
+        asked = {"rank": rank, "world": max(self.world, rank + 1), "own": address(member), "peers": []}
+        asked |= self.asked
         asked["address"] = address(first.member if first else member)
         if first and self.system.module == HIVEMIND:
             asked["peers"] = first.until("ready")["maddrs"]
-        self.ranks.append(
-            Process(program(self.system.module, self.system.kind, asked, self.system.python), member)
-        )
+        command = program(self.system.module, self.system.kind, asked, self.system.python)
+        self.ranks.append(Process(command, member))
         return self.ranks[-1]
 
     def tell(self, **phase: Any) -> None:

@@ -130,9 +130,7 @@ def main() -> int:
     words = "\n".join(f"  {name:<15} {kind.words}" for name, kind in KINDS.items())
     asked = parser(__doc__)
     asked.epilog = f"faults:\n{words}"
-    asked.add_argument(
-        "--minutes", type=float, default=5.0, help="how long the run under faults lasts, about"
-    )
+    asked.add_argument("--minutes", type=float, default=5.0, help="of the run under faults, about")
     asked.add_argument("--seed", type=int, default=1, help="the faults follow from it")
     asked.add_argument("--histories", type=int, default=0, help="play so many generated histories instead")
     asked.add_argument("--only", default="", help="these kinds of faults only, with commas between them")
@@ -140,9 +138,7 @@ def main() -> int:
     asked.add_argument("--peers", type=int, default=4, choices=range(1, len(PEERS) + 1), metavar="N")
     asked.add_argument("--owners", action="store_true", help="the peers own the shards of the vector")
     asked.add_argument("--every", type=float, default=9.0, help="seconds between two faults, on average")
-    asked.add_argument(
-        "--steps", type=int, default=0, help="of the run (default: so many as fill the minutes)"
-    )
+    asked.add_argument("--steps", type=int, default=0, help="of the run; 0: so many as fill the minutes")
     asked.add_argument("--no-reference", action="store_true", help="do not compare the loss")
     asked.add_argument("--work", type=Path, default=Path("outputs/chaos"), help="where all of it is written")
     given = asked.parse_args()

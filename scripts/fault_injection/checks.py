@@ -82,9 +82,8 @@ def books(swarm: Swarm) -> Iterator[Check]:
     except Exception as error:  # whatever it is, it is the finding
         yield Check(what, False, f"{type(error).__name__}: {error}")
         return
-    yield Check(
-        what, audit.counted == samples, f"{audit.counted:,} of {samples:,} samples in {audit.rounds:,} rounds"
-    )
+    figure = f"{audit.counted:,} of {samples:,} samples in {audit.rounds:,} rounds"
+    yield Check(what, audit.counted == samples, figure)
     recipe = recipe_from_json((swarm.out / "recipe.json").read_text())
     base = FlatParameters(load_model(swarm.out / "base")).vector
     common = GlobalModel(base, compressor_of(recipe.compression), recipe.training.seed)
@@ -99,9 +98,9 @@ def books(swarm: Swarm) -> Iterator[Check]:
     for child, step in told:
         if truth.get(step["round"]) != step["fingerprint"]:
             wrong.append(f"{child.name} held another global model after round {step['round']} ({child.out})")
-    exported = (
-        FlatParameters(load_model(swarm.out)).vector if (swarm.out / "model.safetensors").is_file() else None
-    )
+    exported, path = None, swarm.out / "model.safetensors"
+    if path.is_file():
+        exported = FlatParameters(load_model(swarm.out)).vector
     if exported is None or not bool((exported == common.vector).all()):
         wrong.append("the exported model is not the fold of the ledger")
     agreed = f"{len(told):,} told by the peers, {len(rows):,} agreed on"
@@ -151,12 +150,11 @@ def longest_by_kind(times: Iterable[tuple[str, float | None]]) -> str:
 
 
 def everybody_came_back(records: Sequence[Record]) -> Check:
-    broken = [
-        f"{r.fault.kind} of {r.fault.target} at {r.fault.at:.0f} s: {r.problem}" for r in records if r.problem
-    ]
+    harmed = [r for r in records if r.problem]
+    broken = [f"{r.fault.kind} of {r.fault.target} at {r.fault.at:.0f} s: {r.problem}" for r in harmed]
     times = longest_by_kind((r.fault.kind, r.back_s) for r in records if r.fault.target != HUB)
     figure = f"from the fault's end (kill, leave: the new start) to a packet in a round at most: {times}"
-    return Check("everybody comes back by themselves", not broken, "; ".join(broken) or figure)
+    return found("everybody comes back by themselves", broken, figure)
 
 
 def hub_back_soon(records: Sequence[Record]) -> Check:
@@ -165,10 +163,8 @@ def hub_back_soon(records: Sequence[Record]) -> Check:
     if not times:
         return Check(promise, True, "it was not killed")
     ninth = times[int(0.9 * (len(times) - 1))]
-    figure = (
-        f"{len(times)} times: median {median(times):.1f} s, 90 % {ninth:.1f} s, at most {times[-1]:.1f} s"
-    )
-    return Check(promise, times[-1] <= RECONNECTS, figure)
+    spread = f"median {median(times):.1f} s, 90 % {ninth:.1f} s, at most {times[-1]:.1f} s"
+    return Check(promise, times[-1] <= RECONNECTS, f"{len(times)} times: {spread}")
 
 
 # ---- what was told, and how it ended -----------------------------------------------------------------------
@@ -192,10 +188,9 @@ def reported(swarm: Swarm, records: Sequence[Record]) -> Check:
 
 def is_about(event: Line, peer: str) -> bool:
     """True where this event names the peer as gone, or as late."""
-    kind = event.get("event")
-    return (kind == "peer_left" and event["peer"].startswith(peer)) or (
-        kind == "warning" and peer in event["message"]
-    )
+    if event.get("event") == "peer_left":
+        return bool(event["peer"].startswith(peer))
+    return event.get("event") == "warning" and peer in event["message"]
 
 
 def exits(swarm: Swarm) -> Check:

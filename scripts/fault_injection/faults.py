@@ -29,11 +29,8 @@ BACK = 60.0  # seconds of hub time until a peer that can come back has a packet 
 RECONNECTS = 10.0  # seconds from the hub's listening until the peers are there again
 HUNG = 120.0  # seconds of hub time without a commit
 SLOW = (0.18, 0.02)  # seconds stopped and running in turn: a tenth of the speed
-LEFT = {
-    "SIGINT": 0,
-    "SIGTERM": 75,
-    "SIGHUP": 0,
-}  # exit status of a peer asked to leave: 75 is "start me again"
+# exit status of a peer that is asked to leave: 75 is "start me again"
+LEFT = {"SIGINT": 0, "SIGTERM": 75, "SIGHUP": 0}
 EARLY = {0, 75, 130, 143, -2, -15, -1}  # the same before it has joined
 DISK = 'mount -t tmpfs -o size=256k tmpfs {home} && exec "$@"'  # in a user namespace of its own
 
@@ -46,9 +43,7 @@ class Record:
     began: float
     ended: float = 0.0  # when the harm was undone
     commit_s: float | None = None  # from the beginning (hub: from its listening) to the next committed round
-    back_s: float | None = (
-        None  # from the end (hub: from its listening) until the peer works (the peers are there)
-    )
+    back_s: float | None = None  # from the end until the peer works (hub: from its listening, all peers)
     said: str = ""
     problem: str = ""
 
@@ -138,9 +133,7 @@ class Chaos:
             first = child.first_round if again else 0
             if first is None:
                 return None
-            return self.swarm.first(
-                lambda e: name in e.get("accepted", ()) and e["round"] >= first, record.ended
-            )
+            return self.swarm.accepted(name, first, record.ended)
 
         def there() -> bool:
             return bool(not child.alive or self.swarm.finished or accepted())
@@ -154,9 +147,7 @@ class Chaos:
         elif not child.alive:
             raise Failed(f"{name} ended with exit {child.exit} instead of coming back: {child.last_words()}")
         elif not came:
-            raise Failed(
-                f"{name} had no packet in a committed round for {BACK:.0f} s after the fault was over"
-            )
+            raise Failed(f"{name} had no packet in a round for {BACK:.0f} s after the fault was over")
 
     def _note_commit(self, record: Record, since: float) -> None:
         if told := self.swarm.first_step(since):
@@ -184,9 +175,8 @@ class Chaos:
         took = time.monotonic() - asked
         record.said += f" {fault.signal} -> exit {child.exit} in {took:.1f} s"
         if took > LEAVES:
-            raise Failed(
-                f"{child.name} took {took:.1f} s to leave after {fault.signal}: {child.last_words()}"
-            )
+            said = f"{took:.1f} s to leave after {fault.signal}"
+            raise Failed(f"{child.name} took {said}: {child.last_words()}")
 
     # ---- peers -----------------------------------------------------------------------------------------
 

@@ -59,10 +59,9 @@ def point_rows(kind: str, points: Sequence[Row]) -> tuple[list[str], list[list[s
     by = "peers" if kind == "peers" else "parameters"
     moved = "up" if kind == "peer" else "bytes"
     head = [by, "MB up" if kind == "peer" else "MB up and down", "CPU-s", "memory, MB"]
-    return head, [
-        [f"{p[by]:,.0f}", f"{p[moved] / 1e6:,.2f}", f"{p['cpu_s']:.3f}", f"{p['memory'] / 1e6:,.0f}"]
-        for p in points
-    ]
+    sizes = [(f"{p[by]:,.0f}", f"{p[moved] / 1e6:,.2f}") for p in points]
+    costs = [(f"{p['cpu_s']:.3f}", f"{p['memory'] / 1e6:,.0f}") for p in points]
+    return head, [[*size, *cost] for size, cost in zip(sizes, costs, strict=True)]
 
 
 def fit_rows(fits: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -70,12 +69,10 @@ def fit_rows(fits: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     head = ["quantity", "fit", "off at its points", "off beyond them (parameters, peers)", *large]
     body = []
     for fit in fits:
-        terms = " + ".join(
-            f"{value:.3g} {term}".removesuffix(" 1") for term, value in fit["terms"].items() if value
-        )
+        terms = [f"{v:.3g} {term}".removesuffix(" 1") for term, v in fit["terms"].items() if v]
         beyond = ", ".join(f"{off:+.0%} ({float(p):.0e}, {n})" for p, n, off in fit["beyond"])
         said = [amount(fit["name"], fit["says"][one]) for one in large]
-        body.append([fit["name"], terms, f"{fit['inside']:.0%}", beyond, *said])
+        body.append([fit["name"], " + ".join(terms), f"{fit['inside']:.0%}", beyond, *said])
     return head, body
 
 
@@ -100,12 +97,8 @@ def join(folder: Path) -> str:
 def joining(row: Row) -> list[str]:
     floor = row["bytes"] * 8 / (row["mbit"] * 1e6)
     sizes = [f"{row['mbit']:g}", f"{row['bytes'] / 1e6:.1f}", f"{floor:.1f}"]
-    return [
-        *sizes,
-        f"{row['here_s']:.1f}",
-        f"{row['here_s'] / floor:.2f}",
-        *(f"{row[k]:.1f}" for k in ("counted_s", "start_s")),
-    ]
+    seconds = [f"{row[key]:.1f}" for key in ("here_s", "counted_s", "start_s")]
+    return [*sizes, seconds[0], f"{row['here_s'] / floor:.2f}", *seconds[1:]]
 
 
 def packet(folder: Path) -> str:
@@ -113,24 +106,15 @@ def packet(folder: Path) -> str:
     if not path.exists():
         return NOTHING
     found = json.loads(path.read_text())
-    head = [
-        "data; p, K, bits",
-        "bit/parameter",
-        "less than FP16",
-        "reference: bit/parameter",
-        "less than FP16",
-    ]
+    head = ["data; p, K, bits", "bit/parameter", "less than FP16"]
+    head += ["reference: bit/parameter", "less than FP16"]
     head += ["encode, ms", "reference, ms", "energy lost", "reference"]
     body = []
     for r in found["rows"]:
-        theirs = r["p"] * (
-            1 + r["K"] * (r["bits"] + 16 / 128)
-        )  # a bit for each that is visited, scales in FP16
+        theirs = r["p"] * (1 + r["K"] * (r["bits"] + 16 / 128))  # a bit for each visited, scales in FP16
+        ours = r["bits_per_param"], r["ratio_fp16"]
         sizes = [
-            f"{r['bits_per_param']:.4f}",
-            f"{r['ratio_fp16']:.0f}x",
-            f"{theirs:.4f}",
-            f"{16 / theirs:.0f}x",
+            cell for bits, less in (ours, (theirs, 16 / theirs)) for cell in (f"{bits:.4f}", f"{less:.0f}x")
         ]
         times = [f"{r['encode_ms']:.1f}", f"{r['reference_encode_ms']:.1f}"]
         errors = [f"{r['error']:.4f}", f"{r['reference_error']:.4f}"]

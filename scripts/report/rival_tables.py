@@ -68,11 +68,10 @@ def links(folder: Path) -> str:
         return NOTHING
     ideal = work.GPTJ_TOKENS / work.GPTJ_S
     speeds = [speed for speed in SPEEDS if any(speed in by for by in steps.values())]
-    # Without an unthrottled speed of its own a system has an empty row.
-    free = {name: by.get("unthrottled") for name, by in steps.items()}
-    shares = {
-        n: {s: first / t for s, t in steps[n].items()} if first else {"": 0.0} for n, first in free.items()
-    }
+    shares = {name: {"": 0.0} for name in steps}  # an empty row without an unthrottled speed
+    for name, by in steps.items():
+        if first := by.get("unthrottled"):
+            shares[name] = {speed: first / times for speed, times in by.items()}
     sent, busy = ({name: dict[str, float]() for name in SYSTEMS} for _ in range(2))
     for row in rows:
         busy[row["system"]][row["speed"]] = row["busy"]

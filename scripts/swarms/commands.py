@@ -83,11 +83,7 @@ class Child(Process):
 
     def last_words(self) -> str:
         """The last thing it said on stderr, or its error, and where the rest is."""
-        lines = [
-            line
-            for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-            if line.strip()
-        ]
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line["error"]["message"] for line in self.said if "error" in line]
         said = (errors or [line for line in lines if line.startswith("error")] or lines or ["nothing"])[-1]
         return f"{said} ({self.log})"
@@ -196,19 +192,8 @@ class Swarm:
     ) -> Child:
         """Start `cocktail join` over the link of `peer`, named `name` (else like the peer)."""
         name = name or peer
-        line = [
-            *before,
-            *command,
-            "join",
-            "-",
-            "-y",
-            "--json",
-            "--name",
-            name,
-            "--wait",
-            "10m",
-            *self._door(peer),
-        ]
+        line = [*before, *command, "join", "-", "-y", "--json", "--name", name, "--wait", "10m"]
+        line += self._door(peer)
         return self.start(name, line, self.urls[peer] + "\n", **environment)
 
     def _door(self, peer: str) -> list[str]:
@@ -245,6 +230,10 @@ class Swarm:
         """Find the first wanted event of the hub that came after this time."""
         with self.changed:
             return next((t for t in self.told if t.at >= after and wanted(t.event)), None)
+
+    def accepted(self, peer: str, since: int, after: float) -> Told | None:
+        """Find the first round from `since` on, told after this time, that has a packet of this peer."""
+        return self.first(lambda e: peer in e.get("accepted", ()) and e["round"] >= since, after)
 
     def first_step(self, after: float = 0.0) -> Told | None:
         return self.first(lambda event: event.get("event") == "step", after)

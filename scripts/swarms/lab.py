@@ -38,11 +38,8 @@ def inside(program: Sequence[str], lab: Sequence[str]) -> list[Line]:
 
 def options(peers: int, **rates: float) -> list[str]:
     """The options of netlab for so many peers with equal lines: up, down, rtt, queue, loss."""
-    return [
-        "--peers",
-        str(peers),
-        *(word for name, value in rates.items() for word in (f"--{name}", str(value))),
-    ]
+    words = [word for name, value in rates.items() for word in (f"--{name}", str(value))]
+    return ["--peers", str(peers), *words]
 
 
 def link(member: str, state: str) -> None:

@@ -28,7 +28,7 @@ Event = dict[str, Any]  # one of --json
 
 @dataclass
 class Story:
-    """What has happened so far."""
+    """The run so far, as its events tell it."""
 
     folder: Path
     url: str = ""

@@ -1,4 +1,4 @@
-"""What one hub carries, and where its time goes, beside raw ZeroMQ with CURVE that moves the same bytes.
+"""The load that one hub carries, and where its time goes, beside raw ZeroMQ with CURVE on the same bytes.
 
     scripts/bench_hub --peers 64 --rounds 100           on two cores, three minutes
     scripts/bench_hub --peers 256 --megabytes 0.25
@@ -350,7 +350,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Load:
-    """What a hub is to carry."""
+    """The load of a measurement."""
 
     peers: int = 64
     megabytes: float = 1.0  # of a packet, about

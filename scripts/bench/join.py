@@ -1,6 +1,6 @@
-"""How long a late peer takes to join a real run, on a line as people have it at home.
+"""The time that a late peer takes to join a real run, on a line as people have it at home.
 
-    python -m scripts.bench.join --rate 20 --rtt 40 --megabytes 40 --rounds 20
+    scripts/start scripts.bench.join --rate 20 --rtt 40 --megabytes 40 --rounds 20
 
 In a network lab (exit 77 and the reason where it cannot be made): `cocktail launch` with one local peer, and
 once `--rounds` are committed a `cocktail join` behind a line of `--rate` Mbit/s both ways. It prints the
@@ -46,7 +46,7 @@ def cocktail(member: str, home: Path, *arguments: str) -> Process:
 
 
 def state(line: Line) -> str:
-    """What the late peer is at: its `state`, else the name of the event."""
+    """Name the late peer's progress: its `state`, else the event."""
     return str(line.get("state", line.get("event", ""))).split(" to round")[0]
 
 

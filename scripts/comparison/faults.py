@@ -1,4 +1,4 @@
-"""What a fault costs cocktail, and what it costs its rivals: the same peers, lines, model and moment.
+"""The cost of a fault to cocktail, and to its rivals: the same peers, lines, model and moment.
 
     scripts/rivals faults                                   every system and fault, about half an hour
     scripts/rivals faults --system cocktail --fault kill stop

@@ -97,7 +97,7 @@ def books(swarm: Swarm) -> Iterator[Check]:
     told = [(child, step) for child in swarm.children if child.name != HUB for step in child.heard("step")]
     for child, step in told:
         if truth.get(step["round"]) != step["fingerprint"]:
-            wrong.append(f"{child.name} held another global model after round {step['round']} ({child.out})")
+            wrong.append(f"{child.name} held another global model after round {step['round']} ({child.log})")
     exported, path = None, swarm.out / "model.safetensors"
     if path.is_file():
         exported = FlatParameters(load_model(swarm.out)).vector

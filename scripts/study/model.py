@@ -18,7 +18,7 @@ Named = dict[str, Tensor]  # each (N, ...)
 
 
 class Models:
-    """What N models of one config compute.
+    """N models of one config, computed together.
 
     Args:
         layout: where each parameter lies in a model's vector.
@@ -35,7 +35,8 @@ class Models:
         self.cos, self.sin = angle.cos().to(device), angle.sin().to(device)
 
     def gradients(self, vectors: Sequence[Tensor], rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Of each model's mean loss over its rows, all (B, T): (N, P), and the losses (N,)."""
+        """Compute the gradients (N, P) of each model's mean loss over its rows, all (B, T), and the losses
+        (N,)."""
         x = torch.stack(list(vectors)).requires_grad_()
         losses = self.losses(x, torch.stack(list(rows)).to(x.device))
         (grad,) = torch.autograd.grad(losses.sum(), x)

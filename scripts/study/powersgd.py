@@ -1,4 +1,4 @@
-"""What PowerSGD costs in held-out loss: cells of the quality study (bench_quality), its model and tokens.
+"""PowerSGD's cost in held-out loss: cells of the quality study (bench_quality), its model and tokens.
 
     scripts/rivals powersgd --ranks 1 4 --rates 2e-3 4e-3 8e-3 --seeds 1
 

@@ -1,4 +1,4 @@
-"""What compression costs in held-out loss, against synchronous all-reduce in FP32: the same tokens, the
+"""The cost of compression in held-out loss, against synchronous all-reduce in FP32: the same tokens, the
 learning rate tuned for each way.
 
     scripts/bench_quality --workers 2          # all cells that are not in the file yet, then the tables

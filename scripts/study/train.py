@@ -275,7 +275,7 @@ class Swarm:
         self.round += 1
 
     def average(self) -> None:
-        """What packets of 32 bits with p = K = 1 do, without making them."""
+        """Average all models, as packets of 32 bits with p = K = 1 would, without making them."""
         mean = self.everything()
         for peer in self.peers:
             peer.flat.vector.copy_(mean)

@@ -55,9 +55,8 @@ class Child(Process):
         self.works: float | None = None  # since when: the hub listened, a packet of the peer was in a round
         self.expects, self.why = {0}, ""  # exit statuses that are right; why another than 0 is
         self.memory: list[Look] = []
-        super().__init__(command, logs=logs, apart=True, **more)
-        assert self.err is not None
-        self.log = self.err
+        self.log = logs.with_name(logs.name + ".err")
+        super().__init__(command, logs=logs, **more)
 
     @property
     def alive(self) -> bool:

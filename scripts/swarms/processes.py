@@ -38,9 +38,10 @@ class Process:
     Args:
         member: run it in the namespace of this member of the network lab; "": in ours.
         stdin: all that it is to read; None: `tell` writes it.
-        logs: a path without ending; stdout is copied to its .jsonl, stderr goes to its .err.
+        logs: a path without ending: stdout is copied to its .jsonl, stderr goes to its .err. Such a process
+        is in a
+            session of its own, so that Ctrl-C at the terminal does not reach it.
         heard: called with each line, in the thread that reads them.
-        apart: in a session of its own, so that Ctrl-C at the terminal does not reach it.
     """
 
     def __init__(
@@ -51,24 +52,19 @@ class Process:
         stdin: str | None = None,
         logs: Path | None = None,
         heard: Callable[[Line], None] | None = None,
-        apart: bool = False,
         **environment: str,
     ) -> None:
         self.member, self.said, self.changed = member, list[Line](), threading.Condition()
-        self.out, self.err = (
-            (logs.parent / f"{logs.name}.{end}" for end in ("jsonl", "err")) if logs else (None,) * 2
-        )
-        self._heard = heard
-        known = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
+        self._logs, self._heard = logs, heard
         self.process = subprocess.Popen(
             [*(("ip", "netns", "exec", f"lab-{member}") if member else ()), *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.err.open("w") if self.err else None,
-            env=known,
+            stderr=logs.with_name(logs.name + ".err").open("w") if logs else None,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment,
             cwd=logs.parent if logs else None,
             text=True,
-            start_new_session=apart and os.name != "nt",
+            start_new_session=bool(logs) and os.name != "nt",
         )
         if stdin is not None and self.process.stdin is not None:
             with suppress(BrokenPipeError):
@@ -79,19 +75,21 @@ class Process:
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
-        log = self.out.open("w") if self.out else None
+        log = self._logs.with_name(self._logs.name + ".jsonl").open("w") if self._logs else None
         for text in self.process.stdout:
             if log:
                 log.write(text)
                 log.flush()
             with suppress(ValueError):  # a kill may cut a line short
                 line = {"came": time.monotonic()} | json.loads(text)
-                with self.changed:
-                    self.said.append(line)
-                    self.changed.notify_all()
+                self.said.append(line)
                 if self._heard:
                     self._heard(line)
-        self.process.wait()  # so that whoever is woken now finds it ended
+            self._wake()
+        self.process.wait()  # so that a thread that is woken now finds it ended
+        self._wake()
+
+    def _wake(self) -> None:
         with self.changed:
             self.changed.notify_all()
 
@@ -110,19 +108,14 @@ class Process:
         first."""
 
         def there() -> bool:
-            return (
-                len(self.heard(kind)) >= count
-                or self.ended
-                or any(isinstance(line.get("error"), dict) for line in self.said)
-            )
+            failed = any(isinstance(line.get("error"), dict) for line in self.said)
+            return len(self.heard(kind)) >= count or self.ended or failed
 
         with self.changed:
             self.changed.wait_for(there, timeout)
-        found = self.heard(kind)
-        if len(found) < count:
-            raise SystemExit(
-                f"{self.member or 'a process'}: no {kind} {count}; the last it said: {self.said[-1:]}"
-            )
+        if len(found := self.heard(kind)) < count:
+            who = self.member or "a process"
+            raise SystemExit(f"{who}: no {kind} {count}; the last it said: {self.said[-1:]}")
         return found[count - 1]
 
     @property

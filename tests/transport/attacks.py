@@ -3,7 +3,7 @@
     python tests/transport/attacks.py NAME '{"url": ..., "seconds": ..., "source": "127.0.0.2"}'
 
 They have the run's URL, so also what only somebody with it can do. `source` is the address they come from,
-where it is not the machine's own. `status` attacks nobody: it prints the hub's status.
+where it is not the machine's own.
 """
 
 from __future__ import annotations
@@ -24,23 +24,20 @@ from typing import Any
 import zmq
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from transport import ask_status, parse_url
+from transport import parse_url
 from transport.protocol.keys import CurveKeys, as_z85
 from transport.protocol.message_codec import decode_to_peer, encode
-from transport.protocol.messages import AskStatus, Attach, Attached, Get, Hello, Message, Pong, Welcome
+from transport.protocol.messages import Attach, Attached, Get, Hello, Message, Pong, Welcome
 from transport.protocol.run_url import RunURL
 from transport.wire.zeromq_sockets import MAX_FRAME, raise_file_limit
 
 BLOB = "base/blob"  # an object of some megabytes that the hub has
 KIB, MIB = 1 << 10, 1 << 20
-CURVE = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)  # ZMTP greeting
-HTTP = b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n"
-TLS = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500)
 
 
 @dataclass(frozen=True)
 class Attack:
-    """Where, until when, and from where."""
+    """A target, an end, and the address it comes from."""
 
     url: RunURL
     until: float  # monotonic
@@ -48,7 +45,7 @@ class Attack:
     context: zmq.Context[zmq.Socket[bytes]] | None = None
 
     def paced(self, rate: float) -> Iterator[int]:
-        """So many a second, until it is over."""
+        """Count so many a second, until it is over."""
         began = time.monotonic()
         for number in itertools.count():
             if (now := time.monotonic()) >= self.until:
@@ -57,7 +54,7 @@ class Attack:
             yield number
 
     def dealer(self, keys: CurveKeys | None = None, **options: int) -> zmq.Socket[bytes]:
-        """A connection that proves a key, its own or a fresh one."""
+        """Connect and prove a key, its own or a fresh one."""
         assert self.context is not None
         sock, mine = self.context.socket(zmq.DEALER), keys or CurveKeys.generate()
         sock.linger, sock.sndtimeo, sock.rcvtimeo = 0, 1000, 3000
@@ -72,7 +69,7 @@ class Attack:
         return encode(Hello(1, token or self.url.token, self.url.run, name))
 
     def session(self, keys: CurveKeys, name: str = "mallory") -> tuple[zmq.Socket[bytes], str]:
-        """A control connection that was welcomed, and its session."""
+        """Open a control connection that is welcomed; it, and its session."""
         sock = self.dealer(keys)
         sock.send(self.hello(name))
         while not isinstance(answer := decode_to_peer(sock.recv()), Welcome):
@@ -84,7 +81,7 @@ class Attack:
 
 
 def crowd(attack: Attack, said: bytes, rate: float, most: int) -> None:
-    """TCP connections that say this, and stay until there are too many."""
+    """Open TCP connections that say this, and stay until there are too many."""
     open: deque[socket.socket] = deque()
     for _ in attack.paced(rate):
         sock = socket.socket()
@@ -105,39 +102,7 @@ def idle(attack: Attack) -> None:
     crowd(attack, b"", 1000, 6000)
 
 
-def half(attack: Attack) -> None:
-    """1000 a second that stop after the greeting."""
-    crowd(attack, CURVE, 1000, 6000)
-
-
-def http(attack: Attack) -> None:
-    """500 requests a second."""
-    crowd(attack, HTTP, 500, 200)
-
-
-def tls(attack: Attack) -> None:
-    """500 a second that begin TLS."""
-    crowd(attack, TLS, 500, 200)
-
-
 # ---- with the hub's key ------------------------------------------------------------------------------------
-
-
-def silent(attack: Attack) -> None:
-    """100 connections a second that prove a key and say nothing, 500 at once."""
-    open: deque[zmq.Socket[bytes]] = deque()
-    for _ in attack.paced(100):
-        open.append(attack.dealer())
-        if len(open) > 500:
-            open.popleft().close()
-
-
-def guesses(attack: Attack) -> None:
-    """1000 greetings a second with wrong tokens."""
-    socks = [attack.dealer() for _ in range(8)]
-    for number in attack.paced(1000):
-        with contextlib.suppress(zmq.Again):
-            socks[number % 8].send(attack.hello("eve", f"guess-{number}"), zmq.DONTWAIT)
 
 
 def frames(attack: Attack) -> None:
@@ -177,23 +142,9 @@ def newcomers(attack: Attack) -> None:
             open.popleft().close()
 
 
-def one_key(attack: Attack) -> None:
-    """1000 greetings a second of one key, on 64 connections."""
-    keys = CurveKeys.generate()
-    socks = [attack.dealer(keys) for _ in range(64)]
-    for number in attack.paced(1000):
-        with contextlib.suppress(zmq.Again):
-            socks[number % 64].send(attack.hello(f"m{number}"), zmq.DONTWAIT)
-
-
 def talk(attack: Attack) -> None:
     """Control messages as fast as the line takes them, on 8 connections."""
     flood(attack, Pong(1.0))
-
-
-def questions(attack: Attack) -> None:
-    """Questions for the status, as fast as the line takes them, on 8 connections."""
-    flood(attack, AskStatus(1, attack.url.token, attack.url.run))
 
 
 def flood(attack: Attack, message: Message) -> None:
@@ -221,16 +172,13 @@ def unread(attack: Attack) -> None:
     control.close()
 
 
-ALL = (idle, half, http, tls, silent, guesses, frames, dust, newcomers, one_key, talk, questions, unread)
+ALL = (idle, frames, dust, newcomers, talk, unread)
 ATTACKS: dict[str, Callable[[Attack], None]] = {attack.__name__: attack for attack in ALL}
 
 
 def main(name: str, asked: dict[str, Any]) -> None:
     raise_file_limit()
     url = parse_url(asked["url"])
-    if name == "status":
-        print(json.dumps({"t": time.monotonic(), "kind": "status", **ask_status(url)}), flush=True)
-        return
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # the hub is measured, not what this takes
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     ATTACKS[name](Attack(url, time.monotonic() + asked["seconds"], asked.get("source", ""), context))

@@ -1,4 +1,4 @@
-"""The planner's memory beside a real peer's, part by part: one process a model, and what the system says.
+"""The planner's memory beside a real peer's, part by part, in a process for each model.
 
     scripts/bench_memory                             # five architectures on the CPU
     scripts/bench_memory --only llama,gptj --override lora.lora_r=8
@@ -12,7 +12,7 @@ its loops compiled; on a GPU the most that PyTorch had allocated. Its parts are 
     logits        the high-water mark of that forward and backward pass, above the activations
     exchange      that of encoding, alone: the compute of the last round waits for it; or of taking in
     all others    at the end: by how much less is held when the system is given back the pages of its tensors
-    rest          what is still held then, and was not before: nobody's
+    rest          what is still held then, was not before, and belongs to no part
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def write_model(name: str, folder: Path, device: str, words: int) -> None:
 
 
 class Host:
-    """What the system says this process holds; pages of libraries, read when first used, are not counted."""
+    """Host memory: what the system says this process holds, pages of libraries not counted."""
 
     def __init__(self) -> None:
         self.libraries = 0
@@ -96,7 +96,7 @@ class Host:
         Path("/proc/self/clear_refs").write_text("5")
 
     def most(self) -> int:
-        """Since `begin`."""
+        """The most since `begin`."""
         return kib("VmHWM") - self.files()
 
     def give_back(self, storages: Iterable[Any]) -> None:
@@ -110,7 +110,7 @@ class Host:
 
 
 class Cuda:
-    """What PyTorch has allocated."""
+    """Device memory: what PyTorch has allocated."""
 
     def __init__(self) -> None:
         import torch
@@ -189,7 +189,7 @@ class Watch:
 
 
 def tensors_of(peer: Any) -> dict[str, list[Any]]:
-    """What a peer holds all the time, under the planner's names; what lies beside its GPU is not here."""
+    """List what a peer holds on its device all the time, under the planner's names."""
     import torch
 
     local, flat, model = peer.trainer, peer.trainer.flat, peer.trainer.model
@@ -209,8 +209,8 @@ def tensors_of(peer: Any) -> dict[str, list[Any]]:
 
 
 def leases(given: argparse.Namespace, words: int) -> list[bytes]:
-    """Of each round, samples of unequal lengths, so that a mask is made; of other tokens each round, for with
-    the same all steps of Adam are equally long."""
+    """Make samples of unequal lengths for each round, so that a mask is made, and of other tokens each round:
+    with the same ones all steps of Adam are equally long."""
     import numpy as np
 
     from recipes.data.corpus import Sample, pack_samples
@@ -252,7 +252,7 @@ def train(folder: Path, given: argparse.Namespace, memory: Host | Cuda) -> dict[
 
 
 def warm(given: argparse.Namespace, place: Path) -> None:
-    """What is loaded, imported and compiled when it is first used."""
+    """Load, import and compile what is needed when it is first used."""
     from recipes.algorithm.cocktail_sgd import compressor_of, rehearse
 
     small = argparse.Namespace(**vars(given) | {"micro_batch": 1, "length": 8, "rounds": 3})
@@ -270,7 +270,7 @@ def kib(what: str) -> int:
 
 
 def one(given: argparse.Namespace, name: str, answer: Connection) -> None:
-    """In a process of its own: the plan's bytes and the measured ones, by part."""
+    """Send the plan's bytes and the measured ones, by part, from a process of its own."""
     from recipes.planning.memory_plan import Machine, plan_memory
 
     with tempfile.TemporaryDirectory() as place:
@@ -286,7 +286,7 @@ def one(given: argparse.Namespace, name: str, answer: Connection) -> None:
 
 
 def measured(given: argparse.Namespace) -> Iterator[tuple[str, dict[str, dict[str, int]]]]:
-    """Of each model, whose process has the libraries from this one where it can."""
+    """Measure each model in a process that has the libraries from this one where it can."""
     fork = given.device == "cpu"
     if fork:
         import torch

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from recipes.training import Link, Peer
     from transport import PeerLink, RunURL
     from transport.aggregators import ShardServer
-    from transport.peer import LinkLimits, PeerIdentity
     from transport.protocol import CurveKeys, Welcome
 
     from .run_link import RunLink
@@ -99,6 +98,7 @@ class VolunteerSession:
         """
         from cocktail_cli.host import versions
         from transport import Bandwidth, PeerLink
+        from transport.peer import LinkLimits, PeerIdentity
 
         limits, keys = self.limits, own_keys()
         with ExitStack() as stack:

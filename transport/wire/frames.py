@@ -1,6 +1,6 @@
-"""What a shell needs of the thing that carries frames, and what a message costs on it.
+"""The interface of a wire that carries frames, and the bytes that a message takes on it.
 
-Two things really exist: ZeroMQ (sockets.py) and queues in one process (memory.py).
+There are two implementations: ZeroMQ (zeromq_sockets.py) and queues in one process (memory_sockets.py).
 """
 
 from __future__ import annotations
@@ -15,36 +15,38 @@ Frames = Sequence[bytes | memoryview]
 
 
 class SharedPayload(bytes):
-    """A payload that goes to many: what a wire makes of it is made once."""
+    """A payload sent to many peers: the wire's own form of it is made once."""
 
     made: Any = None
 
 
 class HubWire(Protocol):
-    """The hub's end: many connections, each known by a name that the wire gives it, `<key>.<number>` or
-    `<key>.<origin>.<number>`."""
+    """The hub's end. The wire names each connection `<key>.<number>` or `<key>.<origin>.<number>`."""
 
     port: int
 
     def poll(self, timeout: float) -> Sequence[tuple[bytes, Frames]]:
-        """(connection, frames) of what has come; waits `timeout` seconds for the first, or for `wake`."""
+        """Return (connection, frames) of the messages received; wait `timeout` seconds for one, or for
+        `wake`."""
 
     def send(self, conn: bytes, frames: Frames) -> bool:
-        """False: the connection is closed, or its peer has not read for so long that nothing more fits."""
+        """Send a message; returns False if the connection is closed, or its queue full."""
 
     def held(self, conn: bytes) -> int:
-        """Bytes of this connection in our memory: come and not read, or sent and not taken. 0: not known."""
+        """Return the bytes held for a connection: received and not read, or sent and not acknowledged. 0: not
+        known."""
 
     def hang_up(self, conn: bytes) -> None:
-        """End a connection whose other end does what no peer does; it pays for it when it dials again."""
+        """Close a connection that misbehaves; its origin is charged when it dials again."""
 
-    def guard(self, now: float, owner: Callable[[bytes], str | None]) -> int:
-        """Hang up on those that are nobody's and hold a place or memory, or hold more than is theirs; to be
-        called every GUARD_S. `owner` says whose a connection is. How many were refused since the last time.
+    def guard(self, now: float, session_of: Callable[[bytes], str | None]) -> int:
+        """Close connections that belong to no session and use resources, or that hold too much.
+
+        To be called every GUARD_S. Returns how many connections were closed since the last call.
         """
 
     def wake(self) -> None:
-        """End a `poll`, from any thread."""
+        """End a `poll`; may be called from any thread."""
 
     def close(self) -> None: ...
 
@@ -56,28 +58,28 @@ MAX_BUFFERED = (
 
 
 def origin_of(conn: bytes) -> str:
-    """Where a connection comes from, as far as one can tell: what is limited is limited for each origin, so
-    a crowd from one does not take the place of who comes from another. Empty: not known."""
+    """Return the origin of a connection, or "". Limits hold for each origin, so a crowd behind one address
+    does not displace peers of another."""
     parts = conn.split(b".", 2)
     return parts[1].decode() if len(parts) == 3 else ""
 
 
 def key_of(conn: bytes) -> str:
-    """The CURVE key that the other end of a connection has proven to have: it is in the connection's name,
-    so nothing that belongs to a connection can be had with another key."""
+    """Return the CURVE key that the other end has proven. It is part of the connection's name, so another key
+    can never reach the same connection."""
     return conn.partition(b".")[0].decode()
 
 
 @dataclass(frozen=True)
 class Connected:
-    """A dialled flow is connected, its key proven."""
+    """A dialled flow is connected and the hub's key proven."""
 
     flow: int
 
 
 @dataclass(frozen=True)
 class Disconnected:
-    """A flow ended, or could not be dialled (`error` says why)."""
+    """A flow ended, or could not be dialled: then `error` says why."""
 
     flow: int
     error: Unreachable | None
@@ -85,30 +87,33 @@ class Disconnected:
 
 @dataclass(frozen=True)
 class Received:
+    """A message has arrived on a flow."""
+
     flow: int
     frames: list[bytes]
 
 
 class PeerWire(Protocol):
-    """A peer's end: flow 0 is control, the others bulk. Each is one connection, dialled anew after a Down."""
+    """A peer's end: flow 0 is control, the others bulk. Each is one connection, redialled after
+    Disconnected."""
 
     def dial(self, flow: int) -> None:
-        """Begin to connect; Up or Down follows within seconds."""
+        """Begin to connect; Connected or Disconnected follows within seconds."""
 
     def hang_up(self, flow: int) -> None:
-        """Close a flow at once; no Down follows."""
+        """Close a flow at once; no Disconnected follows."""
 
     def poll(self, timeout: float) -> list[Connected | Disconnected | Received]: ...
 
     def send(self, flow: int, frames: Frames) -> bool:
-        """False: nothing more fits, or the flow is not up."""
+        """Send a message; returns False if the queue is full or the flow is not connected."""
 
     def wake(self) -> None: ...
 
     def close(self) -> None: ...
 
 
-# CurveZMQ (RFC 26): a frame of n bytes travels as a MESSAGE command of "\x07MESSAGE", an 8-byte nonce and a
+# CurveZMQ (RFC 26): a frame of n bytes becomes a MESSAGE command of "\x07MESSAGE", an 8-byte nonce and a
 # box of 16 bytes of authentication, 1 of flags and the n. ZMTP 3.1 (RFC 37) puts a flag byte and a length
 # before it, of 1 byte up to 255 and of 8 beyond.
 CURVE_MESSAGE = 8 + 8 + 16 + 1
@@ -116,7 +121,7 @@ SHORT = 255
 
 
 def wire_size(frames: Sequence[bytes | memoryview]) -> int:
-    """Bytes of the TCP stream that these frames take, sent over ZMTP 3.1 with CURVE."""
+    """Return the bytes that these frames take in the TCP stream, over ZMTP 3.1 with CURVE."""
     total = 0
     for frame in frames:
         body = len(frame) + CURVE_MESSAGE

@@ -60,7 +60,7 @@ class MemoryHubWire:
         if end is not None:
             end[0].cut(end[1])
 
-    def guard(self, now: float, owner: Callable[[bytes], str | None]) -> int:
+    def guard(self, now: float, session_of: Callable[[bytes], str | None]) -> int:
         return 0
 
     def wake(self) -> None:

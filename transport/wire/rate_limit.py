@@ -1,9 +1,8 @@
-"""Token buckets: the bandwidth a peer may use, so that the others in the house keep theirs, and how often a
-hub lets somebody do what costs it something. The clock is an argument.
+"""Token buckets: the bandwidth a peer may use, and how often a hub accepts a costly request.
 
-A bucket fills at its rate, up to some seconds of it, and may go into debt. While a peer's is in debt, bulk
-waits: chunks are sent as the bucket for uploads allows, and asked for as the one for downloads does. Control
-messages wait for nothing, but count.
+A bucket fills at its rate, up to some seconds of it, and may go into debt. While a peer's bucket is in debt,
+bulk waits: one bucket limits the chunks sent, the other the chunks requested. Control messages never wait,
+but are counted. The clock is an argument.
 """
 
 from __future__ import annotations
@@ -13,15 +12,16 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 INFINITE = float("inf")
-SLACK_S = 0.05  # a thread that wakes a little late catches up; more would be a burst
-MAX_NAMES = 4096  # names of which a hub knows what they took
+SLACK_S = 0.05  # lets a thread that wakes late catch up; more would be a burst
+MAX_NAMES = 4096  # of buckets kept
 
 
 class TokenBucket:
-    """Bytes in one direction, over all connections of a peer; or whatever else has a rate. `rate` is of a
-    second, `slack_s` of them are kept; None: no limit.
+    """One token bucket, shared by threads: bytes of one direction of a peer, or another rate.
 
-    Links to owners and an owner's door have threads of their own and this bucket in common.
+    Args:
+        rate: tokens a second; None: no limit.
+        slack_s: seconds of the rate that the bucket holds.
     """
 
     def __init__(self, rate: float | None, slack_s: float = SLACK_S) -> None:
@@ -29,11 +29,11 @@ class TokenBucket:
             raise ValueError(f"a rate of {rate} bytes a second")
         self.rate, self._slack_s = rate, slack_s
         self._lock = threading.Lock()
-        self._level = 0.0  # bytes that may go now; below 0: the debt
-        self._at = -INFINITE  # when that was so
+        self._level = 0.0  # tokens at `_at`; below 0: the debt
+        self._at = -INFINITE  # seconds
 
     def level(self, now: float) -> float:
-        """Bytes that may go now; not above 0: none. More than these may go at once, and are owed then."""
+        """Return the tokens there are. If above 0, more than these may be taken: the rest is debt."""
         with self._lock:
             return self._filled(now)
 
@@ -46,27 +46,27 @@ class TokenBucket:
         return self._level
 
     def take(self, size: float, now: float) -> None:
-        """So many bytes went, or are sure to come. Below 0: fewer came than were expected."""
+        """Take tokens, for bytes sent or certain to arrive. A negative `size` returns some."""
         if self.rate is not None:
             with self._lock:
                 self._level = self._filled(now) - size
 
     def open_at(self, now: float) -> float:
-        """When something may go again; `now` or before: it may."""
+        """Return the time at which the level is above 0 again; `now` if it is."""
         if self.rate is None or self.level(now) > 0:
             return now
         return now + 0.001 - self._level / self.rate
 
 
 class TokenBuckets:
-    """A bucket of the same rate for each of many, by name: so much a second, so much at once."""
+    """Token buckets of one rate by name: `rate` a second, `at_once` in a burst."""
 
     def __init__(self, rate: float, at_once: float) -> None:
         self._rate, self._slack_s = rate, at_once / rate
-        self._buckets: dict[Hashable, TokenBucket] = {}  # who took last comes last
+        self._buckets: dict[Hashable, TokenBucket] = {}  # the last used last
 
     def take(self, name: Hashable, now: float, size: float = 1.0) -> bool:
-        """May it? Then so much is taken."""
+        """Take tokens if the bucket is not in debt; returns whether they were taken."""
         bucket = self._of(name)
         if bucket.level(now) <= 0:
             return False
@@ -74,7 +74,7 @@ class TokenBuckets:
         return True
 
     def fine(self, name: Hashable, now: float, size: float) -> None:
-        """So much is taken, whatever there is."""
+        """Take tokens even if that makes a debt."""
         self._of(name).take(size, now)
 
     def _of(self, name: Hashable) -> TokenBucket:
@@ -87,14 +87,14 @@ class TokenBuckets:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """What the owner of this machine lends, in bytes a second each way; None: all there is."""
+    """The bandwidth that a volunteer lends, in bytes a second; None: no limit."""
 
     up: float | None = None
     down: float | None = None
 
 
 class RateLimits:
-    """Both directions of one peer."""
+    """The rate limits of one peer, both directions."""
 
-    def __init__(self, lent: Bandwidth) -> None:
-        self.up, self.down = TokenBucket(lent.up), TokenBucket(lent.down)
+    def __init__(self, bandwidth: Bandwidth) -> None:
+        self.up, self.down = TokenBucket(bandwidth.up), TokenBucket(bandwidth.down)

@@ -1,12 +1,12 @@
 """ZeroMQ ends of the wire, always with CURVE. PROTOCOL.md, "Socket options", has the reasons.
 
-One ROUTER at the hub on one TCP port takes control and bulk connections alike; a peer has a DEALER for each.
-No routing ids are set: a fixed id is a permanent black hole after a half-open connection, or can be taken
-over. What the hub knows a connection by begins with the key that was proven in its handshake, as libzmq tells
-it (ZAP, RFC 27): a stranger who takes the routing id of a dead connection is another connection.
+One ROUTER at the hub on one TCP port accepts control and bulk connections alike; a peer has a DEALER for
+each. No routing ids are set: a fixed id is a permanent black hole after a half-open connection, or can be
+taken over. The hub's name for a connection begins with the key proven in its handshake (ZAP, RFC 27), so a
+stranger that takes the routing id of a dead connection is another connection.
 
-A dialled connection that ends is thrown away with its queues and a fresh one is made: what a reconnect would
-deliver late, or lose silently, is the application's to say again.
+A dialled connection that ends is discarded with its queues, and a fresh one is made: the application repeats
+what a reconnect would deliver late or lose silently.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from transport.protocol import (
 from .connection_guard import ConnectionGuard, origin
 from .frames import Connected, Disconnected, Frames, Received, SharedPayload, wire_size
 
-MAX_FRAME = MAX_CHUNK + 1024  # what CURVE adds is 33
-LAST_WORDS_MS = 300  # for what was said last, where a hub ends without waiting for its peers
-MANY_FILES = 1 << 20  # where a system names no limit
+MAX_FRAME = MAX_CHUNK + 1024  # CURVE adds 33
+LAST_WORDS_MS = 300  # to send the last messages if a hub ends without waiting for its peers
+MANY_FILES = 1 << 20  # if a system names no limit
 HANDSHAKE_S = 10.0  # from TCP connected to the key proven
 # Plain numbers: joining zmq's own flags takes Python longer than sending a frame.
 NOW, MORE_NOW = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
 def set_options(sock: zmq.Socket[bytes], options: dict[str, int]) -> None:
-    """Set those options that this platform's libzmq knows."""
+    """Set the options that this platform's libzmq knows."""
     for name, value in options.items():
         option = getattr(zmq, name, None)
         if option is not None:
@@ -83,7 +83,8 @@ PEER = {
 
 
 class RouterWire:
-    """The hub's ROUTER. Raises AddressInUse. `wake` may be called from any thread, the rest from one."""
+    """The hub's ROUTER: a HubWire. Raises AddressInUse. `wake` may be called from any thread, the rest from
+    one."""
 
     def __init__(
         self,
@@ -99,10 +100,10 @@ class RouterWire:
         set_options(self._router, COMMON | HUB)
         self._router.curve_server = True
         self._router.curve_publickey, self._router.curve_secretkey = as_z85(keys.public), as_z85(keys.secret)
-        self._doorkeeper = KeyAuthenticator(self._context, allowed)
+        self._authenticator = KeyAuthenticator(self._context, allowed)
         self._router.zap_domain = b"cocktail"
-        self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer nobody gets in
-        self._connections = ConnectionGuard(self._context, self._router, files)
+        self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no connection without an answer
+        self._guard = ConnectionGuard(self._context, self._router, files)
         try:
             where = f"[{host}]" if ":" in host else host
             self._router.bind(f"tcp://{where}:{port or '*'}")
@@ -110,30 +111,30 @@ class RouterWire:
             assert isinstance(endpoint, bytes)
             self.port = int(endpoint.rpartition(b":")[2].strip(b"\0"))
         except zmq.ZMQError as error:
-            self._connections.close()
+            self._guard.close()
             self._router.close(0)
-            self._doorkeeper.close()
+            self._authenticator.close()
             self._context.term()
             reason = (
                 "another program uses it" if error.errno in (errno.EADDRINUSE, zmq.EADDRINUSE) else str(error)
             )
             raise AddressInUse(host, port, reason) from None
-        self._connections.port = self.port
+        self._guard.port = self.port
         self._waker = Waker(self._context)
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._waker.inner, zmq.POLLIN)
-        self._poller.register(self._doorkeeper.sock, zmq.POLLIN)
+        self._poller.register(self._authenticator.sock, zmq.POLLIN)
 
     def poll(self, timeout: float) -> list[tuple[bytes, Frames]]:
         ready = dict(self._poller.poll(max(0, round(timeout * 1000))))
         if self._waker.inner in ready:
             self._waker.clear()
-        if self._doorkeeper.sock in ready:
-            self._doorkeeper.answer()
-        self._connections.look_again(time.monotonic())  # in no poller: a flood of dials would end every poll
+        if self._authenticator.sock in ready:
+            self._authenticator.answer()
+        self._guard.look_again(time.monotonic())  # polled apart: a flood of dials would end every poll
         came: list[tuple[bytes, Frames]] = []
-        while len(came) < 64:  # then look after the others: time, workers, what is to be sent
+        while len(came) < 64:  # then give the caller its turn
             try:
                 came.append(self._read())
             except zmq.Again:
@@ -141,25 +142,25 @@ class RouterWire:
         return came
 
     def _read(self) -> tuple[bytes, Frames]:
-        """One message. The key is known of the first frame only where that is not copied; the others are
-        large, and stay where ZeroMQ has them.
+        """Read one message. The key is known only of a first frame that is not copied; the others are large
+        and stay in ZeroMQ's memory.
         """
         id = self._router.recv(NOW)
         last = first = self._router.recv(NOW, copy=False)
         frames: list[bytes | memoryview] = [first.bytes]
         while last.more:
             last = self._router.recv(NOW, copy=False)
-            if len(frames) < 3:  # more than two are no message; there may be a million
+            if len(frames) < 3:  # more than two are never valid; there may be a million
                 frames.append(last.buffer)
         where = origin(str(first.get("Peer-Address")))
         conn = b".".join((str(first.get("User-Id")).encode(), where.encode(), id))
-        self._connections.came(int(first.get(zmq.SRCFD)), conn, wire_size(frames), time.monotonic())
+        self._guard.came(int(first.get(zmq.SRCFD)), conn, wire_size(frames), time.monotonic())
         return conn, frames
 
     def send(self, conn: bytes, frames: Frames) -> bool:
         try:
-            # copying 256 KiB is cheaper than the reference counting that spares it, and safe against a
-            # changed buffer; but what goes to all is copied once, and libzmq counts who still needs it
+            # copying 256 KiB is cheaper than the reference counting that saves it, and safe if the buffer
+            # changes; a shared payload is copied once and libzmq counts its references
             self._router.send(conn.split(b".", 2)[2], MORE_NOW)
             for frame in frames[:-1]:
                 self._router.send(frame, MORE_NOW)
@@ -173,31 +174,32 @@ class RouterWire:
             if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 return False
             raise
-        self._connections.sent(conn, wire_size(frames))
+        self._guard.sent(conn, wire_size(frames))
         return True
 
     def held(self, conn: bytes) -> int:
-        return self._connections.held(conn)
+        return self._guard.held(conn)
 
     def hang_up(self, conn: bytes) -> None:
-        self._connections.hang_up(conn, time.monotonic())
+        self._guard.hang_up(conn, time.monotonic())
 
-    def guard(self, now: float, owner: Callable[[bytes], str | None]) -> int:
-        return self._connections.guard(now, owner)
+    def guard(self, now: float, session_of: Callable[[bytes], str | None]) -> int:
+        return self._guard.guard(now, session_of)
 
     def wake(self) -> None:
         self._waker.wake()
 
     def close(self) -> None:
-        self._connections.close()
+        self._guard.close()
         self._router.close(LAST_WORDS_MS)
-        self._doorkeeper.close()
+        self._authenticator.close()
         self._waker.close()
         self._context.term()
 
 
 class DealerWire:
-    """A peer's connections to one hub. `wake` may be called from any thread, the rest from one."""
+    """A peer's connections to one hub: a PeerWire. `wake` may be called from any thread, the rest from
+    one."""
 
     def __init__(self, host: str, port: int, server_key: str, keys: CurveKeys | None = None) -> None:
         self._host, self._port = host, port
@@ -208,7 +210,7 @@ class DealerWire:
         self._poller.register(self._waker.inner, zmq.POLLIN)
         self._socks: dict[int, zmq.Socket[bytes]] = {}
         self._monitors: dict[int, zmq.Socket[bytes]] = {}
-        self._connecting: dict[int, float] = {}  # flow -> until when its key must be proven
+        self._connecting: dict[int, float] = {}  # flow -> deadline for the handshake
         self._resolved: queue.SimpleQueue[tuple[int, int, str | Unreachable]] = queue.SimpleQueue()
         self._attempt: dict[int, int] = {}  # flow -> number of its newest dial
         self._attempts = 0
@@ -222,7 +224,7 @@ class DealerWire:
         ).start()
 
     def _probe(self, flow: int, attempt: int) -> None:
-        """Find an address that answers. ZeroMQ would retry silently and not say what failed."""
+        """Find an address that answers: ZeroMQ would retry silently and not report what failed."""
         result: str | Unreachable
         try:
             result = reach(self._host, self._port)
@@ -340,7 +342,8 @@ class DealerWire:
 
 
 def is_reachable(address: str, server_key: str, keys: CurveKeys, timeout: float = 5.0) -> bool:
-    """Does whoever holds this key take connections there? Waits up to `timeout` seconds."""
+    """Try to connect to `address`; returns whether a server with this key answers within `timeout`
+    seconds."""
     until = time.monotonic() + timeout
     try:
         host, port = parse_address(address)
@@ -358,10 +361,10 @@ def is_reachable(address: str, server_key: str, keys: CurveKeys, timeout: float 
 
 
 class KeyAuthenticator:
-    """Answers libzmq when it asks who may connect: whoever has proven a key, and by that key we know him.
+    """Answers libzmq's ZAP requests: every proven key that is `allowed` may connect.
 
-    Who is let into the run is decided on what he says, where the answer can have a reason. An owner's door
-    opens to `allowed` keys alone.
+    Admission to the run is decided on Hello, whose answer can carry a reason. A shard server allows the keys
+    of its members only.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: Callable[[str], bool]) -> None:
@@ -396,7 +399,7 @@ class Waker:
     def wake(self) -> None:
         with self._lock:
             if not self._outer.closed:
-                with contextlib.suppress(zmq.Again):  # so many wakes are under way that one more says nothing
+                with contextlib.suppress(zmq.Again):  # enough wake-ups are queued
                     self._outer.send(b"", zmq.DONTWAIT)
 
     def clear(self) -> None:
@@ -411,7 +414,7 @@ class Waker:
 
 
 def reach(host: str, port: int, timeout: float = 5.0) -> str:
-    """The IP address of `host` that takes connections on `port`. Raises Unreachable: dns or tcp."""
+    """Return the IP address of `host` that accepts connections on `port`. Raises Unreachable: dns or tcp."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -433,8 +436,8 @@ def reach(host: str, port: int, timeout: float = 5.0) -> str:
 
 
 def raise_file_limit() -> int:
-    """Allow as many connections as this system lets us: out of descriptors, a hub's I/O thread would spin.
-    Returns how many that are."""
+    """Raise the limit of descriptors to the system's maximum and return it: out of descriptors, a hub's I/O
+    thread would spin."""
     try:
         import resource
     except ImportError:  # not on Windows, which has no such limit

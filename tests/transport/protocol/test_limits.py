@@ -98,7 +98,7 @@ def test_a_descriptor_that_is_something_elses_by_now_is_no_connection(family: st
         if family == "AF_NETLINK":
             other.connect((0, 0))
         assert connection_guard.peer_of(other.fileno()) is None
-        assert connection_guard.ask(other.fileno(), lambda sock: sock.getsockname()[1]) is None
+        assert connection_guard.with_socket(other.fileno(), lambda sock: sock.getsockname()[1]) is None
         other.getsockname()  # it is still open
 
 

@@ -6,7 +6,7 @@ from compress.codec import Cocktail, Encoded
 from compress.errors import NonFiniteError, PacketError
 from compress.fingerprint import fingerprint, fingerprint_after
 from compress.packet import VERSION as PACKET_VERSION
-from compress.packet import Expanded, decode, expanded, pieces
+from compress.packet import PackedUpdate, decode, decode_packed, decode_windows
 from compress.sampling import Sample
 from compress.sharding import Shard, join, split
 from compress.sparse_update import Update
@@ -15,17 +15,17 @@ __all__ = [
     "PACKET_VERSION",
     "Cocktail",
     "Encoded",
-    "Expanded",
     "NonFiniteError",
+    "PackedUpdate",
     "PacketError",
     "Sample",
     "Shard",
     "Update",
     "decode",
-    "expanded",
+    "decode_packed",
+    "decode_windows",
     "fingerprint",
     "fingerprint_after",
     "join",
-    "pieces",
     "split",
 ]

@@ -122,24 +122,24 @@ class Cocktail:
                 return self._encode_chunks(v, seed)
             if usable(v) if kernels is None else kernels:
                 return self._encode_there(v, seed)
-            fast = compiled(len(v)) if kernels is None else None
-            return self._encode_here(v.cpu().numpy(), seed, fast)
+            loops = compiled(len(v)) if kernels is None else None
+            return self._encode_here(v.cpu().numpy(), seed, loops)
         except NonFiniteError as error:
             raise NonFiniteError(error.value, error.position, names and names(error.position)) from None
 
-    def _encode_here(self, v: np.ndarray, seed: int, fast: ModuleType | None = None) -> Encoded:
+    def _encode_here(self, v: np.ndarray, seed: int, loops: ModuleType | None = None) -> Encoded:
         if self._whole:  # the identity keeps zeros and denormals too
             return self._pack(len(v), topk.everything(v), seed)
-        source = fast.Vector(v) if fast else topk.Plain(v)
-        return self._pack(len(v), topk.largest(source, self._count(len(v))), seed, fast)
+        source = loops.Vector(v) if loops else topk.Plain(v)
+        return self._pack(len(v), topk.largest(source, self._count(len(v))), seed, loops)
 
     def _encode_chunks(self, v: torch.Tensor, seed: int) -> Encoded:
         """What is kept is sought where v is, the rest is the host's."""
         return self._pack(len(v), topk.in_chunks(v, self.topk_chunk, self.topk_ratio), seed)
 
-    def _pack(self, m: int, kept: topk.Survivors, seed: int, fast: ModuleType | None = None) -> Encoded:
-        codes = quantize(kept.values, self.quant_bits, self.quant_bucket_size, self._noise(seed), fast)
-        packet = format.write(m, index_coding.store(kept.positions, m, fast), codes)
+    def _pack(self, m: int, kept: topk.Survivors, seed: int, loops: ModuleType | None = None) -> Encoded:
+        codes = quantize(kept.values, self.quant_bits, self.quant_bucket_size, self._noise(seed), loops)
+        packet = format.write(m, index_coding.encode_positions(kept.positions, m, loops), codes)
         return Encoded(packet, m, torch.from_numpy(kept.positions), codes)
 
     def _encode_there(self, v: torch.Tensor, seed: int) -> Encoded:
@@ -163,7 +163,7 @@ class Cocktail:
             )
         else:
             quantized = code_kernels.quantize(kept.values, self.quant_bits, self.quant_bucket_size)
-        packet = format.write(m, selection_kernels.places(kept.positions, m), quantized)
+        packet = format.write(m, selection_kernels.encode_positions(kept.positions, m), quantized)
         return Encoded(packet, m, kept.positions, quantized)
 
     @property

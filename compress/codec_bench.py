@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from compress.packet import codes_of, decode
+from compress.packet import decode, read_header
 from compress.sampling import Sample
 
 from .bit_packing import unpack
@@ -127,15 +127,15 @@ def _spent(pair: Pair, mix: Cocktail, s: Sample, round: int, target: torch.Tenso
 def bound(packet: bytes, m: int, update: Update) -> float:
     """Bits for each sampled element: H(K) + K (H(codes) + 16 / bucket), entropies of what was really sent."""
     density = len(update.values) / m
-    codes = codes_of(packet, m)
-    if codes.bits == 3:
+    codes = read_header(memoryview(packet), m).expanded().codes()
+    if codes.quant_bits == 3:
         numbers = unpack(codes.packed[-(-codes.count // 8) :], 2, codes.count)
         each = 1 + entropy(np.bincount(numbers) / codes.count)
-    elif codes.bits <= 8:
-        each = entropy(np.bincount(unpack(codes.packed, codes.bits, codes.count)) / codes.count)
+    elif codes.quant_bits <= 8:
+        each = entropy(np.bincount(unpack(codes.packed, codes.quant_bits, codes.count)) / codes.count)
     else:
-        each = float(codes.bits)
-    return entropy(np.array([density, 1 - density])) + density * (each + 16 / codes.bucket)
+        each = float(codes.quant_bits)
+    return entropy(np.array([density, 1 - density])) + density * (each + 16 / codes.quant_bucket_size)
 
 
 def entropy(shares: np.ndarray) -> float:

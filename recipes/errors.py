@@ -1,7 +1,7 @@
-"""What can be wrong with a recipe, its data or its model, said so that the user can mend it.
+"""Errors of a recipe, its data or its model, with texts that say how to fix them.
 
-All of it is the owner's input and not our bug, so it is one family, `InputError`; whoever talks to the user
-needs no other name from here than that one and `HubUnreachable`.
+All are faults of the user's input, not bugs, so they are one family, `InputError`. A caller that reports
+errors needs only that name and `HubUnreachable`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 
 
 class InputError(Exception):
-    """The recipe, its data or its model cannot be used as they stand."""
+    """The recipe, its data or its model cannot be used."""
 
 
 class DataError(InputError):
@@ -29,13 +29,13 @@ class HubUnreachable(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a recipe, and where it is written."""
+    """One fault of a recipe, and where it is written."""
 
     file: str  # path of the recipe, or "override" for a key=value of the command line
     line: int | None  # 1-based; None where there is no line (overrides, files that do not open)
     key: str  # dotted path, "" for the file as a whole
     message: str
-    hint: str = ""  # what to type instead, where that can be said
+    hint: str = ""  # what to type instead
 
     @property
     def place(self) -> str:
@@ -43,7 +43,7 @@ class Problem:
 
 
 class RecipeError(InputError):
-    """The recipe is not valid. `problems` has everything that was found, in the order of the lines."""
+    """The recipe is not valid. `problems` has all faults, by line."""
 
     def __init__(self, problems: Sequence[Problem], source: str = "the recipe") -> None:
         order = sorted(problems, key=lambda p: (p.line is None, p.line or 0))
@@ -64,7 +64,7 @@ class RecipeError(InputError):
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found: a line for the user. `error` is what a failed check met, if it met one."""
+    """Result of one check, for the user; `error`: the exception of a failed check, if any."""
 
     level: Literal["ok", "warn", "fail"]
     about: str  # recipe, model, data, gpu, disk, ...

@@ -114,12 +114,11 @@ class Commit:
 
 @dataclass(frozen=True)
 class Inherit:
-    """Merge a leaver's handoff before the next aggregation."""
+    """Merge a leaver's handoff before the next aggregation, or store it for the aggregators of shards."""
 
     session: str
     peer: str
     share: float  # of the mean
-    to_all: bool = False  # store it for every shard's aggregator instead of merging it here
 
 
 @dataclass(frozen=True)
@@ -202,11 +201,8 @@ class CommitDone:
 class Shell(Protocol):
     """Threads of the shell; each method may be called from any of them."""
 
-    def call(self, job: Callable[[], list[Action]]) -> None:
-        """Run a job in the I/O thread, then perform the actions that it returns."""
-
-    def apply(self, change: Callable[[], object]) -> None:
-        """Change the state machine in the I/O thread, then perform the actions that this causes."""
+    def apply(self, change: Callable[[float], object]) -> None:
+        """Call `change(now)` on the state machine in the I/O thread, then perform the actions it caused."""
 
     def later(self, job: Callable[[], object]) -> None:
         """Run a job in the commit thread, after those it was given before."""

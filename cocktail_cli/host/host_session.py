@@ -217,7 +217,7 @@ class HostSession:
             repository.open()  # a token that may not write is found before hours of training
         for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
             # a missing file is found before a model is fetched
-            read_rows(dataset, told=self.meter(f"fetching {dataset.path}"))
+            read_rows(dataset, progress=self.meter(f"fetching {dataset.path}"))
         self.show(Progressed("preparing the base model"))
         if self.resumed is None:
             fetched = self.meter(f"fetching {model.model_name_or_path}")
@@ -287,7 +287,7 @@ class HostSession:
         work.recover(ledger)
         narrator.recall(ledger)
         keep_freed_memory()
-        hub = Hub(listen.bind, listen.port, keys, ledger, settings, work)
+        hub = Hub((listen.bind, listen.port), keys, ledger, settings, work)
         work.tell = hub.warn
         hub.start()
         reach = reach_of(listen.bind, hub.port, listen.advertise)

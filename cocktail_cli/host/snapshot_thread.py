@@ -90,7 +90,7 @@ class CommittedModel:
         """Open the fold up to `round` (None: all committed rounds), from the newest snapshot not after it,
         else from the base. Valid inside the `with`.
         """
-        from compress.packet import InFile
+        from compress.packet import FileSlice
         from recipes.algorithm import compressor_of
         from recipes.models import open_trained
         from recipes.snapshots import Fold, KnownFingerprint
@@ -110,7 +110,7 @@ class CommittedModel:
                     seed=self.recipe.training.seed,
                     source=vector,
                     start=start,
-                    packets=[InFile(packets, record.payload, record.length) for record in records],
+                    packets=[FileSlice(packets, record.payload, record.length) for record in records],
                     known=known[0] if known else None,
                     stop=stop,
                     progress=told,

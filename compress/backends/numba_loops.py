@@ -236,9 +236,11 @@ def gaps(positions: np.ndarray, out: np.ndarray) -> int:
 
 
 @loop
-def places(gaps: np.ndarray, out: np.ndarray) -> bool:
-    """Positions of gap bytes, both (k,). False where one of them is an escape, and `out` means nothing."""
-    at, escapes = np.int64(-1), False
+def positions(gaps: np.ndarray, before: int, out: np.ndarray) -> bool:
+    """Positions of gap bytes, both (k,), behind the position `before`. False where one of them is an escape,
+    and `out` means nothing.
+    """
+    at, escapes = np.int64(before), False
     for i in range(len(gaps)):
         escapes |= gaps[i] == 255
         at += np.int64(gaps[i]) + 1

@@ -1,18 +1,18 @@
 """The bytes of a packet, written and read."""
 
-from .format import VERSION, codes_of, decode
+from .decoder import decode, decode_windows, window_memory
+from .format import VERSION, read_header, write
 from .index_coding import (
     CROWDED,
     FEW,
     GAPS,
-    Places,
-    load,
-    small_steps,
-    store,
+    EncodedPositions,
+    decode_positions,
+    encode_positions,
+    encode_steps,
 )
-from .packed_update import Expanded, expanded
-from .section_streams import Bytes, InFile
-from .windowed_decoder import memory, pieces
+from .packed_update import PackedUpdate, decode_packed
+from .section_streams import Bytes, FileSlice
 
 __all__ = [
     "CROWDED",
@@ -20,15 +20,16 @@ __all__ = [
     "GAPS",
     "VERSION",
     "Bytes",
-    "Expanded",
-    "InFile",
-    "Places",
-    "codes_of",
+    "EncodedPositions",
+    "FileSlice",
+    "PackedUpdate",
     "decode",
-    "expanded",
-    "load",
-    "memory",
-    "pieces",
-    "small_steps",
-    "store",
+    "decode_packed",
+    "decode_positions",
+    "decode_windows",
+    "encode_positions",
+    "encode_steps",
+    "read_header",
+    "window_memory",
+    "write",
 ]

@@ -10,6 +10,7 @@ plain       32 or 64 bits each: a handful of survivors.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -19,6 +20,7 @@ from compress.bit_packing import pack, unpack
 from compress.errors import PacketError
 
 from .entropy_coding import Section, shrink
+from .section_streams import Stream
 
 ALL, GAPS, MASK, ELIAS_FANO, PLAIN = range(5)
 FEW = 4096  # up to here all four ways are tried
@@ -28,7 +30,7 @@ FINE = 40  # mean of the gap's upper part, at most
 
 
 @dataclass(frozen=True)
-class Places:
+class EncodedPositions:
     """Positions as they travel."""
 
     kind: int
@@ -41,65 +43,127 @@ class Places:
         return len(self.main.data) + len(self.low.data)
 
 
-def store(positions: np.ndarray, m: int, fast: ModuleType | None = None) -> Places:
+def encode_positions(positions: np.ndarray, m: int, loops: ModuleType | None = None) -> EncodedPositions:
     """positions: (k,) int64, ascending, each once, below m. The smallest form, or what is likely to be.
-    `fast`: `compress.compiled`, same bytes.
+    `loops`: `compress.compiled`, same bytes.
     """
     k = len(positions)
     if k == m:
-        return Places(ALL, 0, shrink(b""), shrink(b""))
+        return EncodedPositions(ALL, 0, shrink(b""), shrink(b""))
     if k == 0:
         return _plain(positions, m)  # nothing is worth sending: no gap, no bit
     if k <= FEW:
         ways = [_gaps(positions, m), _elias_fano(positions, m), _plain(positions, m)]
         if m <= FEW * 64:
             ways.append(_mask(positions, m))
-        return min(ways, key=Places.size)
-    return _mask(positions, m) if k > CROWDED * m else _gaps(positions, m, fast)
+        return min(ways, key=EncodedPositions.size)
+    return _mask(positions, m) if k > CROWDED * m else _gaps(positions, m, loops)
 
 
-def small_steps(step: np.ndarray) -> Places:
+def encode_steps(step: np.ndarray) -> EncodedPositions:
     """From each survivor to the next, (k,) uint8, at least 1; the first counts from -1. Overwrites `step`."""
     step -= 1
-    return Places(GAPS, 0, shrink(step.data), shrink(b""))
+    return EncodedPositions(GAPS, 0, shrink(step.data), shrink(b""))
 
 
-def load(
-    kind: int,
-    shift: int,
-    main: np.ndarray,
-    low: np.ndarray,
-    m: int,
-    k: int,
-    fast: ModuleType | None = None,
-) -> np.ndarray:
-    """The inverse: (k,) int64, ascending, each once, below m; PacketError where the bytes do not say that.
+def decode_positions(
+    coded: EncodedPositions, m: int, k: int, window: int, loops: ModuleType | None = None
+) -> Iterator[np.ndarray]:
+    """Decode k positions, `window` (a multiple of 8) at a time: int64, ascending, each once, below m.
 
-    main, low: (bytes,) uint8, of the lengths that `sizes` allows. `fast`: `compress.compiled`, same numbers.
+    PacketError where the sections, of the lengths that `section_sizes` allows, do not hold that.
     """
-    if kind == ALL:
-        return np.arange(m, dtype=np.int64)
-    if kind == GAPS:
-        positions = _load_gaps(shift, main, low, m, k, fast)
-    elif kind == MASK:
-        positions = np.flatnonzero(np.unpackbits(main, bitorder="little"))
-    elif kind == ELIAS_FANO:
-        upper = np.flatnonzero(np.unpackbits(main, bitorder="little"))
-        if len(upper) != k:
-            raise PacketError(f"Elias-Fano marks {len(upper):,} survivors, the header says {k:,}")
-        positions = (upper - np.arange(k) << shift) + unpack(low, shift, k)
+    main, low, shift = Stream(coded.main), Stream(coded.low), coded.shift
+    gaps, every = coded.kind == GAPS, None
+    if loops and gaps and not shift and main.left == k:
+        every = _compiled_gaps(main, k, window, loops)
+    done, before, passed = 0, -1, 0  # positions so far; the last one; the low bits of all gaps
+    for upper in every or _grouped(_upper(coded, m, main, window), window):
+        count = len(upper)
+        if done + count > k:  # and there are low bits for no more
+            raise PacketError(f"positions of more survivors than the {k:,} that the header says")
+        positions = upper
+        if not every and (gaps or coded.kind == ELIAS_FANO):
+            order = np.arange(done, done + count)
+            lower = unpack(low.read(-(-count * shift // 8)), shift, count)
+            if gaps:
+                lower = np.cumsum(lower) + passed
+                positions, passed = (upper << shift) + order + lower, int(lower[-1])
+            else:
+                positions = (upper - order << shift) + lower
+        in_order = coded.kind not in (ELIAS_FANO, PLAIN) or bool((positions[1:] > positions[:-1]).all())
+        if positions[0] <= before or not in_order:
+            raise PacketError("positions that do not ascend")
+        done, before = done + count, int(positions[-1])
+        if before >= m:
+            raise PacketError(f"a position {before:,} in a vector of {m:,}")
+        yield positions
+    if done != k:
+        raise PacketError(f"positions of {done:,} survivors, the header says {k:,}")
+    main.end()
+    low.end()
+
+
+def _upper(coded: EncodedPositions, m: int, main: Stream, window: int) -> Iterator[np.ndarray]:
+    """Read section 0: positions, or what lies above their low bits; of gaps, their running sum. int64"""
+    if coded.kind == ALL:
+        for start in range(0, m, window):
+            yield np.arange(start, min(start + window, m), dtype=np.int64)
+    elif coded.kind == GAPS:
+        yield from _sums(coded.shift, m, main, window)
+    elif coded.kind in (MASK, ELIAS_FANO):
+        start = 0
+        while main.left:
+            bits = np.unpackbits(main.read(window // 8), bitorder="little")
+            yield np.flatnonzero(bits) + start
+            start += len(bits)
     else:
-        positions = main.view("<u4" if m <= 1 << 32 else "<u8").astype(np.int64)
-    if len(positions) != k:
-        raise PacketError(f"positions of {len(positions):,} survivors, the header says {k:,}")
-    if k and (positions[-1] >= m or positions[0] < 0):
-        raise PacketError(f"a position {positions[-1]:,} in a vector of {m:,}")
-    if kind in (ELIAS_FANO, PLAIN) and (positions[1:] <= positions[:-1]).any():
-        raise PacketError("positions that do not ascend")
-    return positions
+        width = 4 if m <= 1 << 32 else 8
+        while main.left:
+            yield main.read(window * width).view(f"<u{width}").astype(np.int64)
 
 
-def sizes(kind: int, shift: int, m: int, k: int) -> tuple[range, int]:
+def _sums(shift: int, m: int, main: Stream, window: int) -> Iterator[np.ndarray]:
+    """Sum up the bytes of gaps; a byte that is not 255 ends a gap."""
+    total = 0
+    while main.left:
+        part = main.read(window)
+        sums = np.cumsum(part, dtype=np.int64)
+        sums += total
+        total = int(sums[-1])
+        if total << shift > m:  # before a sum could overflow
+            raise PacketError(f"gaps that lead out of a vector of {m:,}")
+        escapes = part == 255
+        yield sums[~escapes] if escapes.any() else sums
+        if escapes[-1] and not main.left:
+            raise PacketError("gaps that end in an escape")
+
+
+def _compiled_gaps(main: Stream, k: int, window: int, loops: ModuleType) -> Iterator[np.ndarray]:
+    """Read k gaps of a byte each, the usual case, in one compiled loop."""
+    before = -1
+    while main.left:
+        part = main.read(window)
+        positions = np.empty(len(part), np.int64)
+        if not loops.positions(part, before, positions):
+            raise PacketError(f"gaps of fewer survivors than the {k:,} that the header says")
+        before = int(positions[-1])
+        yield positions
+
+
+def _grouped(parts: Iterable[np.ndarray], window: int) -> Iterator[np.ndarray]:
+    """Regroup the numbers to `window` at a time: the packed low bits of so many end with a byte."""
+    waiting = np.empty(0, np.int64)
+    for part in parts:
+        waiting = np.concatenate([waiting, part]) if len(waiting) else part
+        while len(waiting) >= window:
+            yield waiting[:window]
+            waiting = waiting[window:]
+    if len(waiting):
+        yield waiting
+
+
+def section_sizes(kind: int, shift: int, m: int, k: int) -> tuple[range, int]:
     """How long `main` may be and `low` must be, in bytes, so that it is known before anything is allocated.
 
     PacketError where the numbers do not go together.
@@ -121,7 +185,7 @@ def sizes(kind: int, shift: int, m: int, k: int) -> tuple[range, int]:
     return _just(k * (4 if m <= 1 << 32 else 8)), 0
 
 
-def _gaps(positions: np.ndarray, m: int, fast: ModuleType | None = None) -> Places:
+def _gaps(positions: np.ndarray, m: int, loops: ModuleType | None = None) -> EncodedPositions:
     k = len(positions)
     shift = 0
     while m > (k * FINE) << shift:
@@ -129,12 +193,12 @@ def _gaps(positions: np.ndarray, m: int, fast: ModuleType | None = None) -> Plac
     if shift == 0:
         # from one to the next, modulo 256: no remainder was lost if they add up to the last position
         step = np.empty(k, np.uint8)
-        if fast and fast.gaps(positions, step) < 255:
-            return Places(GAPS, 0, shrink(step.data), shrink(b""))
+        if loops and loops.gaps(positions, step) < 255:
+            return EncodedPositions(GAPS, 0, shrink(step.data), shrink(b""))
         step[:1] = positions[0] + 1
         np.subtract(positions[1:], positions[:-1], out=step[1:], casting="unsafe")
         if int(step.sum(dtype=np.int64)) == int(positions[-1]) + 1:
-            return small_steps(step)
+            return encode_steps(step)
     main, low = list[np.ndarray](), list[np.ndarray]()
     for start in range(0, k, CHUNK):
         before = positions[start - 1] if start else positions.dtype.type(-1)
@@ -145,53 +209,28 @@ def _gaps(positions: np.ndarray, m: int, fast: ModuleType | None = None) -> Plac
         escapes = np.repeat(far, upper[far] // 255)
         upper[far] %= 255
         main.append(np.insert(upper.astype(np.uint8), escapes, 255))
-    return Places(GAPS, shift, shrink(np.concatenate(main).data), shrink(np.concatenate(low).data))
+    return EncodedPositions(GAPS, shift, shrink(np.concatenate(main).data), shrink(np.concatenate(low).data))
 
 
-def _load_gaps(
-    shift: int, main: np.ndarray, low: np.ndarray, m: int, k: int, fast: ModuleType | None = None
-) -> np.ndarray:
-    if fast and shift == 0 and len(main) == k:
-        positions = np.empty(k, np.int64)
-        if fast.places(main, positions):
-            return positions
-    ends = int(np.count_nonzero(main != 255))  # the byte that ends each gap
-    if ends != k:
-        raise PacketError(f"gaps of {ends:,} survivors, the header says {k:,}")
-    if len(main) and main[-1] == 255:
-        raise PacketError("gaps that end in an escape")
-    positions = np.empty(k, np.int64)
-    done = passed = 0  # survivors so far, and what all gaps up to there add up to
-    for start in range(0, len(main), CHUNK):
-        window = main[start : start + CHUNK]
-        total = np.cumsum(window, dtype=np.int64) + passed
-        here = total[window != 255]
-        positions[done : done + len(here)] = (here << shift) + np.arange(done, done + len(here))
-        done, passed = done + len(here), int(total[-1])
-    if passed << shift > m:
-        raise PacketError(f"gaps that lead out of a vector of {m:,}")
-    if shift:
-        positions += np.cumsum(unpack(low, shift, k), dtype=np.int64)
-    return positions
-
-
-def _mask(positions: np.ndarray, m: int) -> Places:
+def _mask(positions: np.ndarray, m: int) -> EncodedPositions:
     mask = np.zeros(m, bool)
     mask[positions] = True
-    return Places(MASK, 0, shrink(np.packbits(mask, bitorder="little").data), shrink(b""))
+    return EncodedPositions(MASK, 0, shrink(np.packbits(mask, bitorder="little").data), shrink(b""))
 
 
-def _elias_fano(positions: np.ndarray, m: int) -> Places:
+def _elias_fano(positions: np.ndarray, m: int) -> EncodedPositions:
     k = len(positions)
     shift = (m // max(k, 1)).bit_length() - 1
     upper = np.zeros(k + (m >> shift) + 1, bool)
     upper[(positions >> shift) + np.arange(k)] = True
     low = pack(positions & ((1 << shift) - 1), shift)
-    return Places(ELIAS_FANO, shift, shrink(np.packbits(upper, bitorder="little").data), shrink(low.data))
+    return EncodedPositions(
+        ELIAS_FANO, shift, shrink(np.packbits(upper, bitorder="little").data), shrink(low.data)
+    )
 
 
-def _plain(positions: np.ndarray, m: int) -> Places:
-    return Places(
+def _plain(positions: np.ndarray, m: int) -> EncodedPositions:
+    return EncodedPositions(
         PLAIN, 0, shrink(positions.astype("<u4" if m <= 1 << 32 else "<u8").data.cast("B")), shrink(b"")
     )
 

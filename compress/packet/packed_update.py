@@ -1,10 +1,10 @@
-"""A packet kept for its sum: expanded and checked like a decoded one, its numbers not made yet.
+"""An update kept as it was packed: checked like a decoded one, its values computed while they are summed.
 
 An update takes 12 bytes a value, and most of a sum's time goes into writing and reading them. Here 1.5 are
-kept, and each number is made where it is added, by a compiled loop, to the bit what `decode` makes of it.
+kept, and each value is computed where it is added, by a compiled loop, to the bit what `decode` gives.
 
-That is done for what peers send as a rule: gaps of a byte each, codes of 1, 2, 4 or 8 bits in whole bytes a
-bucket, a long vector, on a machine with numba. Of every other packet `expanded` gives the update.
+That is done for what peers usually send: gaps of a byte each, codes of 1, 2, 4 or 8 bits in whole bytes a
+bucket, a long vector, on a machine with numba. Every other packet is decoded.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from compress.errors import PacketError
 from compress.quantization import Codes, dequantize, signed_table, widen
 from compress.sparse_update import Update
 
-from .entropy_coding import expand
-from .format import decode, read_codes, read_head
+from .decoder import decode_expanded
+from .format import read_header
 from .index_coding import GAPS
 
-STRIDE = 1 << 10  # values from one whose position is at hand to the next
+STRIDE = 1 << 10  # values from one whose position is known to the next
 
 
 @dataclass(frozen=True)
-class Expanded:
-    """What an `Update` of k values is, for who adds it up."""
+class PackedUpdate:
+    """An update of k values that can be added up, measured and decoded, but is not written out."""
 
     size: int  # m, length of the sampled vector
-    gaps: np.ndarray  # (k,) uint8: how many are skipped before each
+    gaps: np.ndarray  # (k,) uint8: positions skipped before each value
     before: np.ndarray  # (ceil(k / STRIDE) + 1,) int64: the position before each STRIDE-th value; the last
     codes: Codes
-    levels: np.ndarray  # (2**bits,) float32: what a code says
-    scales: np.ndarray  # (ceil(k / bucket),) float32
-    fast: ModuleType = field(compare=False, repr=False)  # `compress.compiled`
+    levels: np.ndarray  # (2**quant_bits,) float32: the value of each code, in scales
+    scales: np.ndarray  # (ceil(k / quant_bucket_size),) float32
+    loops: ModuleType = field(compare=False, repr=False)  # the compiled loops
 
     @property
     def count(self) -> int:
@@ -50,45 +50,47 @@ class Expanded:
         return sum(part.nbytes for part in parts)
 
     def norm(self) -> float:
-        """The Euclidean norm: of integers within a bucket, in float64 over the buckets."""
+        """Return the Euclidean norm: integers within a bucket, float64 over the buckets."""
         codes, squared = self.codes, np.square(self.levels.astype(np.int64))
-        by_byte = lookup(squared, np.arange(256, dtype=np.uint8), codes.bits).reshape(256, -1).sum(1)
-        packed = codes.packed, codes.count, codes.bits, codes.bucket
-        return float(np.sqrt(self.fast.squares(*packed, squared, by_byte, self.scales)))
+        by_byte = lookup(squared, np.arange(256, dtype=np.uint8), codes.quant_bits).reshape(256, -1).sum(1)
+        packed = codes.packed, codes.count, codes.quant_bits, codes.quant_bucket_size
+        return float(np.sqrt(self.loops.squares(*packed, squared, by_byte, self.scales)))
 
     def add_to(self, out: torch.Tensor, start: int, stop: int, factor: float) -> None:
-        """out[start:stop] += factor * what stands there; out: (m,)."""
+        """Add to out[start:stop] the values there, times `factor`. out: (m,)"""
         begin, end = (int(np.searchsorted(self.before, at)) for at in (start, stop))
         row = begin - 1
         walk = self.gaps, row * STRIDE, int(self.before[row]), begin * STRIDE, (end - 1) * STRIDE
-        codes = self.codes.packed, self.codes.bits, self.codes.bucket
-        self.fast.add_codes(
+        codes = self.codes.packed, self.codes.quant_bits, self.codes.quant_bucket_size
+        self.loops.add_codes(
             out.numpy(), start, stop, *walk, *codes, self.levels, self.scales, np.float32(factor)
         )
 
     def decoded(self) -> Update:
+        """Write the update out."""
         positions = np.empty(self.count, np.int64)
-        self.fast.places(self.gaps, positions)
+        self.loops.positions(self.gaps, -1, positions)
         return Update(self.size, torch.from_numpy(positions), torch.from_numpy(dequantize(self.codes)))
 
 
-def expanded(packet: bytes, m: int) -> Expanded | Update:
-    """What `decode` gives, in the smallest form that can be added up. PacketError as from `decode`."""
-    head, fast = read_head(memoryview(packet), m), compiled(m)
-    plain = head.kind == GAPS and head.shift == 0 and head.sections[0].raw == head.k
-    if fast is None or not plain or head.bits not in (1, 2, 4, 8) or head.bucket * head.bits % 8:
-        return decode(packet, m)
-    gaps, _ = (in_words(np.frombuffer(expand(section), np.uint8)) for section in head.sections[:2])
-    before = np.empty(-(-head.k // STRIDE) + 1, np.int64)
-    if not fast.strides(gaps, STRIDE, before):
-        return decode(packet, m)  # an escape among them
+def decode_packed(packet: bytes, m: int) -> PackedUpdate | Update:
+    """Decode a packet to the smallest form that can be added up. Errors: PacketError, as from `decode`."""
+    header, loops = read_header(memoryview(packet), m).expanded(), compiled(m)
+    bits, bucket, main = header.quant_bits, header.quant_bucket_size, header.sections[0]
+    plain = header.kind == GAPS and header.shift == 0 and main.raw == header.k
+    if loops is None or not plain or bits not in (1, 2, 4, 8) or bucket * bits % 8:
+        return decode_expanded(header, m, loops)
+    gaps = _in_words(np.frombuffer(main.data, np.uint8))
+    before = np.empty(-(-header.k // STRIDE) + 1, np.int64)
+    if not loops.strides(gaps, STRIDE, before):
+        return decode_expanded(header, m, loops)  # refuses it: there is an escape among them
     if before[-1] >= m:
         raise PacketError(f"a position {before[-1]:,} in a vector of {m:,}")
-    codes = read_codes(head)
-    codes = replace(codes, packed=in_words(codes.packed))
-    return Expanded(m, gaps, before, codes, signed_table(codes.levels), widen(codes.scales), fast)
+    codes = header.codes()
+    codes = replace(codes, packed=_in_words(codes.packed))
+    return PackedUpdate(m, gaps, before, codes, signed_table(codes.levels), widen(codes.scales), loops)
 
 
-def in_words(part: np.ndarray) -> np.ndarray:
-    """The same bytes where they can be read eight at once: what was stored begins anywhere in its packet."""
+def _in_words(part: np.ndarray) -> np.ndarray:
+    """Return the same bytes where they can be read eight at once: a stored section begins anywhere."""
     return part if part.ctypes.data % 8 == 0 else part.copy()

@@ -1,6 +1,6 @@
-"""The sections of a packet a little at a time: what `sections.expand` gives, in bounded memory.
+"""Sections read as streams: the bytes that `expand` gives, in bounded memory.
 
-A packet may lie in memory or in a file (`InFile`); either way slices cost nothing, and bytes are there when
+A packet lies in memory or in a file (`FileSlice`); either way slices cost nothing, and bytes are there when
 `bytes()` asks for them. A zstd frame is fed to its decoder block by block (128 KiB expanded at most), an lz4
 block sequence by sequence, so that no section, however well it shrank, is ever there as a whole.
 """
@@ -32,7 +32,7 @@ class Bytes(Protocol):
 
 
 @dataclass(frozen=True)
-class InFile:
+class FileSlice:
     """Bytes that stay in a file until they are asked for; one thread at a time."""
 
     file: BinaryIO
@@ -42,9 +42,9 @@ class InFile:
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, part: slice) -> InFile:
+    def __getitem__(self, part: slice) -> FileSlice:
         start, stop, _ = part.indices(self.size)
-        return InFile(self.file, self.start + start, max(stop - start, 0))
+        return FileSlice(self.file, self.start + start, max(stop - start, 0))
 
     def __bytes__(self) -> bytes:
         self.file.seek(self.start)
@@ -62,6 +62,8 @@ class Stream:
 
     def __init__(self, section: Section, skip: int = 0) -> None:
         self.left = section.raw - skip
+        if section.codec == STORED:
+            section, skip = Section(STORED, self.left, section.data[skip:]), 0
         self._parts = _expanded(section)
         self._rest: memoryview = memoryview(b"")
         while skip > 0:
@@ -103,10 +105,13 @@ def held(section: Section) -> int:
         raise _does_not_expand(section, error) from error
 
 
-def _expanded(section: Section) -> Iterator[bytes | bytearray]:
+def _expanded(section: Section) -> Iterator[bytes | bytearray | memoryview]:
     if section.codec == STORED:
-        for at in range(0, len(section.data), STEP):
-            yield bytes(section.data[at : at + STEP])
+        if isinstance(section.data, FileSlice):
+            for at in range(0, len(section.data), STEP):
+                yield bytes(section.data[at : at + STEP])
+        else:
+            yield section.data
     elif section.codec == ZSTD:
         try:
             yield from _from_zstd(section)

@@ -51,13 +51,13 @@ class Levels:
         return self.by_bin.take(number, mode="clip")
 
 
-def fit(y: np.ndarray, scale: np.ndarray, bits: int, fast: ModuleType | None = None) -> Levels:
+def fit(y: np.ndarray, scale: np.ndarray, bits: int, loops: ModuleType | None = None) -> Levels:
     """y: (rows, bucket) float32 magnitudes over scale: (rows,). One bucket a row."""
     count = 1 << (bits - 1)
     part = np.square(scale.astype(np.float64) / max(float(scale.max()), 1e-300))
     weight: np.ndarray = np.zeros(BINS)
-    if fast:
-        fast.weigh(y.view(np.int32), part, SHIFT, LOWEST, weight)
+    if loops:
+        loops.weigh(y.view(np.int32), part, SHIFT, LOWEST, weight)
     else:
         number = (y.view(np.int32).reshape(-1) >> SHIFT) - LOWEST
         weight = np.bincount(number.clip(0, BINS - 1), np.repeat(part, y.shape[1]), BINS)

@@ -32,8 +32,8 @@ HEAVY = {2: 0.18, 3: 0.05, 4: 0.015}  # error of levels over the mean that Lapla
 class Codes:
     """k quantized values."""
 
-    bits: int
-    bucket: int  # values to a scale
+    quant_bits: int
+    quant_bucket_size: int  # values that share a scale
     count: int  # k
     packed: np.ndarray  # (bytes,) uint8, see FORMAT.md
     levels: np.ndarray  # (2**(bits-1),) uint16; empty at 16 and 32 bits
@@ -45,7 +45,7 @@ def quantize(
     bits: int,
     bucket: int,
     noise: np.random.Generator | None = None,  # random, unbiased rounding; without, to the nearest level
-    fast: ModuleType | None = None,  # `compress.compiled`: the same codes
+    loops: ModuleType | None = None,  # `compress.compiled`: the same codes
 ) -> Codes:
     """Values -> codes, scales and levels."""
     k = len(values)
@@ -53,22 +53,28 @@ def quantize(
         return Codes(bits, bucket, k, planes(values.view(np.uint8), 4), _words(table_size(bits)), _words(0))
     if bits == 16 or noise is not None:
         return _evenly(values, bits, bucket, noise)
-    return _fitted(values, bits, bucket, fast)
+    return _fitted(values, bits, bucket, loops)
 
 
-def dequantize(codes: Codes) -> np.ndarray:
-    """(k,) float32, exact: the only arithmetic is an integer times a scale."""
-    if codes.bits == 32:
+def dequantize(codes: Codes, inside: int = 0) -> np.ndarray:
+    """Compute the values, (k,) float32, exactly: the only arithmetic is an integer times a scale.
+
+    inside: how many values of the first bucket precede these codes, where they are a window of a packet.
+    """
+    bits, bucket, count = codes.quant_bits, codes.quant_bucket_size, codes.count
+    if bits == 32:
         return planes(codes.packed, -4).view(np.float32)
-    if codes.count == 0:
+    if count == 0:
         return np.empty(0, np.float32)
-    signed = signed_levels(codes.packed, codes.levels, codes.bits, codes.count)
-    scales = widen(codes.scales)
-    whole = codes.count - codes.count % codes.bucket
-    signed[:whole].reshape(-1, codes.bucket)[:] *= scales[: whole // codes.bucket, None]
-    if whole < codes.count:
-        signed[whole:] *= scales[-1]
-    return signed
+    values, scales = signed_levels(codes.packed, codes.levels, bits, count), widen(codes.scales)
+    first = min(-inside % bucket, count)  # the rest of a bucket, whole buckets, the beginning of one
+    whole = (count - first) // bucket
+    last = first + whole * bucket
+    values[:first] *= scales[0]
+    begin = 1 if inside else 0
+    values[first:last].reshape(-1, bucket)[:] *= scales[begin : begin + whole, None]
+    values[last:] *= scales[-1]
+    return values
 
 
 def signed_levels(packed: np.ndarray, levels: np.ndarray, bits: int, count: int) -> np.ndarray:
@@ -155,7 +161,7 @@ def seen(values: Rows, bucket: int) -> Rows:
     return values[: whole * bucket].reshape(-1, bucket)[::every] if whole else values[None]
 
 
-def plan(rows: np.ndarray, bits: int, fast: ModuleType | None = None) -> Plan:
+def plan(rows: np.ndarray, bits: int, loops: ModuleType | None = None) -> Plan:
     """Fits levels to rows of values, one bucket a row.
 
     The mean as scale costs fewer bits at the same error, because outliers move it little. The largest is
@@ -164,30 +170,30 @@ def plan(rows: np.ndarray, bits: int, fast: ModuleType | None = None) -> Plan:
     """
     level = None
     if bits < 8:
-        level = fitted.fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=False), bits, fast)
+        level = fitted.fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=False), bits, loops)
         if level.error <= HEAVY.get(bits, 1.0):
             return Plan(level, False)
-    largest = fitted.fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=True), bits, fast)
+    largest = fitted.fit(*_normalized(rows.reshape(-1), rows.shape[1], by_largest=True), bits, loops)
     if level and largest.error > 0.75 * level.error:
         return Plan(level, False)
     largest.at[-1] = 1.0  # exact for the largest of each bucket
     return Plan(largest, True)
 
 
-def _fitted(values: np.ndarray, bits: int, bucket: int, fast: ModuleType | None) -> Codes:
+def _fitted(values: np.ndarray, bits: int, bucket: int, loops: ModuleType | None) -> Codes:
     """Levels fitted to the magnitudes, each over the scale of its bucket."""
     k = len(values)
-    how = plan(seen(values, bucket), bits, fast)
+    how = plan(seen(values, bucket), bits, loops)
     codes, scales = np.empty(k, np.uint8), np.empty(-(-k // bucket), np.float32)
     outside = np.zeros(len(scales), bool)  # buckets with an outlier
     step = max(CHUNK // bucket, 1)
     for first in range(0, len(scales), step):
         part, here = slice(first, first + step), slice(first * bucket, (first + step) * bucket)
-        if fast:
+        if loops:
             scales[part] = _scale(_magnitudes(values[here], bucket), len(values[here]), how.by_largest)
             inverse, by_bin = _inverse(scales[part]), how.levels.by_bin
             ranges = fitted.SHIFT, fitted.LOWEST, int(how.levels.beyond.view(np.int32))
-            fast.nearest(values[here], inverse, bucket, by_bin, *ranges, codes[here], outside[part])
+            loops.nearest(values[here], inverse, bucket, by_bin, *ranges, codes[here], outside[part])
         else:
             y, scales[part] = _normalized(values[here], bucket, how.by_largest)
             codes[here] = how.levels.nearest(y.reshape(-1)[: len(values[here])])
@@ -203,7 +209,7 @@ def _fitted(values: np.ndarray, bits: int, bucket: int, fast: ModuleType | None)
         y *= (scales[rows] / wider)[:, None]
         scales[rows] = wider
         codes[index[inside]] = how.levels.nearest(y)[inside]
-    return Codes(bits, bucket, k, _join(codes, values, bits, fast), how.table, how.patterns(scales))
+    return Codes(bits, bucket, k, _join(codes, values, bits, loops), how.table, how.patterns(scales))
 
 
 def _normalized(values: np.ndarray, bucket: int, by_largest: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -265,11 +271,11 @@ def _evenly(values: np.ndarray, bits: int, bucket: int, noise: np.random.Generat
     return Codes(bits, bucket, k, packed, table, _patterns(scales, table))
 
 
-def _join(codes: np.ndarray, values: np.ndarray, bits: int, fast: ModuleType | None = None) -> np.ndarray:
+def _join(codes: np.ndarray, values: np.ndarray, bits: int, loops: ModuleType | None = None) -> np.ndarray:
     """Level numbers (k,) uint8 and the values, for their signs -> packed bytes."""
-    if fast and bits in (2, 4):
+    if loops and bits in (2, 4):
         packed = np.zeros(packed_size(bits, len(codes)), np.uint8)
-        fast.join(codes, values, bits, packed)
+        loops.join(codes, values, bits, packed)
         return packed
     negative = np.less(values, 0).view(np.uint8)
     if bits == 3:

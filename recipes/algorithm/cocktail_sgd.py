@@ -32,12 +32,12 @@ from torch import Tensor
 from compress import (
     Cocktail,
     Encoded,
-    Expanded,
+    PackedUpdate,
     Sample,
     Shard,
     Update,
     decode,
-    expanded,
+    decode_packed,
     fingerprint,
     fingerprint_after,
     join,
@@ -382,7 +382,7 @@ class ShardAggregator:
         """C[D], with a mix that may differ in K and q: a packet says its own, and is replayed as it is."""
         return mix.at(round).encode(moved.D, seed=round)
 
-    def send(self, round: int, moved: AggregateStep, update: Expanded | Update) -> None:
+    def send(self, round: int, moved: AggregateStep, update: PackedUpdate | Update) -> None:
         """Line 4: e is what the update has left of D, in the place of D.
 
         A replay takes the update from the packet that was sent. To make it again would need the same encoder
@@ -403,7 +403,7 @@ class ShardAggregator:
     def replay(self, round: int, updates: Sequence[tuple[str, bytes, float]], packet: bytes) -> None:
         """Lines 3 and 4 of a round that is committed as `packet`: e moves as it did then, to the bit."""
         moved = self._stepped(round, self._collect(round, updates))
-        self.send(round, moved, expanded(packet, self.sample(round).m))
+        self.send(round, moved, decode_packed(packet, self.sample(round).m))
 
     def inherit(self, peer: str, packet: bytes, share: float) -> float:
         """e <- e + share * s * what a leaver's legacy holds: the swarm's mean has not lost this residual.
@@ -421,13 +421,13 @@ class ShardAggregator:
         self.add(update, share, scale)
         return scale
 
-    def legacy(self, peer: str, packet: bytes) -> tuple[Expanded | Update, float]:
+    def legacy(self, peer: str, packet: bytes) -> tuple[PackedUpdate | Update, float]:
         """What it holds and s, as `inherit`; e is unchanged."""
         update = usable(peer, packet, self.error.numel())
         usual = self.usual * self.error.numel() ** 0.5
         return update, shortened(peer, norm_of(peer, update), usual, self.rule)
 
-    def add(self, update: Expanded | Update, share: float, scale: float) -> None:
+    def add(self, update: PackedUpdate | Update, share: float, scale: float) -> None:
         """e <- e + share * scale * what an update of the whole vector holds."""
         update.add_to(self.error, 0, self.error.numel(), self.outer.counts(share, self.packets) * scale)
 

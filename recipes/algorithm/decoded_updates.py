@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from compress import Expanded, PacketError, Update, expanded
+from compress import PackedUpdate, PacketError, Update, decode_packed
 from compress.backends import WORTH
 
 CORES = os.cpu_count() or 1
@@ -40,7 +40,7 @@ class DecodedUpdate:
     packet: bytes
     norm: float
     count: int  # of its values
-    update: Expanded | Update | None  # None: there was no room for it
+    update: PackedUpdate | Update | None  # None: there was no room for it
 
 
 class DecodedUpdates:
@@ -77,15 +77,15 @@ def held_by(opened: DecodedUpdate | None) -> int:
     return 0 if opened is None or opened.update is None else opened.update.nbytes
 
 
-def usable(peer: str, packet: bytes, m: int) -> Expanded | Update:
+def usable(peer: str, packet: bytes, m: int) -> PackedUpdate | Update:
     """Its values are finite: that is for `compress` to see. Raises RejectedUpdate."""
     try:
-        return expanded(packet, m)
+        return decode_packed(packet, m)
     except PacketError as error:
         raise RejectedUpdate(peer, str(error)) from error
 
 
-def norm_of(peer: str, update: Expanded | Update) -> float:
+def norm_of(peer: str, update: PackedUpdate | Update) -> float:
     """The Euclidean norm. Raises RejectedUpdate where float32, in which sums are made, cannot hold it."""
     norm = rounded(update.norm())
     if not np.isfinite(norm):

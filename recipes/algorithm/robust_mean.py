@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compress import Expanded, Update, pieces
+from compress import PackedUpdate, Update, decode_windows
 from recipes.config import PLAIN, Compression, Outer
 
 from .adaptive_rate import adaptive_rate_of
@@ -68,9 +68,10 @@ class WeightedUpdate:
     count: int  # of its values
     median: float = 0.0  # M l_i, where it is held
     scale: float = 1.0  # s_i
-    update: Expanded | Update | None = field(default=None, compare=False, repr=False)  # None: not kept open
+    # None: not kept open
+    update: PackedUpdate | Update | None = field(default=None, compare=False, repr=False)
 
-    def opened(self, m: int) -> Expanded | Update:
+    def opened(self, m: int) -> PackedUpdate | Update:
         return usable(self.peer, self.packet, m) if self.update is None else self.update
 
     @property
@@ -149,7 +150,7 @@ def add(out: Tensor, taken: Sequence[WeightedUpdate]) -> Tensor:
     return out
 
 
-def add_to(out: Tensor, start: int, parts: list[tuple[Expanded | Update, float]]) -> None:
+def add_to(out: Tensor, start: int, parts: list[tuple[PackedUpdate | Update, float]]) -> None:
     """What these updates, times their factors, hold for AT_ONCE coordinates from `start` on."""
     for update, factor in parts:
         update.add_to(out, start, min(start + AT_ONCE, len(out)), factor)
@@ -298,7 +299,7 @@ class Windows:
     def __init__(self, t: WeightedUpdate, m: int, wide: int) -> None:
         self.scale, self.wide = t.scale, wide
         whole = iter([t.update]) if isinstance(t.update, Update) else None
-        self.pieces: Iterator[Update] = whole or pieces(memoryview(t.packet), m, wide)
+        self.pieces: Iterator[Update] = whole or decode_windows(memoryview(t.packet), m, wide)
         self.left: Update | None = next(self.pieces, None)
 
     def fill(self, column: np.ndarray, start: int) -> None:

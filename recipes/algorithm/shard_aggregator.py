@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 
-from compress import Cocktail, PacketError, decode, expanded, join, split
+from compress import Cocktail, PacketError, decode, decode_packed, join, split
 from recipes.config import PLAIN, Outer, Recipe, outer_of
 from recipes.weight_files import float32_header, write_safetensors
 
@@ -165,7 +165,7 @@ class Aggregator:
                 v = tensors[name_of(number, MOMENTUM)] if self.outer.momentum else None
                 if sent[number]:
                     moved = AggregateStep(tensors[name_of(number)], v, float(length), int(many))
-                    owner.send(round, moved, expanded(sent[number], owner.sample(round).m))
+                    owner.send(round, moved, decode_packed(sent[number], owner.sample(round).m))
         except (SafetensorError, KeyError) as problem:
             raise ValueError(f"what round {round} came to is not of these shards: {problem}") from problem
 

@@ -1,4 +1,4 @@
-"""Rows to samples of tokens, and the order in which they are seen."""
+"""Training data: sources, tokenization, packing into samples, and the order of samples."""
 
 from .corpus import Corpus, Preview, build_corpus, preview_data
 from .sample_order import shuffled_order

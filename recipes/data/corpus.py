@@ -1,15 +1,15 @@
-"""The corpus of a run: rows of tokens, which of them are trained, and in which order they are seen.
+"""The corpus of a run: tokenized samples, and the order in which they are leased.
 
-A *sample* (recipes.samples) is a sequence of at most `max_length` token ids with a mask of those that are
-trained. The owner tokenizes once; peers get the samples of a lease as bytes (`pack`), and need neither the
-data set nor the tokenizer.
+A `Sample` is a sequence of at most `max_length` token ids with a mask of the trained ones. The host tokenizes
+once; peers receive the samples of a lease as bytes (`pack_samples`), and need neither the data set nor the
+tokenizer.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, chain, islice
 from pathlib import Path
@@ -20,9 +20,9 @@ import numpy as np
 from recipes.config import Data, Dataset, Recipe
 from recipes.errors import DataError
 
-from .packing import NOTHING_DROPPED, Dropped, PackedDocuments, make_samples
+from .packing import NOTHING_DROPPED, PackedDocuments, make_samples
 from .sample_order import Mixture, shuffled_order
-from .samples import Sample, SampleSource, batches, collate, pack_samples, samples_digest, unpack_samples
+from .samples import Sample, SampleSource, samples_digest
 from .sources import Row, read_rows
 from .streaming import ChunkIndex, StreamedCorpus
 from .tokenization import RowTokenizer, TokenizedDocument, detect_row_type, tokenize_batches
@@ -30,28 +30,17 @@ from .tokenization import RowTokenizer, TokenizedDocument, detect_row_type, toke
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = [
-    "Corpus",
-    "Sample",
-    "batches",
-    "build_corpus",
-    "collate",
-    "pack_samples",
-    "shuffled_order",
-    "unpack_samples",
-]
-
-_BATCH = 1024  # rows tokenized at once
+BATCH = 1024  # rows tokenized at once
 Parts = list[list[TokenizedDocument]]  # the documents of each data set
 
 
 @dataclass(frozen=True)
 class Corpus(SampleSource):
-    """What a run is trained and measured on. Positions 0 .. len(corpus)-1 are the samples of the run in the
-    order they are leased; `sample_id` says which row each is.
+    """Training and evaluation data of a run. Positions 0 .. len(corpus)-1 are its samples in the order they
+    are leased; `sample_id` maps a position to a row.
 
-    Without weights the rows of all data sets are gone through together, epoch after epoch. With weights a
-    position first draws a data set, and each data set is gone through in epochs of its own.
+    Without weights, epochs run over the rows of all data sets together. With weights, a position first draws
+    a data set, and each data set has epochs of its own.
     """
 
     samples: tuple[Sample, ...]  # the rows of the training set
@@ -61,9 +50,8 @@ class Corpus(SampleSource):
     shuffle: bool
     mixture: Mixture | None = None
     sizes: tuple[int, ...] = ()  # rows of each data set of the mixture, one set after the other in `samples`
-    found: tuple[str, ...] = ()  # what was read, for people: "my.jsonl: 4,812 rows, prompt_completion"
+    found: tuple[str, ...] = ()  # summaries for people: "my.jsonl: 4,812 rows, prompt_completion"
     warnings: tuple[str, ...] = ()
-    lost: Dropped = NOTHING_DROPPED  # what of the training set is in no sample
 
     def __len__(self) -> int:
         return self.total
@@ -85,7 +73,7 @@ class Corpus(SampleSource):
         return self.samples[self.sample_id(position)]
 
     def digest(self) -> str:
-        """sha256, hex, of every row, trained and held out: is it still the same data?"""
+        """sha256, hex, of every row, trained and held out: a resumed run must find the same data."""
         sizes = struct.pack("<3Q", len(self.samples), len(self.held_out), self.total)
         return samples_digest((*self.samples, *self.held_out), sizes)
 
@@ -97,79 +85,77 @@ def build_corpus(
     recipe: Recipe,
     tokenizer: PreTrainedTokenizerBase,
     index: Path | None = None,
-    told: Callable[[str, int], None] = lambda path, rows: None,
+    progress: Callable[[str, int], None] = lambda path, rows: None,
 ) -> Corpus | StreamedCorpus:
     """Read, tokenize, split and pack the recipe's data: all of them, or their beginning where they are
     streamed. The tokenizer gets the chat template that was used.
 
     Args:
-        index: file where a stream keeps what lets a run go on without reading all again.
-        told: hears of each data set how many of its rows are tokenized.
+        index: file with the chunk index of a stream, for resuming without reading all again.
+        progress: called with each data set's path and its number of tokenized rows.
 
     Errors: DataError where a row is broken or nothing is left to train on, HubUnreachable.
     """
     if recipe.data.streaming:
-        return _streamed(recipe, tokenizer, index)
-    found: list[str] = []
-    warnings: list[str] = []
-    documents = _documents(recipe.datasets, recipe.data, tokenizer, found, warnings, told)
-    held = _documents(recipe.eval_datasets, recipe.data, tokenizer, found, warnings, told)
+        return _stream(recipe, tokenizer, index)
+    reader = _Reader(recipe.data, tokenizer, progress)
+    documents = [reader.read(dataset) for dataset in recipe.datasets]
+    held = [reader.read(dataset) for dataset in recipe.eval_datasets]
     if recipe.data.val_set_size:
         documents, held = _split(documents, recipe.data.val_set_size, recipe.training.seed)
-    made = [make_samples(part, recipe.data) for part in documents]
+    trained = [make_samples(part, recipe.data) for part in documents]
     measured = [make_samples(part, recipe.data) for part in held]
-    lost = sum((part.lost for part in made), NOTHING_DROPPED)
-    warnings += lost.warnings(recipe.data.max_length)
-    warnings += sum((part.lost for part in measured), NOTHING_DROPPED).warnings(
-        recipe.data.max_length, "held-out "
-    )
-    samples = tuple(sample for part in made for sample in part.samples)
-    held_out = tuple(sample for part in measured for sample in part.samples)
+    warnings, max_length = reader.warnings, recipe.data.max_length
+    warnings += sum((part.dropped for part in trained), NOTHING_DROPPED).warnings(max_length)
+    warnings += sum((part.dropped for part in measured), NOTHING_DROPPED).warnings(max_length, "held-out ")
+    samples = tuple(sample for part in trained for sample in part.samples)
     if not samples:
         raise DataError(
             "no sample has a token to train on: is everything masked, or cut away by data.max_length?"
         )
-    if recipe.has_eval and not held_out:
-        raise DataError("no held-out sample has a token to measure")
     corpus = Corpus(
         samples=samples,
-        held_out=held_out,
+        held_out=_held_out(recipe, measured),
         total=recipe.training.total_samples(len(samples)),
         seed=recipe.training.seed,
         shuffle=recipe.data.shuffle_dataset,
-        mixture=mixture_of(recipe),
-        sizes=tuple(len(part.samples) for part in made),
-        found=tuple(found),
+        mixture=_mixture(recipe),
+        sizes=tuple(len(part.samples) for part in trained),
+        found=tuple(reader.found),
         warnings=tuple(dict.fromkeys(warnings)),
-        lost=lost,
     )
-    return replace(corpus, found=(*found, *_shares(recipe, corpus))) if corpus.mixture else corpus
+    return replace(corpus, found=(*corpus.found, *_shares(recipe, corpus))) if corpus.mixture else corpus
 
 
-def _streamed(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, index: Path | None) -> StreamedCorpus:
-    """The first `val_set_size` rows of each data set are held out."""
+def _stream(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, index: Path | None) -> StreamedCorpus:
+    """Open a stream; the first `val_set_size` rows of each data set are held out."""
     data, skip = recipe.data, int(recipe.data.val_set_size)
-    opened = [_opened(dataset, data, tokenizer, streaming=True) for dataset in recipe.datasets]
-    encoders = [encoder for encoder, _ in opened]
-    held = [encoder.encode(list(islice(source, skip))) for encoder, source in opened]
-    held += _documents(recipe.eval_datasets, data, tokenizer, [], [])
-    held_out = tuple(sample for part in held for sample in make_samples(part, data).samples)
+    opened = [_open(dataset, data, tokenizer, streaming=True) for dataset in recipe.datasets]
+    tokenizers = [each for each, _ in opened]
+    held = [each.tokenize(list(islice(source, skip))) for each, source in opened]
+    reader = _Reader(data, tokenizer)
+    held += [reader.read(dataset) for dataset in recipe.eval_datasets]
+    held_out = _held_out(recipe, [make_samples(part, data) for part in held])
+    mixture = _mixture(recipe) or Mixture((1.0,), recipe.training.seed)
+    total = recipe.training.total_samples(0)
+    return StreamedCorpus(tokenizers, held_out, mixture, total, skip, ChunkIndex(index))
+
+
+def _held_out(recipe: Recipe, measured: Sequence[PackedDocuments]) -> tuple[Sample, ...]:
+    held_out = tuple(sample for part in measured for sample in part.samples)
     if recipe.has_eval and not held_out:
         raise DataError("no held-out sample has a token to measure")
-    mixture = mixture_of(recipe) or Mixture((1.0,), recipe.training.seed)
-    total = recipe.training.total_samples(0)
-    return StreamedCorpus(encoders, held_out, mixture, total, skip, ChunkIndex(index))
+    return held_out
 
 
-def mixture_of(recipe: Recipe) -> Mixture | None:
-    """None where the data sets have no weights."""
-    weights = [dataset.weight for dataset in recipe.datasets]
-    given = tuple(weight for weight in weights if weight is not None)
+def _mixture(recipe: Recipe) -> Mixture | None:
+    """The mixture of the data sets; None where they have no weights."""
+    given = tuple(dataset.weight for dataset in recipe.datasets if dataset.weight is not None)
     return Mixture(given, recipe.training.seed) if given else None
 
 
 def _shares(recipe: Recipe, corpus: Corpus) -> Iterator[str]:
-    """How often the run goes through each data set. Errors: DataError where one has nothing to draw."""
+    """Say how often the run passes over each data set. Errors: DataError where one has nothing to draw."""
     assert corpus.mixture is not None
     weights, drawn = corpus.mixture.weights, corpus.mixture.before(corpus.total)
     for dataset, weight, size, count in zip(recipe.datasets, weights, corpus.sizes, drawn, strict=True):
@@ -179,41 +165,33 @@ def _shares(recipe: Recipe, corpus: Corpus) -> Iterator[str]:
         yield f"{dataset.path}: {size:,} samples, {share}, {count / size:.3g} times each"
 
 
-def _documents(
-    datasets: Sequence[Dataset],
-    data: Data,
-    tokenizer: PreTrainedTokenizerBase,
-    found: list[str],
-    warnings: list[str],
-    told: Callable[[str, int], None] = lambda path, rows: None,
-) -> Parts:
-    return [_documents_of(dataset, data, tokenizer, found, warnings, told) for dataset in datasets]
+@dataclass
+class _Reader:
+    """Reads whole data sets, and collects summaries and warnings for people."""
+
+    data: Data
+    tokenizer: PreTrainedTokenizerBase
+    progress: Callable[[str, int], None] = lambda path, rows: None
+    found: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def read(self, dataset: Dataset) -> list[TokenizedDocument]:
+        tokenizer, source = _open(dataset, self.data, self.tokenizer)
+        batches = iter(lambda: list(islice(source, BATCH)), [])
+        documents: list[TokenizedDocument] = []
+        for batch in tokenize_batches(tokenizer, batches, self.data.dataset_num_proc or 1):
+            documents += batch
+            self.progress(dataset.path, len(documents))
+        guess = ", detected" if dataset.type == "auto" else ","
+        self.found.append(f"{dataset.path}: {len(documents):,} rows{guess} {tokenizer.row_type}")
+        self.warnings += tokenizer.warnings
+        return documents
 
 
-def _documents_of(
-    dataset: Dataset,
-    data: Data,
-    tokenizer: PreTrainedTokenizerBase,
-    found: list[str],
-    warnings: list[str],
-    told: Callable[[str, int], None],
-) -> list[TokenizedDocument]:
-    encoder, source = _opened(dataset, data, tokenizer)
-    batches = iter(lambda: list(islice(source, _BATCH)), [])
-    documents: list[TokenizedDocument] = []
-    for batch in tokenize_batches(encoder, batches, data.dataset_num_proc or 1):
-        documents += batch
-        told(dataset.path, len(documents))
-    guess = ", detected" if dataset.type == "auto" else ","
-    found.append(f"{dataset.path}: {len(documents):,} rows{guess} {encoder.kind}")
-    warnings += encoder.warnings
-    return documents
-
-
-def _opened(
+def _open(
     dataset: Dataset, data: Data, tokenizer: PreTrainedTokenizerBase, streaming: bool = False
 ) -> tuple[RowTokenizer, Iterator[Row]]:
-    """What the rows are, by the first, and all of them."""
+    """Detect the type of the rows by the first; returns their tokenizer, and all of them."""
     source = read_rows(dataset, streaming)
     first = next(source, None)
     if first is None:
@@ -222,8 +200,8 @@ def _opened(
 
 
 def _split(parts: Parts, size: float, seed: int) -> tuple[Parts, Parts]:
-    """(training, held out), each by data set: rows drawn by the seed. Errors: DataError where none is left
-    for either."""
+    """Draw held-out rows by the seed; returns training and held-out rows, each by data set. Errors: DataError
+    where none is left for either."""
     total = sum(map(len, parts))
     count = max(1, round(size * total)) if size < 1 else int(size)
     if count >= total:
@@ -243,20 +221,20 @@ class Preview:
     """The first rows of a data set, as samples."""
 
     path: str
-    kind: str
+    row_type: str
     packed: PackedDocuments
     warnings: tuple[str, ...]
 
 
-def preview_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, count: int = _BATCH) -> list[Preview]:
-    """What the first `count` rows of each data set become; of data on the hub no more is fetched.
+def preview_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, count: int = BATCH) -> list[Preview]:
+    """Turn the first `count` rows of each data set into samples; no more of hub data is fetched.
 
-    Errors: as of `build_corpus`.
+    Errors: as `build_corpus`.
     """
     found = []
     for dataset in recipe.datasets:
-        encoder, source = _opened(dataset, recipe.data, tokenizer, streaming=True)
-        packed = make_samples(encoder.encode(list(islice(source, count))), recipe.data)
-        warnings = (*encoder.warnings, *packed.lost.warnings(recipe.data.max_length))
-        found.append(Preview(dataset.path, encoder.kind, packed, warnings))
+        rows, source = _open(dataset, recipe.data, tokenizer, streaming=True)
+        packed = make_samples(rows.tokenize(list(islice(source, count))), recipe.data)
+        warnings = (*rows.warnings, *packed.dropped.warnings(recipe.data.max_length))
+        found.append(Preview(dataset.path, rows.row_type, packed, warnings))
     return found

@@ -1,8 +1,7 @@
-"""In which order samples are seen: shuffled epochs, and which data set a position of the run draws from where
-data sets have weights.
+"""The order of samples: shuffled epochs, and weighted mixtures of data sets.
 
-A position is all the state there is: what stands at position 1,000,000 is known without what stands before
-it, so a run that goes on needs no cursor.
+A position is all the state there is: the sample at position 1,000,000 is known without those before it, so a
+resumed run needs no cursor.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from functools import lru_cache
 
 import numpy as np
 
-BLOCK = 1024  # positions that are dealt at once
-DEALT = (1 << 32) - 1  # keeps the seeds of blocks apart from those of epochs
+BLOCK = 1024  # positions assigned to data sets at once
+BLOCK_SEED = (1 << 32) - 1  # separates the seeds of blocks from those of epochs
 
 
 def shuffled_order(count: int, seed: int, epoch: int, shuffle: bool = True, part: int = 0) -> np.ndarray:
-    """(count,) int64, a permutation that depends on seed, epoch and part only. `part`: number of a data set
-    that has epochs of its own, from 1 on.
+    """Permute 0 .. count - 1 by seed, epoch and part: (count,) int64. `part`: number, from 1 on, of a data
+    set that has epochs of its own.
 
-    Ranks of a raw PCG64 stream, which NumPy keeps stable over its versions (the permutation of a Generator is
+    The ranks of a raw PCG64 stream, which NumPy keeps stable over its versions (a Generator's permutation is
     not): a run must find its order again after an upgrade.
     """
     if not shuffle:
@@ -32,7 +31,7 @@ def shuffled_order(count: int, seed: int, epoch: int, shuffle: bool = True, part
 
 @dataclass(frozen=True)
 class Draw:
-    """What a position draws."""
+    """The draw of a position."""
 
     part: int  # number of the data set
     place: int  # how many draws of this data set came before
@@ -40,10 +39,10 @@ class Draw:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Data sets drawn from in proportion to their weights.
+    """Data sets mixed in proportion to their weights.
 
-    Of the first n positions each has its share to within a position or two, not by chance: positions are
-    dealt in blocks of 1,024, and the seed draws the order within a block.
+    Each has its share of the first n positions to within a position or two, not by chance: positions are
+    assigned in blocks of 1,024, and the seed draws the order within a block.
     """
 
     weights: tuple[float, ...]
@@ -56,10 +55,10 @@ class Mixture:
         return Draw(part, self.before(block * BLOCK)[part] + int((parts[:offset] == part).sum()))
 
     def before(self, position: int) -> list[int]:
-        """How many of the first `position` positions draw from each data set (whole blocks).
+        """Count the draws from each data set among the first `position` positions (whole blocks).
 
-        The first has its share, rounded down, the second its share of what is left, and so on: so a count
-        never falls from one position to the next, and together they are `position`.
+        The first gets its share, rounded down, the second its share of the remainder, and so on: a count
+        never falls from one position to the next, and their sum is `position`.
         """
         counts, rest = list[int](), position
         for ratio in remaining_shares(self.weights):
@@ -70,17 +69,17 @@ class Mixture:
 
 @lru_cache(maxsize=4)
 def deal_block(weights: tuple[float, ...], seed: int, block: int) -> np.ndarray:
-    """(BLOCK,) the data set of each position of the block."""
+    """Assign a data set to each position of the block: (BLOCK,)."""
     mixture = Mixture(weights, seed)
     first, last = mixture.before(block * BLOCK), mixture.before((block + 1) * BLOCK)
     parts = np.repeat(np.arange(len(weights)), np.subtract(last, first))
-    drawn = np.random.PCG64([seed, block, 0, DEALT]).random_raw(BLOCK)
+    drawn = np.random.PCG64([seed, block, 0, BLOCK_SEED]).random_raw(BLOCK)
     return parts[np.argsort(drawn, kind="stable")]
 
 
 @lru_cache(maxsize=4)
 def remaining_shares(weights: tuple[float, ...]) -> tuple[Fraction, ...]:
-    """Of each weight, its part of itself and all that follow; exact, so that no rounding deals a position
-    twice. The last is 1."""
+    """Divide each weight by the sum of itself and all that follow; exact, so that rounding assigns no
+    position twice. The last is 1."""
     exact = [Fraction(weight) for weight in weights]
     return tuple(weight / sum(exact[i:]) for i, weight in enumerate(exact))

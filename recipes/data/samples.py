@@ -1,8 +1,8 @@
-"""A sample: a sequence of token ids, which of them are trained, and where its documents begin. Its bytes, and
-batches of several.
+"""Samples: token ids with a mask of the trained ones and the lengths of their documents; as bytes, and as
+batches.
 
-A trained token is one that is predicted, so one term of the loss. The first token of a document is predicted
-by nothing that may be seen and never counts: its `trained` is False in every sample, here and on the wire.
+A trained token is one term of the loss. The first token of a document has no context to be predicted from:
+its `trained` is False in every sample, here and on the wire.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from recipes.errors import DataError
 
 HEADER = struct.Struct("<4sBBI")  # magic, bytes of a token id, flags, samples
 MAGIC = b"CKT1"
-MASK, DOCUMENTS = 1, 2  # flags: what follows
+MASK, DOCUMENTS = 1, 2  # flags: sections that follow
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One sequence, of one document or of several that do not see each other."""
+    """A sequence of one document, or of several that do not attend to each other."""
 
     tokens: np.ndarray  # (T,) int32, T >= 1
-    trained: np.ndarray  # (T,) bool: is this token predicted? False for the first of each document
+    trained: np.ndarray  # (T,) bool: loss mask; False for the first token of each document
     documents: tuple[int, ...] = ()  # their lengths, where there are several
 
     @property
@@ -40,12 +40,12 @@ class Sample:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Of its documents, one or several."""
+        """Lengths of its documents, one or several."""
         return self.documents or (len(self.tokens),)
 
 
 class SampleSource(ABC):
-    """Samples that are leased by their positions, and those held out: what the hub gives of them."""
+    """Samples that the hub leases by their positions, and held-out samples."""
 
     held_out: tuple[Sample, ...]
 
@@ -53,11 +53,11 @@ class SampleSource(ABC):
     def sample(self, position: int) -> Sample: ...
 
     def tokens(self, positions: Sequence[int]) -> int:
-        """Trained tokens of these positions."""
+        """Count the trained tokens at these positions."""
         return sum(self.sample(position).count for position in positions)
 
     def pack(self, positions: Sequence[int]) -> bytes:
-        """These positions' samples as bytes, for a peer; `unpack` reads them."""
+        """Serialize the samples at these positions, for a peer."""
         return pack_samples([self.sample(position) for position in positions])
 
     def pack_held_out(self) -> bytes:
@@ -65,9 +65,12 @@ class SampleSource(ABC):
 
 
 def pack_samples(samples: Sequence[Sample]) -> bytes:
-    """Samples as bytes, little endian: header; where one has several documents, how many each has, uint32;
-    length of each document, uint32; token ids of all, uint16 where the largest fits and uint32 where not; the
-    mask of all, one bit each, left out where it is "all but the first of each document"."""
+    """Serialize samples, little endian.
+
+    header | number of documents of each sample, uint32, unless each has one | length of each document, uint32
+    | token ids, uint16 where the largest fits, else uint32 | mask, one bit a token, unless it is "all but the
+    first of each document"
+    """
     several = any(s.documents for s in samples)
     counts = np.array([len(s.lengths) for s in samples] if several else [], dtype="<u4")
     lengths = np.array([length for s in samples for length in s.lengths], dtype="<u4")
@@ -81,9 +84,9 @@ def pack_samples(samples: Sequence[Sample]) -> bytes:
 
 
 def unpack_samples(data: bytes, vocabulary: int | None = None) -> list[Sample]:
-    """`pack` backwards. Comes from a socket, so everything is checked.
+    """Deserialize samples that came from a socket: everything is checked.
 
-    Errors: DataError for anything that `pack` does not write, or a token outside `vocabulary`.
+    Errors: DataError for bytes that `pack_samples` does not write, or a token outside `vocabulary`.
     """
     if len(data) < HEADER.size:
         raise DataError(f"samples of {len(data)} bytes, the header alone has {HEADER.size}")
@@ -91,11 +94,11 @@ def unpack_samples(data: bytes, vocabulary: int | None = None) -> list[Sample]:
     if magic != MAGIC or width not in (2, 4) or flags & ~(MASK | DOCUMENTS):
         raise DataError("these bytes are no packed samples")
     body = memoryview(data)[HEADER.size :]
-    counts = np.ones(0, dtype=np.int64)  # documents of each sample, where they are told
+    counts = np.ones(0, dtype=np.int64)  # documents of each sample, where they are given
     if flags & DOCUMENTS:
-        counts, body = _numbers(body, count, data), body[4 * count :]
+        counts, body = _lengths(body, count, data), body[4 * count :]
     documents = int(counts.sum()) if flags & DOCUMENTS else count
-    lengths, body = _numbers(body, documents, data), body[4 * documents :]
+    lengths, body = _lengths(body, documents, data), body[4 * documents :]
     total = int(lengths.sum())
     wanted = width * total + ((total + 7) // 8 if flags & MASK else 0)
     if len(body) != wanted:
@@ -123,8 +126,8 @@ def unpack_samples(data: bytes, vocabulary: int | None = None) -> list[Sample]:
     return [Sample(t, m, tuple(own.tolist()) if len(own) > 1 else ()) for t, m, own in sequences]
 
 
-def _numbers(body: memoryview, count: int, data: bytes) -> np.ndarray:
-    """The first `count` uint32 of `body`, none of them 0, as int64."""
+def _lengths(body: memoryview, count: int, data: bytes) -> np.ndarray:
+    """Read `count` positive uint32 from `body`: (count,) int64."""
     if len(body) < 4 * count:
         raise DataError(f"samples of {len(data)} bytes, too short for {count} lengths")
     numbers = np.frombuffer(body[: 4 * count], dtype="<u4").astype(np.int64)
@@ -134,12 +137,11 @@ def _numbers(body: memoryview, count: int, data: bytes) -> np.ndarray:
 
 
 def collate(samples: Sequence[Sample], pad: int = 0) -> dict[str, Tensor]:
-    """Samples as a batch, padded on the right, each (B, T) int64: input_ids; labels, -100 where nothing is
+    """Collate samples into a batch, padded on the right, each (B, T) int64: input_ids; labels, -100 where not
     trained; attention_mask, or position_ids where a sample has several documents.
 
-    Positions that begin anew at each document, without a mask, are how transformers is told to keep documents
-    apart; with a mask, even of ones, it lets them see each other. Padding needs none: nobody looks to the
-    right.
+    Transformers isolates documents where positions restart at each of them and there is no mask; with a mask,
+    even of ones, they attend to each other. Padding needs none: attention is causal.
     """
     longest = max(len(s.tokens) for s in samples)
     shape = (len(samples), longest)
@@ -167,7 +169,7 @@ def batches(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:
 
 
 def samples_digest(samples: Iterable[Sample], *more: bytes) -> str:
-    """sha256, hex, of what samples are, one after the other, and of what follows them."""
+    """sha256, hex, of the samples' bytes, and of `more`."""
     digest = hashlib.sha256()
     for sample in samples:
         digest.update(pack_samples([sample]))

@@ -1,8 +1,7 @@
-"""Where rows come from: builtin text, .jsonl files, folders, globs, the web, saved data sets, hub ids.
+"""Read rows from builtin text, .jsonl files, folders, globs, https addresses, saved data sets and hub ids.
 
-A row is a mapping of column names to values, with the place it was read from, so that whoever finds a fault
-in it can say where. Local .jsonl is scanned here and not by `datasets`, which tells neither the line nor the
-file.
+A row maps column names to values and knows where it was read, for error texts. Local .jsonl is parsed here
+and not by `datasets`, whose errors name neither line nor file.
 """
 
 from __future__ import annotations
@@ -31,32 +30,32 @@ from recipes.downloads import (
 from recipes.errors import DataError, HubUnreachable
 
 PYTHON_DOCS = "builtin:python-docs"
-HUB_FILE = "hf://datasets/"  # then repository@commit/path
+HUB_FILE = "hf://datasets/"  # prefix of repository@commit/path
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a data set as it was written."""
+    """One row of a data set, unprocessed."""
 
     fields: dict[str, Any]
     place: str  # "my.jsonl:17", for messages
 
 
 def read_rows(
-    dataset: Dataset, streaming: bool = False, told: Progress = lambda done, total: None
+    dataset: Dataset, streaming: bool = False, progress: Progress = lambda done, total: None
 ) -> Iterator[Row]:
-    """The rows of `dataset`, at most `max_samples`. Errors: DataError, HubUnreachable.
+    """Read the rows of `dataset`, at most `max_samples`. Errors: DataError, HubUnreachable.
 
     Args:
-        streaming: of data on the hub only what is read is fetched.
-        told: how far a file at an https address is, which is fetched now; data on the hub come later, or
-            by `bring`.
+        streaming: fetch only what is read of hub data.
+        progress: of a file at an https address, which is fetched now; hub data are fetched later, or by
+            `prefetch_dataset`.
     """
-    return islice(_rows(dataset, streaming, told), dataset.max_samples)
+    return islice(_rows(dataset, streaming, progress), dataset.max_samples)
 
 
 def count_rows(dataset: Dataset) -> int | None:
-    """How many rows: counted where they are here, as its page says where they are on the hub, else None.
+    """Count the rows: local ones by reading, hub data by their metadata; None where these have no number.
 
     Errors: DataError, HubUnreachable.
     """
@@ -65,8 +64,8 @@ def count_rows(dataset: Dataset) -> int | None:
     return _announced(dataset, _builder(dataset))
 
 
-def prefetch_dataset(dataset: Dataset, told: Progress) -> int | None:
-    """Data on the hub into its cache, as `datasets` reads them; the number of rows, as `count`.
+def prefetch_dataset(dataset: Dataset, progress: Progress) -> int | None:
+    """Fetch hub data into the cache of `datasets`; returns the number of rows as `count_rows` does.
 
     Errors: DataError, HubUnreachable, OSError where there is no room for them.
     """
@@ -77,18 +76,18 @@ def prefetch_dataset(dataset: Dataset, told: Progress) -> int | None:
             commit, _, path = place.partition("/")
             wanted.setdefault((repository, commit), []).append(path)
     for (repository, commit), paths in wanted.items():
-        if not Path(found.cache_dir).exists():  # else they were read before
-            fetch_dataset_files(repository, commit, paths, told)
+        if not Path(found.cache_dir).exists():  # else they were prepared before
+            fetch_dataset_files(repository, commit, paths, progress)
     try:
         with without_progress_bars():
-            found.download_and_prepare()  # which finds the files here
+            found.download_and_prepare()  # finds the files in the cache
     except Exception as error:
         raise _unreadable(dataset.path, error) from error
     return _announced(dataset, found)
 
 
 def _builder(dataset: Dataset) -> Any:
-    """What `datasets` knows of data on the hub before it reads them."""
+    """Load what `datasets` knows of hub data before it reads them."""
     from datasets import load_dataset_builder
 
     named = dataset.data_files
@@ -109,7 +108,7 @@ def _announced(dataset: Dataset, builder: Any) -> int | None:
 
 
 def count_lines(dataset: Dataset) -> int | None:
-    """How many lines a local .jsonl has, which is quick to know; None of anything else."""
+    """Count the lines of a local .jsonl, which is quick; None for anything else."""
     path = Path(dataset.path).expanduser()
     if path.suffix != ".jsonl" or not path.is_file():
         return None
@@ -118,14 +117,14 @@ def count_lines(dataset: Dataset) -> int | None:
     return min(found, dataset.max_samples or found)
 
 
-def _rows(dataset: Dataset, streaming: bool, told: Progress) -> Iterator[Row]:
+def _rows(dataset: Dataset, streaming: bool, progress: Progress) -> Iterator[Row]:
     path = dataset.path
     if path.startswith("builtin:"):
         return _builtin(path)
     if path.startswith("http://"):
         raise DataError(f"{path}: data are read from https addresses only")
     if path.startswith("https://"):
-        return _file(fetch_https_file(path, told), dataset, streaming, called=path)
+        return _file(fetch_https_file(path, progress), dataset, streaming, called=path)
     local = Path(path).expanduser()
     if local.is_file():
         return _file(local, dataset, streaming)
@@ -147,18 +146,18 @@ def _builtin(path: str) -> Iterator[Row]:
 
 
 def python_docs(length: int = 1000) -> Iterator[str]:
-    """English prose that every CPython carries: the topics of `help()`, in pieces of about `length`
+    """Yield English prose that comes with every CPython, the topics of `help()`, in pieces of about `length`
     characters.
 
-    Tables, grammar and code are left out. A paragraph that stands in several topics is given once: else the
-    held-out rows would be in the training rows too.
+    Tables, grammar and code are left out. A paragraph that is part of several topics is yielded once:
+    otherwise held-out rows would be training rows too.
     """
     try:
         from pydoc_data.topics import topics
     except ImportError:
         raise DataError(f"{PYTHON_DOCS}: this Python was installed without its module pydoc_data") from None
     seen: set[str] = set()
-    for name in sorted(topics):  # by name: the module's own order is nobody's promise
+    for name in sorted(topics):  # by name: the module's own order may change
         piece = ""
         for paragraph in topics[name].split("\n\n"):
             text = " ".join(paragraph.split())
@@ -185,7 +184,7 @@ def _file(path: Path, dataset: Dataset, streaming: bool, called: str = "") -> It
 
 
 def _jsonl(path: Path, called: str) -> Iterator[Row]:
-    """One JSON object a line; empty lines are passed over."""
+    """Parse one JSON object a line; empty lines are skipped."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -198,9 +197,9 @@ def _jsonl(path: Path, called: str) -> Iterator[Row]:
         raise DataError(f"{called}: cannot be read: {error.strerror}") from error
 
 
-def fetch_https_file(url: str, told: Progress = lambda done, total: None) -> Path:
-    """The file at an https address, in the cache of the Hugging Face tools. It is fetched once: what a run
-    began with is what it goes on with. Errors: DataError.
+def fetch_https_file(url: str, progress: Progress = lambda done, total: None) -> Path:
+    """Fetch the file at an https address into the Hugging Face cache. It is fetched once: a resumed run
+    continues with the data it began with. Errors: DataError.
     """
     from huggingface_hub.constants import HF_HOME
 
@@ -215,7 +214,7 @@ def fetch_https_file(url: str, told: Progress = lambda done, total: None) -> Pat
             wanted = int(answer.headers["Content-Length"] or 0)
             while block := answer.read(1 << 16):
                 file.write(block)
-                told(file.tell(), wanted)
+                progress(file.tell(), wanted)
             size = file.tell()
         if wanted and size != wanted:
             raise DataError(f"{url}: {size:,} bytes came, {wanted:,} were announced")
@@ -242,7 +241,7 @@ def _object(line: bytes, place: str) -> dict[str, Any]:
 
 
 def _folder(path: Path, dataset: Dataset, streaming: bool) -> Iterator[Row]:
-    """A folder of .jsonl, one written by `save_to_disk`, or whatever else `datasets` understands."""
+    """Read a folder of .jsonl, one of `save_to_disk`, or any other that `datasets` understands."""
     if dataset.data_files is None:
         found = sorted(path.glob("*.jsonl"))
         if found:
@@ -257,7 +256,7 @@ def _saved(path: Path, dataset: Dataset) -> Iterator[Row]:
 
     try:
         found = load_from_disk(str(path))
-    except Exception as error:  # pyarrow, json and OS errors alike: the folder is not what it says
+    except Exception as error:  # pyarrow, json and OS errors alike: the folder is damaged
         raise DataError(f"{path}: cannot be read as a saved data set: {error}") from error
     if isinstance(found, DatasetDict):
         if dataset.split not in found:
@@ -270,14 +269,14 @@ def _saved(path: Path, dataset: Dataset) -> Iterator[Row]:
 def _loaded(
     name: str, dataset: Dataset, data_files: str | None = None, called: str = "", streaming: bool = False
 ) -> Iterator[Row]:
-    """Through `datasets.load_dataset`: hub ids, local folders, and files that are not .jsonl."""
+    """Read hub ids, local folders, and files that are not .jsonl by `datasets.load_dataset`."""
     from datasets import load_dataset
 
     called = called or name
     files: Any = data_files or dataset.data_files
     files = list(files) if isinstance(files, tuple) else files
     split = "train" if data_files else dataset.split
-    streaming = streaming and "[" not in split  # a slice is cut from what is here
+    streaming = streaming and "[" not in split  # a slice needs the whole data set
     try:
         with without_progress_bars():
             found = load_dataset(
@@ -295,7 +294,7 @@ def _loaded(
 
 
 def _unreadable(called: str, error: Exception) -> DataError | HubUnreachable:
-    """`datasets` raises anything; what helps is its text and the name of the data."""
+    """Convert an exception of `datasets`, which may be of any class."""
     if is_hub_outage(error):
         return HubUnreachable(f"the hub did not answer for the data set {called}: {error}")
     if "gated dataset" in str(error):
@@ -306,7 +305,7 @@ def _unreadable(called: str, error: Exception) -> DataError | HubUnreachable:
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """No progress bars from datasets and the hub's client: the library tells, the command shows."""
+    """Silence the progress bars of datasets and the hub's client: the library reports, the CLI shows."""
     import datasets
     from huggingface_hub import utils
 

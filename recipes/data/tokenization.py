@@ -1,8 +1,7 @@
-"""From a row to tokens, and to which of them are trained.
+"""Tokenize rows, and mask the tokens that are not trained.
 
-Five kinds of rows: text, prompt and completion, alpaca (an instruction, turned into a prompt), chat, and
-those that are tokens already. Each becomes token ids and a mask; what the mask leaves out is read by the
-model but not learnt.
+Five types of rows: text, prompt_completion, alpaca (an instruction, turned into a prompt), chat, and
+tokenized. Each becomes token ids and a loss mask; masked tokens are context only.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent.parent / "templates"
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}  # ShareGPT's names
 
-MARK = re.compile(r"{%-?\s*generation\s*-?%}")
+GENERATION_MARK = re.compile(r"{%-?\s*generation\s*-?%}")
 
 ALPACA = (
     "Below is an instruction that describes a task{paired}. "
@@ -40,7 +39,7 @@ ALPACA = (
 
 @dataclass(frozen=True, eq=False)
 class TokenizedDocument:
-    """A document before it is cut to length."""
+    """A document before it is truncated or packed."""
 
     tokens: np.ndarray  # (T,) int64
     trained: np.ndarray  # (T,) bool
@@ -48,29 +47,29 @@ class TokenizedDocument:
 
 @dataclass
 class RowTokenizer:
-    """Turns rows of one data set into tokens; collects what the user should be told."""
+    """Tokenizes the rows of one data set; collects warnings for the user."""
 
     tokenizer: PreTrainedTokenizerBase
     data: Data
     dataset: Dataset
-    kind: str  # text, prompt_completion, alpaca, chat or tokenized
+    row_type: str  # text, prompt_completion, alpaca, chat or tokenized
     warnings: list[str] = field(default_factory=list)
-    template: str | None = None  # of chats; None: the tokenizer's
+    template: str | None = None  # chat template; None: the tokenizer's
 
     def __post_init__(self) -> None:
-        if self.kind == "chat":
+        if self.row_type == "chat":
             self._choose_template()
 
-    def encode(self, rows: Sequence[Row]) -> list[TokenizedDocument]:
-        """Errors: DataError naming the place of the first row that does not fit."""
-        if self.kind == "text":
+    def tokenize(self, rows: Sequence[Row]) -> list[TokenizedDocument]:
+        """Tokenize rows. Errors: DataError naming the place of the first row that does not fit."""
+        if self.row_type == "text":
             column = self.dataset.column_map.get("text", self.dataset.dataset_text_field)
             return self._texts([_text(row, column) for row in rows])
-        if self.kind == "chat":
+        if self.row_type == "chat":
             return [self._chat(self._messages(row), row.place) for row in rows]
-        if self.kind == "tokenized":
-            return [self._ready(row) for row in rows]
-        pairs = [self._alpaca(row) if self.kind == "alpaca" else self._pair(row) for row in rows]
+        if self.row_type == "tokenized":
+            return [self._tokenized(row) for row in rows]
+        pairs = [self._alpaca(row) if self.row_type == "alpaca" else self._pair(row) for row in rows]
         return self._pairs(pairs)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
@@ -79,19 +78,18 @@ class RowTokenizer:
         ]
 
     def _end(self, ids: list[int]) -> list[int]:
-        """With the token that says where a document ends (TRL does the same)."""
+        """Append the eos token, as TRL does."""
         eos = self.tokenizer.eos_token_id
         return ids if eos is None or (ids and ids[-1] == eos) else [*ids, eos]
 
     def _texts(self, texts: list[str]) -> list[TokenizedDocument]:
-        """An empty text becomes no token: it is no document that could end."""
+        """Tokenize texts; an empty text becomes no token, not even eos."""
         ended = zip(texts, self._ids(texts) if texts else [], strict=True)
         return [_all_trained(self._end(ids) if text.strip() else []) for text, ids in ended]
 
     def _pairs(self, pairs: list[tuple[str, str]]) -> list[TokenizedDocument]:
-        """The whole is tokenized at once and the prompt's tokens are masked. Where the last token of the
-        prompt merged with the completion, the merged token is trained: it is the first the model must
-        write."""
+        """Tokenize prompt and completion as one text, and mask the prompt's tokens. Where the last token of
+        the prompt merged with the completion, the merged token is trained: the model must write it first."""
         if not pairs:
             return []
         prompts = self._ids([prompt for prompt, _ in pairs])
@@ -124,7 +122,7 @@ class RowTokenizer:
         return prompt, _text(row, columns.get("output", "output"))
 
     def _messages(self, row: Row) -> list[dict[str, str]]:
-        """The conversation as {role, content}; ShareGPT's from/value and role names are known."""
+        """Convert the conversation to {role, content}; ShareGPT's from/value and role names are known."""
         columns = self.dataset.column_map
         name = columns.get("messages", "messages")
         if name not in row.fields and "messages" not in columns and "conversations" in row.fields:
@@ -144,9 +142,9 @@ class RowTokenizer:
             messages.append({"role": ROLES.get(role, role), "content": content})
         return messages
 
-    def _ready(self, row: Row) -> TokenizedDocument:
-        """Tokens as they are, nothing added; what is masked is -100 in `labels`, or 0 in TRL's
-        completion_mask and assistant_masks."""
+    def _tokenized(self, row: Row) -> TokenizedDocument:
+        """Take tokens unchanged; masked ones are -100 in `labels`, or 0 in TRL's completion_mask and
+        assistant_masks."""
         columns = self.dataset.column_map
         tokens = _numbers(row, columns.get("input_ids", "input_ids"))
         if not len(tokens) or tokens.min() < 0 or tokens.max() >= len(self.tokenizer):
@@ -168,7 +166,7 @@ class RowTokenizer:
         return TokenizedDocument(tokens, trained)
 
     def _masks(self) -> list[str]:
-        """Columns that say what is trained, as far as the recipe asks for them."""
+        """Mask columns that the recipe uses."""
         asked = {
             "completion_mask": self.data.completion_only_loss,
             "assistant_masks": self.data.assistant_only_loss,
@@ -176,7 +174,7 @@ class RowTokenizer:
         return ["labels", *(name for name, wanted in asked.items() if wanted is not False)]
 
     def _choose_template(self) -> None:
-        """Set the tokenizer's chat template to the one used, so that the exported model carries it."""
+        """Set the tokenizer's chat template to the one used, so that the exported model has it."""
         wanted = self.data.chat_template
         shipped = {file.stem: file for file in TEMPLATES.glob("*.jinja")}
         if wanted == "auto":
@@ -223,14 +221,14 @@ class RowTokenizer:
     def _assistant_spans(
         self, messages: list[dict[str, str]], text: str, place: str
     ) -> list[tuple[int, int]]:
-        """Where in `text` the assistant speaks, in characters.
+        """Find the assistant's words in `text`: ranges of characters.
 
-        A template with `{% generation %}` marks says so itself; TRL has such variants of many. Of any other
-        the conversation is rendered up to each answer and past it; that needs a template which only ever
-        appends, and it is checked.
+        A template with `{% generation %}` marks gives them; TRL has such variants of many. With any other the
+        conversation is rendered up to each answer and past it; that needs a template which only appends, and
+        this is checked.
         """
         template = self.template or self.tokenizer.chat_template
-        if isinstance(template, str) and MARK.search(template):
+        if isinstance(template, str) and GENERATION_MARK.search(template):
             from transformers.utils import chat_template_utils
 
             render: Any = chat_template_utils.render_jinja_template
@@ -258,45 +256,46 @@ class RowTokenizer:
 
 
 def training_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """TRL's variant of the tokenizer's template, which marks the assistant's words; None where it has
-    marks, or TRL does not know it. It is used here only: the tokenizer that is exported keeps its own.
+    """TRL's variant of the tokenizer's template, with marks around the assistant's words; None where the
+    template has marks, or TRL does not know it. Used here only: the exported tokenizer keeps its own.
     """
-    if not isinstance(tokenizer.chat_template, str) or MARK.search(tokenizer.chat_template):
+    if not isinstance(tokenizer.chat_template, str) or GENERATION_MARK.search(tokenizer.chat_template):
         return None
     from trl.chat_template_utils import get_training_chat_template
 
     try:
         return get_training_chat_template(tokenizer)
-    except ValueError:  # an unknown template: what it appends is measured instead
+    except ValueError:  # an unknown template: answers are found by rendering instead
         return None
 
 
 def tokenize_batches(
-    encoder: RowTokenizer, batches: Iterable[Sequence[Row]], processes: int = 1
+    tokenizer: RowTokenizer, batches: Iterable[Sequence[Row]], processes: int = 1
 ) -> Iterator[list[TokenizedDocument]]:
-    """What `encoder` makes of each batch, in their order; in several processes where that was asked for. The
-    tokenizers of Hugging Face use all cores by themselves: processes help where templates are rendered.
+    """Tokenize batches in order, in several processes where wanted. Fast tokenizers use all cores by
+    themselves: processes help where chat templates are rendered.
     """
     if processes == 1:
-        yield from map(encoder.encode, batches)
+        yield from map(tokenizer.tokenize, batches)
         return
-    with ProcessPoolExecutor(processes, get_context("spawn"), _begin, (encoder,)) as pool:
-        yield from pool.map(_encode, batches)
+    with ProcessPoolExecutor(processes, get_context("spawn"), _set_tokenizer, (tokenizer,)) as pool:
+        yield from pool.map(_tokenize, batches)
 
 
-_own: list[RowTokenizer] = []  # of a process of `encode_all`: sent once, since a tokenizer is megabytes
+_own: list[RowTokenizer] = []  # of a worker process: sent once, since a tokenizer is megabytes
 
 
-def _begin(encoder: RowTokenizer) -> None:
-    _own.append(encoder)
+def _set_tokenizer(tokenizer: RowTokenizer) -> None:
+    _own.append(tokenizer)
 
 
-def _encode(rows: Sequence[Row]) -> list[TokenizedDocument]:
-    return _own[0].encode(rows)
+def _tokenize(rows: Sequence[Row]) -> list[TokenizedDocument]:
+    return _own[0].tokenize(rows)
 
 
 def detect_row_type(dataset: Dataset, first: Row) -> str:
-    """The kind of rows, by the columns of the first. Errors: DataError with the columns that are there."""
+    """Detect the type of rows by the columns of the first. Errors: DataError with the columns that were
+    met."""
     if dataset.type != "auto":
         return dataset.type
     renamed = {theirs: ours for ours, theirs in dataset.column_map.items()}
@@ -318,12 +317,16 @@ def detect_row_type(dataset: Dataset, first: Row) -> str:
     )
 
 
-def _text(row: Row, name: str) -> str:
+def _field(row: Row, name: str) -> Any:
     if name not in row.fields:
         raise DataError(
             f"{row.place}: no field `{name}`; there is {', '.join(map(str, row.fields)) or 'none'}"
         )
-    value = row.fields[name]
+    return row.fields[name]
+
+
+def _text(row: Row, name: str) -> str:
+    value = _field(row, name)
     if not isinstance(value, str):
         kind = "null" if value is None else type(value).__name__
         raise DataError(f"{row.place}: field `{name}` must be text, not {kind}")
@@ -335,13 +338,10 @@ def _text(row: Row, name: str) -> str:
 
 
 def _numbers(row: Row, name: str) -> np.ndarray:
-    """A list of whole numbers."""
-    if name not in row.fields:
-        raise DataError(
-            f"{row.place}: no field `{name}`; there is {', '.join(map(str, row.fields)) or 'none'}"
-        )
+    """Read a list of whole numbers: (T,) int64."""
+    value = _field(row, name)
     try:
-        numbers = np.asarray(row.fields[name])
+        numbers = np.asarray(value)
     except ValueError:  # lists in it, of different lengths
         numbers = np.zeros((0, 0))
     if numbers.ndim != 1 or (numbers.dtype.kind not in "iub" and len(numbers)):
@@ -354,5 +354,5 @@ def _all_trained(ids: list[int]) -> TokenizedDocument:
 
 
 def _common(a: list[int], b: list[int]) -> int:
-    """Length of the common beginning."""
+    """Length of the common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

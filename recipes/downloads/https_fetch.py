@@ -1,4 +1,4 @@
-"""What lies at an https address, and why it does not come."""
+"""Fetch files and texts from https addresses."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from functools import cache
 from http.client import HTTPException
 from typing import Any
 
-PATIENCE = 30.0  # seconds for a server to say something; for a text, to say all of it
+TIMEOUT = 30.0  # seconds for a server to answer; for a text, to send all of it
 
 
 class DownloadError(Exception):
-    """The address gave nothing that is of use."""
+    """The address gave nothing usable."""
 
 
 @contextmanager
 def open_url(url: str) -> Iterator[Any]:
-    """The answer, to be read. What goes wrong while it is read is told in the same words.
-
-    Errors: Unfetched.
-    """
+    """Open an address for reading. Errors, also while it is read: DownloadError."""
     try:
-        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
             if not answer.url.startswith("https://"):
                 raise DownloadError(f"leads to {answer.url}, which is not https")
             yield answer
@@ -36,10 +33,10 @@ def open_url(url: str) -> Iterator[Any]:
         raise DownloadError(f"cannot be fetched: {why}") from error
 
 
-@cache  # one command asks more than once, and is to be told the same
+@cache  # one command reads an address more than once, and must see the same text
 def fetch_text(url: str, most: int) -> bytes:
-    """A text of at most so many bytes, whole. Errors: Unfetched."""
-    until, data = time.monotonic() + PATIENCE, b""
+    """Fetch a text of at most `most` bytes. Errors: DownloadError."""
+    until, data = time.monotonic() + TIMEOUT, b""
     with open_url(url) as answer:
         wanted = int(answer.headers["Content-Length"] or 0)
         while block := answer.read1(1 << 16):
@@ -47,7 +44,7 @@ def fetch_text(url: str, most: int) -> bytes:
             if len(data) > most:
                 raise DownloadError(f"is larger than {most >> 10:,} KiB")
             if time.monotonic() > until:
-                raise DownloadError(f"has not come within {PATIENCE:.0f} s")
+                raise DownloadError(f"has not come within {TIMEOUT:.0f} s")
         if "text/html" in (answer.headers["Content-Type"] or ""):
             raise DownloadError("is a page to look at: take the address of the file itself (its `raw` form)")
     if wanted and len(data) != wanted:

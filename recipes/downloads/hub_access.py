@@ -1,4 +1,4 @@
-"""Who this machine is to the Hugging Face hub, and what it may read there. Only `cocktail doctor` asks."""
+"""Look up this machine's access to the Hugging Face hub, for `cocktail doctor`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from email.utils import parsedate_to_datetime
 
 @dataclass(frozen=True)
 class HubAnswer:
-    """What the hub said to a question for nothing in particular."""
+    """Result of a request to the hub."""
 
     endpoint: str
-    error: str = ""  # it did not answer
-    token: bool = False  # this machine has one
-    user: str = ""  # whose it is; empty where there is none, or it is not taken
+    error: str = ""  # why it did not answer
+    token: bool = False  # this machine has a token
+    user: str = ""  # the token's user; empty without a token, or where it is refused
     skew: float | None = None  # seconds that this machine's clock is behind
 
 
@@ -24,33 +24,33 @@ OFFLINE = HubAnswer("")
 
 
 def ask_hub(timeout: float) -> HubAnswer:
-    """Ask the hub who this machine is to it. OFFLINE where it is not to be asked."""
+    """Ask the hub for the token's user and the time. OFFLINE where HF_HUB_OFFLINE forbids it."""
     from huggingface_hub import HfApi, constants, get_session, get_token
 
     if constants.HF_HUB_OFFLINE:
         return OFFLINE
     endpoint, token = constants.ENDPOINT, get_token()
     try:
-        said = get_session().head(endpoint, timeout=timeout)
-    except Exception as error:  # the HTTP library, its transports and the system each have their own
+        answer = get_session().head(endpoint, timeout=timeout)
+    except Exception as error:  # HTTP library, transports and system each raise their own
         return HubAnswer(endpoint, error=f"{type(error).__name__}: {error}", token=token is not None)
-    date, user = said.headers.get("date"), ""
+    date, user = answer.headers.get("date"), ""
     skew = parsedate_to_datetime(date).timestamp() - time.time() if date else None
     if token:
-        with suppress(Exception):  # not taken, for whatever reason: `user` stays empty
+        with suppress(Exception):  # refused, for whatever reason: `user` stays empty
             user = str(HfApi().whoami(token).get("name", ""))
     return HubAnswer(endpoint, token=token is not None, user=user, skew=skew)
 
 
 def hub_cache() -> str:
-    """Where models and data from the hub are kept."""
+    """Folder of the hub's cache."""
     from huggingface_hub import constants
 
     return constants.HF_HUB_CACHE
 
 
 def gated_models(models: Sequence[str]) -> Iterator[str]:
-    """Those of these hub models whose licence nobody has accepted for this machine's token."""
+    """Yield the hub models whose licence has not been accepted for this machine's token."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError
 
@@ -59,5 +59,5 @@ def gated_models(models: Sequence[str]) -> Iterator[str]:
             HfApi().auth_check(name)
         except GatedRepoError:
             yield name
-        except Exception:  # missing, renamed, no answer: a launch says so
+        except Exception:  # missing, renamed, no answer: a launch reports it
             continue

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: a name to a folder in its own cache, and what it means when that fails."""
+"""Fetch from the Hugging Face hub into its cache, push to it, and turn its errors into ours."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .remote_code import CODE_FILES
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
-SPARE = 256 << 20  # bytes that stay free on the disk
-Progress = Callable[[int, int], None]  # is told how many bytes are here, and of how many
-BUSY = 429  # HTTP's "too many requests"
+DISK_RESERVE = 256 << 20  # bytes that stay free on the disk
+Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+TOO_MANY_REQUESTS = 429
 
 # huggingface_hub, httpx, requests and datasets each have their own names for "no answer"
 NO_ANSWER = {
@@ -32,7 +32,7 @@ NO_ANSWER = {
     "TransportError",
 }
 
-# what of a folder is pushed; a run's folder has its ledger and its base below it
+# files of a folder that are pushed; a run's folder has its ledger and its base below it
 PUSHED_FILES = (
     "README.md",
     "model.safetensors",
@@ -58,11 +58,11 @@ def fetch_model_files(
     revision: str | None,
     files: Sequence[str],
     otherwise: Sequence[str] = (),
-    told: Progress = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> Path:
-    """The files of hub model `name` that match the patterns `files`, and those that match `otherwise` where
-    the repository has no safetensors. What is in the cache is not fetched again, and is enough when the hub
-    does not answer.
+    """Fetch the files of hub model `name` that match the patterns `files`, and those that match `otherwise`
+    where the repository has no safetensors. Cached files are not fetched again, and suffice when the hub does
+    not answer.
 
     Errors: ModelError where there is no such model or it may not be read, HubUnreachable.
     """
@@ -82,7 +82,7 @@ def fetch_model_files(
         wanted = [*files, *([] if safe else otherwise)]
         sizes = {f.rfilename: f.size or 0 for f in listed if any(fnmatch(f.rfilename, w) for w in wanted)}
         lacking = check_cache_space(name, str(found.sha), sizes)
-        bars = progress_bars(lacking, told)
+        bars = progress_bars(lacking, progress)
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, tqdm_class=bars))
     except HFValidationError as error:
         raise ModelError(f"{name}: neither a folder nor the id of a model on the hub") from error
@@ -103,8 +103,8 @@ def fetch_model_files(
 
 
 def dataset_commit(name: str, revision: str | None) -> str | None:
-    """The commit that `revision` of hub data set `name` is now; None where the hub does not answer: then what
-    is in the cache is used, which has only one.
+    """Look up the commit of `revision` of hub data set `name`; None where the hub does not answer: then the
+    cache is used, which has only one.
 
     Errors: DataError where there is no such data set, or no such revision of it, or it may not be read.
     """
@@ -136,8 +136,8 @@ def dataset_commit(name: str, revision: str | None) -> str | None:
         raise
 
 
-def fetch_dataset_files(name: str, commit: str, files: Sequence[str], told: Progress) -> None:
-    """These files of hub data set `name` into the cache.
+def fetch_dataset_files(name: str, commit: str, files: Sequence[str], progress: Progress) -> None:
+    """Fetch files of hub data set `name` into the cache.
 
     Errors: DataError, HubUnreachable, OSError where there is no room for them.
     """
@@ -147,7 +147,7 @@ def fetch_dataset_files(name: str, commit: str, files: Sequence[str], told: Prog
     try:
         found = HfApi().dataset_info(name, revision=commit, files_metadata=True)
         sizes = {f.rfilename: f.size or 0 for f in found.siblings or [] if f.rfilename in files}
-        bars = progress_bars(check_cache_space(name, commit, sizes, "dataset"), told)
+        bars = progress_bars(check_cache_space(name, commit, sizes, "dataset"), progress)
         snapshot_download(
             name, repo_type="dataset", revision=commit, allow_patterns=list(sizes), tqdm_class=bars
         )
@@ -160,24 +160,26 @@ def fetch_dataset_files(name: str, commit: str, files: Sequence[str], told: Prog
 
 
 def licence_hint(name: str) -> str:
-    """What opens a gated model."""
+    """Hint that says how to get access to a gated repository."""
     return f"(hint: accept the licence at https://huggingface.co/{name}, then `hf auth login`)"
 
 
 def refusal_text(error: HfHubHTTPError) -> str:
-    """A no of another kind, and what helps where that is known."""
+    """The status of an HTTP error, with a hint where one is known."""
     status = http_status(error)
     hint = " (hint: is this machine's token still valid? `hf auth login`)"
     return f"{status}{hint if status in (401, 403) else ''}"
 
 
-def progress_bars(total: int, told: Progress) -> type[Any]:
-    """What huggingface_hub is to take for its progress bars: these draw nothing, and tell of the bytes. One
-    counts those that came, one those on the disk, one counts files. What is told only grows.
+def progress_bars(total: int, progress: Progress) -> type[Any]:
+    """Make a class for huggingface_hub to use as its progress bar, which draws nothing and reports bytes.
+
+    The hub's client makes several: of bytes received, of bytes on disk, of files. The reported number only
+    grows.
     """
     from huggingface_hub.utils import tqdm
 
-    class Counting(tqdm):  # type: ignore[misc]  # it has no types
+    class Counting(tqdm):  # type: ignore[misc]  # untyped
         here, mine = 0, 0
 
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -189,15 +191,13 @@ def progress_bars(total: int, told: Progress) -> type[Any]:
                 self.mine += int(n or 0)
                 if self.of_bytes:
                     Counting.here = min(total, max(Counting.here, self.mine))
-                    told(Counting.here, total)
+                    progress(Counting.here, total)
 
     return Counting
 
 
 def check_cache_space(name: str, commit: str, sizes: Mapping[str, int], kind: str = "model") -> int:
-    """Before the first byte: is there room for those of the files that the cache lacks? Their bytes.
-    Raises OSError.
-    """
+    """Check that the files which the cache lacks fit on the disk; returns their bytes. Errors: OSError."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     def is_cached(file: str) -> bool:
@@ -207,7 +207,7 @@ def check_cache_space(name: str, commit: str, sizes: Mapping[str, int], kind: st
     needed = sum(size for file, size in sizes.items() if file not in cached)
     place = Path(constants.HF_HUB_CACHE)
     there = next(p for p in (place, *place.parents) if p.exists())
-    if needed > max(0, shutil.disk_usage(there).free - SPARE):
+    if needed > max(0, shutil.disk_usage(there).free - DISK_RESERVE):
         raise OSError(errno.ENOSPC, f"{name} has {needed / 1e9:.1f} GB that are not here", str(place))
     return needed
 
@@ -224,29 +224,27 @@ def _cached(name: str, revision: str | None, no_answer: Exception) -> Path:
 
 
 def is_hub_outage(error: BaseException) -> bool:
-    """Whether `error`, or what it was raised from, says that the network or the hub did not answer, or that
-    the hub cannot just now.
-    """
+    """True where `error`, or its cause, means that the network or the hub failed or is busy."""
     chain = [e for e in (error, error.__cause__, error.__context__) if e is not None]
     if any(cls.__name__ in NO_ANSWER for e in chain for cls in type(e).__mro__):
         return True
-    return any((status := http_status(e)) == BUSY or status >= 500 for e in chain)
+    return any((status := http_status(e)) == TOO_MANY_REQUESTS or status >= 500 for e in chain)
 
 
 def http_status(error: BaseException) -> int:
-    """Of the hub's answer; 0: there is none."""
+    """HTTP status of the hub's answer; 0 where there is none."""
     return getattr(getattr(error, "response", None), "status_code", None) or 0
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A model on the hub, to which this machine's token may write."""
+    """A model repository on the hub that this machine's token can write to."""
 
     name: str  # owner/name
-    private: bool | None = None  # of a new one; None: as the account has it
+    private: bool | None = None  # of a new one; None: the account's default
 
     def open(self) -> str:
-        """Make it, if it is not there; its id as the hub has it. Called before a run, which ends with a push.
+        """Create the repository unless it exists; returns its id. Called before a run that ends with a push.
 
         Errors: ModelError where the token may not, HubUnreachable.
         """
@@ -256,8 +254,9 @@ class Repository:
             made = HfApi().create_repo(self.name, private=self.private, exist_ok=True)
             return str(made.repo_id)
 
-    def push(self, folder: Path, said: str, inside: str | None = None) -> str:
-        """The model files of `folder` as one commit, into the folder `inside` there; its address."""
+    def push(self, folder: Path, message: str, inside: str | None = None) -> str:
+        """Push the model files of `folder` as one commit, into the repository's folder `inside`; its
+        address."""
         from huggingface_hub import HfApi
 
         with _pushing(self.name):
@@ -265,7 +264,7 @@ class Repository:
                 repo_id=self.name,
                 folder_path=folder,
                 path_in_repo=inside,
-                commit_message=said,
+                commit_message=message,
                 allow_patterns=[*PUSHED_FILES, *(file.name for file in folder.glob(CODE_FILES))],
             )
             return str(getattr(done, "commit_url", done))

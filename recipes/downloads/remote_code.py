@@ -1,7 +1,6 @@
-"""Models that come with code of their own: when transformers may run it.
+"""Options of `from_pretrained` for models that come with their own code.
 
-Nothing here asks anybody. A recipe says `trust_remote_code`, and whether it may say so on this machine is
-settled before this room is entered (cocktail_cli/trust.py).
+A recipe says `trust_remote_code`; the CLI has settled before whether it may say so on this machine.
 """
 
 from __future__ import annotations
@@ -11,26 +10,25 @@ from pathlib import Path
 
 from recipes.errors import ModelError
 
-CODE_FILES = "[!_.]*.py"  # of a folder; transformers makes an __init__.py of its own
+CODE_FILES = "[!_.]*.py"  # in a folder; transformers makes an __init__.py of its own
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 
 def from_pretrained_options(folder: Path, code: bool) -> dict[str, bool]:
-    """What transformers is told whenever it loads from `folder`: no network, and code of the folder's own
-    only where the recipe wants it run.
+    """Options for loading from `folder`: no network, and the folder's own code only if `code`.
 
-    Errors: ModelError where such code is needed and not wanted, or lies elsewhere: what is not in the folder
-    has no hash that peers could compare.
+    Errors: ModelError where such code is needed and not allowed, or lies in another repository: a file
+    outside the folder has no hash that peers could compare.
     """
-    told: dict[str, str] = {}
+    classes: dict[str, str] = {}
     for name in ("config.json", "tokenizer_config.json"):
         if (folder / name).is_file():
-            told |= _classes(folder / name)
-    elsewhere = sorted({each.partition("--")[0] for each in told.values() if "--" in each})
+            classes |= _auto_map(folder / name)
+    elsewhere = sorted({each.partition("--")[0] for each in classes.values() if "--" in each})
     if code and elsewhere:
         hint = "(hint: copy its .py files beside config.json, and take the name out of `auto_map`)"
         raise ModelError(f"{folder}: its code lies in another repository, {elsewhere[0]} {hint}")
-    if not code and (own := told.get("AutoConfig")) is not None and not _known(folder):
+    if not code and (own := classes.get("AutoConfig")) is not None and not _known(folder):
         hint = "(hint: model.trust_remote_code=true, and --trust-remote-code on each machine that trusts it)"
         raise ModelError(
             f"{folder}: transformers has no such model; it comes with code of its own, {own} {hint}"
@@ -38,18 +36,18 @@ def from_pretrained_options(folder: Path, code: bool) -> dict[str, bool]:
     return {"local_files_only": True, "trust_remote_code": code}
 
 
-def _classes(file: Path) -> dict[str, str]:
-    """What `auto_map` names in a config: Auto class -> file.Class."""
+def _auto_map(file: Path) -> dict[str, str]:
+    """Read `auto_map` of a config: Auto class -> file.Class."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))["auto_map"].items()
-    except UNREADABLE:  # there is none, or transformers will say what is wrong
+    except UNREADABLE:  # there is none, or transformers will report the error
         return {}
     named = ((key, value) for key, each in found for value in (each if isinstance(each, list) else [each]))
     return {str(key): value for key, value in named if isinstance(value, str)}
 
 
 def _known(folder: Path) -> bool:
-    """Whether transformers has a class for this kind of model itself."""
+    """True where transformers itself has a class for this type of model."""
     from transformers import CONFIG_MAPPING
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -119,7 +119,7 @@ def data_of(
     for row in islice(chain([first], source), limit):
         tally.rows += 1
         try:
-            document = encoder.encode([row])[0]
+            document = encoder.tokenize([row])[0]
         except DataError as error:
             tally.bad.append(error)
         else:

@@ -119,7 +119,7 @@ def survey_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> DataSurve
             first = list(islice(source, FIRST))
             if first:
                 encoder = RowTokenizer(tokenizer, recipe.data, dataset, detect_row_type(dataset, first[0]))
-                lengths += [len(document.tokens) for document in encoder.encode(first)]
+                lengths += [len(document.tokens) for document in encoder.tokenize(first)]
             counted = None if recipe.training.max_steps > 0 else sources.count_rows(dataset)
         except HubUnreachable:
             counted = None

@@ -20,8 +20,8 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
-from compress import Cocktail, PacketError, Shard, fingerprint, pieces, split
-from compress.packet import Bytes, InFile, memory
+from compress import Cocktail, PacketError, Shard, decode_windows, fingerprint, split
+from compress.packet import Bytes, FileSlice, window_memory
 from compress.sampling import Walk, places
 from recipes.errors import ModelError
 from recipes.weight_files import StoredVector, TensorSpec, check_disk_space, safetensors_header
@@ -111,7 +111,7 @@ class Fold:
                     if first == 0:
                         window = self.source.read(begin, end)
                     else:
-                        place = InFile(file, start + 4 * begin, 4 * (end - begin))
+                        place = FileSlice(file, start + 4 * begin, 4 * (end - begin))
                         window = np.frombuffer(bytearray(bytes(place)), np.float32)
                     checked += self._apply(batch, window, shard, begin, mark)
                     number += fingerprint(torch.from_numpy(window), begin)
@@ -149,7 +149,7 @@ class Fold:
             takes = 0  # one shard is open at a time
             with _names_round(self.start + i):
                 for shard, part in zip(shards, self._shard_packets(i), strict=True):
-                    takes = max(takes, memory(part, self._walk(i, shard).m) if len(part) else 0)
+                    takes = max(takes, window_memory(part, self._walk(i, shard).m) if len(part) else 0)
             if i > first and takes > room:
                 yield first, i
                 first, room = i, self.budget - WINDOW_MEMORY
@@ -198,7 +198,7 @@ class PacketCursor:
     def __init__(self, round: int, walk: Walk, packet: Bytes) -> None:
         self.round, self.walk = round, walk
         self.base = 0  # sampled elements before the window
-        self.pieces = pieces(packet, walk.m) if len(packet) else iter(())  # the shard has not moved
+        self.pieces = decode_windows(packet, walk.m) if len(packet) else iter(())  # the shard has not moved
         self.where, self.values = np.empty(0, np.int64), np.empty(0, np.float32)
 
     def add(self, window: np.ndarray, standing: np.ndarray) -> None:

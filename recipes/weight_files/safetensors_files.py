@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compress.packet import Bytes, InFile
+from compress.packet import Bytes, FileSlice
 from recipes.errors import ModelError
 
 WEIGHTS_FILE = "model.safetensors"
@@ -106,7 +106,7 @@ def read_header(file: BinaryIO, name: str) -> Header:
     try:
         if not 2 <= length <= min(MAX_HEADER, room):
             raise ValueError(f"a header of {length} bytes")
-        tensors = json.loads(bytes(InFile(file, 8, length)))
+        tensors = json.loads(bytes(FileSlice(file, 8, length)))
         metadata = tensors.pop("__metadata__", {})
         ends = [int(tensor["data_offsets"][1]) for tensor in tensors.values()]
         if min(ends, default=0) < 0:
@@ -205,7 +205,7 @@ def open_tensors(folder: Path, files: ExitStack) -> dict[str, StoredTensor]:
                 if entry["dtype"] in QUANTIZED:
                     floats = "float32, float16 or bfloat16"
                     raise ModelError(f"{path}: {key} is stored as {entry['dtype']}, expected {floats}")
-                data = InFile(file, header.start + first, last - first)
+                data = FileSlice(file, header.start + first, last - first)
                 tensors[key] = StoredTensor(entry["dtype"], tuple(entry["shape"]), data)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{folder}: its weights cannot be read: {error}") from error

@@ -104,7 +104,7 @@ def run_hub(asked: Line) -> None:
     settings = RunSettings(RUN, "{}", "00", samples, **everybody, max_update=most, linger_s=1.0)
     ledger = Ledger(Path(asked["folder"]), run=RUN, samples=samples)
     work = Aggregating(asked["size"], ledger) if asked["work"] == "owner" else IdleDelegate()
-    hub = Hub("127.0.0.1", 0, RunKeys(**asked["keys"]), ledger, settings, work)
+    hub = Hub(("127.0.0.1", 0), RunKeys(**asked["keys"]), ledger, settings, work)
     signal.signal(signal.SIGTERM, lambda *_: hub.stop(now=True))
     hub.start()
     say("listening", port=hub.port)

@@ -80,7 +80,7 @@ def stalling_hub(
         work.durable.recover(ledger)
         write_rounds(ledger, work, rounds)
         keys = RunKeys.generate()
-        hub = Hub("127.0.0.1", 0, keys, ledger, wanted, work)
+        hub = Hub(("127.0.0.1", 0), keys, ledger, wanted, work)
         running = Running(hub, keys.url("127.0.0.1", hub.port, wanted.run), work)
         if commits:
             work.go.set()

@@ -93,7 +93,7 @@ def test_four_owners_send_and_receive_what_the_paper_says(
     keys = RunKeys.generate()
     with Ledger(tmp_path / "ledger", run="test-run", samples=settings.samples) as ledger:
         work.durable.recover(ledger)
-        running = Hub("127.0.0.1", 0, keys, ledger, settings, work)
+        running = Hub(("127.0.0.1", 0), keys, ledger, settings, work)
         running.start()
         url = keys.url("127.0.0.1", running.port, "test-run")
         members = [Member(name, url, work) for name in NAMES]

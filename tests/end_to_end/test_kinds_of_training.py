@@ -9,7 +9,7 @@ import torch
 from in_process import Swarm, recipe_of
 from peft import AutoPeftModelForCausalLM
 
-from recipes.data.corpus import collate
+from recipes.data.samples import collate
 from recipes.models.causal_lm import load_model
 from transport.protocol import events as hub
 

@@ -14,7 +14,7 @@ from transformers import get_cosine_schedule_with_warmup
 from compress.backends import dispatch
 from recipes.algorithm.cocktail_sgd import GlobalModel
 from recipes.config.loader import load_recipe
-from recipes.data.corpus import collate
+from recipes.data.samples import collate
 from recipes.models.causal_lm import evaluate, load_model, loss_sum
 from recipes.training.loop import Event, StepDone
 from recipes.training.optimizers import build_optimizer

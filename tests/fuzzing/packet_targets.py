@@ -17,14 +17,15 @@ from random import Random
 import numpy as np
 import torch
 
-from compress import Cocktail, PacketError, Update, decode, expanded, pieces
+from compress import Cocktail, PacketError, Update, decode, decode_packed, decode_windows
 from compress.backends import dispatch
 from compress.packet.entropy_coding import LZ4
 from compress.packet.format import BODY, HEAD, LEVELS
 from recipes.algorithm.cocktail_sgd import ShardAggregator
 from recipes.algorithm.robust_mean import RejectedUpdate
 from recipes.config.loader import load_recipe, recipe_from_json
-from recipes.data.corpus import Sample, pack_samples, unpack_samples
+from recipes.data.corpus import Sample
+from recipes.data.samples import pack_samples, unpack_samples
 from recipes.errors import DataError, ModelError, RecipeError
 from recipes.training.peer_checkpoint import FORMAT, digest, read
 from recipes.weight_files.safetensors_files import (
@@ -118,7 +119,7 @@ def check_packet(case: bytes) -> bool:
         update = None
     check_sum(packet, m, update)
     try:
-        parts = list(pieces(memoryview(packet), m, 64))
+        parts = list(decode_windows(memoryview(packet), m, 64))
     except PacketError:
         lz4 = LZ4 in [entry >> 5 for entry in packet[47:80:8]]  # its library reads a match 0 bytes back
         assert update is None or lz4, "decode takes what pieces refuses"
@@ -138,7 +139,7 @@ def check_packet(case: bytes) -> bool:
 def check_sum(packet: bytes, m: int, update: Update | None) -> None:
     with compiled_too():
         try:
-            found = expanded(packet, m)
+            found = decode_packed(packet, m)
         except PacketError:
             assert update is None, "decode takes what cannot be expanded"
             return

@@ -207,7 +207,7 @@ SETTINGS = RunSettings(
 
 def open_hub() -> Hub:
     """Make a hub in the middle of a round: ann and bob are members, each has a bulk connection."""
-    hub = Hub("", 0, keys(), Books(ledger_folder()), SETTINGS, HubWork(), wire=HubEnd())  # type: ignore[arg-type]
+    hub = Hub(("", 0), keys(), Books(ledger_folder()), SETTINGS, HubWork(), wire=HubEnd())  # type: ignore[arg-type]
     hub._commits._thread = hub._reader = AtOnce()  # type: ignore[assignment]
     for number, name in enumerate(("ann", "bob")):
         resume = m.Resume(1, "toy-run", name, f"s-{name}", -1, True)

@@ -25,7 +25,7 @@ class MemorySwarm:
         self.url: RunURL = self.keys.url("memory", 1, settings.run)
         self.ledger = Ledger(folder, run=settings.run, samples=settings.samples)
         self.wire = MemoryHubWire()
-        self.hub = Hub("memory", 0, self.keys, self.ledger, settings, work, wire=self.wire)
+        self.hub = Hub(("memory", 0), self.keys, self.ledger, settings, work, wire=self.wire)
         self.links: list[PeerLink] = []
         self.wires: dict[PeerLink, MemoryPeerWire] = {}
         self.events: list[Event] = []

@@ -153,7 +153,7 @@ class OwnersSim(SimSwarm):
     def tell(self, change: Callable[[ShardCoordinator], None]) -> None:
         shards = self.hub.shards
         assert shards is not None
-        self.act(self.hub.apply(lambda: change(shards), self.now))
+        self.apply(lambda _: change(shards))
 
     def act(self, actions: list[do.Action]) -> None:
         for action in actions:
@@ -173,7 +173,7 @@ class OwnersSim(SimSwarm):
             name = next((s.name for s in self.hub.members if s.id == reach.session), "")
             ok = any(not peer.dead and peer.state.hello.name == name for peer in self.peers)
             self.tell(lambda shards: shards.reached(reach.session, ok))
-        elif self.jobs and isinstance(left := self.jobs[0], do.Inherit) and left.to_all:
+        elif self.jobs and isinstance(left := self.jobs[0], do.Inherit):
             self.jobs.popleft()
             self.estates += 1
             kept = PendingHandoff(left.peer, left.share, frozenset(range(SHARDS)))
@@ -201,7 +201,8 @@ class OwnersSim(SimSwarm):
                 super().commit(job)
             else:
                 lost = dict.fromkeys(self.lost, "lost")
-                self.act(self.hub.committed(do.CommitDone(round=job.round, lost=lost), self.now))
+                done = do.CommitDone(round=job.round, lost=lost)
+                self.apply(lambda now: self.hub.rounds.committed(done, now))
 
     def restart_hub(self) -> None:
         self.asked, self.lost = None, set()

@@ -8,6 +8,7 @@ After any history `settle` lets honest peers finish the run; the laws are checke
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -136,7 +137,7 @@ class SimPeer:
         session, r = self.state.welcome.session, self.round.round
         if self.swarm.hub.uploads.refusal(session, f"update/{r}", 100) is None:
             self.swarm.packets[session, r] = [i for lease in self.sent for i in self.pending[lease]]
-            self.swarm.act(self.swarm.hub.uploaded(session, r, self.swarm.now))
+            self.swarm.apply(lambda now: self.swarm.hub.rounds.uploaded(session, r, now))
             self.uploaded = True
 
     def dial(self) -> None:
@@ -223,7 +224,7 @@ class SimSwarm:
     def leave(self, peer: SimPeer) -> None:
         welcome = peer.state.welcome
         if welcome is not None and self.hub.uploads.refusal(welcome.session, "legacy/0", 100) is None:
-            self.act(self.hub.handed_over(welcome.session, 100, self.now))
+            self.apply(lambda _: self.hub.uploads.handed_over(welcome.session, 100))
         peer.say(peer.state.leave(Leave("enough")))
 
     def job(self) -> None:
@@ -235,11 +236,11 @@ class SimSwarm:
             for session, ids in job.leases.items():
                 if session in self.books.sessions:
                     self.books.sessions[session].leases[job.round] = ids
-            self.act(self.hub.leased(job.round, self.now))
+            self.apply(lambda _: self.hub.rounds.leased(job.round))
         elif isinstance(job, do.Commit):
             self.commit(job)
         elif isinstance(job, do.FindFingerprint):
-            self.act(self.hub.fingerprinted(job.round, 1000 + job.round, self.now))
+            self.apply(lambda now: self.hub.rounds.fingerprinted(job.round, 1000 + job.round, now))
         elif isinstance(job, do.RecordSession):
             self.books.sessions[job.session] = OpenSession(job.session, job.name, job.hardware, job.key)
         elif isinstance(job, do.RecordStanding):
@@ -298,7 +299,7 @@ class SimSwarm:
             rejected=rejected,
             moved=moved,
         )
-        self.act(self.hub.committed(done, self.now))
+        self.apply(lambda now: self.hub.rounds.committed(done, now))
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -313,6 +314,10 @@ class SimSwarm:
         self.hub = HubState(self.settings, TOKEN, STOP, self.now, self.books.recovered())
 
     # ---- between -------------------------------------------------------------------------------------------
+
+    def apply(self, change: Callable[[float], object]) -> None:
+        """Change the hub's state, as its shell does it."""
+        self.act(self.hub.apply(change, self.now))
 
     def act(self, actions: list[do.Action]) -> None:
         lost: list[bytes] = []

@@ -24,7 +24,7 @@ def main(folder: str, port: str, keys: str, samples: str) -> None:
     )  # fmt: skip
     with Ledger(Path(folder), run=settings.run, samples=settings.samples) as ledger:
         work = ToyWork([packet for _, packet in ledger.packets()])
-        hub = Hub("127.0.0.1", int(port), RunKeys(**json.loads(keys)), ledger, settings, work)
+        hub = Hub(("127.0.0.1", int(port)), RunKeys(**json.loads(keys)), ledger, settings, work)
         hub.start()
         print(hub.port, flush=True)
         for event in hub.events():

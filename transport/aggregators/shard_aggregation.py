@@ -79,7 +79,7 @@ class ShardAggregation:
 
         def dial() -> None:
             ok = is_reachable(action.address, action.key, self._keys)
-            self._shell.apply(lambda: self._coordinator.reached(action.session, ok))
+            self._shell.apply(lambda _: self._coordinator.reached(action.session, ok))
 
         threading.Thread(target=dial, name="cocktail-reach", daemon=True).start()
 
@@ -128,7 +128,7 @@ class ShardAggregation:
         weights = {peer: weight for peer, _, weight in updates}
         attempt = self.barrier.ask(action.aggregators)
         if action.aggregators:
-            self._shell.apply(lambda: self._coordinator.close(action.round, attempt, weights))
+            self._shell.apply(lambda _: self._coordinator.close(action.round, attempt, weights))
         came = self.barrier.wait()
         own = self._work.aggregate(action.round, updates)
         while came or action.hub_shards:
@@ -170,7 +170,7 @@ class ShardAggregation:
     def _store(self, handoff: PendingHandoff, packet: bytes) -> int:
         """Store a handoff, so that it outlives the hub. Returns its number."""
         number = self._ledger.estates.keep(handoff, packet)
-        self._shell.apply(lambda: self._coordinator.stored(number, handoff))
+        self._shell.apply(lambda _: self._coordinator.stored(number, handoff))
         return number
 
     def _store_error_feedback(self, session: str, peer: str, shards: Collection[int], packet: bytes) -> None:
@@ -182,7 +182,7 @@ class ShardAggregation:
             self._shell.warn(peer, f"the errors of its shards cannot be used: {error.reason}")
         if moved:
             self._store(PendingHandoff(peer, 1.0, frozenset(moved)), packet)
-        self._shell.apply(lambda: self._coordinator.error_feedback_stored(session, moved))
+        self._shell.apply(lambda _: self._coordinator.error_feedback_stored(session, moved))
 
     def _serve(self, action: do.Commit, own: bytes, came: Mapping[str, bytes]) -> None:
         """Serve the round's shard packets to peers that join them themselves; drop those of older rounds."""

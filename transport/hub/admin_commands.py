@@ -13,10 +13,8 @@ from transport.protocol import (
     TOKEN_BYTES,
     AskAdmin,
     AskStop,
-    Hello,
     Over,
     Refused,
-    RunSettings,
     Status,
     Traffic,
     short_key,
@@ -25,6 +23,7 @@ from transport.protocol import (
 from transport.scheduling import Rounds
 from transport.wire import key_of
 
+from .handshake import Handshake
 from .run_status import session_word
 
 Named = tuple[str, str]  # name, key
@@ -36,28 +35,28 @@ class UnknownPeer(Exception):
 
 
 class AdminCommands:
-    """Executes the host's commands. `readmit(conn, hello, now)` begins the session of an approved peer."""
+    """Executes the host's commands."""
 
     def __init__(
         self,
-        settings: RunSettings,
         out: Outbox,
         members: Roster,
         admission: Admission,
+        rounds: Rounds,
+        handshake: Handshake,
         secret: str,
-        readmit: Callable[[bytes, Hello, float], None],
     ) -> None:
-        self.settings, self._out, self._members = settings, out, members
-        self._admission, self._secret, self._readmit = admission, secret, readmit
+        self._out, self._members, self._admission = out, members, admission
+        self._rounds, self._handshake, self._secret = rounds, handshake, secret
 
-    def stop(self, conn: bytes, m: AskStop, rounds: Rounds, now: float) -> None:
+    def stop(self, conn: bytes, m: AskStop, now: float) -> None:
         """End or pause the run."""
         if not same(m.secret, self._secret):
             self._out.send(conn, Refused("token", "only the run's host can stop it"))
             return
-        self._out.send(conn, Over("stopping", rounds.over.finished))
+        self._out.send(conn, Over("stopping", self._rounds.over.finished))
         how = "paused" if m.pause else "stopped"
-        rounds.stop(f"{how} by its host", now, at_once=m.now, pause=m.pause)
+        self._rounds.stop(f"{how} by its host", now, at_once=m.now, pause=m.pause)
 
     def execute(self, conn: bytes, m: AskAdmin, now: float) -> None:
         """Execute a command. The answer goes once its effects are in the ledger."""
@@ -65,7 +64,7 @@ class AdminCommands:
             self._out.send(conn, Refused("token", "only the run's host can ask this"))
             return
         commands: dict[str, Callable[[], Answer]] = {
-            "list": lambda: {"join": self.settings.join, "peers": self._list(now)},
+            "list": lambda: {"join": self._admission.settings.join, "peers": self._list(now)},
             "token": lambda: self._rotate(m.token),
             "approve": lambda: self._approve(m.peer, now),
             "deny": lambda: self._deny(m.peer, m.reason),
@@ -113,7 +112,7 @@ class AdminCommands:
         self._admission.move(key, Act.APPROVED, names[0])
         for conn, asking in asked.items():
             del self._admission.asking[conn]
-            self._readmit(conn, asking.hello, now)
+            self._handshake.hello(conn, asking.hello, now, approved=True)
         return done("approved", key, names)
 
     def _deny(self, word: str, reason: str) -> Answer:

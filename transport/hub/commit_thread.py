@@ -13,10 +13,8 @@ from transport import actions as do
 from transport.actions import Abandoned, Shell
 from transport.ledger import Counted, Ledger
 from transport.protocol import HubDelegate, UpdateRejected, WeightedPacket, sample_ids
-from transport.scheduling import row_of
+from transport.scheduling import Rounds, row_of
 from transport.transfer import ChunkBuffer, ObjectStore
-
-from .hub_state import HubState
 
 if TYPE_CHECKING:
     from transport.aggregators import ShardAggregation
@@ -32,12 +30,12 @@ class CommitThread:
         ledger: Ledger,
         work: HubDelegate,
         objects: ObjectStore,
-        state: HubState,
+        rounds: Rounds,
         shell: Shell,
         shards: ShardAggregation | None,
     ) -> None:
         self._ledger, self._work, self._objects = ledger, work, objects
-        self._state, self._shell, self._shards = state, shell, shards
+        self._rounds, self._shell, self._shards = rounds, shell, shards
         self.opened: dict[int, float] = {}  # round -> wall clock
         self._thread = ThreadPoolExecutor(1, "cocktail-commit")
 
@@ -70,11 +68,11 @@ class CommitThread:
         if action.fits:
             self._work.fits(action.fits)
         self._ledger.leased(action.round, action.leases)
-        self._shell.call(lambda: self._state.leased(action.round, time.monotonic()))
+        self._shell.apply(lambda _: self._rounds.leased(action.round))
 
     def find_fingerprint(self, action: do.FindFingerprint) -> None:
         truth = self._work.fingerprint(action.round)
-        self._shell.call(lambda: self._state.fingerprinted(action.round, truth, time.monotonic()))
+        self._shell.apply(lambda now: self._rounds.fingerprinted(action.round, truth, now))
 
     def inherit(self, action: do.Inherit, parts: ChunkBuffer) -> None:
         """Merge a leaver's handoff, or store it for the aggregators of the shards."""
@@ -120,7 +118,7 @@ class CommitThread:
         lost, moved = (self._shards.barrier.lost, self._shards.moved) if self._shards else ({}, {})
         done = do.CommitDone(round=action.round, rejected=rejected, lost=dict(lost), denied=denied)
         if packet is None:
-            self._shell.call(lambda: self._state.committed(done, time.monotonic()))
+            self._shell.apply(lambda now: self._rounds.committed(done, now))
             return
         accepted = tuple(claims.values())
         opened_at = self.opened.pop(action.round, time.time())
@@ -137,7 +135,7 @@ class CommitThread:
             lost=dict(lost),
             moved=moved,
         )
-        self._shell.call(lambda: self._state.committed(durable, time.monotonic()))
+        self._shell.apply(lambda now: self._rounds.committed(durable, now))
         self._work.committed(action.round, packet)
         if self._shards is not None:
             self._shards.committed(action)

@@ -65,7 +65,7 @@ class HubState:
         recovered = recovered or Recovered()
         self.settings = settings
         self.out = out = Outbox()
-        self.members = members = Roster(settings, out, self._session_ended, now)
+        self.members = members = Roster(settings, out, lambda s: self.rounds.session_ended(s), now)
         self.admission = admission = Admission(settings, out, token, recovered.peers)
         self.rounds = rounds = Rounds(settings, out, members, admission, recovered, now)
         self.shards: ShardCoordinator | None = None
@@ -75,14 +75,14 @@ class HubState:
             self.shards = rounds.sharding = ShardCoordinator(
                 settings, out, members, rounds, recovered.estates
             )
-        self.uploads = UploadPolicy(settings, out, members, rounds, self.shards)
+        self.uploads = UploadPolicy(settings, out, members, rounds)
         self.handshake = Handshake(settings, out, members, admission, rounds, recovered.term)
-        self.admin = AdminCommands(settings, out, members, admission, stop_secret, self._approved)
+        self.admin = AdminCommands(out, members, admission, rounds, self.handshake, stop_secret)
         self._of_strangers: dict[type[ToHub], StrangerHandler] = {
             Hello: self.handshake.hello,
             Resume: self.handshake.resume,
             AskStatus: self._answer_status,
-            AskStop: lambda conn, m, now: self.admin.stop(conn, m, rounds, now),
+            AskStop: self.admin.stop,
             AskAdmin: self.admin.execute,
         }
         self._of_sessions: dict[type[ToHub], SessionHandler] = {
@@ -121,48 +121,11 @@ class HubState:
         self.admission.gone(conn)
         return self._drain(now)
 
-    def uploaded(self, session_id: str, round: int, now: float) -> list[do.Action]:
-        """Note that the session's packet for `round` is here, whole."""
-        session = self.members.get(session_id)
-        if session is not None:
-            self.rounds.uploaded(session, round, now)
-        return self._drain(now)
-
-    def handed_over(self, session_id: str, size: int, now: float) -> list[do.Action]:
-        """Note that the session's handoff is here, whole."""
-        self.uploads.handed_over(session_id, size)
-        return self._drain(now)
-
     # ---- from the shell ------------------------------------------------------------------------------------
 
-    def apply(self, change: Callable[[], object], now: float) -> list[do.Action]:
-        """Make a change to one of the parts, and return the actions that it causes."""
-        change()
-        return self._drain(now)
-
-    def leased(self, round: int, now: float) -> list[do.Action]:
-        """Note that the leases of the round are in the ledger."""
-        self.rounds.leased(round)
-        return self._drain(now)
-
-    def committed(self, done: do.CommitDone, now: float) -> list[do.Action]:
-        """Note that the round is durable or, where no packet could be used, void."""
-        self.rounds.committed(done, now)
-        return self._drain(now)
-
-    def fingerprinted(self, round: int, truth: int, now: float) -> list[do.Action]:
-        """Take the true fingerprint of x' of the round, after peers disagreed about it."""
-        self.rounds.fingerprinted(round, truth, now)
-        return self._drain(now)
-
-    def failed(self, reason: str, exit_code: int, now: float) -> list[do.Action]:
-        """End the run after a failure that it cannot survive: of the disk, of the aggregation."""
-        self.rounds.end(reason, exit_code)
-        return self._drain(now)
-
-    def stop(self, reason: str, now: float, *, at_once: bool = False) -> list[do.Action]:
-        """End the run by the host's wish, after the exchange in flight unless `at_once`."""
-        self.rounds.stop(reason, now, at_once=at_once)
+    def apply(self, change: Callable[[float], object], now: float) -> list[do.Action]:
+        """Call `change(now)`, a method of one of the parts, and return the actions that it causes."""
+        change(now)
         return self._drain(now)
 
     def tick(self, now: float) -> list[do.Action]:
@@ -189,18 +152,12 @@ class HubState:
         known = same(m.token, self.admission.token)
         self.out.send(conn, Status(self.status(now, m.recipe)) if known else wrong_token())
 
-    def _approved(self, conn: bytes, m: Hello, now: float) -> None:
-        self.handshake.hello(conn, m, now, approved=True)
-
     def _leave(self, session: Session, m: Leave, now: float) -> None:
         self.out.send(session.conn, Over(f"left: {m.reason}", self.rounds.over.finished))
         self.members.end(session, f"left: {m.reason}")
 
     def _pong(self, session: Session, m: Pong, now: float) -> None:
         session.rtt = max(0.0, now - m.sent)
-
-    def _session_ended(self, session: Session) -> int:
-        return self.rounds.session_ended(session)
 
     def _drain(self, now: float) -> list[do.Action]:
         self.rounds.progress(now)

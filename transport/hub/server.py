@@ -85,13 +85,12 @@ log = logging.getLogger(__name__)
 class Hub:
     """One run's hub. `start`, iterate `events` until it ends, `stop` from any thread.
 
-    Raises AddressInUse at once. Port 0 takes a free one; `port` says which.
+    Listens on `address` (host, port); port 0 takes a free one, and `port` says which. Raises AddressInUse.
     """
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        address: tuple[str, int],
         keys: RunKeys,
         ledger: Ledger,
         settings: RunSettings,
@@ -100,7 +99,8 @@ class Hub:
         wire: HubWire | None = None,
     ) -> None:
         self.settings, self.ledger, self.work = settings, ledger, work
-        self._wire = wire or RouterWire(host, port, CurveKeys(keys.public, keys.secret))
+        own = CurveKeys(keys.public, keys.secret)
+        self._wire = wire or RouterWire(*address, own)
         self.port = self._wire.port
         self._state = HubState(settings, keys.token, keys.stop, time.monotonic(), ledger.recover())
         self._members = self._state.members
@@ -109,7 +109,6 @@ class Hub:
         if self._state.shards is not None:
             from transport.aggregators import ShardAggregation  # star mode never loads that package
 
-            own = CurveKeys(keys.public, keys.secret)
             self._shards = ShardAggregation(self._state.shards, ledger, work, self, own)
         self._objects = ObjectStore(ledger, work, self._lease, self._find)
         self._flows = ConnectionRegistry()
@@ -118,12 +117,13 @@ class Hub:
         self._handoffs: dict[str, ChunkBuffer] = {}  # session -> its residual, until it is merged
         self._hello_size = 0  # bytes of the message of a stranger that is being read
         # Jobs from other threads for the I/O thread.
-        self._calls: deque[Callable[[], list[do.Action]]] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
         self._woken = False  # the I/O thread will look at them
         self._tick_at = 0.0
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._openers = ThreadPoolExecutor(os.cpu_count() or 1, "cocktail-opener")
-        self._commits = CommitThread(ledger, work, self._objects, self._state, self, self._shards)
+        rounds = self._state.rounds
+        self._commits = CommitThread(ledger, work, self._objects, rounds, self, self._shards)
         self._reader = ThreadPoolExecutor(1, "cocktail-reader")
         self._thread = threading.Thread(target=self._run, name="cocktail-hub", daemon=True)
         self._end_at: float | None = None  # when to stop serving, once the run is over
@@ -142,7 +142,7 @@ class Hub:
             do.RecordStanding: lambda a: self.later(lambda: ledger.stand(a.known)),
             do.RecordEvaluation: self._record_evaluation,
             do.GiveBack: lambda a: self.later(lambda: ledger.given_back(a.session, a.round)),
-            do.SendDurably: lambda a: self.later(lambda: self.call(lambda: [do.Send(a.conn, a.message)])),
+            do.SendDurably: lambda a: self.later(lambda: self._call(lambda: self._send(a.conn, a.message))),
             do.Forget: self._forget,
             do.End: self._end,
         }
@@ -165,21 +165,20 @@ class Hub:
 
     def stop(self, now: bool = False, reason: str = "stopped by its host") -> None:
         """End the run, after the exchange in flight, or `now`. Returns at once; `events` ends with it."""
-        self.call(lambda: self._state.stop(reason, time.monotonic(), at_once=now))
+        self.apply(lambda t: self._state.rounds.stop(reason, t, at_once=now))
 
     def offer(self, offers: Sequence[SnapshotOffer]) -> None:
         """Announce the newest two of these snapshots to peers that join from now on; from any thread.
 
         Other snapshots may be deleted then: a peer that is fetching one is told so and plans anew.
         """
-        self.call(lambda: self._offer(list(offers)))
+        self._call(lambda: self._offer(list(offers)))
 
-    def _offer(self, offers: list[SnapshotOffer]) -> list[do.Action]:
+    def _offer(self, offers: list[SnapshotOffer]) -> None:
         history = self._state.rounds.history
         history.offer(offers)
         kept = {f"snapshot/{offer.round}/" for offer in history.snapshots}
         self._reader.submit(self._objects.keep_snapshots, kept)
-        return []
 
     def warn(self, peer: str, message: str) -> None:
         """Tell the host something about a peer; from any thread."""
@@ -199,7 +198,8 @@ class Hub:
         except Exception as error:  # our bug: the run ends and says so, rather than hanging
             log.debug("the hub's thread failed", exc_info=True)
             self.error = error
-            self._act(self._state.failed(f"{type(error).__name__} in the hub: {error}", 1, time.monotonic()))
+            reason = f"{type(error).__name__} in the hub: {error}"
+            self._change(lambda _: self._state.rounds.end(reason, 1))
         finally:
             if self._shards is not None:
                 self._shards.barrier.end()
@@ -237,16 +237,16 @@ class Hub:
 
     # ---- any thread (actions.Shell) ------------------------------------------------------------------------
 
-    def call(self, job: Callable[[], list[do.Action]]) -> None:
-        """Run a job in the I/O thread, then perform the actions that it returns."""
+    def _call(self, job: Callable[[], None]) -> None:
+        """Run a job in the I/O thread."""
         self._calls.append(job)
         if not self._woken:
             self._woken = True
             self._wire.wake()
 
-    def apply(self, change: Callable[[], object]) -> None:
-        """Change the state machine in the I/O thread, then perform the actions that this causes."""
-        self.call(lambda: self._state.apply(change, time.monotonic()))
+    def apply(self, change: Callable[[float], object]) -> None:
+        """Call `change(now)` on the state machine in the I/O thread, then perform the actions it caused."""
+        self._call(lambda: self._change(change))
 
     def later(self, job: Callable[[], object]) -> None:
         """Run a job in the commit thread, after those it was given before."""
@@ -255,7 +255,7 @@ class Hub:
     def fail(self, error: Exception, reason: str, exit_code: int) -> None:
         """End the run because of this error."""
         self.error = self.error or error  # the first: the others may follow from it
-        self.call(lambda: self._state.failed(reason, exit_code, time.monotonic()))
+        self.apply(lambda _: self._state.rounds.end(reason, exit_code))
 
     # ---- the I/O thread: from the wire ---------------------------------------------------------------------
 
@@ -302,7 +302,7 @@ class Hub:
     def _run_calls(self) -> None:
         self._woken = False  # first: a call that is added from here on wakes this thread again
         while self._calls:
-            self._act(self._calls.popleft()())
+            self._calls.popleft()()
 
     def _own(self, conn: bytes, session: str) -> None:
         """Count this connection, its handshake and Hello included, as the session's from now on."""
@@ -327,24 +327,24 @@ class Hub:
             return
         for answer in self._inbox.receive(session, message, payload):
             if isinstance(answer, CompletedUpload):
-                self._arrived(answer, now)
+                self._arrived(answer)
             else:
                 self._send(conn, answer)
 
-    def _arrived(self, upload: CompletedUpload, now: float) -> None:
+    def _arrived(self, upload: CompletedUpload) -> None:
         session, round = upload.session, round_of(UPDATE, upload.name)
         sender = self._members.get(session)
         if sender is None or round_of(TRIAL, upload.name) is not None:
             return  # it was kicked a moment ago; a trial has served its purpose by arriving
         if round is not None:
             self._packets[session, round] = self._openers.submit(self._open, round, sender.name, upload.parts)
-            self._act(self._state.uploaded(session, round, now))
+            self._change(lambda now: self._state.rounds.uploaded(session, round, now))
         elif round_of(HANDOFF, upload.name) is None:
             if (shards := self._shards) is not None:
-                self._act(self._state.apply(lambda: shards.arrived(upload, now), now))
+                self._change(lambda now: shards.arrived(upload, now))
         else:
             self._handoffs[session] = upload.parts
-            self._act(self._state.handed_over(session, upload.parts.map.size, now))
+            self._change(lambda _: self._state.uploads.handed_over(session, upload.parts.map.size))
 
     def _get(self, conn: bytes, message: Get) -> None:
         session = self._flows.owners.get(conn)
@@ -375,7 +375,7 @@ class Hub:
         if not self._wire.send(conn, frames):
             self._flows.drop(conn)
             # Later: first the messages to the other peers, in their order.
-            self._calls.append(lambda: self._state.lost(conn, time.monotonic()))
+            self._calls.append(lambda: self._act(self._state.lost(conn, time.monotonic())))
 
     def _lease(self, session: str, round: int) -> list[int] | None:
         """Return the sample ids of a lease; called by the reader thread."""
@@ -389,6 +389,9 @@ class Hub:
         return self._shards.find(session, name)
 
     # ---- the I/O thread: actions ---------------------------------------------------------------------------
+
+    def _change(self, change: Callable[[float], object]) -> None:
+        self._act(self._state.apply(change, time.monotonic()))
 
     def _act(self, actions: list[do.Action]) -> None:
         for action in actions:
@@ -444,9 +447,8 @@ class Hub:
     def _read(self, conn: bytes, session: str, message: Get, size: int) -> None:
         answer, payload = self._objects.answer(session, message)
 
-        def send() -> list[do.Action]:
+        def send() -> None:
             self._flows.end_read(session, size)
             self._send(conn, answer, payload)
-            return []
 
-        self.call(send)
+        self._call(send)

@@ -4,8 +4,6 @@ which a newcomer measures its line. Uploads for aggregators are judged by their 
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from transport import actions as do
 from transport.actions import Outbox
 from transport.membership import Kind, Roster, Session, State
@@ -15,26 +13,11 @@ from transport.scheduling import Phase, Rounds
 TRIALS, LONGEST = 4, 4 << 20  # of a session; bytes of each
 
 
-class ShardUploads(Protocol):
-    """Uploads of a run whose shards are aggregated by peers; star mode has none."""
-
-    def refusal(self, session: Session, name: str) -> str | None:
-        """Return why this upload for or of an aggregator is not wanted. Raises KeyError for other names."""
-
-
 class UploadPolicy:
     """Decides which uploads of a session are wanted now."""
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        out: Outbox,
-        members: Roster,
-        rounds: Rounds,
-        shards: ShardUploads | None,
-    ) -> None:
-        self.settings, self._out, self._members = settings, out, members
-        self._rounds, self._shards = rounds, shards
+    def __init__(self, settings: RunSettings, out: Outbox, members: Roster, rounds: Rounds) -> None:
+        self.settings, self._out, self._members, self._rounds = settings, out, members, rounds
 
     def refusal(self, session_id: str, name: str, size: int) -> str | None:
         """Return why this upload is not wanted, or None. One beyond the size limit ends its session."""
@@ -57,8 +40,7 @@ class UploadPolicy:
         session = self._members.get(session_id)
         if session is not None and session.share is not None and self._handoff(session) is None:
             session.handoff = size
-            to_all = self._shards is not None
-            self._out.add(do.Inherit(session.id, session.name, session.share, to_all))
+            self._out.add(do.Inherit(session.id, session.name, session.share))
 
     def _update(self, session: Session, name: str) -> str | None:
         round = round_of(UPDATE, name)
@@ -67,12 +49,13 @@ class UploadPolicy:
             if ex is None:
                 return f"round {round} is not open to this peer, or is closed"
             return "it is here already" if session.id in ex.uploads else None
+        unwanted = f"nothing of the name {name!r} is wanted"
+        if self._rounds.sharding is None:
+            return unwanted
         try:
-            if self._shards is not None:
-                return self._shards.refusal(session, name)
+            return self._rounds.sharding.refusal(session, name)
         except KeyError:
-            pass
-        return f"nothing of the name {name!r} is wanted"
+            return unwanted
 
     def _handoff(self, session: Session) -> str | None:
         if self._rounds.ending or self._rounds.phase is Phase.FINAL:

@@ -1,14 +1,16 @@
 """Evaluations of x': each member computes the held-out loss on one part of the evaluation set.
 
-One is due before the first step, then whenever `eval_every` steps have passed, and of the finished model. One
-whose parts do not all come, because a peer is gone, is done again in the next round; the final one is kept
-and its missing parts are given to others.
+An evaluation is due before the first step, then whenever `eval_every` steps have passed, and of the finished
+model. If a part is lost with its peer, the evaluation is repeated in the next round. Of the final one
+only the missing parts are assigned again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from transport.ledger import EvaluationRow
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Part:
 
 @dataclass
 class Evaluation:
-    """One evaluation of x' of `round`, in `parts` parts. `holders` says which session computes which part."""
+    """One evaluation of x' of `round`, in `parts` parts; `holders` are the sessions that compute them."""
 
     round: int
     step: int
@@ -36,19 +38,19 @@ class Evaluation:
         return True
 
     def lost(self, session: str) -> bool:
-        """The session is over. True where a part is missing now."""
+        """Drop an ended session. Returns whether a part is missing now."""
         missing = [p for p, holder in self.holders.items() if holder == session and p not in self.results]
         for part in missing:
             del self.holders[part]
         return bool(missing)
 
     def part_of(self, session: str) -> int | None:
-        """The part that this session is to compute; None: none, or it has."""
+        """Return the part that this session has to compute, or None."""
         return next((p for p, s in self.holders.items() if s == session and p not in self.results), None)
 
     @property
     def unheld(self) -> list[int]:
-        """Parts that nobody has computed and nobody is computing."""
+        """List the parts that are neither computed nor being computed."""
         return [p for p in range(self.parts) if p not in self.holders and p not in self.results]
 
     @property
@@ -65,20 +67,20 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """Mean over the tokens; nan where there are none."""
+        """Compute the mean over the tokens; nan where there are none."""
         # by part, never by arrival: float sums depend on order
         total = sum(self.results[p].loss_sum for p in sorted(self.results))
         return total / self.tokens if self.tokens else float("nan")
 
 
 class Evaluations:
-    """Which one is under way, and when the next is due."""
+    """Evaluations of a run: the one under way, and when the next is due."""
 
-    def __init__(self, wanted: bool, every: int, last_step: int = -1, finished: bool = False) -> None:
+    def __init__(self, wanted: bool, every: int, last: EvaluationRow | None = None) -> None:
         self.wanted, self.every = wanted, every  # every: steps; 0: only the first and the final one
-        self.finished = finished  # the final one is done
+        self.finished = last is not None and last.final  # the final one is done
         self.now: Evaluation | None = None
-        self._last_step = last_step
+        self._last_step = last.step if last else -1
 
     def due(self, step: int) -> bool:
         if not self.wanted or self.now is not None:
@@ -90,7 +92,7 @@ class Evaluations:
         self._last_step = step
 
     def assign(self, round: int, step: int, free: Sequence[str]) -> list[str]:
-        """The final one: give each part that nobody computes to a `free` session. Returns who got one."""
+        """Assign missing parts of the final evaluation to `free` sessions. Returns those that got one."""
         if self.now is None and free:
             self.now = Evaluation(round, step, len(free), True)
         given = list(zip(self.now.unheld, free, strict=False)) if self.now else []
@@ -103,12 +105,12 @@ class Evaluations:
             self.again()
 
     def again(self) -> None:
-        """Give the one under way up; the next round begins another."""
+        """Give up the evaluation under way; the next round begins another."""
         if self.now is not None:
             self.now, self._last_step = None, -1
 
     def finish(self) -> None:
-        """The one under way is whole, or not wanted any more."""
+        """End the evaluation under way: it is whole, or void."""
         if self.now is not None:
             self.finished = self.now.final
             self.now = None

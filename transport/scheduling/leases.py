@@ -1,10 +1,10 @@
-"""Who holds which samples. Every sample is in exactly one place: the pool, one lease, or counted.
+"""Leases of samples. Every sample is in exactly one place: the pool, one lease, or counted.
 
     pool --grant--> held --claim--> claimed --count--> counted
       ^---revoke-----'  <--refuse---'
 
-A *lease* is what one session was given in one round. It is *claimed* by an update that has arrived and says
-that it delivers it. Claimed leases wait for the commit even if their session ends: the work is here.
+A *lease* holds the samples of one session in one round. An arrived update *claims* the leases that it
+reports as delivered. Claimed leases wait for the commit even if their session ends: the work is here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Leases:
 
     @property
     def free(self) -> int:
-        """Samples that nobody holds."""
+        """Count the samples in the pool."""
         return len(self._pool)
 
     @property
@@ -40,7 +40,7 @@ class Leases:
         return self.counted == self.total
 
     def restore(self, session: str, round: int, ids: SampleRanges) -> None:
-        """A lease that was given before the hub restarted is its session's again."""
+        """Restore a lease that was granted before the hub restarted."""
         rest = SamplePool()
         for run in self._pool.runs:
             rest.put(minus(run, ids))
@@ -50,11 +50,11 @@ class Leases:
         self._leases.setdefault(session, {})[round] = Lease(ids)
 
     def of(self, round: int, sessions: Iterable[str]) -> dict[str, SampleRanges]:
-        """What these hold of this round already: it is opened again, or the hub restarted."""
+        """Return leases of this round that exist already: it is opened again, or the hub restarted."""
         return {s: lease.ids for s in sessions if (lease := self._leases.get(s, {}).get(round))}
 
     def grant(self, round: int, shares: Mapping[str, int]) -> dict[str, SampleRanges]:
-        """Give each session so many samples for `round`, in this order, as far as there are any."""
+        """Lease each session its share of samples for `round`, in this order, until the pool is empty."""
         granted = dict[str, SampleRanges]()
         for session, share in shares.items():
             if ids := self._pool.take(share):
@@ -63,7 +63,7 @@ class Leases:
         return granted
 
     def held(self, session: str) -> list[int]:
-        """Rounds whose leases this session holds and no update has claimed."""
+        """Return the rounds whose leases this session holds unclaimed."""
         return sorted(r for r, lease in self._leases.get(session, {}).items() if not lease.claimed)
 
     def ids(self, session: str, round: int) -> SampleRanges | None:
@@ -71,7 +71,7 @@ class Leases:
         return None if lease is None else lease.ids
 
     def claim(self, session: str, rounds: Iterable[int]) -> list[int]:
-        """An update that delivers `rounds` is here. Those its session holds are claimed and returned."""
+        """Claim the leases of `rounds` for an arrived update. Returns those that its session holds."""
         mine = self._leases.get(session, {})
         good = [r for r in sorted(set(rounds)) if r in mine and not mine[r].claimed]
         for r in good:
@@ -79,7 +79,7 @@ class Leases:
         return good
 
     def count(self, session: str, rounds: Iterable[int]) -> None:
-        """The update with these claims is committed: its samples are counted, for good."""
+        """Count the samples of a committed update, for good."""
         for r in rounds:
             lease = self._leases[session].pop(r)
             assert lease.claimed
@@ -87,14 +87,14 @@ class Leases:
         self._forget(session)
 
     def refuse(self, session: str, rounds: Iterable[int], *, here: bool = True) -> None:
-        """The update with these claims is not in the commit: the session, if still here, holds the work."""
+        """Release the claims of an update that was not committed; its session, if here, keeps the leases."""
         for r in rounds:
             self._leases[session][r].claimed = False
         if not here:
             self.revoke(session)
 
     def settle(self, claims: dict[str, list[int]], counted: Container[str], sessions: Container[str]) -> None:
-        """A round is over: the claims of these are counted, the others refused. `sessions`: who is here."""
+        """End a round: count the claims of sessions in `counted`, release the others. `sessions`: live."""
         for session, rounds in claims.items():
             if session in counted:
                 self.count(session, rounds)
@@ -103,7 +103,7 @@ class Leases:
         claims.clear()
 
     def give_back(self, session: str, round: int) -> int:
-        """One lease, not claimed, goes back into the pool. Returns how many samples did."""
+        """Return one unclaimed lease to the pool. Returns how many samples it had."""
         lease = self._leases[session].pop(round)
         assert not lease.claimed
         self._pool.put(lease.ids)
@@ -111,7 +111,7 @@ class Leases:
         return count_samples(lease.ids)
 
     def revoke(self, session: str) -> int:
-        """The session is over: what it holds and did not deliver goes back. Returns how many samples did."""
+        """Return an ended session's unclaimed leases to the pool. Returns how many samples they had."""
         return sum(self.give_back(session, r) for r in self.held(session))
 
     def _forget(self, session: str) -> None:
@@ -119,18 +119,18 @@ class Leases:
             del self._leases[session]
 
     def places(self) -> tuple[int, int, int]:
-        """Samples in the pool, in leases, counted. They sum to the total, always."""
+        """Count samples in the pool, in leases, and counted ones; they always sum to the total."""
         leased = sum(count_samples(lease.ids) for mine in self._leases.values() for lease in mine.values())
         return self.free, leased, self.counted
 
 
 def complement(runs: SampleRanges, total: int) -> SampleRanges:
-    """The ids of 0 .. total-1 that are not in `runs`."""
+    """Return the ids of 0 .. total-1 that are not in `runs`."""
     return minus((0, total), runs)
 
 
 def minus(run: tuple[int, int], runs: SampleRanges) -> SampleRanges:
-    """What is left of one run without `runs`."""
+    """Subtract `runs` from one run."""
     left, at = [], run[0]
     for start, stop in runs:
         if stop <= at or start >= run[1]:

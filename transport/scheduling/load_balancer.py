@@ -1,19 +1,18 @@
-"""Who gets how many samples of a global batch: as many as each can do in the same time.
+"""Shares of a global batch: as many samples for each peer as it computes in the same time.
 
     speed   samples of a lease / seconds its gradient took; the median of the last WINDOW
-    share   batch x speed / all speeds, in whole samples: rounded down, and what is left goes one by one to
-            whoever would then be done first
+    share   batch x speed / all speeds, in whole samples: rounded down; the remaining ones go, one by one,
+            to the peer that would then finish first
 
-- The seconds are the peer's word. Whoever says too few gets more than he can do, and a larger part of the
-  mean: no speed counts for more than MOST times the median.
-- Where there are fewer samples than peers, each has its turn: or those without would never be measured.
-- Of a newcomer among known peers nobody knows whether it has a data centre's GPU or none. Its first leases
-  are one sample.
-- A peer slower than SLOW of the median takes part every n-th round, and its lease may span n of them: it is
-  no member in between, nobody waits for it, and it keeps what it has not sent. In n rounds it does what a
-  peer at SLOW does in one, and a sample at least.
-- Not all time of a lease is in proportion to its samples. Shares that follow samples / seconds come to rest
-  where all take the same time, whatever is fixed in it: a new share is the old one x time of all / own time.
+- Peers report their seconds. A peer that reports too few gets more samples and a larger weight in the mean,
+  so no speed counts for more than MOST times the median.
+- With fewer samples than peers, each peer has its turn; otherwise those without would never be measured.
+- A newcomer's speed is unknown, so its first leases are one sample each.
+- A peer slower than SLOW of the median takes part every n-th round, with a lease that lasts n rounds. In
+  between it is no member, no round waits for it, and it keeps its residual. In n rounds it computes what
+  a peer at SLOW computes in one, and at least one sample.
+- Part of a lease's time is fixed. Shares that follow samples / seconds still converge to equal times: a new
+  share is the old one x time of all / own time.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ SLOW = 0.2  # of the median
 
 @dataclass(frozen=True)
 class Portion:
-    """What one member is to get."""
+    """One member's share."""
 
     samples: int
-    spans: int = 1  # rounds that it is to last
+    spans: int = 1  # rounds that its lease lasts
 
 
 class LoadBalancer:
@@ -46,7 +45,7 @@ class LoadBalancer:
         self._times: dict[str, deque[float]] = {}
 
     def note(self, session: str, samples: int, seconds: float) -> None:
-        """It has computed the gradient of so many samples in so many seconds."""
+        """Measure a session: it computed the gradient of `samples` in `seconds`."""
         if samples > 0 and seconds > 0:
             self._times.setdefault(session, deque(maxlen=WINDOW)).append(samples / seconds)
 
@@ -54,11 +53,7 @@ class LoadBalancer:
         self._times.pop(session, None)
 
     def portions(self, batch: int, sessions: Sequence[str], round: int, longest: int) -> list[Portion]:
-        """How `batch` samples are shared among `sessions`, in their order.
-
-        Args:
-            longest: rounds that a lease may span.
-        """
+        """Divide `batch` samples among `sessions`, in their order; a lease lasts at most `longest` rounds."""
         known = {s: median(self._times[s]) for s in sessions if s in self._times}
         if not known or batch < len(sessions):
             return [Portion(n) for n in split(batch, [1.0] * len(sessions), round)]
@@ -75,7 +70,7 @@ class LoadBalancer:
 
 
 def span(session: str, speeds: Mapping[str, float], middle: float, batch: int, longest: int) -> int:
-    """Rounds that the lease of this peer is to last."""
+    """Return how many rounds this peer's lease lasts."""
     part = speeds[session] / middle
     if part >= SLOW or longest < 2 or not batch:
         return 1
@@ -84,7 +79,7 @@ def span(session: str, speeds: Mapping[str, float], middle: float, batch: int, l
 
 
 def split(batch: int, speeds: Sequence[float], round: int) -> list[int]:
-    """`batch` in whole parts that follow these speeds. Among equals who gets one more changes each round."""
+    """Divide `batch` into whole parts in proportion to the speeds; ties rotate with the round."""
     total, count = sum(map(Fraction, speeds)), len(speeds)
     parts = [int(batch * Fraction(speed) / total) for speed in speeds]
     done = [

@@ -87,10 +87,13 @@ class Sharding(Protocol):
     def tick(self, ex: Exchange, now: float) -> None:
         """Give up aggregators that are gone or silent."""
 
+    def refusal(self, session: Session, name: str) -> str | None:
+        """Return why this upload for or of an aggregator is not wanted. Raises KeyError for other names."""
+
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come, for `cocktail status`."""
+    """Figures of a run for `cocktail status`."""
 
     state: str
     step: int
@@ -113,18 +116,12 @@ class Rounds:
         now: float,
     ) -> None:
         self.settings, self._out, self._members, self._admission = settings, out, members, admission
-        evaluation = recovered.evaluation
         self.phase = Phase.WAITING
         self.round = recovered.round  # the next one to be committed
         self.exchange: Exchange | None = None
         self.leases = Leases(settings.samples, recovered.counted)
         self.history = RoundHistory(recovered)
-        self.evaluations = Evaluations(
-            settings.eval,
-            settings.eval_every,
-            evaluation.step if evaluation else -1,
-            bool(evaluation and evaluation.final),
-        )
+        self.evaluations = Evaluations(settings.eval, settings.eval_every, recovered.evaluation)
         self.sharding: Sharding | None = None
         self.over = Over("", False)  # how the run ended
         self._deadline, self._balancer = StragglerDeadline(settings.step_timeout), LoadBalancer()
@@ -165,12 +162,12 @@ class Rounds:
         is_open = self.phase is Phase.OPEN and ex is not None and ex.round == round
         return ex if is_open and ex is not None and session in ex.members else None
 
-    def uploaded(self, session: Session, round: int, now: float) -> None:
+    def uploaded(self, session_id: str, round: int, now: float) -> None:
         """Note that the session's packet for `round` is here, whole."""
-        ex = self.open_to(session.id, round)
-        if ex is not None:
+        session, ex = self._members.get(session_id), self.open_to(session_id, round)
+        if session is not None and ex is not None:
             session.seen = now
-            ex.uploads.add(session.id)
+            ex.uploads.add(session_id)
             self.check_arrived(session, now)
 
     def check_arrived(self, session: Session, now: float) -> None:
@@ -559,7 +556,7 @@ class Rounds:
             names = sorted(p.name for p in self._members.present(ev.holders.values()))
             self._out.send(session.conn, Round(ev.round, ev.step, ev.step, names, 0, False, part, ev.parts))
 
-    def stop(self, reason: str, now: float, *, at_once: bool, pause: bool = False) -> None:
+    def stop(self, reason: str, now: float, *, at_once: bool = False, pause: bool = False) -> None:
         """End the run by the host's wish, after the exchange in flight unless `at_once`."""
         if self.phase is not Phase.ENDED:
             self._stop_reason, self._paused = reason, pause
@@ -567,6 +564,7 @@ class Rounds:
             self._stop_at = now if at_once or not in_flight else now + self.settings.stop_s
 
     def end(self, reason: str, exit_code: int, *, finished: bool = False) -> None:
+        """End the run at once."""
         if self.phase is Phase.ENDED:
             return
         self.over = Over(reason, finished, exit_code != 0)

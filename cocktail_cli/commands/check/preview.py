@@ -68,18 +68,18 @@ def preview(
 
 def described(one: Preview, tokenizer: PreTrainedTokenizerBase, longest: int, count: int) -> dict[str, Any]:
     """Describe a data set as a JSON object."""
-    samples, lost = one.packed.samples, one.packed.lost
+    samples, dropped = one.packed.samples, one.packed.dropped
     tokens = sum(len(sample.tokens) for sample in samples)
     return {
         "path": one.path,
-        "type": one.kind,
-        "rows": lost.documents,
+        "type": one.row_type,
+        "rows": dropped.documents,
         "samples": len(samples),
         "tokens": tokens,
         "trained": sum(sample.count for sample in samples),
-        "dropped": lost.tokens,
-        "cut": lost.cut,
-        "left_out": lost.samples,
+        "dropped": dropped.tokens,
+        "cut": dropped.truncated,
+        "left_out": dropped.samples,
         "full": round(tokens / (len(samples) * longest), 4) if samples else 0.0,
         "lengths": histogram(samples, longest),
         "warnings": list(one.warnings),
@@ -108,7 +108,7 @@ def lines(
 ) -> Iterator[str]:
     """Describe a data set in lines of text."""
     told = described(one, tokenizer, longest, count)
-    yield f"{one.path}: {one.kind}, the first {told['rows']:,} rows are {told['samples']:,} samples"
+    yield f"{one.path}: {one.row_type}, the first {told['rows']:,} rows are {told['samples']:,} samples"
     for number, (sample, shown) in enumerate(zip(one.packed.samples, told["shown"], strict=False), start=1):
         several = f" in {shown['documents']} documents" if shown["documents"] > 1 else ""
         yield ""

@@ -43,7 +43,7 @@ def quantize(values: torch.Tensor, bits: int, bucket: int) -> host.Codes:
 
 def dequantize(codes: host.Codes, device: torch.device) -> torch.Tensor:
     """(k,) float32 on the device, for 1 to 16 bits."""
-    k, bits = codes.count, codes.bits
+    k, bits = codes.count, codes.quant_bits
     out = torch.empty(k, device=device)
     if k == 0:
         return out
@@ -51,7 +51,7 @@ def dequantize(codes: host.Codes, device: torch.device) -> torch.Tensor:
     table = torch.from_numpy(np.concatenate([positive, -positive, [0]]).astype(np.float32)).to(device)
     packed = torch.from_numpy(codes.packed.copy()).to(device)
     scales = torch.from_numpy(host.widen(codes.scales)).to(device)
-    _dequantize[(triton.cdiv(k, BLOCK),)](packed, table, scales, out, k, codes.bucket, bits, BLOCK)
+    _dequantize[(triton.cdiv(k, BLOCK),)](packed, table, scales, out, k, codes.quant_bucket_size, bits, BLOCK)
     return out
 
 

@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
+from compress import packet as host
 from compress.errors import NonFiniteError, PacketError
-from compress.packet import CROWDED, FEW, GAPS, Places, small_steps, store
-from compress.packet import load as host_load
+from compress.packet import CROWDED, FEW, GAPS, EncodedPositions, encode_steps
 from compress.selection import topk
 
 BLOCK = 4096
@@ -52,24 +52,24 @@ def largest(v: torch.Tensor, k: int) -> Survivors:
     return Survivors(found.positions[keep], found.values[keep])
 
 
-def places(positions: torch.Tensor, m: int) -> Places:
-    """As `compress.positions.store`; where every gap fits a byte, only bytes leave the device."""
+def encode_positions(positions: torch.Tensor, m: int) -> EncodedPositions:
+    """Encode positions as the host does; where every gap fits a byte, only bytes leave the device."""
     k = len(positions)
     if FEW < k <= CROWDED * m:
         step = positions.diff(prepend=positions.new_tensor([-1]))
         if int(step.max()) <= 255:
-            return small_steps(step.to(torch.uint8).cpu().numpy())
-    return store(positions.cpu().numpy(), m)
+            return encode_steps(step.to(torch.uint8).cpu().numpy())
+    return host.encode_positions(positions.cpu().numpy(), m)
 
 
-def load(
-    kind: int, shift: int, main: np.ndarray, low: np.ndarray, m: int, k: int, device: torch.device
-) -> torch.Tensor:
-    """As `compress.positions.load`, on the device; gaps of a byte each, which is what long packets hold,
-    are added up there."""
-    if kind != GAPS or shift or len(main) != k or k == 0:
-        return torch.from_numpy(host_load(kind, shift, main, low, m, k)).to(device)
-    gaps = torch.from_numpy(main.copy()).to(device)
+def decode_positions(coded: EncodedPositions, m: int, k: int, device: torch.device) -> torch.Tensor:
+    """Decode positions on the device, from sections in memory. Gaps of a byte each, which long packets hold,
+    are added up there; every other kind is decoded on the host.
+    """
+    if coded.kind != GAPS or coded.shift or coded.main.raw != k or k == 0:
+        windows = list(host.decode_positions(coded, m, k, 1 << 16))
+        return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *windows])).to(device)
+    gaps = torch.from_numpy(np.frombuffer(coded.main.data, np.uint8).copy()).to(device)
     positions = (gaps + 1).to(torch.int64).cumsum(0).sub_(1)  # 255 + 1 wraps to 0, but 255 is refused
     if bool((gaps == 255).any()) or int(positions[-1]) >= m:
         raise PacketError(f"gaps that end in an escape, or lead out of a vector of {m:,}")

@@ -31,7 +31,7 @@ class Running:
         settings = toy_settings(**({"samples": 10**6, "linger_s": 0.5} | changes))
         keys = RunKeys.generate()
         self.ledger = Ledger(folder / "ledger", run=settings.run, samples=settings.samples)
-        self.hub = Hub("127.0.0.1", 0, keys, self.ledger, settings, ToyWork())
+        self.hub = Hub(("127.0.0.1", 0), keys, self.ledger, settings, ToyWork())
         self.url = keys.url("127.0.0.1", self.hub.port, settings.run)
         self.events: list[told.Event] = []
         self.record = RunRecord(

@@ -172,9 +172,9 @@ def test_long_gaps_are_told_from_short_ones() -> None:
 def test_an_escape_among_gaps_is_not_taken_for_a_gap() -> None:
     out = np.empty(3, np.int64)
 
-    assert compiled.places(np.array([0, 254, 3], np.uint8), out)
+    assert compiled.positions(np.array([0, 254, 3], np.uint8), -1, out)
     assert out.tolist() == [0, 255, 259]
-    assert not compiled.places(np.array([0, 255, 3], np.uint8), out)
+    assert not compiled.positions(np.array([0, 255, 3], np.uint8), -1, out)
 
 
 def test_where_no_folder_can_be_written_it_is_compiled_without_keeping(

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from compress import Cocktail, NonFiniteError, PacketError, decode
+from compress.packet.entropy_coding import STORED, Section
 from compress.packet.format import BODY
-from compress.packet.index_coding import GAPS
+from compress.packet.index_coding import GAPS, EncodedPositions, encode_positions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 M = 6000
@@ -148,21 +149,20 @@ def test_long_vectors_take_the_sampled_threshold() -> None:
 
 def test_gaps_computed_there_are_those_computed_here() -> None:
     from compress.backends.triton import selection_kernels as select
-    from compress.packet.index_coding import store
 
     at = torch.arange(0, 60_000, 7)
 
-    assert select.places(at.to(DEVICE), 60_000) == store(at.numpy(), 60_000)
+    assert select.encode_positions(at.to(DEVICE), 60_000) == encode_positions(at.numpy(), 60_000)
 
 
 @pytest.mark.parametrize(("gaps", "m"), [([3, 255], 300), ([3, 9], 10)])
 def test_gaps_that_make_no_sense_are_refused_there_too(gaps: list[int], m: int) -> None:
     from compress.backends.triton import selection_kernels as select
 
+    coded = EncodedPositions(GAPS, 0, Section(STORED, len(gaps), bytes(gaps)), Section(STORED, 0, b""))
+
     with pytest.raises(PacketError):
-        select.load(
-            GAPS, 0, np.array(gaps, np.uint8), np.empty(0, np.uint8), m, len(gaps), torch.device(DEVICE)
-        )
+        select.decode_positions(coded, m, len(gaps), torch.device(DEVICE))
 
 
 def test_gaps_are_added_up_there() -> None:

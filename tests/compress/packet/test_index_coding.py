@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 
 from compress import PacketError
 from compress.packet import index_coding as places
-from compress.packet.entropy_coding import expand
-from compress.packet.index_coding import ALL, ELIAS_FANO, GAPS, MASK, PLAIN, Places, load, sizes, store
+from compress.packet.entropy_coding import STORED, Section
+from compress.packet.index_coding import (
+    ALL,
+    ELIAS_FANO,
+    GAPS,
+    MASK,
+    PLAIN,
+    EncodedPositions,
+    decode_positions,
+    encode_positions,
+    section_sizes,
+)
 
 WAYS = {
     GAPS: places._gaps,
@@ -22,12 +32,14 @@ WAYS = {
 }
 
 
-def back(stored: Places, m: int, k: int) -> list[int]:
-    main, low = (np.frombuffer(expand(s), np.uint8) for s in (stored.main, stored.low))
-    allowed, need = sizes(stored.kind, stored.shift, m, k)
-    assert len(main) in allowed
-    assert len(low) == need
-    return load(stored.kind, stored.shift, main, low, m, k).tolist()
+def back(stored: EncodedPositions, m: int, k: int) -> list[int]:
+    allowed, need = section_sizes(stored.kind, stored.shift, m, k)
+    assert stored.main.raw in allowed
+    assert stored.low.raw == need
+    windows = [list(decode_positions(stored, m, k, window)) for window in (8, 1 << 16)]
+    small, whole = (np.concatenate([np.empty(0, np.int64), *parts]).tolist() for parts in windows)
+    assert small == whole
+    return whole
 
 
 def chosen(m: int, k: int, seed: int = 0) -> np.ndarray:
@@ -57,7 +69,7 @@ def test_the_chosen_way_comes_back(data: st.DataObject) -> None:
     m = data.draw(st.integers(0, 3000))
     positions = sorted(data.draw(st.sets(st.integers(0, max(m - 1, 0)), max_size=min(m, 300))))
 
-    assert back(store(np.array(positions, np.int64), m), m, len(positions)) == positions
+    assert back(encode_positions(np.array(positions, np.int64), m), m, len(positions)) == positions
 
 
 @pytest.mark.parametrize("gap", [1, 2, 254, 255, 256, 257, 509, 510, 511, 70_000])
@@ -78,13 +90,13 @@ def test_positions_beyond_four_billion_come_back(kind: int) -> None:
 @pytest.mark.parametrize("d", [0.005, 0.01, 0.05, 0.08, 0.2, 0.25, 0.5])
 def test_random_positions_take_at_most_two_percent_over_their_entropy(d: float) -> None:
     m = 1_000_000
-    size = store(chosen(m, round(d * m)), m).size() * 8 / m
+    size = encode_positions(chosen(m, round(d * m)), m).size() * 8 / m
 
     assert size < 1.02 * entropy(d)
 
 
 def test_all_positions_take_nothing() -> None:
-    stored = store(np.arange(1000), 1000)
+    stored = encode_positions(np.arange(1000), 1000)
 
     assert stored.kind == ALL
     assert stored.size() == 0
@@ -92,9 +104,9 @@ def test_all_positions_take_nothing() -> None:
 
 
 def test_a_few_positions_need_no_coder() -> None:
-    assert store(np.array([5]), 10**6).size() <= 4
-    assert store(chosen(10_000, 20), 10_000).size() <= 30
-    assert store(chosen(100_000, 50), 100_000).kind == ELIAS_FANO
+    assert encode_positions(np.array([5]), 10**6).size() <= 4
+    assert encode_positions(chosen(10_000, 20), 10_000).size() <= 30
+    assert encode_positions(chosen(100_000, 50), 100_000).kind == ELIAS_FANO
 
 
 def test_crowded_positions_are_coded_far_below_the_entropy_of_their_density() -> None:
@@ -103,7 +115,11 @@ def test_crowded_positions_are_coded_far_below_the_entropy_of_their_density() ->
         (np.arange(m) // 10_000 % 10 == 0) & (np.random.default_rng(0).random(m) < 0.5)
     )
 
-    assert store(positions, m).size() * 8 / m < 0.5 * entropy(0.05)
+    assert encode_positions(positions, m).size() * 8 / m < 0.5 * entropy(0.05)
+
+
+def stored(numbers: list[int]) -> Section:
+    return Section(STORED, len(numbers), bytes(numbers))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +143,7 @@ def test_positions_that_make_no_sense_are_refused(
     kind: int, shift: int, main: list[int], low: list[int], m: int, k: int
 ) -> None:
     with pytest.raises(PacketError):
-        load(kind, shift, np.array(main, np.uint8), np.array(low, np.uint8), m, k)
+        list(decode_positions(EncodedPositions(kind, shift, stored(main), stored(low)), m, k, 8))
 
 
 @pytest.mark.parametrize(
@@ -135,4 +151,4 @@ def test_positions_that_make_no_sense_are_refused(
 )
 def test_a_header_that_makes_no_sense_is_refused(kind: int, shift: int, m: int, k: int) -> None:
     with pytest.raises(PacketError):
-        sizes(kind, shift, m, k)
+        section_sizes(kind, shift, m, k)

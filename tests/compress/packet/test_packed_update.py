@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from compress import Cocktail, Expanded, PacketError, Update, decode, expanded
+from compress import Cocktail, PackedUpdate, PacketError, Update, decode, decode_packed
 from compress.backends import dispatch
 from compress.packet.packed_update import STRIDE
 
@@ -27,9 +27,9 @@ def vector(m: int = M, seed: int = 1) -> torch.Tensor:
     return torch.randn(m, generator=generator) / torch.rand(m, generator=generator).add_(0.05)
 
 
-def kept(packet: bytes, m: int = M) -> Expanded:
-    found = expanded(packet, m)
-    assert isinstance(found, Expanded)
+def kept(packet: bytes, m: int = M) -> PackedUpdate:
+    found = decode_packed(packet, m)
+    assert isinstance(found, PackedUpdate)
     return found
 
 
@@ -80,14 +80,14 @@ def test_it_decodes_to_the_same_update_and_has_its_count_and_norm_in_an_eighth_o
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_kept_so_is_decoded(mix: Cocktail, what: str) -> None:
-    assert isinstance(expanded(mix.encode(vector()).packet, M), Update)
+    assert isinstance(decode_packed(mix.encode(vector()).packet, M), Update)
 
 
 def test_gaps_with_an_escape_are_decoded() -> None:
     v = vector()
     v[M // 3 : M // 3 + 400] = 0
 
-    found = expanded(Cocktail().encode(v).packet, M)
+    found = decode_packed(Cocktail().encode(v).packet, M)
 
     assert isinstance(found, Update)
     assert torch.equal(found.positions, decode(Cocktail().encode(v).packet, M).positions)
@@ -96,7 +96,7 @@ def test_gaps_with_an_escape_are_decoded() -> None:
 def test_short_vectors_leave_the_compiler_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "WORTH", M + 1)
 
-    assert isinstance(expanded(Cocktail().encode(vector()).packet, M), Update)
+    assert isinstance(decode_packed(Cocktail().encode(vector()).packet, M), Update)
 
 
 def test_a_packet_that_decode_refuses_is_refused_in_its_words() -> None:
@@ -106,7 +106,7 @@ def test_a_packet_that_decode_refuses_is_refused_in_its_words() -> None:
     unused = unused[:4] + zlib.crc32(unused[8:]).to_bytes(4, "little") + unused[8:]
     for wrong, m in ((packet[:-1], M), (packet, M - 1), (packet[:80], M), (damaged, M), (unused, M)):
         with pytest.raises(PacketError) as here:
-            expanded(wrong, m)
+            decode_packed(wrong, m)
         with pytest.raises(PacketError) as there:
             decode(wrong, m)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress import Cocktail, Expanded, decode
+from compress import Cocktail, PackedUpdate, decode
 from compress.backends import dispatch
 from recipes.algorithm import decoded_updates, robust_mean
 from recipes.algorithm.cocktail_sgd import ShardAggregator
@@ -74,7 +74,7 @@ def test_the_bits_do_not_depend_on_the_form_in_which_packets_are_kept(
     decoded = collect(error, updates, rule)
     monkeypatch.setattr(dispatch, "WORTH", 0)
     for peer, packet, _ in updates:
-        assert isinstance(packets.open(peer, packet).update, Expanded)
+        assert isinstance(packets.open(peer, packet).update, PackedUpdate)
 
     found = collect(error, updates, rule, packets)
 

@@ -13,15 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.config.loader import load_recipe
-from recipes.data.corpus import (
-    Sample,
-    batches,
-    build_corpus,
-    collate,
-    pack_samples,
-    shuffled_order,
-    unpack_samples,
-)
+from recipes.data.corpus import Sample, build_corpus, shuffled_order
+from recipes.data.samples import batches, collate, pack_samples, unpack_samples
 from recipes.errors import DataError
 
 
@@ -146,7 +139,7 @@ def test_several_processes_come_to_what_one_comes_to(corpus_of, monkeypatch) -> 
         return ThreadPoolExecutor(count, "process", begin, pickle.loads(pickle.dumps(sent)))
 
     monkeypatch.setattr("recipes.data.tokenization.ProcessPoolExecutor", threads)
-    monkeypatch.setattr("recipes.data.corpus._BATCH", 2)
+    monkeypatch.setattr("recipes.data.corpus.BATCH", 2)
     rows = [{"messages": [CHAT[0], {"role": "assistant", "content": str(i)}]} for i in range(5)]
 
     one, two = corpus_of(rows), corpus_of(rows, "dataset_num_proc=2")

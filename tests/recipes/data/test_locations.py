@@ -44,7 +44,7 @@ def test_a_file_on_the_web_is_told_of_as_it_comes(web) -> None:
     (dataset,) = load_recipe("smoke", data="https://example.org/my.jsonl").datasets
     told: list[tuple[int, int]] = []
 
-    read_rows(dataset, told=lambda done, total: told.append((done, total)))
+    read_rows(dataset, progress=lambda done, total: told.append((done, total)))
 
     assert told == [(65536, 160_000), (131_072, 160_000), (160_000, 160_000)]
     assert served.asked == 1

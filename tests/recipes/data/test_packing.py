@@ -108,11 +108,11 @@ def test_best_fit_packing_cuts_or_splits_what_is_too_long_and_loses_nothing_else
 
     assert sorted(s.lengths for s in cut.samples) == [(5, 1), (9, 3), (12,), (12,)]
     assert [t for s in cut.samples for t in s.tokens if t >= 2000] == list(range(2000, 2012))
-    assert (cut.lost.cut, cut.lost.tokens, cut.lost.longest) == (1, 8, 20)
+    assert (cut.dropped.truncated, cut.dropped.tokens, cut.dropped.longest) == (1, 8, 20)
     assert sorted(t for s in split.samples for t in s.tokens) == sorted(
         t for d in documents for t in d.tokens
     )
-    assert split.lost.cut == split.lost.tokens == 0
+    assert split.dropped.truncated == split.dropped.tokens == 0
     for sample in (*cut.samples, *split.samples):
         assert not any(part.trained[0] for part in alone(sample))
         for part in alone(sample):

@@ -31,7 +31,7 @@ training: {max_steps: 20, global_batch_size: 4}
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "ROWS", 8)
-    monkeypatch.setattr(streaming, "KEPT", 2)
+    monkeypatch.setattr(streaming, "CACHED", 2)
 
 
 @pytest.fixture
@@ -80,17 +80,20 @@ def test_a_position_holds_the_same_sample_whatever_was_asked_for_before(streamed
 
 def test_a_run_that_goes_on_passes_over_what_came_before(streamed, monkeypatch: pytest.MonkeyPatch) -> None:
     found = texts(streamed(300), range(80))
-    encoded: list[int] = []
-    encode = streaming.RowTokenizer.encode
-    monkeypatch.setattr(
-        streaming.RowTokenizer, "encode", lambda self, rows: encoded.append(len(rows)) or encode(self, rows)
-    )
+    tokenized: list[int] = []
+    tokenize = streaming.RowTokenizer.tokenize
+
+    def counted(self: streaming.RowTokenizer, rows: Any) -> Any:
+        tokenized.append(len(rows))
+        return tokenize(self, rows)
+
+    monkeypatch.setattr(streaming.RowTokenizer, "tokenize", counted)
 
     again = streamed(300)
 
     assert texts(again, range(72, 80)) == found[72:]
     again.close()
-    assert sum(encoded) <= 8 * 5  # the first chunk and its next, the ninth, its next, and one more
+    assert sum(tokenized) <= 8 * 5  # the first chunk and its next, the ninth, its next, and one more
 
 
 def test_without_its_index_a_stream_comes_to_the_same(streamed, tmp_path: Path) -> None:

@@ -86,9 +86,11 @@ def test_what_is_fetched_is_told_as_it_comes(
     """Of the bytes that are not in the cache, from none to all; and nobody else draws a bar."""
     told: list[tuple[int, int]] = []
     fetch_model_files("a/open", None, ["*.json"])
-    fetched = fetch_model_files("a/open", None, ["*"], told=lambda done, total: told.append((done, total)))
+    fetched = fetch_model_files(
+        "a/open", None, ["*"], progress=lambda done, total: told.append((done, total))
+    )
     assert (
-        fetch_model_files("a/open", None, ["*"], told=lambda done, total: pytest.fail("it is here"))
+        fetch_model_files("a/open", None, ["*"], progress=lambda done, total: pytest.fail("it is here"))
         == fetched
     )
 

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import CONFIGS, TIED, VOCABULARY
 
-from recipes.data.corpus import Sample, collate
+from recipes.data.corpus import Sample
+from recipes.data.samples import collate
 from recipes.errors import ModelError
 from recipes.models.causal_lm import TextGenerator, evaluate, export, load_model, loss_sum
 from recipes.weight_files.parameter_layout import FlatParameters, Layout, layout_of

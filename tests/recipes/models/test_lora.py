@@ -17,7 +17,8 @@ from tiny_models import BUILTIN, CONFIGS
 
 from compress import Cocktail
 from recipes.config.schema import Recipe
-from recipes.data.corpus import Sample, collate
+from recipes.data.corpus import Sample
+from recipes.data.samples import collate
 from recipes.errors import ModelError
 from recipes.models.adapter_merge import AdapterVector, convert_file_dtype, write_merged
 from recipes.models.causal_lm import TextGenerator, load_model, loss_sum

@@ -213,7 +213,8 @@ def leases(given: argparse.Namespace, words: int) -> list[bytes]:
     with the same ones all steps of Adam are equally long."""
     import numpy as np
 
-    from recipes.data.corpus import Sample, pack_samples
+    from recipes.data.corpus import Sample
+    from recipes.data.samples import pack_samples
 
     drawn = np.random.default_rng(0)
     lengths = [given.length] + [given.length // 2] * (given.micro_batch - 1)

@@ -347,7 +347,7 @@ MEASURED = """
 import sys
 from pathlib import Path
 from compress import Cocktail
-from compress.packet.section_streams import InFile
+from compress.packet.section_streams import FileSlice
 from recipes.weight_files.parameter_layout import Layout
 from recipes.weight_files.snapshot_fold import Fold
 from recipes.weight_files.stored_weights import Stored, StoredVector
@@ -358,9 +358,9 @@ def kib(field):
 folder, size, length, budget = Path(sys.argv[1]), *map(int, sys.argv[2:])
 before = kib("VmRSS")
 with open(folder / "vector", "rb", buffering=0) as vector, open(folder / "log", "rb", buffering=0) as log:
-    part = Stored("F32", (size,), InFile(vector, 0, 4 * size))
+    part = Stored("F32", (size,), FileSlice(vector, 0, 4 * size))
     source = StoredVector(Layout(("w",), ((size,),)), ("w",), (part,), {})
-    packets = [InFile(log, at, length) for at in range(0, folder.joinpath("log").stat().st_size, length)]
+    packets = [FileSlice(log, at, length) for at in range(0, folder.joinpath("log").stat().st_size, length)]
     mix = Cocktail(random_ratio=0.125, topk_ratio=0.05)
     Fold("a-run", mix, 7, source, 0, packets, budget=budget).write(folder)
 print((kib("VmHWM") - before) * 1024)

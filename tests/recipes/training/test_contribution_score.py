@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from compress import Sample as Drawn
 from compress import decode, join
 from recipes.config.schema import Recipe
-from recipes.data.corpus import Corpus, Sample, collate
+from recipes.data.corpus import Corpus, Sample
+from recipes.data.samples import collate
 from recipes.models.causal_lm import loss_sum
 from recipes.training.contribution_score import ENOUGH, FOUND, ROUNDS, Evidence, Gain, Probe, Updates
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from recipes.algorithm.cocktail_sgd import ShardAggregator, compressor_of
 from recipes.config.schema import Recipe
-from recipes.data.corpus import Sample, pack_samples
+from recipes.data.corpus import Sample
+from recipes.data.samples import pack_samples
 from recipes.training.loop import (
     CaughtUp,
     Delivery,

@@ -20,7 +20,8 @@ from compress import Cocktail
 from recipes.algorithm.local_vector import fetched_difference
 from recipes.config.loader import load_recipe
 from recipes.config.schema import Recipe
-from recipes.data.corpus import Sample, batches
+from recipes.data.corpus import Sample
+from recipes.data.samples import batches
 from recipes.errors import ModelError
 from recipes.models.trainable import available_attention, check_trainable, load_trained
 from recipes.training import peer_checkpoint

@@ -44,7 +44,7 @@ class Running:
         self.keys, self.settings, self.work = keys or RunKeys.generate(), settings, work or ToyWork()
         self.ledger = Ledger(folder, run=settings.run, samples=settings.samples)
         try:
-            self.hub = Hub("127.0.0.1", port, self.keys, self.ledger, settings, self.work)
+            self.hub = Hub(("127.0.0.1", port), self.keys, self.ledger, settings, self.work)
         except BaseException:
             self.ledger.close()
             raise

@@ -35,7 +35,7 @@ from transport.wire.zeromq_sockets import DealerWire
 def url(tmp_path: Path) -> Iterator[RunURL]:
     settings, keys = toy_settings(), RunKeys.generate()
     with Ledger(tmp_path, run=settings.run, samples=settings.samples) as ledger:
-        hub = Hub("127.0.0.1", 0, keys, ledger, settings, ToyWork())
+        hub = Hub(("127.0.0.1", 0), keys, ledger, settings, ToyWork())
         hub.start()
         yield keys.url("127.0.0.1", hub.port, settings.run)
         hub.stop(now=True)

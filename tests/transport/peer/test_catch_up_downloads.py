@@ -296,7 +296,7 @@ def test_what_a_peer_was_made_from_is_compared_and_the_difference_told(
 def hub_on_the_loopback(folder: Path, work: ToyWork) -> Iterator[tuple[Hub, RunKeys, list[Event]]]:
     settings = toy_settings(linger_s=0.1, samples=MANY, max_update=1 << 20)
     keys, ledger = RunKeys.generate(), Ledger(folder, run=settings.run, samples=settings.samples)
-    hub = Hub("127.0.0.1", 0, keys, ledger, settings, work)
+    hub = Hub(("127.0.0.1", 0), keys, ledger, settings, work)
     events: list[Event] = []
     Thread(target=lambda: events.extend(iter_into(hub, events)), daemon=True).start()
     hub.start()

@@ -15,9 +15,9 @@ from transport.scheduling.straggler_deadline import (
     KNOWN,
     MEDIANS,
     WINDOW,
-    Habit,
+    Arrivals,
     StragglerDeadline,
-    habit,
+    summary,
 )
 
 CAP = 600.0
@@ -41,7 +41,7 @@ def test_a_deadline_is_never_below_the_floor_or_three_medians_and_never_above_th
     first, *missing = sorted(arrivals)
     deadline = pace(arrivals, cap).after_opening(missing, {first: at})
 
-    least = [habit(arrivals[s]) for s in missing]
+    least = [summary(arrivals[s]) for s in missing]
     assert deadline <= cap
     assert deadline >= min(cap, max(FLOOR, *(MEDIANS * h.median for h in least if h is not None)))
 
@@ -61,7 +61,7 @@ def test_whatever_happened_before_half_a_window_of_slower_arrivals_is_believed(
     before: list[float], times_slower: float
 ) -> None:
     slow = times_slower * max(before)
-    said = habit([*before, *[slow] * (WINDOW // 2)][-WINDOW:])
+    said = summary([*before, *[slow] * (WINDOW // 2)][-WINDOW:])
 
     assert said is not None
     assert said.median == slow
@@ -73,7 +73,7 @@ def test_jitter_of_forty_percent_never_reaches_a_limit(seed: int, usual: float) 
     draw = [usual * random.uniform(0.6, 1.4) for _ in range(200)]
 
     for at in range(WINDOW, 200):
-        said = habit(draw[at - WINDOW : at])
+        said = summary(draw[at - WINDOW : at])
         assert said is not None
         assert draw[at] < said.limit(said.median)
 
@@ -100,9 +100,9 @@ def test_a_slow_and_steady_member_is_waited_for_and_a_fast_one_is_missed_early()
 def test_an_erratic_member_is_waited_for_longer_but_only_ten_medians_of_all() -> None:
     erratic = [1.0, 3.0, 1.0, 3.0, 1.0, 3.0, 1.0, 2.0]
 
-    assert habit(erratic) == Habit(2.0, pytest.approx(1.4826))
-    assert Habit(2.0, 1.5).limit(2.0) == 2.0 + 6 * 1.5
-    assert Habit(2.0, 1.5).limit(0.8) == BOUND * 0.8
+    assert summary(erratic) == Arrivals(2.0, pytest.approx(1.4826))
+    assert Arrivals(2.0, 1.5).limit(2.0) == 2.0 + 6 * 1.5
+    assert Arrivals(2.0, 1.5).limit(0.8) == BOUND * 0.8
 
 
 def test_a_round_that_is_slow_for_those_who_are_here_gives_the_others_as_much_more() -> None:

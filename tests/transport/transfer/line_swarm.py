@@ -124,7 +124,7 @@ def run_hub(asked: Line) -> None:
     settings = RunSettings(run="lines", recipe="{}", recipe_hash="00", **asked["settings"])
     ledger = Ledger(Path(asked["folder"]), run=settings.run, samples=settings.samples)
     work = Mean(asked.get("size", 4), asked.get("objects", {}), ledger)
-    hub = Hub("0.0.0.0", asked.get("port", 29400), RunKeys(**asked["keys"]), ledger, settings, work)
+    hub = Hub(("0.0.0.0", asked.get("port", 29400)), RunKeys(**asked["keys"]), ledger, settings, work)
     hears = hub._state.receive
 
     def receive(conn: bytes, message: Any, now: float) -> Any:

@@ -104,7 +104,7 @@ def test_a_chunk_asked_for_is_expected_once() -> None:
 def hub_and_peer(folder: Path, work: ToyWork, bandwidth: Bandwidth) -> Iterator[tuple[Hub, PeerLink]]:
     settings = toy_settings(ping_s=0.05, max_update=1 << 22, linger_s=0.1)
     keys, ledger = RunKeys.generate(), Ledger(folder / "run", run=settings.run, samples=settings.samples)
-    hub = Hub("127.0.0.1", 0, keys, ledger, settings, work)
+    hub = Hub(("127.0.0.1", 0), keys, ledger, settings, work)
     hub.start()
     link = PeerLink(
         keys.url("127.0.0.1", hub.port, settings.run), PeerIdentity("ann"), LinkLimits(bandwidth=bandwidth)

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from test_format import forged, sealed
 from test_format import some as small_packet
 
-from compress import Cocktail, PacketError, Update, decode, pieces
+from compress import Cocktail, PacketError, Update, decode, decode_windows
 from compress.packet.entropy_coding import LZ4, STORED, ZSTD, Section, expand, shrink
 from compress.packet.format import write
-from compress.packet.index_coding import _elias_fano, _gaps, _mask, _plain, store
-from compress.packet.section_streams import InFile, Stream
+from compress.packet.index_coding import _elias_fano, _gaps, _mask, _plain, encode_positions
+from compress.packet.section_streams import FileSlice, Stream
 from compress.quantization.quantizer import quantize, table_size
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text(encoding="utf-8"))
@@ -29,7 +29,7 @@ BITS = [1, 2, 3, 4, 8, 16, 32]
 
 
 def joined(packet: bytes, m: int, at_most: int = 1 << 16) -> Update:
-    parts = list(pieces(memoryview(packet), m, at_most))
+    parts = list(decode_windows(memoryview(packet), m, at_most))
     assert all(0 < len(part.positions) == len(part.values) <= max(at_most, 8) for part in parts)
     where = [part.positions for part in parts] or [torch.empty(0, dtype=torch.int64)]
     return Update(m, torch.cat(where), torch.cat([part.values for part in parts] or [torch.empty(0)]))
@@ -54,7 +54,7 @@ def test_pieces_put_together_are_the_update_bit_for_bit(data: st.DataObject) -> 
     if data.draw(st.booleans()):
         values[:] = 1.5
     ways = [_elias_fano, _mask, _plain, *([_gaps] if k else [])]
-    places = data.draw(st.sampled_from([store, *ways])) if k else store
+    places = data.draw(st.sampled_from([encode_positions, *ways])) if k else encode_positions
     bucket = data.draw(st.sampled_from([1, 7, 16, 128, 5000]))
     packet = write(m, places(where, m), quantize(values, data.draw(st.sampled_from(BITS)), bucket))
 
@@ -99,7 +99,7 @@ def entries(packet: bytes) -> list[int]:
 @pytest.mark.parametrize("changes", [{"k": 181}, {"m": 901}, {"kind": 9}, {"zero": 1}])
 def test_a_header_that_lies_is_refused_before_the_first_piece(changes: dict[str, int]) -> None:
     with pytest.raises(PacketError):
-        list(pieces(memoryview(forged(**changes)), 900))
+        list(decode_windows(memoryview(forged(**changes)), 900))
 
 
 @settings(max_examples=150)
@@ -178,12 +178,12 @@ def test_a_packet_stays_in_its_file_until_its_bytes_are_asked_for(tmp_path: Path
     packet = small_packet()
     (tmp_path / "log").write_bytes(b"before" + packet + b"behind")
     with (tmp_path / "log").open("rb", buffering=0) as file:
-        stored = InFile(file, 6, len(packet))
+        stored = FileSlice(file, 6, len(packet))
 
-        assert_same(next(pieces(stored, 900)), decode(packet, 900))
+        assert_same(next(decode_windows(stored, 900)), decode(packet, 900))
         assert bytes(stored[2:5]) == packet[2:5]
         with pytest.raises(PacketError, match="the file ends"):
-            bytes(InFile(file, 6, len(packet) + 100))
+            bytes(FileSlice(file, 6, len(packet) + 100))
 
 
 def test_a_large_packet_in_pieces_takes_a_fraction_of_its_memory() -> None:
@@ -193,7 +193,7 @@ def test_a_large_packet_in_pieces_takes_a_fraction_of_its_memory() -> None:
     del v
 
     tracemalloc.start()
-    count = sum(len(part.positions) for part in pieces(memoryview(packet), whole.size, 1 << 14))
+    count = sum(len(part.positions) for part in decode_windows(memoryview(packet), whole.size, 1 << 14))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
@@ -212,6 +212,6 @@ def test_more_positions_than_low_bits_are_refused() -> None:
     at = next(i for i in range(40 + 40 + table_size(packet[3]) * 2, len(packet)) if packet[i] != 0xFF)
     packet[at] = 0xFF  # every place of the upper bits taken
 
-    for read in (lambda p: decode(p, m), lambda p: list(pieces(memoryview(p), m, 8))):
+    for read in (lambda p: decode(p, m), lambda p: list(decode_windows(memoryview(p), m, 8))):
         with pytest.raises(PacketError):
             read(sealed(packet))

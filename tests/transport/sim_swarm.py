@@ -170,9 +170,9 @@ class SimSwarm:
         self.packets: dict[tuple[str, int], list[int]] = {}
         self.events: list[Event] = []
         self.trained: list[int] = []  # every sample in x', as often as it is
-        self.said: list[Message] = []  # to the owner
+        self.said: list[Message] = []  # answers to the host
         self.reject: str = ""
-        self.came: set[str] = set()  # owners whose packets are in the round (sim_owners.py)
+        self.came: set[str] = set()  # aggregators whose packets are in the round (sim_aggregators.py)
         self._cables = 0
 
     # ---- decisions -----------------------------------------------------------------------------------------

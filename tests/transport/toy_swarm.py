@@ -79,7 +79,7 @@ class ToyWork:
         own: bytes,
         parts: Sequence[tuple[str, Sequence[int], bytes]],
     ) -> bytes:
-        assert not parts, "no peer owns anything in this toy: toy_owners.py has one where they do"
+        assert not parts, "no peer owns anything in this toy: toy_aggregators.py has one where they do"
         return own
 
     def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:

@@ -82,7 +82,7 @@ class CommitThread:
         try:
             self._work.inherit(action.peer, parts.data(), action.share)
         except UpdateRejected as error:
-            self._shell.warn(error.peer, f"its legacy cannot be used: {error.reason}")
+            self._shell.warn(error.peer, f"its handoff cannot be used: {error.reason}")
 
     def commit(self, action: do.Commit, opened: dict[str, Future[bytes]]) -> None:
         """Aggregate, make durable, tell the I/O thread, in this order. `opened`: packets by session."""

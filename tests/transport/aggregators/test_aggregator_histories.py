@@ -7,28 +7,28 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sim_owners import OwnersSim
+from sim_aggregators import ShardedSim
 from test_hub_state import DECISIONS, drawn_history, lives_through
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.integers(0, 1), st.integers(1, 4), st.lists(DECISIONS, max_size=60))
-def test_whatever_happens_to_owners_the_run_ends(
+def test_whatever_happens_to_aggregators_the_run_ends(
     staleness: int, peers: int, history: list[tuple[str, int]]
 ) -> None:
-    lives_through(OwnersSim(staleness), peers, history)
+    lives_through(ShardedSim(staleness), peers, history)
 
 
 @pytest.mark.slow
-def test_five_hundred_histories_of_owners() -> None:
+def test_five_hundred_histories_of_aggregators() -> None:
     for seed in range(500):
         random = Random(seed)
         history = drawn_history(random)
-        lives_through(OwnersSim(random.randint(0, 1)), random.randint(1, 4), history, f"seed {seed}")
+        lives_through(ShardedSim(random.randint(0, 1)), random.randint(1, 4), history, f"seed {seed}")
 
 
 def test_without_faults_every_round_moves_all_shards() -> None:
-    swarm = OwnersSim()
+    swarm = ShardedSim()
     for _ in range(3):
         swarm.join()
     swarm.settle()

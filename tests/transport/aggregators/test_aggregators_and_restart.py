@@ -1,4 +1,4 @@
-"""A hub that is killed while peers own shards: the owners are found again, with what they hold."""
+"""A hub killed while peers aggregate shards finds the aggregators again, with their error feedback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_hub_and_peer import FAST, Running, kill
 from test_sharded_aggregators import ended
-from toy_owners import SHARDS, OwnersWork, OwningPeer, owners_settings, reachable
+from toy_aggregators import SHARDS, AggregatingPeer, ShardedWork, reachable, sharded_settings
 
 from transport import Ledger, PeerLink
 from transport.actions import Abandoned, Commit
@@ -19,17 +19,17 @@ from transport.protocol import WeightedPacket
 from transport.protocol.events import RoundCommitted
 
 # Nobody is lost by a machine that is busy: what is in the packets is compared with what was trained.
-SETTINGS = owners_settings(samples=160, first_peers=2, min_peers=2, peer_timeout=30.0, **FAST)
+SETTINGS = sharded_settings(samples=160, first_peers=2, min_peers=2, peer_timeout=30.0, **FAST)
 
 
-def killed_after(folder: Path, *, doors: bool) -> tuple[Running, list[OwningPeer]]:
-    """A hub that was killed after a few rounds, and its peers, which dial it."""
-    first = Running(folder, SETTINGS, work=OwnersWork())
+def killed_after(folder: Path, *, doors: bool) -> tuple[Running, list[AggregatingPeer]]:
+    """Kill a hub after a few rounds; return it and its peers, which dial it."""
+    first = Running(folder, SETTINGS, work=ShardedWork())
     names = ("ann", "bob")
     if doors:
         peers = [reachable(first.url, name) for name in names]
     else:
-        peers = [OwningPeer(PeerLink(first.url, PeerIdentity(name, owns=True))) for name in names]
+        peers = [AggregatingPeer(PeerLink(first.url, PeerIdentity(name, owns=True))) for name in names]
     for peer in peers:
         peer.start()
     first.until(lambda events: sum(isinstance(e, RoundCommitted) for e in events) >= 4)
@@ -37,9 +37,9 @@ def killed_after(folder: Path, *, doors: bool) -> tuple[Running, list[OwningPeer
     return first, peers
 
 
-def go_on(folder: Path, first: Running, peers: list[OwningPeer]) -> None:
-    """Start it anew, let the run end, and see that all is in it once."""
-    work = OwnersWork()
+def go_on(folder: Path, first: Running, peers: list[AggregatingPeer]) -> None:
+    """Restart the hub, let the run end, and assert that each sample is in it once."""
+    work = ShardedWork()
     again = Running(folder, SETTINGS, first.keys, first.hub.port, work)
     work.packets[:] = [packet for _, packet in again.ledger.packets()]
     work.moved = [json.loads(packet)[2] for packet in work.packets]
@@ -54,15 +54,15 @@ def go_on(folder: Path, first: Running, peers: list[OwningPeer]) -> None:
 
 
 @pytest.mark.parametrize("doors", [False, True], ids=["through the hub", "at their doors"])
-def test_owners_keep_their_shards_and_errors_when_the_hub_is_killed(tmp_path: Path, doors: bool) -> None:
+def test_aggregators_keep_shards_and_error_feedback_over_a_restart(tmp_path: Path, doors: bool) -> None:
     first, peers = killed_after(tmp_path, doors=doors)
     go_on(tmp_path, first, peers)
 
     assert {tuple(mine) for mine in peers[0].owned} == {tuple(peers[0].owned[0])}
 
 
-def test_an_owner_whose_door_is_shut_when_the_hub_is_back_owns_nothing(tmp_path: Path) -> None:
-    """The round that was open is open again with other owners: both cut their packets anew."""
+def test_an_aggregator_that_is_unreachable_after_the_restart_gets_no_shards(tmp_path: Path) -> None:
+    """The open round is reopened with other aggregators, so both peers cut their packets anew."""
     first, peers = killed_after(tmp_path, doors=True)
     assert peers[1].door is not None
     peers[1].door.close()
@@ -72,14 +72,16 @@ def test_an_owner_whose_door_is_shut_when_the_hub_is_back_owns_nothing(tmp_path:
     assert peers[1].owned[-1] == []
 
 
-def test_errors_on_their_way_to_another_owner_outlive_the_hub(tmp_path: Path) -> None:
-    """It is killed when it has taken what a leaver owed, and no other owner has it yet."""
-    first = Running(tmp_path, replace(SETTINGS, first_peers=3), work=OwnersWork())
-    peers = [OwningPeer(PeerLink(first.url, PeerIdentity(name, owns=True))) for name in ("ann", "bob", "cat")]
+def test_a_handoff_in_transit_outlives_the_hub(tmp_path: Path) -> None:
+    """The hub is killed when it has stored a leaver's handoff that no other aggregator has merged."""
+    first = Running(tmp_path, replace(SETTINGS, first_peers=3), work=ShardedWork())
+    peers = [
+        AggregatingPeer(PeerLink(first.url, PeerIdentity(name, owns=True))) for name in ("ann", "bob", "cat")
+    ]
     shards = first.hub._shards
     aggregate = shards.aggregate
 
-    def of_bob() -> bool:  # on a busy machine another owner may be taken for lost before him
+    def of_bob() -> bool:  # on a busy machine another aggregator may be taken for lost before him
         return any(left.peer == "bob" for left in first.hub._state.shards.handoffs.values())
 
     def until_one_has_left(action: Commit, updates: Sequence[WeightedPacket]) -> bytes | None:
@@ -94,9 +96,9 @@ def test_errors_on_their_way_to_another_owner_outlive_the_hub(tmp_path: Path) ->
     threads[1].join(15)
     assert peers[1].handed_over
     first.until(lambda events: of_bob())
-    estates = dict(first.hub._state.shards.handoffs)
+    handoffs = dict(first.hub._state.shards.handoffs)
     kill(first)
     go_on(tmp_path, first, peers)
 
     with Ledger(tmp_path, write=False) as ledger:
-        assert not estates.keys() & ledger.estates.rows().keys()
+        assert not handoffs.keys() & ledger.estates.rows().keys()

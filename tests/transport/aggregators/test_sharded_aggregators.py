@@ -1,4 +1,4 @@
-"""Peers that own shards, over a whole hub without sockets: what they aggregate is in the run, once."""
+"""Peers that aggregate shards, over a whole hub without sockets: each update is in the run once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from memory_swarm import MemorySwarm
 from test_hub_and_peer import Running
-from toy_owners import SHARDS, OwnersWork, OwningPeer, ToyHalf, links, owners_settings
+from toy_aggregators import SHARDS, AggregatingPeer, ShardedWork, ToyHalf, links, sharded_settings
 from toy_swarm import trained
 
 from transport.actions import Abandoned, CommitDone, Outbox
@@ -28,11 +28,11 @@ from transport.protocol.messages import Close, Committed, Hello, Report, Round
 from transport.scheduling.exchange import Exchange
 from transport.scheduling.round_history import RoundHistory
 
-# ---- who owns what -----------------------------------------------------------------------------------------
+# ---- assignment --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
-def test_every_shard_has_one_owner_and_none_has_more_than_its_share(count: int) -> None:
+def test_every_shard_has_one_aggregator_and_none_has_more_than_its_share(count: int) -> None:
     owned = assign(64, [f"peer-{i}" for i in range(count)])
 
     assert sorted(shard for mine in owned.values() for shard in mine) == list(range(64))
@@ -43,7 +43,7 @@ def test_the_order_of_arrival_says_nothing() -> None:
     assert assign(16, ["ann", "bob", "cat"]) == assign(16, ["cat", "ann", "bob"])
 
 
-def test_few_shards_change_hands_when_an_owner_comes_or_goes() -> None:
+def test_few_shards_move_when_an_aggregator_comes_or_goes() -> None:
     names = [f"peer-{i}" for i in range(8)]
     before, after = assign(64, names), assign(64, names[:-1])
     kept = sum(len(set(before[name]) & set(after.get(name, []))) for name in names[:-1])
@@ -51,11 +51,11 @@ def test_few_shards_change_hands_when_an_owner_comes_or_goes() -> None:
     assert kept >= 0.75 * (64 - len(before[names[-1]]))
 
 
-def test_without_peers_that_can_own_the_hub_owns_all() -> None:
+def test_the_hub_aggregates_all_shards_where_no_peer_can() -> None:
     assert assign(16, []) == {}
 
 
-def test_an_estate_is_gone_once_the_owners_of_all_its_shards_have_it(tmp_path: Path) -> None:
+def test_a_handoff_is_gone_once_the_aggregators_of_all_its_shards_have_it(tmp_path: Path) -> None:
     with Ledger(tmp_path, run="toy", samples=9) as ledger:
         book = ledger.estates
         number = book.keep(PendingHandoff("ann", 0.5, frozenset(range(4))), b"what ann left")
@@ -77,11 +77,11 @@ def test_an_estate_is_gone_once_the_owners_of_all_its_shards_have_it(tmp_path: P
         assert book.keep(PendingHandoff("bob", 1.0, frozenset({0})), b"") > number, "numbers are given once"
 
 
-# ---- the hub's books ---------------------------------------------------------------------------------------
+# ---- state of the hub-------------------------------------------------------------------------------------
 
 
 def an_exchange() -> Exchange:
-    """Round 3, in which ann owns everything and bob is a member."""
+    """Round 3, in which ann aggregates all shards and bob is a member."""
     ex = Exchange(3, 3, {"s-ann": "ann", "s-bob": "bob"}, 8, 0.0, 9.0)
     ex.aggregators, ex.hub_shards = {"s-ann": [0, 1]}, ()
     ex.reports["s-bob"] = Report(3, 7, [], parts={"ann": digest_of(b"new")})
@@ -89,7 +89,7 @@ def an_exchange() -> Exchange:
 
 
 def test_a_part_of_before_is_not_the_one_that_was_reported() -> None:
-    """The owner has what bob brought when the round was open before, or in another session."""
+    """The aggregator has the part that bob sent before the round was reopened, or in another session."""
     ex = an_exchange()
     ex.delivered["s-ann", "s-bob"] = digest_of(b"old")
     assert not ex.whole("s-bob")
@@ -100,7 +100,7 @@ def test_a_part_of_before_is_not_the_one_that_was_reported() -> None:
     assert not ex.whole("s-bob"), "it has reported no part"
 
 
-def test_an_owner_that_is_lost_after_its_packet_came_has_done_its_part() -> None:
+def test_an_aggregator_that_is_lost_after_its_packet_came_has_done_its_part() -> None:
     ex, tokens = an_exchange(), {"bob": 10}
     ex.lost.add("s-ann")
     done = CommitDone(
@@ -111,9 +111,9 @@ def test_an_owner_that_is_lost_after_its_packet_came_has_done_its_part() -> None
     assert RoundHistory(Recovered()).add(ex, ["s-bob"], replace(done, moved={})).lost == ["ann"]
 
 
-def test_who_comes_back_in_a_new_session_may_hand_over_what_it_owned_in_the_old_one() -> None:
+def test_a_new_session_may_hand_over_error_feedback_of_the_old_one() -> None:
     members, hello = (
-        Roster(owners_settings(), Outbox(), lambda session: 0, 0.0),
+        Roster(sharded_settings(), Outbox(), lambda session: 0, 0.0),
         Hello(1, "", "toy-run", "ann"),
     )
     old = members.begin(b"a-key.1", hello, 0.0)
@@ -125,7 +125,7 @@ def test_who_comes_back_in_a_new_session_may_hand_over_what_it_owned_in_the_old_
     assert members.begin(b"a-key.4", hello, 1.0).aggregated == set(), "once"
 
 
-def test_an_owner_that_is_lost_is_not_waited_for_and_a_run_that_ends_commits_no_round_halfway() -> None:
+def test_an_aggregator_that_is_lost_is_not_waited_for_and_a_run_that_ends_commits_no_round_halfway() -> None:
     gather = ShardBarrier(patience=60.0)
     gather.begin()
     gather.lose("s-ann", "gone")
@@ -148,8 +148,8 @@ def until(there: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def ended(work: OwnersWork, peers: list[OwningPeer], swarm: MemorySwarm | Running) -> None:
-    """Every sample is in the run once; every round of every shard in one error, or on the way to one."""
+def ended(work: ShardedWork, peers: list[AggregatingPeer], swarm: MemorySwarm | Running) -> None:
+    """Assert that each sample is in the run once, each round of a shard in one error feedback or handoff."""
     assert trained(work) == list(range(swarm.settings.samples))
     where: dict[int, Counter[int]] = {shard: Counter() for shard in range(SHARDS)}
     for half in [work.half, *(peer.half for peer in peers)]:
@@ -165,10 +165,10 @@ def ended(work: OwnersWork, peers: list[OwningPeer], swarm: MemorySwarm | Runnin
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_all_that_is_trained_goes_through_the_owners_once(count: int, tmp_path: Path) -> None:
-    work = OwnersWork()
-    with MemorySwarm(owners_settings(first_peers=count), work, tmp_path) as swarm:
-        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob", "cat")[:count]]
+def test_all_that_is_trained_goes_through_the_aggregators_once(count: int, tmp_path: Path) -> None:
+    work = ShardedWork()
+    with MemorySwarm(sharded_settings(first_peers=count), work, tmp_path) as swarm:
+        peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")[:count]]
         threads = [peer.start() for peer in peers]
         swarm.wait(30)
         for thread in threads:
@@ -181,25 +181,25 @@ def test_all_that_is_trained_goes_through_the_owners_once(count: int, tmp_path: 
         ended(work, peers, swarm)
 
 
-def test_a_peer_that_cannot_own_sends_its_parts_and_the_hub_owns_where_nobody_can(tmp_path: Path) -> None:
-    work = OwnersWork()
-    with MemorySwarm(owners_settings(first_peers=2), work, tmp_path) as swarm:
-        owner, other = OwningPeer(swarm.link("ann", owns=True)), OwningPeer(swarm.link("bob"))
-        threads = [peer.start() for peer in (owner, other)]
+def test_a_peer_that_cannot_aggregate_sends_its_parts(tmp_path: Path) -> None:
+    work = ShardedWork()
+    with MemorySwarm(sharded_settings(first_peers=2), work, tmp_path) as swarm:
+        aggregator, other = AggregatingPeer(swarm.link("ann", owns=True)), AggregatingPeer(swarm.link("bob"))
+        threads = [peer.start() for peer in (aggregator, other)]
         swarm.wait(30)
         for thread in threads:
             thread.join(10)
 
-        assert owner.error is other.error is None
-        assert owner.owned[-1] == list(range(SHARDS))
+        assert aggregator.error is other.error is None
+        assert aggregator.owned[-1] == list(range(SHARDS))
         assert not other.half.errors
-        ended(work, [owner, other], swarm)
+        ended(work, [aggregator, other], swarm)
 
 
-def test_an_owner_that_leaves_hands_its_errors_to_the_next_and_costs_no_round(tmp_path: Path) -> None:
-    work = OwnersWork()
-    with MemorySwarm(owners_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
-        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob", "cat")]
+def test_an_aggregator_that_leaves_hands_over_its_error_feedback_and_costs_no_round(tmp_path: Path) -> None:
+    work = ShardedWork()
+    with MemorySwarm(sharded_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
+        peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")]
 
         def leave(opened: object) -> None:
             if len(peers[1].rounds) == 4:
@@ -221,10 +221,10 @@ def test_an_owner_that_leaves_hands_its_errors_to_the_next_and_costs_no_round(tm
         ended(work, peers, swarm)
 
 
-def test_an_owner_that_is_killed_costs_one_round_of_its_shards_and_their_errors(tmp_path: Path) -> None:
-    work = OwnersWork()
-    with MemorySwarm(owners_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
-        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob", "cat")]
+def test_an_aggregator_that_is_killed_costs_one_round_of_its_shards_and_their_errors(tmp_path: Path) -> None:
+    work = ShardedWork()
+    with MemorySwarm(sharded_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
+        peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")]
 
         def die(opened: object) -> None:
             if len(peers[1].rounds) == 4:
@@ -243,18 +243,18 @@ def test_an_owner_that_is_killed_costs_one_round_of_its_shards_and_their_errors(
         assert trained(work) == list(range(120))
 
 
-def test_an_owner_that_was_killed_and_is_back_has_its_errors(tmp_path: Path) -> None:
-    work = OwnersWork()
-    with MemorySwarm(owners_settings(first_peers=3, samples=120, grace_s=0.1), work, tmp_path) as swarm:
-        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob", "cat")]
-        back: list[OwningPeer] = []
+def test_an_aggregator_that_was_killed_and_is_back_has_its_errors(tmp_path: Path) -> None:
+    work = ShardedWork()
+    with MemorySwarm(sharded_settings(first_peers=3, samples=120, grace_s=0.1), work, tmp_path) as swarm:
+        peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")]
+        back: list[AggregatingPeer] = []
 
         def die(opened: object) -> None:
             if len(peers[1].rounds) == 4:
                 peers[1].link.close()
                 assert peers[1].owning is not None
                 peers[1].owning.close()
-                back.append(OwningPeer(swarm.link("bob", owns=True), half=peers[1].half))
+                back.append(AggregatingPeer(swarm.link("bob", owns=True), half=peers[1].half))
                 back[0].start()
 
         peers[1].before_exchange = die
@@ -269,35 +269,35 @@ def test_an_owner_that_was_killed_and_is_back_has_its_errors(tmp_path: Path) -> 
         ended(work, [peers[0], *back, peers[2]], swarm)
 
 
-def test_a_round_whose_owners_are_all_lost_counts_nothing_and_is_opened_again(tmp_path: Path) -> None:
-    work = OwnersWork()
-    with MemorySwarm(owners_settings(first_peers=2), work, tmp_path) as swarm:
-        owner, other = OwningPeer(swarm.link("ann", owns=True)), OwningPeer(swarm.link("bob"))
+def test_a_round_whose_aggregators_are_all_lost_counts_nothing_and_is_opened_again(tmp_path: Path) -> None:
+    work = ShardedWork()
+    with MemorySwarm(sharded_settings(first_peers=2), work, tmp_path) as swarm:
+        aggregator, other = AggregatingPeer(swarm.link("ann", owns=True)), AggregatingPeer(swarm.link("bob"))
         swarm.hub._shards.barrier.patience = 0.3
-        put = owner.link.put
+        put = aggregator.link.put
 
         def drop(name: str, data: bytes) -> bool | None:
             return None if name.startswith("shard/2/") else put(name, data)
 
-        owner.link.put = drop  # type: ignore[method-assign, assignment]
-        threads = [peer.start() for peer in (owner, other)]
+        aggregator.link.put = drop  # type: ignore[method-assign, assignment]
+        threads = [peer.start() for peer in (aggregator, other)]
         swarm.wait(30)
         for thread in threads:
             thread.join(10)
 
-        assert owner.error is other.error is None
+        assert aggregator.error is other.error is None
         assert all(len(moved) == SHARDS for moved in work.moved)
-        assert [bool(mine) for mine in owner.owned[:5]] == [True, True, True, False, False]
+        assert [bool(mine) for mine in aggregator.owned[:5]] == [True, True, True, False, False]
         assert [e.message for e in swarm.events if isinstance(e, Warned)] == [
             "its shards have not moved in round 2: nothing came of it for 0 s"
         ]
-        ended(work, [owner, other], swarm)
+        ended(work, [aggregator, other], swarm)
 
 
-def test_an_owner_whose_disk_is_full_owns_no_more_and_hands_over_what_it_has(tmp_path: Path) -> None:
-    work = OwnersWork()
-    with MemorySwarm(owners_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
-        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob")]
+def test_an_aggregator_with_a_full_disk_hands_over_and_aggregates_no_more(tmp_path: Path) -> None:
+    work = ShardedWork()
+    with MemorySwarm(sharded_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
+        peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob")]
 
         def fill(opened: object) -> None:
             peers[1].half.full = len(peers[1].rounds) > 3
@@ -316,12 +316,12 @@ def test_an_owner_whose_disk_is_full_owns_no_more_and_hands_over_what_it_has(tmp
         ended(work, peers, swarm)
 
 
-def test_a_part_that_an_owner_refuses_is_in_no_shard(tmp_path: Path) -> None:
-    """All owners aggregate the same peers: the round is closed again without this one. It is an owner's word
-    against its own, so it has no strike, and for a while the hub owns what that owner did."""
-    work = OwnersWork()
-    with MemorySwarm(owners_settings(first_peers=3), work, tmp_path) as swarm:
-        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob", "cat")]
+def test_a_part_that_an_aggregator_refuses_is_in_no_shard(tmp_path: Path) -> None:
+    """The round is closed again without this peer. One peer's word stands against the other's, so there is no
+    strike, and for a while the hub aggregates those shards."""
+    work = ShardedWork()
+    with MemorySwarm(sharded_settings(first_peers=3), work, tmp_path) as swarm:
+        peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")]
         peers[0].half = ToyHalf(refuses={2: "cat"})
         threads = [peer.start() for peer in peers]
         swarm.wait(30)
@@ -337,11 +337,11 @@ def test_a_part_that_an_owner_refuses_is_in_no_shard(tmp_path: Path) -> None:
         ended(work, peers, swarm)
 
 
-def test_a_round_that_all_owners_refuse_is_cut_anew_for_others(tmp_path: Path) -> None:
-    """Its only update is denied by its only owner: the hub owns the round that is opened again."""
-    work = OwnersWork()
-    with MemorySwarm(owners_settings(), work, tmp_path) as swarm:
-        peer = OwningPeer(swarm.link("ann", owns=True), half=ToyHalf(refuses={2: "ann"}))
+def test_a_round_that_all_aggregators_refuse_is_cut_anew_for_others(tmp_path: Path) -> None:
+    """The only update is refused by the only aggregator: the hub aggregates the reopened round."""
+    work = ShardedWork()
+    with MemorySwarm(sharded_settings(), work, tmp_path) as swarm:
+        peer = AggregatingPeer(swarm.link("ann", owns=True), half=ToyHalf(refuses={2: "ann"}))
         thread = peer.start()
         swarm.wait(30)
         thread.join(10)
@@ -353,10 +353,10 @@ def test_a_round_that_all_owners_refuse_is_cut_anew_for_others(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_an_owner_that_has_not_heard_how_a_round_ended_looks(lost: bool, tmp_path: Path) -> None:
-    work = OwnersWork()
-    with MemorySwarm(owners_settings(first_peers=2), work, tmp_path) as swarm:
-        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob")]
+def test_an_aggregator_that_has_not_heard_how_a_round_ended_looks(lost: bool, tmp_path: Path) -> None:
+    work = ShardedWork()
+    with MemorySwarm(sharded_settings(first_peers=2), work, tmp_path) as swarm:
+        peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob")]
         orders = peers[0].link.orders
         hear, put = orders.next, peers[0].link.put
         swarm.hub._shards.barrier.patience = 0.3
@@ -382,7 +382,7 @@ def test_an_owner_that_has_not_heard_how_a_round_ended_looks(lost: bool, tmp_pat
         ended(work, peers, swarm)
 
 
-# ---- what an owner may hand over ---------------------------------------------------------------------------
+# ---- what an aggregator may hand over ----------------------------------------------------------------------
 
 
 class Greedy(ToyHalf):
@@ -393,10 +393,10 @@ class Greedy(ToyHalf):
         return json.dumps({shard: [99] for shard in range(SHARDS)}).encode() if given else b""
 
 
-def test_an_owner_hands_over_errors_of_shards_that_it_owned_and_no_others(tmp_path: Path) -> None:
-    work = OwnersWork()
-    with MemorySwarm(owners_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
-        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob")]
+def test_an_aggregator_hands_over_error_feedback_of_its_own_shards_only(tmp_path: Path) -> None:
+    work = ShardedWork()
+    with MemorySwarm(sharded_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
+        peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob")]
         peers[1].half = Greedy()
 
         def leave(opened: object) -> None:
@@ -415,11 +415,11 @@ def test_an_owner_hands_over_errors_of_shards_that_it_owned_and_no_others(tmp_pa
         assert bent == set(peers[1].owned[-1])
 
 
-def test_who_hands_over_what_it_owns_owns_no_more(tmp_path: Path) -> None:
+def test_a_peer_that_hands_over_its_error_feedback_aggregates_no_more(tmp_path: Path) -> None:
     """Else it would have another error to hand over each round."""
-    work = OwnersWork()
-    with MemorySwarm(owners_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
-        peers = [OwningPeer(link) for link in links(swarm, "ann", "bob")]
+    work = ShardedWork()
+    with MemorySwarm(sharded_settings(first_peers=2, samples=60), work, tmp_path) as swarm:
+        peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob")]
         told: list[bool | None] = []
 
         def hand_over(opened: object) -> None:

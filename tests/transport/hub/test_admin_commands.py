@@ -1,4 +1,4 @@
-"""Who is in a run is its owner's to decide, and what is decided survives the hub."""
+"""The host decides which peers are in a run, and its decisions survive the hub."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def go_on(swarm: SimSwarm, steps: int = 6) -> None:
 
 
 def ordered(swarm: SimSwarm, order: Any, peer: str = "", **fields: str) -> dict[str, Any]:
-    """What the hub answers its owner, once it is in the ledger."""
+    """Return the hub's answer to the host, given once its effects are in the ledger."""
     question = AskAdmin(1, STOP, "toy-run", order, peer, **fields)
-    swarm.act(swarm.hub.receive(b"owner.1", question, swarm.now))
+    swarm.act(swarm.hub.receive(b"host.1", question, swarm.now))
     swarm.said.clear()
     while swarm.jobs and not swarm.said:
         swarm.job()
@@ -45,7 +45,7 @@ def ordered(swarm: SimSwarm, order: Any, peer: str = "", **fields: str) -> dict[
 
 
 def refused(swarm: SimSwarm, question: AskAdmin) -> str:
-    sent = [a.message for a in swarm.hub.receive(b"owner.1", question, swarm.now) if hasattr(a, "message")]  # type: ignore[union-attr]
+    sent = [a.message for a in swarm.hub.receive(b"host.1", question, swarm.now) if hasattr(a, "message")]  # type: ignore[union-attr]
     (answer,) = (m for m in sent if isinstance(m, Refused))
     return f"{answer.code}: {answer.reason}"
 
@@ -136,7 +136,7 @@ def test_a_machine_is_banned_with_all_its_peers_and_one_of_them_can_be_kicked() 
     assert [s.name for s in swarm.hub.members] == ["ann"]
 
 
-def test_whom_the_owner_means_must_be_clear() -> None:
+def test_an_ambiguous_name_is_refused() -> None:
     swarm = swarm_of("ann")
     for key in ("one", "two"):
         ordered(swarm, "ban", back(swarm, "bob", key).state.hello.name)
@@ -190,7 +190,7 @@ def test_a_token_that_is_none_is_refused() -> None:
 # ---- the host's approval -------------------------------------------------------------------------------
 
 
-def test_a_newcomer_waits_for_the_owners_yes_and_is_given_nothing_before() -> None:
+def test_a_newcomer_waits_for_approval_and_gets_nothing_before() -> None:
     swarm = swarm_of("ann", join="approve")
     ann = swarm.peers[0]
     assert ann.state.link is SessionState.GREETING
@@ -207,7 +207,7 @@ def test_a_newcomer_waits_for_the_owners_yes_and_is_given_nothing_before() -> No
     assert back(swarm, "ann").state.link is SessionState.JOINED, "who was approved need not ask again"
 
 
-def test_the_owner_says_no_and_the_next_time_yes() -> None:
+def test_the_host_denies_and_the_next_time_approves() -> None:
     swarm = swarm_of("ann", join="approve")
     ordered(swarm, "deny", "ann", reason="who are you?")
     go_on(swarm)
@@ -228,7 +228,7 @@ def test_who_is_banned_while_waiting_does_not_wait_again() -> None:
     assert why(back(swarm, "ann"))
 
 
-def test_the_owners_own_peers_need_no_yes() -> None:
+def test_the_hosts_own_peers_need_no_approval() -> None:
     swarm = swarm_of("ann", join="approve", own_key="ann")
 
     assert swarm.peers[0].state.link is SessionState.JOINED
@@ -264,7 +264,7 @@ def test_those_who_wait_are_told_of_a_new_token_and_of_the_end() -> None:
     go_on(swarm)
     assert "no longer" in why(swarm.peers[0])
     swarm = swarm_of("ann", join="approve")
-    swarm.act(swarm.hub.receive(b"owner.1", AskStop(1, STOP, "toy-run", True), swarm.now))
+    swarm.act(swarm.hub.receive(b"host.1", AskStop(1, STOP, "toy-run", True), swarm.now))
     go_on(swarm)
 
     assert swarm.peers[0].state.refused is not None

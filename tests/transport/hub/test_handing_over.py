@@ -1,4 +1,4 @@
-"""What a leaver hands over: when the hub takes it, in which order, and that leaving ends in time."""
+"""Handoffs of leavers: when the hub merges them, in which order, and that leaving ends in time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START = toy_fingerprint([])
 
 
 class Watched(ToyWork):
-    """Notes what comes in which order."""
+    """Delegate that records the order of its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Watched(ToyWork):
 
 
 class Leaver:
-    """A peer that takes part by hand."""
+    """Peer that takes part step by step."""
 
     def __init__(self, link: PeerLink) -> None:
         self.link, self.ids = link, list[int]()
@@ -50,7 +50,7 @@ class Leaver:
         self.toy.join()
 
     def turn(self) -> int:
-        """One round, its packet accepted."""
+        """Take part in one round whose packet is accepted."""
         before = len(self.toy.rounds)
         self.toy.turn()
         assert len(self.toy.rounds) > before
@@ -74,8 +74,8 @@ def warnings(swarm: MemorySwarm) -> list[tuple[str | None, str]]:
     return [(e.peer, e.message) for e in swarm.events if isinstance(e, Warned)]
 
 
-def test_a_legacy_is_the_owners_before_the_next_round_with_the_share_the_peer_had(tmp_path: Path) -> None:
-    """Seven samples among two: the shares differ, and are the hub's count, whatever a peer may say."""
+def test_a_handoff_is_merged_before_the_next_round_with_the_share_the_peer_had(tmp_path: Path) -> None:
+    """Two peers share seven samples: their weights differ and follow the hub's count, not their reports."""
     work = Watched()
     settings = toy_settings(min_peers=2, samples=40, global_batch=7)
     with MemorySwarm(settings, work, tmp_path) as swarm:
@@ -87,7 +87,7 @@ def test_a_legacy_is_the_owners_before_the_next_round_with_the_share_the_peer_ha
         for _ in range(3):
             ann.turn()
         weights = {peer: weight for peer, _, weight in json.loads(work.packets[2])[1]}
-        assert ann.leave(b"legacy") is True
+        assert ann.leave(b"residual") is True
         until(lambda: work.inherited)
         going.set()
         link = swarm.link("cat")
@@ -96,13 +96,13 @@ def test_a_legacy_is_the_owners_before_the_next_round_with_the_share_the_peer_ha
         swarm.wait(30.0)
         thread.join(5.0)
 
-    assert work.inherited == [("ann", b"legacy", weights["ann"] / sum(weights.values()))]
+    assert work.inherited == [("ann", b"residual", weights["ann"] / sum(weights.values()))]
     assert work.order.index("inherit ann") == 3, work.order
     left = next(e for e in swarm.events if isinstance(e, PeerLeft) and e.peer == "ann")
-    assert (left.legacy, left.reason) == (6, "left: enough")
+    assert (left.legacy, left.reason) == (8, "left: enough")
 
 
-def test_one_a_session_and_none_before_a_packet_was_accepted(tmp_path: Path) -> None:
+def test_a_session_hands_over_once_and_not_before_a_packet_was_accepted(tmp_path: Path) -> None:
     work = Watched()
     with MemorySwarm(toy_settings(), work, tmp_path) as swarm:
         ann = Leaver(swarm.link("ann"))
@@ -116,7 +116,7 @@ def test_one_a_session_and_none_before_a_packet_was_accepted(tmp_path: Path) -> 
     assert [packet for _, packet, _ in work.inherited] == [b"once"]
 
 
-def test_one_beyond_the_limit_of_an_update_ends_its_session(tmp_path: Path) -> None:
+def test_a_handoff_beyond_the_limit_of_an_update_ends_its_session(tmp_path: Path) -> None:
     work = Watched()
     with MemorySwarm(toy_settings(max_update=1000), work, tmp_path) as swarm:
         ann = Leaver(swarm.link("ann"))
@@ -130,7 +130,7 @@ def test_one_beyond_the_limit_of_an_update_ends_its_session(tmp_path: Path) -> N
     assert work.inherited == []
 
 
-def test_a_malformed_legacy_is_told_with_the_name_of_its_sender(tmp_path: Path) -> None:
+def test_a_malformed_handoff_is_reported_with_the_name_of_its_sender(tmp_path: Path) -> None:
     work = ToyWork()
     with MemorySwarm(toy_settings(), work, tmp_path) as swarm:
         mallory = Leaver(swarm.link("mallory"))
@@ -142,10 +142,10 @@ def test_a_malformed_legacy_is_told_with_the_name_of_its_sender(tmp_path: Path) 
         swarm.wait(10.0)
 
     assert work.inherited == []
-    assert warnings(swarm) == [("mallory", "its legacy cannot be used: not a packet")]
+    assert warnings(swarm) == [("mallory", "its handoff cannot be used: not a packet")]
 
 
-def test_a_run_that_is_ending_takes_none(tmp_path: Path) -> None:
+def test_a_run_that_is_ending_refuses_handoffs(tmp_path: Path) -> None:
     work = ToyWork()
     with MemorySwarm(toy_settings(), work, tmp_path) as swarm:
         ann = Leaver(swarm.link("ann"))
@@ -160,8 +160,8 @@ def test_a_run_that_is_ending_takes_none(tmp_path: Path) -> None:
     assert work.inherited == []
 
 
-def test_a_legacy_on_its_way_outlives_the_opening_of_a_round(tmp_path: Path) -> None:
-    """Updates of a round that is closed are forgotten by the hub then; this one is of no round."""
+def test_a_handoff_in_transit_outlives_the_opening_of_a_round(tmp_path: Path) -> None:
+    """The hub drops updates of closed rounds then; a handoff belongs to none."""
     work = Watched()
     with MemorySwarm(toy_settings(samples=400), work, tmp_path) as swarm:
         wire = MemoryPeerWire(swarm.wire)
@@ -188,7 +188,7 @@ def test_a_legacy_on_its_way_outlives_the_opening_of_a_round(tmp_path: Path) -> 
 
 
 def test_leaving_ends_in_time_whatever_the_uplink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 MB at 20 kB/s would take 100 s; the room that was measured says so, and the upload is given up."""
+    """2 MB at 20 kB/s would take 100 s: by the measured rate the peer gives up the upload."""
     monkeypatch.setattr(peer_module, "HANDOFF_S", 0.6)
     work = ToyWork()
     with MemorySwarm(toy_settings(max_update=1 << 23), work, tmp_path) as swarm:

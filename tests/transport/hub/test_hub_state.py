@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from random import Random
 
 import pytest
@@ -64,7 +66,7 @@ def play(swarm: SimSwarm, history: list[tuple[str, int]]) -> None:
             swarm.reject = f"p{who}"
         elif what in ("kick", "ban"):
             order = AskAdmin(1, STOP, "toy-run", what, peer.state.hello.name)  # type: ignore[arg-type]
-            swarm.act(swarm.hub.receive(b"owner.1", order, swarm.now))
+            swarm.act(swarm.hub.receive(b"host.1", order, swarm.now))
 
 
 PACES = (1.0, 1.0, 30.0, 0.0)  # the third gets leases that span rounds; of the last nothing is known
@@ -230,7 +232,7 @@ def test_an_unusable_packet_costs_its_sender_three_strikes() -> None:
     assert len(told(swarm, events.RoundCommitted)) >= 2, "the rounds went on without its packets"
 
 
-def test_the_last_evaluation_is_given_to_whoever_is_left() -> None:
+def test_the_last_evaluation_is_assigned_to_the_peers_that_are_left() -> None:
     swarm = swarm_of(3, min_peers=3, eval=True)
     until(swarm, lambda: swarm.hub.rounds.phase is Phase.FINAL)
     first = swarm.hub.rounds.evaluations.now
@@ -289,7 +291,7 @@ def test_a_silent_peer_is_gone_after_peer_timeout_with_its_name_and_reason() -> 
     assert [(e.peer, e.reason) for e in left] == [("p1", "silent for 10 s")]
 
 
-def test_the_owner_stops_after_the_exchange_in_flight_or_at_once() -> None:
+def test_the_host_stops_after_the_exchange_in_flight_or_at_once() -> None:
     for now in (False, True):
         swarm = swarm_of(1)
         until(swarm, lambda s=swarm: s.hub.rounds.round == 2 and s.hub.rounds.phase is Phase.OPEN)  # type: ignore[misc]
@@ -305,7 +307,7 @@ def test_the_owner_stops_after_the_exchange_in_flight_or_at_once() -> None:
 def test_a_pause_is_a_stop_whose_run_may_go_on_and_its_peers_are_told_so() -> None:
     swarm = swarm_of(2)
     until(swarm, lambda: swarm.hub.rounds.round == 2 and swarm.hub.rounds.phase is Phase.OPEN)
-    swarm.act(swarm.hub.receive(b"the owner", AskStop(1, STOP, "toy-run", pause=True), swarm.now))
+    swarm.act(swarm.hub.receive(b"the host", AskStop(1, STOP, "toy-run", pause=True), swarm.now))
     ended = swarm.settle()
 
     assert (ended.exit_code, ended.reason, ended.rounds) == (events.PAUSED, "paused by its host", 3)
@@ -318,3 +320,11 @@ def test_the_tables_name_every_state() -> None:
     assert set(NEXT) == set(State)
     assert {kind for row in NEXT.values() for kind in row} == set(Kind)
     assert all(to in PHASES for row in PHASES.values() for to in row)
+
+
+def test_a_run_in_star_mode_loads_no_code_of_shard_aggregators() -> None:
+    swarm = SimSwarm()
+    script = "import sys; from transport.hub import Hub; sys.exit('transport.aggregators' in sys.modules)"
+
+    assert swarm.hub.shards is swarm.hub.rounds.sharding is None
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""What a hub does round after round: packets shown to its owner as they come, and memory that stays."""
+"""A hub over many rounds: its delegate sees packets on arrival, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SAME = 7  # fingerprint of every x'
 
 
 class Forgetful(ToyWork):
-    """An owner that keeps nothing."""
+    """A delegate that stores nothing."""
 
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         """Nothing to do."""
@@ -98,7 +98,7 @@ class Bare:
 
 @contextmanager
 def swarm_that_forgets(folder: Path) -> Iterator[list[Bare]]:
-    """A hub whose events nobody keeps, and two peers."""
+    """Run a hub whose events are dropped, and two peers."""
     with MemorySwarm(toy_settings(samples=10**6, min_peers=2), Forgetful(), folder) as swarm:
         swarm.events = deque(maxlen=1)  # type: ignore[assignment]
         yield [Bare(swarm, name) for name in ("ann", "bob")]
@@ -126,7 +126,7 @@ def test_the_memory_of_a_hub_does_not_grow_with_rounds(
     assert held[2] - held[0] < 100 * 300, f"bytes held after 50, 100, 150 rounds: {held}"
 
 
-def test_the_owner_sees_packets_while_others_are_still_on_their_way(tmp_path: Path) -> None:
+def test_the_delegate_sees_packets_while_others_are_still_in_transit(tmp_path: Path) -> None:
     """And gets the same objects at the close."""
     first_is_seen, given = threading.Event(), list[bytes]()
 

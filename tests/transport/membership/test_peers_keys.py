@@ -120,7 +120,7 @@ def test_a_key_is_shown_as_sixteen_digits() -> None:
 def test_a_lost_session_is_over_for_its_peer_that_comes_back_and_not_for_a_second_one(
     alone: bool, named: str
 ) -> None:
-    """As where a hub was restarted, and the first to greet is not the one whose session it remembers."""
+    """A restarted hub hears first from another peer than the one whose session it remembers."""
     members = Roster(toy_settings(), Outbox(), lambda _: 0, 0.0)
     hello = Hello(PROTOCOL, "token", "toy-run", "ann", alone=alone)
     members.begin(b"key.1", hello, 0.0)

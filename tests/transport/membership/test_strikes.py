@@ -60,10 +60,10 @@ def test_strikes_are_a_keys_whatever_its_sessions_and_the_hub_survives() -> None
     assert swarm.peers[-1].state.refused is not None, "another session is no new beginning"
 
 
-def test_the_owner_forgives_by_lifting_the_ban() -> None:
+def test_the_host_forgives_by_lifting_the_ban() -> None:
     known = KnownPeer("eve", "eve", "banned", "3 unusable packets", 3)
     hub = HubState(toy_settings(), TOKEN, STOP, 0.0, Recovered(peers=(known,)))
-    hub.receive(b"owner.1", AskAdmin(1, STOP, "toy-run", "unban", "eve"), 1.0)
+    hub.receive(b"host.1", AskAdmin(1, STOP, "toy-run", "unban", "eve"), 1.0)
     said = hub.receive(b"eve.2", Hello(1, TOKEN, "toy-run", "eve"), 2.0)
 
     assert any(isinstance(a, do.Send) and isinstance(a.message, Welcome) for a in said)

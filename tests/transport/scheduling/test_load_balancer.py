@@ -35,7 +35,7 @@ def test_a_batch_is_shared_out_whole_and_by_speed(batch: int, speeds: list[float
 
 
 @given(st.integers(1, 60), speeds, st.integers(0, 99))
-def test_nobody_could_give_a_sample_to_another_who_would_be_done_earlier(
+def test_no_peer_could_pass_a_sample_to_another_that_would_finish_earlier(
     batch: int, speeds: list[float], round: int
 ) -> None:
     shares = split(batch, speeds, round)
@@ -65,7 +65,7 @@ def test_among_equals_shares_are_near_equal_and_the_remainder_rotates(
     st.integers(0, 9),
     st.integers(0, 40),
 )
-def test_whoever_is_there_and_however_fast_the_global_batch_stays(
+def test_the_global_batch_stays_whatever_peers_there_are(
     batch: int, speeds: dict[str, float], round: int, longest: int
 ) -> None:
     portions = known(**speeds).portions(batch, PEERS, round, longest)
@@ -188,7 +188,7 @@ def test_a_peer_far_slower_than_the_median_is_in_every_nth_round_and_its_work_co
     assert {after - one for one, after in pairwise(with_it[LEARNT:])} == {4}
 
 
-def test_owners_are_told_the_least_that_the_members_can_fetch_without_those_who_are_apart() -> None:
+def test_a_lease_names_the_least_that_members_can_fetch_apart_from_those_that_skip_rounds() -> None:
     swarm = swarm_of(0.1, 0.1, 0.1, 2.0)
     for peer, fits in zip(swarm.peers, (500, 300, 0, 10), strict=True):
         peer.fits = fits

@@ -28,7 +28,7 @@ from transport.protocol.messages import Committed, Report, Round
 SHARDS = 6
 
 
-def owners_settings(**changes: object) -> RunSettings:
+def sharded_settings(**changes: object) -> RunSettings:
     return toy_settings(shards=SHARDS, owners="peers", **changes)
 
 
@@ -38,7 +38,7 @@ def part_of(ids: list[int], shards: Collection[int]) -> bytes:
 
 @dataclass
 class ToyHalf:
-    """An owner's half, at the hub and at peers, where it is what a disk keeps."""
+    """An aggregator's half, at the hub and at peers, where it is what a disk keeps."""
 
     errors: dict[int, list[int]] = field(default_factory=dict)  # shard -> rounds
     before: dict[int, list[int]] | None = None
@@ -109,7 +109,7 @@ class ToyHalf:
 
 
 @dataclass
-class OwnersWork(ToyWork):
+class ShardedWork(ToyWork):
     """The hub's side."""
 
     half: ToyHalf = field(default_factory=lambda: ToyHalf({shard: [] for shard in range(SHARDS)}))
@@ -139,9 +139,9 @@ class OwnersWork(ToyWork):
         parts: Sequence[tuple[str, Sequence[int], bytes]],
     ) -> bytes:
         moved, entries = list[int](), []
-        for owner, shards, packet in [("", hubs, own), *parts] if hubs else parts:
+        for aggregator, shards, packet in [("", hubs, own), *parts] if hubs else parts:
             if packet == b"bad":
-                raise UpdateRejected(owner, "not a packet of shards")
+                raise UpdateRejected(aggregator, "not a packet of shards")
             said = json.loads(packet)
             assert said["shards"] == sorted(shards)
             assert not entries or entries == said["entries"], "owners aggregated different updates"
@@ -154,7 +154,7 @@ class OwnersWork(ToyWork):
 
 
 @dataclass
-class OwningPeer(ToyPeer):
+class AggregatingPeer(ToyPeer):
     """A volunteer that can be reached."""
 
     half: ToyHalf = field(default_factory=ToyHalf)
@@ -180,13 +180,13 @@ class OwningPeer(ToyPeer):
 
     def cut_and_exchange(self, opened: Round, packet: bytes, report: Report) -> Committed:
         ids, parts, left = json.loads(packet), {}, set(range(SHARDS))
-        for owner in opened.owners:
-            parts[owner.name] = part_of(ids, owner.shards)
-            left -= set(owner.shards)
+        for aggregator in opened.owners:
+            parts[aggregator.name] = part_of(ids, aggregator.shards)
+            left -= set(aggregator.shards)
         report = replace(report, parts={name: digest_of(part) for name, part in parts.items()})
         mine = parts.pop(self.link.name, None)
         self.owned.append(
-            [s for owner in opened.owners if owner.name == self.link.name for s in owner.shards]
+            [shard for info in opened.owners if info.name == self.link.name for shard in info.shards]
         )
         if mine is not None:
             assert self.owning is not None
@@ -208,12 +208,12 @@ class OwningPeer(ToyPeer):
             self.door.close()
 
 
-def reachable(url: RunURL, name: str) -> OwningPeer:
+def reachable(url: RunURL, name: str) -> AggregatingPeer:
     """With a door on the loopback."""
     keys = CurveKeys.generate()
     door, port = open_door("127.0.0.1", 0, keys, url)
     link = PeerLink(url, PeerIdentity(name, keys=keys, owns=True, reachable=f"127.0.0.1:{port}"))
-    return OwningPeer(link, door=door, direct=to_owners(link, keys))
+    return AggregatingPeer(link, door=door, direct=to_owners(link, keys))
 
 
 def links(swarm: object, *names: str) -> list[PeerLink]:

@@ -1,6 +1,6 @@
-"""The swarm of sim_swarm.py where peers own shards: some have a door, to others parts go through the hub.
+"""The swarm of sim_swarm.py where peers aggregate shards: some have a shard server, the hub relays for others.
 
-Here nobody waits for an owner with a clock: one that is asked and lives must answer.
+No timeout gives up an aggregator here: one that is asked and alive must answer.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ SHARDS = 4
 KINDS = ("hub", "door", "none")  # how others reach the first peer, the second, the third, and so on
 
 
-class SimOwner(SimPeer):
-    """A peer that may own shards: its training thread, and its owner's thread."""
+class SimAggregator(SimPeer):
+    """A peer that may aggregate shards: its training thread and its aggregator thread."""
 
-    swarm: OwnersSim
+    swarm: ShardedSim
 
-    def __init__(self, swarm: OwnersSim, name: str, staleness: int, kind: str) -> None:
+    def __init__(self, swarm: ShardedSim, name: str, staleness: int, kind: str) -> None:
         super().__init__(swarm, name, staleness)
         self.kind, address = kind, "h:1" if kind == "door" else ""
         hello = Hello(1, TOKEN, swarm.settings.run, name, owns=kind != "none", address=address)
         self.state = PeerState(hello)
-        self.brought: set[str] = set()  # owners that have their part, "": the hub
+        self.brought: set[str] = set()  # aggregators that have their part, "": the hub
         self.parts: dict[tuple[int, str], str] = {}  # (round, peer) -> digest, at its door and its own
 
     @property
@@ -41,17 +41,17 @@ class SimOwner(SimPeer):
         assert self.state.welcome is not None
         return self.state.welcome.name
 
-    def part_for(self, owner: AggregatorInfo) -> str:
+    def part_for(self, aggregator: AggregatorInfo) -> str:
         """The digest of it."""
         ids = [i for lease in self.sent for i in self.pending[lease]]
-        return digest_of(json.dumps([ids, owner.shards]).encode())
+        return digest_of(json.dumps([ids, aggregator.shards]).encode())
 
     def report(self, opened: Round) -> Report:
         assert self.state.welcome is not None
         ids = [i for lease in self.sent for i in self.pending[lease]]
         self.swarm.packets[self.state.welcome.session, opened.round] = ids
         self.brought = set()
-        parts = {owner.name: self.part_for(owner) for owner in opened.owners}
+        parts = {aggregator.name: self.part_for(aggregator) for aggregator in opened.owners}
         if self.name in parts:
             self.parts[opened.round, self.name] = parts[self.name]
         return replace(super().report(opened), parts=parts)
@@ -73,34 +73,35 @@ class SimOwner(SimPeer):
     def upload(self) -> None:
         assert self.round is not None
         r = self.round.round
-        for owner in self.round.owners:
-            if owner.name not in self.brought and self.bring(owner, r):
-                self.brought.add(owner.name)
-        if sum(len(owner.shards) for owner in self.round.owners) < SHARDS:
+        for aggregator in self.round.owners:
+            if aggregator.name not in self.brought and self.bring(aggregator, r):
+                self.brought.add(aggregator.name)
+        if sum(len(aggregator.shards) for aggregator in self.round.owners) < SHARDS:
             super().upload()
         else:
             self.uploaded = len(self.brought) == len(self.round.owners)
 
-    def bring(self, owner: AggregatorInfo, r: int) -> bool:
-        swarm, digest = self.swarm, self.part_for(owner)
+    def bring(self, aggregator: AggregatorInfo, r: int) -> bool:
+        swarm, digest = self.swarm, self.part_for(aggregator)
         assert self.state.welcome is not None
-        if owner.name == self.name:
+        if aggregator.name == self.name:
             return True
-        there = [p for p in swarm.peers if isinstance(p, SimOwner) and not p.dead and p.owns_as(owner)]
-        if owner.address and there:
+        alive = [p for p in swarm.peers if isinstance(p, SimAggregator) and not p.dead]
+        there = [p for p in alive if p.aggregates_as(aggregator)]
+        if aggregator.address and there:
             there[0].take(r, self.name, digest)
             return True
         session, ex = self.state.welcome.session, swarm.hub.rounds.exchange
-        if ex is None or swarm.hub.uploads.refusal(session, f"part/{r}/{owner.name}", 100) is not None:
+        if ex is None or swarm.hub.uploads.refusal(session, f"part/{r}/{aggregator.name}", 100) is not None:
             return False
-        whose = ex.aggregator_named(owner.name)
+        whose = ex.aggregator_named(aggregator.name)
         assert whose is not None, "or it would have been refused"
         swarm.passed[whose, self.name] = digest
         swarm.tell(lambda shards: shards.part_uploaded(session, whose, r, digest, swarm.now))
         return True
 
-    def owns_as(self, owner: AggregatorInfo) -> bool:
-        return self.state.welcome is not None and self.name == owner.name
+    def aggregates_as(self, aggregator: AggregatorInfo) -> bool:
+        return self.state.welcome is not None and self.name == aggregator.name
 
     def take(self, r: int, peer: str, digest: str) -> None:
         """At the door."""
@@ -128,8 +129,8 @@ class SimOwner(SimPeer):
             self.swarm.shard_came(session)
 
 
-class OwnersSim(SimSwarm):
-    """Also what the hub's shell does for owners."""
+class ShardedSim(SimSwarm):
+    """SimSwarm with the shell's work for aggregators."""
 
     def __init__(self, staleness: int = 1) -> None:
         waits = {"step_timeout": 20.0, "start_timeout": 300.0, "peer_timeout": 90.0}
@@ -137,14 +138,14 @@ class OwnersSim(SimSwarm):
         super().__init__(staleness, toy_settings(samples=13, global_batch=4, **waits, **owned))
         self.passed: dict[
             tuple[str, str], str
-        ] = {}  # (owner's session, peer) -> digest of what is here for it
-        self.asked: do.Commit | None = None  # the owners are
+        ] = {}  # (aggregator's session, peer) -> digest of what is here for it
+        self.asked: do.Commit | None = None  # the aggregators are
         self.lost: set[str] = set()
-        self.attempt = self.estates = 0
+        self.attempt = self.handoffs = 0
 
     def join(self, name: str = "", key: str = "") -> SimPeer:
         number = len(self.peers)
-        peer = SimOwner(self, name or f"p{number}", self.staleness, KINDS[number % len(KINDS)])
+        peer = SimAggregator(self, name or f"p{number}", self.staleness, KINDS[number % len(KINDS)])
         peer.key = key or peer.key
         self.peers.append(peer)
         peer.dial()
@@ -175,9 +176,9 @@ class OwnersSim(SimSwarm):
             self.tell(lambda shards: shards.reached(reach.session, ok))
         elif self.jobs and isinstance(left := self.jobs[0], do.Inherit):
             self.jobs.popleft()
-            self.estates += 1
+            self.handoffs += 1
             kept = PendingHandoff(left.peer, left.share, frozenset(range(SHARDS)))
-            self.tell(lambda shards: shards.stored(self.estates, kept))
+            self.tell(lambda shards: shards.stored(self.handoffs, kept))
         else:
             super().job()
 
@@ -192,7 +193,7 @@ class OwnersSim(SimSwarm):
             self.came.add(session)
 
     def finish(self) -> None:
-        """If every owner has answered, or is lost."""
+        """Commit once every aggregator has answered or is lost."""
         job = self.asked
         if job is not None and not job.aggregators.keys() - self.came - self.lost:
             self.asked = None
@@ -207,10 +208,10 @@ class OwnersSim(SimSwarm):
     def restart_hub(self) -> None:
         self.asked, self.lost = None, set()
         self.passed.clear()
-        reported = dict(self.packets)  # what is at an owner's door is there still
+        reported = dict(self.packets)  # what is at an aggregator's door is there still
         super().restart_hub()
         self.packets = reported
 
     def fingerprint(self) -> object:
-        brought = [len(peer.brought) for peer in self.peers if isinstance(peer, SimOwner)]
+        brought = [len(peer.brought) for peer in self.peers if isinstance(peer, SimAggregator)]
         return super().fingerprint(), self.asked is None, len(self.came), brought

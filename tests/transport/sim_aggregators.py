@@ -1,4 +1,4 @@
-"""The swarm of sim_swarm.py where peers aggregate shards: some have a shard server, the hub relays for others.
+"""The swarm of sim_swarm.py where peers aggregate shards, some with a shard server, others through the hub.
 
 No timeout gives up an aggregator here: one that is asked and alive must answer.
 """

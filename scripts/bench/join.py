@@ -78,17 +78,12 @@ def measure(folder: Path, args: argparse.Namespace) -> Line:
         times.setdefault(state(line), line["came"])
     caught_up = next(line for line in join.said if state(line) == "caught up")
     size = [line["done"] for line in join.heard("progressed") if line["unit"] == "bytes"][-1]
-    return {
-        "mbit": args.rate,
-        "megabytes": args.megabytes,
-        "bytes": size,
-        "here_s": times["caught up"] - times["joined"],
-        "start_s": times["joined"] - started,
-        "counted_s": counted - started,
-        "date": time.strftime("%Y-%m-%d"),
-        "rounds": int(caught_up["state"].split()[4]) - last,
-        "phases": {name: at - times["joined"] for name, at in times.items()},
-    }
+    found = {"mbit": args.rate, "megabytes": args.megabytes, "bytes": size, "date": time.strftime("%Y-%m-%d")}
+    seconds = {"here_s": times["caught up"] - times["joined"], "start_s": times["joined"] - started}
+    seconds["counted_s"] = counted - started
+    rounds = int(caught_up["state"].split()[4]) - last
+    phases = {name: at - times["joined"] for name, at in times.items()}
+    return found | seconds | {"rounds": rounds, "phases": phases}
 
 
 def main() -> None:

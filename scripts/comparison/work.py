@@ -51,15 +51,9 @@ def make_model(width: int) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=1,
-        num_attention_heads=max(1, width // 64),
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-    )
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": width, "intermediate_size": 2 * width}
+    sizes |= {"num_attention_heads": max(1, width // 64), "max_position_embeddings": 128}
+    config = LlamaConfig(num_hidden_layers=1, tie_word_embeddings=True, **sizes)
     return LlamaForCausalLM(config)
 
 

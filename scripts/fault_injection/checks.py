@@ -209,12 +209,11 @@ def exits(swarm: Swarm) -> Check:
 def sentences(swarm: Swarm) -> Check:
     """Check for tracebacks. Where a C library may abort the process, faulthandler's words are no error of
     ours."""
-    bad = [
-        str(child.log)
-        for child in swarm.children
-        if not child.exit == -signal.SIGABRT in child.expects
-        and any(sign in child.log.read_text(errors="replace") for sign in SIGNS)
-    ]
+    bad = []
+    for child in swarm.children:
+        text, aborted = child.log.read_text(errors="replace"), child.exit == -signal.SIGABRT
+        if any(sign in text for sign in SIGNS) and not (aborted and child.exit in child.expects):
+            bad.append(str(child.log))
     return found("errors are sentences, not tracebacks", bad, f"{len(swarm.children)} stderrs")
 
 

@@ -86,9 +86,8 @@ class Switch:
     def reread(self) -> None:
         """Take over what each line is like, which may change while it runs; ports may not."""
         for port, row in zip(self.ports, json.loads(self.path.read_text()), strict=True):
-            port.delay_s, port.loss, port.up, port.queue_s = (
-                row[key] for key in ("delay_s", "loss", "up", "queue_s")
-            )
+            port.delay_s, port.loss = row["delay_s"], row["loss"]
+            port.up, port.queue_s = row["up"], row["queue_s"]
             if row["forgotten"] != port.forgotten:
                 port.forgotten = row["forgotten"]
                 self.dead |= port.connections | {reverse(c) for c in port.connections}

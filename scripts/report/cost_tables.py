@@ -35,13 +35,9 @@ def growth(folder: Path) -> str:
             plots.append(f"![{title}](measured/growth-{kind}.svg)\n")
     return section(
         "growth",
-        dates=dates(points),
-        points="\n".join(tables),
-        fits=table(*fit_rows(costs.fitted(points))),
-        parameters=costs.FITTED[0],
-        peers=costs.FITTED[1],
-        plots="\n".join(plots),
-    )
+        dates=dates(points), points="\n".join(tables), plots="\n".join(plots),
+        fits=table(*fit_rows(costs.fitted(points))), parameters=costs.FITTED[0], peers=costs.FITTED[1],
+    )  # fmt: skip
 
 
 def curves_of(kind: str, points: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:

@@ -145,10 +145,8 @@ def by_seed(found: Found, row: plan.Row) -> dict[int, float]:
 
 def powersgd(folder: Path) -> dict[int, list[Row]]:
     """Find rank -> its rows by seed, at the rate that was best with the first one."""
-    rows = sorted(
-        (r for r in read(folder / "powersgd.jsonl") if r["size"] == Size().name),
-        key=lambda r: (int(r["rank"]), int(r["seed"]), float(r["loss"])),
-    )
+    found = [row for row in read(folder / "powersgd.jsonl") if row["size"] == Size().name]
+    rows = sorted(found, key=lambda r: (int(r["rank"]), int(r["seed"]), float(r["loss"])))
     best = {r["rank"]: r["rate"] for r in reversed(rows) if r["seed"] == plan.SEEDS[0]}
     return {k: [r for r in rows if r["rank"] == k and r["rate"] == best[k]] for k in sorted(best)}
 
@@ -262,9 +260,8 @@ def stalled(row: Row) -> str:
 def peers_apart(row: Row) -> str:
     if row["apart"] is None:
         return ""
-    return f"{row['apart']}" + (
-        f" (by up to {row['furthest']:.0%})" if row["apart"] and row["furthest"] else ""
-    )
+    far = f" (by up to {row['furthest']:.0%})" if row["apart"] and row["furthest"] else ""
+    return f"{row['apart']}{far}"
 
 
 def lost(row: Row) -> str:

@@ -56,10 +56,9 @@ def read(path: Path, size: Size) -> dict[Cell, Outcome]:
 
 def write(path: Path, size: Size, cell: Cell, outcome: Outcome) -> None:
     """Append a cell to the file."""
-    rounded = {
-        k: [round(v, 5) for v in value] if k == "curve" else round(value, 5)
-        for k, value in asdict(outcome).items()
-    }
+    values = asdict(outcome)
+    rounded = {k: round(v, 5) for k, v in values.items() if k != "curve"}
+    rounded["curve"] = [round(v, 5) for v in values["curve"]]
     one = {"size": size.name, "setting": changed(cell.setting), "rate": cell.rate, "seed": cell.seed}
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:

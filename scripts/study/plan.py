@@ -113,9 +113,7 @@ TABLES = (
     ),
 )
 
-LONGER = Table(  # of cells with 3,200 steps
-    "four peers, 3,200 steps", (AMORTISED,), SEEDS
-)
+LONGER = Table("four peers, 3,200 steps", (AMORTISED,), SEEDS)
 
 
 def losses(found: Found, setting: Setting, seed: int = SEEDS[0]) -> dict[float, float]:

@@ -87,9 +87,7 @@ def main() -> None:
     asked.add_argument("--ranks", type=int, nargs="+", default=[1, 4])
     asked.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3])
     asked.add_argument("--seeds", type=int, nargs="+", default=[1])
-    asked.add_argument(
-        "--folder", type=Path, default=Path("outputs/quality"), help="for the pre-trained model"
-    )
+    asked.add_argument("--folder", type=Path, default=Path("outputs/quality"), help="for the base")
     asked.add_argument("--out", type=Path, default=rows.FOLDER / "powersgd.jsonl")
     args = asked.parse_args()
     size = Size()
@@ -99,9 +97,8 @@ def main() -> None:
             continue
         found = key | cell(size, rank, rate, seed, args.folder) | {"date": time.strftime("%Y-%m-%d")}
         rows.keep(args.out, found, tuple(key))
-        print(
-            f"rank {rank}, rate {rate:g}, seed {seed}: {found['loss']:.4f}, {found['ratio']:.1f}x", flush=True
-        )
+        said = f"rank {rank}, rate {rate:g}, seed {seed}"
+        print(f"{said}: {found['loss']:.4f}, {found['ratio']:.1f}x", flush=True)
 
 
 if __name__ == "__main__":

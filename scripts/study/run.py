@@ -56,11 +56,9 @@ def run(size: Size, wanted: list[Cell], folder: Path, results: Path, workers: in
     for cell, outcome in ended(size, lacking, folder, workers):
         write(results, size, cell, outcome)
         what = ", ".join(f"{name}={value}" for name, value in changed(cell.setting).items()) or "cocktail"
-        print(
-            f"{what}; rate {cell.rate:g}, seed {cell.seed}: {outcome.loss:.4f}, with all that was unsent "
-            f"{outcome.mean:.4f}, {outcome.ratio:.1f}x, {outcome.seconds:.0f} s",
-            flush=True,
-        )
+        losses = f"{outcome.loss:.4f}, with all that was unsent {outcome.mean:.4f}"
+        which = f"{what}; rate {cell.rate:g}, seed {cell.seed}"
+        print(f"{which}: {losses}, {outcome.ratio:.1f}x, {outcome.seconds:.0f} s", flush=True)
 
 
 def show(size: Size, results: Path, plots: Path) -> None:
@@ -88,9 +86,8 @@ def options() -> argparse.ArgumentParser:
     asked.add_argument("--results", type=Path, default=home / "results.jsonl")
     asked.add_argument("--plots", type=Path, default=home)
     for field in fields(Size):
-        asked.add_argument(
-            "--" + field.name.replace("_", "-"), type=type(field.default), default=field.default
-        )
+        name, usual = field.name.replace("_", "-"), field.default
+        asked.add_argument(f"--{name}", type=type(usual), default=usual)
     return asked
 
 

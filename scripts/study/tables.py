@@ -10,10 +10,8 @@ from scripts.study.cells import Cell, Found
 from scripts.study.plan import REFERENCE, Row, Table, best_rate
 from scripts.study.train import Outcome
 
-HEAD = (
-    "| way | less than FP16 | learning rate | held-out loss | over all-reduce | with all that was unsent |\n"
-    "|---|---|---|---|---|---|\n"
-)
+TITLES = "way | less than FP16 | learning rate | held-out loss | over all-reduce | with all that was unsent"
+HEAD = f"| {TITLES} |\n" + "|---" * 6 + "|\n"
 
 
 def outcomes(found: Found, row: Row, seeds: Sequence[int]) -> list[Outcome]:

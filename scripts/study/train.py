@@ -95,14 +95,8 @@ class Setting:
         )
 
     def training(self, rate: float, seed: int, steps: int) -> Training:
-        return Training(
-            learning_rate=rate,
-            adam_beta1=self.beta1,
-            adam_beta2=self.beta2,
-            max_grad_norm=self.clip,
-            seed=seed,
-            max_steps=steps,
-        )
+        betas = {"adam_beta1": self.beta1, "adam_beta2": self.beta2, "max_grad_norm": self.clip}
+        return Training(learning_rate=rate, seed=seed, max_steps=steps, **betas)
 
 
 @dataclass(frozen=True)
@@ -154,15 +148,13 @@ def documentation(length: int) -> tuple[Text, Text]:
 
 def new_model(size: Size) -> FlatParameters:
     torch.manual_seed(0)
-    config = GPTNeoXConfig(
-        vocab_size=256,
-        hidden_size=size.hidden,
-        num_hidden_layers=size.layers,
-        num_attention_heads=max(size.hidden // 32, 1),
-        intermediate_size=4 * size.hidden,
-        max_position_embeddings=size.length,
-        attn_implementation="sdpa",
-    )
+    sizes = {
+        "hidden_size": size.hidden,
+        "intermediate_size": 4 * size.hidden,
+        "num_hidden_layers": size.layers,
+    }
+    sizes |= {"num_attention_heads": max(size.hidden // 32, 1), "max_position_embeddings": size.length}
+    config = GPTNeoXConfig(vocab_size=256, attn_implementation="sdpa", **sizes)
     return FlatParameters(GPTNeoXForCausalLM(config).to(size.device).train())
 
 

@@ -7,6 +7,14 @@ from compress.errors import NonFiniteError, PacketError
 from compress.fingerprint import fingerprint, fingerprint_after
 from compress.packet import VERSION as PACKET_VERSION
 from compress.packet import PackedUpdate, decode, decode_packed, decode_windows
+from compress.reference import (
+    entropy,
+    entropy_bound,
+    heavy_tailed_models,
+    heavy_tailed_packet,
+    reference_packet,
+    reference_values,
+)
 from compress.sampling import Sample
 from compress.sharding import Shard, join, split
 from compress.sparse_update import Update
@@ -24,8 +32,14 @@ __all__ = [
     "decode",
     "decode_packed",
     "decode_windows",
+    "entropy",
+    "entropy_bound",
     "fingerprint",
     "fingerprint_after",
+    "heavy_tailed_models",
+    "heavy_tailed_packet",
     "join",
+    "reference_packet",
+    "reference_values",
     "split",
 ]

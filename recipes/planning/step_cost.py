@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from compress.codec_bench import student
+from compress import heavy_tailed_packet
 from recipes.algorithm import compressor_of
 from recipes.config import Recipe
 from recipes.data import RowTokenizer, detect_row_type, sources
@@ -57,8 +57,7 @@ def packet_bytes(recipe: Recipe, parameters: int) -> int:
     """Bytes of a packet of P = `parameters`: of a real one, made of heavy-tailed numbers as updates are."""
     mix = replace(compressor_of(recipe.compression), shards=1)
     n = min(parameters, SAMPLE)
-    pair, drawn = student(n), mix.draw(n, recipe.training.seed, 0)
-    return round(len(mix.encode(drawn.difference(pair.x, pair.common)).packet) * parameters / n)
+    return round(len(heavy_tailed_packet(mix, n, recipe.training.seed)) * parameters / n)
 
 
 def samples_per_peer(recipe: Recipe, peers: int) -> float:

@@ -11,19 +11,18 @@ from __future__ import annotations
 import json
 import time
 
-from compress import Cocktail
-from compress.codec_bench import GRID, SETTINGS, bench, table
+from cocktail_cli.commands.tools.bench_codec import GRID, RANDOM_RATIO, SETTINGS, bench, table
 from scripts.swarms.lab import parser
 
 
-def recorded(mix: Cocktail, rounds: int) -> object:
+def recorded(topk_ratio: float, bits: int, rounds: int) -> object:
     """Train a small model for so many rounds; x_i - x' of a peer (P,), which its next packet is taken
     from."""
     from recipes.training.optimizers import learning_rate
     from scripts.study.train import Setting, Size, Swarm, documentation, new_model, steps
 
     size = Size(hidden=128, layers=4, steps=rounds)
-    setting = Setting(sample=mix.random_ratio, keep=mix.topk_ratio, bits=mix.quant_bits)
+    setting = Setting(sample=RANDOM_RATIO, keep=topk_ratio, bits=bits)
     training = setting.training(rate=1e-3, seed=1, steps=rounds)
     swarm = Swarm(size, setting, new_model(size).vector.clone(), training)
     difference = None
@@ -42,7 +41,7 @@ def main() -> None:
     asked.add_argument("--times", type=int, default=7, help="repetitions; the best counts")
     asked.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     args = asked.parse_args()
-    difference = recorded(SETTINGS[0], args.record) if args.record else None
+    difference = recorded(*SETTINGS[0], args.record) if args.record else None
     rows = bench(int(args.params), args.device, difference, GRID if args.grid else SETTINGS, args.times)
     print(json.dumps({"v": 1, "date": time.strftime("%Y-%m-%d"), "rows": rows}) if args.json else table(rows))
 

@@ -9,8 +9,8 @@ as a peer would do it. Bits per parameter do not depend on the model's size, so 
 
 from __future__ import annotations
 
-from compress import Cocktail
-from compress.codec_bench import SETTINGS, student
+from cocktail_cli.commands.tools.bench_codec import RANDOM_RATIO, SETTINGS
+from compress import Cocktail, heavy_tailed_packet
 from recipes.algorithm.cocktail_sgd import compressor_of
 from recipes.config.presets import PRESETS
 from recipes.config.schema import Compression
@@ -23,16 +23,14 @@ GPTJ, ADAPTERS = MODELS["GPT-J 6 B"], 33.0e6  # of which lora_r=16 trains so man
 
 def bits(mix: Cocktail, parameters: int) -> float:
     """Encode a packet of so many parameters: its bits a parameter, header included."""
-    pair = student(parameters)
-    drawn = mix.draw(parameters, seed=0, round=mix.uncompressed_rounds)
-    return 8 * len(mix.encode(drawn.difference(pair.x, pair.common)).packet) / parameters
+    return 8 * len(heavy_tailed_packet(mix, parameters, seed=0, round=mix.uncompressed_rounds)) / parameters
 
 
 def rounds(parameters: int) -> None:
     """Print what a round costs each way, at the settings of the README."""
     print(f"| each way, each round | bit/parameter | below FP16 | {' | '.join(MODELS)} |")
     print("|---" * (3 + len(MODELS)) + "|")
-    for mix in (compressor_of(Compression()), *SETTINGS):
+    for mix in (compressor_of(Compression()), *(Cocktail(RANDOM_RATIO, *setting) for setting in SETTINGS)):
         each = bits(mix, parameters)
         cells = [f"{each * p / 8e6:,.0f} MB, {each * p / LINK:,.1f} s" for p in MODELS.values()]
         name = f"p={mix.random_ratio:g} K={mix.topk_ratio:g} {mix.quant_bits} bit"

@@ -47,7 +47,7 @@ def compress(
     With --json one object: {"v": 1, "rows": [{"data", "p", "K", "bits", "bits_per_param", "ratio_fp16",
     "encode_ms", "decode_ms", ...}]}
     """
-    from compress.codec_bench import bench, table
+    from .bench_codec import bench, table
 
     rows = bench(int(params), pick_device(device))
     typer.echo(json.dumps({"v": 1, "rows": rows}) if as_json else table(rows))

@@ -3,7 +3,7 @@
 from .corpus import Corpus, Preview, build_corpus, preview_data
 from .sample_order import shuffled_order
 from .samples import Sample, batches, collate, pack_samples, unpack_samples
-from .sources import count_lines, prefetch_dataset, read_rows
+from .sources import count_lines, count_rows, prefetch_dataset, read_rows
 from .streaming import StreamedCorpus
 from .tokenization import RowTokenizer, detect_row_type
 
@@ -17,6 +17,7 @@ __all__ = [
     "build_corpus",
     "collate",
     "count_lines",
+    "count_rows",
     "detect_row_type",
     "pack_samples",
     "prefetch_dataset",

@@ -1,11 +1,9 @@
-"""What one micro-batch takes beside the vectors, without computing it: the loop's own forward and backward on
-tensors that have no memory.
+"""Trace the memory of one micro-batch without computing it: the loop's forward and backward on fake tensors.
 
-PyTorch's fake tensors know shape, type and device and nothing else, and choose the kernels that the device
-would run. A mode beneath autograd sees every tensor that is made, counts its storage, and hears when it is
-let go. What autograd keeps, what checkpointing makes again, which mask transformers builds: all of it is in
-the count, for any model that transformers has. What is not: memory that a kernel takes and gives back within
-one call.
+PyTorch's fake tensors have shape, dtype and device but no data, and dispatch to the kernels that the device
+would run. A mode beneath autograd counts the storage of every tensor from creation to release. Saved
+activations, recomputation by checkpointing and attention masks are all counted, for any model of
+transformers. Scratch memory within one kernel call is not.
 """
 
 from __future__ import annotations
@@ -26,26 +24,25 @@ from torch.utils.weak import WeakIdKeyDictionary
 from recipes.models import loss_sum
 
 aten = torch.ops.aten
-SCALAR = aten._local_scalar_dense.default  # `.item()`: of a tensor without content it is 1
+SCALAR = aten._local_scalar_dense.default  # `.item()` of a tensor without data gives 1
 FLASH = aten._scaled_dot_product_flash_attention_for_cpu  # the two that torch's own table lacks
 FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One forward and backward pass."""
+    """Cost of one forward and backward pass."""
 
-    kept: int  # bytes that the layers have kept when the logits are about to be made
-    most: int  # bytes at the fullest moment, weights and their gradients not among them
+    kept: int  # bytes of saved activations just before the logits
+    most: int  # peak bytes, without weights and their gradients
     flops: int  # of matrix products and attention
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the storages that are made while it is on, as long as they live; and what is
-    computed."""
+    """Counts the bytes of live storages that are made while it is active, and floating-point operations."""
 
     def __init__(self, *before: Tensor) -> None:
-        """`before`: what is there already, and not counted where a view of it is made."""
+        """`before`: existing tensors, whose views are not counted."""
         super().__init__()
         self.bytes = self.most = self.flops = 0
         self._known: Any = WeakIdKeyDictionary()
@@ -86,7 +83,7 @@ def flops_of(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made
 
 
 def move(model: nn.Module) -> None:
-    """Its parameters and buffers become fake tensors of the host. Unlike `to_empty` it keeps what is tied."""
+    """Replace parameters and buffers by fake tensors on the CPU. Unlike `to_empty` it keeps weights tied."""
     moved: dict[Tensor, Tensor] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -99,10 +96,10 @@ def move(model: nn.Module) -> None:
 
 
 def trace(model: nn.Module, batch: int, length: int, half: torch.dtype | None = None) -> MicroBatch:
-    """One micro-batch of `batch` x `length` tokens, of unequal lengths, through a model on the meta device.
-    It is moved to fake tensors by that. `half`: what is computed in, where weights are of another kind.
+    """Trace a micro-batch of `batch` x `length` tokens, of unequal lengths, through a model on the meta
+    device, whose parameters become fake tensors. `half`: autocast dtype.
 
-    Gradients are there before, as the loop has them: what the pass adds to them comes and goes.
+    Gradients exist beforehand, as in the training loop: the pass adds to them in place.
     """
     kept = 0
 

@@ -1,11 +1,11 @@
-"""What a peer will take of its machine's memory, by part, from the model's config alone.
+"""Plan the memory of a peer, part by part, from the model's config alone.
 
-Arithmetic: no weight is read or made. The vectors follow from P, the number of trained parameters; what a
-micro-batch takes is counted on tensors without memory (activations.py). Every part says its formula.
-`scripts/bench_memory` measures the same on real processes; LOG.md has how far off it was.
+No weight is read or made. The vectors follow from P, the number of trained parameters; a micro-batch is
+traced on fake tensors (activations.py). Every part names its formula. `scripts/bench_memory` measures the
+same on real processes; LOG.md has how far off it was.
 
-    m = p P     coordinates that a round visits
-    k = K m     of them that are sent
+    m = p P     sampled coordinates of a round
+    k = K m     of them that are sent, with the largest K of the adaptive rate
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from compress.fingerprint import AT_ONCE as FINGERPRINT_AT_ONCE
+from recipes.algorithm import adaptive_rate_of
 from recipes.config import Compression, Model, Recipe
 from recipes.models import autocast_dtype, meta_trained_model, trained_dtype
 from recipes.training import STATE
@@ -26,35 +27,35 @@ from recipes.weight_files import GRADIENT_CHUNK, layout_of
 from .activations import trace
 
 FLOAT = 4  # bytes
-SENT = 13  # bytes of a value that was sent: position, int64, number, float32, and its part of the packet
-ENCODING = 12  # bytes of a value that is chosen; 11 to 14, as the threshold was met
+SENT = 13  # bytes of a sent value: position, int64; number, float32; its share of the packet
+ENCODING = 12  # bytes of a selected value; 11 to 14, depending on the threshold
 DECODING = 18  # bytes of a value while it is decoded
-FINGERPRINT = 50  # bytes of a value while the fingerprint follows it, so many values at a time
-FOUR_BITS = 0.5 + FLOAT / 64  # bytes a quantized weight, with the scale of each 64
-ROOMY = 24  # bytes of a trained parameter that are free where x' lies on a device that may be without it
+FINGERPRINT = 50  # bytes of a value while the fingerprint is updated, FINGERPRINT_AT_ONCE values at a time
+FOUR_BITS = 0.5 + FLOAT / 64  # bytes of a quantized weight, with one scale for 64
+ROOMY = 24  # free bytes a trained parameter from which x' is kept on the device
 
 
 @dataclass(frozen=True)
-class Part:
-    """One holder of memory."""
+class MemoryPart:
+    """One use of memory."""
 
     name: str
     bytes: int
     how: str  # the formula, with its numbers
-    host: bool = False  # in the host's memory, whatever the device
+    host: bool = False  # in host memory, whatever the device
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a peer holds at its fullest moment, beside Python and its libraries."""
+    """Peak memory of a peer, apart from Python and its libraries."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     parameters: int  # P
     flops: int  # of one micro-batch
 
     @property
     def bytes(self) -> int:
-        """On the device; on a CPU that is all of it."""
+        """Bytes on the device; on a CPU that is all of them."""
         return sum(part.bytes for part in self.parts if not part.host)
 
     def part(self, name: str) -> int:
@@ -63,15 +64,16 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class Machine:
-    """What trains."""
+    """The devices of one peer."""
 
-    bytes: int  # that a program can have of it
+    bytes: int  # available to a program
     gpu: bool = False
-    count: int = 1  # over so many a peer is spread
+    count: int = 1  # devices that the peer is sharded over
 
 
 def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine) -> MemoryPlan:
-    """Of a peer with the model in `folder`, where a config is enough; of one device, where it is spread.
+    """Plan the memory of a peer with the model in `folder` (a config suffices); per device where it is
+    sharded.
 
     Errors: ModelError.
     """
@@ -81,56 +83,56 @@ def plan_memory(recipe: Recipe, folder: Path, micro_batch: int, machine: Machine
     away = machine.count > 1 or on_host(recipe.compression, size, machine, frozen)
     gathered = block_of(model) if machine.count > 1 else 0
     rows = f"{micro_batch} x {recipe.data.max_length} tokens"
-    passed = trace(model, micro_batch, recipe.data.max_length, half_of(recipe, model, machine.gpu))
-    # Of gradients in half precision so many at a time become float32, when the activations are gone.
+    traced = trace(model, micro_batch, recipe.data.max_length, half_of(recipe, model, machine.gpu))
+    # half-precision gradients are converted to float32 in chunks, after the activations are freed
     step = 0 if kind == torch.float32 else FLOAT * min(size, GRADIENT_CHUNK)
     parts = [
-        Part("base", frozen, "frozen weights as they are held, and buffers"),
+        MemoryPart("base", frozen, "frozen weights as they are stored, and buffers"),
         *vectors(recipe, size, kind.itemsize, away),
     ]
     parts = [part if part.host else spread(part, machine.count) for part in parts]
     parts += [
-        Part("gathered", 2 * kind.itemsize * gathered, "the largest block, whole, and its gradient"),
-        Part("activations", passed.kept, f"what the layers keep of {rows}"),
-        Part("logits", passed.most - passed.kept, f"logits, loss and what passes through, of {rows}"),
-        exchange_part(recipe.compression, size, passed.most, step),
+        MemoryPart("gathered", 2 * kind.itemsize * gathered, "the largest block, whole, and its gradient"),
+        MemoryPart("activations", traced.kept, f"activations that the layers keep for {rows}"),
+        MemoryPart("logits", traced.most - traced.kept, f"logits, loss and temporaries of {rows}"),
+        exchange_part(recipe.compression, size, traced.most, step),
     ]
-    return MemoryPlan(tuple(part for part in parts if part.bytes), size, passed.flops)
+    return MemoryPlan(tuple(part for part in parts if part.bytes), size, traced.flops)
 
 
-def vectors(recipe: Recipe, size: int, width: int, away: bool) -> list[Part]:
-    """All that is as long as the vector. `width`: bytes of what the model computes with."""
+def vectors(recipe: Recipe, size: int, width: int, away: bool) -> list[MemoryPart]:
+    """Parts that are as long as the vector. `width`: bytes of a parameter in the model's compute dtype."""
     half, state = width < FLOAT, STATE[recipe.training.optim]
     masters = recipe.training.fp32_master_weights or not half
     own = "4 P, x_i" if masters else "2 P, x_i - x'"
     return [
-        Part("weights", (FLOAT if masters else width) * size, own),
-        Part("copy", width * size if half else 0, f"{width} P, what the model computes with"),
-        Part("common", FLOAT * size, "4 P, x'", away),
-        Part("gradient", width * size, f"{width} P"),
-        Part("optimizer", round(state * size), f"{state:g} P"),
+        MemoryPart("weights", (FLOAT if masters else width) * size, own),
+        MemoryPart("copy", width * size if half else 0, f"{width} P, the model's compute copy"),
+        MemoryPart("common", FLOAT * size, "4 P, x'", away),
+        MemoryPart("gradient", width * size, f"{width} P"),
+        MemoryPart("optimizer", round(state * size), f"{state:g} P"),
     ]
 
 
-def spread(part: Part, count: int) -> Part:
+def spread(part: MemoryPart, count: int) -> MemoryPart:
     return part if count == 1 else replace(part, bytes=-(-part.bytes // count), how=f"({part.how}) / {count}")
 
 
 def frozen_bytes(model: nn.Module, wanted: Model) -> int:
-    """Of parameters that are not trained, and buffers. The linear layers but the head may be quantized."""
+    """Bytes of frozen parameters and buffers; the linear layers but the head may be quantized."""
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     linear = {layer.weight for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head}
     each = FOUR_BITS if wanted.load_in_4bit else 1.0
-    held = sum(buffer.nbytes for buffer in model.buffers())
+    total = sum(buffer.nbytes for buffer in model.buffers())
     for parameter in model.parameters():
         if not parameter.requires_grad:
             quantized = wanted.quantized and parameter in linear
-            held += round(each * parameter.numel()) if quantized else parameter.nbytes
-    return held
+            total += round(each * parameter.numel()) if quantized else parameter.nbytes
+    return total
 
 
 def half_of(recipe: Recipe, model: nn.Module, gpu: bool) -> torch.dtype | None:
-    """What forward passes are computed in, on a CPU or a GPU that knows bfloat16; None: as the weights."""
+    """Autocast dtype on a CPU, or on a GPU that supports bfloat16; None: that of the weights."""
     half = autocast_dtype(recipe.training, model, torch.device("cpu"))
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
     if half is None and gpu and recipe.training.bf16 == "auto" and kinds == {torch.float32}:
@@ -139,7 +141,7 @@ def half_of(recipe: Recipe, model: nn.Module, gpu: bool) -> torch.dtype | None:
 
 
 def with_attention(model: nn.Module, wanted: str) -> nn.Module:
-    """With the attention that is asked for; flash attention keeps what sdpa keeps."""
+    """Set the attention that is wanted; flash attention keeps the same activations as sdpa."""
     inner: Any = model
     if hasattr(inner, "get_base_model"):  # peft's
         inner = inner.get_base_model()
@@ -151,14 +153,14 @@ def with_attention(model: nn.Module, wanted: str) -> nn.Module:
 
 
 def on_host(compression: Compression, size: int, machine: Machine, frozen: int) -> bool:
-    """Whether x' lies beside the GPU. `auto`: where the GPU is short of room."""
+    """True where x' is kept in host memory beside a GPU. `auto`: where the GPU is short of memory."""
     chosen = compression.state_device
     short = machine.bytes - frozen < ROOMY * size
     return machine.gpu and (chosen == "cpu" or (chosen == "auto" and short))
 
 
 def block_of(model: nn.Module) -> int:
-    """Parameters of the largest block that ranks gather: a layer, or what is in none."""
+    """Parameters of the largest block that FSDP gathers: a layer, or all outside the layers."""
     named = set(getattr(model, "_no_split_modules", None) or ())
     layers = [
         sum(p.numel() for p in module.parameters())
@@ -168,20 +170,21 @@ def block_of(model: nn.Module) -> int:
     return max([sum(p.numel() for p in model.parameters()) - sum(layers), *layers])
 
 
-def exchange_part(compression: Compression, size: int, beside: int, step: int = 0) -> Part:
-    """Encoding runs beside the compute, taking in what came follows it: the activations are gone by then.
+def exchange_part(compression: Compression, size: int, beside: int, step: int = 0) -> MemoryPart:
+    """Memory of an exchange: encoding overlaps with the compute, applying the aggregate follows it.
 
-    encoding    4 m + 12 k: the difference, and what is chosen of it; of chunks 8 m + 20 k
-    sent        13 k: what was sent waits, decoded, and its packet
-    taking in   28 k: what came, and where that lies in the vector; 8 k less where all of it is visited
-                4 m more where what stays decays
+    encoding    4 m + 12 k: the delta, and the values selected from it; with chunks 8 m + 20 k
+    sent        13 k: the sent update waits, decoded, with its packet
+    applying    28 k: the aggregate and its positions in the vector; 8 k less where p is 1
+                4 m more where the residual decays
     """
-    whole = compression.uncompressed_steps > 0  # to begin with
+    whole = compression.uncompressed_steps > 0  # the first rounds send everything
+    topk_ratio = adaptive_rate_of(compression).ladder[-1].keep  # the largest
     m = size if whole else int(size * compression.random_ratio)
-    k = size if whole else int(m * compression.topk_ratio)
+    k = size if whole else int(m * topk_ratio)
     encoding = 2 * FLOAT * m + 20 * k if compression.topk_chunk and k < m else FLOAT * m + ENCODING * k
-    taking_in = (28 if m < size else 20) * k + FINGERPRINT * min(k, FINGERPRINT_AT_ONCE)
-    stays = FLOAT * m if compression.error_decay < 1 else 0
-    most = max(encoding, DECODING * k + stays)
-    after = SENT * k + max(taking_in, step) + stays - beside
-    return Part("exchange", max(most, after), "4 m + 12 k, or 41 k after the compute")
+    applying = (28 if m < size else 20) * k + FINGERPRINT * min(k, FINGERPRINT_AT_ONCE)
+    decaying = FLOAT * m if compression.error_decay < 1 else 0
+    most = max(encoding, DECODING * k + decaying)
+    after = SENT * k + max(applying, step) + decaying - beside
+    return MemoryPart("exchange", max(most, after), "4 m + 12 k, or 41 k after the compute")

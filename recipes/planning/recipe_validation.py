@@ -1,6 +1,6 @@
-"""What can be known of a recipe before anything large is fetched: its model's shape, what its rows become.
+"""Check a recipe's model and data before anything large is fetched: config, tokenizer, first rows.
 
-Each check yields what it found as soon as it has; one that fails leaves out only those that need it.
+Each check yields its findings at once; a failed check skips only those that depend on it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from recipes.weight_files import check_model_folder, layout_of, meta_model
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ROWS = 1000  # of local data that are read
+LOCAL_ROWS = 1000  # of local data that are read
 HUB_ROWS = 100  # of data on the hub
-TOLD = 5  # broken rows that are told one by one
-MANY = 0.01  # share of the rows, cut or left out, above which it is a warning
-STEP = 64  # max_length is proposed in multiples of it
-HIGH = {"adapters": 1e-3, "a whole model": 2e-4}  # rates of an adaptive optimizer above which few are meant
+REPORTED = 5  # broken rows that are reported one by one
+TOLERATED = 0.01  # share of the rows, truncated or left out, above which it is a warning
+STEP = 64  # max_length is suggested in multiples of it
+HIGH_RATES = {"adapters": 1e-3, "a whole model": 2e-4}  # for adaptive optimizers: few runs use more
 
 
 def examine(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
-    """The model, then the data. `offline`: the hub is not asked; what is not in its cache is not checked."""
+    """Check the model, then the data. `offline`: do not ask the hub; what its cache lacks is not checked."""
     tokenizer = None
     yield from unusual_settings(recipe)
     try:
@@ -54,23 +54,23 @@ def examine(recipe: Recipe, offline: bool = False) -> Iterator[Finding]:
 
 
 def unusual_settings(recipe: Recipe) -> Iterator[Finding]:
-    """What is allowed and seldom meant."""
+    """Warn of settings that are allowed but rarely intended."""
     rate, what = recipe.training.learning_rate, "adapters" if recipe.lora else "a whole model"
-    toy = recipe.model.model_name_or_path in BUILTIN_MODELS  # learns from nothing
-    if rate > HIGH[what] and recipe.training.optim != "sgd" and not toy:
-        said = f"training.learning_rate {rate:g} is high for {what}: above {HIGH[what]:g} many runs diverge"
-        yield Finding("warn", "recipe", said)
+    toy = recipe.model.model_name_or_path in BUILTIN_MODELS  # starts from random weights
+    if rate > HIGH_RATES[what] and recipe.training.optim != "sgd" and not toy:
+        usual = f"above {HIGH_RATES[what]:g} many runs diverge"
+        yield Finding("warn", "recipe", f"training.learning_rate {rate:g} is high for {what}: {usual}")
 
 
 def failed(about: str, error: Exception, offline: bool = False) -> Finding:
-    """A check that could not be finished, and why."""
+    """Turn an error into a finding; a warning where the hub was not asked."""
     if offline and isinstance(error, HubUnreachable):
         return Finding("warn", about, f"not checked: {error}", "without --offline the hub is asked")
     return Finding("fail", about, str(error), error=error)
 
 
 def model_of(recipe: Recipe, folder: Path) -> Finding:
-    """Does transformers know this kind of model, and how large is it? Errors: ModelError."""
+    """Check that transformers supports the model, and count its parameters. Errors: ModelError."""
     if Path(recipe.model.model_name_or_path).expanduser().is_dir():
         check_model_folder(folder)
     check_trainable(recipe, folder)
@@ -86,18 +86,18 @@ def model_of(recipe: Recipe, folder: Path) -> Finding:
 
 @dataclass
 class Tally:
-    """What the rows that were read came to."""
+    """Counts over the rows that were read."""
 
     rows: int = 0
     bad: list[DataError] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)  # tokens of each that is not bad
-    untrained: int = 0  # of these, those without a token to train on once they are cut
+    untrained: int = 0  # of these, those without a trained token after truncation
 
 
 def data_of(
     recipe: Recipe, dataset: Dataset, tokenizer: PreTrainedTokenizerBase | None, offline: bool
 ) -> Iterator[Finding]:
-    """Is it there, of what kind is it, and what do its first rows become?
+    """Check that a data set exists, detect its type, and tokenize its first rows.
 
     Errors: DataError, HubUnreachable.
     """
@@ -113,7 +113,7 @@ def data_of(
     encoder, tally, limit = (
         RowTokenizer(tokenizer, recipe.data, dataset, kind),
         Tally(),
-        HUB_ROWS if hub else ROWS,
+        HUB_ROWS if hub else LOCAL_ROWS,
     )
     longest = None if recipe.data.packing else recipe.data.max_length
     for row in islice(chain([first], source), limit):
@@ -125,20 +125,20 @@ def data_of(
         else:
             tally.lengths.append(len(document.tokens))
             tally.untrained += not document.trained[1:longest].any()
-    yield from (failed("data", error) for error in tally.bad[:TOLD])
+    yield from (failed("data", error) for error in tally.bad[:REPORTED])
     yield from (Finding("warn", "data", f"{dataset.path}: {warning}") for warning in encoder.warnings)
     read = f"first {limit:,} rows" if tally.rows == limit else f"{tally.rows:,} rows"
     guess = "detected " if dataset.type == "auto" else ""
     said = f"{dataset.path}: {read}, {guess}{kind}, {len(tally.bad):,} bad"
     yield Finding("fail" if tally.bad else "ok", "data", said)
-    yield from lost(dataset.path, longest, tally)
+    yield from truncation(dataset.path, longest, tally)
 
 
-def lost(path: str, longest: int | None, tally: Tally) -> Iterator[Finding]:
-    """Rows that do not fit, and rows that teach nothing."""
+def truncation(path: str, longest: int | None, tally: Tally) -> Iterator[Finding]:
+    """Report rows that are truncated, and rows without a trained token."""
     count = len(tally.lengths)
     cut = sum(longest is not None and length > longest for length in tally.lengths)
-    if cut > MANY * count:
+    if cut > TOLERATED * count:
         enough = -(-sorted(tally.lengths)[int(0.995 * (count - 1))] // STEP) * STEP
         left = sum(length > enough for length in tally.lengths)
         said = f"{path}: {share_of(cut, count)} are longer than max_length {longest} and will be cut"
@@ -147,7 +147,7 @@ def lost(path: str, longest: int | None, tally: Tally) -> Iterator[Finding]:
     if count and tally.untrained == count:
         said = f"{path}: not one of {count:,} rows has a token to train on"
         yield Finding("fail", "data", said, "is everything masked, or cut away by data.max_length?")
-    elif tally.untrained > MANY * count:
+    elif tally.untrained > TOLERATED * count:
         said = f"{path}: {share_of(tally.untrained, count)} have no token to train on and will be left out"
         yield Finding("warn", "data", said)
 

@@ -90,15 +90,15 @@ class DurableAggregator:
         self.log = UpdateLog(self.folder / UPDATES, stop)
         logged, committed = self.log.rounds(start, stop), ledger.packets(start, stop)
         for record, (round, packet) in zip(logged, committed, strict=True):
-            if record.sha256 != hashlib.sha256(self.aggregator.part(packet)).digest():
+            if record.sha256 != hashlib.sha256(self.aggregator.select(packet)).digest():
                 raise LedgerError(f"the logged updates of round {round} are not those it was committed with")
             for handoff in record.inherited:
-                self.aggregator.inherit(*handoff)
+                self.aggregator.merge_handoff(*handoff)
             if not record.total:
                 self.aggregator.replay(record.round, record.updates, packet)
                 continue
             try:
-                self.aggregator.repeat(record.round, record.total, packet)
+                self.aggregator.replay_step(record.round, record.total, packet)
             except ValueError as error:
                 raise LedgerError(str(error)) from error
         # A hub killed while it gave shards away has stored their e for others, and not yet dropped it here.
@@ -106,7 +106,7 @@ class DurableAggregator:
         if twice:
             self.given = max(twice)
             gone = frozenset().union(*(one.shards for one in twice.values()))
-            self.aggregator.own(set(self.aggregator.owners) - gone)
+            self.aggregator.assign(set(self.aggregator.assigned) - gone)
             self._save(stop)
 
     def own(self, round: int, shards: Collection[int], keep: Callable[[bytes], int]) -> bool:
@@ -114,9 +114,9 @@ class DurableAggregator:
 
         Returns False where nothing has changed.
         """
-        if set(shards) == set(self.aggregator.owners):
+        if set(shards) == set(self.aggregator.assigned):
             return False
-        if errors := self.aggregator.own(shards):
+        if errors := self.aggregator.assign(shards):
             self.given = keep(errors)
         self._save(round)
         self.inherited.clear()
@@ -131,12 +131,12 @@ class DurableAggregator:
     def joined(self, round: int, own: bytes, parts: Sequence[ShardPacket]) -> bytes:
         """Join `own` and the packets of other aggregators into one of all shards. Raises UpdateRejected."""
         with rejections():
-            return self.aggregator.joined(round, own, parts)
+            return self.aggregator.assemble(round, own, parts)
 
     def inherit(self, peer: str, packet: bytes, share: float) -> float:
         """Merge a share of a leaver's handoff into e. Raises UpdateRejected, with nothing changed."""
         with rejections():
-            scale = self.aggregator.inherit(peer, packet, share)
+            scale = self.aggregator.merge_handoff(peer, packet, share)
         self.inherited.append(WeightedPacket(peer, packet, share))
         return scale
 
@@ -147,20 +147,20 @@ class DurableAggregator:
         """
         assert self.log is not None, "recover first"
         update_log, inherited = self.log, self.inherited
-        short = sum(len(one.packet) for one in updates) <= self.aggregator.moved_bytes(round)
+        short = sum(len(one.packet) for one in updates) <= self.aggregator.step_bytes(round)
         with ThreadPoolExecutor(1, "cocktail-updates") as writer:
             logged = writer.submit(update_log.begin, round, updates, inherited) if short else None
             flushed: list[Future[None]] = []
 
             def keep(found: Mapping[int, AggregateStep]) -> Callable[[], object]:
                 written = logged or writer.submit(
-                    update_log.begin, round, (), inherited, self.aggregator.written(found)
+                    update_log.begin, round, (), inherited, self.aggregator.serialize(found)
                 )
                 flushed.append(writer.submit(update_log.flush))
                 return written.result
 
             with rejections():
-                packet = self.aggregator.aggregate(round, updates, keep)
+                packet = self.aggregator.step(round, updates, keep)
         for job in flushed:
             job.result()
         update_log.seal(hashlib.sha256(packet).digest())
@@ -220,7 +220,8 @@ class DurableShards:
                     record = unpack_updates(round, payload)
                     (_, packet, _), *updates = record.updates
                     mine = shards_in(packet, len(self.aggregator.shards))
-                    self.aggregator.own({*self.aggregator.owners, *mine})  # given up, and not yet at the hub
+                    # given up, and not yet at the hub
+                    self.aggregator.assign({*self.aggregator.assigned, *mine})
                     self.aggregator.replay(round, updates, packet)
                     self.pending, self._handoffs = (round, packet), record.inherited
                     self._begins = file.tell() - len(payload) - HEADER_SIZE
@@ -229,26 +230,26 @@ class DurableShards:
 
     def own(self, shards: Sequence[int]) -> bytes:
         """Aggregate exactly these shards from now on; return the e of those given up."""
-        return self.aggregator.own(shards)
+        return self.aggregator.assign(shards)
 
     def fits(self, size: int) -> None:
         """Limit the packet of all shards to `size` bytes from now on."""
-        self.aggregator.fits(size)
+        self.aggregator.set_budget(size)
 
     def longest(self, round: int) -> int:
         """Return the most bytes an update of these shards can have in `round` or the next: FP32, with
         indices.
         """
-        mix, owned = self.aggregator.mix, self.aggregator.owners.values()
+        mix, owned = self.aggregator.compressor, self.aggregator.assigned.values()
         return max(
-            SPARE + sum(SPARE + 8 * mix.walk(o.error.numel(), o.seed, r).m for o in owned)
+            SPARE + sum(SPARE + 8 * mix.walk(o.shard.size, o.shard.seed, r).m for o in owned)
             for r in (round, round + 1)
         )
 
     def handed(self) -> None:
         """Note that the hub has all that `own` has returned."""
         self._save()
-        if not self.aggregator.owners:
+        if not self.aggregator.assigned:
             self.saved.unlink()
 
     def aggregate(
@@ -262,7 +263,7 @@ class DurableShards:
 
         updates = [WeightedPacket(*one) for one in equal_weights(updates)] if self.equal else updates
         with rejections():
-            packet = self.aggregator.aggregate(round, updates)
+            packet = self.aggregator.step(round, updates)
         begins, sha256 = self._log.end, hashlib.sha256(packet).digest()
         try:
             self._log.append(round, *pack_updates([WeightedPacket("", packet, 0.0), *updates], left), sha256)
@@ -297,7 +298,7 @@ class DurableShards:
         self.aggregator.settle()
         for handoff in handoffs:
             try:
-                self.aggregator.inherit(*handoff)
+                self.aggregator.merge_handoff(*handoff)
             except RejectedUpdate as error:
                 log.debug("a handoff", exc_info=error)
 

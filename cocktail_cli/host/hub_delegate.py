@@ -98,10 +98,10 @@ class RunDelegate:
         return self.corpus.tokens(ids)
 
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
-        self.aggregator.arrived(round, peer, packet)
+        self.aggregator.add(round, peer, packet)
 
     def fits(self, size: int) -> None:
-        self.aggregator.fits(size)
+        self.aggregator.set_budget(size)
 
     def aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:
         from recipes.algorithm import equal_weights
@@ -115,7 +115,7 @@ class RunDelegate:
         weighted = self.probing.reweighted(updates) if self.probing else updates
         packet = self.durable.aggregate(round, weighted)
         self.taken = updates
-        for taken in self.aggregator.held:
+        for taken in self.aggregator.shortened:
             self.shortened[taken.peer] += 1
             if (count := self.shortened[taken.peer]) in TOLD:
                 times = counted(count, "time")
@@ -150,7 +150,7 @@ class RunDelegate:
     def committed(self, round: int, packet: bytes) -> None:
         self.durable.committed(round)
         if self.probing:
-            held = frozenset(taken.peer for taken in self.aggregator.held)
+            held = frozenset(taken.peer for taken in self.aggregator.shortened)
             self.probing.committed(packet, self.taken, held)
         self.taken = ()
 

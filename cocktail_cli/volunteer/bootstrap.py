@@ -216,13 +216,13 @@ class Imports:
         try:
             from transformers import AutoModelForCausalLM, get_scheduler  # noqa: F401
 
-            from recipes.algorithm import compressor_of, rehearse
+            from recipes.algorithm import compressor_of, warm_up_codec
             from recipes.models import meta_trained_model
             from recipes.weight_files import layout_of
 
             if (folder := self.folders.get()) is not None:
                 model = meta_trained_model(self.recipe, folder)
-                rehearse(compressor_of(self.recipe.compression), layout_of(model).size)
+                warm_up_codec(compressor_of(self.recipe.compression), layout_of(model).size)
         except Exception as error:
             self.error = error
 

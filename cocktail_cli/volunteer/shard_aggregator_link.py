@@ -32,7 +32,7 @@ def half_of(recipe: Recipe, parameters: int, path: Path, told: Callable[[str], N
     equal = recipe.compression.weighting == "uniform"
 
     def new() -> DurableShards:
-        return DurableShards(aggregator_of(recipe, parameters, owned=()), path, equal=equal)
+        return DurableShards(aggregator_of(recipe, parameters, assigned=()), path, equal=equal)
 
     kept = new()
     try:

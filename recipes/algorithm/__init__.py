@@ -1,27 +1,20 @@
 """CocktailSGD (Wang et al., ICML 2023), Algorithms 1 and 2."""
 
 from .adaptive_rate import adaptive_rate_of
-from .cocktail_sgd import (
-    DecodedPacket,
-    GlobalModel,
-    ShardUpdate,
-    Worker,
-    compressor_of,
-    fold,
-    read,
-    rehearse,
-)
-from .decoded_updates import RejectedUpdate, length
-from .robust_mean import FEWEST, HELD, AggregateStep, median_of
-from .shard_aggregator import (
-    Aggregator,
-    aggregator_of,
+from .aggregator import Aggregator, aggregator_of, newest_given
+from .compressor import compressor_of, handoff_compressor, warm_up_codec
+from .decoded_updates import (
+    RejectedUpdate,
+    WeightedPackets,
     equal_weights,
     merge_packets,
-    newest_given,
     select_shards,
     shards_in,
 )
+from .global_model import DecodedPacket, GlobalModel, ShardUpdate, decode_packet, fold
+from .outer_optimizer import OuterOptimizer, outer_optimizer_of
+from .robust_mean import FEWEST, HELD, AggregateStep, median_of, norm_of
+from .worker import Worker, worker_of
 
 __all__ = [
     "FEWEST",
@@ -30,20 +23,25 @@ __all__ = [
     "Aggregator",
     "DecodedPacket",
     "GlobalModel",
+    "OuterOptimizer",
     "RejectedUpdate",
     "ShardUpdate",
+    "WeightedPackets",
     "Worker",
     "adaptive_rate_of",
     "aggregator_of",
     "compressor_of",
+    "decode_packet",
     "equal_weights",
     "fold",
-    "length",
+    "handoff_compressor",
     "median_of",
     "merge_packets",
     "newest_given",
-    "read",
-    "rehearse",
+    "norm_of",
+    "outer_optimizer_of",
     "select_shards",
     "shards_in",
+    "warm_up_codec",
+    "worker_of",
 ]

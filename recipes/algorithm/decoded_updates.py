@@ -1,28 +1,31 @@
-"""A round's packets opened as they arrive: checked and measured, so that at its close only their sum is left.
+"""A round's packets: cut into shards, decoded, checked and measured once, on arrival.
 
-What a packet comes to follows from its bytes alone. So it does not matter when it was opened, on which
-thread, or whether it was kept open: where there is no room for that it is opened again.
+Decoding is pure, so packets are decoded on any thread and cached within a budget; what has no room in it is
+decoded again at the close of the round, with the same result.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 
-from compress import PackedUpdate, PacketError, Update, decode_packed
+from compress import PackedUpdate, PacketError, Update, decode_packed, join, split
 from compress.backends import WORTH
 
 CORES = os.cpu_count() or 1
-ROOM = 1 << 30  # bytes of a round's packets that are kept open: as a rule 1.5 a value, 12 where it is decoded
+ROOM = 1 << 30  # bytes of a round's decoded packets: as a rule 1.5 a value, 12 where it is an `Update`
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+# (peer, packet, weight): plain tuples, or transport's WeightedPacket
+WeightedPackets = Sequence[tuple[str, bytes, float]]
 
 
 class RejectedUpdate(Exception):
@@ -34,81 +37,155 @@ class RejectedUpdate(Exception):
 
 
 @dataclass(frozen=True)
-class DecodedUpdate:
-    """A packet that can be used."""
+class WeightedUpdate:
+    """One peer's update of one shard: checked, measured, and weighed."""
 
+    peer: str
     packet: bytes
-    norm: float
-    count: int  # of its values
-    update: PackedUpdate | Update | None  # None: there was no room for it
+    norm: float  # n_i
+    count: int  # k_i, of its values
+    update: PackedUpdate | Update | None = field(compare=False, repr=False)  # None: there was no room for it
+    share: float = 0.0  # w_i; those of a round add up to 1
+    scale: float = 1.0  # s_i
+    median: float = 0.0  # M l_i, where it is shortened
+    why: str = ""  # it is shortened
+
+    def decoded(self, m: int) -> PackedUpdate | Update:
+        """Return the cached update, or decode it again; m: length of the sample."""
+        return checked(self.peer, self.packet, m) if self.update is None else self.update
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cached update."""
+        return 0 if self.update is None else self.update.nbytes
 
 
 class DecodedUpdates:
-    """Those of one round, by peer. `open` may be called from several threads.
+    """The packets of one round, by peer. Thread-safe.
 
     Args:
-        m: length of the round's sample.
-        room: bytes that may be kept open; each call holds one packet beside them. None: ROOM.
+        samples: length m of the round's sample, by number of the shard, for the shards to decode.
+        shards: of the whole vector.
+        room: bytes to keep decoded; each call decodes one shard's packet beside them. None: ROOM.
     """
 
-    def __init__(self, m: int, room: int | None = None) -> None:
-        self.m, self._room = m, ROOM if room is None else room
-        self._opened: dict[str, DecodedUpdate] = {}
+    def __init__(self, samples: Mapping[int, int], shards: int = 1, room: int | None = None) -> None:
+        self.samples, self.shards, self._room = samples, shards, ROOM if room is None else room
+        self._decoded: dict[str, tuple[bytes, dict[int, WeightedUpdate]]] = {}
         self._lock = threading.Lock()
 
-    def open(self, peer: str, packet: bytes) -> DecodedUpdate:
-        """What was found when it arrived, or is found now. Raises RejectedUpdate."""
-        known = self._opened.get(peer)
-        if known is not None and known.packet == packet:
-            return known
-        update = usable(peer, packet, self.m)
-        opened = DecodedUpdate(packet, norm_of(peer, update), update.count, update)
+    def decode(self, peer: str, packet: bytes) -> Mapping[int, WeightedUpdate]:
+        """Decode a packet, or return what was decoded on its arrival. Raises RejectedUpdate."""
+        known = self._decoded.get(peer)
+        if known is not None and known[0] == packet:
+            return known[1]
+        parts = cut(peer, packet, self.shards) if self.samples else []
+        decoded = dict[int, WeightedUpdate]()
+        try:
+            for number, m in self.samples.items():
+                decoded[number] = self._cached(measured(peer, parts[number], m))
+        except RejectedUpdate:
+            self._forget(decoded)
+            raise
         with self._lock:
-            self._room += held_by(self._opened.pop(peer, None))  # a round that opens again has new packets
-            if held_by(opened) > self._room:
-                opened = replace(opened, update=None)
-            self._room -= held_by(opened)
-            self._opened[peer] = opened
-        return opened
+            _, replaced = self._decoded.pop(peer, (b"", dict[int, WeightedUpdate]()))
+            self._decoded[peer] = packet, decoded
+        self._forget(replaced)  # of a round that has opened again
+        return decoded
+
+    def _cached(self, update: WeightedUpdate) -> WeightedUpdate:
+        """Take room for a decoded update, or drop it where there is none left."""
+        with self._lock:
+            if update.nbytes > self._room:
+                return replace(update, update=None)
+            self._room -= update.nbytes
+        return update
+
+    def _forget(self, decoded: Mapping[int, WeightedUpdate]) -> None:
+        """Give the room of these updates back."""
+        with self._lock:
+            self._room += sum(update.nbytes for update in decoded.values())
+
+    def weigh(self, packets: WeightedPackets) -> dict[int, list[WeightedUpdate]]:
+        """Decode what has not arrived before; list every shard's updates by peer, with their shares.
+
+        Peers are ordered by name, never by arrival: float sums depend on order. Weights are normalised to 1;
+        all zero counts as all equal. Raises RejectedUpdate.
+        """
+        ordered, total = sorted(packets), sum(weight for _, _, weight in packets)
+        shares = [weight / total if total > 0 else 1 / len(packets) for _, _, weight in ordered]
+        decoded = on_all_cores(lambda one: self.decode(one[0], one[1]), ordered, sum(self.samples.values()))
+        both = list(zip(decoded, shares, strict=True))
+        return {n: [replace(updates[n], share=share) for updates, share in both] for n in self.samples}
 
 
-def held_by(opened: DecodedUpdate | None) -> int:
-    """Bytes of what is kept open."""
-    return 0 if opened is None or opened.update is None else opened.update.nbytes
+def cut(peer: str, packet: bytes, shards: int) -> list[bytes]:
+    """Cut a packet into those of its shards. Raises RejectedUpdate."""
+    try:
+        return split(packet, shards)
+    except PacketError as error:
+        raise RejectedUpdate(peer, str(error)) from error
 
 
-def usable(peer: str, packet: bytes, m: int) -> PackedUpdate | Update:
-    """Its values are finite: that is for `compress` to see. Raises RejectedUpdate."""
+def checked(peer: str, packet: bytes, m: int) -> PackedUpdate | Update:
+    """Decode one shard's packet; `compress` sees to it that values are finite. Raises RejectedUpdate."""
     try:
         return decode_packed(packet, m)
     except PacketError as error:
         raise RejectedUpdate(peer, str(error)) from error
 
 
-def norm_of(peer: str, update: PackedUpdate | Update) -> float:
-    """The Euclidean norm. Raises RejectedUpdate where float32, in which sums are made, cannot hold it."""
-    norm = rounded(update.norm())
+def measured(peer: str, packet: bytes, m: int) -> WeightedUpdate:
+    """Decode one shard's packet and take its norm. Raises RejectedUpdate where float32, in which sums are
+    made, cannot hold the norm.
+    """
+    update = checked(peer, packet, m)
+    norm = to_float32(update.norm())
     if not np.isfinite(norm):
         raise RejectedUpdate(peer, "its values are finite and their norm is not: it overflows")
-    return norm
+    return WeightedUpdate(peer, packet, norm, update.count, update)
 
 
-def length(values: np.ndarray) -> float:
-    """In float64, where the squares of float32 cannot overflow."""
-    return float(np.sqrt(np.square(values, dtype=np.float64).sum()))
-
-
-def rounded(value: float) -> float:
-    """As float32: float64 sums that differ in their last bits, as between machines, are then equal."""
+def to_float32(value: float) -> float:
+    """Round to float32: float64 sums that differ in their last bits between machines are then equal."""
     with np.errstate(over="ignore"):
         return float(np.float32(value))
 
 
 def on_all_cores(function: Callable[[T], R], items: Iterable[T], m: int) -> list[R]:
-    """`function` of each item, in their order; so the first error is the same on any number of cores. `m`:
-    length of the vectors it works on; short ones are not worth a thread.
+    """Map `function` over items, in their order; so the first error is the same on any number of cores.
+
+    Args:
+        m: length of the vectors it works on; short ones are not worth a thread.
     """
     if CORES == 1 or m < WORTH:
         return [function(item) for item in items]
-    with ThreadPoolExecutor(CORES, "cocktail-owner") as pool:
+    with ThreadPoolExecutor(CORES, "cocktail-aggregator") as pool:
         return list(pool.map(function, items))
+
+
+# ---- packets of several shards -----------------------------------------------------------------------------
+
+
+def merge_packets(packets: Iterable[bytes], shards: int) -> bytes:
+    """Merge the packets of several aggregators into that of all their shards. Raises PacketError."""
+    parts = [b""] * shards
+    for packet in packets:
+        parts = [new or old for old, new in zip(parts, split(packet, shards), strict=True)]
+    return join(parts)
+
+
+def shards_in(packet: bytes, shards: int) -> list[int]:
+    """List the shards that a packet moves. Raises PacketError."""
+    return [number for number, part in enumerate(split(packet, shards)) if part]
+
+
+def select_shards(packet: bytes, numbers: Collection[int], shards: int) -> bytes:
+    """Cut a packet of all shards down to these. Raises PacketError."""
+    parts = split(packet, shards)
+    return join([part if number in numbers else b"" for number, part in enumerate(parts)])
+
+
+def equal_weights(packets: WeightedPackets) -> WeightedPackets:
+    """Give all peers that delivered something the same weight."""
+    return [(peer, packet, 1.0 if weight > 0 else 0.0) for peer, packet, weight in packets]

@@ -1,42 +1,41 @@
-"""x_i where it lies, as the worker's half of the algorithm asks for it."""
+"""The local model x_i, as the worker's half of the algorithm asks for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from compress import Sample, Shard
 
-if TYPE_CHECKING:
-    from .cocktail_sgd import ShardUpdate
+from .global_model import ShardUpdate
 
 WINDOW = 1 << 26  # elements brought from one device to another at a time
 
 
 class LocalModel(Protocol):
-    """x_i where it lies: in this process (`Here`), or spread over several (recipes/spread.py)."""
+    """x_i, in this process (`LocalVector`) or spread over several (`recipes.multi_gpu`)."""
 
     def difference(self, shard: Shard, sample: Sample, other: Tensor) -> Tensor:
-        """(m,): x_i - other, where the shard's sample is."""
+        """Compute x_i - other, (m,), on the shard's sample; other: (P,)."""
 
-    def add_(self, piece: ShardUpdate, alpha: int = 1) -> None:
-        """x_i += alpha * what the piece says."""
+    def add_(self, update: ShardUpdate, alpha: int = 1) -> None:
+        """x_i += alpha * update."""
 
     def distance(self, other: Tensor) -> float:
-        """The length of x_i - other."""
+        """Compute the Euclidean norm of x_i - other; other: (P,)."""
 
 
 def fetched_difference(sample: Sample, x: Tensor, y: Tensor) -> Tensor:
-    """(m,) on the device of x: x - y on the sample. Of y nothing else is brought there; the same bits."""
+    """Compute x - y, (m,), on the device of x. Only the sample of y is brought there; the same bits."""
     return sample.take(x).sub_(sample.take(y).to(x.device))
 
 
 @dataclass(frozen=True)
 class LocalVector:
-    """A vector that is a tensor. x' is on its device, or in the host's memory."""
+    """x_i as one tensor. x' is on its device, or in the host's memory."""
 
     x: Tensor  # (P,)
 
@@ -46,11 +45,11 @@ class LocalVector:
             return sample.difference(x, y)
         return fetched_difference(sample, x, y)
 
-    def add_(self, piece: ShardUpdate, alpha: int = 1) -> None:
-        piece.add_(self.x, alpha)
+    def add_(self, update: ShardUpdate, alpha: int = 1) -> None:
+        update.add_(self.x, alpha)
 
     def distance(self, other: Tensor) -> float:
         if self.x.device == other.device:
             return float(torch.dist(self.x, other))
-        parts = zip(self.x.split(WINDOW), other.split(WINDOW), strict=True)
-        return float(sum(torch.dist(x, y.to(x.device)) ** 2 for x, y in parts)) ** 0.5
+        windows = zip(self.x.split(WINDOW), other.split(WINDOW), strict=True)
+        return float(sum(torch.dist(x, y.to(x.device)) ** 2 for x, y in windows)) ** 0.5

@@ -9,7 +9,6 @@ from .loader import (
     source_of,
 )
 from .locations import LOADERS, is_hub_id, looks_like_data_file, looks_like_path
-from .presets import PLAIN, Outer, outer_of
 from .schema import (
     Compression,
     Data,
@@ -26,14 +25,12 @@ from .schema_reference import describe_keys, json_schema
 
 __all__ = [
     "LOADERS",
-    "PLAIN",
     "Compression",
     "Data",
     "Dataset",
     "Logging",
     "Lora",
     "Model",
-    "Outer",
     "Recipe",
     "Resolved",
     "Training",
@@ -45,7 +42,6 @@ __all__ = [
     "load_resolved",
     "looks_like_data_file",
     "looks_like_path",
-    "outer_of",
     "parse_duration",
     "parse_size",
     "recipe_from_json",

@@ -16,13 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from .schema import Compression
-
+from typing import Any
 
 USUAL = {"adam_beta1": 0.9}
 
@@ -111,48 +105,3 @@ PRESETS: dict[str, Preset] = {
         {**FRESH, "quant_bits": 1, "uncompressed_steps": 100},
     ),
 }
-
-
-MOST = 8  # packets that are added up; of more it is so many times their mean (LOG.md)
-
-
-@dataclass(frozen=True)
-class Outer:
-    """What an owner makes of the mean. `PLAIN` leaves it as it is: D = mean + e."""
-
-    rate: float | Literal["packets"] = 1.0  # packets: their number, up to MOST
-    momentum: float = 0.0  # Nesterov's, in the form of torch.optim.SGD
-    decay: float = 1.0  # of e
-
-    def rate_of(self, packets: int) -> float:
-        """Of the owner's step in a round with so many packets."""
-        return float(min(packets, MOST)) if self.rate == "packets" else self.rate
-
-    def peers_share(self, members: int) -> float:
-        """What each peer's optimizer takes of the swarm's learning rate and of its `adam_beta1`: where the
-        owner multiplies by the number of packets, one over that of the members. So a swarm's step is as long
-        whoever comes and goes, and one peer alone trains as if there were no swarm. What others do comes
-        late, which is a momentum of its own (Mitliagkas et al., "Asynchrony begets momentum", 2016): the more
-        of it there is, the less is to be added.
-        """
-        return 1 / self.rate_of(members) if self.rate == "packets" else 1.0
-
-    def counts(self, share: float, packets: int) -> float:
-        """What a leaver's residual counts, whose packets had this share of the mean. A share of 1 is of an
-        owner's error, or of a peer that was alone: both are in steps of the swarm."""
-        return share * self.rate_of(packets) if self.rate == "packets" and share < 1 else share
-
-    def step(self, u: Tensor, v: Tensor) -> Tensor:
-        """u + momentum v, where v, changed in place, has taken u in: u has the rate in it already. All (m,);
-        each product and sum rounded alone, so that a replay has the same bits.
-        """
-        v.mul_(self.momentum).add_(u)
-        return (v * self.momentum).add_(u)
-
-
-PLAIN = Outer()
-
-
-def outer_of(compression: Compression) -> Outer:
-    """What the owner makes of the mean, as a recipe's `compression` section asks for it."""
-    return Outer(compression.outer_learning_rate, compression.outer_momentum, compression.owner_error_decay)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from compress import Sample as Sampled
 from compress import Shard
-from recipes.algorithm import GlobalModel, ShardUpdate, Worker, adaptive_rate_of, compressor_of
+from recipes.algorithm import ShardUpdate, worker_of
 from recipes.config import Recipe
 from recipes.data import Sample, batches, pack_samples
 from recipes.errors import ModelError
@@ -67,10 +67,7 @@ def build_fsdp_peer(
     answers = ranks.all("load", base=str(base), recipe=recipe.to_json())
     assert all(answer["parameters"] == layout.size for answer in answers)
     local = FsdpTrainer(ranks, shared, layout, answers[0])
-    common = GlobalModel(shared.common, compressor_of(recipe.compression), recipe.training.seed, round)
-    own = crc32(name.encode())
-    worker = Worker(local, common, layout.name_at, own, recipe.compression.error_decay)
-    worker.rate = adaptive_rate_of(recipe.compression)
+    worker = worker_of(recipe, local, shared.common, layout.name_at, crc32(name.encode()), round)
     return Peer(local, worker, recipe, answers[0]["vocabulary"], micro_batch)
 
 

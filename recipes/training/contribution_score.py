@@ -32,7 +32,7 @@ from math import exp, pi, sin
 import numpy as np
 import torch
 
-from recipes.algorithm import FEWEST, HELD, GlobalModel, compressor_of, length, median_of, read
+from recipes.algorithm import FEWEST, HELD, GlobalModel, adaptive_rate_of, decode_packet, median_of, norm_of
 from recipes.config import Recipe
 from recipes.data import Corpus, collate, shuffled_order
 from recipes.models import check_packing_isolation, loss_sum
@@ -204,9 +204,9 @@ class Probe:
         if recipe.data.isolates_documents:
             check_packing_isolation(model)
         self.flat, self.corpus, self.batch = FlatParameters(model), corpus, recipe.swarm.probe_batch_size
-        self.global_model = GlobalModel(
-            self.flat.vector, compressor_of(recipe.compression), recipe.training.seed
-        )
+        rate = adaptive_rate_of(recipe.compression)
+        self.sparsest = rate.ladder[0]  # of the compressors that a peer may use
+        self.global_model = GlobalModel(self.flat.vector, self.sparsest, recipe.training.seed)
         self.order = shuffled_order(len(corpus.samples), recipe.training.seed, ORDER)
         self.next = 0  # row in that order
 
@@ -230,20 +230,20 @@ class Probe:
 
     @property
     def fills(self) -> float:
-        """Rounds in which C has taken as much of a residual as there was: 1 / (p K)."""
-        return 1 / (self.global_model.mix.random_ratio * self.global_model.mix.topk_ratio)
+        """Rounds after which the sparsest sender's packets have held as much as there was: 1 / (p K)."""
+        return 1 / (self.sparsest.random_ratio * self.sparsest.topk_ratio)
 
     def gains(self, updates: Updates) -> dict[str, Gain]:
         """Of the packets of x's round; none where nothing was sent, or x' has diverged."""
         where = list(self.global_model.samples())
         g = [sample.take(shard.of(self.flat.grad)).numpy() for shard, sample in where]
-        steep = length(np.concatenate(g))
+        steep = norm_of(np.concatenate(g))
         norms, falls = dict[str, float](), dict[str, float]()
         for peer, packet, _ in updates:
-            pieces = read(packet, where, len(where)).shard_updates
+            pieces = decode_packet(packet, where, len(where)).shard_updates
             values = np.concatenate([piece.update.values.numpy() for piece in pieces])
             slopes = np.concatenate([g[p.shard.number][p.update.positions.numpy()] for p in pieces])
-            norms[peer] = length(values)
+            norms[peer] = norm_of(values)
             falls[peer] = -float(np.dot(slopes.astype(np.float64), values))
         usual = median_of(list(norms.values()))  # M
         if not (usual > 0 and 0 < steep < float("inf")):

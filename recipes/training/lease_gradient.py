@@ -15,7 +15,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from recipes.config import outer_of
+from recipes.algorithm import outer_optimizer_of
 from recipes.data import Sample, batches, unpack_samples
 
 from .micro_batch import shrink_to_fit
@@ -111,5 +111,5 @@ def take_step(peer: Peer, round: Round, number: int) -> None:
         peer.rate_at = learning_rate(training, round.steps)
     peer.rate = peer.rate_at(round.step + number)
     busy = min(len(round.members), training.global_batch_size)  # more than samples have none
-    share = outer_of(peer.recipe.compression).peers_share(max(busy, 1))
+    share = outer_optimizer_of(peer.recipe.compression).peers_share(max(busy, 1))
     peer.trainer.step(share * peer.rate, share * training.adam_beta1)

@@ -24,7 +24,7 @@ from zlib import crc32
 
 from torch import nn
 
-from recipes.algorithm import DecodedPacket, GlobalModel, Worker, adaptive_rate_of, compressor_of
+from recipes.algorithm import DecodedPacket, Worker, worker_of
 from recipes.config import Recipe
 from recipes.data import Sample, unpack_samples
 from recipes.models import check_packing_isolation
@@ -228,10 +228,8 @@ def build_peer(model: nn.Module, recipe: Recipe, micro_batch: int, name: str = "
         vector = flat.common = placed(flat.common, where)
     else:
         vector = placed(flat.vector, where, copy=True)
-    common = GlobalModel(vector, compressor_of(recipe.compression), recipe.training.seed, round)
     x = flat if isinstance(flat, RoundedLocalModel) else flat.vector
-    worker = Worker(x, common, flat.layout.name_at, own, recipe.compression.error_decay)
-    worker.rate = adaptive_rate_of(recipe.compression)
+    worker = worker_of(recipe, x, vector, flat.layout.name_at, own, round)
     config = getattr(model, "config", None)
     return Peer(local, worker, recipe, getattr(config, "vocab_size", None), micro_batch)
 

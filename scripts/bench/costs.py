@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from cocktail_cli.commands.tools.bench_codec import RANDOM_RATIO, SETTINGS
 from compress import Cocktail, heavy_tailed_packet
-from recipes.algorithm.cocktail_sgd import compressor_of
+from recipes.algorithm import compressor_of
 from recipes.config.presets import PRESETS
 from recipes.config.schema import Compression
 from scripts.swarms.lab import parser

@@ -50,10 +50,10 @@ def measure_peer(parameters: int) -> Point:
     import torch
 
     from compress import Cocktail
-    from recipes.algorithm.cocktail_sgd import GlobalModel, Worker, rehearse
+    from recipes.algorithm import GlobalModel, Worker, warm_up_codec
 
     torch.set_num_threads(1)
-    rehearse(Cocktail(), parameters)
+    warm_up_codec(Cocktail(), parameters)
     before = 1024**2 * hub.resident(os.getpid())
     x, generator = torch.zeros(parameters), torch.Generator().manual_seed(1)
     for start in range(0, parameters, 1 << 20):  # in pieces, for the memory

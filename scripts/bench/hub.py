@@ -79,16 +79,15 @@ class Aggregating(IdleDelegate):
     def __init__(self, size: int, ledger: Ledger) -> None:
         from cocktail_cli.aggregation.durable_aggregator import DurableAggregator
         from compress import Cocktail
-        from recipes.algorithm.cocktail_sgd import rehearse
-        from recipes.algorithm.shard_aggregator import Aggregator
+        from recipes.algorithm import Aggregator, warm_up_codec
 
         mix = Cocktail()
-        rehearse(mix, parameters(size))
+        warm_up_codec(mix, parameters(size))
         self.durable = DurableAggregator(Aggregator(parameters(size), mix, SEED), ledger.folder)
         self.durable.recover(ledger)
 
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
-        self.durable.aggregator.arrived(round, peer, packet)
+        self.durable.aggregator.add(round, peer, packet)
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         return self.durable.aggregate(round, updates)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from recipes.algorithm.cocktail_sgd import GlobalModel, compressor_of
+from recipes.algorithm import GlobalModel, compressor_of
 from recipes.config.loader import recipe_from_json
 from recipes.models.causal_lm import load_model
 from recipes.weight_files.parameter_layout import FlatParameters

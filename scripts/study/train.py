@@ -23,9 +23,14 @@ from torch import Tensor
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from compress import Sample, Shard
-from recipes.algorithm.cocktail_sgd import DecodedPacket, GlobalModel, Worker, compressor_of
-from recipes.algorithm.shard_aggregator import Aggregator
-from recipes.config.presets import outer_of
+from recipes.algorithm import (
+    Aggregator,
+    DecodedPacket,
+    GlobalModel,
+    Worker,
+    compressor_of,
+    outer_optimizer_of,
+)
 from recipes.config.schema import Compression, Training
 from recipes.training.optimizers import build_optimizer, learning_rate, set_learning_rate
 from recipes.weight_files.parameter_layout import FlatParameters
@@ -228,7 +233,7 @@ class Swarm:
 
     def __init__(self, size: Size, setting: Setting, start: Tensor, training: Training) -> None:
         self.setting, self.seed = setting, training.seed
-        mix, outer = compressor_of(setting.compression), outer_of(setting.compression)
+        mix, outer = compressor_of(setting.compression), outer_optimizer_of(setting.compression)
         self.outer = outer
         self.common = One(start.clone(), mix, training.seed)
         self.peers = [Peer(size, setting, self.common, training) for _ in range(max(setting.peers, 1))]
@@ -258,7 +263,7 @@ class Swarm:
     def exchange(self, parts: list[DecodedPacket], late: set[int]) -> None:
         """Exchange (lines 2 to 7 of the algorithm); packets that are late are not taken."""
         taken = [(str(i), part.packet, 1.0) for i, part in enumerate(parts) if i not in late]
-        aggregate = self.owner.aggregate(self.round, taken)
+        aggregate = self.owner.step(self.round, taken)
         moved = self.common.apply(aggregate)
         for i, (peer, part) in enumerate(zip(self.peers, parts, strict=True)):
             peer.worker.follow(moved, None if i in late else part)
@@ -287,7 +292,7 @@ class Swarm:
         if not self.setting.peers:
             return self.shared
         total = torch.stack([peer.flat.vector for peer in self.peers]).mean(0)
-        for number, owner in self.owner.owners.items():
+        for number, owner in self.owner.assigned.items():
             self.owner.shards[number].of(total).add_(owner.error.to(total.device))
         return total
 

@@ -19,8 +19,8 @@ from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
 from cocktail_cli.aggregation.durable_aggregator import DurableAggregator
 from compress import Cocktail
-from recipes.algorithm.cocktail_sgd import handoff_compressor
-from recipes.algorithm.shard_aggregator import Aggregator, Keep, unlogged
+from recipes.algorithm.aggregator import Aggregator, Log, unlogged
+from recipes.algorithm.compressor import handoff_compressor
 from transport import Ledger
 from transport.ledger.run_ledger import RoundRow
 from transport.protocol.events import Event
@@ -52,9 +52,9 @@ class NamingOwner(Aggregator):
     def __init__(self) -> None:
         super().__init__(P, MIX, SEED)
 
-    def aggregate(self, round: int, updates: Updates, keep: Keep = unlogged) -> bytes:
+    def step(self, round: int, updates: Updates, log: Log = unlogged) -> bytes:
         said = [[peer, json.loads(packet.partition(b"\n")[0]), weight] for peer, packet, weight in updates]
-        return json.dumps([round, said]).encode() + b"\n" + super().aggregate(round, plain(updates), keep)
+        return json.dumps([round, said]).encode() + b"\n" + super().step(round, plain(updates), log)
 
     def replay(self, round: int, updates: Updates, packet: bytes) -> None:
         super().replay(round, plain(updates), packet.partition(b"\n")[2])
@@ -103,7 +103,7 @@ def kept_owner(folder: Path) -> DurableAggregator:
 
 
 def error_of(kept: DurableAggregator) -> Tensor:
-    return kept.aggregator.owners[0].error
+    return kept.aggregator.assigned[0].error
 
 
 def run(folder: Path, names: Sequence[str], leaver: str = "", crashes: Crashes | None = None) -> KeptWork:

@@ -13,7 +13,8 @@ import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 
 from cocktail_cli.host.hub_delegate import RunDelegate
-from recipes.algorithm.cocktail_sgd import DecodedPacket, Worker
+from recipes.algorithm.global_model import DecodedPacket
+from recipes.algorithm.worker import Worker
 from recipes.training.contribution_score import Evidence, Verdict
 from recipes.training.loop import Event, StepDone
 from transport import Ledger
@@ -32,7 +33,7 @@ class Liar(Worker):
 
 
 def error_of(work: RunDelegate) -> torch.Tensor:
-    return torch.cat([owner.error for owner in work.aggregator.owners.values()])
+    return torch.cat([owner.error for owner in work.aggregator.assigned.values()])
 
 
 def test_who_undoes_the_work_of_others_is_put_out_with_the_reason_and_e_is_replayed_to_the_bit(

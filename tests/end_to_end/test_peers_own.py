@@ -37,7 +37,7 @@ def test_whoever_owns_the_shards_the_model_is_the_same_to_the_bit(
             swarm.finish()
             swarm.audit()
             models.append(swarm.members["ann"].common)
-            assert len(swarm.work.aggregator.owners) == (4 if owners == "hub" else 0)
+            assert len(swarm.work.aggregator.assigned) == (4 if owners == "hub" else 0)
 
     assert torch.equal(*models)
 

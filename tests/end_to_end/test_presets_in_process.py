@@ -65,13 +65,13 @@ def test_a_preset_trains_one_model_and_its_owner_is_replayed_to_the_bit(
         assert torch.equal(ann.common, cat.common)
         assert torch.equal(ann.common, swarm.folded())
         swarm.audit()
-        mine = swarm.work.aggregator.owners
+        mine = swarm.work.aggregator.assigned
 
     again = RunDelegate(recipe, swarm.base, swarm.corpus, tmp_path / "run" / "ledger")
     with Ledger(tmp_path / "run" / "ledger", run="test-run", samples=len(swarm.corpus)) as ledger:
         again.recover(ledger)
     again.close()
-    for number, owner in again.aggregator.owners.items():
+    for number, owner in again.aggregator.assigned.items():
         assert torch.equal(owner.error, mine[number].error)
         assert torch.equal(owner.momentum, mine[number].momentum)
         assert bool(owner.momentum.numel()) == (recipe.compression.outer_momentum > 0)

@@ -12,7 +12,7 @@ from in_process import FAMILIES, Member, Swarm, recipe_of, rows, save_tiny
 from transformers import get_cosine_schedule_with_warmup
 
 from compress.backends import dispatch
-from recipes.algorithm.cocktail_sgd import GlobalModel
+from recipes.algorithm.global_model import GlobalModel
 from recipes.config.loader import load_recipe
 from recipes.data.samples import collate
 from recipes.models.causal_lm import evaluate, load_model, loss_sum
@@ -231,7 +231,7 @@ def test_a_peer_whose_model_differs_is_named_and_the_run_stops(
             if isinstance(event, StepDone) and event.round == 3:
                 common: GlobalModel = member.peer.worker.global_model
                 common.vector.view(torch.int32)[7] ^= 1
-                common.fingerprint = GlobalModel(common.vector, common.mix, common.seed).fingerprint
+                common.fingerprint = GlobalModel(common.vector, common.compressor, common.seed).fingerprint
 
         swarm.start("ann", "cat")
         swarm.start("mallory", watch=flip_a_bit)

@@ -21,8 +21,8 @@ from compress import Cocktail, PacketError, Update, decode, decode_packed, decod
 from compress.backends import dispatch
 from compress.packet.entropy_coding import LZ4
 from compress.packet.format import BODY, HEAD, LEVELS
-from recipes.algorithm.cocktail_sgd import ShardAggregator
-from recipes.algorithm.robust_mean import RejectedUpdate
+from recipes.algorithm.aggregator import Aggregator
+from recipes.algorithm.decoded_updates import RejectedUpdate
 from recipes.config.loader import load_recipe, recipe_from_json
 from recipes.data.corpus import Sample
 from recipes.data.samples import pack_samples, unpack_samples
@@ -156,11 +156,11 @@ def check_sum(packet: bytes, m: int, update: Update | None) -> None:
 
 
 @lru_cache(maxsize=1)
-def owned() -> tuple[ShardAggregator, list[bytes], list[bytes]]:
+def owned() -> tuple[Aggregator, list[bytes], list[bytes]]:
     """Make an aggregator with error feedback, packets of round 0, and residual handoffs."""
-    owner = ShardAggregator(P, MIX, seed=1)
+    owner = Aggregator(P, MIX, seed=1)
     whole = torch.randn(P, generator=torch.Generator().manual_seed(1))
-    owner.error.copy_(whole)
+    owner.assigned[0].error.copy_(whole)
     sample = MIX.draw(P, 1, 0)
     some = [Cocktail(topk_ratio=keep, quant_bits=bits) for keep in (0.01, 0.2, 1.0) for bits in WIDTHS]
     return owner, [c.encode(sample.take(whole)).packet for c in some], [c.encode(whole).packet for c in some]
@@ -183,19 +183,19 @@ def check_update(case: bytes) -> bool:
     """Check that a refused packet changes nothing, and one that is taken leaves error feedback that is
     finite."""
     owner, updates, _ = owned()
-    before = owner.error.clone()
+    before = owner.assigned[0].error.clone()
     try:
         if case[0]:
-            owner.inherit("bob", case[1:], 0.5)
+            owner.merge_handoff("bob", case[1:], 0.5)
         else:
-            packet = owner.aggregate(0, [("ann", updates[3], 10.0), ("bob", case[1:], 10.0)])
+            packet = owner.step(0, [("ann", updates[3], 10.0), ("bob", case[1:], 10.0)])
             decode(packet, MIX.draw(P, 1, 0).m)
         taken = True
     except RejectedUpdate as error:
         taken = error.peer != "bob"
-    moved = not torch.equal(owner.error, before)
-    finite = bool(owner.error.isfinite().all())
-    owner.error.copy_(before)
+    moved = not torch.equal(owner.assigned[0].error, before)
+    finite = bool(owner.assigned[0].error.isfinite().all())
+    owner.assigned[0].error.copy_(before)
     assert finite, "e is not finite"
     assert taken or not moved, "refused, and yet e has moved"
     return taken

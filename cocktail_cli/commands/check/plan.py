@@ -281,7 +281,7 @@ def quicker(asked: Asked, plan: Plan) -> str:
         if keep is not None:
             alone = (
                 "; compression.auto does so"
-                if keep >= adaptive_rate_of(recipe.compression).ladder[0].keep
+                if keep >= adaptive_rate_of(recipe.compression).ladder[0].topk_ratio
                 else ""
             )
             return f"compression.topk_ratio={keep:g} hides the exchange behind the compute{alone}"

@@ -15,8 +15,9 @@ from cocktail_cli.aggregation.durable_aggregator import ERROR, UPDATES, DurableA
 from cocktail_cli.host.contribution_probe import ProbeThread
 from cocktail_cli.host.hub_delegate import RunDelegate
 from compress import Cocktail, join
-from recipes.algorithm.cocktail_sgd import handoff_compressor
-from recipes.algorithm.shard_aggregator import Aggregator, select_shards
+from recipes.algorithm.aggregator import Aggregator
+from recipes.algorithm.compressor import handoff_compressor
+from recipes.algorithm.decoded_updates import select_shards
 from recipes.config.loader import load_recipe
 from recipes.errors import ModelError
 from recipes.models.base_model import Base
@@ -54,15 +55,15 @@ def legacies_before(round: int) -> list[WeightedPacket]:
 
 
 def error_of(kept: DurableAggregator) -> torch.Tensor:
-    return torch.cat([owner.error for owner in kept.aggregator.owners.values()])
+    return torch.cat([owner.error for owner in kept.aggregator.assigned.values()])
 
 
 def undisturbed() -> list[bytes]:
     owner, packets = Aggregator(P, MIX, SEED), []
     for round in range(ROUNDS):
         for legacy in legacies_before(round):
-            owner.inherit(*legacy)
-        packets.append(owner.aggregate(round, updates_of(round)))
+            owner.merge_handoff(*legacy)
+        packets.append(owner.step(round, updates_of(round)))
     return packets
 
 
@@ -118,7 +119,7 @@ def die(*_: Any) -> None:
 def test_killed_at_any_step_the_run_is_what_it_would_have_been(
     tmp_path: Path, dies: str, least: int, shorter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Aggregator, "moved_bytes", lambda *_: 1 << 30 if shorter == "packets" else 0)
+    monkeypatch.setattr(Aggregator, "step_bytes", lambda *_: 1 << 30 if shorter == "packets" else 0)
     for _ in range(ROUNDS):
         life = Life(tmp_path, least)
         life.durable.longest = least and life.durable.longest  # small: after every round
@@ -234,7 +235,7 @@ def test_what_counts_for_less_is_logged_with_the_weight_that_it_had_and_judged_w
 ) -> None:
     monkeypatch.setattr("recipes.models.count_trainable", lambda recipe, folder: P)
     monkeypatch.setattr("recipes.models.check_trainable", lambda *_: None)
-    monkeypatch.setattr(Aggregator, "moved_bytes", lambda *_: 1 << 30)
+    monkeypatch.setattr(Aggregator, "step_bytes", lambda *_: 1 << 30)
     nothing: Any = SimpleNamespace(pack_held_out=lambda: b"")
     work = RunDelegate(load_recipe("smoke", []), Base(tmp_path, ()), nothing, tmp_path)
     work.durable = DurableAggregator(Aggregator(P, MIX, SEED), tmp_path)
@@ -306,7 +307,7 @@ def test_killed_after_every_step_while_shards_come_and_go_e_is_what_it_would_hav
     """What others own moves by their packets, and is none of this owner's."""
     theirs, reference, kept = undisturbed(), Aggregator(P, MIX, SEED), list[bytes]()
     for round, owned in enumerate(OWNED):
-        kept += filter(None, [reference.own(owned)])
+        kept += filter(None, [reference.assign(owned)])
         life = Life(tmp_path, least)
         with suppress(Killed):
             life.durable.own(round, owned, keep_for_others(life, owned, dies=dies))
@@ -315,10 +316,10 @@ def test_killed_after_every_step_while_shards_come_and_go_e_is_what_it_would_hav
         life.durable.own(round, owned, lambda errors: pytest.fail("these are on the disk for others"))
         assert [life.ledger.estates.packet(number) for number in life.ledger.estates.rows()] == kept
         for legacy in legacies_before(round):
-            reference.inherit(*legacy)
+            reference.merge_handoff(*legacy)
             life.durable.inherit(*legacy)
         own = life.durable.aggregate(round, updates_of(round))
-        assert own == reference.aggregate(round, updates_of(round))
+        assert own == reference.step(round, updates_of(round))
         others = [shard for shard in range(2) if shard not in owned]
         part = select_shards(theirs[round], others, 2)
         commit(life.ledger, round, life.durable.joined(round, own, [("bob", others, part)]))
@@ -326,6 +327,6 @@ def test_killed_after_every_step_while_shards_come_and_go_e_is_what_it_would_hav
         life.end()
 
     again = Life(tmp_path, least)
-    assert list(again.durable.aggregator.owners) == OWNED[-1]
-    assert torch.equal(error_of(again.durable), torch.cat([o.error for o in reference.owners.values()]))
+    assert list(again.durable.aggregator.assigned) == OWNED[-1]
+    assert torch.equal(error_of(again.durable), torch.cat([o.error for o in reference.assigned.values()]))
     again.end()

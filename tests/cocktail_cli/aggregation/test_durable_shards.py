@@ -11,7 +11,8 @@ import torch
 from test_durable_aggregator import MIX, SEED, P, legacies_before, updates_of
 
 from cocktail_cli.aggregation.durable_aggregator import DurableShards
-from recipes.algorithm.shard_aggregator import Aggregator, select_shards
+from recipes.algorithm.aggregator import Aggregator
+from recipes.algorithm.decoded_updates import select_shards
 from transport.protocol.errors import UpdateRejected
 
 ROUNDS = 6
@@ -19,13 +20,13 @@ DIES = ("never", "after each aggregate", "after each commit", "after each step")
 
 
 def begin(folder: Path, least: int = 1 << 20) -> DurableShards:
-    kept = DurableShards(Aggregator(P, MIX, SEED, owned=()), folder / "ann@hub", least)
+    kept = DurableShards(Aggregator(P, MIX, SEED, assigned=()), folder / "ann@hub", least)
     kept.recover()
     return kept
 
 
 def error_of(kept: DurableShards) -> torch.Tensor:
-    return torch.cat([owner.error for _, owner in sorted(kept.aggregator.owners.items())])
+    return torch.cat([owner.error for _, owner in sorted(kept.aggregator.assigned.items())])
 
 
 def kept_error(back: DurableShards) -> torch.Tensor:
@@ -73,7 +74,7 @@ def test_whenever_it_is_killed_its_error_is_what_it_would_have_been(
 ) -> None:
     undisturbed, kept = lives(tmp_path / "never", "never"), lives(tmp_path / "dies", dies, least)
 
-    assert list(kept.aggregator.owners) == [1]
+    assert list(kept.aggregator.assigned) == [1]
     assert error_of(kept).any()
     assert torch.equal(error_of(kept), error_of(undisturbed))
     again = [one.aggregate(ROUNDS, its_part(ROUNDS), ()) for one in (undisturbed, kept)]
@@ -90,7 +91,7 @@ def test_what_is_handed_over_stays_until_the_hub_has_it(tmp_path: Path) -> None:
     assert back.own([0]) == given
     back.handed()
     back = begin(tmp_path)
-    assert list(back.aggregator.owners) == [0]
+    assert list(back.aggregator.assigned) == [0]
     assert back.own([]) == b"", "there was nothing in it"
     back.handed()
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [0], "who owns nothing keeps nothing"

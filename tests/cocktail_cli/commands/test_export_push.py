@@ -23,7 +23,8 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.host.host_session import HostSession as Launch
 from cocktail_cli.host.snapshot_thread import SnapshotThread
 from cocktail_cli.machine.run_registry import RunRecord, save
-from recipes.algorithm.cocktail_sgd import GlobalModel, compressor_of
+from recipes.algorithm.compressor import compressor_of
+from recipes.algorithm.global_model import GlobalModel
 from recipes.config.loader import load_recipe
 from recipes.config.schema import Recipe
 from recipes.downloads.hugging_face import Repository

@@ -18,7 +18,8 @@ import torch
 from cocktail_cli.host.snapshot_thread import CommittedModel, SnapshotThread, snapshot_object
 from cocktail_cli.ui.events import Checkpoint, Event, Warning
 from compress import fingerprint
-from recipes.algorithm.cocktail_sgd import GlobalModel, compressor_of
+from recipes.algorithm.compressor import compressor_of
+from recipes.algorithm.global_model import GlobalModel
 from recipes.config.loader import load_recipe
 from recipes.models.base_model import open_tokenizer, prepare_base
 from recipes.models.causal_lm import load_model
@@ -50,7 +51,7 @@ class Story:
         common = self.common
         for round in range(common.round, common.round + rounds):
             [(_, sample)] = common.samples()
-            packet = common.mix.encode(0.01 * torch.randn(sample.m)).packet
+            packet = common.compressor.encode(0.01 * torch.randn(sample.m)).packet
             self.before[round] = common.vector.clone()
             row = RoundRow(round, round, 0.0, 0.0, says(common.fingerprint), ("a",), ("a",), 1.0, 8)
             self.ledger.commit(row, packet, ())
@@ -156,7 +157,9 @@ def test_a_snapshot_of_another_past_is_not_offered(story: Story, base: Path) -> 
     shutil.rmtree(story.folder / "ledger")
     with Ledger(story.folder / "ledger", run="a-run", samples=10_000) as ledger:
         other = replace(
-            story, ledger=ledger, common=GlobalModel(vector_of(base), story.common.mix, story.common.seed)
+            story,
+            ledger=ledger,
+            common=GlobalModel(vector_of(base), story.common.compressor, story.common.seed),
         )
         other.commit(9)
         with minding(other, every=0) as (_, offers):

@@ -9,9 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from compress import decode
-from recipes.algorithm.adaptive_rate import AHEAD, SPARE, STEP, AdaptiveRate, adaptive_rate_of
-from recipes.algorithm.cocktail_sgd import GlobalModel, Worker, compressor_of, fold
-from recipes.algorithm.shard_aggregator import Aggregator
+from recipes.algorithm.adaptive_rate import AHEAD, SPARE, STEP, AdaptiveRate, adaptive_rate_of, cost_of
+from recipes.algorithm.aggregator import Aggregator
+from recipes.algorithm.compressor import compressor_of
+from recipes.algorithm.global_model import GlobalModel, fold
+from recipes.algorithm.worker import Worker
 from recipes.config.schema import Compression
 
 RICH = Compression(topk_ratio=0.1, topk_ratio_min=0.01, topk_ratio_max=0.8)
@@ -20,43 +22,43 @@ ROUNDS = 40
 rooms = st.floats(1.0, 1e9)
 
 
-def packet_of(fill: AdaptiveRate, coordinates: float, skew: float = 1.0) -> float:
+def packet_of(rate: AdaptiveRate, coordinates: float, skew: float = 1.0) -> float:
     """Bytes of a packet; `skew`: real ones are not quite in proportion to what a step is said to cost."""
-    return coordinates / 8 * fill.ladder[fill.at].cost ** skew
+    return coordinates / 8 * cost_of(rate.compressor) ** skew
 
 
-def settled(fill: AdaptiveRate, coordinates: float, room: float, skew: float = 1.0) -> list[int]:
+def settled(rate: AdaptiveRate, coordinates: float, room: float, skew: float = 1.0) -> list[int]:
     """Where it is, round after round, on a line that stays as it is."""
     found = []
     for _ in range(ROUNDS):
-        fill = fill.sent(packet_of(fill, coordinates, skew)).within(room)
-        found.append(fill.at)
+        rate = rate.sent(packet_of(rate, coordinates, skew)).within(room)
+        found.append(rate.at)
     return found
 
 
 def test_a_ladder_goes_from_bound_to_bound_and_each_step_costs_more_than_the_one_before() -> None:
-    fill = adaptive_rate_of(RICH)
-    keeps, costs = [rung.keep for rung in fill.ladder], [rung.cost for rung in fill.ladder]
+    rate = adaptive_rate_of(RICH)
+    keeps, costs = [c.topk_ratio for c in rate.ladder], [cost_of(c) for c in rate.ladder]
 
     assert (keeps[0], keeps[-1]) == (0.01, 0.8)
     assert all(a < b <= a * STEP * 1.0001 for a, b in pairwise(keeps))
     assert costs == sorted(costs)
-    assert {rung.bits for rung in fill.ladder if rung.keep < 0.05} == {2}
+    assert {c.quant_bits for c in rate.ladder if c.topk_ratio < 0.05} == {2}
 
 
 def test_nothing_is_richer_than_the_recipe_says_unless_the_recipe_says_so() -> None:
-    fill = adaptive_rate_of(Compression())
+    rate = adaptive_rate_of(Compression())
 
-    assert fill.usual == len(fill.ladder) - 1
-    assert fill.ladder[0].keep == pytest.approx(0.2 / 8)
+    assert rate.usual == len(rate.ladder) - 1
+    assert rate.ladder[0].topk_ratio == pytest.approx(0.2 / 8)
 
 
 @pytest.mark.parametrize("changes", [{"auto": False}, {"staleness": 0}, {"preset": "allreduce"}])
 def test_what_has_nothing_to_hide_behind_is_as_the_recipe_says(changes: dict[str, object]) -> None:
-    fill = adaptive_rate_of(Compression(**changes))  # type: ignore[arg-type]
+    rate = adaptive_rate_of(Compression(**changes))  # type: ignore[arg-type]
 
-    assert len(fill.ladder) == 1
-    assert fill.sent(10**9).within(1).at == 0
+    assert len(rate.ladder) == 1
+    assert rate.sent(10**9).within(1).at == 0
 
 
 @pytest.mark.parametrize("bound", [{"topk_ratio_max": 0.1}, {"topk_ratio_min": 0.3}])
@@ -69,15 +71,15 @@ def test_the_first_packet_is_the_sparsest_and_a_line_unknown_after_it_gets_what_
     first = adaptive_rate_of(RICH).within(0)
 
     assert first.at == 0 == adaptive_rate_of(RICH).within(1e9).at
-    assert first.sent(10.0).within(0).mixed(compressor_of(RICH)) == compressor_of(RICH)
+    assert first.sent(10.0).within(0).compressor == compressor_of(RICH)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e12), st.floats(0, 1e12)), max_size=30))
 def test_whatever_is_measured_k_stays_within_the_recipes_bounds(told: list[tuple[float, float]]) -> None:
-    fill = adaptive_rate_of(RICH)
+    rate = adaptive_rate_of(RICH)
     for size, room in told:
-        fill = fill.sent(size).within(room)
-        assert 0.01 <= fill.mixed(compressor_of(RICH)).topk_ratio <= 0.8
+        rate = rate.sent(size).within(room)
+        assert 0.01 <= rate.compressor.topk_ratio <= 0.8
 
 
 @given(rooms, st.floats(1e3, 1e9), st.floats(0.7, 1.3), st.sampled_from([2, 4]))
@@ -97,24 +99,24 @@ def test_on_a_line_that_stays_as_it_is_it_comes_to_rest_and_does_not_swing(
 @given(rooms, st.floats(1e3, 1e9))
 def test_it_rests_at_the_richest_packet_that_fits(room: float, coordinates: float) -> None:
     start = adaptive_rate_of(RICH)
-    fill = replace(start, at=settled(start, coordinates, room)[-1])
+    rate = replace(start, at=settled(start, coordinates, room)[-1])
 
-    assert packet_of(fill, coordinates) <= room or fill.at == 0
-    if fill.at < len(fill.ladder) - 1:
-        assert packet_of(replace(fill, at=fill.at + 1), coordinates) > SPARE * room
+    assert packet_of(rate, coordinates) <= room or rate.at == 0
+    if rate.at < len(rate.ladder) - 1:
+        assert packet_of(replace(rate, at=rate.at + 1), coordinates) > SPARE * room
 
 
 @given(rooms, st.floats(1e3, 1e9), st.lists(st.floats(SPARE**0.5, 1), min_size=5, max_size=20))
 def test_a_line_that_varies_by_less_than_the_spare_room_moves_it_only_down_once_it_has_settled(
     room: float, coordinates: float, noise: list[float]
 ) -> None:
-    fill = adaptive_rate_of(RICH)
-    fill = replace(fill, at=settled(fill, coordinates, SPARE**0.5 * room)[-1])
-    at = fill.at
+    rate = adaptive_rate_of(RICH)
+    rate = replace(rate, at=settled(rate, coordinates, SPARE**0.5 * room)[-1])
+    at = rate.at
     where = []
     for part in noise:
-        fill = fill.sent(packet_of(fill, coordinates)).within(room * part)
-        where.append(fill.at)
+        rate = rate.sent(packet_of(rate, coordinates)).within(room * part)
+        where.append(rate.at)
 
     assert len(set(where)) <= 2
     assert all(b >= at for b in where)
@@ -124,18 +126,18 @@ def test_a_line_that_varies_by_less_than_the_spare_room_moves_it_only_down_once_
 def test_a_packet_is_hardly_longer_than_what_comes_back_however_wide_the_line(
     room: float, back: float, coordinates: float
 ) -> None:
-    fill = adaptive_rate_of(RICH)
+    rate = adaptive_rate_of(RICH)
     for _ in range(ROUNDS):
-        fill = fill.sent(packet_of(fill, coordinates)).within(room, back)
+        rate = rate.sent(packet_of(rate, coordinates)).within(room, back)
 
-    assert packet_of(fill, coordinates) <= min(room, AHEAD * back) or fill.at == 0
+    assert packet_of(rate, coordinates) <= min(room, AHEAD * back) or rate.at == 0
 
 
 def sent_with(fits: int) -> tuple[Worker, list[int]]:
     torch.manual_seed(0)
     x = torch.zeros(200_000)
-    worker = Worker(x, GlobalModel(x.clone(), compressor_of(RICH), seed=1))
-    worker.rate, sizes = adaptive_rate_of(RICH), []
+    worker = Worker(x, GlobalModel(x.clone(), compressor_of(RICH), seed=1), rate=adaptive_rate_of(RICH))
+    sizes = []
     for _ in range(16):
         x += torch.randn_like(x) ** 3
         part = worker.start(fits, alone=True)
@@ -153,19 +155,17 @@ def test_real_packets_fit_after_a_few_rounds_whatever_fits() -> None:
 
 def test_peers_that_differ_and_an_owner_that_follows_the_slowest_agree_to_the_bit_and_e_is_replayed() -> None:
     torch.manual_seed(0)
-    n, mix = 100_000, compressor_of(RICH)
-    workers = [Worker(torch.zeros(n), GlobalModel(torch.zeros(n), mix, 1)) for _ in range(3)]
-    owner, again = (Aggregator(n, mix, 1, fill=adaptive_rate_of(RICH)) for _ in range(2))
+    n, mix, rate = 100_000, compressor_of(RICH), adaptive_rate_of(RICH)
+    workers = [Worker(torch.zeros(n), GlobalModel(torch.zeros(n), mix, 1), rate=rate) for _ in range(3)]
+    owner, again = (Aggregator(n, rate, 1) for _ in range(2))
     packets, kept = [], []
-    for worker in workers:
-        worker.rate = adaptive_rate_of(RICH)
     for round in range(16):
         for worker in workers:
             worker.x.add_(torch.randn(n) ** 3)
         parts = [worker.start(fits) for worker, fits in zip(workers, (300, 1000, 8000), strict=True)]
         updates = [(str(i), part.packet, 1.0) for i, part in enumerate(parts)]
-        owner.fits(2000)
-        packets.append(owner.aggregate(round, updates))
+        owner.set_budget(2000)
+        packets.append(owner.step(round, updates))
         again.replay(round, updates, packets[-1])
         m = mix.draw(n, owner.shards[0].seed, round).m
         kept.append([decode(part.packet, m).positions.numel() for part in parts])
@@ -178,7 +178,7 @@ def test_peers_that_differ_and_an_owner_that_follows_the_slowest_agree_to_the_bi
     assert (
         fold(GlobalModel(torch.zeros(n), mix, 1), packets).fingerprint == workers[0].global_model.fingerprint
     )
-    assert torch.equal(owner.owners[0].error, again.owners[0].error)
+    assert torch.equal(owner.assigned[0].error, again.assigned[0].error)
 
 
 @pytest.mark.parametrize(("peers", "alike"), [(2, 0.9), (2, 0.0), (4, 0.5), (8, 0.0)])
@@ -187,22 +187,20 @@ def test_peers_with_wide_lines_and_their_owner_grow_to_the_same_step(
     peers: int, alike: float, line: int, at: str
 ) -> None:
     torch.manual_seed(0)
-    n, mix = 100_000, compressor_of(Compression())
-    workers = [Worker(torch.zeros(n), GlobalModel(torch.zeros(n), mix, 1)) for _ in range(peers)]
-    owner = Aggregator(n, mix, 1, fill=adaptive_rate_of(Compression()))
-    for worker in workers:
-        worker.rate = adaptive_rate_of(Compression())
+    n, mix, rate = 100_000, compressor_of(Compression()), adaptive_rate_of(Compression())
+    workers = [Worker(torch.zeros(n), GlobalModel(torch.zeros(n), mix, 1), rate=rate) for _ in range(peers)]
+    owner = Aggregator(n, rate, 1)
     for round in range(15):
         common = torch.randn(n)
         for worker in workers:
             worker.x.add_(alike * common + (1 - alike) * torch.randn(n))
         parts = [worker.start(10**9 if round else 0) for worker in workers]
-        owner.fits(line if round else 0)
-        aggregate = owner.aggregate(round, [(str(i), part.packet, 1.0) for i, part in enumerate(parts)])
+        owner.set_budget(line if round else 0)
+        aggregate = owner.step(round, [(str(i), part.packet, 1.0) for i, part in enumerate(parts)])
         for worker, part in zip(workers, parts, strict=True):
             worker.finish(aggregate, part)
 
-    keeps = {worker.rate.ladder[worker.rate.at].keep for worker in workers}
-    assert all(0.85 < keep / owner.rate.ladder[owner.rate.at].keep < 1.15 for keep in keeps)
+    keeps = {worker.rate.compressor.topk_ratio for worker in workers}
+    assert all(0.85 < keep / owner.rate.compressor.topk_ratio < 1.15 for keep in keeps)
     assert at == "what fits" or owner.rate.at == owner.rate.usual == workers[0].rate.at
     assert at == "usual" or SPARE**2 * line <= len(aggregate) <= 1.05 * line

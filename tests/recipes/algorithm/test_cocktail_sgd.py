@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress import Cocktail, decode, fingerprint
-from recipes.algorithm.cocktail_sgd import DecodedPacket, GlobalModel, Worker, fold
-from recipes.algorithm.robust_mean import RejectedUpdate
-from recipes.algorithm.shard_aggregator import Aggregator
+from recipes.algorithm.aggregator import Aggregator
+from recipes.algorithm.decoded_updates import RejectedUpdate
+from recipes.algorithm.global_model import DecodedPacket, GlobalModel, fold
+from recipes.algorithm.worker import Worker
 
 SEED = 7
 LOSSLESS = Cocktail(random_ratio=1.0, topk_ratio=1.0, quant_bits=32)
@@ -36,7 +37,7 @@ class Swarm:
 
     @property
     def error(self) -> Tensor:
-        return torch.cat([owner.error for owner in self.owner.owners.values()])
+        return torch.cat([owner.error for owner in self.owner.assigned.values()])
 
     def round(self, steps: list[Tensor], weights: list[float] | None = None) -> bytes:
         """One round in which worker i's optimizer adds steps[i]."""
@@ -44,7 +45,7 @@ class Swarm:
         for worker, step in zip(self.workers, steps, strict=True):
             worker.x.add_(step)
         updates = [(f"peer-{i}", part.packet, weights[i] if weights else 1.0) for i, part in enumerate(sent)]
-        packet = self.owner.aggregate(self.workers[0].global_model.round, updates)
+        packet = self.owner.step(self.workers[0].global_model.round, updates)
         for worker, part in zip(self.workers, sent, strict=True):
             worker.finish(packet, part)
         return packet
@@ -112,7 +113,7 @@ def test_lossless_and_fresh_it_is_synchronous_sgd_on_the_whole_batch() -> None:
             worker.x.sub_(lr * rows.T @ (rows @ worker.x - b[share]) / len(rows))
         sent = [worker.start() for worker in trio.workers]
         updates = [(str(i), s.packet, float(len(b[shares[i]]))) for i, s in enumerate(sent)]
-        packet = trio.owner.aggregate(t, updates)
+        packet = trio.owner.step(t, updates)
         for worker, part in zip(trio.workers, sent, strict=True):
             worker.finish(packet, part)
 
@@ -192,7 +193,7 @@ def test_a_packet_that_came_too_late_stays_in_the_residual() -> None:
     sent = punctual.start()
     late.start()
     late.x.add_(step)
-    packet = group.owner.aggregate(1, [("punctual", sent.packet, 1.0)])
+    packet = group.owner.step(1, [("punctual", sent.packet, 1.0)])
 
     punctual.finish(packet, sent)
     late.finish(packet, None)
@@ -211,7 +212,7 @@ def test_a_packet_that_does_not_decode_is_refused_by_name_and_changes_nothing() 
     broken[len(broken) // 2] ^= 0xFF
 
     with pytest.raises(RejectedUpdate, match="the update of mallory is refused"):
-        group.owner.aggregate(1, [("alice", sent[0].packet, 1.0), ("mallory", bytes(broken), 1.0)])
+        group.owner.step(1, [("alice", sent[0].packet, 1.0), ("mallory", bytes(broken), 1.0)])
 
     assert torch.equal(group.error, error)
 
@@ -229,7 +230,7 @@ def test_an_owner_that_replays_what_was_committed_goes_on_to_the_bit(mix: Cockta
         updates = [(f"peer-{i}", part.packet, 0.1 + i) for i, part in enumerate(sent)]
         for worker, step in zip(group.workers, steps_of(4, n, t), strict=True):
             worker.x.add_(step)
-        packet = group.owner.aggregate(t, updates)
+        packet = group.owner.step(t, updates)
         for worker, part in zip(group.workers, sent, strict=True):
             worker.finish(packet, part)
         history.append((updates, packet))
@@ -246,8 +247,8 @@ def test_an_owner_that_replays_what_was_committed_goes_on_to_the_bit(mix: Cockta
         error = Swarm([], again).error
         assert torch.equal(error.view(torch.int32), group.error.view(torch.int32))
         assert error.any() == (mix != LOSSLESS)  # which sends all of D
-        packets.append(again.aggregate(10, last))
-    assert packets == [group.owner.aggregate(10, last)] * 2
+        packets.append(again.step(10, last))
+    assert packets == [group.owner.step(10, last)] * 2
 
 
 def test_a_saved_error_of_another_length_or_no_error_at_all_is_refused(tmp_path: Path) -> None:
@@ -256,7 +257,7 @@ def test_a_saved_error_of_another_length_or_no_error_at_all_is_refused(tmp_path:
 
     with pytest.raises(ValueError, match=r"\(10,\), not \(11,\)"):
         Aggregator(11, LOSSLESS, SEED).load(tmp_path / "error")
-    with pytest.raises(ValueError, match="does not hold the owner's error"):
+    with pytest.raises(ValueError, match="does not hold an aggregator's error feedback"):
         Aggregator(11, LOSSLESS, SEED).load(tmp_path / "junk")
 
 
@@ -267,9 +268,9 @@ def test_the_sum_does_not_depend_on_the_order_of_arrival() -> None:
     group.round(steps_of(4, n, 0))
     updates = [(name, worker.start().packet, 1.0) for name, worker in zip("dbca", group.workers, strict=True)]
     other = Aggregator(n, mix, SEED)
-    other.owners[0].error.copy_(group.error)
+    other.assigned[0].error.copy_(group.error)
 
-    assert group.owner.aggregate(1, updates) == other.aggregate(1, updates[::-1])
+    assert group.owner.step(1, updates) == other.step(1, updates[::-1])
 
 
 def test_a_diverged_model_is_reported_with_the_name_of_the_parameter() -> None:

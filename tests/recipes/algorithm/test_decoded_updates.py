@@ -7,14 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from collected import collected
 from torch import Tensor
 
 from compress import Cocktail, PackedUpdate, decode
 from compress.backends import dispatch
 from recipes.algorithm import decoded_updates, robust_mean
-from recipes.algorithm.cocktail_sgd import ShardAggregator
-from recipes.algorithm.decoded_updates import DecodedUpdates, held_by
-from recipes.algorithm.robust_mean import RejectedUpdate, Rule, collect
+from recipes.algorithm.aggregator import Aggregator
+from recipes.algorithm.decoded_updates import DecodedUpdates, RejectedUpdate
+from recipes.algorithm.robust_mean import Rule
 
 M, SEED = 5000, 7
 MIX = Cocktail(random_ratio=0.5, topk_ratio=0.3, quant_bits=4, block_size=16)
@@ -52,15 +53,15 @@ def test_the_bits_do_not_depend_on_cores_on_room_or_on_who_came_first(
     monkeypatch.setattr(robust_mean, "AT_ONCE", 700)
     for module in (decoded_updates, robust_mean):
         monkeypatch.setattr(module, "CORES", cores)
-    error, updates, packets = torch.randn(M), sent(9, M, liars), DecodedUpdates(M, room)
+    error, updates, packets = torch.randn(M), sent(9, M, liars), DecodedUpdates({0: M}, 1, room)
     early = random.Random(cores).sample(updates, 6)
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda u: packets.open(*u[:2]), early))
+        list(pool.map(lambda u: packets.decode(*u[:2]), early))
 
-    found = collect(error, updates[::-1], Rule(), packets)
+    found = collected(error, updates[::-1], Rule(), packets)
 
-    assert [t.peer for t in found.held] == [f"p{i:02}" for i in range(liars)]
-    want = one_after_another(error, updates, {t.peer: t.scale for t in found.held})
+    assert [t.peer for t in found.shortened] == [f"p{i:02}" for i in range(liars)]
+    want = one_after_another(error, updates, {t.peer: t.scale for t in found.shortened})
     assert bits(found.D) == bits(want)
 
 
@@ -70,15 +71,15 @@ def test_the_bits_do_not_depend_on_the_form_in_which_packets_are_kept(
 ) -> None:
     pytest.importorskip("numba", reason="it has no build for this platform")
     m, rule = 40_000, Rule(kind)  # type: ignore[arg-type]
-    error, updates, packets = torch.randn(m), sent(9, m, 2, Cocktail(topk_ratio=0.15)), DecodedUpdates(m)
-    decoded = collect(error, updates, rule)
+    error, updates, packets = torch.randn(m), sent(9, m, 2, Cocktail(topk_ratio=0.15)), DecodedUpdates({0: m})
+    decoded = collected(error, updates, rule)
     monkeypatch.setattr(dispatch, "WORTH", 0)
     for peer, packet, _ in updates:
-        assert isinstance(packets.open(peer, packet).update, PackedUpdate)
+        assert isinstance(packets.decode(peer, packet)[0].update, PackedUpdate)
 
-    found = collect(error, updates, rule, packets)
+    found = collected(error, updates, rule, packets)
 
-    assert [(t.peer, t.scale) for t in found.held] == [(t.peer, t.scale) for t in decoded.held]
+    assert [(t.peer, t.scale) for t in found.shortened] == [(t.peer, t.scale) for t in decoded.shortened]
     assert bits(found.D) == bits(decoded.D)
 
 
@@ -88,46 +89,46 @@ def test_a_robust_mean_is_the_same_of_packets_that_are_kept_decoded_and_of_those
 ) -> None:
     rule, updates, error = Rule(kind), sent(7, M), torch.randn(M)  # type: ignore[arg-type]
 
-    assert bits(collect(error, updates, rule).D) == bits(
-        collect(error, updates, rule, DecodedUpdates(M, 0)).D
+    assert bits(collected(error, updates, rule).D) == bits(
+        collected(error, updates, rule, DecodedUpdates({0: M}, 1, 0)).D
     )
 
 
 def test_what_is_kept_decoded_stays_within_its_room_however_often_packets_come() -> None:
-    packets, updates = DecodedUpdates(M, 40_000), sent(9, M)
+    packets, updates = DecodedUpdates({0: M}, 1, 40_000), sent(9, M)
     for _ in range(3):
         for peer, packet, _ in updates:
-            packets.open(peer, packet)
-            packets.open(peer, MIX.encode(torch.ones(M)).packet)
+            packets.decode(peer, packet)
+            packets.decode(peer, MIX.encode(torch.ones(M)).packet)
 
-    kept = [o for o in packets._opened.values() if o.update is not None]
-    assert sum(map(held_by, kept)) <= 40_000
+    kept = [one[0] for _, one in packets._decoded.values() if one[0].update is not None]
+    assert sum(one.nbytes for one in kept) <= 40_000
     assert kept
-    assert len(packets._opened) == 9, "of a peer only the last"
+    assert len(packets._decoded) == 9, "of a peer only the last"
 
 
 def test_an_owner_that_saw_packets_arrive_makes_the_packet_of_one_that_did_not() -> None:
     """Also where some came too late, were of another round, were damaged, or were replaced."""
-    early, late = ShardAggregator(M, MIX, SEED), ShardAggregator(M, MIX, SEED)
+    early, late = Aggregator(M, MIX, SEED), Aggregator(M, MIX, SEED)
     for t in range(3):
-        updates = sent(5, early.sample(t).m)
-        early.arrived(t, "p00", updates[1][1])
+        updates = sent(5, early.assigned[0].sample(t).m)
+        early.add(t, "p00", updates[1][1])
         for peer, packet, _ in updates:
-            early.arrived(t, peer, packet)
-        early.arrived(t, "p09", b"damaged")
-        early.arrived(t - 1, "p01", updates[0][1])
+            early.add(t, peer, packet)
+        early.add(t, "p09", b"damaged")
+        early.add(t - 1, "p01", updates[0][1])
 
-        assert early.aggregate(t, updates) == late.aggregate(t, updates)
-        assert bits(early.error) == bits(late.error)
-        early.arrived(t, "p08", updates[0][1])
-        assert early._packets is None, "nothing of a round is held once it is aggregated"
+        assert early.step(t, updates) == late.step(t, updates)
+        assert bits(early.assigned[0].error) == bits(late.assigned[0].error)
+        early.add(t, "p08", updates[0][1])
+        assert early._updates is None, "nothing of a round is held once it is aggregated"
 
 
 def test_a_packet_that_cannot_be_used_is_refused_at_the_close() -> None:
-    owner = ShardAggregator(M, MIX, SEED)
-    updates = sent(3, owner.sample(0).m)
-    owner.arrived(0, "p01", b"damaged")
+    owner = Aggregator(M, MIX, SEED)
+    updates = sent(3, owner.assigned[0].sample(0).m)
+    owner.add(0, "p01", b"damaged")
 
     with pytest.raises(RejectedUpdate, match="p01 is refused"):
-        owner.aggregate(0, [updates[0], ("p01", b"damaged", 1.0), updates[2]])
-    assert not owner.error.any()
+        owner.step(0, [updates[0], ("p01", b"damaged", 1.0), updates[2]])
+    assert not owner.assigned[0].error.any()

@@ -9,8 +9,12 @@ import torch
 from torch import Tensor
 
 from compress import Cocktail
-from recipes.algorithm.cocktail_sgd import GlobalModel, ShardAggregator, Worker, handoff_compressor
-from recipes.algorithm.robust_mean import HELD, MEAN, OPEN, REFUSED, RejectedUpdate, Rule
+from recipes.algorithm.aggregator import Aggregator
+from recipes.algorithm.compressor import handoff_compressor
+from recipes.algorithm.decoded_updates import RejectedUpdate
+from recipes.algorithm.global_model import GlobalModel
+from recipes.algorithm.robust_mean import HELD, MEAN, OPEN, REFUSED, Rule
+from recipes.algorithm.worker import Worker
 
 N, SEED, ROOM = 600, 3, 10**9
 EXACT = Cocktail(
@@ -24,14 +28,14 @@ class Swarm:
     """Three peers whose shares of the mean stay what they are."""
 
     workers: dict[str, Worker]
-    owner: ShardAggregator
+    owner: Aggregator
 
     def round(self, steps: dict[str, Tensor]) -> None:
         sent = {name: worker.start() for name, worker in self.workers.items()}
         for name, step in steps.items():
             self.workers[name].x.add_(step)
         updates = [(name, part.packet, WEIGHTS[name]) for name, part in sent.items()]
-        packet = self.owner.aggregate(self.round_number, updates)
+        packet = self.owner.step(self.round_number, updates)
         for name, worker in self.workers.items():
             worker.finish(packet, sent[name])
 
@@ -44,14 +48,14 @@ class Swarm:
         shares = {name: weight / sum(WEIGHTS.values()) for name, weight in WEIGHTS.items()}
         common = self.workers["ann"].global_model.vector
         residuals = sum(shares[n] * (w.x - w.global_model.vector) for n, w in self.workers.items())
-        return common + self.owner.error + residuals
+        return common + self.owner.assigned[0].error + residuals
 
     def leave(self, name: str, room: int = ROOM) -> None:
         """It hands over. In its place is one without a residual, so that the others keep their shares."""
         worker = self.workers[name]
         part = worker.handoff(room)
         assert part is not None
-        self.owner.inherit(name, part.packet, WEIGHTS[name] / sum(WEIGHTS.values()))
+        self.owner.merge_handoff(name, part.packet, WEIGHTS[name] / sum(WEIGHTS.values()))
         worker.subtract(part)
 
 
@@ -59,7 +63,7 @@ def swarm_after(rounds: int, mix: Cocktail = EXACT, rule: Rule = OPEN) -> Swarm:
     x0 = torch.randn(N, generator=torch.Generator().manual_seed(1))
     workers = {name: Worker(x0.clone(), GlobalModel(x0.clone(), mix, SEED)) for name in WEIGHTS}
     swarm = Swarm(
-        workers, ShardAggregator(N, mix, SEED, rule)
+        workers, Aggregator(N, mix, SEED, rule)
     )  # open: who has drained is no measure of who has not
     generator = torch.Generator().manual_seed(2)
     for _ in range(rounds):
@@ -71,7 +75,7 @@ def drained(swarm: Swarm) -> Tensor:
     """x' once nobody computes any more and all has been sent."""
     for _ in range(80):
         swarm.round({})
-    assert swarm.owner.error.abs().max() < 1e-6
+    assert swarm.owner.assigned[0].error.abs().max() < 1e-6
     assert all(worker.residual_norm() < 1e-4 for worker in swarm.workers.values())
     return swarm.workers["ann"].global_model.vector
 
@@ -125,11 +129,11 @@ def test_a_legacy_that_is_none_is_refused_by_name_and_changes_nothing(damage: st
         packet[len(packet) // 2] ^= 0xFF
     else:
         packet = bytearray(EXACT.encode(torch.ones(N - 1)).packet)
-    error = swarm.owner.error.clone()
+    error = swarm.owner.assigned[0].error.clone()
     with pytest.raises(RejectedUpdate, match="the update of mallory is refused"):
-        swarm.owner.inherit("mallory", bytes(packet), 10.0)
+        swarm.owner.merge_handoff("mallory", bytes(packet), 10.0)
 
-    assert torch.equal(swarm.owner.error, error)
+    assert torch.equal(swarm.owner.assigned[0].error, error)
 
 
 # ---- what a liar can hand over -----------------------------------------------------------------------------
@@ -137,7 +141,7 @@ def test_a_legacy_that_is_none_is_refused_by_name_and_changes_nothing(damage: st
 COCKTAIL = Cocktail(random_ratio=0.25, topk_ratio=0.2, quant_bits=4, block_size=16)
 
 
-def legacy_of(norm: float) -> bytes:
+def handoff_of(norm: float) -> bytes:
     v = torch.randn(N, generator=torch.Generator().manual_seed(9))
     return handoff_compressor(EXACT, 1.0).encode(norm * v / v.norm()).packet
 
@@ -149,36 +153,41 @@ def test_an_honest_legacy_is_taken_whole(mix: Cocktail) -> None:
         part = worker.handoff(ROOM)
 
         assert part is not None
-        assert swarm.owner.inherit(name, part.packet, 1 / 3) == 1.0
+        assert swarm.owner.merge_handoff(name, part.packet, 1 / 3) == 1.0
 
 
 @pytest.mark.parametrize("rounds", [2, 5, 30])
 def test_an_honest_owners_error_is_taken_whole_by_the_next_owner(rounds: int) -> None:
     one = swarm_after(rounds, COCKTAIL, MEAN).owner
-    two = ShardAggregator(N, COCKTAIL, SEED)
-    two.usual = one.usual  # it has aggregated a round by then
+    two = Aggregator(N, COCKTAIL, SEED)
+    two.assigned[0].usual = one.assigned[0].usual  # it has aggregated a round by then
 
-    assert two.inherit("one", handoff_compressor(EXACT, 1.0).encode(one.error).packet, 1.0) == 1.0
-    assert torch.equal(two.error, one.error)
+    assert (
+        two.merge_handoff("one", handoff_compressor(EXACT, 1.0).encode(one.assigned[0].error).packet, 1.0)
+        == 1.0
+    )
+    assert torch.equal(two.assigned[0].error, one.assigned[0].error)
 
 
 def test_a_legacy_longer_than_a_residual_can_be_is_shortened_to_what_the_round_before_held() -> None:
     swarm = swarm_after(30, COCKTAIL, MEAN)
     longest = max(worker.residual_norm() for worker in swarm.workers.values())
-    before = swarm.owner.error.clone()
-    scale = swarm.owner.inherit("mallory", legacy_of(20 * longest), 1.0)
+    before = swarm.owner.assigned[0].error.clone()
+    scale = swarm.owner.merge_handoff("mallory", handoff_of(20 * longest), 1.0)
 
-    moved = float((swarm.owner.error - before).norm())
-    limit = HELD * swarm.owner.usual * N**0.5
+    moved = float((swarm.owner.assigned[0].error - before).norm())
+    limit = HELD * swarm.owner.assigned[0].usual * N**0.5
     assert moved == pytest.approx(scale * 20 * longest, rel=1e-4)
     assert moved == pytest.approx(limit, rel=1e-4)
     assert moved < 5 * longest, "what an honest leaver could have moved, five times"
     with pytest.raises(RejectedUpdate, match=r"mallory is refused: its norm \S+ is more than 20 times"):
-        swarm.owner.inherit("mallory", legacy_of(1.1 * REFUSED / HELD * limit), 1.0)
+        swarm.owner.merge_handoff("mallory", handoff_of(1.1 * REFUSED / HELD * limit), 1.0)
 
 
 def test_who_leaves_before_anything_was_sent_has_nothing_to_hand_over() -> None:
-    owner = ShardAggregator(N, COCKTAIL, SEED)
+    owner = Aggregator(N, COCKTAIL, SEED)
+    nothing = COCKTAIL.encode(torch.zeros(owner.assigned[0].sample(0).m)).packet
+    owner.step(0, [(name, nothing, 1.0) for name in WEIGHTS])
 
-    assert owner.inherit("mallory", legacy_of(1.0), 1.0) == 0.0
-    assert not owner.error.any()
+    assert owner.merge_handoff("mallory", handoff_of(1.0), 1.0) == 0.0
+    assert not owner.assigned[0].error.any()

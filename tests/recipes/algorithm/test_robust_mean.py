@@ -8,22 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from collected import collected
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from compress import Cocktail, decode
-from recipes.algorithm.cocktail_sgd import GlobalModel, ShardAggregator, Worker
-from recipes.algorithm.robust_mean import (
-    HELD,
-    OPEN,
-    REFUSED,
-    RejectedUpdate,
-    Rule,
-    collect,
-    median_of,
-    trimmed,
-)
+from recipes.algorithm.aggregator import Aggregator
+from recipes.algorithm.decoded_updates import RejectedUpdate
+from recipes.algorithm.global_model import GlobalModel
+from recipes.algorithm.robust_mean import HELD, OPEN, REFUSED, Rule, median_of, trimmed
+from recipes.algorithm.worker import Worker
 
 M = 600
 ALL = Cocktail(random_ratio=1.0, topk_ratio=1.0, quant_bits=32)
@@ -73,7 +68,7 @@ def test_a_packet_with_fewer_values_may_be_longer_within_what_the_recipe_bounds(
     few[:10] = 10.0  # 2.5 times as long, 16 times fewer values
     updates = [*said([usual, usual]), ("p02", Cocktail(1.0, 10 / 160, quant_bits=32).encode(few).packet, 1.0)]
 
-    held = collect(torch.zeros(160), updates, Rule(wide=wide)).held
+    held = collected(torch.zeros(160), updates, Rule(spread=wide)).shortened
 
     assert [taken.scale for taken in held] == pytest.approx(scales)
 
@@ -81,54 +76,54 @@ def test_a_packet_with_fewer_values_may_be_longer_within_what_the_recipe_bounds(
 @pytest.mark.parametrize(("liars", "honest"), [(1, 2), (2, 8)])
 def test_what_is_too_long_is_held_to_a_multiple_of_the_median(liars: int, honest: int) -> None:
     updates = swarm([normal(50 + i, 10.0) for i in range(liars)], honest)
-    found = collect(torch.zeros(M), updates, Rule())
+    found = collected(torch.zeros(M), updates, Rule())
 
-    assert [t.peer for t in found.held] == [f"p{i:02}" for i in range(liars)]
-    for taken in found.held:
+    assert [t.peer for t in found.shortened] == [f"p{i:02}" for i in range(liars)]
+    for taken in found.shortened:
         assert taken.scale * taken.norm == pytest.approx(HELD * taken.median)
         assert "its norm 10 is more than 2 times the round's median 1.0" in taken.why
-    n, held = liars + honest, liars * HELD * found.held[0].median
+    n, held = liars + honest, liars * HELD * found.shortened[0].median
     assert float(found.D.norm()) <= held / n + honest * 1.2 / n
 
 
 @pytest.mark.parametrize("factor", [1.0, 1e3, 1e12])
 def test_what_no_honest_peer_reaches_is_refused_with_norm_and_median(factor: float) -> None:
     updates = swarm([normal(50, 1.5 * REFUSED * factor)], 4)
-    owner = ShardAggregator(M, ALL, 0)
+    owner = Aggregator(M, ALL, 0)
 
     with pytest.raises(
         RejectedUpdate, match=r"norm \S+ is more than 20 times 1\.\d+, the median .* 5 packets"
     ):
-        owner.aggregate(0, updates)
-    assert not owner.error.any()
-    owner.aggregate(0, updates[1:])
-    assert owner.held == ()
+        owner.step(0, updates)
+    assert not owner.assigned[0].error.any()
+    owner.step(0, updates[1:])
+    assert owner.shortened == ()
 
 
 def test_values_that_are_finite_and_a_norm_that_is_not_are_refused_even_of_a_single_peer() -> None:
     long = torch.full((M,), 3e38)
 
     with pytest.raises(RejectedUpdate, match="p00 is refused: its values are finite and their norm is not"):
-        collect(torch.zeros(M), said([long]), Rule())
+        collected(torch.zeros(M), said([long]), Rule())
 
 
 @every_rule
 def test_a_first_round_in_which_nothing_is_sent_refuses_nobody(rule: Rule) -> None:
-    found = collect(torch.zeros(M), said([torch.zeros(M)] * 5), rule)
+    found = collected(torch.zeros(M), said([torch.zeros(M)] * 5), rule)
 
     assert not found.D.any()
-    assert found.held == ()
+    assert found.shortened == ()
 
 
 def test_where_most_have_sent_nothing_nobody_is_refused_and_nobody_moves_the_model() -> None:
-    found = collect(torch.zeros(M), said([normal(1, 1e30), *[torch.zeros(M)] * 4]), Rule())
+    found = collected(torch.zeros(M), said([normal(1, 1e30), *[torch.zeros(M)] * 4]), Rule())
 
-    assert [t.scale for t in found.held] == [0.0]
+    assert [t.scale for t in found.shortened] == [0.0]
     assert not found.D.any()
 
 
 def test_two_peers_have_no_median_worth_the_name() -> None:
-    found = collect(torch.zeros(M), said([normal(1), normal(2, 100.0)]), Rule())
+    found = collected(torch.zeros(M), said([normal(1), normal(2, 100.0)]), Rule())
 
     torch.testing.assert_close(found.D, (normal(1) + normal(2, 100.0)) / 2)
 
@@ -138,7 +133,7 @@ def test_weights_shape_the_mean_and_not_the_norms() -> None:
     updates = [
         (name, p, weight) for (name, p, _), weight in zip(said(vectors), (98.0, 1.0, 1.0), strict=True)
     ]
-    found = collect(torch.zeros(M), updates, Rule())
+    found = collected(torch.zeros(M), updates, Rule())
 
     want = 0.98 * vectors[0] + 0.01 * vectors[1] + 0.01 * vectors[2] * (HELD / 3)
     torch.testing.assert_close(found.D, want, rtol=1e-4, atol=1e-7)
@@ -147,16 +142,18 @@ def test_weights_shape_the_mean_and_not_the_norms() -> None:
 @every_rule
 def test_the_owner_replays_a_round_with_liars_to_the_bit(rule: Rule) -> None:
     mix = Cocktail(random_ratio=0.5, topk_ratio=0.2, quant_bits=4, block_size=16)
-    here, again = ShardAggregator(M, mix, 7, rule), ShardAggregator(M, mix, 7, rule)
+    here, again = Aggregator(M, mix, 7, rule), Aggregator(M, mix, 7, rule)
     for t in range(4):
         m = mix.draw(M, 7, t).m
         vectors = [normal(100 * t + i, 8.0 if i < 2 else 1.0, m) for i in range(7)]
         updates = [(name, p, 0.5 + i) for i, (name, p, _) in enumerate(said(vectors, mix))]
-        packet = here.aggregate(t, updates)
+        packet = here.step(t, updates)
         again.replay(t, updates[::-1], packet)
 
-        assert len(here.held) == 2
-        assert torch.equal(here.error.view(torch.int32), again.error.view(torch.int32))
+        assert len(here.shortened) == 2
+        assert torch.equal(
+            here.assigned[0].error.view(torch.int32), again.assigned[0].error.view(torch.int32)
+        )
 
 
 # ---- rules -------------------------------------------------------------------------------------------------
@@ -166,23 +163,23 @@ def test_the_owner_replays_a_round_with_liars_to_the_bit(rule: Rule) -> None:
 def test_peers_that_agree_get_what_they_said_and_the_error_beside_it(rule: Rule) -> None:
     error, v = normal(9), normal(1)
 
-    torch.testing.assert_close(collect(error, said([v] * 5), rule).D, error + v, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(collected(error, said([v] * 5), rule).D, error + v, rtol=1e-5, atol=1e-7)
 
 
 @every_rule
 def test_nothing_of_what_the_rule_makes_is_lost_at_the_owner(rule: Rule) -> None:
     """Law 3 at the owner: A(packets) + e = the change of x' + e'."""
     mix = Cocktail(random_ratio=0.5, topk_ratio=0.2, quant_bits=4, block_size=16)
-    owner = ShardAggregator(M, mix, 7, rule)
+    owner = Aggregator(M, mix, 7, rule)
     for t in range(3):
-        sample, before = mix.draw(M, 7, t), owner.error.clone()
+        sample, before = mix.draw(M, 7, t), owner.assigned[0].error.clone()
         updates = said([normal(10 * t + i, m=sample.m) for i in range(5)], mix)
-        made = collect(torch.zeros(sample.m), updates, rule).D
-        packet = owner.aggregate(t, updates)
+        made = collected(torch.zeros(sample.m), updates, rule).D
+        packet = owner.step(t, updates)
         change = sample.add_(torch.zeros(M), decode(packet, sample.m))
 
         want = sample.put_(torch.zeros(M), made) + before
-        torch.testing.assert_close(change + owner.error, want, rtol=0, atol=1e-6)
+        torch.testing.assert_close(change + owner.assigned[0].error, want, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("trim", [0.1, 0.2, 0.5])
@@ -192,7 +189,7 @@ def test_a_trimmed_mean_is_what_it_is_one_coordinate_at_a_time(trim: float) -> N
     weights = [1.0, 2.0, 0.5, 4.0, 1.0, 3.0, 1.0]
     packets = [SPARSE.encode(v).packet for v in vectors]
     updates = [(f"p{i}", p, w) for i, (p, w) in enumerate(zip(packets, weights, strict=True))]
-    found = collect(torch.zeros(M), updates, Rule("trimmed_mean", trim=trim)).D
+    found = collected(torch.zeros(M), updates, Rule("trimmed_mean", trim=trim)).D
     sent = [decode(p, M) for p in packets]
 
     for j in range(M):
@@ -223,10 +220,10 @@ def test_a_coordinate_that_one_or_two_peers_sent_is_what_the_mean_makes_of_it() 
 def test_two_liars_of_ten_move_a_robust_mean_less_than_the_mean(kind: str) -> None:
     """Sign-flipped, as long as the bound on norms lets through."""
     updates = swarm([-2 * normal(0), -2 * normal(0)], 8)
-    honest = collect(torch.zeros(M), updates[2:], OPEN).D
+    honest = collected(torch.zeros(M), updates[2:], OPEN).D
 
     def off(rule: Rule) -> float:
-        return float((collect(torch.zeros(M), updates, rule).D - honest).norm())
+        return float((collected(torch.zeros(M), updates, rule).D - honest).norm())
 
     assert off(Rule()) > 0.4
     assert off(RULES[kind]) < 0.6 * off(Rule())
@@ -243,7 +240,7 @@ def test_what_a_rule_holds_in_memory_does_not_grow_with_the_peers(
     def peak(peers: int) -> int:
         updates = [(f"p{i:02}", packets[i % 4][1], 1.0) for i in range(peers)]
         tracemalloc.start()
-        collect(torch.zeros(1 << 14), updates, RULES[kind])
+        collected(torch.zeros(1 << 14), updates, RULES[kind])
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return most
@@ -261,12 +258,12 @@ def trained(rule: Rule, liars: int) -> float:
     mix, n = Cocktail(random_ratio=0.5, topk_ratio=0.4, quant_bits=4, block_size=16), 200
     target, generator = normal(3, 10.0, n), torch.Generator().manual_seed(4)
     workers = [Worker(torch.zeros(n), GlobalModel(torch.zeros(n), mix, 7)) for _ in range(10)]
-    owner = ShardAggregator(n, mix, 7, rule)
+    owner = Aggregator(n, mix, 7, rule)
     for t in range(60):
         parts = [worker.start() for worker in workers]
         lies = [mix.encode(-10 * part.shard_updates[0].update.dense()).packet for part in parts[:liars]]
         packets = lies + [part.packet for part in parts[liars:]]
-        packet = owner.aggregate(t, [(f"p{i}", p, 1.0) for i, p in enumerate(packets)])
+        packet = owner.step(t, [(f"p{i}", p, 1.0) for i, p in enumerate(packets)])
         for worker, part in zip(workers, parts, strict=True):
             worker.x.sub_(0.1 * (worker.x - target + torch.randn(n, generator=generator)))
             worker.finish(packet, part)

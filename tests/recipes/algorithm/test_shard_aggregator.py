@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from compress import Cocktail, PacketError, decode, join, split
-from recipes.algorithm.cocktail_sgd import GlobalModel, ShardAggregator, Worker
-from recipes.algorithm.robust_mean import OPEN, AggregateStep, RejectedUpdate
-from recipes.algorithm.shard_aggregator import Aggregator, select_shards
-from recipes.config.presets import Outer
+from recipes.algorithm.aggregator import Aggregator
+from recipes.algorithm.decoded_updates import RejectedUpdate, select_shards
+from recipes.algorithm.global_model import GlobalModel
+from recipes.algorithm.outer_optimizer import OuterOptimizer
+from recipes.algorithm.robust_mean import OPEN, AggregateStep
+from recipes.algorithm.worker import Worker
 
 N, SEED = 500, 7
 MIX = Cocktail(random_ratio=0.5, topk_ratio=0.4, quant_bits=4, block_size=16, shards=3)
@@ -38,16 +40,16 @@ def test_a_vector_of_one_shard_sends_what_it_sent_before_there_were_shards() -> 
     sample = ALONE.draw(N, SEED, 0)
 
     sent = worker.start()
-    packet = Aggregator(N, ALONE, SEED).aggregate(0, updates_of(peers))
+    packet = Aggregator(N, ALONE, SEED).step(0, updates_of(peers))
 
     assert sent.packet == ALONE.encode(sample.difference(worker.x, worker.global_model.vector)).packet
-    assert packet == ShardAggregator(N, ALONE, SEED).aggregate(0, updates_of(peers))
+    assert packet == Aggregator(N, ALONE, SEED).step(0, updates_of(peers))
 
 
 def test_each_shard_is_a_vector_of_its_own() -> None:
     """Its packet is the one of an owner and of peers that know nothing but that range."""
     peers = workers()
-    packet = Aggregator(N, MIX, SEED).aggregate(0, updates_of(peers))
+    packet = Aggregator(N, MIX, SEED).step(0, updates_of(peers))
 
     for shard, part in zip(MIX.cut(N, SEED), split(packet, 3), strict=True):
         alone = [
@@ -56,13 +58,13 @@ def test_each_shard_is_a_vector_of_its_own() -> None:
             )
             for w in peers
         ]
-        assert part == ShardAggregator(shard.size, ALONE, shard.seed).aggregate(0, updates_of(alone))
+        assert part == Aggregator(shard.size, ALONE, shard.seed).step(0, updates_of(alone))
 
 
 def test_a_shard_that_the_aggregate_leaves_out_has_not_moved_and_stays_in_the_residual() -> None:
     [worker, *_] = peers = workers()
     sent = worker.start()
-    parts = split(Aggregator(N, MIX, SEED).aggregate(0, updates_of(peers)), 3)
+    parts = split(Aggregator(N, MIX, SEED).step(0, updates_of(peers)), 3)
     out = MIX.cut(N, SEED)[1]
     x, common = worker.x.clone(), worker.global_model.vector.clone()
 
@@ -79,8 +81,8 @@ def test_a_shard_that_the_aggregate_leaves_out_has_not_moved_and_stays_in_the_re
 def test_a_packet_of_which_one_shard_is_refused_moves_no_error() -> None:
     peers = workers()
     owners, updates = Aggregator(N, MIX, SEED), updates_of(peers)
-    owners.aggregate(0, updates)
-    errors = [owner.error.clone() for owner in owners.owners.values()]
+    owners.step(0, updates)
+    errors = [owner.error.clone() for owner in owners.assigned.values()]
     assert all(bool(error.any()) for error in errors)
     for worker in peers:
         worker.global_model.round = 1
@@ -89,63 +91,65 @@ def test_a_packet_of_which_one_shard_is_refused_moves_no_error() -> None:
 
     for bad in (join([*parts[:2], b""]), join([*parts[:2], parts[0]]), parts[0], join(parts)[:-1]):
         with pytest.raises(RejectedUpdate, match="the update of peer-2 is refused"):
-            owners.aggregate(1, [*updates[:2], ("peer-2", bad, 1.0)])
+            owners.step(1, [*updates[:2], ("peer-2", bad, 1.0)])
         with pytest.raises(RejectedUpdate, match="the update of peer-2 is refused"):
-            owners.inherit("peer-2", bad, 1.0)
+            owners.merge_handoff("peer-2", bad, 1.0)
 
-    assert all(torch.equal(o.error, error) for o, error in zip(owners.owners.values(), errors, strict=True))
+    assert all(torch.equal(o.error, error) for o, error in zip(owners.assigned.values(), errors, strict=True))
 
 
 def test_a_round_in_which_a_shard_did_not_move_is_replayed_without_it() -> None:
     peers, owners, again = workers(), Aggregator(N, MIX, SEED), Aggregator(N, MIX, SEED)
     updates = updates_of(peers)
-    parts = split(owners.aggregate(0, updates), 3)
+    parts = split(owners.step(0, updates), 3)
 
     again.replay(0, updates, join([parts[0], b"", parts[2]]))
 
-    assert torch.equal(again.owners[0].error, owners.owners[0].error)
-    assert torch.equal(again.owners[2].error, owners.owners[2].error)
-    assert not again.owners[1].error.any()
+    assert torch.equal(again.assigned[0].error, owners.assigned[0].error)
+    assert torch.equal(again.assigned[2].error, owners.assigned[2].error)
+    assert not again.assigned[1].error.any()
 
 
-@pytest.mark.parametrize("outer", [Outer(), Outer(0.7, 0.9, 0.95)], ids=["plain", "with momentum"])
-def test_what_a_round_came_to_moves_e_as_its_packets_did(outer: Outer) -> None:
+@pytest.mark.parametrize(
+    "outer", [OuterOptimizer(), OuterOptimizer(0.7, 0.9, 0.95)], ids=["plain", "with momentum"]
+)
+def test_what_a_round_came_to_moves_e_as_its_packets_did(outer: OuterOptimizer) -> None:
     peers, owners, again = workers(), *(Aggregator(N, MIX, SEED, outer=outer) for _ in range(2))
     for round in range(3):
         written: list[bytes] = []
 
         def keep(found: Mapping[int, AggregateStep], to: list[bytes] = written) -> Callable[[], object]:
-            to.append(b"".join(owners.written(found)))
+            to.append(b"".join(owners.serialize(found)))
             return lambda: None
 
-        packet = owners.aggregate(round, updates_of(peers), keep)
-        again.repeat(round, *written, packet)
+        packet = owners.step(round, updates_of(peers), keep)
+        again.replay_step(round, *written, packet)
         for peer in peers:
             peer.catch_up(packet)
 
-        assert len(written[0]) - owners.moved_bytes(round) in range(1, 600)
-        for number, owner in owners.owners.items():
-            assert torch.equal(owner.error, again.owners[number].error)
-            assert torch.equal(owner.momentum, again.owners[number].momentum)
-            assert owner.usual == again.owners[number].usual
+        assert len(written[0]) - owners.step_bytes(round) in range(1, 600)
+        for number, owner in owners.assigned.items():
+            assert torch.equal(owner.error, again.assigned[number].error)
+            assert torch.equal(owner.momentum, again.assigned[number].momentum)
+            assert owner.usual == again.assigned[number].usual
     with pytest.raises(ValueError, match="came to is not of these shards"):
-        Aggregator(N, MIX, SEED, owned=[1]).repeat(0, written[0][:-1], packet)
+        Aggregator(N, MIX, SEED, assigned=[1]).replay_step(0, written[0][:-1], packet)
 
 
 def test_errors_come_back_from_the_disk_shard_by_shard(tmp_path: Path) -> None:
     owners, again = Aggregator(N, MIX, SEED), Aggregator(N, MIX, SEED)
-    owners.aggregate(0, updates_of(workers()))
+    owners.step(0, updates_of(workers()))
     owners.save(tmp_path / "errors", 1)
 
     assert again.load(tmp_path / "errors") == 1
-    assert all(torch.equal(owner.error, owners.owners[n].error) for n, owner in again.owners.items())
+    assert all(torch.equal(owner.error, owners.assigned[n].error) for n, owner in again.assigned.items())
     with pytest.raises(ValueError, match="another number of shards"):
         Aggregator(N, Cocktail(shards=2), SEED).load(tmp_path / "errors")
 
 
 def test_a_packet_of_another_number_of_shards_leaves_x_prime_as_it_was() -> None:
     [worker, *_] = peers = workers()
-    parts = split(Aggregator(N, MIX, SEED).aggregate(0, updates_of(peers)), 3)
+    parts = split(Aggregator(N, MIX, SEED).step(0, updates_of(peers)), 3)
     before = worker.global_model.vector.clone()
 
     for bad in (join(parts[:2]), join([*parts[:2], parts[1]]), parts[0], b""):
@@ -164,8 +168,10 @@ def test_the_largest_of_each_shard_are_handed_over_within_the_room() -> None:
     assert part is not None
     assert len(part.packet) <= 700
     owners = Aggregator(N, MIX, SEED, OPEN)
-    owners.inherit("bob", part.packet, 0.5)
-    for shard, owner, piece in zip(MIX.cut(N, SEED), owners.owners.values(), part.shard_updates, strict=True):
+    owners.merge_handoff("bob", part.packet, 0.5)
+    for shard, owner, piece in zip(
+        MIX.cut(N, SEED), owners.assigned.values(), part.shard_updates, strict=True
+    ):
         d = shard.of(worker.x - worker.global_model.vector).abs()
         sent = piece.update.positions
         assert d[sent].min() >= d.sort(descending=True).values[len(sent) - 1]
@@ -179,53 +185,53 @@ def test_the_largest_of_each_shard_are_handed_over_within_the_room() -> None:
 
 def test_owners_of_some_shards_together_are_the_owner_of_all() -> None:
     peers, one, two = workers(), Aggregator(N, MIX, SEED), Aggregator(N, MIX, SEED)
-    one.own([0, 2])
-    two.own([1])
+    one.assign([0, 2])
+    two.assign([1])
     updates = updates_of(peers)
 
     def of(numbers: list[int]) -> list[tuple[str, bytes, float]]:
         return [(peer, select_shards(packet, numbers, 3), weight) for peer, packet, weight in updates]
 
-    parts = [("two", [1], two.aggregate(0, of([1])))]
-    assert one.joined(0, one.aggregate(0, of([0, 2])), parts) == Aggregator(N, MIX, SEED).aggregate(
-        0, updates
-    )
+    parts = [("two", [1], two.step(0, of([1])))]
+    assert one.assemble(0, one.step(0, of([0, 2])), parts) == Aggregator(N, MIX, SEED).step(0, updates)
 
 
 def test_a_shard_that_changes_hands_takes_its_error_along() -> None:
     peers, one, two = workers(), Aggregator(N, MIX, SEED), Aggregator(N, MIX, SEED)
-    two.own([])
-    one.aggregate(0, updates_of(peers))
-    errors = [owner.error.clone() for owner in one.owners.values()]
+    two.assign([])
+    one.step(0, updates_of(peers))
+    errors = [owner.error.clone() for owner in one.assigned.values()]
 
-    assert two.own([1]) == b"", "there is nothing in it"
-    given = one.own([0, 2])
-    two.inherit("one", given, 1.0)
-    one.inherit("one", given, 1.0)
+    assert two.assign([1]) == b"", "there is nothing in it"
+    given = one.assign([0, 2])
+    two.merge_handoff("one", given, 1.0)
+    one.merge_handoff("one", given, 1.0)
 
-    assert torch.equal(two.owners[1].error, errors[1])
-    assert torch.equal(one.owners[0].error, errors[0])
-    assert list(one.owners) == [0, 2]
+    assert torch.equal(two.assigned[1].error, errors[1])
+    assert torch.equal(one.assigned[0].error, errors[0])
+    assert list(one.assigned) == [0, 2]
 
 
 def test_an_aggregate_that_was_not_committed_is_taken_back() -> None:
     peers, owners = workers(), Aggregator(N, MIX, SEED)
-    owners.aggregate(0, updates_of(peers))
-    errors = [owner.error.clone() for owner in owners.owners.values()]
+    owners.step(0, updates_of(peers))
+    errors = [owner.error.clone() for owner in owners.assigned.values()]
     for worker in peers:
         worker.global_model.round = 1
-    packet = owners.aggregate(1, updates_of(peers))
+    packet = owners.step(1, updates_of(peers))
     owners.undo()
 
-    assert all(torch.equal(o.error, e) for o, e in zip(owners.owners.values(), errors, strict=True))
-    assert owners.aggregate(1, updates_of(peers)) == packet
+    assert all(torch.equal(o.error, e) for o, e in zip(owners.assigned.values(), errors, strict=True))
+    assert owners.step(1, updates_of(peers)) == packet
 
 
 def test_what_an_owner_sends_for_its_shards_is_looked_at() -> None:
     owners = Aggregator(N, MIX, SEED)
-    good = owners.aggregate(0, updates_of(workers()))
+    good = owners.step(0, updates_of(workers()))
     for bad in (good[:-1], select_shards(good, [0], 3), join([good, good, good])):
-        with pytest.raises(RejectedUpdate, match="the update of eve is refused: as the owner of shard 1"):
-            owners.joined(0, select_shards(good, [0], 3), [("ann", [2], good), ("eve", [1], bad)])
+        with pytest.raises(
+            RejectedUpdate, match="the update of eve is refused: as the aggregator of shard 1"
+        ):
+            owners.assemble(0, select_shards(good, [0], 3), [("ann", [2], good), ("eve", [1], bad)])
 
-    assert split(owners.joined(0, select_shards(good, [0, 2], 3), []), 3)[1] == b"", "it has not moved"
+    assert split(owners.assemble(0, select_shards(good, [0, 2], 3), []), 3)[1] == b"", "it has not moved"

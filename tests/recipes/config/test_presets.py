@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress import Cocktail, decode
-from recipes.algorithm.cocktail_sgd import DecodedPacket, GlobalModel, Worker, compressor_of
-from recipes.algorithm.shard_aggregator import Aggregator, equal_weights
-from recipes.config.presets import MOST, Outer, outer_of
+from recipes.algorithm.aggregator import Aggregator
+from recipes.algorithm.compressor import compressor_of
+from recipes.algorithm.decoded_updates import equal_weights
+from recipes.algorithm.global_model import DecodedPacket, GlobalModel
+from recipes.algorithm.outer_optimizer import MOST, OuterOptimizer, outer_optimizer_of
+from recipes.algorithm.worker import Worker
 from recipes.config.schema import Compression
 
 SEED, N, PEERS = 7, 600, 3
@@ -33,7 +36,7 @@ class Trio:
         self.workers = [
             Worker(x0.clone(), GlobalModel(x0.clone(), mix, SEED), decay=decay) for _ in range(PEERS)
         ]
-        self.owner = Aggregator(N, mix, SEED, outer=outer_of(self.asked))
+        self.owner = Aggregator(N, mix, SEED, outer=outer_optimizer_of(self.asked))
         self.sent: list[DecodedPacket] = []
         self.taken: list[tuple[str, bytes, float]] = []
 
@@ -43,7 +46,7 @@ class Trio:
 
     @property
     def error(self) -> Tensor:
-        return torch.cat([owner.error for owner in self.owner.owners.values()])
+        return torch.cat([owner.error for owner in self.owner.assigned.values()])
 
     def steps(self) -> None:
         for worker, optimum in zip(self.workers, self.optima, strict=True):
@@ -61,7 +64,7 @@ class Trio:
         self.sent = sent
         round = self.workers[0].global_model.round
         self.taken = [(str(i), s.packet, weights[i]) for i, s in enumerate(sent) if i not in late]
-        packet = self.owner.aggregate(round, self.taken)
+        packet = self.owner.step(round, self.taken)
         for i, (worker, part) in enumerate(zip(self.workers, sent, strict=True)):
             worker.finish(packet, None if i in late else part)
         return packet
@@ -180,11 +183,11 @@ def test_onebit_sends_signs_after_its_first_steps_and_loses_nothing_on_either_si
     trio = Trio(preset="onebit", uncompressed_steps=2)
     sizes = []
     for _ in range(5):
-        common, error = trio.common.clone(), trio.owner.owners[0].error.clone()
+        common, error = trio.common.clone(), trio.owner.assigned[0].error.clone()
         packet = trio.round()
         sizes.append(len(packet))
         mean = sum(part.shard_updates[0].update.dense() for part in trio.sent) / PEERS
-        close(mean + error, trio.common - common + trio.owner.owners[0].error)
+        close(mean + error, trio.common - common + trio.owner.assigned[0].error)
     update = decode(packet, N)
 
     assert len(update.positions) == N
@@ -225,7 +228,7 @@ def test_an_owner_that_is_started_again_has_its_momentum_to_the_bit(
 ) -> None:
     """Saved after round 3, replayed to round 8: e and v, and the packets from there on."""
     trio = Trio(**mix, outer_momentum=0.8, outer_learning_rate=0.5, owner_error_decay=0.9)
-    again = Aggregator(N, compressor_of(trio.asked), SEED, outer=outer_of(trio.asked))
+    again = Aggregator(N, compressor_of(trio.asked), SEED, outer=outer_optimizer_of(trio.asked))
     for t in range(8):
         packet = trio.round()
         if t == 3:
@@ -234,10 +237,10 @@ def test_an_owner_that_is_started_again_has_its_momentum_to_the_bit(
         elif t > 3:
             again.replay(t, [(str(i), part.packet, 1.0) for i, part in enumerate(trio.sent)], packet)
 
-    for number, owner in trio.owner.owners.items():
+    for number, owner in trio.owner.assigned.items():
         assert owner.momentum.any()
-        assert torch.equal(owner.momentum, again.owners[number].momentum)
-        assert torch.equal(owner.error, again.owners[number].error)
+        assert torch.equal(owner.momentum, again.assigned[number].momentum)
+        assert torch.equal(owner.error, again.assigned[number].error)
 
 
 WHOLE: dict[str, object] = {"preset": "allreduce", "quant_bits": 32, "outer_learning_rate": "packets"}
@@ -264,24 +267,24 @@ def test_of_packets_that_weigh_unlike_the_mean_is_taken_as_often_as_there_are_so
 
 @pytest.mark.parametrize("members", [1, 3, MOST, MOST + 1, 64])
 def test_beyond_so_many_the_owners_step_is_no_longer_and_a_peers_share_no_smaller(members: int) -> None:
-    outer = Outer("packets")
+    outer = OuterOptimizer("packets")
 
     assert outer.rate_of(members) == min(members, MOST)
     assert outer.peers_share(members) * outer.rate_of(members) == pytest.approx(1)
-    assert outer.counts(1 / members, members) == (pytest.approx(outer.rate_of(members) / members))
+    assert outer.handoff_weight(1 / members, members) == (pytest.approx(outer.rate_of(members) / members))
 
 
 @pytest.mark.parametrize("members", [1, 2, 3])
 def test_the_swarms_step_is_as_long_however_many_make_it(members: int) -> None:
     """All go for the same optimum, and a step is a fifth of the way there."""
     trio = Trio(**WHOLE)
-    outer = outer_of(trio.asked)
+    outer = outer_optimizer_of(trio.asked)
     trio.rate, trio.optima = 0.2 * outer.peers_share(members), [torch.ones(N)] * PEERS
     before = trio.common.clone()
     trio.round(late=range(members, PEERS))
 
     close(trio.common, before + 0.2 * (1 - before))
-    assert outer_of(Compression(preset="diloco")).peers_share(3) == 1
+    assert outer_optimizer_of(Compression(preset="diloco")).peers_share(3) == 1
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
@@ -289,18 +292,18 @@ def test_a_sum_is_replayed_to_the_bit_however_many_packets_each_round_had(
     momentum: float, tmp_path: Path
 ) -> None:
     trio = Trio(outer_learning_rate="packets", outer_momentum=momentum, rate=0.02)
-    again = Aggregator(N, compressor_of(trio.asked), SEED, outer=outer_of(trio.asked))
+    again = Aggregator(N, compressor_of(trio.asked), SEED, outer=outer_optimizer_of(trio.asked))
     for t, late in enumerate([(), (1,), (0, 2), (), (2,)]):
         packet = trio.round(late, (1000.0, 700.0, 3.0))
         if t == 1:
             trio.owner.save(tmp_path / "error", 2)
             again.load(tmp_path / "error")
-            assert again.owners[0].packets == trio.owner.owners[0].packets == 2
+            assert again.assigned[0].packets == trio.owner.assigned[0].packets == 2
         elif t > 1:
             again.replay(t, trio.taken, packet)
 
-    assert torch.equal(trio.error, again.owners[0].error)
-    assert torch.equal(trio.owner.owners[0].momentum, again.owners[0].momentum)
+    assert torch.equal(trio.error, again.assigned[0].error)
+    assert torch.equal(trio.owner.assigned[0].momentum, again.assigned[0].momentum)
 
 
 def test_of_a_sum_nothing_is_lost_and_nothing_counts_twice_whoever_is_late_or_leaves() -> None:
@@ -320,7 +323,7 @@ def test_of_a_sum_nothing_is_lost_and_nothing_counts_twice_whoever_is_late_or_le
     leaver = trio.workers.pop()
     legacy = leaver.handoff(1 << 20)
     assert legacy is not None
-    trio.owner.inherit("2", legacy.packet, 1 / 3)
+    trio.owner.merge_handoff("2", legacy.packet, 1 / 3)
     leaver.subtract(legacy)
     unsent = sum((worker.x - trio.common).double() for worker in (*trio.workers, leaver))
 
@@ -331,7 +334,7 @@ def test_an_owners_error_that_changes_hands_counts_once_however_many_packets_the
     trio, heir = Trio(outer_learning_rate="packets"), Trio(outer_learning_rate="packets")
     trio.round(), trio.round(), heir.round(), heir.round()
     before, given = heir.error, trio.error
-    assert heir.owner.inherit("owner", trio.owner.own([]), 1.0) == 1
+    assert heir.owner.merge_handoff("owner", trio.owner.assign([]), 1.0) == 1
     assert given.any()
 
     assert torch.equal(heir.error, before + given)
@@ -340,7 +343,7 @@ def test_an_owners_error_that_changes_hands_counts_once_however_many_packets_the
 def test_an_aggregate_that_was_not_committed_leaves_no_momentum() -> None:
     trio = Trio(preset="diloco", local_steps=2)
     trio.round()
-    owner = trio.owner.owners[0]
+    owner = trio.owner.assigned[0]
     before = owner.momentum.clone()
     trio.round()
 
@@ -352,7 +355,7 @@ def test_an_aggregate_that_was_not_committed_leaves_no_momentum() -> None:
 def test_momentum_moves_only_what_a_round_visits() -> None:
     trio = Trio(preset="streaming-diloco", rate=0.01)
     trio.round(), trio.round()
-    [owner] = trio.owner.owners.values()
+    [owner] = trio.owner.assigned.values()
     before = owner.momentum.clone()
     trio.round()
     [piece] = trio.sent[0].shard_updates
@@ -373,7 +376,7 @@ def test_without_decay_at_either_side_nothing_stays_and_what_was_not_visited_doe
 
     close(residual[inside], torch.zeros(piece.sample.m))
     assert (residual.abs() > 1e-6).sum() == N - len(inside)
-    assert not trio.owner.owners[0].error.any()
+    assert not trio.owner.assigned[0].error.any()
 
 
 def test_what_was_not_taken_does_not_decay() -> None:
@@ -381,7 +384,7 @@ def test_what_was_not_taken_does_not_decay() -> None:
     trio.steps()
     worker = trio.workers[0]
     part, before = worker.start(), worker.x - worker.global_model.vector
-    worker.finish(trio.owner.aggregate(0, [("other", part.packet, 1.0)]), None)
+    worker.finish(trio.owner.step(0, [("other", part.packet, 1.0)]), None)
 
     close(worker.x - worker.global_model.vector, before)
 

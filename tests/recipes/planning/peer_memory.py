@@ -254,12 +254,12 @@ def train(folder: Path, given: argparse.Namespace, memory: Host | Cuda) -> dict[
 
 def warm(given: argparse.Namespace, place: Path) -> None:
     """Load, import and compile what is needed when it is first used."""
-    from recipes.algorithm.cocktail_sgd import compressor_of, rehearse
+    from recipes.algorithm.compressor import compressor_of, warm_up_codec
 
     small = argparse.Namespace(**vars(given) | {"micro_batch": 1, "length": 8, "rounds": 3})
     write_model("tiny", place / "tiny", "cpu", 0)
     train(place / "tiny", small, Host() if given.device == "cpu" else Cuda())
-    rehearse(compressor_of(recipe_for(place / "tiny", 8, []).compression), 1 << 30)
+    warm_up_codec(compressor_of(recipe_for(place / "tiny", 8, []).compression), 1 << 30)
 
 
 def kib(what: str) -> int:

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import BUILTIN, CONFIGS, TIED
 
 from compress import Cocktail, fingerprint, join
-from recipes.algorithm.cocktail_sgd import GlobalModel, fold
+from recipes.algorithm.global_model import GlobalModel, fold
 from recipes.errors import ModelError
 from recipes.models.base_model import atomic_folder
 from recipes.models.causal_lm import load_model, open_vector

@@ -319,7 +319,7 @@ def loss_of(probe: Probe) -> float:
 
 
 def said(probe: Probe, vectors: list[Tensor]) -> Updates:
-    return [(f"p{i}", probe.global_model.mix.encode(v).packet, 1.0) for i, v in enumerate(vectors)]
+    return [(f"p{i}", probe.global_model.compressor.encode(v).packet, 1.0) for i, v in enumerate(vectors)]
 
 
 def b_of(probe: Probe, updates: Updates) -> dict[str, float]:
@@ -371,7 +371,7 @@ def test_of_a_vector_in_shards_the_same_is_measured() -> None:
         x = torch.empty_like(v)
         sample_of(whole).put_(x, v)
         parts = [sample.take(shard.of(x)) for shard, sample in cut.global_model.samples()]
-        packets.append(join([cut.global_model.mix.encode(part).packet for part in parts]))
+        packets.append(join([cut.global_model.compressor.encode(part).packet for part in parts]))
 
     told = b_of(cut, [(f"p{i}", packet, 1.0) for i, packet in enumerate(packets)])
 

@@ -9,7 +9,7 @@ import torch
 from test_loop import SAMPLES, FakeHub, OneRound, leaver, peer_for, recipe, steps
 from torch import Tensor
 
-from recipes.algorithm.cocktail_sgd import DecodedPacket
+from recipes.algorithm.global_model import DecodedPacket
 from recipes.config.loader import recipe_from_json
 from recipes.training.lease_gradient import parts_of
 from recipes.training.loop import HandedOver, finetune

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recipes.algorithm.cocktail_sgd import ShardAggregator, compressor_of
+from recipes.algorithm.aggregator import Aggregator
+from recipes.algorithm.compressor import compressor_of
 from recipes.config.schema import Recipe
 from recipes.data.corpus import Sample
 from recipes.data.samples import pack_samples
@@ -79,9 +80,7 @@ class FakeHub:
 
     def __post_init__(self) -> None:
         parameters = VOCABULARY * VOCABULARY
-        self.owner = ShardAggregator(
-            parameters, compressor_of(self.recipe.compression), self.recipe.training.seed
-        )
+        self.owner = Aggregator(parameters, compressor_of(self.recipe.compression), self.recipe.training.seed)
 
     def fetch(self, name: str) -> bytes:
         kind, _, number = name.partition("/")
@@ -110,7 +109,7 @@ class FakeHub:
         self.deliveries.append(delivery)
         late = delivery.round in self.late
         updates = [] if late else [(self.name, packet, 1.0)]
-        self.aggregates.append(self.owner.aggregate(delivery.round, updates))
+        self.aggregates.append(self.owner.step(delivery.round, updates))
         return SimpleNamespace(accepted=[] if late else [self.name], refused={})
 
     def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:
@@ -261,10 +260,10 @@ def test_a_leaver_hands_over_what_it_delivered_the_lease_of_and_nothing_else(
     steps = sum(event.loss is not None for event in events if isinstance(event, StepDone))
     assert leases == [0, 1]
     assert steps == 2, "each step that was made is delivered, no other was made"
-    hub.owner.inherit("ann", hub.legacies[0], 1.0)
-    assert hub.owner.error.any()
+    hub.owner.merge_handoff("ann", hub.legacies[0], 1.0)
+    assert hub.owner.assigned[0].error.any()
     common = peer.worker.global_model.vector
-    torch.testing.assert_close(common + hub.owner.error, alone(hub, steps), rtol=0, atol=1e-5)
+    torch.testing.assert_close(common + hub.owner.assigned[0].error, alone(hub, steps), rtol=0, atol=1e-5)
 
 
 def alone(hub: FakeHub, count: int) -> Tensor:

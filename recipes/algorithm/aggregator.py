@@ -1,0 +1,432 @@
+"""CocktailSGD (Wang et al., ICML 2023), Algorithm 2: the aggregator's half. Algorithm 1 is worker.py.
+
+    D = sum_i w_i C[d_i] + e                    3     on the round's sample; robust_mean.py may resist liars
+    send C[D];  e <- D - C[D]                   4
+
+An aggregator has some shards of the vector, or all of them; each shard has an e of its own. Between two
+rounds shards may change hands (`assign`): e goes to the next aggregator as a handoff with all the weight of
+the mean, momentum begins anew. A step that was not committed is taken back by `undo`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load
+from torch import Tensor
+
+from compress import (
+    Cocktail,
+    PackedUpdate,
+    PacketError,
+    Sample,
+    Shard,
+    Update,
+    decode,
+    decode_packed,
+    join,
+    split,
+)
+from recipes.config import Recipe
+from recipes.weight_files import float32_header, write_safetensors
+
+from .adaptive_rate import AdaptiveRate, adaptive_rate_of, fixed_rate
+from .compressor import handoff_compressor
+from .decoded_updates import (
+    DecodedUpdates,
+    RejectedUpdate,
+    WeightedPackets,
+    WeightedUpdate,
+    cut,
+    measured,
+    select_shards,
+)
+from .outer_optimizer import PLAIN, OuterOptimizer, outer_optimizer_of
+from .robust_mean import MEAN, AggregateStep, Rule, collect, handoff_scale, rule_of
+
+ERROR, MOMENTUM = "error", "momentum"  # e and v, in a file
+
+# Called with line 3 of every shard, before any e moves; gives what is to be awaited before one does.
+Log = Callable[[Mapping[int, AggregateStep]], Callable[[], object]]
+
+
+def unlogged(steps: Mapping[int, AggregateStep]) -> Callable[[], object]:
+    """No-op persistence hook."""
+    return lambda: None
+
+
+@dataclass(frozen=True)
+class Before:
+    """The state that a step has replaced."""
+
+    sample: Sample
+    error: Tensor  # (m,) e on it
+    momentum: Tensor | None  # (m,) v on it
+    usual: float
+    packets: int
+
+
+class ShardAggregator:
+    """Algorithm 2 for one shard, with its error feedback e and its outer momentum v."""
+
+    def __init__(self, shard: Shard, compressor: Cocktail, rule: Rule, outer: OuterOptimizer) -> None:
+        self.shard, self.compressor, self.rule, self.outer = shard, compressor, rule, outer
+        self.error = torch.zeros(shard.size)  # e   (P,) of the shard
+        self.momentum = torch.zeros(shard.size if outer.momentum else 0)  # v   (P,), or nothing
+        self.shortened: tuple[WeightedUpdate, ...] = ()  # in the newest step
+        self.usual = float("inf")  # typical absolute value in a packet; inf: a handoff is taken as it is
+        self.packets = 1  # in the newest step
+        self._before: Before | None = None  # the newest step
+        self._drawn: tuple[int, Sample] | None = None
+
+    def sample(self, round: int) -> Sample:
+        """Draw the round's sample. From any thread; it is asked for several times a round."""
+        drawn = self._drawn
+        if drawn is None or drawn[0] != round:
+            sample = self.compressor.draw(self.shard.size, self.shard.seed, round)
+            drawn = self._drawn = round, sample
+        return drawn[1]
+
+    def collect(self, round: int, updates: Sequence[WeightedUpdate]) -> AggregateStep:
+        """D = sum_i w_i C[d_i] + e (line 3), with the outer step; e is unchanged. Raises RejectedUpdate."""
+        sample = self.sample(round)
+        e = sample.take(self.error)
+        if not self.outer.momentum:
+            return collect(e, updates, self.rule, self.outer)
+        step = collect(torch.zeros(sample.m), updates, self.rule, self.outer)  # momentum is not to have e
+        v = sample.take(self.momentum)
+        return replace(step, D=self.outer.step(step.D, v).add_(e), momentum=v, error=e)
+
+    def apply(self, round: int, step: AggregateStep, packet: bytes) -> None:
+        """e <- D - C[D] (line 4), in the place of D.
+
+        The packet is taken as it is, also by a replay. To encode it again would need the same encoder to the
+        bit (this machine, this many threads), and what was sent is what the packet says in any case.
+        """
+        sample, D = self.sample(round), step.D
+        e = sample.take(self.error) if step.error is None else step.error
+        v = sample.take(self.momentum) if self.outer.momentum else None
+        self._before = Before(sample, e, v, self.usual, self.packets)
+        if step.momentum is not None:
+            sample.put_(self.momentum, step.momentum)
+        decode_packed(packet, sample.m).add_to(D, 0, sample.m, -1.0)
+        if self.outer.decay != 1:
+            D.mul_(self.outer.decay)
+        sample.put_(self.error, D)  # 4
+        self.shortened, self.usual, self.packets = step.shortened, step.usual, step.packets
+
+    def undo(self) -> None:
+        """Take back the newest step: it was not committed. To be called before another handoff is merged."""
+        if (before := self._before) is not None:
+            before.sample.put_(self.error, before.error)
+            if before.momentum is not None:
+                before.sample.put_(self.momentum, before.momentum)
+            self.usual, self.packets, self._before = before.usual, before.packets, None
+
+    def settle(self) -> None:
+        """Forget what `undo` needs: the newest step is committed."""
+        self._before = None
+
+    def open_handoff(self, peer: str, packet: bytes) -> tuple[PackedUpdate | Update, float]:
+        """Decode a handoff of this shard; returns its update and s. Raises RejectedUpdate."""
+        handoff = measured(peer, packet, self.shard.size)
+        usual = self.usual * self.shard.size**0.5
+        return handoff.decoded(self.shard.size), handoff_scale(peer, handoff.norm, usual, self.rule)
+
+    def merge(self, handoff: PackedUpdate | Update, share: float, scale: float) -> None:
+        """e <- e + share * scale * handoff."""
+        weight = self.outer.handoff_weight(share, self.packets) * scale
+        handoff.add_to(self.error, 0, self.shard.size, weight)
+
+
+class Aggregator:
+    """Algorithm 2 for the shards that are assigned here: a round's packets in, the packet C[D] out.
+
+    Args:
+        parameters: P, the length of the whole vector.
+        compressor: C, or the rate that chooses one for each packet.
+        seed: of the run.
+        rule: takes the place of the mean where peers may lie.
+        outer: the step along the mean.
+        assigned: numbers of the shards; None: all.
+    """
+
+    def __init__(
+        self,
+        parameters: int,
+        compressor: Cocktail | AdaptiveRate,
+        seed: int,
+        rule: Rule = MEAN,
+        outer: OuterOptimizer = PLAIN,
+        assigned: Collection[int] | None = None,
+    ) -> None:
+        self.rate = fixed_rate(compressor) if isinstance(compressor, Cocktail) else compressor
+        self.compressor = self.rate.ladder[self.rate.usual]  # K and q aside
+        self.rule, self.outer = rule, outer
+        self.shards = self.compressor.cut(parameters, seed)
+        self.assigned: Mapping[int, ShardAggregator] = {}  # by number, ascending; replaced, never changed
+        self._budget = 0.0  # bytes a coordinate
+        self._newest = -1  # round of which packets have arrived
+        self._updates: DecodedUpdates | None = None  # of that round, until its step
+        self._lock = threading.Lock()
+        self.assign(range(len(self.shards)) if assigned is None else assigned)
+
+    def assign(self, numbers: Collection[int]) -> bytes:
+        """Take over these shards, and give up all others. Returns the e of those given up, as a handoff for
+        `merge_handoff`; empty where there is nothing in it.
+        """
+        exact = replace(handoff_compressor(self.compressor, 1.0), quant_bits=32)
+        given = [b""] * len(self.shards)
+        for number, shard in self.assigned.items():
+            if number not in numbers and bool(shard.error.any()):
+                given[number] = exact.encode(shard.error).packet
+        with self._lock:
+            self.assigned = {n: self.assigned.get(n) or self._new(n) for n in sorted(numbers)}
+            self._newest, self._updates = -1, None
+        return join(given) if any(given) else b""
+
+    def _new(self, number: int) -> ShardAggregator:
+        return ShardAggregator(self.shards[number], self.compressor, self.rule, self.outer)
+
+    @property
+    def shortened(self) -> tuple[WeightedUpdate, ...]:
+        """List the updates that the newest step has only in part, one a peer."""
+        found: dict[str, WeightedUpdate] = {}
+        for shard in self.assigned.values():
+            for update in shard.shortened:
+                found.setdefault(update.peer, update)
+        return tuple(found.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every e and v."""
+        return sum(shard.error.nbytes + shard.momentum.nbytes for shard in self.assigned.values())
+
+    # ---- a round -------------------------------------------------------------------------------------------
+
+    def add(self, round: int, peer: str, packet: bytes) -> None:
+        """Decode a packet while others are still on their way. From any thread; a packet that is too late, or
+        cannot be used, is passed over: `step` judges it.
+        """
+        if (updates := self._updates_of(round)) is not None:
+            with contextlib.suppress(RejectedUpdate):
+                updates.decode(peer, packet)
+
+    def step(self, round: int, packets: WeightedPackets, log: Log = unlogged) -> bytes:
+        """Lines 3 and 4: aggregate the round's packets into the packet C[D].
+
+        Line 3 of every shard comes first: where a packet is refused no e has moved, and `log` was not called.
+
+        Raises:
+            RejectedUpdate: one packet does not decode, is not finite, or is far longer than the others: call
+                again without that peer.
+        """
+        steps = self._collect(round, packets, self._updates_of(round) or self._fresh(round, self.assigned))
+        logged = log(steps)
+        self.rate = self.rate.within(self._budget)
+        compressor = self.rate.compressor.at(round)  # a packet says its own K and q
+        sent = {n: compressor.encode(step.D, seed=round).packet for n, step in steps.items()}
+        logged()
+        for number, packet in sent.items():
+            self.assigned[number].apply(round, steps[number], packet)
+        if sent and round >= self.compressor.uncompressed_rounds:
+            size = sum(map(len, sent.values())) / sum(self.shards[n].size for n in sent)
+            self.rate = self.rate.sent(size)
+        self._updates = None
+        return join([sent.get(shard.number, b"") for shard in self.shards])
+
+    def set_budget(self, size: int) -> None:
+        """Bound the packet of all shards to so many bytes, from the next step on."""
+        self._budget = size / sum(shard.size for shard in self.shards)
+
+    def replay(self, round: int, packets: WeightedPackets, packet: bytes) -> None:
+        """Repeat a step that was committed as `packet`: e moves as it did then, to the bit. What has not
+        moved stays as it is.
+        """
+        parts = split(packet, len(self.shards))
+        moved = [number for number in self.assigned if parts[number]]
+        for number, step in self._collect(round, packets, self._fresh(round, moved)).items():
+            self.assigned[number].apply(round, step, parts[number])
+
+    def undo(self) -> None:
+        """Take back the newest step: it was not committed."""
+        for shard in self.assigned.values():
+            shard.undo()
+
+    def settle(self) -> None:
+        """Forget what `undo` needs: the newest step is committed."""
+        for shard in self.assigned.values():
+            shard.settle()
+
+    def merge_handoff(self, peer: str, packet: bytes, share: float) -> float:
+        """e <- e + share * s * handoff: the swarm's mean has not lost a leaver's residual.
+
+        Args:
+            packet: of `Worker.handoff` or `assign`; it may leave shards out.
+            share: the weight, of 1, that the peer's packets had in the mean.
+
+        Returns:
+            the smallest s of a shard: below 1 where the handoff is longer than an honest residual, judged by
+            what the newest round held.
+
+        Raises:
+            RejectedUpdate: it does not decode, is not finite, or is far too long. No e has moved.
+        """
+        parts = cut(peer, packet, len(self.shards)) if self.assigned else []
+        moved = [shard for number, shard in self.assigned.items() if parts[number]]
+        opened = [(shard, *shard.open_handoff(peer, parts[shard.shard.number])) for shard in moved]
+        for shard, handoff, scale in opened:
+            shard.merge(handoff, share, scale)
+        return min((scale for _, _, scale in opened), default=1.0)
+
+    def _collect(
+        self, round: int, packets: WeightedPackets, updates: DecodedUpdates
+    ) -> dict[int, AggregateStep]:
+        """Line 3 of every shard. Raises RejectedUpdate; no e has moved."""
+        weighed = updates.weigh(packets).items()
+        return {number: self.assigned[number].collect(round, of_shard) for number, of_shard in weighed}
+
+    def _updates_of(self, round: int) -> DecodedUpdates | None:
+        """Return the cache of a round; None: a later round has begun, or this one is aggregated."""
+        with self._lock:
+            if round > self._newest:
+                self._newest, self._updates = round, self._fresh(round, self.assigned)
+            return self._updates if round == self._newest else None
+
+    def _fresh(self, round: int, numbers: Collection[int]) -> DecodedUpdates:
+        """Make an empty cache for the packets of a round."""
+        return DecodedUpdates({n: self.assigned[n].sample(round).m for n in numbers}, len(self.shards))
+
+    # ---- packets of other aggregators ----------------------------------------------------------------------
+
+    def assemble(self, round: int, own: bytes, others: Sequence[tuple[str, Collection[int], bytes]]) -> bytes:
+        """Assemble the packet of the whole vector.
+
+        Args:
+            own: the packet of the shards that are assigned here.
+            others: (aggregator, its shards, its packet) for all other shards.
+
+        Raises:
+            RejectedUpdate: an aggregator's packet is not of its shards, or does not decode.
+        """
+        parts = split(own, len(self.shards))
+        for name, numbers, packet in others:
+            for number in numbers:
+                parts[number] = self._checked(round, name, number, packet)
+        return join(parts)
+
+    def select(self, packet: bytes) -> bytes:
+        """Cut a packet of the whole vector down to the shards that are assigned here."""
+        return select_shards(packet, self.assigned, len(self.shards))
+
+    def _checked(self, round: int, name: str, number: int, packet: bytes) -> bytes:
+        shard = self.shards[number]
+        try:
+            part = split(packet, len(self.shards))[number]
+            decode(part, self.compressor.walk(shard.size, shard.seed, round).m)
+        except PacketError as error:
+            raise RejectedUpdate(name, f"as the aggregator of shard {number}: {error}") from error
+        return part
+
+    # ---- files ---------------------------------------------------------------------------------------------
+
+    def step_bytes(self, round: int) -> int:
+        """Estimate the length of `serialize`."""
+        values = sum(shard.sample(round).m for shard in self.assigned.values())
+        return 4 * values * (2 if self.outer.momentum else 1)
+
+    def serialize(self, steps: Mapping[int, AggregateStep]) -> list[bytes | memoryview]:
+        """Write what a step makes of e as a safetensors file, in pieces: for `replay_step`."""
+        tensors = {name_of(n): step.D for n, step in steps.items()}
+        tensors |= {name_of(n, MOMENTUM): s.momentum for n, s in steps.items() if s.momentum is not None}
+        raw = (tensor.view(torch.uint8).numpy().data for tensor in tensors.values())
+        return [float32_header(tensors, described(steps.values())), *raw]
+
+    def replay_step(self, round: int, serialized: bytes, packet: bytes) -> None:
+        """Repeat a step like `replay`, from `serialize`. Raises ValueError: it is not of these shards."""
+        sent = split(packet, len(self.shards))
+        try:
+            tensors = load(serialized)
+            said = json.loads(serialized[8 : 8 + int.from_bytes(serialized[:8], "little")])["__metadata__"]
+            usual, packets = said["usual"].split(), said["packets"].split()
+            for (number, shard), typical, many in zip(self.assigned.items(), usual, packets, strict=True):
+                v = tensors[name_of(number, MOMENTUM)] if self.outer.momentum else None
+                if sent[number]:
+                    step = AggregateStep(tensors[name_of(number)], v, float(typical), int(many))
+                    shard.apply(round, step, sent[number])
+        except (SafetensorError, KeyError) as problem:
+            raise ValueError(f"what round {round} came to is not of these shards: {problem}") from problem
+
+    def save(self, path: Path, round: int, given: int = 0) -> None:
+        """Write every e and v as they are before `round`: whole under that name, or not at all. `given` is
+        for `newest_given`.
+        """
+        tensors = {name_of(number): shard.error for number, shard in self.assigned.items()}
+        if self.outer.momentum:
+            tensors |= {name_of(n, MOMENTUM): shard.momentum for n, shard in self.assigned.items()}
+        about = {"round": str(round), **described(self.assigned.values()), "given": str(given)}
+        write_safetensors(path, tensors, about)
+
+    def load(self, path: Path) -> int:
+        """Take over the shards of a file, each e and v as `save` wrote it; returns the round it is before.
+
+        Raises:
+            ValueError: the file is not of this vector.
+        """
+        kinds = [ERROR, MOMENTUM] if self.outer.momentum else [ERROR]
+        try:
+            with safe_open(path, "pt") as file:
+                names, said = set(file.keys()), file.metadata()
+                there = [n for n in range(len(self.shards)) if name_of(n) in names]
+                kept = {n: [file.get_tensor(name_of(n, kind)) for kind in kinds] for n in there}
+            round, usual = int(said["round"]), [float(one) for one in said["usual"].split()]
+            packets = [int(one) for one in said.get("packets", "1 " * len(usual)).split()]
+        except (SafetensorError, KeyError, TypeError) as problem:
+            raise ValueError(f"{path} does not hold an aggregator's error feedback: {problem}") from problem
+        if strangers := names - {name_of(number, kind) for number in kept for kind in kinds}:
+            raise ValueError(f"{path} has {', '.join(sorted(strangers))}: it is of another number of shards")
+        for number, tensors in kept.items():
+            want = (self.shards[number].size,)
+            for one in tensors:
+                if tuple(one.shape) != want or str(one.dtype) != "torch.float32":
+                    raise ValueError(f"{path} has {one.dtype} {tuple(one.shape)}, not {want}")
+        self.assign(kept)
+        for (number, tensors), typical, many in zip(kept.items(), usual, packets, strict=True):
+            shard = self.assigned[number]
+            for mine, one in zip((shard.error, shard.momentum), tensors, strict=False):
+                mine.copy_(one)
+            shard.usual, shard.packets = typical, many
+        return round
+
+
+def described(states: Collection[ShardAggregator] | Collection[AggregateStep]) -> dict[str, str]:
+    """Note each shard's typical value and number of packets, for a file."""
+    return {
+        "usual": " ".join(str(state.usual) for state in states),
+        "packets": " ".join(str(state.packets) for state in states),
+    }
+
+
+def newest_given(path: Path) -> int:
+    """Read the number that `save` noted: of the newest e that this aggregator had given up."""
+    with safe_open(path, "pt") as file:
+        return int(file.metadata().get("given", 0))
+
+
+def name_of(number: int, kind: str = ERROR) -> str:
+    """Name a shard's e or v in a file."""
+    return f"{kind}.{number}" if number else kind
+
+
+def aggregator_of(recipe: Recipe, parameters: int, assigned: Collection[int] | None = None) -> Aggregator:
+    """Build the aggregator that a recipe describes."""
+    compression = recipe.compression
+    rate, rule, outer = adaptive_rate_of(compression), rule_of(compression), outer_optimizer_of(compression)
+    return Aggregator(parameters, rate, recipe.training.seed, rule, outer, assigned)

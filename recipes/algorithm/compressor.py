@@ -1,0 +1,39 @@
+"""The compressor C that a recipe's `compression` section describes."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import torch
+
+from compress import Cocktail, decode
+from compress.backends import WORTH
+from recipes.config import Compression
+
+SHARED = [one.name for one in fields(Cocktail) if one.name != "uncompressed_rounds"]  # with `Compression`
+
+
+def compressor_of(compression: Compression) -> Cocktail:
+    """Build C. Every key reaches the field of the same name; `uncompressed_steps` are counted in rounds."""
+    rounds = -(-compression.uncompressed_steps // compression.local_steps)
+    if rounds:
+        rounds += compression.staleness  # a stale round sends the steps before it
+    return Cocktail(**{name: getattr(compression, name) for name in SHARED}, uncompressed_rounds=rounds)
+
+
+def handoff_compressor(compressor: Cocktail, topk_ratio: float) -> Cocktail:
+    """Build the C of a residual handoff: it visits the whole vector and keeps this share of it."""
+    # blocks: a unit for each element takes 8 bytes; of each chunk something is kept, however small K is
+    everything = replace(compressor, random_ratio=1.0, sample_kind="block", uncompressed_rounds=0)
+    return replace(everything, topk_ratio=topk_ratio, topk_chunk=0)
+
+
+def warm_up_codec(compressor: Cocktail, parameters: int) -> None:
+    """Encode and decode one packet and drop it: where the shards of so many parameters are long, the first
+    packet on a machine waits seconds for a compiler, and the first of a process for its imports.
+    """
+    if compressor.random_ratio * parameters >= WORTH * compressor.shards:
+        x = torch.linspace(-1, 1, 2 * WORTH)
+        sample = replace(compressor, random_ratio=0.5).draw(len(x), 0, 0)
+        packet = compressor.encode(sample.difference(x, torch.zeros_like(x))).packet
+        sample.add_(x, decode(packet, sample.m))  # the decoder is compiled as well

@@ -1,0 +1,192 @@
+"""CocktailSGD (Wang et al., ICML 2023), Algorithm 1: the worker's half. Algorithm 2 is aggregator.py.
+
+No network, no model, no optimizer: vectors in, packets out. Numbers behind `#` are lines of Algorithm 1 as
+recipes/ALGORITHM.md writes them down. Start: x_i = x' = x_0 and e = 0. In round t
+
+    d_i = x_i - x'                                            1     the delta: what no peer has seen yet
+    send C[d_i]                                               2
+    aggregator: D = sum_i w_i C[d_i] + e;  e <- D - C[D]      3, 4  Algorithm 2
+    receive C[D]                                              5
+    x_i <- x_i - optimizer(g_i) + C[D] - C[d_i]               6     the optimizer's part is training/'s
+    x'  <- x' + C[D]                                          7
+
+What C leaves out of d_i stays in x_i - x' and is offered again: the worker's error feedback costs no memory.
+A leaving peer hands the largest part of d_i to the aggregator, which adds it to e.
+
+Where the vector is cut into shards, C is a C of each, with a sample, a packet and an e of its own. A shard
+that the aggregate leaves out has not moved: nobody's update of it was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from compress import Cocktail, Encoded, Sample, Shard, Update, join
+from recipes.config import Recipe
+
+from .adaptive_rate import AdaptiveRate, adaptive_rate_of, fixed_rate
+from .compressor import compressor_of, handoff_compressor
+from .global_model import DecodedPacket, GlobalModel, ShardUpdate
+from .local_vector import WINDOW, LocalModel, LocalVector
+
+
+class Worker:
+    """One peer's half of Algorithm 1 around its local model x_i.
+
+    Args:
+        x: (P,) float32, the local model; the optimizer changes it in place between `start` and `finish`.
+            A `LocalModel` where no tensor of this process is all of it.
+        global_model: x'.
+        name_at: coordinate -> parameter name, for the error that a non-finite model raises.
+        dither: tells this peer's noise from the others', where rounding is stochastic.
+        decay: factor on what a round has visited and not sent.
+        rate: chooses K and q of each packet; None: always those of x's compressor.
+    """
+
+    def __init__(
+        self,
+        x: Tensor | LocalModel,
+        global_model: GlobalModel,
+        name_at: Callable[[int], str] | None = None,
+        dither: int = 0,
+        decay: float = 1.0,
+        rate: AdaptiveRate | None = None,
+    ) -> None:
+        self.local_model: LocalModel = LocalVector(x) if isinstance(x, Tensor) else x
+        self.global_model, self.name_at, self.dither, self.decay = global_model, name_at, dither, decay
+        self.rate = rate or fixed_rate(global_model.compressor)
+        self.aggregate_size = 0  # bytes of the newest aggregate
+
+    @property
+    def x(self) -> Tensor:
+        """x_i (P,), where it is a tensor of this process."""
+        assert isinstance(self.local_model, LocalVector)
+        return self.local_model.x
+
+    def start(self, budget: int = 0, alone: bool = False) -> DecodedPacket:
+        """Encode C[d_i] (lines 1 and 2) for the round that x' is at; changes neither x_i nor x'.
+
+        Args:
+            budget: bytes that fit; 0: not known.
+            alone: no other peer takes part, so the aggregate's size is no bound.
+
+        Raises:
+            NonFiniteError: d_i holds an infinity or a NaN; it names the parameter.
+        """
+        model, packets, updates = self.global_model, list[bytes](), list[ShardUpdate]()
+        self.rate = self.rate.within(budget, 0 if alone else self.aggregate_size)
+        compressor = self.rate.compressor.at(model.round)
+        for shard, sample in model.samples():
+            d = self.local_model.difference(shard, sample, model.vector)  # 1   (m,)
+            sent = self._encode(compressor, d, shard, sample)  # 2
+            packets.append(sent.packet)
+            d = d if self.decay < 1 else d.new_empty(0)  # free it before as much again is made
+            update = sent.update()
+            unsent = None if self.decay == 1 else subtract(d, update)
+            updates.append(ShardUpdate(shard, sample, update, unsent))
+        whole = model.round < model.compressor.uncompressed_rounds
+        self.rate = self.rate.sent(0 if whole else sum(map(len, packets)))
+        return DecodedPacket(join(packets), tuple(updates))
+
+    def finish(self, aggregate: bytes, sent: DecodedPacket | None) -> None:
+        """Move x' and x_i by C[D] and take C[d_i] out of x_i (lines 5 to 7, without the optimizer).
+
+        Args:
+            sent: what `start` gave, if the aggregator took it; None if it came too late. What was not taken,
+                be it of one shard, is not subtracted: it stays in x_i - x' (law 3).
+        """
+        self.follow(self.global_model.apply(aggregate), sent)  # 5, 7
+        self.aggregate_size = len(aggregate)
+
+    def follow(self, aggregate: DecodedPacket, sent: DecodedPacket | None) -> None:
+        """Line 6, where x' has moved by `aggregate` already."""
+        for update in aggregate.shard_updates:
+            self.local_model.add_(update)  # 6   + C[D]
+        if sent is not None:
+            self.subtract(sent, {update.shard.number for update in aggregate.shard_updates})  # 6   - C[d_i]
+
+    def catch_up(self, aggregate: bytes) -> None:
+        """Apply a round this peer took no part in: x_i moves along with x', so that d_i stays what it was."""
+        self.finish(aggregate, sent=None)
+
+    def subtract(self, sent: DecodedPacket, shards: Collection[int] | None = None) -> None:
+        """Take an update out of d_i, of these shards or (None) of all: the aggregator has it now."""
+        for update in sent.shard_updates:
+            if shards is None or update.shard.number in shards:
+                self.local_model.add_(update, alpha=-1)
+                for part in decayed(update, 1 - self.decay):
+                    self.local_model.add_(part, alpha=-1)
+
+    def handoff(self, budget: int, topk_ratio: float = 1.0) -> DecodedPacket | None:
+        """Encode the largest coordinates of d_i, over all of each shard, for the aggregator's e.
+
+        Args:
+            budget: bytes; as many coordinates as they hold. None comes back where they hold none, or d_i is
+            0. topk_ratio: the largest share of all coordinates that is wanted.
+
+        Raises:
+            NonFiniteError: as `start`.
+        """
+        model, base, n = self.global_model, self.global_model.compressor, self.global_model.vector.numel()
+        keep = min(topk_ratio, max(budget, 1) * 8 / (base.quant_bits * n))  # as if positions cost nothing
+        everything = handoff_compressor(base, 1.0)
+        samples = [(s, everything.draw(s.size, s.seed, model.round)) for s in model.shards]
+        d = [self.local_model.difference(shard, sample, model.vector) for shard, sample in samples]
+        if not any(bool(part.any()) for part in d):  # (P,) together
+            return None
+        while keep * n >= 1:
+            compressor = handoff_compressor(base, keep)
+            sent = [self._encode(compressor, part, *at) for part, at in zip(d, samples, strict=True)]
+            packet = join([one.packet for one in sent])
+            if len(packet) <= budget:
+                both = zip(samples, sent, strict=True)
+                return DecodedPacket(packet, tuple(ShardUpdate(*at, one.update()) for at, one in both))
+            keep *= 0.9 * max(budget, 1) / len(packet)  # the fewer there are, the more a position costs
+        return None
+
+    def residual_norm(self) -> float:
+        """Compute the Euclidean norm of d_i = x_i - x'."""
+        return self.local_model.distance(self.global_model.vector)
+
+    def _encode(self, compressor: Cocktail, d: Tensor, shard: Shard, sample: Sample) -> Encoded:
+        """Encode C[d] of one shard; peer and round seed the noise of stochastic rounding."""
+        noise = self.dither << 64 | self.global_model.round
+        return compressor.encode(d, self._names_in(shard, sample), noise)
+
+    def _names_in(self, shard: Shard, sample: Sample) -> Callable[[int], str] | None:
+        if (name_at := self.name_at) is None:
+            return None
+        return lambda position: name_at(shard.start + int(sample.coordinates(torch.tensor([position]))[0]))
+
+
+def worker_of(
+    recipe: Recipe,
+    x: Tensor | LocalModel,
+    vector: Tensor,  # (P,) float32, x' of `round`
+    name_at: Callable[[int], str],
+    dither: int,
+    round: int,
+) -> Worker:
+    """Build the worker that a recipe describes."""
+    compression = recipe.compression
+    model = GlobalModel(vector, compressor_of(compression), recipe.training.seed, round)
+    return Worker(x, model, name_at, dither, compression.error_decay, adaptive_rate_of(compression))
+
+
+def subtract(d: Tensor, update: Update) -> Tensor:
+    """d <- d - C[d], (m,), in place."""
+    d[update.positions.to(d.device)] -= update.values.to(d.device)
+    return d
+
+
+def decayed(sent: ShardUpdate, share: float) -> Iterator[ShardUpdate]:
+    """Yield this share of what an update has left unsent, as updates of a window each."""
+    for start in range(0, 0 if sent.unsent is None else sent.sample.m, WINDOW):
+        assert sent.unsent is not None
+        values = sent.unsent[start : start + WINDOW] * share
+        positions = torch.arange(start, start + len(values), device=values.device)
+        yield replace(sent, update=Update(sent.sample.m, positions, values), unsent=None)

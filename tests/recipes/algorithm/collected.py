@@ -1,0 +1,16 @@
+"""Line 3 of Algorithm 2 for the packets of a vector of one shard."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from recipes.algorithm.decoded_updates import DecodedUpdates, WeightedPackets
+from recipes.algorithm.robust_mean import AggregateStep, Rule, collect
+
+
+def collected(
+    error: Tensor, packets: WeightedPackets, rule: Rule, decoded: DecodedUpdates | None = None
+) -> AggregateStep:
+    """Weigh packets, of which some may be decoded already, and collect them onto e."""
+    decoded = decoded or DecodedUpdates({0: len(error)})
+    return collect(error, decoded.weigh(packets)[0], rule)

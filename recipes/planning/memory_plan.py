@@ -179,7 +179,7 @@ def exchange_part(compression: Compression, size: int, beside: int, step: int = 
                 4 m more where the residual decays
     """
     whole = compression.uncompressed_steps > 0  # the first rounds send everything
-    topk_ratio = adaptive_rate_of(compression).ladder[-1].keep  # the largest
+    topk_ratio = adaptive_rate_of(compression).ladder[-1].topk_ratio  # the largest
     m = size if whole else int(size * compression.random_ratio)
     k = size if whole else int(m * topk_ratio)
     encoding = 2 * FLOAT * m + 20 * k if compression.topk_chunk and k < m else FLOAT * m + ENCODING * k

@@ -15,7 +15,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cocktail_cli.commands.run.status import answers
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, newest
 from cocktail_cli.ui import VERSION, printable
@@ -32,7 +31,7 @@ class RunFolderReader:
         there: tells whether anything listens at the hub's address; asked after QUIET seconds without news.
     """
 
-    def __init__(self, record: RunRecord, there: Callable[[RunRecord], bool] = answers) -> None:
+    def __init__(self, record: RunRecord, there: Callable[[RunRecord], bool] = RunRecord.hub_listens) -> None:
         self.record, self.folder, self.there = record, Path(record.output_dir), there
         self.asked, self.gone = 0.0, False  # when `there` was last asked, and its answer
         self.tail = Tail(self.folder / in_folder.EVENTS)

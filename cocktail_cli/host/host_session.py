@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
 from cocktail_cli.machine import (
-    Doorstep,
+    ListenAddress,
     RunRecord,
     State,
     check_trust,
@@ -340,12 +340,12 @@ class HostSession:
         )
 
     @staticmethod
-    def door(record: RunRecord) -> Doorstep:
+    def door(record: RunRecord) -> ListenAddress:
         """Choose where each local peer listens for others: at the hub's address, any free port."""
         from transport import parse_url
 
         host = parse_url(record.url).host
-        return Doorstep(record.bind, 0, f"[{host}]" if ":" in host else host)
+        return ListenAddress(record.bind, 0, f"[{host}]" if ":" in host else host)
 
     @property
     def repository(self) -> Repository | None:

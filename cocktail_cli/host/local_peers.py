@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cocktail_cli.errors import EXIT
-from cocktail_cli.machine import Doorstep, as_text, split_devices
+from cocktail_cli.machine import ListenAddress, as_text, split_devices
 
 # Windows' flag for a process group of its own; elsewhere start_new_session does it.
 OWN_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
@@ -46,7 +46,7 @@ class LocalSettings:
     gpus: int = 1  # GPUs that each peer is spread over
     vram_limit: int | None = None  # bytes of each GPU, each peer
     trust_remote_code: bool = False
-    door: Doorstep | None = None  # where each listens, if peers aggregate shards
+    door: ListenAddress | None = None  # where each listens, if peers aggregate shards
 
     def devices_of(self, peers: int) -> list[str]:
         """Return the --device of each peer."""

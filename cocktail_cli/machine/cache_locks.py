@@ -1,4 +1,4 @@
-"""Folders of the cache that one process at a time works in, and that the next one goes on in."""
+"""Cache folders that one process at a time works in, and in which the next one continues."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from pathlib import Path
 
 from cocktail_cli.errors import Failure
 
-MOST = 64  # processes of one machine that want the same thing
+MOST = 64  # processes of one machine that want the same folder
 
 
 @contextmanager
 def claimed(wanted: Path) -> Iterator[Path]:
-    """`wanted`, or `wanted`-2 and so on: the first that no live process works in. Made if it is not there.
+    """Lock the first of `wanted`, `wanted`-2, ... that no live process works in, and make it if it is
+    missing.
 
-    What an earlier process left in it, killed or not, is still there. It stays, unless the caller removes it.
-    Raises Failure (preflight) where no lock can be had.
+    What an earlier process left in it stays, unless the caller removes it. Raises Failure (preflight) where
+    no lock is free.
     """
     from transport.ledger import lock_exclusively
     from transport.protocol import LedgerBusy
@@ -46,7 +47,7 @@ def lock_of(folder: Path) -> Path:
 
 
 def clear(folder: Path, keep: str) -> None:
-    """Remove all in `folder` that no live process works in, except what is called `keep`."""
+    """Remove the folders in `folder` that no live process works in, except those named `keep`..."""
     from transport.ledger import lock_exclusively
     from transport.protocol import LedgerBusy
 

@@ -1,4 +1,4 @@
-"""What this machine is: the device that trains, and its name for people. Imports torch inside."""
+"""The devices of this machine, and its names for people. Imports torch inside functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cuda_devices() -> int:
 
 
 def pick_device(wanted: str) -> str:
-    """`auto` -> cuda, mps or cpu; anything else is checked to be there.
+    """Resolve `auto` to cuda, mps or cpu, and check that any other device exists.
 
     Raises:
         Failure: preflight, where this machine has no such device; usage, where it is no device at all.
@@ -41,7 +41,7 @@ def pick_device(wanted: str) -> str:
 
 
 def split_devices(wanted: str) -> list[str]:
-    """`cuda:0,1` -> ["cuda:0", "cuda:1"]; `auto` -> every CUDA device there is, else ["auto"]."""
+    """Split `cuda:0,1` into ["cuda:0", "cuda:1"]; `auto` into all CUDA devices, or ["auto"] without any."""
     if wanted == "auto":
         return [f"cuda:{number}" for number in range(cuda_devices())] or ["auto"]
     devices = [device for device in wanted.split(",") if device]
@@ -50,7 +50,7 @@ def split_devices(wanted: str) -> list[str]:
 
 
 def pick_devices(wanted: str, count: int) -> list[str]:
-    """For each of the `count` processes that share a peer: cuda:0, cuda:1, ...; or cpu, as often.
+    """Pick a device for each of the `count` processes that share a peer: cuda:0, cuda:1, ...; or cpu each.
 
     Raises:
         Failure: preflight, usage; as `pick_device`.
@@ -72,7 +72,7 @@ def pick_devices(wanted: str, count: int) -> list[str]:
 
 
 def hardware(device: str, count: int = 1) -> str:
-    """`NVIDIA H200, 139 GiB`, `4 x ...` or `CPU, 8 cores`: shown to the other peers."""
+    """Describe the device to the other peers: `NVIDIA H200, 139 GiB`, `4 x ...` or `CPU, 8 cores`."""
     if device.startswith("cuda"):
         import torch
 
@@ -85,15 +85,15 @@ def hardware(device: str, count: int = 1) -> str:
 
 
 def own_name() -> str:
-    """The name this machine goes by where none is given: its host name, as a slug."""
+    """Return this machine's default peer name: its host name, as a slug."""
     return re.sub(r"[^a-z0-9-]+", "-", platform.node().partition(".")[0].lower()).strip("-")[:40] or "peer"
 
 
-CONTEXT = 512 << 20  # bytes that the driver takes of a GPU for a process, beside what torch counts
+CONTEXT = 512 << 20  # bytes of a GPU that the driver takes for a process, uncounted by torch
 
 
 def limit_memory(devices: Sequence[str], limit: int | None) -> None:
-    """Let this process take no more of each of these GPUs; what does not fit is out of memory to it.
+    """Limit the memory that this process takes of each GPU; beyond it torch reports out of memory.
 
     Raises:
         Failure: preflight, where they have no memory of their own, or the limit leaves nothing.
@@ -112,7 +112,7 @@ def limit_memory(devices: Sequence[str], limit: int | None) -> None:
 
 
 def memory_of(device: str) -> int:
-    """Bytes that a program can have on a device; 0 where that is not known."""
+    """Return the bytes that a program can have on a device; 0 where that is unknown."""
     if device.startswith("cuda"):
         import torch
 

@@ -1,4 +1,4 @@
-"""Devices by name: what they hold, and what they can do at most."""
+"""GPUs by name: their memory and peak throughput."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUNTIME = int(0.8 * GIB)  # Python, its libraries, and on a GPU the driver's con
 
 @dataclass(frozen=True)
 class Gpu:
-    """One device. Peaks are of the makers' data sheets, dense, with sums in FP32; TFLOP/s."""
+    """One device. Peaks are those of data sheets: dense, FP32 accumulation, in TFLOP/s."""
 
     name: str
     memory: float  # GiB that a program can have
@@ -33,7 +33,7 @@ class Gpu:
         return int(self.memory * GIB)
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s in numbers of this kind."""
+        """Return the peak FLOP/s in this dtype."""
         return 1e12 * (self.single if dtype == "float32" else self.half)
 
 
@@ -61,7 +61,7 @@ GPUS = {
 
 
 def gpu_of(name: str) -> Gpu:
-    """The device of this name; the size may be left out where there is only one. Raises Failure (usage)."""
+    """Find a device by name; its size may be omitted where that is unique. Raises Failure (usage)."""
     wanted = name.lower().replace("_", "-").replace(" ", "-")
     fits = [gpu for key, gpu in GPUS.items() if key == wanted or key.rpartition("-")[0] == wanted]
     if len(fits) == 1:
@@ -72,7 +72,7 @@ def gpu_of(name: str) -> Gpu:
 
 
 def this_machine(device: str) -> Gpu:
-    """What trains here; how fast it multiplies is measured, in some tenths of a second."""
+    """Describe the device that trains here, its throughput measured in some tenths of a second."""
     import torch
 
     half = torch.bfloat16 if device.startswith("cuda") else torch.float32
@@ -80,7 +80,7 @@ def this_machine(device: str) -> Gpu:
 
 
 def measured(device: str, dtype: torch.dtype) -> float:
-    """TFLOP/s of a product of matrices, the best of three."""
+    """Measure the TFLOP/s of a matrix product, the best of three."""
     import torch
 
     n = 8192 if device.startswith("cuda") else 768

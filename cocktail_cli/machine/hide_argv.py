@@ -1,6 +1,7 @@
-"""What other users of a machine see of a command: its arguments, for as long as it runs. A run's URL has the
-token, so a command that is given one starts itself again, with the URL in its environment, which is its own
-user's alone, and without the token in its arguments.
+"""Hides the join token from other users of a machine, who can read the arguments of a running command.
+
+A command that is given a run URL starts itself again with the URL in its environment, which only its own user
+can read, and without the token in its arguments.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ TYPED = "COCKTAIL_TYPED_URL"  # the URL that was an argument
 
 
 def hide() -> None:
-    """To be called first. Does not return where it starts this process anew; then it puts the URL back into
-    sys.argv, which nobody else sees.
+    """Start this process anew without the token; in the new process put the URL back into sys.argv.
 
-    Nothing is done where no process can become another (Windows, which does not show arguments to other
-    users), and where sys.argv is not what was typed.
+    Call it first. It does nothing on Windows, which does not show arguments to other users, or where sys.argv
+    is not what was typed.
     """
     if url := os.environ.pop(TYPED, ""):
         sys.argv[:] = [url if argument == masked(url) else argument for argument in sys.argv]

@@ -1,9 +1,9 @@
-"""Who this machine is in every run: a CURVE key pair of its own, made at first use.
+"""This machine's identity in every run: a CURVE key pair, made at first use.
 
     COCKTAIL_HOME/peer.json, readable by its user alone
 
-A hub learns the public key from the handshake, which cannot be passed without the secret one. All processes
-of a user on a machine are the same peer, twice or more. Who deletes the file is a stranger to every run.
+The handshake proves to a hub that the peer has the secret key. All processes of one user on a machine have
+the same identity. A machine whose file was deleted is a new peer to every run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FILE = "peer.json"
 
 
 def own_keys() -> CurveKeys:
-    """This machine's key pair. Raises Failure (preflight) where its file is damaged."""
+    """Load this machine's key pair, made if missing. Raises Failure (preflight) where its file is damaged."""
     from transport.protocol import CurveKeys
 
     path = home() / FILE
@@ -45,10 +45,10 @@ def own_keys() -> CurveKeys:
 
 @contextmanager
 def under(run: str, name: str) -> Iterator[bool]:
-    """While a process of this machine is in a run under a name. False: another one is, too.
+    """Register this process in a run under a name; yield False where another live process has that name too.
 
-    A hub cannot tell a peer that was killed and comes back from a second one beside the first, whose
-    connection is lost at the moment: their key is the same.
+    A hub cannot tell a killed peer that comes back from a second process beside one whose connection is lost
+    at the moment: their keys are the same.
     """
     place = home() / "here" / hashlib.sha256(f"{run}/{name}".encode()).hexdigest()[:32]
     with claimed(place) as mine:
@@ -59,7 +59,7 @@ def under(run: str, name: str) -> Iterator[bool]:
 
 
 def make(path: Path, keys: CurveKeys) -> None:
-    """Write a new pair, whole; where another process was quicker, its pair is the one."""
+    """Write a new pair atomically; if another process was quicker, its pair stays."""
     mine = path.with_name(f"{FILE}.{os.getpid()}.new")
     write_private(mine, json.dumps({"public": keys.public, "secret": keys.secret}))
     try:

@@ -1,4 +1,4 @@
-"""Which address goes into the run URL, and what is known of it. Nothing is sent to find out."""
+"""The address in the run URL, and what is known of it without sending anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Reach:
 
 
 def parse_advertised(text: str, port: int) -> tuple[str, int]:
-    """HOST, HOST:PORT or [V6]:PORT. Raises Failure (usage)."""
+    """Parse HOST, HOST:PORT or [V6]:PORT. Raises Failure (usage)."""
     if not text.isprintable() or any(c.isspace() or c in "@/" for c in text):
         raise Failure("usage", f"--advertise {text!r}: expected HOST or HOST:PORT")
     host, colon, tail = text.rpartition(":")
@@ -35,7 +35,9 @@ def parse_advertised(text: str, port: int) -> tuple[str, int]:
 
 
 def reach_of(bind: str, port: int, advertise: str | None) -> Reach:
-    """The address to pass on: the one asked for, else the one listened on, else this machine's own."""
+    """Choose the address to advertise: the one asked for, else the one listened on, else this machine's
+    own.
+    """
     if advertise:
         host, port = parse_advertised(advertise, port)
         return Reach(host, port, f"{host}:{port}, as --advertise says")
@@ -44,28 +46,28 @@ def reach_of(bind: str, port: int, advertise: str | None) -> Reach:
 
 
 @dataclass(frozen=True)
-class Doorstep:
-    """Where a peer that owns shards listens."""
+class ListenAddress:
+    """The address at which a peer that aggregates shards listens."""
 
     bind: str
     port: int  # 0: any free one
     advertise: str | None
 
     def dialled(self, port: int) -> str:
-        """The "host:port" at which others dial it, now that it listens on `port`."""
+        """Return the "host:port" that others dial, now that it listens on `port`."""
         reach = reach_of(self.bind, port, self.advertise)
         host = f"[{reach.host}]" if ":" in reach.host else reach.host
         return f"{host}:{reach.port}"
 
 
-def door_at(listen: str, advertise: str | None) -> Doorstep:
-    """Raises Failure (usage)."""
+def parse_listen(listen: str, advertise: str | None) -> ListenAddress:
+    """Parse --listen and check --advertise. Raises Failure (usage)."""
     bind, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit() or not int(port) < 65536:
         raise Failure("usage", f"--listen {listen}: expected HOST:PORT, as 0.0.0.0:29401")
     if advertise:
         parse_advertised(advertise, int(port))
-    return Doorstep(bind.strip("[]"), int(port), advertise)
+    return ListenAddress(bind.strip("[]"), int(port), advertise)
 
 
 def kind_of(host: str) -> str:
@@ -84,7 +86,7 @@ INTERNET, NETWORK = "the internet", "this network"
 
 
 def where_from(origin: str) -> str:
-    """Where somebody who joined comes from, by his address; empty: from this machine, or not known."""
+    """Classify a peer's address: INTERNET, NETWORK, or "" for this machine or an unknown one."""
     try:
         address = ipaddress.ip_address(origin)
     except ValueError:
@@ -95,10 +97,12 @@ def where_from(origin: str) -> str:
 
 
 def own_address() -> str:
-    """The address this machine would send from. Connecting a UDP socket only asks the routing table."""
+    """Return the address this machine would send from. Connecting a UDP socket only asks the routing
+    table.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1: nobody's
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1, which no machine has
             return str(probe.getsockname()[0])
         except OSError:  # no route at all: an offline machine
             return "127.0.0.1"

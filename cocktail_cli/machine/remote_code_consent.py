@@ -1,6 +1,6 @@
-"""Code that comes with a model runs here only where this machine's owner says so: `--trust-remote-code`.
+"""Consent to run code that comes with a model: `--trust-remote-code` on this machine.
 
-A recipe may ask for it (`model.trust_remote_code`), and a run's owner may serve it; neither is enough.
+A recipe may ask for it (`model.trust_remote_code`), and a host may serve it; neither is enough.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FLAG = "--trust-remote-code"
 
 
 def check_trust(recipe: Recipe, trusted: bool, code: str = "usage") -> None:
-    """Raises Failure where the recipe's model brings code that may not run here."""
+    """Raise Failure where the recipe's model brings code that may not run here."""
     if recipe.model.trust_remote_code and not trusted:
         raise Failure(
             code,
@@ -30,8 +30,10 @@ def check_trust(recipe: Recipe, trusted: bool, code: str = "usage") -> None:
 
 
 def own_modules(trusted: bool) -> None:
-    """Let transformers copy such code to a place of this process's own, which goes with it: in the usual one
-    processes that begin together read what another has half written. Before transformers is imported.
+    """Have transformers copy such code to a temporary folder of this process, before transformers is
+    imported.
+
+    In its shared folder, processes that start together read files that another has half written.
     """
     if trusted:
         place = tempfile.mkdtemp(prefix="cocktail-code-")

@@ -1,6 +1,6 @@
 """The runs this machine knows: `run.json` in a run's output folder, and a pointer to it under COCKTAIL_HOME.
 
-run.json holds the join token and the owner's secret, so it is readable by its user alone (0600).
+run.json holds the join token and the host's secret, so it is readable by its user alone (0600).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import socket
 import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,11 +20,11 @@ import platformdirs
 
 from cocktail_cli.errors import Failure
 
-State = Literal["running", "paused", "finished", "failed", "died"]  # died: found out, never written
+State = Literal["running", "paused", "finished", "failed", "died"]  # died: derived, never written
 
 FILE = "run.json"
 
-# Run names are said aloud and typed; they need not be secret, the token in the URL is.
+# Run names are said aloud and typed. The URL's token is secret, they are not.
 ADJECTIVES = (
     "amber bitter brisk calm copper dry early frosted gentle golden hazel iced light mellow misty pale"
 )
@@ -32,11 +33,11 @@ NOUNS = "badger crane dormouse finch heron lynx marten newt otter owl plover rav
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What the owner's machine must remember of a run."""
+    """What the host's machine stores about a run."""
 
     run: str
-    url: str  # with the join token: for `status`, and to be told again
-    keys: dict[str, str]  # the fields of transport.RunKeys; keys["stop"] proves the owner to `cocktail stop`
+    url: str  # with the join token: for `status`, and to be shown again
+    keys: dict[str, str]  # the fields of transport.RunKeys; keys["stop"] authenticates `cocktail stop`
     pid: int  # of the hub's process
     port: int
     bind: str  # address it listens on
@@ -55,35 +56,46 @@ class RunRecord:
     planned: int = 0  # steps of the whole run; 0: a record of before this was noted
 
     def is_of(self, recipe_hash: str) -> bool:
-        """Whether it was launched with the recipe of this hash."""
+        """Tell whether it was launched with the recipe of this hash."""
         return recipe_hash in (self.asked_hash, self.recipe_hash)
 
     def local_url(self) -> str:
-        """The URL by which the hub is found on its own machine, whatever address the others use."""
+        """Return the URL by which this machine reaches the hub, whatever address the others use."""
         head, at, place = self.url.rpartition("@")
         host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.bind, self.bind)
         host = f"[{host}]" if ":" in host else host
         return f"{head}{at}{host}:{self.port}/{place.partition('/')[2]}"
 
     def with_token(self, token: str) -> RunRecord:
-        """With a new join token, in the keys and in the URL."""
+        """Replace the join token in the keys and in the URL."""
         from transport import parse_url
 
         url = str(replace(parse_url(self.url), token=token))
         return replace(self, url=url, keys=self.keys | {"token": token})
+
+    def hub_listens(self) -> bool:
+        """Tell whether a process listens at the hub's address."""
+        from transport import parse_url
+
+        hub = parse_url(self.local_url())
+        try:
+            socket.create_connection((hub.host, hub.port), timeout=1.0).close()
+        except OSError:
+            return False
+        return True
 
     def ended(self, state: State, steps: int, eval_loss: float | None) -> RunRecord:
         return replace(self, state=state, steps=steps, eval_loss=eval_loss)
 
 
 def home() -> Path:
-    """COCKTAIL_HOME, or the platform's place for an application's state."""
+    """Return COCKTAIL_HOME, or the platform's folder for application state."""
     wanted = os.environ.get("COCKTAIL_HOME")
     return Path(wanted).expanduser() if wanted else platformdirs.user_state_path("cocktail")
 
 
 def cache() -> Path:
-    """Where fetched base models live: may be deleted at any time."""
+    """Return the folder of fetched base models, which may be deleted at any time."""
     if alone := os.environ.get("COCKTAIL_CACHE"):
         return Path(alone).expanduser()
     wanted = os.environ.get("COCKTAIL_HOME")
@@ -91,19 +103,19 @@ def cache() -> Path:
 
 
 def new_name() -> str:
-    """`amber-otter-42`: told apart from the other runs of a person, not from all in the world."""
+    """Draw a name like `amber-otter-42`, to tell a person's runs apart; it is not globally unique."""
     dice = random.SystemRandom()
     return f"{dice.choice(ADJECTIVES.split())}-{dice.choice(NOUNS.split())}-{dice.randrange(10, 100)}"
 
 
 def save(record: RunRecord) -> None:
-    """Write run.json and the pointer to it; whole or not at all."""
+    """Write run.json and the pointer to it, atomically."""
     write_private(Path(record.output_dir) / FILE, json.dumps(asdict(record), indent=1))
     write_private(home() / "runs" / record.run, record.output_dir)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file by one that only its user can read."""
+    """Replace a file atomically by one that only its user can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
     try:
@@ -116,7 +128,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def load(run: str) -> RunRecord:
-    """The record of a run by its name or its output folder.
+    """Read the record of a run by its name or its output folder.
 
     Raises:
         Failure: run_unknown, with the names that are known.
@@ -134,7 +146,7 @@ def load(run: str) -> RunRecord:
 
 
 def read(folder: Path) -> RunRecord | None:
-    """The record in an output folder, or None where there is none (or one that is no longer readable)."""
+    """Read the record in an output folder; None where there is no readable one."""
     try:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
         wanted = {field.name for field in fields(RunRecord)}
@@ -144,12 +156,12 @@ def read(folder: Path) -> RunRecord | None:
 
 
 def newest(record: RunRecord) -> RunRecord:
-    """The record as another command may have changed it since."""
+    """Read the record again: another command may have changed it."""
     return read(Path(record.output_dir)) or record
 
 
 def known_runs() -> Iterator[RunRecord]:
-    """All runs with a folder that still exists, by name."""
+    """Yield all runs whose folder still exists, by name."""
     pointers = home() / "runs"
     for pointer in sorted(pointers.iterdir()) if pointers.is_dir() else []:
         if pointer.name.endswith(".tmp"):

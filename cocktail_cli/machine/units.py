@@ -1,4 +1,4 @@
-"""Rates and sizes as people write them: `20mbit`, `500kbit`, `2MB/s` in bytes a second, `20GiB` in bytes."""
+"""Rates and sizes as people write them: `20mbit`, `500kbit`, `2MB/s`, `20GiB`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOWEST = 1000.0  # bytes a second: below, pings and messages alone would fill i
 
 
 def parse_rate(text: str) -> float:
-    """Bytes a second. Raises typer.BadParameter, which is a usage error (exit 2)."""
+    """Parse a rate into bytes a second. Raises typer.BadParameter, a usage error (exit 2)."""
     match = _RATE.fullmatch(text.strip())
     if match is None or (match[3] is not None and "B" not in text):
         raise typer.BadParameter(f"{text!r} is not a rate; write 20mbit, 500kbit or 2MB/s")
@@ -25,12 +25,12 @@ def parse_rate(text: str) -> float:
 
 
 def as_text(rate: float) -> str:
-    """What `parse_rate` reads as this rate again."""
+    """Format a rate so that `parse_rate` reads it."""
     return f"{rate:.0f}B/s"
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `20GiB` or `80GB`. Raises typer.BadParameter."""
+    """Parse `20GiB` or `80GB` into bytes. Raises typer.BadParameter."""
     from recipes.config import parse_size
 
     try:

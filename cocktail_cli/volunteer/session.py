@@ -14,7 +14,7 @@ import typer
 
 from cocktail_cli.errors import EXIT, explain
 from cocktail_cli.host import hold_life_line
-from cocktail_cli.machine import cache, check_trust, door_at, own_keys, under
+from cocktail_cli.machine import cache, check_trust, own_keys, parse_listen, under
 from cocktail_cli.signals import (
     LEAVE_WITHIN,
     PAUSE_WITHIN,
@@ -69,7 +69,7 @@ class VolunteerSession:
         self.run: RunLink | None = None  # from the user's yes on
         self.peer: Peer | None = None  # once it is built
         self.storing = False  # its checkpoint is being written
-        self.door: ShardServer | None = None  # where other peers reach it
+        self.server: ShardServer | None = None  # where other peers reach it
 
     @property
     def status(self) -> int:
@@ -103,9 +103,9 @@ class VolunteerSession:
         limits, keys = self.limits, own_keys()
         with ExitStack() as stack:
             alone = stack.enter_context(under(self.url.run, limits.name))
-            reachable = self._open_door(keys)
-            if self.door is not None:
-                stack.enter_context(closing(self.door))
+            reachable = self._open_server(keys)
+            if self.server is not None:
+                stack.enter_context(closing(self.server))
             link = PeerLink(
                 self.url,
                 PeerIdentity(
@@ -155,14 +155,14 @@ class VolunteerSession:
 
     # ---- before training -----------------------------------------------------------------------------------
 
-    def _open_door(self, keys: CurveKeys) -> str:
+    def _open_server(self, keys: CurveKeys) -> str:
         """Listen for other peers, if wanted; return the address they dial. Raises AddressInUse, Failure."""
-        from .shard_aggregator_link import open_door
+        from .shard_aggregator_link import open_shard_server
 
         if self.limits.listen is None:
             return ""
-        place = door_at(self.limits.listen, self.limits.advertise)
-        self.door, port = open_door(place.bind, place.port, keys, self.url)
+        place = parse_listen(self.limits.listen, self.limits.advertise)
+        self.server, port = open_shard_server(place.bind, place.port, keys, self.url)
         return place.dialled(port)
 
     def _joined_and_trained(self, link: PeerLink, patience: float, request: LeaveRequest) -> bool:
@@ -233,22 +233,22 @@ class VolunteerSession:
         self._store(run, welcome)
 
     def _aggregate_shards(self, run: RunLink, peer: Peer, recipe: Recipe) -> None:
-        """Where peers aggregate shards: connect to them, and be one if this machine can be reached."""
+        """Connect to the peers that aggregate shards, and be one if this machine can be reached."""
         from transport.aggregators import AggregatorThread
 
-        from .shard_aggregator_link import exchange_by_shard, half_of, to_owners
+        from .shard_aggregator_link import connect_aggregators, exchange_by_shard, shard_backend
 
         if recipe.swarm.owners == "hub":
-            if self.door is not None:
+            if self.server is not None:
                 self.warn("in this run the hub aggregates all shards: nobody dials this machine")
             return
         aggregator = None
-        if self.door is not None:
+        if self.server is not None:
             path = checkpoint_store.shard_path(self.url.run, run.name, self.url.key)
-            half = half_of(recipe, peer.trainer.layout.size, path, self.warn)
-            aggregator = AggregatorThread(run.link, half, self.door, self.warn)
+            backend = shard_backend(recipe, peer.trainer.layout.size, path, self.warn)
+            aggregator = AggregatorThread(run.link, backend, self.server, self.warn)
             aggregator.start()
-        clients = to_owners(run.link, own_keys())
+        clients = connect_aggregators(run.link, own_keys())
         run.sharded = exchange_by_shard(run.link, recipe.compression.shards, clients, aggregator)
 
     def train(self, run: RunLink, peer: Peer) -> None:

@@ -1,4 +1,6 @@
-"""A peer as an owner of shards: its errors, its door, and its ways to the doors of others."""
+"""A peer that aggregates shards: its durable error feedback, its server, and its connections to the
+others.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
     from recipes.config import Recipe
 
 
-def half_of(recipe: Recipe, parameters: int, path: Path, told: Callable[[str], None]) -> DurableShards:
-    """The errors of the shards that this peer owns: as they are kept at `path`, where it was killed."""
+def shard_backend(recipe: Recipe, parameters: int, path: Path, warn: Callable[[str], None]) -> DurableShards:
+    """Make the aggregator of this peer's shards, with the error feedback that is stored at `path`."""
     from recipes.algorithm import aggregator_of
 
     equal = recipe.compression.weighting == "uniform"
@@ -34,37 +36,40 @@ def half_of(recipe: Recipe, parameters: int, path: Path, told: Callable[[str], N
     def new() -> DurableShards:
         return DurableShards(aggregator_of(recipe, parameters, assigned=()), path, equal=equal)
 
-    kept = new()
+    shards = new()
     try:
-        kept.recover()
+        shards.recover()
     except ValueError as problem:
-        told(f"the errors of its shards that this peer kept are damaged and removed: {problem}")
-        kept.forget()
-        kept.close()
-        kept = new()
-    return kept
+        warn(f"the stored error feedback of this peer's shards is damaged and removed: {problem}")
+        shards.forget()
+        shards.close()
+        shards = new()
+    return shards
 
 
-def open_door(host: str, port: int, keys: CurveKeys, url: RunURL) -> tuple[ShardServer, int]:
-    """The door at which the other members reach this peer, and its port. It opens to the hub, and to members
-    once a round says who they are. Raises AddressInUse.
+def open_shard_server(host: str, port: int, keys: CurveKeys, url: RunURL) -> tuple[ShardServer, int]:
+    """Serve other peers; return the server and its port. It admits the hub, and the members of announced
+    rounds.
+
+    Raises:
+        AddressInUse.
     """
 
     def knows(key: str) -> bool:
-        return key == url.key or door.knows(key)
+        return key == url.key or server.knows(key)
 
     wire = RouterWire(host, port, keys, allowed=knows)
-    door = ShardServer(wire, url.run)
-    door.start()
-    return door, wire.port
+    server = ShardServer(wire, url.run)
+    server.start()
+    return server, wire.port
 
 
-def to_owners(link: PeerLink, keys: CurveKeys) -> ShardClients:
+def connect_aggregators(link: PeerLink, keys: CurveKeys) -> ShardClients:
     """Make this peer's connections to the aggregators of its rounds, under its own name and keys."""
 
-    def dial(owner: AggregatorInfo) -> PeerLink:
-        host, port = parse_address(owner.address)
-        url = RunURL(owner.key, "", host, port, link.url.run)
+    def dial(aggregator: AggregatorInfo) -> PeerLink:
+        host, port = parse_address(aggregator.address)
+        url = RunURL(aggregator.key, "", host, port, link.url.run)
         return PeerLink(
             url,
             PeerIdentity(link.name, keys=keys),

@@ -32,7 +32,7 @@ from transformers import (
 from cocktail_cli.host.hub_delegate import RunDelegate, settings_of
 from cocktail_cli.host.snapshot_thread import CommittedModel
 from cocktail_cli.volunteer.run_link import RunLink
-from cocktail_cli.volunteer.shard_aggregator_link import exchange_by_shard, half_of
+from cocktail_cli.volunteer.shard_aggregator_link import exchange_by_shard, shard_backend
 from recipes.config.schema import Model, Recipe
 from recipes.data.corpus import build_corpus
 from recipes.models.base_model import BUILTIN_MODELS, Base, load_tokenizer, prepare_base
@@ -199,7 +199,7 @@ class Swarm:
         run = RunLink(link)
         if owns:
             kept = self.folder / "kept" / name
-            half = half_of(self.recipe, self.work.parameters, kept, pytest.fail)
+            half = shard_backend(self.recipe, self.work.parameters, kept, pytest.fail)
             aggregator = AggregatorThread(link, half)
             aggregator.start()
             run.sharded = exchange_by_shard(link, self.recipe.compression.shards, None, aggregator)

@@ -15,7 +15,12 @@ from in_process import recipe_of, rows
 from cocktail_cli.host.hub_delegate import RunDelegate, settings_of
 from cocktail_cli.host.snapshot_thread import CommittedModel
 from cocktail_cli.volunteer.run_link import RunLink
-from cocktail_cli.volunteer.shard_aggregator_link import exchange_by_shard, half_of, open_door, to_owners
+from cocktail_cli.volunteer.shard_aggregator_link import (
+    connect_aggregators,
+    exchange_by_shard,
+    open_shard_server,
+    shard_backend,
+)
 from recipes.data.corpus import build_corpus
 from recipes.models.base_model import load_tokenizer, prepare_base
 from recipes.models.causal_lm import load_model
@@ -41,7 +46,7 @@ class Member:
 
     def __init__(self, name: str, url: Any, work: RunDelegate) -> None:
         keys = CurveKeys.generate()
-        self.door, port = open_door("127.0.0.1", 0, keys, url)
+        self.door, port = open_shard_server("127.0.0.1", 0, keys, url)
         self.link = PeerLink(url, PeerIdentity(name, keys=keys, owns=True, reachable=f"127.0.0.1:{port}"))
         self.work, self.keys = work, keys
         self.steps: list[StepDone] = []
@@ -55,10 +60,10 @@ class Member:
             self.link.connect(10)
             run = self.run = RunLink(self.link)
             kept = self.work.ledger.parent / "kept" / run.name
-            half = half_of(recipe, self.work.parameters, kept, pytest.fail)
+            half = shard_backend(recipe, self.work.parameters, kept, pytest.fail)
             aggregator = AggregatorThread(self.link, half, self.door)
             aggregator.start()
-            clients = to_owners(self.link, self.keys)
+            clients = connect_aggregators(self.link, self.keys)
             run.sharded = exchange_by_shard(self.link, recipe.compression.shards, clients, aggregator)
             self.peer = build_peer(load_model(self.work.base.folder), recipe, micro_batch=2, name=run.name)
             for event in finetune(run, self.peer, self.link.welcome.round):

@@ -14,7 +14,7 @@ from os import strerror
 from msgspec.structs import replace
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
-from cocktail_cli.volunteer.shard_aggregator_link import open_door, to_owners
+from cocktail_cli.volunteer.shard_aggregator_link import connect_aggregators, open_shard_server
 from transport import PeerLink, RunSettings, RunURL
 from transport.aggregators.aggregator_thread import AggregatorThread
 from transport.aggregators.shard_assignment import digest_of
@@ -211,9 +211,9 @@ class AggregatingPeer(ToyPeer):
 def reachable(url: RunURL, name: str) -> AggregatingPeer:
     """With a door on the loopback."""
     keys = CurveKeys.generate()
-    door, port = open_door("127.0.0.1", 0, keys, url)
+    door, port = open_shard_server("127.0.0.1", 0, keys, url)
     link = PeerLink(url, PeerIdentity(name, keys=keys, owns=True, reachable=f"127.0.0.1:{port}"))
-    return AggregatingPeer(link, door=door, direct=to_owners(link, keys))
+    return AggregatingPeer(link, door=door, direct=connect_aggregators(link, keys))
 
 
 def links(swarm: object, *names: str) -> list[PeerLink]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -267,7 +266,7 @@ def table(peers: list[dict[str, Any]], width: int | None) -> Iterator[str]:
 def list_runs(as_json: bool, quiet: bool) -> None:
     """The runs of this machine, without their secrets."""
     records = [
-        replace(r, state="died") if r.state == "running" and not answers(r) else r for r in known_runs()
+        replace(r, state="died") if r.state == "running" and not r.hub_listens() else r for r in known_runs()
     ]
     if as_json:
         shown = [
@@ -283,15 +282,3 @@ def list_runs(as_json: bool, quiet: bool) -> None:
         )
     if not records and not quiet:
         typer.echo("No runs were launched on this machine yet. Next: cocktail launch smoke", err=True)
-
-
-def answers(record: RunRecord) -> bool:
-    """Whether anything listens where the run's hub should."""
-    from transport import parse_url
-
-    hub = parse_url(record.local_url())
-    try:
-        socket.create_connection((hub.host, hub.port), timeout=1.0).close()
-    except OSError:
-        return False
-    return True

@@ -10,7 +10,7 @@ import pytest
 
 from cocktail_cli.host.local_peers import LocalPeers, LocalSettings, last_words
 from cocktail_cli.machine.devices import own_name, pick_device, split_devices
-from cocktail_cli.machine.network_address import Doorstep, door_at
+from cocktail_cli.machine.network_address import ListenAddress, parse_listen
 
 
 def peers_folder(folder: Path, told: str, log: str) -> Path:
@@ -37,14 +37,14 @@ def test_a_list_of_devices_is_dealt_out_one_each() -> None:
 
 
 def test_where_peers_own_shards_a_local_one_listens_where_the_hub_is_known(tmp_path: Path) -> None:
-    door = Doorstep("::", 0, "[2001:db8::1]")
+    door = ListenAddress("::", 0, "[2001:db8::1]")
     alone = LocalPeers(tmp_path, LocalSettings()).command("local-1", "cpu")
     owning = LocalPeers(tmp_path, LocalSettings(door=door)).command("local-1", "cpu")
 
     assert "--listen" not in alone
     listen = owning[owning.index("--listen") :]
     assert listen == ["--listen", ":::0", "--advertise", "[2001:db8::1]"]
-    assert door_at(listen[1], listen[3]) == door
+    assert parse_listen(listen[1], listen[3]) == door
     assert door.dialled(40123) == "[2001:db8::1]:40123"
 
 

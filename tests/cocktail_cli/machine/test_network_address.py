@@ -6,10 +6,10 @@ import pytest
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine.network_address import (
-    door_at,
     kind_of,
     own_address,
     parse_advertised,
+    parse_listen,
     reach_of,
     where_from,
 )
@@ -69,7 +69,7 @@ def test_an_advertised_address_that_is_none_is_a_usage_error(text: str) -> None:
 def test_a_peer_that_listens_is_dialled_where_it_says(
     listen: str, advertise: str | None, dialled: str
 ) -> None:
-    place = door_at(listen, advertise)
+    place = parse_listen(listen, advertise)
 
     assert place.dialled(place.port) == dialled
     assert parse_address(dialled)
@@ -77,18 +77,18 @@ def test_a_peer_that_listens_is_dialled_where_it_says(
 
 
 def test_a_peer_that_listens_everywhere_is_dialled_at_the_machines_own_address() -> None:
-    assert door_at("0.0.0.0:29401", None).dialled(29401) == f"{own_address()}:29401"
+    assert parse_listen("0.0.0.0:29401", None).dialled(29401) == f"{own_address()}:29401"
 
 
 def test_a_peer_that_takes_any_free_port_is_dialled_at_the_one_it_got() -> None:
-    assert door_at("127.0.0.1:0", None).dialled(40123) == "127.0.0.1:40123"
-    assert door_at("0.0.0.0:0", "home.example.org").dialled(40123) == "home.example.org:40123"
+    assert parse_listen("127.0.0.1:0", None).dialled(40123) == "127.0.0.1:40123"
+    assert parse_listen("0.0.0.0:0", "home.example.org").dialled(40123) == "home.example.org:40123"
 
 
 @pytest.mark.parametrize("text", ["29401", "host:", "host:65536", "host:x"])
 def test_a_place_to_listen_at_that_is_none_is_a_usage_error(text: str) -> None:
     with pytest.raises(Failure, match="expected HOST:PORT"):
-        door_at(text, None)
+        parse_listen(text, None)
 
 
 @pytest.mark.parametrize(

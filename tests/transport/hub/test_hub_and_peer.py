@@ -381,7 +381,7 @@ def test_large_objects_go_to_disk_and_are_checked(start: Callable[..., Running],
     assert link.finish_file(download) == target
     assert target.read_bytes() == blob
     assert [path.name for path in target.parent.iterdir()] == ["weights"]
-    assert len(blob) <= download.came <= len(blob) + CHUNK  # a chunk begun in smaller pieces comes again
+    assert len(blob) <= download.received <= len(blob) + CHUNK  # a chunk begun in smaller pieces comes again
     with pytest.raises(ProtocolError, match="checksum"):
         link.fetch("base/weights", sha256="00" * 32)
     with pytest.raises(KeyError):

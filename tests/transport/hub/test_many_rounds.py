@@ -108,7 +108,7 @@ def test_the_memory_of_a_hub_does_not_grow_with_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_store, "KEPT", 4)  # what it has at hand is full soon, and grows no more
-    monkeypatch.setattr(object_store, "PIECES", 4)
+    monkeypatch.setattr(object_store, "CACHED_CHUNKS", 4)
     monkeypatch.setattr(round_history, "KEPT", 4)
     held = []
     with swarm_that_forgets(tmp_path) as peers:

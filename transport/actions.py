@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from transport.ledger import KnownPeer
+from transport.ledger import EvaluationRow, KnownPeer
 from transport.protocol import AggregatorInfo, Event, HandoffOffer, Message, SampleRanges, events
 
 
@@ -44,11 +44,7 @@ class RecordStanding:
 class RecordEvaluation:
     """Write a finished evaluation into the ledger."""
 
-    round: int
-    step: int
-    loss: float
-    tokens: int
-    final: bool
+    row: EvaluationRow
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transport.membership import NEXT as ADMISSION
-from transport.membership.sessions import NEXT
+from transport.membership import KEY_TRANSITIONS, SESSION_TRANSITIONS
 from transport.peer import HEARD
 from transport.peer import NEXT as CATCH_UP
 from transport.scheduling import PHASES
@@ -25,8 +24,8 @@ def tables() -> str:
     return "\n\n".join(
         [
             table("A run at the hub", "rounds.PHASES", ("phase", "may be followed by"), phases),
-            transitions("A session at the hub", "sessions.NEXT", "state", NEXT),
-            transitions("A key at the hub", "admission.NEXT", "standing", ADMISSION),
+            transitions("A session at the hub", "sessions.SESSION_TRANSITIONS", "state", SESSION_TRANSITIONS),
+            transitions("A key at the hub", "admission.KEY_TRANSITIONS", "standing", KEY_TRANSITIONS),
             table("A peer", "peer_state.HEARD", ("state", "messages that mean something"), heard),
             transitions("A peer that catches up", "catch_up.NEXT", "state", CATCH_UP),
         ]

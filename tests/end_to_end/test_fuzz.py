@@ -66,7 +66,8 @@ def growth(start: object, hear_one: Callable[[int], None]) -> int:
 @pytest.mark.slow
 def test_a_hub_that_hears_ten_thousand_hostile_messages_does_not_grow() -> None:
     hub, rng = open_hub(), Random(1)
-    hub._flows._said = hub._state.admission._hellos = TokenBuckets(1e9, 1e9)  # so that all of them are heard
+    unlimited = TokenBuckets(1e9, 1e9)  # so that all of them are heard
+    hub._connections._said = hub._state.admission._hellos = unlimited
 
     def one(number: int) -> None:
         fresh = message(rng, HUB_BYTES) if rng.random() < 0.7 else rng.choice(HUB_BYTES)

@@ -250,10 +250,10 @@ def check_hub(case: bytes) -> bool:
     assert sum(state.rounds.leases.places()) == SETTINGS.samples
     assert len(state.members.sessions) <= len(conns)
     assert set(state.members.traffic) <= set(state.members.sessions)
-    assert set(hub._flows.owners.values()) <= set(state.members.sessions)
-    assert len(hub._flows.owners) <= (MAX_CONNECTIONS + 1) * len(state.members.sessions)
+    assert set(hub._connections.owners.values()) <= set(state.members.sessions)
+    assert len(hub._connections.owners) <= (MAX_CONNECTIONS + 1) * len(state.members.sessions)
     assert len(hub._inbox._parts) <= MAX_UPLOADS * len(state.members.sessions)
-    assert not hub._flows.reading
+    assert not hub._connections.reading
     assert len(state.rounds.history.commits) <= 64
     assert state.deadline() > 0
     json.loads(state.status(state.rounds._ticked), parse_constant=no_number)

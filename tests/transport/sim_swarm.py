@@ -253,7 +253,7 @@ class SimSwarm:
             if job.session in self.books.sessions:
                 self.books.sessions[job.session].leases.pop(job.round, None)
         elif isinstance(job, do.RecordEvaluation):
-            self.books.evaluation = EvaluationRow(job.round, job.step, job.loss, job.tokens, job.final)
+            self.books.evaluation = job.row
 
     def commit(self, job: do.Commit) -> None:
         assert job.round == len(self.books.rounds), "rounds follow each other"

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from transport import actions as do
 from transport.actions import Outbox
 from transport.ledger import Deliveries, PendingHandoff, after_deliveries, handoffs_for, merge_deliveries
-from transport.membership import Kind, Roster, Session, State
+from transport.membership import Roster, Session, SessionEvent, State
 from transport.protocol import (
     ERROR,
     PART,
@@ -59,7 +59,7 @@ class ShardCoordinator:
 
     def opens(self, ex: Exchange, ready: list[Session]) -> None:
         """Assign the shards of a round that opens; the hub aggregates those that no peer can."""
-        able = {f"{p.key} {p.name}": p for p in ready if p.can_aggregate and p.rests <= ex.round}
+        able = {f"{p.key} {p.name}": p for p in ready if p.can_aggregate and p.rests_until <= ex.round}
         for who, shards in assign(self.settings.shards, able).items():
             ex.aggregators[able[who].id] = shards
             able[who].aggregated |= set(shards)
@@ -168,7 +168,7 @@ class ShardCoordinator:
         if m.lost:
             self._lose(session.id, now)
         if m.last and session.state in (State.TRAINING, State.READY):
-            self._members.move(session, Kind.LEAVING)
+            self._members.move(session, SessionEvent.LEAVING)
 
     # ---- from the shell ------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class ShardCoordinator:
 
     def _rest(self, aggregator: str, ex: Exchange) -> None:
         if (session := self._members.get(aggregator)) is not None:
-            session.rests = ex.round + RESTS
+            session.rests_until = ex.round + RESTS
 
     def _lose(self, aggregator: str, now: float) -> None:
         """Give up an aggregator: its shards do not move, so their updates stay residuals of the senders."""

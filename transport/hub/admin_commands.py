@@ -8,7 +8,7 @@ from typing import Any
 
 from transport import actions as do
 from transport.actions import Outbox
-from transport.membership import Act, Admission, Roster, Session, Standing, same
+from transport.membership import Admission, KeyEvent, Roster, Session, Standing, same
 from transport.protocol import (
     TOKEN_BYTES,
     AskAdmin,
@@ -92,7 +92,7 @@ class AdminCommands:
         name = (
             word if word != short_key(key) else next((n for n, k in sorted(here | waiting) if k == key), "")
         )
-        self._admission.move(key, Act.BANNED if ban else Act.KICKED, name, why)
+        self._admission.move(key, KeyEvent.BANNED if ban else KeyEvent.KICKED, name, why)
         for session in sessions:
             self._members.kick(session, "kicked", why)
         self._admission.dismiss(self._admission.waiting(key), Refused("kicked", why))
@@ -101,7 +101,7 @@ class AdminCommands:
     def _unban(self, word: str) -> Answer:
         key = key_of_one("banned peer", word, self._with_standing(Standing.BANNED))
         name = self._admission.known[key].name
-        self._admission.move(key, Act.UNBANNED)
+        self._admission.move(key, KeyEvent.UNBANNED)
         return done("unbanned", key, [name])
 
     def _approve(self, word: str, now: float) -> Answer:
@@ -109,7 +109,7 @@ class AdminCommands:
         key = key_of_one("peer that waits", word, self._waiting)
         asked = {conn: self._admission.asking[conn] for conn in self._admission.waiting(key)}
         names = [asking.name for asking in asked.values()]
-        self._admission.move(key, Act.APPROVED, names[0])
+        self._admission.move(key, KeyEvent.APPROVED, names[0])
         for conn, asking in asked.items():
             del self._admission.asking[conn]
             self._handshake.hello(conn, asking.hello, now, approved=True)

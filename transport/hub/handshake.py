@@ -6,11 +6,11 @@ from transport import actions as do
 from transport.actions import Outbox
 from transport.membership import (
     CATCHING_UP,
-    Act,
     Admission,
-    Kind,
+    KeyEvent,
     Roster,
     Session,
+    SessionEvent,
     Standing,
     State,
     differences,
@@ -60,7 +60,7 @@ class Handshake:
 
     def _begin(self, conn: bytes, m: Hello, now: float) -> None:
         session = self._members.begin(conn, m, now)
-        self._admission.move(session.key, Act.ADMITTED, session.name)
+        self._admission.move(session.key, KeyEvent.ADMITTED, session.name)
         self._welcome(session, resumed=False)
         self._dial(session)
         origin = session.origin.replace("-", ".")  # wire.origin_of has no dots
@@ -103,8 +103,8 @@ class Handshake:
             self._members.kick(session, "state", differ)
         elif m.round > self._rounds.round or self._rounds.history.differs(m.round, m.fingerprint):
             self._members.kick_other_state(session, m.round)
-        elif self._members.move(session, Kind.READY) and joining:
-            session.claims = (m.round, m.fingerprint)
+        elif self._members.move(session, SessionEvent.READY) and joining:
+            session.ready_claim = (m.round, m.fingerprint)
             self._out.tell(events.PeerReady(0.0, session.name, m.round, now - session.since))
 
     def _refuse_banned(self, conn: bytes) -> bool:

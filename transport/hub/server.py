@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from transport import actions as do
-from transport.ledger import EvaluationRow, Ledger
+from transport.ledger import Ledger
 from transport.membership import AWAKE_S, wrong_version
 from transport.protocol import (
     HANDOFF,
@@ -111,7 +111,7 @@ class Hub:
 
             self._shards = ShardAggregation(self._state.shards, ledger, work, self, own)
         self._objects = ObjectStore(ledger, work, self._lease, self._find)
-        self._flows = ConnectionRegistry()
+        self._connections = ConnectionRegistry()
         self._guard_at = 0.0
         self._packets: dict[tuple[str, int], Future[bytes]] = {}  # (session, round) -> its update, opened
         self._handoffs: dict[str, ChunkBuffer] = {}  # session -> its residual, until it is merged
@@ -140,7 +140,7 @@ class Hub:
                 lambda: ledger.session(a.session, a.name, a.hardware, a.key)
             ),
             do.RecordStanding: lambda a: self.later(lambda: ledger.stand(a.known)),
-            do.RecordEvaluation: self._record_evaluation,
+            do.RecordEvaluation: lambda a: self.later(lambda: ledger.evaluated(a.row)),
             do.GiveBack: lambda a: self.later(lambda: ledger.given_back(a.session, a.round)),
             do.SendDurably: lambda a: self.later(lambda: self._call(lambda: self._send(a.conn, a.message))),
             do.Forget: self._forget,
@@ -179,10 +179,6 @@ class Hub:
         history.offer(offers)
         kept = {f"snapshot/{offer.round}/" for offer in history.snapshots}
         self._reader.submit(self._objects.keep_snapshots, kept)
-
-    def warn(self, peer: str, message: str) -> None:
-        """Tell the host something about a peer; from any thread."""
-        self._events.put(Warned(time.time(), message, peer))
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the hub has shut down; False where `timeout` seconds were not enough."""
@@ -233,7 +229,7 @@ class Hub:
     def _owner(self, conn: bytes) -> str | None:
         """Name who pays for a connection: its session; one that waits for approval pays for itself."""
         waits = conn in self._state.admission.asking
-        return conn.hex() if waits else self._flows.owners.get(conn)
+        return conn.hex() if waits else self._connections.owners.get(conn)
 
     # ---- any thread (actions.Shell) ------------------------------------------------------------------------
 
@@ -245,15 +241,15 @@ class Hub:
             self._wire.wake()
 
     def apply(self, change: Callable[[float], object]) -> None:
-        """Call `change(now)` on the state machine in the I/O thread, then perform the actions it caused."""
         self._call(lambda: self._change(change))
 
     def later(self, job: Callable[[], object]) -> None:
-        """Run a job in the commit thread, after those it was given before."""
         self._commits.later(job)
 
+    def warn(self, peer: str, message: str) -> None:
+        self._events.put(Warned(time.time(), message, peer))
+
     def fail(self, error: Exception, reason: str, exit_code: int) -> None:
-        """End the run because of this error."""
         self.error = self.error or error  # the first: the others may follow from it
         self.apply(lambda _: self._state.rounds.end(reason, exit_code))
 
@@ -261,12 +257,12 @@ class Hub:
 
     def _receive(self, conn: bytes, frames: Frames) -> None:
         now = time.monotonic()
-        owner = self._flows.owners.get(conn)
+        owner = self._connections.owners.get(conn)
         if owner is not None:
             self._members.traffic[owner].up += wire_size(frames)
         else:
             self._hello_size = wire_size(frames)
-        if not self._flows.may_say(conn, sum(map(len, frames[:1])), now):
+        if not self._connections.may_say(conn, sum(map(len, frames[:1])), now):
             self._members.refused += 1
             self._wire.hang_up(conn)
             return
@@ -280,7 +276,7 @@ class Hub:
         except ProtocolError:
             self._members.refused += 1
             return
-        self._flows.costs(conn, message, now)
+        self._connections.costs(conn, message, now)
         payload = frames[1] if len(frames) == 2 else b""
         if isinstance(message, Attach):
             self._attach(conn, message)
@@ -306,9 +302,9 @@ class Hub:
 
     def _own(self, conn: bytes, session: str) -> None:
         """Count this connection, its handshake and Hello included, as the session's from now on."""
-        if self._flows.owners.get(conn) != session:
+        if self._connections.owners.get(conn) != session:
             whose = self._members.get(session)
-            self._flows.own(conn, session, whose.conn if whose else None)
+            self._connections.own(conn, session, whose.conn if whose else None)
             self._members.traffic[session].up += HANDSHAKE_UP + self._hello_size
             self._members.traffic[session].down += HANDSHAKE_DOWN
 
@@ -321,7 +317,7 @@ class Hub:
         self._send(conn, Attached(self.settings.credit))
 
     def _put(self, conn: bytes, message: Put | Chunk, payload: bytes | memoryview, now: float) -> None:
-        session = self._flows.owners.get(conn)
+        session = self._connections.owners.get(conn)
         if session is None:
             self._send(conn, Refused("session", "this connection belongs to no session"))
             return
@@ -347,18 +343,18 @@ class Hub:
             self._change(lambda _: self._state.uploads.handed_over(session, upload.parts.map.size))
 
     def _get(self, conn: bytes, message: Get) -> None:
-        session = self._flows.owners.get(conn)
+        session = self._connections.owners.get(conn)
         if session is None:
             self._send(conn, Refused("session", "this connection belongs to no session"))
             return
         if self._end_at is not None:  # a peer still fetches: the end waits for it
             self._end_at = min(self._end_by, time.monotonic() + self.settings.linger_s)
-        held = sum(map(self._wire.held, self._flows.of(session)))
-        size = self._flows.begin_read(session, message.chunk, held)
+        held = sum(map(self._wire.held, self._connections.of(session)))
+        size = self._connections.begin_read(session, message.chunk, held)
         if not size:
             self._members.refused += 1
         elif (answer := self._objects.at_hand(message)) is not None:
-            self._flows.end_read(session, size)
+            self._connections.end_read(session, size)
             self._send(conn, *answer)
         else:
             self._reader.submit(self._read, conn, session, message, size)
@@ -368,12 +364,12 @@ class Hub:
         if isinstance(message, Welcome):
             self._own(conn, message.session)
         self._members.refused += isinstance(message, Refused)
-        self._flows.costs(conn, message, time.monotonic())
-        owner = self._flows.owners.get(conn)
+        self._connections.costs(conn, message, time.monotonic())
+        owner = self._connections.owners.get(conn)
         if owner is not None:
             self._members.traffic[owner].down += wire_size(frames)
         if not self._wire.send(conn, frames):
-            self._flows.drop(conn)
+            self._connections.drop(conn)
             # Later: first the messages to the other peers, in their order.
             self._calls.append(lambda: self._act(self._state.lost(conn, time.monotonic())))
 
@@ -418,15 +414,11 @@ class Hub:
         handoff = self._handoffs.pop(action.session)
         self.later(lambda: self._commits.inherit(action, handoff))
 
-    def _record_evaluation(self, a: do.RecordEvaluation) -> None:
-        row = EvaluationRow(a.round, a.step, a.loss, a.tokens, a.final)
-        self.later(lambda: self.ledger.evaluated(row))
-
     def _forget(self, action: do.Forget) -> None:
         self._inbox.drop(action.session)
         self._members.traffic.pop(action.session, None)
         self._handoffs.pop(action.session, None)
-        self._flows.forget(action.session)
+        self._connections.forget(action.session)
         self.later(lambda: self.ledger.gone(action.session))
 
     def _end(self, action: do.End) -> None:
@@ -448,7 +440,7 @@ class Hub:
         answer, payload = self._objects.answer(session, message)
 
         def send() -> None:
-            self._flows.end_read(session, size)
+            self._connections.end_read(session, size)
             self._send(conn, answer, payload)
 
         self._call(send)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from transport import actions as do
 from transport.actions import Outbox
-from transport.membership import Kind, Roster, Session, State
+from transport.membership import Roster, Session, SessionEvent, State
 from transport.protocol import HANDOFF, TRIAL, UPDATE, RunSettings, round_of
 from transport.scheduling import Phase, Rounds
 
@@ -32,7 +32,7 @@ class UploadPolicy:
             reason = f"its upload has {size} bytes, the limit of this run is {self.settings.update_limit}"
             self._members.kick(session, "kicked", reason)
         elif reason is None and leaves and session.state is not State.BEHIND:
-            self._members.move(session, Kind.LEAVING)
+            self._members.move(session, SessionEvent.LEAVING)
         return reason
 
     def handed_over(self, session_id: str, size: int) -> None:

@@ -1,10 +1,11 @@
 """Peers of a run: admission, sessions, liveness."""
 
-from .admission import NEXT, STRIKES, Act, Admission, Standing
+from .admission import KEY_TRANSITIONS, STRIKES, Admission, KeyEvent, Standing
 from .roster import AWAKE_S, CATCHING_UP, Roster
 from .sessions import (
-    Kind,
+    SESSION_TRANSITIONS,
     Session,
+    SessionEvent,
     State,
     differences,
     refusal,
@@ -17,13 +18,14 @@ from .sessions import (
 __all__ = [
     "AWAKE_S",
     "CATCHING_UP",
-    "NEXT",
+    "KEY_TRANSITIONS",
+    "SESSION_TRANSITIONS",
     "STRIKES",
-    "Act",
     "Admission",
-    "Kind",
+    "KeyEvent",
     "Roster",
     "Session",
+    "SessionEvent",
     "Standing",
     "State",
     "differences",

@@ -46,7 +46,7 @@ class Standing(Enum):
     BANNED = "banned"
 
 
-class Act(Enum):
+class KeyEvent(Enum):
     """Events that change the standing of a key."""
 
     ADMITTED = "shows the token, which is enough"
@@ -59,24 +59,24 @@ class Act(Enum):
     UNBANNED = "the host lifts the ban"
 
 
-NEXT: dict[Standing, dict[Act, Standing]] = {
+KEY_TRANSITIONS: dict[Standing, dict[KeyEvent, Standing]] = {
     Standing.STRANGER: {
-        Act.ADMITTED: Standing.MEMBER,
-        Act.ASKS: Standing.WAITING,
-        Act.BANNED: Standing.BANNED,
+        KeyEvent.ADMITTED: Standing.MEMBER,
+        KeyEvent.ASKS: Standing.WAITING,
+        KeyEvent.BANNED: Standing.BANNED,
     },
     Standing.WAITING: {
-        Act.APPROVED: Standing.MEMBER,
-        Act.GONE: Standing.STRANGER,
-        Act.KICKED: Standing.STRANGER,
-        Act.BANNED: Standing.BANNED,
+        KeyEvent.APPROVED: Standing.MEMBER,
+        KeyEvent.GONE: Standing.STRANGER,
+        KeyEvent.KICKED: Standing.STRANGER,
+        KeyEvent.BANNED: Standing.BANNED,
     },
     Standing.MEMBER: {
-        Act.KICKED: Standing.STRANGER,
-        Act.BANNED: Standing.BANNED,
-        Act.STRUCK_OUT: Standing.BANNED,
+        KeyEvent.KICKED: Standing.STRANGER,
+        KeyEvent.BANNED: Standing.BANNED,
+        KeyEvent.STRUCK_OUT: Standing.BANNED,
     },
-    Standing.BANNED: {Act.UNBANNED: Standing.STRANGER},
+    Standing.BANNED: {KeyEvent.UNBANNED: Standing.STRANGER},
 }
 
 
@@ -114,10 +114,10 @@ class Admission:
         """Return the connections of this key that wait."""
         return [conn for conn in self.asking if key_of(conn) == key]
 
-    def move(self, key: str, act: Act, name: str = "", reason: str = "") -> bool:
+    def move(self, key: str, act: KeyEvent, name: str = "", reason: str = "") -> bool:
         """Follow the transition table; False where it has no such arrow."""
         before = self.standing(key)
-        after = NEXT[before].get(act)
+        after = KEY_TRANSITIONS[before].get(act)
         if after is None:
             return False
         if after in (Standing.MEMBER, Standing.BANNED):
@@ -136,7 +136,7 @@ class Admission:
         self.known[key] = known = replace(self.known[key], strikes=self.known[key].strikes + 1)
         if known.strikes >= STRIKES:
             why = f"{known.strikes} unusable packets, the last: {reason}"
-            return self.move(key, Act.STRUCK_OUT, name, why)
+            return self.move(key, KeyEvent.STRUCK_OUT, name, why)
         self._out.add(do.RecordStanding(known))
         return False
 
@@ -154,7 +154,7 @@ class Admission:
                 conn, Refused("full", f"{MOST} others wait for the host's approval: try again later")
             )
             return
-        if self.move(key, Act.ASKS):
+        if self.move(key, KeyEvent.ASKS):
             self._out.tell(events.PeerAsks(0.0, clean_name(m.name), m.hardware, short_key(key)))
         self.asking[conn] = Asking(m, now, now, now)
         name = self.asking[conn].name
@@ -180,7 +180,7 @@ class Admission:
         key = key_of(conn)
         if conn in self.asking:
             if self.waiting(key) == [conn]:
-                self.move(key, Act.GONE)
+                self.move(key, KeyEvent.GONE)
             del self.asking[conn]
 
     def dismiss(self, conns: Iterable[bytes], refused: Refused) -> None:

@@ -12,7 +12,7 @@ from transport.ledger import OpenSession
 from transport.protocol import Hello, Ping, Refused, RunSettings, Traffic, TrafficDelta, events
 from transport.wire import key_of, origin_of
 
-from .sessions import NEXT, Kind, Session, State, clean_name, unique_name
+from .sessions import SESSION_TRANSITIONS, Session, SessionEvent, State, clean_name, unique_name
 
 AWAKE_S = 1.0  # seconds a tick may come late before the hub counts as suspended
 CATCHING_UP = 512  # sessions before their first Ready: twice the largest swarm, which may begin at once
@@ -89,9 +89,9 @@ class Roster:
         session.conn, session.seen, session.pinged, session.grace = conn, now, now, 0.0
         session.awaited = False
         if ready and session.state is State.JOINING:
-            self.move(session, Kind.READY)
+            self.move(session, SessionEvent.READY)
         elif session.state is State.BEHIND:
-            self.move(session, Kind.BACK)
+            self.move(session, SessionEvent.BACK)
 
     def lost(self, conn: bytes, now: float) -> None:
         """Mark the session of a closed connection as lost; it may come back within its grace."""
@@ -194,9 +194,9 @@ class Roster:
         """Tell whether a shard server's address is still being tried."""
         return any(s.dialled for s in self.sessions.values())
 
-    def move(self, session: Session, kind: Kind) -> bool:
+    def move(self, session: Session, kind: SessionEvent) -> bool:
         """Follow the transition table; False where it has no such arrow: the event is ignored and counted."""
-        state = NEXT[session.state].get(kind)
+        state = SESSION_TRANSITIONS[session.state].get(kind)
         if state is None:
             self.ignored += 1
             return False
@@ -224,7 +224,7 @@ class Roster:
         for session in list(self.sessions.values()):
             session.seen += asleep
             session.lost_at += asleep
-            session.owes = None if session.owes is None else session.owes + asleep
+            session.owes_since = None if session.owes_since is None else session.owes_since + asleep
             if session.conn is None:
                 if now >= session.lost_at + session.grace:
                     self.end(session, "connection lost")
@@ -241,8 +241,8 @@ class Roster:
 
     def owing(self, session: Session) -> float:
         """Return since when this session owes something that it could deliver; inf: nothing."""
-        idle = self.quiet or session.state is State.READY or session.owes is None
-        return float("inf") if idle or session.owes is None else session.owes
+        idle = self.quiet or session.state is State.READY or session.owes_since is None
+        return float("inf") if idle or session.owes_since is None else session.owes_since
 
     def deadline(self) -> float:
         """Return when `tick` has something to do. inf: never."""

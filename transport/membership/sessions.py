@@ -25,7 +25,7 @@ class State(Enum):
     BEHIND = "behind"  # the round closed without it; not a member again before it is heard of
 
 
-class Kind(Enum):
+class SessionEvent(Enum):
     """Events that move a session to another state."""
 
     READY = "says it is ready"
@@ -38,18 +38,26 @@ class Kind(Enum):
     BACK = "is back on another connection"  # a late report may have been lost with the old one
 
 
-NEXT: dict[State, dict[Kind, State]] = {
-    State.JOINING: {Kind.READY: State.READY},
-    State.READY: {Kind.OPENED: State.TRAINING, Kind.LEAVING: State.BEHIND},
+SESSION_TRANSITIONS: dict[State, dict[SessionEvent, State]] = {
+    State.JOINING: {SessionEvent.READY: State.READY},
+    State.READY: {SessionEvent.OPENED: State.TRAINING, SessionEvent.LEAVING: State.BEHIND},
     State.TRAINING: {
-        Kind.ARRIVED: State.SENT,
-        Kind.CLOSED: State.BEHIND,
-        Kind.PARTED: State.BEHIND,
-        Kind.LEAVING: State.BEHIND,
+        SessionEvent.ARRIVED: State.SENT,
+        SessionEvent.CLOSED: State.BEHIND,
+        SessionEvent.PARTED: State.BEHIND,
+        SessionEvent.LEAVING: State.BEHIND,
     },
-    State.SENT: {Kind.CLOSED: State.READY, Kind.PARTED: State.APART, Kind.LEAVING: State.BEHIND},
-    State.APART: {Kind.READY: State.READY, Kind.LEAVING: State.BEHIND},
-    State.BEHIND: {Kind.READY: State.READY, Kind.LATE: State.READY, Kind.BACK: State.READY},
+    State.SENT: {
+        SessionEvent.CLOSED: State.READY,
+        SessionEvent.PARTED: State.APART,
+        SessionEvent.LEAVING: State.BEHIND,
+    },
+    State.APART: {SessionEvent.READY: State.READY, SessionEvent.LEAVING: State.BEHIND},
+    State.BEHIND: {
+        SessionEvent.READY: State.READY,
+        SessionEvent.LATE: State.READY,
+        SessionEvent.BACK: State.READY,
+    },
 }
 
 
@@ -69,8 +77,8 @@ class Session:
     grace: float = 0.0  # how long it may stay lost
     awaited: bool = False  # it took part before the hub was restarted, and has not come back yet
     pinged: float = 0.0
-    owes: float | None = None  # since when it owes something; None: nothing
-    claims: tuple[int, int] | None = None  # (round, fingerprint) of its Ready, until it is compared
+    owes_since: float | None = None  # since when it owes something; None: nothing
+    ready_claim: tuple[int, int] | None = None  # (round, fingerprint) of its Ready, until it is compared
     rtt: float | None = None  # seconds
     origin: str = ""  # network address (wire.origin_of)
     accepted: int = 0  # packets
@@ -84,7 +92,7 @@ class Session:
     can_aggregate: bool = False
     address: str = ""  # where other members reach its shard server
     dialled: bool = False  # that address is being tried
-    rests: int = 0  # the round from which it may aggregate again, after it failed
+    rests_until: int = 0  # the round from which it may aggregate again, after it failed
     aggregated: set[int] = field(default_factory=set)  # shards whose error feedback it may still hand over
     handing_over: bool = False  # its error feedback is being checked
     trials: int = 0  # uploads that measured its line

@@ -20,8 +20,8 @@ from typing import Protocol
 
 from transport import actions as do
 from transport.actions import Outbox
-from transport.ledger import Recovered
-from transport.membership import Admission, Kind, Roster, Session, State
+from transport.ledger import EvaluationRow, Recovered
+from transport.membership import Admission, Roster, Session, SessionEvent, State
 from transport.protocol import (
     Evaluated,
     Over,
@@ -148,9 +148,9 @@ class Rounds:
                 ex.reports[session.id], session.fits = m, m.fits
             self.check_arrived(session, now)
         elif m.round <= self.round:
-            self._members.move(session, Kind.LATE)
+            self._members.move(session, SessionEvent.LATE)
             if not self.leases.held(session.id):
-                session.owes = None
+                session.owes_since = None
             if m.round in self.history.commits:
                 self._out.send(session.conn, self.history.commits[m.round])
         else:
@@ -185,7 +185,7 @@ class Rounds:
             self._balancer.note(session.id, samples, report.compute_s)
         if void := sorted(set(report.delivers) - set(claims)):
             self._out.warn(f"claims to deliver leases it does not hold: {void[:SHOWN]}", session.name)
-        self._members.move(session, Kind.ARRIVED)
+        self._members.move(session, SessionEvent.ARRIVED)
 
     def evaluated(self, session: Session, m: Evaluated) -> None:
         """Take one part of an evaluation."""
@@ -195,15 +195,16 @@ class Rounds:
             self._members.ignored += 1
             return
         if ev.final:
-            session.owes = None
-            self._members.move(session, Kind.ARRIVED)
-            self._members.move(session, Kind.CLOSED)
+            session.owes_since = None
+            self._members.move(session, SessionEvent.ARRIVED)
+            self._members.move(session, SessionEvent.CLOSED)
         if ev.whole:
             self.evaluations.finish()
             if not ev.tokens:  # a mean over nothing is no number
                 return
             self.history.evaluated(ev.step, ev.loss)
-            self._out.add(do.RecordEvaluation(ev.round, ev.step, ev.loss, ev.tokens, ev.final))
+            row = EvaluationRow(ev.round, ev.step, ev.loss, ev.tokens, ev.final)
+            self._out.add(do.RecordEvaluation(row))
             self._out.tell(events.EvaluationDone(0.0, ev.round, ev.step, ev.loss, ev.tokens, ev.final))
 
     def session_ended(self, session: Session) -> int:
@@ -379,8 +380,8 @@ class Rounds:
         if self.sharding is not None:
             self.sharding.opens(ex, here)
         for p in ready:
-            self._members.move(p, Kind.OPENED)
-            p.owes = now if p.owes is None else p.owes
+            self._members.move(p, SessionEvent.OPENED)
+            p.owes_since = now if p.owes_since is None else p.owes_since
         if self.evaluations.due(step):
             self.evaluations.begin(self.round, step, [p.id for p in here])
         self._enter(Phase.OPENING)
@@ -451,8 +452,8 @@ class Rounds:
             self._warn_overdue(ex, "goes on without", now)
         for session in self._members.present(ex.members):
             self._deadline.note(session.id, ex.arrived.get(session.id, now - ex.opened))
-        for session in self._members.present(ex.members):
-            self._members.move(session, Kind.PARTED if session.id in ex.spans else Kind.CLOSED)
+            event = SessionEvent.PARTED if session.id in ex.spans else SessionEvent.CLOSED
+            self._members.move(session, event)
         if len({ex.reports[s].fingerprint for s in ex.claims}) > 1:
             self._out.add(do.FindFingerprint(ex.round))
         else:
@@ -490,10 +491,10 @@ class Rounds:
                 session.left_out += 1
         for session in self._members:
             self._out.send(session.conn, message)
-            if session.claims is not None and session.claims[0] <= ex.round:
-                if self.history.differs(*session.claims):
-                    self._members.kick_other_state(session, session.claims[0])
-                session.claims = None
+            if session.ready_claim is not None and session.ready_claim[0] <= ex.round:
+                if self.history.differs(*session.ready_claim):
+                    self._members.kick_other_state(session, session.ready_claim[0])
+                session.ready_claim = None
         self.round += 1
         event = ex.event(accepted, done, now).with_bytes(self._members.tell_traffic())
         steps, counted = self.settings.steps, self.leases.counted
@@ -502,7 +503,7 @@ class Rounds:
 
     def _credit(self, session: Session, ex: Exchange, done: do.CommitDone, now: float) -> None:
         """Book a member's accepted packet; revoke leases that it should have delivered long ago."""
-        session.owes = now if session.state is State.APART else None
+        session.owes_since = now if session.state is State.APART else None
         session.accepted += 1
         session.tokens += done.tokens.get(session.name, 0)
         if (report := ex.reports[session.id]).tokens:  # else it repeats the times of the step before
@@ -538,8 +539,8 @@ class Rounds:
         ready = self._members.ready()
         given = self.evaluations.assign(self.round, self.settings.steps, [p.id for p in ready])
         for session in self._members.present(given):
-            session.owes = now
-            self._members.move(session, Kind.OPENED)
+            session.owes_since = now
+            self._members.move(session, SessionEvent.OPENED)
             self._announce_part(session)
         ev = self.evaluations.now
         if ready or (ev is not None and ev.awaited):

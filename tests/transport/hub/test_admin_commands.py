@@ -9,7 +9,7 @@ import pytest
 from sim_swarm import STOP, TOKEN, SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
-from transport.membership.admission import MOST, NEXT, PATIENCE_S, Act, Standing
+from transport.membership.admission import KEY_TRANSITIONS, MOST, PATIENCE_S, KeyEvent, Standing
 from transport.peer.peer_state import SessionState
 from transport.protocol import events
 from transport.protocol.keys import short_key
@@ -272,5 +272,5 @@ def test_those_who_wait_are_told_of_a_new_token_and_of_the_end() -> None:
 
 
 def test_the_table_names_every_standing_and_every_act() -> None:
-    assert set(NEXT) == set(Standing)
-    assert {act for row in NEXT.values() for act in row} == set(Act)
+    assert set(KEY_TRANSITIONS) == set(Standing)
+    assert {act for row in KEY_TRANSITIONS.values() for act in row} == set(KeyEvent)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sim_swarm import STOP, SimSwarm
 from toy_swarm import toy_settings
 
-from transport.membership.sessions import NEXT, Kind, State
+from transport.membership.sessions import SESSION_TRANSITIONS, SessionEvent, State
 from transport.protocol import events
 from transport.protocol.messages import AskAdmin, AskStop
 from transport.scheduling.rounds import PHASES, Phase
@@ -317,8 +317,8 @@ def test_a_pause_is_a_stop_whose_run_may_go_on_and_its_peers_are_told_so() -> No
 
 def test_the_tables_name_every_state() -> None:
     assert set(PHASES) == set(Phase)
-    assert set(NEXT) == set(State)
-    assert {kind for row in NEXT.values() for kind in row} == set(Kind)
+    assert set(SESSION_TRANSITIONS) == set(State)
+    assert {kind for row in SESSION_TRANSITIONS.values() for kind in row} == set(SessionEvent)
     assert all(to in PHASES for row in PHASES.values() for to in row)
 
 

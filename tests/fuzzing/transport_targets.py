@@ -411,19 +411,19 @@ def open_door() -> ShardServer:
     door = ShardServer(HubEnd(), "toy-run")  # type: ignore[arg-type]
     door.opened(3, {"ann": "ann", "bob": "bob"}, LIMIT)
     door.serve(3, b"packet of shards")
-    door._visitors = {f"s-{name}": (name, name) for name in ("ann", "bob")}
-    door._hear(name_of(0), [message_codec.encode(m.Attach("s-ann"))])
+    door._sessions = {f"s-{name}": (name, name) for name in ("ann", "bob")}
+    door._receive(name_of(0), [message_codec.encode(m.Attach("s-ann"))])
     return door
 
 
 def check_door(case: bytes) -> bool:
     door, came = open_door(), list[tuple[int, str, bytes]]()
-    door.came = lambda *what: came.append(what)
+    door.on_part = lambda *what: came.append(what)
     for conn, data in parts_of(case):
         payload = b"x" * (1024 if data[-1:] == b"\0" else 976)
-        door._hear(name_of(conn), [data, payload] if b"Chunk" in data else [data])
-    assert sorted(door._visitors.values()) == [("ann", "ann"), ("bob", "bob")]
-    assert set(door._flows.values()) <= set(door._visitors)
+        door._receive(name_of(conn), [data, payload] if b"Chunk" in data else [data])
+    assert sorted(door._sessions.values()) == [("ann", "ann"), ("bob", "bob")]
+    assert set(door._flows.values()) <= set(door._sessions)
     assert len(door._flows) <= 2 * (MAX_CONNECTIONS + 1)
     assert len(door._inbox._parts) <= 2 * MAX_UPLOADS
     assert all(round in (3, 4) and len(part) <= LIMIT for round, _, part in came)

@@ -1,13 +1,13 @@
-"""A peer that owns shards: a thread beside its training, which does what the hub says to owners.
+"""A peer that aggregates shards: a thread beside its training that obeys the hub's orders to aggregators.
 
-    Round       these shards are mine; the errors of those that were go to the hub, for their next owner
-    Close       fetch the parts of these peers, aggregate, write that down, upload the packet; or say who is
-                unusable
-    Committed   the aggregate is in the run, and what was left to me joins my errors; or it is not: taken back
+    Round       aggregate these shards; upload the error feedback of shards given up, for their next
+    aggregators Close       fetch the parts of these peers, aggregate, log, upload the packet; or report who
+    is unusable Committed   the aggregate is in the run and inherited handoffs are merged; or it is not, and
+    is undone
 
-What is aggregated and not committed, and what is left and not taken over, is the hub's to say again: to this
-owner, or to another. An owner that was killed has its errors when it is back, and asks the hub what became of
-its newest aggregate. One that cannot write any more hands over its errors, and owns nothing from then on.
+The hub repeats an order whose aggregate was not committed, to this aggregator or to another. An aggregator
+that was killed reads its error feedback from the disk and asks the hub whether its newest aggregate was
+committed. One that cannot write any more hands over its error feedback and aggregates no shards from then on.
 """
 
 from __future__ import annotations
@@ -34,113 +34,117 @@ from .shard_server import ShardServer
 
 log = logging.getLogger(__name__)
 
-ENDS_S = 2.0  # for an aggregate that nobody waits for any more
+ENDS_S = 2.0  # to finish an aggregate that is not awaited any more
 
 
 class AggregatorBackend(Protocol):
-    """What an owner cannot know (settings.Work says more); called from one thread. What it has to write down
-    may raise OSError."""
+    """The model side of an aggregator, implemented by its caller; see HubDelegate. Called from one thread.
+    Methods that write to the disk may raise OSError."""
 
     def longest(self, round: int) -> int:
-        """Bytes that a part of the shards that are owned can have, at most, in this round and the next."""
+        """Return the maximum bytes of a part for the shards here, in this round and the next."""
 
     @property
     def pending(self) -> tuple[int, bytes] | None:
-        """Round and packet of the newest aggregate, until `settle` or `undo`; also of before a restart."""
+        """Round and packet of the newest aggregate until `settle` or `undo`, also after a restart."""
 
-    def own(self, shards: Sequence[int]) -> bytes: ...
+    def own(self, shards: Sequence[int]) -> bytes:
+        """Aggregate exactly these shards. Returns the error feedback of those given up, if any."""
+
     def fits(self, size: int) -> None:
-        """Of the packet of all shards; called only where members say so."""
+        """Limit the packet of all shards to `size` bytes; called only where members say so."""
 
     def handed(self) -> None:
-        """The hub has all that `own` has returned."""
+        """Note that the hub has all that `own` has returned."""
 
     def aggregate(
         self, round: int, updates: Sequence[WeightedPacket], left: Sequence[WeightedPacket]
     ) -> bytes:
-        """On the disk when it returns, with what is `left` to the errors once the round is committed."""
+        """Aggregate, and log it with the handoffs in `left`, which are merged once the round is committed."""
 
     def took(self, packet: bytes) -> bool:
-        """Is the newest aggregate in this packet of all shards?"""
+        """Return whether the newest aggregate is in this packet of all shards."""
 
     def settle(self) -> None:
-        """The newest aggregate is in the run."""
+        """Note that the newest aggregate was committed."""
 
     def undo(self) -> None:
-        """It is not."""
+        """Roll back the newest aggregate: it was not committed."""
 
     def close(self) -> None: ...
 
 
 class AggregatorThread:
-    """One peer's ownership. `start` after `link.connect`; `leave` before `link.leave`.
+    """One peer's aggregator. Call `start` after `link.connect`, and `leave` before `link.leave`.
 
     Args:
-        door: where other members can reach it; None: they go through the hub.
-        told: hears why nothing can be owned here any more.
+        server: where other members reach it; None: they go through the hub.
+        notify: called with the reason why this peer can aggregate no shards any more.
     """
 
     def __init__(
         self,
         link: PeerLink,
-        half: AggregatorBackend,
+        backend: AggregatorBackend,
         server: ShardServer | None = None,
-        told: Callable[[str], None] = lambda _: None,
+        notify: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.link, self.half, self.server, self._told = link, half, server, told
+        self.link, self.backend, self.server, self._notify = link, backend, server, notify
         if server is not None:
-            server.came, server.rate_limits = self._came, link.rate_limits
-        # (round, peer), this peer too -> its part, and the digest of that
+            server.on_part, server.rate_limits = self._part_arrived, link.rate_limits
+        # (round, peer), this peer too -> digest and part
         self._parts: dict[tuple[int, str], tuple[str, bytes]] = {}
-        self._packet: tuple[int, bytes] = half.pending or (-1, b"")  # of the newest round that was aggregated
-        self._given: list[bytes] = []  # errors that are others' now, and not at the hub
-        self._round, self._owns = 0, False  # the newest round, and whether something is owned in it
+        self._packet: tuple[int, bytes] = backend.pending or (-1, b"")  # of the newest round aggregated
+        self._unsent: list[bytes] = []  # error feedback for other aggregators that the hub has not taken yet
+        self._round, self._aggregates = 0, False  # the newest round, and whether it has shards here
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="cocktail-owner", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="cocktail-aggregator", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def part(self, round: int, packet: bytes) -> None:
-        """What this peer itself has for the shards it owns. Before its report."""
+        """Add this peer's own part, for the shards it aggregates. To be called before its report."""
         with self._lock:
             self._parts[round, self.link.name] = digest_of(packet), packet
 
     def packet(self, round: int) -> bytes | None:
-        """Of the shards that this peer owned in that round."""
+        """Return the packet of this peer's shards in that round, if it aggregated any."""
         return self._packet[1] if self._packet[0] == round else None
 
-    def _came(self, round: int, peer: str, packet: bytes) -> None:
-        """Called by the door's thread."""
+    def _part_arrived(self, round: int, peer: str, packet: bytes) -> None:
+        """Take a part; called by the shard server's thread."""
         with self._lock:
             self._parts[round, peer] = digest_of(packet), packet
-        self._tell(round)
+        self._report_parts(round)
 
-    def _tell(self, round: int) -> None:
-        """Say whose parts are here."""
+    def _report_parts(self, round: int) -> None:
+        """Tell the hub whose parts are here."""
         with self._lock:
             here = {name: digest for (r, name), (digest, _) in self._parts.items() if r == round}
         if here:
-            self.link.orders.holding(round, here)
+            self.link.orders.report_parts(round, here)
 
     def leave(self, timeout: float) -> bool:
-        """After the last exchange, before `close`: let the round in which something is owned end, within
-        `timeout`, and hand over the errors of all shards. Whether the hub has them."""
+        """Finish the open round, within `timeout`, and hand over the error feedback of all shards.
+
+        To be called after the last exchange, before `close`. Returns whether the hub has the error feedback.
+        """
         self.link.orders.resign(last=True)
         until = min(time.monotonic() + timeout, self.link.leave_requested.at + HANDOFF_S)
-        while self._thread.is_alive() and self._owns and time.monotonic() < until:
+        while self._thread.is_alive() and self._aggregates and time.monotonic() < until:
             self._thread.join(POLL_S)
         self._end(timeout)
-        return not self._thread.is_alive() and self._hand_over(self.half.own(()))
+        return not self._thread.is_alive() and self._hand_over(self.backend.own(()))
 
     def close(self) -> None:
-        """Own nothing any more. What is written down stays."""
+        """Stop aggregating. The files stay."""
         self._end(ENDS_S)
-        if not self._thread.is_alive():  # else it is in the middle of something, and the process about to end
-            self.half.close()
+        if not self._thread.is_alive():  # else it is still busy, and the process about to end
+            self.backend.close()
 
     def _end(self, timeout: float) -> None:
-        self.link.orders.enough()
+        self.link.orders.stop()
         self._thread.join(timeout)
         if self.server is not None:
             self.server.close()
@@ -150,50 +154,50 @@ class AggregatorThread:
     def _run(self) -> None:
         while (order := self.link.orders.next()) is not None:
             try:
-                self._obey(order)
-            except (TransportError, KeyError) as error:  # the hub sees that nothing comes, and goes on
-                log.debug("as an owner", exc_info=error)
+                self._handle(order)
+            except (TransportError, KeyError) as error:  # the hub gets no packet and goes on
+                log.debug("as an aggregator", exc_info=error)
             except OSError as error:
-                self._told(f"this peer owns no shards any more: {error}")
+                self._notify(f"this peer aggregates no shards any more: {error}")
                 self.link.orders.resign(last=False, lost=True)
 
-    def _obey(self, order: Round | Close | Committed) -> None:
+    def _handle(self, order: Round | Close | Committed) -> None:
         if isinstance(order, Committed):
             self._committed(order)
             return
-        if self.half.pending is not None:
-            if self.half.pending[0] == order.round:
-                self.half.undo()  # the round is opened, or closed, again
+        if self.backend.pending is not None:
+            if self.backend.pending[0] == order.round:
+                self.backend.undo()  # the round is reopened, or closed again
             else:
-                self._see(self.half.pending[0])  # its end was not heard
+                self._settle_by_packet(self.backend.pending[0])  # the end of its round was not received
         if isinstance(order, Close):
             self._close(order)
-        elif order.exchange:  # else only the result is evaluated
+        elif order.exchange:  # without an exchange the round only evaluates
             self._opened(order)
 
     def _opened(self, order: Round) -> None:
         with self._lock:
             self._parts = {key: part for key, part in self._parts.items() if key[0] >= order.round}
         mine = [owner.shards for owner in order.owners if owner.name == self.link.name]
-        self._round, self._owns = order.round, bool(mine)
+        self._round, self._aggregates = order.round, bool(mine)
         if order.fits:
-            self.half.fits(order.fits)
-        given = self.half.own(mine[0] if mine else [])
+            self.backend.fits(order.fits)
+        given = self.backend.own(mine[0] if mine else [])
         if self.server is not None:
-            self.server.opened(order.round, order.keys, self.half.longest(order.round))
-        self._tell(order.round)  # where it is open again; what was said before, nobody knows
+            self.server.opened(order.round, order.keys, self.backend.longest(order.round))
+        self._report_parts(order.round)  # of a reopened round the hub does not know the parts reported before
         self._hand_over(given)
 
     def _hand_over(self, errors: bytes) -> bool:
-        """Give the hub the errors of others' shards. What it does not take is offered once more."""
-        again, self._given = self._given, []
+        """Upload the error feedback of shards given up. What the hub does not take is offered once more."""
+        again, self._unsent = self._unsent, []
         given = [*again, errors]
         for packet in filter(None, given):
             if self.link.put(f"error/{self._round}", packet) is False and packet not in again:
-                self._given.append(packet)
-        if any(given) and not self._given:
-            self.half.handed()
-        return not self._given
+                self._unsent.append(packet)
+        if any(given) and not self._unsent:
+            self.backend.handed()
+        return not self._unsent
 
     def _close(self, close: Close) -> None:
         link, round, weights = self.link, close.round, close.weights
@@ -201,9 +205,9 @@ class AggregatorThread:
         parts = {peer: self._part_of(peer, round, close.parts.get(peer, "")) for peer in sorted(weights)}
         try:
             updates = [WeightedPacket(peer, part, weights[peer]) for peer, part in parts.items()]
-            packet = self.half.aggregate(round, updates, left)
+            packet = self.backend.aggregate(round, updates, left)
         except UpdateRejected as error:
-            link.orders.unusable(Unusable(round, close.attempt, error.peer, error.reason))
+            link.orders.report_unusable(Unusable(round, close.attempt, error.peer, error.reason))
             return
         self._packet = round, packet
         if self.server is not None:
@@ -216,20 +220,20 @@ class AggregatorThread:
         return part if found == digest else self.link.fetch(f"part/{round}/{peer}")
 
     def _committed(self, committed: Committed) -> None:
-        if self.half.pending is not None and self.half.pending[0] <= committed.round:
-            if committed.recalled or self.half.pending[0] < committed.round:
-                self._see(self.half.pending[0])
+        if self.backend.pending is not None and self.backend.pending[0] <= committed.round:
+            if committed.recalled or self.backend.pending[0] < committed.round:
+                self._settle_by_packet(self.backend.pending[0])
             else:
-                self._settle(digest_of(self.half.pending[1]) in committed.moved.values())
+                self._settle(digest_of(self.backend.pending[1]) in committed.moved.values())
         if committed.round >= self._round:
-            self._owns = False
+            self._aggregates = False
 
-    def _see(self, round: int) -> None:
-        """Nobody said what became of the newest aggregate: look whether it is in the round's packet."""
-        self._settle(self.half.took(self.link.fetch(f"packet/{round}")))
+    def _settle_by_packet(self, round: int) -> None:
+        """Settle or undo the newest aggregate by whether it is in the round's packet."""
+        self._settle(self.backend.took(self.link.fetch(f"packet/{round}")))
 
     def _settle(self, taken: bool) -> None:
         if taken:
-            self.half.settle()
+            self.backend.settle()
         else:
-            self.half.undo()
+            self.backend.undo()

@@ -1,7 +1,6 @@
-"""A member's own links to the owners that can be reached: parts go there, packets of shards come back.
+"""A member's connections to the shard servers of aggregators: parts go up, packets of shards come down.
 
-What does not go this way goes through the hub: an owner that could not be dialled, or does not answer, is
-left alone for a while.
+What fails here goes through the hub: an aggregator that cannot be reached is not tried again for a while.
 """
 
 from __future__ import annotations
@@ -19,29 +18,27 @@ from transport.transfer import Download, Upload
 
 log = logging.getLogger(__name__)
 
-DIRECT_FRAGMENT = (
-    32 * 1024
-)  # bytes at least: of 16 KiB the frames are 1.3 %, and several links share one line
-DIAL_S = 2.0  # to be welcome at an owner's door
-STILL_S = 10.0  # without anything new, either way
-RESTS = 16  # rounds in which an owner that could not be reached is not tried again
+DIRECT_FRAGMENT = 32 * 1024  # bytes at least: framing is 1.3 % of 16 KiB, and several links share one line
+DIAL_S = 2.0  # to be welcomed by a shard server
+STILL_S = 10.0  # without progress, in either direction
+RESTS = 16  # rounds in which an unreachable aggregator is not tried again
 
 
 class ShardClients:
-    """Links by the name of an owner. `dial(owner)` makes one, which is not connected yet. Calls are made by
+    """Links by the name of an aggregator. `dial` makes a link that is not connected yet. Calls are made by
     one thread at a time."""
 
     def __init__(self, dial: Callable[[AggregatorInfo], PeerLink]) -> None:
         self._dial = dial
         self._links: dict[str, tuple[AggregatorInfo, PeerLink]] = {}
-        self._rests: dict[str, int] = {}  # name -> round from which it is tried again
+        self._rests: dict[str, int] = {}  # name -> first round in which it is tried again
         self._threads = ThreadPoolExecutor(64, thread_name_prefix="cocktail-direct")
         self._lock = threading.Lock()
-        self._closed = (0, 0)  # bytes of links that are no more
+        self._closed = (0, 0)  # bytes up and down of closed links
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Bytes up and down, so far."""
+        """Bytes up and down so far."""
         with self._lock:
             links = [link for _, link in self._links.values()]
         up, down = self._closed
@@ -50,16 +47,16 @@ class ShardClients:
     def send(
         self,
         round: int,
-        owners: Sequence[AggregatorInfo],
+        aggregators: Sequence[AggregatorInfo],
         parts: Mapping[str, bytes],
         enough: Callable[[], bool],
     ) -> dict[str, bytes]:
-        """Bring each owner its part. Returns the parts that did not go this way. Ends early where `enough()`:
-        the round is over without them."""
-        for gone in self._links.keys() - {owner.name for owner in owners}:
+        """Upload each aggregator its part and return the parts that did not arrive. Ends early once
+        `enough()`: the round is over without them."""
+        for gone in self._links.keys() - {aggregator.name for aggregator in aggregators}:
             self._drop(gone)
-        wanted = [o for o in owners if o.name in parts and o.address and self._rests.get(o.name, 0) <= round]
-        sent = {o.name: self._threads.submit(self._put, o, round, parts[o.name]) for o in wanted}
+        wanted = [a for a in self._reachable(aggregators, round) if a.name in parts]
+        sent = {a.name: self._threads.submit(self._put, a, round, parts[a.name]) for a in wanted}
         while not all(future.done() for future in sent.values()):
             if enough():
                 for name, future in sent.items():
@@ -72,25 +69,25 @@ class ShardClients:
     def _went(self, future: Future[bool]) -> bool:
         return future.done() and future.result()
 
-    def _put(self, owner: AggregatorInfo, round: int, part: bytes) -> bool:
+    def _put(self, aggregator: AggregatorInfo, round: int, part: bytes) -> bool:
         try:
-            return self._link(owner).put(f"part/{round}", part, StallDetector().upload) is True
+            return self._link(aggregator).put(f"part/{round}", part, StallDetector().upload) is True
         except (TransportError, KeyError) as error:
-            log.debug("to %s", owner.name, exc_info=error)
-            self._rest(owner.name, round)
+            log.debug("to %s", aggregator.name, exc_info=error)
+            self._rest(aggregator.name, round)
             return False
 
-    def fetch(self, round: int, owners: Sequence[AggregatorInfo], most: int) -> dict[str, bytes]:
-        """The packets of these owners' shards, of those where one of at most so many bytes could be had."""
+    def fetch(self, round: int, aggregators: Sequence[AggregatorInfo], most: int) -> dict[str, bytes]:
+        """Fetch the packets of these aggregators' shards, each of at most `most` bytes; failed ones are left
+        out."""
         begun: dict[str, tuple[PeerLink, Download]] = {}
-        for owner in owners:
-            if owner.address and self._rests.get(owner.name, 0) <= round:
-                try:
-                    link = self._link(owner)
-                    begun[owner.name] = link, link.begin(f"shard/{round}", most=most)
-                except TransportError as error:
-                    log.debug("to %s", owner.name, exc_info=error)
-                    self._rest(owner.name, round)
+        for aggregator in self._reachable(aggregators, round):
+            try:
+                link = self._link(aggregator)
+                begun[aggregator.name] = link, link.begin(f"shard/{round}", most=most)
+            except TransportError as error:
+                log.debug("to %s", aggregator.name, exc_info=error)
+                self._rest(aggregator.name, round)
         found = {}
         for name, (link, download) in begun.items():
             try:
@@ -100,19 +97,23 @@ class ShardClients:
                 self._rest(name, round)
         return found
 
-    def _link(self, owner: AggregatorInfo) -> PeerLink:
-        """The link to an owner, dialled anew where it was lost since the round before. Raises TransportError
-        where there is none."""
+    def _reachable(self, aggregators: Sequence[AggregatorInfo], round: int) -> list[AggregatorInfo]:
+        return [a for a in aggregators if a.address and self._rests.get(a.name, 0) <= round]
+
+    def _link(self, aggregator: AggregatorInfo) -> PeerLink:
+        """Return the link to an aggregator, redialled if it was lost. Raises TransportError if it cannot be
+        reached."""
         with self._lock:
-            known, old = self._links.get(owner.name, (owner, None))
-        if old is not None and not old.lost and (known.key, known.address) == (owner.key, owner.address):
+            known, old = self._links.get(aggregator.name, (aggregator, None))
+        moved = (known.key, known.address) != (aggregator.key, aggregator.address)
+        if old is not None and not old.lost and not moved:
             return old
         if old is not None:
-            self._drop(owner.name)
-        link = self._dial(owner)
-        link.connect(DIAL_S, DIAL_S)  # a door may hear of a new member a little later than he of it
+            self._drop(aggregator.name)
+        link = self._dial(aggregator)
+        link.connect(DIAL_S, DIAL_S)  # the server may learn of a new member later than the member of it
         with self._lock:
-            self._links[owner.name] = owner, link
+            self._links[aggregator.name] = aggregator, link
         return link
 
     def _rest(self, name: str, round: int) -> None:
@@ -134,8 +135,7 @@ class ShardClients:
 
 
 class StallDetector:
-    """Ends a wait for a transfer of which nothing was heard for STILL_S: an owner that is frozen, or behind a
-    line that swallows everything."""
+    """Ends the wait for a transfer without progress for STILL_S: the aggregator, or its line, is dead."""
 
     def __init__(self) -> None:
         self.done, self.since = -1, 0.0
@@ -144,7 +144,7 @@ class StallDetector:
         self._look(one.name, one.received)
 
     def upload(self, one: Upload) -> None:
-        self._look(one.name, len(one.todo))  # which the window lets go as answers come
+        self._look(one.name, len(one.todo))  # it shrinks as answers arrive
 
     def _look(self, name: str, done: int) -> None:
         if done != self.done:

@@ -1,7 +1,7 @@
-"""An owner's door: where the members of a round bring their parts, and fetch the packet of its shards.
+"""A shard server: the members of a round upload their parts to it and fetch the packet of its shards.
 
-It speaks as much of the hub's protocol as a PeerLink needs for put and fetch: Hello, Attach, and bulk. Who
-may come in is who takes part in the run, as the hub says: by key when he knocks, by name when he greets.
+It speaks as much of the hub's protocol as PeerLink.put and fetch need: Hello, Attach, and bulk. Only members
+of the run, as the hub names them, may connect: checked by key at the handshake and by name at Hello.
 """
 
 from __future__ import annotations
@@ -43,32 +43,34 @@ from transport.wire import GUARD_S, Bandwidth, Frames, HubWire, RateLimits, key_
 
 log = logging.getLogger(__name__)
 
-CREDIT = 32  # chunks under way for each visitor and direction
+CREDIT = 32  # chunks under way for each session and direction
 KEPT = 2  # rounds whose packet is served
-QUIET_S = 3600.0  # the hub knows who lives; here nobody is pinged
+QUIET_S = 3600.0  # no pings here: the hub watches over members
 
 
 class ShardServer:
-    """One owner's. It opens before the hub is greeted, which dials it; what it takes is said later.
+    """One aggregator's server. It starts before the handshake with the hub, which dials it; members are set
+    later.
 
     Args:
         wire: binds the port; the names of its connections begin with proven keys.
     """
 
     def __init__(self, wire: HubWire, run: str) -> None:
-        self.run, self.limit = run, 0  # limit: bytes of one part, as the shards are that are owned
-        self.came: Callable[[int, str, bytes], None] = lambda round, name, part: None  # in the door's thread
-        self.rate_limits = RateLimits(Bandwidth())  # of this peer, once it has a link to its hub
+        self.run, self.limit = run, 0  # limit: bytes of one part
+        # called in the server's thread
+        self.on_part: Callable[[int, str, bytes], None] = lambda round, name, part: None
+        self.rate_limits = RateLimits(Bandwidth())  # the peer's own, once it has a link to its hub
         self.bytes_up = self.bytes_down = 0
         self._wire = wire
         self._members: dict[str, str] = {}  # name -> key
-        self._round = 0  # parts of earlier ones are not wanted
+        self._round = 0  # parts of earlier rounds are refused
         self._served: dict[int, ObjectSource] = {}  # round -> the packet of the shards
-        self._visitors: dict[str, tuple[str, str]] = {}  # session -> name, key
+        self._sessions: dict[str, tuple[str, str]] = {}  # session -> name, key
         self._flows: dict[bytes, str] = {}  # connection -> session
         self._inbox = Inbox(self._refuses)
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="cocktail-door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="cocktail-shard-server", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -78,30 +80,31 @@ class ShardServer:
         self._wire.wake()
         self._thread.join(5.0)
 
-    # ---- from the owner's thread: one assignment each ------------------------------------------------------
+    # ---- from the aggregator's thread: one assignment each -------------------------------------------------
 
     def opened(self, round: int, members: Mapping[str, str], limit: int) -> None:
-        """From now on parts of this round are wanted, of these: name -> key."""
+        """Accept parts of this round from `members`: name -> key."""
         self._round, self._members, self.limit = round, dict(members), limit
 
     def serve(self, round: int, packet: bytes) -> None:
+        """Serve the packet of this round."""
         kept = {r: source for r, source in self._served.items() if round - KEPT < r < round}
         self._served = kept | {round: memory_source(packet)}
 
     def knows(self, key: str) -> bool:
-        """May this key connect at all?"""
+        """True if this key belongs to a member."""
         return key in self._members.values()
 
     # ---- the thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        guard_at = 0.0  # when to see that no connection holds more than it may
-        waiting: deque[tuple[bytes, Frames]] = deque()  # while more than is lent has gone, all wait
+        guard_at = 0.0  # when to check what connections hold
+        waiting: deque[tuple[bytes, Frames]] = deque()  # messages that wait for the rate limits
         try:
             while not self._closing:
                 waiting.extend(self._wire.poll(self._pause(time.monotonic()) if waiting else GUARD_S))
                 while waiting and not self._pause(time.monotonic()):
-                    self._hear(*waiting.popleft())
+                    self._receive(*waiting.popleft())
                 if time.monotonic() >= guard_at:
                     guard_at = time.monotonic() + GUARD_S
                     self._wire.guard(time.monotonic(), self._flows.get)
@@ -109,7 +112,7 @@ class ShardServer:
             self._wire.close()
 
     def _pause(self, now: float) -> float:
-        """Seconds until something may go or come again, both ways being paid for."""
+        """Return the seconds until both rate limits allow traffic again."""
         return max(
             0.0, *(bucket.open_at(now) - now for bucket in (self.rate_limits.up, self.rate_limits.down))
         )
@@ -119,76 +122,77 @@ class ShardServer:
         self.rate_limits.up.take(up, now)
         self.rate_limits.down.take(down, now)
 
-    def _hear(self, conn: bytes, frames: Frames) -> None:
+    def _receive(self, conn: bytes, frames: Frames) -> None:
         self._count(0, wire_size(frames))
         try:
             if not 1 <= len(frames) <= 2 or len(frames[0]) > MAX_CONTROL:
                 raise ProtocolError(f"{len(frames)} frames")
-            self._take(conn, decode_to_hub(frames[0]), frames[1] if len(frames) > 1 else b"")
+            self._handle(conn, decode_to_hub(frames[0]), frames[1] if len(frames) > 1 else b"")
         except ProtocolError as error:
-            log.debug("at the door", exc_info=error)
+            log.debug("at the shard server", exc_info=error)
 
-    def _take(self, conn: bytes, message: ToHub, payload: bytes | memoryview) -> None:
+    def _handle(self, conn: bytes, message: ToHub, payload: bytes | memoryview) -> None:
         session = self._flows.get(conn)
         if isinstance(message, Hello):
-            self._greet(conn, message)
+            self._welcome_member(conn, message)
         elif isinstance(message, Resume | Attach):
-            name, key = self._visitors.get(message.session, ("", ""))
+            name, key = self._sessions.get(message.session, ("", ""))
             if key != key_of(conn):
-                self._say(conn, Refused("session", "no such visitor"))
+                self._send(conn, Refused("session", "no such visitor"))
                 return
             self._flows[conn] = message.session
             for old in [c for c, s in self._flows.items() if s == message.session][:-MAX_CONNECTIONS]:
                 del self._flows[old]
             again = self._welcome(name, message.session, resumed=True)
-            self._say(conn, Attached(CREDIT) if isinstance(message, Attach) else again)
+            self._send(conn, Attached(CREDIT) if isinstance(message, Attach) else again)
         elif isinstance(message, Leave):
-            self._say(conn, Over("left", False))
+            self._send(conn, Over("left", False))
         elif session is not None and isinstance(message, Put | Chunk):
             for answer in self._inbox.receive(session, message, payload):
                 if isinstance(answer, CompletedUpload):
                     round = round_of(PART, answer.name)
                     assert round is not None, "`refuses` let no other in"
-                    self.came(round, self._visitors[session][0], answer.parts.data())
+                    self.on_part(round, self._sessions[session][0], answer.parts.data())
                 else:
-                    self._say(conn, answer)
+                    self._send(conn, answer)
         elif session is not None and isinstance(message, Get):
-            self._give(conn, message)
+            self._serve_chunk(conn, message)
 
-    def _greet(self, conn: bytes, m: Hello) -> None:
+    def _welcome_member(self, conn: bytes, m: Hello) -> None:
         key = key_of(conn)
         if m.run != self.run or self._members.get(m.name) != key:
-            self._say(conn, Refused("kicked", f"{m.name!r} with this key is not in the round"))
+            self._send(conn, Refused("kicked", f"{m.name!r} with this key is not in the round"))
             return
         session = secrets.token_urlsafe(16)
-        for old in [s for s, who in self._visitors.items() if who == (m.name, key)]:
-            del self._visitors[old]
+        for old in [s for s, who in self._sessions.items() if who == (m.name, key)]:
+            del self._sessions[old]
             self._flows = {c: s for c, s in self._flows.items() if s != old}
             self._inbox.drop(old)
-        self._visitors[session], self._flows[conn] = (m.name, key), session
-        self._say(conn, self._welcome(m.name, session, resumed=False))
+        self._sessions[session], self._flows[conn] = (m.name, key), session
+        self._send(conn, self._welcome(m.name, session, resumed=False))
 
     def _welcome(self, name: str, session: str, *, resumed: bool) -> Welcome:
         return Welcome(PROTOCOL, self.run, name, session, "", "", [], 0, QUIET_S, resumed)
 
     def _refuses(self, session: str, name: str, size: int) -> str | None:
-        round, who = round_of(PART, name), self._visitors[session]
-        if round is None or not self._round <= round <= self._round + 1:  # the owner may hear of it late
+        round, who = round_of(PART, name), self._sessions[session]
+        # the aggregator may learn of a round late
+        if round is None or not self._round <= round <= self._round + 1:
             return f"{name!r} is not wanted here, or not any more"
         if self._members.get(who[0]) != who[1]:
             return f"{who[0]} is not in the round"
         return f"a part of {size} bytes, the longest has {self.limit}" if size > self.limit else None
 
-    def _give(self, conn: bytes, m: Get) -> None:
+    def _serve_chunk(self, conn: bytes, m: Get) -> None:
         try:
             source = self._served[round_of(SHARD, m.name)]  # type: ignore[index]
             payload = source.read(m.index, m.chunk)
         except KeyError:
-            self._say(conn, NoObject(m.name, "it is not served here, or not any more"))
+            self._send(conn, NoObject(m.name, "it is not served here, or not any more"))
             return
-        self._say(conn, Data(m.name, m.index, source.size, source.sha256), payload)
+        self._send(conn, Data(m.name, m.index, source.size, source.sha256), payload)
 
-    def _say(self, conn: bytes, message: Message, payload: bytes | None = None) -> None:
+    def _send(self, conn: bytes, message: Message, payload: bytes | None = None) -> None:
         frames = [encode(message)] if payload is None else [encode(message), payload]
         self._count(wire_size(frames), 0)
         if not self._wire.send(conn, frames):

@@ -1,4 +1,4 @@
-"""Questions from a connection that is no peer: `cocktail status`, `stop`, `peers` and `kick`."""
+"""Requests on a connection that belongs to no peer: `cocktail status`, `stop`, `peers` and `kick`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from transport.protocol import (
 )
 from transport.wire import Connected, DealerWire, Disconnected, Received
 
-OWNER_S = 60.0  # for an answer: what is decided waits its turn behind the round that is being committed
+ADMIN_S = 60.0  # for an answer: a decision waits until the round being committed is durable
 
 
 def ask_status(url: RunURL, timeout: float = 10.0, recipe: bool = False) -> dict[str, Any]:
-    """The object of `cocktail status --json`, with the recipe's text where it is wanted. Raises Unreachable,
+    """Return the object of `cocktail status --json`, with the recipe's text if `recipe`. Raises Unreachable,
     RefusedByHub, LinkLost."""
     question = AskStatus(PROTOCOL, url.token, url.run, recipe)
     answer = ask(url.host, url.port, url.key, question, timeout)
@@ -41,12 +41,12 @@ def ask_status(url: RunURL, timeout: float = 10.0, recipe: bool = False) -> dict
 
 
 def ask_stop(url: RunURL, secret: str, now: bool = False, pause: bool = False, timeout: float = 10.0) -> None:
-    """End the run, or pause it; returns when the hub has heard it. Raises Unreachable, RefusedByHub,
+    """End or pause the run; returns when the hub has acknowledged it. Raises Unreachable, RefusedByHub,
     LinkLost."""
     question = AskStop(PROTOCOL, secret, url.run, now, pause)
     try:
         answer = ask(url.host, url.port, url.key, question, timeout)
-    except LinkLost:  # a hub that has no peers ends at once, and its answer may be lost with the connection
+    except LinkLost:  # a hub without peers ends at once, and its answer may be lost with the connection
         try:
             answer = ask(url.host, url.port, url.key, question, timeout)
         except Unreachable:
@@ -56,19 +56,19 @@ def ask_stop(url: RunURL, secret: str, now: bool = False, pause: bool = False, t
 
 
 def ask_admin(url: RunURL, secret: str, order: AdminCommand, **fields: str) -> dict[str, Any]:
-    """Ask who is in the run, or decide it (messages.AskAdmin has the `fields`); returns when that is durable.
+    """List the peers of the run, or decide on one (messages.AskAdmin has the `fields`); returns when durable.
 
     Raises Unreachable, RefusedByHub, LinkLost.
     """
     question = AskAdmin(PROTOCOL, secret, url.run, order, **fields)
-    answer = ask(url.host, url.port, url.key, question, OWNER_S)
+    answer = ask(url.host, url.port, url.key, question, ADMIN_S)
     if not isinstance(answer, Status):
         raise LinkLost(f"the hub answered {type(answer).__name__} to its owner")
     return dict(json.loads(answer.status))
 
 
 def ask(host: str, port: int, server_key: str, question: Message, timeout: float) -> Message:
-    """Send one message on a connection of its own and wait for the answer."""
+    """Send one message on a connection of its own and return the answer."""
     wire, until = DealerWire(host, port, server_key), time.monotonic() + timeout
     try:
         wire.dial(0)

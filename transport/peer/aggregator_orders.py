@@ -1,4 +1,4 @@
-"""What a hub says to an owner that is a peer, and what that says back: for the thread of owning.py."""
+"""The hub's orders to a peer that aggregates shards, and the answers to them, for aggregator_thread.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .stop_request import StopRequest
 
 
 class AggregatorOrders:
-    """Of one link. `wait(what, there)` is the link's, and raises what makes `there()` impossible."""
+    """The orders of one link. `wait(what, there)` blocks until `there()` and raises if that is impossible."""
 
     def __init__(
         self,
@@ -27,27 +27,29 @@ class AggregatorOrders:
             leave_requested,
         )
         self._resigned = False
-        self._thread = 0  # that asks for them
-        self._heard_enough = False
+        self._thread = 0  # the thread that calls `next`
+        self._stopped = False
 
     @property
-    def waiting(self) -> bool:
-        """Is it the owner's thread that calls? Of a new session the others are to hear."""
+    def in_aggregator_thread(self) -> bool:
+        """True in the aggregator thread: SessionRenewed is for the other threads."""
         return threading.get_ident() == self._thread
 
     def next(self) -> Round | Close | Committed | None:
-        """What the hub said next. None: nothing will come any more, or all has been heard and that was
-        `enough`. Meanwhile the hub hears of a wish to leave: it gives this owner no other round."""
+        """Wait for the next order; None once the run is over, or the orders before `stop` have been returned.
+
+        A request to leave is passed on to the hub, which then gives this aggregator no other round.
+        """
 
         def there() -> bool:
             if self._leave_requested.is_set() and not self._resigned:
                 self.resign(last=False)
-            return bool(self._state.orders) or self._heard_enough or self._state.over is not None
+            return bool(self._state.orders) or self._stopped or self._state.over is not None
 
         self._thread = threading.get_ident()
         while True:
             try:
-                self._wait("the hub's word to an owner", there)
+                self._wait("the hub's order to an aggregator", there)
             except SessionRenewed:
                 continue
             except TransportError:
@@ -56,24 +58,24 @@ class AggregatorOrders:
                 return self._state.orders.popleft() if self._state.orders else None
 
     def resign(self, *, last: bool, lost: bool = False) -> None:
-        """Say that this peer is to own nothing any more, not even (`lost`) in the round that is open, and
-        (`last`) that no update of it will come."""
+        """Tell the hub that this peer aggregates no shards from the next round on; `lost`: not even in the
+        open round; `last`: no update of it will come either."""
         with self._connections.changed:
             self._resigned = True
             self._connections.say(self._state.resigns(last, lost))
 
-    def enough(self) -> None:
-        """Have `next` end, once all that has come is heard."""
+    def stop(self) -> None:
+        """Make `next` return None once the orders received so far are handled."""
         with self._connections.changed:
-            self._heard_enough = True
+            self._stopped = True
             self._connections.changed.notify_all()
 
-    def unusable(self, message: Unusable) -> None:
-        """Say that a peer's part cannot be used."""
+    def report_unusable(self, message: Unusable) -> None:
+        """Tell the hub that a peer's part cannot be used."""
         with self._connections.changed:
             self._connections.say([message])
 
-    def holding(self, round: int, parts: Mapping[str, str]) -> None:
-        """Say whose parts of `round` have come to this owner, all of them: name -> digest."""
+    def report_parts(self, round: int, parts: Mapping[str, str]) -> None:
+        """Tell the hub all parts of `round` that are here: name -> digest."""
         with self._connections.changed:
             self._connections.say(self._state.holding(Holds(round, dict(parts))))

@@ -1,14 +1,14 @@
-"""Catching up without sockets, disk and clock: which way to x', what to fetch next, how far it is.
+"""Catching up as a state machine without sockets, disk and clock: where to start, what to fetch, progress.
 
-    PLANNING   no way is chosen, or what was chosen is gone
-    WEIGHTS    the model of the round that the way starts at is on its way here
+    PLANNING   no plan is chosen, or its snapshot is gone
+    WEIGHTS    the weights that the plan starts from are being fetched
     PACKETS    packets are fetched ahead and applied in order, also those of rounds committed meanwhile
-    READY      x' of the newest committed round is here
-    FAILED     there is no way left
+    READY      the global model of the newest committed round is here
+    FAILED     no plan is left
 
-The ways: the x' that this machine kept when it left, the weights of the base, a snapshot; each plus the
-packets from there on. Fewest bytes wins. A snapshot that is gone (the hub offers newer ones) means planning
-anew, PLANS times in all, the last time without snapshots: the base is always there.
+A plan starts from this machine's checkpoint, the base weights or a snapshot, plus the packets from there on.
+Fewest bytes wins. If a snapshot is gone (the hub offers newer ones) a new plan is made, PLANS times in all,
+the last time without snapshots: the base is always served.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from math import inf
 from transport.ledger import HEADER_SIZE
 from transport.protocol import SnapshotOffer, Welcome
 
-RANGE = 4 << 20  # bytes of packets asked for as one object, about
-LONGEST = 4096  # rounds of it
-AHEAD = 256 << 20  # bytes of packets, about, that may be here and not applied: while the model loads, say
-PLANS = 3  # ways tried with snapshots among them
-WINDOW_S = 10.0  # of what a rate is the mean
+RANGE = 4 << 20  # bytes of packets requested as one object, about
+LONGEST = 4096  # rounds of one object
+AHEAD = 256 << 20  # bytes of packets, about, that may wait to be applied, as while the model loads
+PLANS = 3  # plans made with snapshots among them
+WINDOW_S = 10.0  # over which the rate is averaged
 
 
 class CatchUpSource(Enum):
-    """Where x' comes from, before packets; of equals the first wins."""
+    """Weights that a plan starts from; among equals the first wins."""
 
     OWN = "own state"
     BASE = "base model"
@@ -46,7 +46,7 @@ class CatchUpState(Enum):
 
 
 class CatchUpEvent(Enum):
-    """What can happen to one who catches up."""
+    """Events of the state machine."""
 
     CHOSEN = "a way is chosen"
     HERE = "the weights are here"
@@ -70,7 +70,7 @@ NEXT: dict[CatchUpState, dict[CatchUpEvent, CatchUpState]] = {
 
 @dataclass(frozen=True)
 class LocalCopy:
-    """The x' that this machine kept."""
+    """The global model in this machine's checkpoint."""
 
     round: int
     log_bytes: int | None = None  # of the packet log before `round`; None: not known
@@ -78,11 +78,11 @@ class LocalCopy:
 
 @dataclass(frozen=True)
 class Plan:
-    """One way, and what it costs to go it."""
+    """One way to catch up, and its cost."""
 
     way: CatchUpSource
-    start: int  # the weights are x' of this round
-    weights: int  # bytes of them to fetch
+    start: int  # round of the weights
+    weights: int  # bytes of weights to fetch
     packets: int  # bytes of the packets from `start` on, as the hub said
     offer: SnapshotOffer | None = None
 
@@ -93,7 +93,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Range:
-    """Packets of rounds start .. stop-1, one object."""
+    """The packets of rounds start .. stop-1, fetched as one object."""
 
     start: int
     stop: int
@@ -105,18 +105,18 @@ class Range:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far it is."""
+    """Progress of catching up."""
 
     way: CatchUpSource
     state: CatchUpState
     done: int  # bytes
     total: int  # bytes; grows with the rounds committed meanwhile
-    rate: float  # bytes a second, of late
-    eta: float | None  # seconds; None: not known, or the run is faster than this line
+    rate: float  # bytes a second, recently
+    eta: float | None  # seconds; None: unknown, or rounds are committed faster than this line fetches
 
 
 def ways(welcome: Welcome, base: int, own: LocalCopy | None, frozen: bool = False) -> list[Plan]:
-    """All there are. `base`: bytes of its weights that are not here; `frozen`: each way needs them."""
+    """List all plans. `base`: bytes of base weights not on the disk; `frozen`: every plan needs them."""
     log, now = welcome.log_bytes, welcome.round
     beside = base if frozen else 0
     found = [Plan(CatchUpSource.BASE, 0, base, log)]
@@ -138,13 +138,13 @@ def ways(welcome: Welcome, base: int, own: LocalCopy | None, frozen: bool = Fals
 
 
 class CatchUp:
-    """One peer's way to x'.
+    """One peer's way to the newest global model.
 
     Args:
         base: bytes of the base's weights that are not on this disk.
-        own: what this machine kept of an earlier stay.
-        room: bytes that fit on the disk; a way that needs more is taken only where there is no other.
-        frozen: the base's weights are not what is trained, and needed beside x' of whatever round.
+        own: this machine's checkpoint of an earlier session.
+        room: bytes free on the disk; a plan that needs more is chosen only if no other fits.
+        frozen: the base weights are not trained, and needed beside the global model of any round.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class CatchUp:
         self._gone: set[int] = set()  # rounds of snapshots that cannot be had
         self._choose(welcome)
 
-    # ---- the way -------------------------------------------------------------------------------------------
+    # ---- the plan ------------------------------------------------------------------------------------------
 
     def _choose(self, welcome: Welcome) -> None:
         self.plans += 1
@@ -173,16 +173,16 @@ class CatchUp:
         self.plan = min(
             fitting, key=lambda plan: (plan.bytes, [*CatchUpSource].index(plan.way), plan.weights)
         )
-        self.target = welcome.round  # x' of this round is to be had
-        self.applied = self.asked = self.plan.start  # packets before these are applied, asked for
+        self.target = welcome.round  # round to reach
+        self.applied = self.asked = self.plan.start  # packets before these rounds are applied, requested
         self._records(self.plan.packets, self.target - self.plan.start)
         self._weights_here = self._packets_here = 0  # bytes
-        self._came_to = self.plan.start  # packets before this are here
+        self._came_to = self.plan.start  # packets before this round are here
         self._seen: deque[tuple[float, int, float]] = deque()  # (now, done, total)
         self._move(CatchUpEvent.CHOSEN)
 
     def gone(self, welcome: Callable[[], Welcome]) -> bool:
-        """The weights cannot be had. Thinks anew, with what `welcome` gives; False: there is no other way."""
+        """Replan, with the offers of `welcome()`: the weights are gone. Returns False if no plan is left."""
         self._move(CatchUpEvent.GONE)
         if self.plan.offer is None:
             self._move(CatchUpEvent.STUCK)
@@ -192,7 +192,7 @@ class CatchUp:
         return True
 
     def weights_came(self, came: int) -> None:
-        """So many bytes of the weights have come so far."""
+        """Note the bytes of the weights received so far."""
         if self.state is CatchUpState.WEIGHTS:
             self._weights_here = came
 
@@ -203,35 +203,35 @@ class CatchUp:
     # ---- packets -------------------------------------------------------------------------------------------
 
     def heard(self, newest: int) -> None:
-        """The hub has committed this round."""
+        """Note the newest round that the hub has committed."""
         self.target = max(self.target, newest + 1)
         if self.state is CatchUpState.READY and self.applied < self.target:
             self._move(CatchUpEvent.BEHIND)
         self._level()
 
     def next_range(self) -> Range | None:
-        """What to ask for now; None: nothing, or not before more is applied."""
+        """Return the packets to request now; None: none, or not before more are applied."""
         if self.state is not CatchUpState.PACKETS or self.asked >= self.target:
             return None
         rounds = int(min(LONGEST, max(1, RANGE // max(1, self._mean))))
-        # Two at least: one on its way while another is applied.
+        # Two at least: one is fetched while another is applied.
         if self.asked > self.applied + rounds and (self.asked - self.applied) * self._mean >= AHEAD:
             return None
         first, self.asked = self.asked, min(self.target, self.asked + rounds)
         return Range(first, self.asked)
 
     def range_came(self, range: Range, size: int) -> None:
-        """The packets of a range are here: `size` bytes, records and all."""
+        """Note that the packets of a range are here: `size` bytes with their headers."""
         self._packets_here += size
         self._came_to = range.stop
         self._records(size, range.stop - range.start)
 
     def _records(self, size: int, count: int) -> None:
-        """So many bytes for so many rounds. None is shorter than its header, whatever a hub says."""
-        self._mean = max(HEADER_SIZE, size / max(1, count))  # bytes of a packet's record
+        """Estimate the mean bytes of a record; none is shorter than its header, whatever a hub claims."""
+        self._mean = max(HEADER_SIZE, size / max(1, count))  # bytes of a record
 
     def apply(self, round: int) -> None:
-        """The packet of `round` is applied."""
+        """Note that the packet of `round` is applied."""
         assert round == self.applied, f"packet {round} applied, {self.applied} is next"
         self.applied = round + 1
         self._level()
@@ -244,10 +244,10 @@ class CatchUp:
         assert kind in NEXT[self.state], f"{self.state} and {kind.value}"
         self.state = NEXT[self.state][kind]
 
-    # ---- how far -------------------------------------------------------------------------------------------
+    # ---- progress ------------------------------------------------------------------------------------------
 
     def progress(self, now: float, under: int = 0) -> Progress:
-        """`under`: bytes that are here of ranges that are not whole yet."""
+        """Compute the progress. `under`: bytes received of ranges that are not complete."""
         done = self._weights_here + self._packets_here + under
         total = self.plan.weights + self._packets_here + self._mean * (self.target - self._came_to)
         self._seen.append((now, done, total))
@@ -256,6 +256,6 @@ class CatchUp:
         then, done_then, total_then = self._seen[0]
         seconds = max(now - then, 1e-9)
         rate = (done - done_then) / seconds
-        nearer = rate - (total - total_then) / seconds  # the log grows meanwhile
+        nearer = rate - (total - total_then) / seconds  # less the growth of the log
         eta = (total - done) / nearer if nearer > 0 else None
         return Progress(self.plan.way, self.state, done, max(done, int(total)), rate, eta)

@@ -1,8 +1,7 @@
-"""Brings what a machine that catches up (catch_up.py) asks for, over a PeerLink.
+"""Fetches over a PeerLink what the state machine of catch_up.py asks for.
 
-Nothing here waits for one thing where it could have asked for the next: all files of a base are under way at
-once, and packets are asked for far ahead of whoever applies them. The link's thread gathers them meanwhile,
-so they come while a model loads too.
+Requests are made ahead: all files of a base are fetched at once, and packets long before they are applied.
+The link's thread receives them meanwhile, also while a model loads.
 """
 
 from __future__ import annotations
@@ -27,28 +26,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class WantedFile:
-    """A file that is an object of the run."""
+    """A file to fetch, which is an object of the run."""
 
     name: str  # of the object
     path: Path
     size: int
-    sha256: str = ""  # hex; of a file of one block, which needs no list of hashes
+    sha256: str = ""  # hex; for a file of one block, which needs no list of hashes
     hashes: str = ""  # hex; SHA-256 of the object "hashes/<name>"
 
 
 class CatchUpDownloads:
-    """One joiner's fetching. `told` hears of progress, in the thread that waits here."""
+    """The downloads of one joining peer. `told` is called with the progress, in the thread that waits
+    here."""
 
     def __init__(
         self, link: PeerLink, machine: CatchUp, told: Callable[[Progress], None] = lambda _: None
     ) -> None:
         self.link, self.machine, self._told = link, machine, told
-        self.came = 0  # bytes of files that came over the line
+        self.came = 0  # bytes of files fetched
         self._files: list[Download] = []
         self._ranges: deque[tuple[Range, Download]] = deque()  # under way, in order
 
     def files(self, wanted: Sequence[WantedFile]) -> None:
-        """Fetch files, all at once; of what is here already only what is wrong. In any state.
+        """Fetch files, all at once; of a file on the disk only the wrong blocks. Allowed in any state.
 
         Raises NotServed, OSError, Leaving, RunOver, LinkLost.
         """
@@ -75,17 +75,17 @@ class CatchUpDownloads:
         return self._again(lambda: self.link.fetch(f"hashes/{file.name}", file.hashes))
 
     def ask_anew(self) -> Welcome:
-        """What the hub offers now."""
+        """Ask the hub for its current offers."""
         return self._again(self.link.ask_anew)
 
     def ask_ahead(self) -> None:
-        """Ask for as many packets as the machine allows. They come whatever this thread does next."""
+        """Request as many packets as the machine allows; they arrive whatever this thread does next."""
         while (range := self.machine.next_range()) is not None:
             self._ranges.append((range, self._again(lambda r=range: self.link.begin(r.name))))  # type: ignore[misc]
 
     def packets(self) -> Iterator[tuple[int, bytes]]:
-        """(round, packet), in order, until those of all committed rounds are applied: each when the next one
-        is asked for.
+        """Yield (round, packet) in order until all committed rounds are applied. A packet counts as applied
+        when the next is requested.
 
         Raises NotServed, Leaving, RunOver, LinkLost.
         """
@@ -120,7 +120,7 @@ class CatchUpDownloads:
             raise NotServed(str(error.args[0])) from error
 
     def _again(self, call: Callable[[], T]) -> T:
-        """Call, again after each new session: objects are the run's, what is under way goes on."""
+        """Call, and repeat after each new session: objects belong to the run, so downloads go on."""
         while True:
             try:
                 return call()
@@ -133,6 +133,6 @@ class CatchUpDownloads:
         self._told(self.machine.progress(time.monotonic(), under))
 
     def close(self) -> None:
-        """What is under way is not wanted any more."""
+        """Drop the downloads under way."""
         self.link.forget(*(download for _, download in self._ranges))
         self._ranges.clear()

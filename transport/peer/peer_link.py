@@ -420,7 +420,7 @@ class PeerLink:
         """Wait until `there()`; raise if that has become impossible. After `timeout` raise LinkLost if
         `give_up`, else return."""
         started = time.monotonic()
-        if self.orders.waiting:  # the exchange in flight needs the aggregator to its end
+        if self.orders.in_aggregator_thread:  # the exchange in flight needs the aggregator to its end
             leave_s = HANDOFF_S
         with self._changed:
             sessions = self._state.sessions
@@ -468,6 +468,6 @@ class PeerLink:
             raise RefusedByHub(state.refused.code, state.refused.reason)
         if state.over is not None and not connections.connected:
             raise RunOver.of(state.over)
-        if state.sessions > self._session and not self.orders.waiting:
+        if state.sessions > self._session and not self.orders.in_aggregator_thread:
             self._session = state.sessions
             raise SessionRenewed(RENEWED)

@@ -1,13 +1,13 @@
-"""The peer without sockets, threads and clock: its session, and what is said again after a reconnect.
+"""A peer's session as a state machine without sockets, threads and clock; it repeats messages on reconnect.
 
     OFFLINE    no control connection
     GREETING   Hello or Resume is sent
     JOINED     Welcome has come
-    OVER       the run is over, or this peer's part in it
-    REFUSED    the hub said no, and will say it again
+    OVER       the run is over, or this peer has left it
+    REFUSED    the hub refused this peer for good
 
-Everything a peer says is idempotent and kept until the hub has shown that it knows: Ready until a Round
-comes, a Report until the Committed of its round, an evaluation until a later round opens.
+Every message of a peer is idempotent and kept until the hub has shown that it received it: Ready until a
+Round arrives, a Report until the Committed of its round, an evaluation until a later round opens.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SessionState(Enum):
     REFUSED = "refused"
 
 
-# which message means something in which state; others are ignored, and counted
+# the messages handled in each state; others are ignored and counted
 HEARD: dict[SessionState, tuple[type[Message], ...]] = {
     SessionState.OFFLINE: (),
     SessionState.GREETING: (Welcome, Wait, Refused, Over, Ping),
@@ -57,46 +57,47 @@ HEARD: dict[SessionState, tuple[type[Message], ...]] = {
     SessionState.REFUSED: (),
 }
 KEPT_COMMITS = 64
-OPENED = 4096  # rounds not taken, and leases not delivered, remembered; more than any hub gives
-SILENT_PINGS = 6  # a hub that misses this many is dialled again
+OPENED = 4096  # rounds not taken and leases not delivered that are remembered; more than any hub gives
+SILENT_PINGS = 6  # a hub silent for this many pings is redialled
 
 
 class PeerState:
-    """One peer's view of its run. Methods return the control messages to send."""
+    """One peer's session. Methods return the control messages to send."""
 
     def __init__(self, hello: Hello) -> None:
         self.hello = hello
         self.link = SessionState.OFFLINE
         self.welcome: Welcome | None = None
         self.sessions = 0  # how many sessions this peer has had
-        self.newest = -1  # newest committed round heard of
+        self.newest = -1  # newest committed round known
         self.commits: dict[int, Committed] = {}
         self.rounds: deque[Round] = deque(maxlen=OPENED)  # opened, not yet taken by `next_round`
         self.taken = -1  # newest round taken
-        self.orders: deque[Round | Close | Committed] = deque(maxlen=OPENED)  # of a peer that owns shards
+        # for a peer that aggregates shards
+        self.orders: deque[Round | Close | Committed] = deque(maxlen=OPENED)
         self.over: Over | None = None
         self.refused: Refused | None = None
-        self.waits = ""  # what the hub says it waits for, before it welcomes this peer
-        self.heard = 0.0  # when the hub last said something
-        self.parted = False  # the hub has heard this peer's Leave
+        self.waits = ""  # what the hub waits for before it welcomes this peer
+        self.heard = 0.0  # when the hub last sent something
+        self.parted = False  # the hub has answered this peer's Leave
         self.ignored = 0
-        self.offer_again = False  # the hub asks again for an update that it had or was to have
-        self.term = 0  # the highest met: a hub of a lower one was replaced, and speaks for nobody
-        self.replaced = ""  # what such a hub said of itself, since the newest Welcome
-        self._holds: set[int] = set()  # rounds whose leases this peer heard of and has not delivered
+        self.offer_again = False  # the hub asks again for an update
+        self.term = 0  # the highest met: a hub of a lower term was replaced and is ignored
+        self.replaced = ""  # why the hub that answers is ignored, since the newest Welcome
+        self._holds: set[int] = set()  # rounds whose leases this peer has received and not delivered
         self._ready: Ready | None = None
         self._was_ready = False
         self._report: Report | None = None
         self._evaluated: deque[Evaluated] = deque(maxlen=4)
         self._leave: Leave | None = None
-        self._holding: Holds | None = None  # of an owner: until its round is committed
-        self._resigns: Resigns | None = None  # of an owner that is to leave
+        self._holding: Holds | None = None  # of an aggregator, until its round is committed
+        self._resigns: Resigns | None = None  # of an aggregator that is to leave
         self.owners: list[AggregatorInfo] = []  # of the newest round taken
-        self.reopened: Round | None = None  # that round again, with other owners
-        self.assembles = False  # the packet of the newest round is put together from its owners'
+        self.reopened: Round | None = None  # the newest round taken, reopened with other aggregators
+        self.assembles = False  # the packet of the newest round is joined from its aggregators'
         self._said_hello = False
 
-    # ---- in: from the wire ---------------------------------------------------------------------------------
+    # ---- from the wire -------------------------------------------------------------------------------------
 
     def connected(self, now: float) -> list[Message]:
         self.heard, self.link = now, SessionState.GREETING
@@ -109,7 +110,7 @@ class PeerState:
         return [Resume(PROTOCOL, w.run, w.name, w.session, *said)]
 
     def ask_anew(self, now: float) -> list[Message]:
-        """Be welcomed again on the connection that is up: what the hub offers may have changed."""
+        """Resume on the connection that is up, to get a new Welcome with the hub's current offers."""
         return self.connected(now) if self.link is SessionState.JOINED else []
 
     def disconnected(self) -> None:
@@ -142,7 +143,7 @@ class PeerState:
 
     def _welcomed(self, message: Welcome) -> list[Message]:
         if message.term < self.term:
-            self._shun(f"it is of term {message.term}, the newest met is {self.term}")
+            self._ignore_hub(f"it is of term {message.term}, the newest met is {self.term}")
             return []
         self.term, self.replaced = message.term, ""
         self.link, self._said_hello = SessionState.JOINED, False
@@ -166,20 +167,20 @@ class PeerState:
         return [m for m in again if m is not None]
 
     def _refuse(self, message: Refused) -> list[Message]:
-        if message.code == "session":  # the hub was restarted, or gave this peer up: begin anew
-            if self._said_hello:  # the answers to what was said in the old session, one each
+        if message.code == "session":  # the hub was restarted, or gave this peer up: begin a new session
+            if self._said_hello:  # more answers to messages of the old session
                 self.ignored += 1
                 return []
             self.link, self._said_hello = SessionState.GREETING, True
             return [self.hello]
         if message.code == "term":
-            self._shun(message.reason)
+            self._ignore_hub(message.reason)
             return []
         self.refused, self.link = message, SessionState.REFUSED
         return []
 
-    def _shun(self, why: str) -> None:
-        """This hub was replaced by another: hang up, and dial again until the other answers."""
+    def _ignore_hub(self, why: str) -> None:
+        """Hang up on a hub that was replaced; redial until the newer one answers."""
         self.replaced, self.link = why, SessionState.OFFLINE
 
     def _opened(self, message: Round) -> list[Message]:
@@ -187,8 +188,9 @@ class PeerState:
         self.assembles = any(owner.address for owner in message.owners)
         while self._evaluated and self._evaluated[0].round < message.round:
             self._evaluated.popleft()
-        if message.exchange and message.round <= self.taken:  # said again after a reconnect, or opened again
-            if message.round == self.taken and message.owners != self.owners:  # it was cut for others
+        if message.exchange and message.round <= self.taken:  # repeated after a reconnect, or reopened
+            # the parts were for other aggregators
+            if message.round == self.taken and message.owners != self.owners:
                 self.reopened = message
                 return []
             self.offer_again = True
@@ -212,14 +214,14 @@ class PeerState:
         if report is not None and report.round <= message.round:
             if report.round == message.round and self.welcome and self.welcome.name in message.accepted:
                 self._holds.difference_update(report.delivers)
-            else:  # its packet came too late, its report perhaps not: said again it means "I am here"
+            else:  # the packet came too late, the report perhaps not: repeated it is a sign of life
                 again = [report]
             self._report = None
-        # A round that was committed before this peer took it stays in `rounds`: its lease is this peer's to
-        # deliver, and the report of it, late as it is, tells the hub that the peer is there again.
+        # A round committed before this peer took it stays in `rounds`: this peer still delivers its lease,
+        # and the late report tells the hub that the peer is back.
         return again
 
-    # ---- in: from the caller -------------------------------------------------------------------------------
+    # ---- from the caller -----------------------------------------------------------------------------------
 
     def ready(self, message: Ready) -> list[Message]:
         self._ready, self._was_ready = message, True
@@ -248,11 +250,11 @@ class PeerState:
 
     @property
     def takes_part(self) -> bool:
-        """Has this peer been given a round in this session?"""
+        """True once this peer has taken a round in this session."""
         return self.taken >= 0
 
     def take_round(self) -> Round | None:
-        """The next round to work on, if one is open."""
+        """Pop the next round to work on, if one is open."""
         if not self.rounds:
             return None
         round = self.rounds.popleft()
@@ -260,11 +262,11 @@ class PeerState:
         return round
 
     def settled(self, round: int) -> bool:
-        """Is there nothing more to wait for in this round: it is committed, or open again, or all is over?"""
+        """True if the round is committed or reopened, or the run is over."""
         return round in self.commits or self.reopened is not None or self.over is not None
 
     def take_reopened(self) -> Round | None:
-        """The round that was taken, where it is open again with other owners: its parts are void."""
+        """Pop the round that was taken, if it was reopened with other aggregators: its parts are void."""
         round, self.reopened = self.reopened, None
         if round is not None:
             self.owners = round.owners
@@ -274,6 +276,6 @@ class PeerState:
         return [message] if self.link is SessionState.JOINED else []
 
     def silent_until(self) -> float:
-        """When a hub that says nothing more is to be dialled again."""
+        """Return the time at which a silent hub is to be redialled."""
         ping_s = self.welcome.ping_s if self.welcome else 1.0
         return self.heard + max(5.0, SILENT_PINGS * ping_s)

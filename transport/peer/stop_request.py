@@ -1,4 +1,4 @@
-"""A wish to leave, and since when."""
+"""The request to leave, and the time it was made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import inf
 
 
 class StopRequest(threading.Event):
-    """A signal handler may set it."""
+    """An event with the time it was first set; a signal handler may set it."""
 
     at = inf  # monotonic seconds
 

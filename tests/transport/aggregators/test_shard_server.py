@@ -36,7 +36,7 @@ class House:
         self.port = wire.port
         self.door = ShardServer(wire, "toy-run")
         self.came: list[tuple[int, str, bytes]] = []
-        self.door.came = lambda *what: self.came.append(what)
+        self.door.on_part = lambda *what: self.came.append(what)
         self.door.opened(3, {"ann": KEYS["ann"].public}, 1000)
         self.door.start()
 
@@ -124,14 +124,14 @@ def test_a_link_whose_connections_ended_goes_on_where_it_was(house: House, line:
     link = house.link("ann", "ann", line.port)
     direct, owner = ShardClients(lambda owner: link), house.at(line.port)
     assert direct.send(3, [owner], {"owner": b"a part"}, lambda: False) == {}
-    sessions = dict(house.door._visitors)
+    sessions = dict(house.door._sessions)
     line.dark.set()  # or it is up again before anybody looks
     line.cut()
     until(lambda: not link._connections.connected)
     line.dark.clear()
 
     assert direct.send(4, [owner], {"owner": b"a part"}, lambda: False) == {}
-    assert house.door._visitors == sessions
+    assert house.door._sessions == sessions
     direct.close()
 
 
@@ -140,13 +140,13 @@ def test_a_session_is_resumed_by_the_key_that_began_it_and_no_other() -> None:
     wire = SimpleNamespace(send=lambda conn, frames: said.append(decode_to_peer(frames[0])) or True)
     door = ShardServer(cast(HubWire, wire), "toy-run")
     door.opened(3, {"ann": "key-a", "bob": "key-b"}, 1000)
-    door._hear(b"key-a.1", [encode(Hello(PROTOCOL, "", "toy-run", "ann", "", {}))])
+    door._receive(b"key-a.1", [encode(Hello(PROTOCOL, "", "toy-run", "ann", "", {}))])
     session = cast(Welcome, said[-1]).session
     resume = [encode(Resume(PROTOCOL, "toy-run", "ann", session))]
 
-    door._hear(b"key-b.1", resume)
+    door._receive(b"key-b.1", resume)
     assert isinstance(said[-1], Refused)
-    door._hear(b"key-a.2", resume)
+    door._receive(b"key-a.2", resume)
     assert isinstance(said[-1], Welcome)
     assert (said[-1].session, said[-1].resumed) == (session, True)
 
@@ -160,7 +160,7 @@ def test_a_link_that_was_lost_between_two_rounds_is_dialled_anew(house: House, l
 
     direct, owner = ShardClients(dial), house.at(line.port)
     assert direct.send(3, [owner], {"owner": b"a part"}, lambda: False) == {}
-    house.door._visitors.clear()  # as after a new start, before it heard who takes part
+    house.door._sessions.clear()  # as after a new start, before it heard who takes part
     house.door.opened(4, {}, 1000)
     line.cut()
     until(lambda: dialled[0].lost)
@@ -207,7 +207,7 @@ def test_an_owner_that_takes_nothing_is_given_up(house: House, monkeypatch: pyte
     monkeypatch.setattr("transport.aggregators.shard_clients.STILL_S", 0.3)
     direct = ShardClients(lambda owner: house.link("ann", "ann"))
     assert direct.send(3, [house.owner], {"owner": b"a part"}, lambda: False) == {}
-    monkeypatch.setattr(house.door, "_hear", lambda conn, frames: None)
+    monkeypatch.setattr(house.door, "_receive", lambda conn, frames: None)
 
     assert direct.send(4, [house.owner], {"owner": b"a part"}, lambda: False) == {"owner": b"a part"}
     direct.close()

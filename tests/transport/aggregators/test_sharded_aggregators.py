@@ -309,7 +309,7 @@ def test_an_aggregator_with_a_full_disk_hands_over_and_aggregates_no_more(tmp_pa
             thread.join(10)
 
         assert [peer.error for peer in peers] == [None, None]
-        assert peers[1].told == [f"this peer owns no shards any more: [Errno 28] {strerror(ENOSPC)}"]
+        assert peers[1].told == [f"this peer aggregates no shards any more: [Errno 28] {strerror(ENOSPC)}"]
         assert len([moved for moved in work.moved if len(moved) < SHARDS]) == 1
         assert not peers[1].half.errors
         assert peers[1].half.handed_over == 1

@@ -20,7 +20,7 @@ import torch
 from compress.backends import compiled, usable
 from compress.packet import format, index_coding
 from compress.quantization import BITS, Codes, dequantize, quantize
-from compress.sampling import Sample, Walk, draw, walk
+from compress.sampling import Sample, Schedule, schedule
 from compress.selection import topk
 
 from .errors import NonFiniteError
@@ -60,7 +60,7 @@ class Cocktail:
     block_size: int = 256  # neighbours visited together; a power of two
     quant_bucket_size: int = 128  # sent values that share a scale
     stochastic_rounding: bool = False  # unbiased at random, instead of to the nearest level
-    shards: int = 1  # ranges of the vector, each compressed on its own: draw, walk and encode take one
+    shards: int = 1  # ranges of the vector, each compressed on its own: draw, schedule and encode take one
     uncompressed_rounds: int = 0  # rounds at the start that visit and send everything, in 16 bits
     topk_chunk: int = 0  # top-k within chunks of this many visited values; 0: over the whole sample
 
@@ -95,14 +95,14 @@ class Cocktail:
         )
 
     def draw(self, n: int, seed: int, round: int, device: torch.device | str = "cpu") -> Sample:
-        """Which of the n coordinates this round visits. Depends on nothing else, on any machine."""
-        return draw(
-            n, self.at(round).random_ratio, self._unit, seed, round, device, self.sample_kind == "fragment"
-        )
+        """Draw the coordinates, of n, that this round visits; they depend on nothing else, on any machine."""
+        return self.schedule(n, seed, round).sample(device)
 
-    def walk(self, n: int, seed: int, round: int) -> Walk:
-        """The same as `draw`, for those who go through the vector window by window."""
-        return walk(n, self.at(round).random_ratio, self._unit, seed, round, self.sample_kind == "fragment")
+    def schedule(self, n: int, seed: int, round: int) -> Schedule:
+        """Schedule the same round for a reader that goes through the vector window by window."""
+        block_size = 1 if self.sample_kind == "element" else self.block_size
+        in_order = self.sample_kind == "fragment"
+        return schedule(n, self.at(round).random_ratio, block_size, seed, round, in_order)
 
     def encode(
         self,
@@ -169,10 +169,6 @@ class Cocktail:
     @property
     def _whole(self) -> bool:
         return self.topk_ratio == 1 and self.quant_bits == 32
-
-    @property
-    def _unit(self) -> int:
-        return 1 if self.sample_kind == "element" else self.block_size
 
     def _count(self, m: int) -> int:
         return topk.share_of(m, self.topk_ratio)

@@ -242,7 +242,7 @@ class DurableShards:
         """
         mix, owned = self.aggregator.compressor, self.aggregator.assigned.values()
         return max(
-            SPARE + sum(SPARE + 8 * mix.walk(o.shard.size, o.shard.seed, r).m for o in owned)
+            SPARE + sum(SPARE + 8 * mix.schedule(o.shard.size, o.shard.seed, r).m for o in owned)
             for r in (round, round + 1)
         )
 

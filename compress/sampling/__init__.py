@@ -1,12 +1,9 @@
 """The coordinates that a round visits, drawn from (seed, round) alone."""
 
-from .coordinates import Sample, draw
-from .schedule import Walk, places, walk
+from .schedule import Sample, Schedule, schedule
 
 __all__ = [
     "Sample",
-    "Walk",
-    "draw",
-    "places",
-    "walk",
+    "Schedule",
+    "schedule",
 ]

@@ -1,76 +1,254 @@
-"""Where a round stands on the ring of units (see sample.py), without a table of its units.
+"""The sampling schedule: the coordinates of a round, which every peer derives from (seed, round) alone.
 
-`draw` lists the units of a round, which takes memory for each of them. Who goes through the vector window by
-window asks here instead: the order is a bijection and can be walked backwards, so each unit says at which
-place it stands, and with that in which rounds of its epoch it is visited. Fragments are units in their own
-order: a round is a range of the vector.
+The n coordinates are cut into units: blocks of `block_size` neighbours, or single elements. A seeded
+permutation puts the units on a ring, and each round visits the next p of it:
+
+    ring:   | round 0 | round 1 | round 2 | rou|nd 3 | round 4 ...        p = 0.3: round 3 wraps around
+             ------------- one epoch ----------
+With p = a / b in lowest terms the ring is back at its start after b rounds (a epochs), and a new permutation
+is drawn. Within those b rounds every window of 1/p rounds visits every coordinate exactly once. For p = 1/n
+that is: every n rounds, each coordinate once, in a new order each time. Fragments are units in vector order:
+every n rounds each n-th of the vector once, from its first layers to its last.
+
+`Schedule` says which units a round visits without listing them: the permutation can be inverted, so a reader
+that goes through the vector window by window asks for the place of each unit. `Sample` lists the units.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
+from types import ModuleType
 
 import numpy as np
+import torch
 
-from .permutation import keys, place_of
+from compress.backends import compiled, usable
+from compress.sparse_update import Update
+
+from .permutation import keys, permute, place_of
 
 UNITS_PER_ROUND = 16  # small vectors get smaller blocks, so that rounds stay even in size
-CHUNK = 1 << 15  # units at a time: the arrays of one piece stay in L2
+CHUNK = 1 << 15  # units or elements at a time: two such arrays stay in a core's L2
 
 
 @dataclass(frozen=True)
-class Walk:
+class Schedule:
     """One round: the places first .. last - 1 of the ring, modulo the number of units."""
 
     n: int  # length of the full vector
-    block: int  # neighbours that are visited together
+    block_size: int  # neighbours that are visited together
     first: int
     last: int
-    key: tuple[int, ...]  # of the order; empty: as they lie in the vector
+    key: tuple[int, ...]  # of the permutation; empty: vector order
 
     @property
     def count(self) -> int:
         """Units of the full vector."""
-        return -(-self.n // self.block)
+        return -(-self.n // self.block_size)
 
     @property
     def m(self) -> int:
         """Length of the sampled vector."""
-        size = (self.last - self.first) * self.block
-        short = -self.n % self.block  # what the last unit lacks
-        if short and self.visited(places(self, self.count - 1, self.count)).size:
-            size -= short
+        size = (self.last - self.first) * self.block_size
+        missing = -self.n % self.block_size  # of the last unit
+        if missing and self.visited(self.places(self.count - 1, self.count)).size:
+            size -= missing
         return size
 
-    def visited(self, standing: np.ndarray) -> np.ndarray:
-        """Which of the units at these places this round visits: indices, ascending."""
+    def places(self, start: int, stop: int) -> np.ndarray:
+        """Return the places of the units start .. stop - 1, (stop - start,) int64; one key, one answer."""
+        units = np.arange(start, stop, dtype=np.int64)
+        if self.key:
+            for at in range(0, len(units), CHUNK):
+                units[at : at + CHUNK] = place_of(units[at : at + CHUNK], self.count, list(self.key))
+        return units
+
+    def visited(self, places: np.ndarray) -> np.ndarray:
+        """Return the indices, ascending, of the places that this round visits."""
         if self.last - self.first == self.count:
-            return np.arange(len(standing))
+            return np.arange(len(places))
         first = self.first % self.count
-        last = first + self.last - self.first  # beyond `count`: it goes round the end
-        inside = (standing >= first) & (standing < last)
-        return np.flatnonzero(inside | (standing < last - self.count))
+        last = first + self.last - self.first  # beyond `count`: the round wraps around
+        inside = (places >= first) & (places < last)
+        return np.flatnonzero(inside | (places < last - self.count))
+
+    def sample(self, device: torch.device | str = "cpu") -> Sample:
+        """List the units of the round."""
+        places = torch.arange(self.first, self.last, device=device) % self.count
+        if self.key:
+            units = _units_at(places, self.count, list(self.key))
+        else:  # a range that wraps around begins behind where it stops
+            units = places.sort().values if len(places) and places[0] > places[-1] else places
+        missing = -self.n % self.block_size if len(units) and int(units[-1]) == self.count - 1 else 0
+        return Sample(self.n, self.block_size, units, len(units) * self.block_size - missing)
 
 
-def walk(n: int, p: float, block: int, seed: int, round: int, ordered: bool = False) -> Walk:
-    """What one round visits: a share p of the n coordinates, in blocks of `block` (a power of two).
+def schedule(
+    n: int, random_ratio: float, block_size: int, seed: int, round: int, in_order: bool = False
+) -> Schedule:
+    """Schedule one round: a share of the n coordinates, in blocks of `block_size` (a power of two).
 
-    ordered: one range of the vector after the other, instead of blocks from all over it.
+    in_order: units in vector order, so that a round is one range of the vector.
     """
-    share = Fraction(p).limit_denominator(10**9)
-    while block > 1 and n * share < UNITS_PER_ROUND * block:
-        block //= 2
-    count = -(-n // block)
+    share = Fraction(random_ratio).limit_denominator(10**9)
+    while block_size > 1 and n * share < UNITS_PER_ROUND * block_size:
+        block_size //= 2
+    count = -(-n // block_size)
     cycle, phase = divmod(round, share.denominator)
     first, last = ((phase + i) * share.numerator * count // share.denominator for i in (0, 1))
-    return Walk(n, block, first, last, () if share == 1 or ordered else tuple(keys(seed, cycle)))
+    return Schedule(n, block_size, first, last, () if share == 1 or in_order else tuple(keys(seed, cycle)))
 
 
-def places(walk: Walk, start: int, stop: int) -> np.ndarray:
-    """Where the units start .. stop - 1 stand: (stop - start,) int64, the same for all rounds of one key."""
-    units = np.arange(start, stop, dtype=np.int64)
-    if walk.key:
-        for at in range(0, len(units), CHUNK):
-            units[at : at + CHUNK] = place_of(units[at : at + CHUNK], walk.count, list(walk.key))
-    return units
+@dataclass(frozen=True)
+class Sample:
+    """The `m` of `n` coordinates that one round visits, in ascending order."""
+
+    n: int  # length of the full vector
+    block_size: int  # neighbours that are visited together
+    units: torch.Tensor = field(compare=False, repr=False)  # (u,) int64, ascending: the blocks visited
+    m: int  # how many coordinates that makes
+
+    def take(self, x: torch.Tensor) -> torch.Tensor:
+        """Copy the sample of x, (n,) -> (m,); only that is read."""
+        self._check(x, self.n, "the full vector", (torch.float32, torch.bfloat16))
+        out = torch.empty(self.m, dtype=x.dtype, device=x.device)
+        torch.index_select(self._rows(x), 0, self._whole(x.device), out=self._rows(out))
+        self._short_block(out).copy_(self._short_block(x))
+        return out
+
+    def difference(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Compute x - y on the sample, (n,), (n,) -> (m,); each element of both is read once."""
+        self._check(x, self.n, "the full vector")
+        self._check(y, self.n, "the full vector")
+        out = torch.empty(self.m, device=x.device)
+        if usable(x):
+            from compress.backends.triton import vector_kernels  # imports triton, so only for a GPU
+
+            vector_kernels.difference(x, y, self.units.to(x.device), self.block_size, out)
+            return out
+        if x.device.type == "cpu":
+            loops = compiled(self.m)
+            if loops:
+                loops.subtract(x.numpy(), y.numpy(), self.units.numpy(), self._shift, 0, out.numpy())
+                return out
+            parts = self._rows(x), self._rows(y), self._whole(x.device), self._rows(out)
+            _subtract_rows(*(part.numpy() for part in parts))
+        else:
+            torch.index_select(self._rows(x), 0, self._whole(x.device), out=self._rows(out))
+            self._rows(out).sub_(self._rows(y).index_select(0, self._whole(x.device)))
+        torch.sub(self._short_block(x), self._short_block(y), out=self._short_block(out))
+        return out
+
+    def put_(self, x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Write v, (m,), to the sample of x, (n,), in place."""
+        self._check(x, self.n, "the full vector")
+        self._check(v, self.m, "the sampled vector")
+        self._rows(x).index_copy_(0, self._whole(x.device), self._rows(v))
+        self._short_block(x).copy_(self._short_block(v))
+        return x
+
+    def add_(self, x: torch.Tensor, update: Update, alpha: int = 1) -> torch.Tensor:
+        """Add alpha * values at their coordinates of x, (n,), in place; alpha is 1 or -1.
+
+        Each element is rounded once: the same bits on every device.
+        """
+        self._check(x, self.n, "the full vector")
+        if alpha not in (1, -1):
+            raise ValueError(f"alpha {alpha}: only 1 and -1 give the same bits on every device")
+        if update.size != self.m:
+            raise ValueError(f"an update of {update.size:,} sampled elements for a sample of {self.m:,}")
+        if not len(update.positions):
+            return x
+        loops = compiled(self.m) if x.device.type == "cpu" else None
+        if loops:
+            self._add_compiled(x, update, alpha, loops)
+            return x
+        where = self.coordinates(update.positions.to(x.device))
+        if usable(x):
+            from compress.backends.triton import vector_kernels
+
+            vector_kernels.add(x, where, update.values.to(x.device), alpha)
+            return x
+        return x.index_add_(0, where, update.values.to(x.device), alpha=alpha)
+
+    def coordinates(self, positions: torch.Tensor) -> torch.Tensor:
+        """Map positions in the sampled vector to coordinates in the full one, both (k,) int64."""
+        if self.m == self.n:
+            return positions
+        shift = self._shift
+        units = self.units.to(positions.device)
+        jump = (units - torch.arange(len(units), device=units.device)) << shift
+        if positions.device.type == "cpu":
+            at = positions.numpy()
+            return torch.from_numpy(jump.numpy().take(at >> shift) + at)
+        return positions + jump[positions >> shift]
+
+    def namer(self, names: Sequence[str], offsets: Sequence[int]) -> Callable[[int], str]:
+        """Return a function from a position in the sampled vector to the name of its parameter.
+
+        offsets: where each named parameter starts in the full vector, ascending.
+        """
+
+        def name(position: int) -> str:
+            at = int(self.coordinates(torch.tensor([position]))[0])
+            which = int(np.searchsorted(np.asarray(offsets), at, side="right")) - 1
+            return f"{names[which]}, element {at - offsets[which]:,}"
+
+        return name
+
+    def _add_compiled(self, x: torch.Tensor, update: Update, alpha: int, loops: ModuleType) -> None:
+        positions, values = update.positions.cpu().numpy(), update.values.cpu().numpy()
+        if not 0 <= positions.min() <= positions.max() < self.m:  # the loop does not check
+            raise IndexError(f"positions from {positions.min():,} to {positions.max():,}, {self.m:,} sampled")
+        loops.add(x.numpy(), self.units.cpu().numpy(), self._shift, positions, values, alpha < 0)
+
+    @property
+    def _shift(self) -> int:
+        return self.block_size.bit_length() - 1
+
+    def _rows(self, x: torch.Tensor) -> torch.Tensor:
+        """View the whole blocks of a full or a sampled vector, one a row."""
+        return x[: len(x) - len(x) % self.block_size].view(-1, self.block_size)
+
+    def _whole(self, device: torch.device) -> torch.Tensor:
+        """Return which rows of the full vector are rows of the sample."""
+        return self.units[: self.m // self.block_size].to(device)
+
+    def _short_block(self, x: torch.Tensor) -> torch.Tensor:
+        """View the short last block of a full or a sampled vector; empty where the sample lacks it."""
+        return x[len(x) - self.m % self.block_size :]
+
+    def _check(
+        self, x: torch.Tensor, length: int, what: str, kinds: tuple[torch.dtype, ...] = (torch.float32,)
+    ) -> None:
+        if x.dtype not in kinds or x.shape != (length,) or not x.is_contiguous():
+            raise ValueError(
+                f"{what} is a contiguous float32 vector of {length:,}, this is {x.dtype} of {tuple(x.shape)}"
+            )
+
+
+def _units_at(places: torch.Tensor, count: int, key: list[int]) -> torch.Tensor:
+    """Return the units at these places, (u,), ascending."""
+    if places.device.type != "cpu":
+        return permute(places, count, key).sort().values
+    units = np.empty(len(places), np.int64)
+    # NumPy, in windows that stay in the cache: a quarter of the time
+    for start in range(0, len(units), CHUNK):
+        units[start : start + CHUNK] = permute(places[start : start + CHUNK].numpy(), count, key)
+    units.sort()
+    return torch.from_numpy(units)
+
+
+def _subtract_rows(x: np.ndarray, y: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+    """Compute out = x[rows] - y[rows] in cached windows; x, y: (r, block), rows: (u,), out: (u, block)."""
+    # NumPy: its take is twice as fast here as torch's index_select; the memory is the same
+    step = max(CHUNK // x.shape[1], 1)
+    scratch = np.empty((min(step, len(rows)), x.shape[1]), np.float32)
+    for start in range(0, len(rows), step):
+        window = rows[start : start + step]
+        a, b = out[start : start + step], scratch[: len(window)]
+        x.take(window, axis=0, out=a, mode="clip")
+        y.take(window, axis=0, out=b, mode="clip")
+        np.subtract(a, b, out=a)

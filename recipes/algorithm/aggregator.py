@@ -330,7 +330,7 @@ class Aggregator:
         shard = self.shards[number]
         try:
             part = split(packet, len(self.shards))[number]
-            decode(part, self.compressor.walk(shard.size, shard.seed, round).m)
+            decode(part, self.compressor.schedule(shard.size, shard.seed, round).m)
         except PacketError as error:
             raise RejectedUpdate(name, f"as the aggregator of shard {number}: {error}") from error
         return part

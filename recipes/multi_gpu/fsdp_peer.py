@@ -160,7 +160,7 @@ class FsdpTrainer:
 
     def difference(self, shard: Shard, sample: Sampled, other: Tensor) -> Tensor:
         assert other.data_ptr() == self.shared.common.data_ptr()
-        out, block = torch.empty(sample.m), sample.block
+        out, block = torch.empty(sample.m), sample.block_size
         units = sample.units * block + shard.start
         for start, stop in windows(0, len(units), WINDOW // block):
             self.shared.where[: stop - start] = units[start:stop]

@@ -22,7 +22,7 @@ import torch
 
 from compress import Cocktail, PacketError, Shard, decode_windows, fingerprint, split
 from compress.packet import Bytes, FileSlice, window_memory
-from compress.sampling import Walk, places
+from compress.sampling import Schedule
 from recipes.errors import ModelError
 from recipes.weight_files import StoredVector, TensorSpec, check_disk_space, safetensors_header
 
@@ -134,9 +134,10 @@ class Fold:
             self._poll()
             if i == mark:
                 checked = fingerprint(torch.from_numpy(window), begin)
-            if (cursor.walk.key, cursor.walk.block) != order:  # most rounds share an epoch of the schedule
-                order, block = (cursor.walk.key, cursor.walk.block), cursor.walk.block
-                standing = places(cursor.walk, within // block, -(-(within + len(window)) // block))
+            schedule, block = cursor.schedule, cursor.schedule.block_size
+            if (schedule.key, block) != order:  # most rounds share an epoch of the schedule
+                order = schedule.key, block
+                standing = schedule.places(within // block, -(-(within + len(window)) // block))
             with _names_round(cursor.round):
                 cursor.add(window, standing)
         return checked
@@ -149,7 +150,7 @@ class Fold:
             takes = 0  # one shard is open at a time
             with _names_round(self.start + i):
                 for shard, part in zip(shards, self._shard_packets(i), strict=True):
-                    takes = max(takes, window_memory(part, self._walk(i, shard).m) if len(part) else 0)
+                    takes = max(takes, window_memory(part, self._schedule(i, shard).m) if len(part) else 0)
             if i > first and takes > room:
                 yield first, i
                 first, room = i, self.budget - WINDOW_MEMORY
@@ -163,10 +164,10 @@ class Fold:
     def _cursor(self, i: int, shard: Shard, part: Bytes) -> PacketCursor:
         self._poll()
         with _names_round(self.start + i):
-            return PacketCursor(self.start + i, self._walk(i, shard), part)
+            return PacketCursor(self.start + i, self._schedule(i, shard), part)
 
-    def _walk(self, i: int, shard: Shard) -> Walk:
-        return self.mix.walk(shard.size, shard.seed, self.start + i)
+    def _schedule(self, i: int, shard: Shard) -> Schedule:
+        return self.mix.schedule(shard.size, shard.seed, self.start + i)
 
     def _poll(self) -> None:
         if self.stop():
@@ -195,17 +196,18 @@ def _names_round(round: int) -> Iterator[None]:
 class PacketCursor:
     """Position in one packet while a shard is swept."""
 
-    def __init__(self, round: int, walk: Walk, packet: Bytes) -> None:
-        self.round, self.walk = round, walk
+    def __init__(self, round: int, schedule: Schedule, packet: Bytes) -> None:
+        self.round, self.schedule = round, schedule
         self.base = 0  # sampled elements before the window
-        self.pieces = decode_windows(packet, walk.m) if len(packet) else iter(())  # the shard has not moved
+        # an empty packet: the shard has not moved
+        self.pieces = decode_windows(packet, schedule.m) if len(packet) else iter(())
         self.where, self.values = np.empty(0, np.int64), np.empty(0, np.float32)
 
     def add(self, window: np.ndarray, standing: np.ndarray) -> None:
         """Add the packet to the next window; `standing`: the schedule's places of the window's units."""
-        block = self.walk.block
+        block = self.schedule.block_size
         shift = block.bit_length() - 1
-        units = self.walk.visited(standing)
+        units = self.schedule.visited(standing)
         end = self.base + (len(units) << shift)
         while True:
             count = int(np.searchsorted(self.where, end))

@@ -132,7 +132,7 @@ def read(sample: Sample, pair: Models) -> torch.Tensor:
 
     if pair.local.is_cuda:
         return pair.local[: sample.m].clone()
-    total, block = torch.zeros(()), sample.block
+    total, block = torch.zeros(()), sample.block_size
     units = sample.units[: sample.m // block]
     step = max((1 << 16) // block, 1)  # what is gathered stays in the cache
     for start in range(0, len(units), step):

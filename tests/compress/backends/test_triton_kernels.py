@@ -121,7 +121,7 @@ def test_difference_and_addition_are_those_of_the_host(n: int) -> None:
     s = Cocktail(random_ratio=0.4, block_size=16).draw(n, 1, 3)
     there = torch.empty(s.m, device=DEVICE)
 
-    vectors.difference(x.to(DEVICE), y.to(DEVICE), s.units.to(DEVICE), s.block, there)
+    vectors.difference(x.to(DEVICE), y.to(DEVICE), s.units.to(DEVICE), s.block_size, there)
 
     here = s.difference(x, y)
     assert torch.equal(here, there.cpu())

@@ -147,10 +147,10 @@ def test_streaming_diloco_sends_each_fragment_once_in_h_steps_and_one_range_of_l
 @settings(max_examples=50)
 @given(st.integers(1, 5000), st.floats(0.01, 1), st.sampled_from([1, 16, 256]), st.integers(0, 40))
 def test_fragments_go_round_the_vector(n: int, p: float, block: int, start: int) -> None:
-    """Consecutive rounds are consecutive ranges of the ring, and `walk` says the same as `draw`."""
+    """Consecutive rounds are consecutive ranges of the ring, and `schedule` says the same as `draw`."""
     mix, end = Cocktail(random_ratio=p, sample_kind="fragment", block_size=block), None
     for t in range(start, start + 4):
-        sample, way = mix.draw(n, SEED, t), mix.walk(n, SEED, t)
+        sample, way = mix.draw(n, SEED, t), mix.schedule(n, SEED, t)
         at = sample.coordinates(torch.arange(sample.m)).numpy()
         ring = np.sort(np.arange(way.first, way.last) % way.count)
         assert np.array_equal(sample.units.numpy(), ring)

@@ -376,7 +376,7 @@ def test_a_vector_of_256_mb_is_folded_within_64_mib(tmp_path) -> None:
         file.truncate(4 * SIZE)
     # the same packet each round: its positions are within the sample, which is another each time
     packets = packets_of(mix, SIZE, range(1)) * 3
-    assert {mix.walk(SIZE, 7, round).m for round in range(3)} == {mix.walk(SIZE, 7, 0).m}
+    assert {mix.schedule(SIZE, 7, round).m for round in range(3)} == {mix.schedule(SIZE, 7, 0).m}
     (tmp_path / "log").write_bytes(b"".join(packets))
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
     arguments = [str(tmp_path), str(SIZE), str(len(packets[0])), str(budget)]

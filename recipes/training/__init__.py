@@ -1,18 +1,7 @@
 """One peer's training: gradient, optimizer, exchange, checkpoint."""
 
 from .contribution_score import Evidence, Probe, UsefulnessScore
-from .loop import (
-    CaughtUp,
-    Delivery,
-    HandedOver,
-    Interrupted,
-    Link,
-    Lowered,
-    Peer,
-    StepDone,
-    build_peer,
-    finetune,
-)
+from .loop import build_peer, finetune
 from .micro_batch import (
     LEAVE,
     MOST,
@@ -41,6 +30,7 @@ from .trainer import (
     parsed,
     states_of,
 )
+from .types import CaughtUp, Delivery, HandedOver, Interrupted, Link, Lowered, Peer, StepDone, Trainer
 
 __all__ = [
     "LEAVE",
@@ -63,6 +53,7 @@ __all__ = [
     "Peer",
     "Probe",
     "StepDone",
+    "Trainer",
     "UsefulnessScore",
     "backward",
     "batch_of",

@@ -13,25 +13,13 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from recipes.algorithm import outer_optimizer_of
 from recipes.data import Sample, batches, unpack_samples
 
 from .micro_batch import shrink_to_fit
 from .optimizers import learning_rate
-
-if TYPE_CHECKING:
-    from .loop import Event, Link, Peer, Round
-
-
-@dataclass(frozen=True)
-class Lease:
-    """A finished piece of work: its gradient is in x_i."""
-
-    round: int
-    loss_sum: float
-    tokens: int
+from .types import Event, Lease, Link, Peer, Round
 
 
 @dataclass(frozen=True)

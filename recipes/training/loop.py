@@ -12,177 +12,40 @@ by others), and hands the largest part of its residual to the owner.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 from zlib import crc32
 
 from torch import nn
 
-from recipes.algorithm import DecodedPacket, Worker, worker_of
+from recipes.algorithm import DecodedPacket, worker_of
 from recipes.config import Recipe
 from recipes.data import Sample, unpack_samples
 from recipes.models import check_packing_isolation
 
-from .lease_gradient import Gradient, Lease, apply, computed
+from .lease_gradient import Gradient, apply, computed
 from .micro_batch import shrink_to_fit
 from .stochastic_rounding import RoundedLocalModel
-from .trainer import SingleDeviceTrainer, Trainer, placed
-
-# ---- what the loop needs of a network ----------------------------------------------------------------------
-
-
-class Round(Protocol):
-    """An opened round, as the hub announces it (transport.messages.Round)."""
-
-    round: int
-    step: int
-    steps: int
-    members: Sequence[str]
-    samples: int  # sequences in this peer's lease; 0: exchange only
-    exchange: bool  # False: nothing is exchanged (the last evaluation)
-    eval_part: int
-    eval_parts: int  # 0: no evaluation
-    spans: int  # rounds that the lease is to last; above 1 this peer is no member before it says `ready`
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """What travels beside a packet (transport.messages.Report)."""
-
-    round: int
-    fingerprint: int  # of x' before the round
-    delivers: list[int]  # rounds whose leases the packet delivers
-    loss_sum: float
-    tokens: int
-    compute_s: float
-    wait_s: float
-
-
-class Committed(Protocol):
-    accepted: list[str]  # names of the peers whose packets are in the round
-    refused: dict[str, str]  # names of those whose packets cannot be used, and why
-
-
-class Interrupted(Exception):
-    """A call of the link gave up: the run is over (see `link.ended`), or this peer was asked to leave."""
-
-    def __init__(self, reason: str = "", arrived: bool | None = None) -> None:
-        super().__init__(reason)
-        self.arrived = arrived  # is the packet under way in the owner's hands, for sure; None: not known
-
-
-class Link(Protocol):
-    """A peer's connection to its run. Calls that wait raise Interrupted when nothing is left to wait for."""
-
-    name: str
-    leaving: threading.Event
-    ended: str | None  # why the run is over; None while it goes on
-    fits: int  # bytes of a packet that go up beside the compute; 0: not known
-
-    def fetch(self, name: str) -> bytes: ...
-    def packets(self, start: int, stop: int) -> Iterator[bytes]: ...
-    def ready(self, round: int, fingerprint: int) -> None: ...
-    def next_round(self) -> Round | None:
-        """None: the run has `ended`, or this peer was asked to leave."""
-
-    def exchange(self, packet: bytes, delivery: Delivery) -> Committed: ...
-    def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None: ...
-    @property
-    def room(self) -> int:
-        """Bytes that can still be handed over by a peer that was asked to leave."""
-
-    def hand_over(self, round: int, packet: bytes) -> bool | None:
-        """Give a legacy to the owner. Whether it has it; None: not known."""
-
-    def leave(self, reason: str) -> None: ...
-
-
-# ---- events ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CaughtUp:
-    """x' of `round` is here, by applying `packets` packets."""
-
-    round: int
-    packets: int
-
-
-@dataclass(frozen=True)
-class EvaluatedPart:
-    """The held-out loss of x' over this peer's part of the evaluation set."""
-
-    round: int
-    loss_sum: float
-    tokens: int
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """Memory ran out: this peer goes on with smaller parts of its leases."""
-
-    micro_batch: int
-    why: str
-
-
-@dataclass(frozen=True)
-class StepDone:
-    """A round is joined. Times are of this machine's monotonic clock, in seconds."""
-
-    round: int
-    step: int
-    tokens: int  # trained tokens of this peer's lease
-    loss: float | None  # mean over them; None: the round had no lease for this peer
-    grad_norm: float | None  # before clipping
-    lr: float
-    fingerprint: int  # of x' after the round
-    accepted: bool  # False: the packet came too late, or was refused; it stays in the residual
-    refused: str  # why the owner could not use it
-    sent_bytes: int  # this peer's packet
-    received_bytes: int  # the aggregate
-    exchange_started: float
-    exchange_finished: float
-    compute_started: float | None
-    compute_finished: float | None
-
-
-@dataclass(frozen=True)
-class HandedOver:
-    """This peer's legacy went to the owner, before it leaves."""
-
-    round: int
-    size: int  # bytes
-    smaller: float  # by what share the norm of the residual that stays here fell
-    taken: bool | None  # None: nobody knows
-
-
-@dataclass(frozen=True)
-class Left:
-    """The end of this peer's part."""
-
-    reason: str
-    finished: bool  # True: the run is over; False: this peer was asked to leave
-
-
-Event = CaughtUp | EvaluatedPart | Lowered | StepDone | HandedOver | Left
-
-
-# ---- the loop ----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Flight:
-    """A packet under way: what is known of it if the loop ends before the join."""
-
-    sent: DecodedPacket
-    delivered: list[Lease]
-    taken: bool | None = None  # by the owner; None: not known
+from .trainer import SingleDeviceTrainer, placed
+from .types import (
+    CaughtUp,
+    Delivery,
+    EvaluatedPart,
+    Event,
+    Flight,
+    HandedOver,
+    Interrupted,
+    Lease,
+    Left,
+    Link,
+    Peer,
+    Round,
+    StepDone,
+)
 
 
 @dataclass(frozen=True)
@@ -196,25 +59,6 @@ class Exchanged:
     aggregate: bytes
     started: float
     finished: float
-
-
-@dataclass
-class Peer:
-    """All that one peer computes with."""
-
-    trainer: Trainer  # x_i, its gradient, its optimizer
-    worker: Worker
-    recipe: Recipe
-    vocabulary: int | None  # token ids from the hub are below this
-    micro_batch: int  # sequences per forward pass; halved when memory runs out
-    undelivered: list[Lease] = field(default_factory=list)  # done, but in no committed round yet
-    rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the run's length is known
-    rate: float = 0.0  # of the last step
-    flight: Flight | None = None  # None: nothing is under way
-    encoded: threading.Event = field(default_factory=threading.Event)  # set: nobody reads x_i
-    unfinished: bool = False  # some steps of a lease are in x_i, and it is not done
-    compute_s: float = 0.0  # of the last step
-    wait_s: float = 0.0  # how long the last step waited for its exchange
 
 
 def build_peer(model: nn.Module, recipe: Recipe, micro_batch: int, name: str = "", round: int = 0) -> Peer:

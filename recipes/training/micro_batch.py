@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from recipes.config import Recipe
 from recipes.data import Sample
 
 from .optimizers import STATE
-
-if TYPE_CHECKING:
-    from recipes.config import Recipe
-
-    from .loop import Lowered, Peer
-    from .trainer import Trainer
+from .types import Lowered, Peer, Trainer
 
 T = TypeVar("T")
 
@@ -54,8 +50,6 @@ def shrink_to_fit(peer: Peer, work: Callable[[], T]) -> Generator[Lowered, None,
     Raises:
         MemoryFull: not even one sequence fits.
     """
-    from .loop import Lowered
-
     while True:
         try:
             return work()

@@ -23,8 +23,9 @@ from torch import Tensor
 from compress import fingerprint
 from recipes.weight_files import write_safetensors
 
-from .loop import Peer, settle
+from .loop import settle
 from .trainer import LOCAL, OPTIMIZER, Lazy
+from .types import Peer
 
 FORMAT = "1"
 COMMON = "common"  # the name of x', beside those of local.py

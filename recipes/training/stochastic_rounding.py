@@ -14,17 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from compress import Sample, Shard
+from recipes.algorithm import ShardUpdate
 from recipes.weight_files import GRADIENT_CHUNK, FlatParameters
-
-if TYPE_CHECKING:
-    from compress import Sample, Shard
-    from recipes.algorithm import ShardUpdate
 
 LOW = 0xFFFF  # the bits of a float32 that bfloat16 has not
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import isfinite, prod
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,60 +28,6 @@ LOCAL, OPTIMIZER = "x", "optimizer"  # names of what is kept: x, and optimizer.<
 RANK = "@"  # behind the name of what is kept as one of several ranks has it: its number / how many
 GROWS = 2000  # steps after which a larger loss scale is tried, as in torch.amp.GradScaler
 PLAIN = (Tensor, nn.Parameter, int, float)  # what of an optimizer's state can be kept
-
-
-class Trainer(Protocol):
-    """What the loop asks for."""
-
-    at_once: int  # micro-batches that are computed at the same time
-
-    @property
-    def layout(self) -> Layout: ...
-    @property
-    def stepped(self) -> bool:
-        """Has the optimizer a state?"""
-
-    def check(self) -> None:
-        """Raises where some of it is lost: then there is nothing to hand over, and no ordinary goodbye."""
-
-    def zero(self) -> None:
-        """g_i <- 0."""
-
-    @property
-    def kind(self) -> str:
-        """Of its devices: cuda, cpu, ..."""
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Vocabulary, layers and width of the model; 0: not known."""
-
-    def attempt(self, part: Sequence[Sample], aside: float) -> float:
-        """Compute this micro-batch on each device, with `aside` bytes a parameter set aside, for nothing.
-        The largest share of a device's memory that was held; 0: not known. Raises where memory runs out.
-        """
-
-    def backward(self, parts: Sequence[Sequence[Sample]], tokens: int) -> float:
-        """g_i += the gradient of the summed losses of up to `at_once` micro-batches by `tokens`; that sum."""
-
-    def clip(self, limit: float) -> float | None:
-        """The norm of g_i, which is `limit` at most afterwards; 0: no limit. None: float16 did not hold g_i;
-        the loss scale is lower now, and it is to be computed again.
-        """
-
-    def step(self, rate: float, beta1: float | None = None) -> None:
-        """x_i <- x_i - optimizer(g_i). beta1: None leaves it."""
-
-    def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> tuple[float, int]:
-        """Sum and number of token losses at `vector` (P,), in micro-batches of `size`; x_i stays."""
-
-    def tensors(self) -> Mapping[str, Tensor]:
-        """What a peer keeps for its return, by name."""
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of x, and of each parameter by `optimizer.<number>`: what `load` takes."""
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what `tensors` gave, one after the other."""
 
 
 class Lazy(Mapping[str, Tensor]):

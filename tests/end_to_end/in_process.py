@@ -38,7 +38,8 @@ from recipes.data.corpus import build_corpus
 from recipes.models.base_model import BUILTIN_MODELS, Base, load_tokenizer, prepare_base
 from recipes.models.causal_lm import export, load_model
 from recipes.models.trainable import load_trained
-from recipes.training.loop import Event, Peer, StepDone, build_peer, finetune
+from recipes.training.loop import build_peer, finetune
+from recipes.training.types import Event, Peer, StepDone
 from transport import Ledger
 from transport.aggregators.aggregator_thread import AggregatorThread
 from transport.protocol import events as hub

@@ -10,8 +10,8 @@ import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 from torch import Tensor
 
-from recipes.training.loop import CaughtUp, Event, HandedOver, StepDone
 from recipes.training.peer_checkpoint import keep, read, restore
+from recipes.training.types import CaughtUp, Event, HandedOver, StepDone
 from transport.protocol.events import PeerLeft
 
 STEPS, LEAVES, PAUSE = 20, 7, 12  # rounds: ann leaves in LEAVES, bob waits for her in PAUSE

@@ -24,7 +24,8 @@ from cocktail_cli.volunteer.shard_aggregator_link import (
 from recipes.data.corpus import build_corpus
 from recipes.models.base_model import load_tokenizer, prepare_base
 from recipes.models.causal_lm import load_model
-from recipes.training.loop import StepDone, build_peer, finetune
+from recipes.training.loop import build_peer, finetune
+from recipes.training.types import StepDone
 from transport import Hub, Ledger, PeerLink, RunKeys
 from transport.aggregators.aggregator_thread import AggregatorThread
 from transport.peer import PeerIdentity

@@ -23,7 +23,8 @@ from cocktail_cli.volunteer.bootstrap import Bootstrap
 from cocktail_cli.volunteer.limits import VolunteerLimits
 from cocktail_cli.volunteer.run_link import RunLink
 from compress import PACKET_VERSION
-from recipes.training.loop import StepDone, finetune
+from recipes.training.loop import finetune
+from recipes.training.types import StepDone
 from transport import RunSettings
 from transport.membership.sessions import refusal
 from transport.peer.catch_up import CatchUpSource

@@ -16,7 +16,7 @@ from cocktail_cli.host.hub_delegate import RunDelegate
 from recipes.algorithm.global_model import DecodedPacket
 from recipes.algorithm.worker import Worker
 from recipes.training.contribution_score import Evidence, Verdict
-from recipes.training.loop import Event, StepDone
+from recipes.training.types import Event, StepDone
 from transport import Ledger
 from transport.protocol import events as hub
 

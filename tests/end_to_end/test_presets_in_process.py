@@ -12,7 +12,7 @@ from in_process import Member, Swarm, recipe_of
 
 from cocktail_cli.host.hub_delegate import RunDelegate
 from recipes.config.presets import PRESETS
-from recipes.training.loop import Event, StepDone
+from recipes.training.types import Event, StepDone
 from transport import Ledger
 from transport.protocol import events as hub
 

@@ -28,9 +28,10 @@ from recipes.models.causal_lm import load_model
 from recipes.models.trainable import load_trained
 from recipes.multi_gpu.fsdp_peer import FsdpTrainer, build_fsdp_peer
 from recipes.training.lease_gradient import apply, compute
-from recipes.training.loop import HandedOver, Peer, StepDone, build_peer
+from recipes.training.loop import build_peer
 from recipes.training.micro_batch import shrink_to_fit, tried
 from recipes.training.peer_checkpoint import keep, read, restore
+from recipes.training.types import HandedOver, Peer, StepDone
 
 pytestmark = pytest.mark.slow
 MANY, LONG = 32, 512  # sequences and tokens of a micro-batch whose logits alone take 20 MB

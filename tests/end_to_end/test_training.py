@@ -16,8 +16,8 @@ from recipes.algorithm.global_model import GlobalModel
 from recipes.config.loader import load_recipe
 from recipes.data.samples import collate
 from recipes.models.causal_lm import evaluate, load_model, loss_sum
-from recipes.training.loop import Event, StepDone
 from recipes.training.optimizers import build_optimizer
+from recipes.training.types import Event, StepDone
 from recipes.weight_files.parameter_layout import FlatParameters
 from transport.protocol import events as hub
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from cocktail_cli.volunteer.run_link import RunLink
-from recipes.training.loop import Delivery
+from recipes.training.types import Delivery
 from transport.peer.stop_request import StopRequest
 from transport.protocol.messages import Committed, Report, Round
 from transport.transfer.bandwidth_budget import SHARE

@@ -23,7 +23,8 @@ from cocktail_cli.volunteer.limits import VolunteerLimits
 from cocktail_cli.volunteer.run_link import RunLink
 from cocktail_cli.volunteer.session import VolunteerSession
 from recipes.config.schema import Recipe
-from recipes.training.loop import Peer, build_peer
+from recipes.training.loop import build_peer
+from recipes.training.types import Peer
 from transport.protocol.errors import Leaving, LinkLost, RunOver
 
 KEY = CheckpointKey("amber-otter-42", "ann", "recipe-hash", "base-digest")

@@ -17,7 +17,8 @@ from recipes.data.samples import collate
 from recipes.models.causal_lm import loss_sum
 from recipes.models.trainable import load_trained, open_trained
 from recipes.training import peer_checkpoint
-from recipes.training.loop import Peer, build_peer
+from recipes.training.loop import build_peer
+from recipes.training.types import Peer
 from recipes.weight_files.parameter_layout import layout_of
 
 pytest.importorskip("bitsandbytes")

@@ -12,8 +12,9 @@ from torch import Tensor
 from recipes.algorithm.global_model import DecodedPacket
 from recipes.config.loader import recipe_from_json
 from recipes.training.lease_gradient import parts_of
-from recipes.training.loop import HandedOver, finetune
+from recipes.training.loop import finetune
 from recipes.training.optimizers import learning_rate
+from recipes.training.types import HandedOver
 
 H = 2  # of the 4 samples of a lease two each
 

@@ -17,18 +17,8 @@ from recipes.algorithm.compressor import compressor_of
 from recipes.config.schema import Recipe
 from recipes.data.corpus import Sample
 from recipes.data.samples import pack_samples
-from recipes.training.loop import (
-    CaughtUp,
-    Delivery,
-    HandedOver,
-    Interrupted,
-    Left,
-    Peer,
-    StepDone,
-    build_peer,
-    finetune,
-    settle,
-)
+from recipes.training.loop import build_peer, finetune, settle
+from recipes.training.types import CaughtUp, Delivery, HandedOver, Interrupted, Left, Peer, StepDone
 
 VOCABULARY, LENGTH, SAMPLES = 11, 5, 4
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from test_loop import Bigram, FakeHub, OneRound, recipe, steps
 
 from recipes.config.schema import Recipe
-from recipes.training.loop import Flight, Peer, build_peer
+from recipes.training.loop import build_peer
 from recipes.training.peer_checkpoint import anything_of, keep, read, restore, restore_residual, size_of
+from recipes.training.types import Flight, Peer
 from recipes.weight_files import safetensors_files
 
 ABOUT = {"run": "amber-otter-42", "peer": "ann"}

@@ -25,11 +25,12 @@ from recipes.data.samples import batches
 from recipes.errors import ModelError
 from recipes.models.trainable import available_attention, check_trainable, load_trained
 from recipes.training import peer_checkpoint
-from recipes.training.loop import Lowered, Peer, StepDone, build_peer, finetune
+from recipes.training.loop import build_peer, finetune
 from recipes.training.micro_batch import MemoryFull, guessed, micro_batch_for, tried
 from recipes.training.optimizers import EXTRA, eight_bit
 from recipes.training.stochastic_rounding import rounded
 from recipes.training.trainer import LossScale, SingleDeviceTrainer, packed, unpacked
+from recipes.training.types import Lowered, Peer, StepDone
 from recipes.weight_files.parameter_layout import FlatParameters
 
 ROWS = [

@@ -1,0 +1,253 @@
+"""The types that a peer's training shares: a round, the link to the run, events, the trainer, the peer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from recipes.algorithm import DecodedPacket, Worker
+from recipes.config import Recipe
+from recipes.data import Sample
+from recipes.weight_files import Layout
+
+# ---- the network -------------------------------------------------------------------------------------------
+
+
+class Round(Protocol):
+    """An opened round, as the hub announces it (transport.messages.Round)."""
+
+    round: int
+    step: int
+    steps: int
+    members: Sequence[str]
+    samples: int  # sequences in this peer's lease; 0: exchange only
+    exchange: bool  # False: nothing is exchanged (the last evaluation)
+    eval_part: int
+    eval_parts: int  # 0: no evaluation
+    spans: int  # rounds that the lease is to last; above 1 this peer is no member before it says `ready`
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Describes a packet to the hub. A link adds what it knows of the line (transport.messages.Report)."""
+
+    round: int
+    fingerprint: int  # of x' before the round
+    delivers: list[int]  # rounds whose leases the packet delivers
+    loss_sum: float
+    tokens: int
+    compute_s: float
+    wait_s: float
+
+
+class Committed(Protocol):
+    """A committed round."""
+
+    accepted: list[str]  # names of the peers whose packets are in the round
+    refused: dict[str, str]  # names of those whose packets cannot be used, and why
+
+
+class Interrupted(Exception):
+    """A call of the link gave up: the run is over (see `link.ended`), or this peer was asked to leave."""
+
+    def __init__(self, reason: str = "", arrived: bool | None = None) -> None:
+        super().__init__(reason)
+        self.arrived = arrived  # has the aggregator, for sure, the packet under way; None: not known
+
+
+class Link(Protocol):
+    """A peer's connection to its run. Calls that wait raise Interrupted when nothing is left to wait for."""
+
+    name: str
+    leaving: threading.Event
+    ended: str | None  # why the run is over; None while it goes on
+    fits: int  # bytes of a packet that go up beside the compute; 0: not known
+
+    def fetch(self, name: str) -> bytes: ...
+    def packets(self, start: int, stop: int) -> Iterator[bytes]: ...
+    def ready(self, round: int, fingerprint: int) -> None: ...
+    def next_round(self) -> Round | None:
+        """Wait for a round; None: the run has `ended`, or this peer was asked to leave."""
+
+    def exchange(self, packet: bytes, delivery: Delivery) -> Committed: ...
+    def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None: ...
+    @property
+    def room(self) -> int:
+        """Bytes that a peer that was asked to leave can still hand off."""
+
+    def hand_over(self, round: int, packet: bytes) -> bool | None:
+        """Give a residual handoff to the aggregator; returns whether it has it. None: not known."""
+
+    def leave(self, reason: str) -> None: ...
+
+
+# ---- events ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CaughtUp:
+    """This peer has x' of `round`, by applying `packets` packets."""
+
+    round: int
+    packets: int
+
+
+@dataclass(frozen=True)
+class EvaluatedPart:
+    """The held-out loss of x' over this peer's part of the evaluation set is known."""
+
+    round: int
+    loss_sum: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Memory ran out: this peer goes on with smaller micro-batches."""
+
+    micro_batch: int
+    why: str
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """A round is joined. Times are of this machine's monotonic clock, in seconds."""
+
+    round: int
+    step: int
+    tokens: int  # trained tokens of this peer's lease
+    loss: float | None  # mean over them; None: the round had no lease for this peer
+    grad_norm: float | None  # before clipping
+    lr: float
+    fingerprint: int  # of x' after the round
+    accepted: bool  # False: the packet came too late, or was refused; it stays in the residual
+    refused: str  # why the aggregator could not use it
+    sent_bytes: int  # this peer's packet
+    received_bytes: int  # the aggregate
+    exchange_started: float
+    exchange_finished: float
+    compute_started: float | None
+    compute_finished: float | None
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """This peer's residual handoff went to the aggregator, before it leaves."""
+
+    round: int
+    size: int  # bytes
+    smaller: float  # by what share the norm of the residual that stays here fell
+    taken: bool | None  # None: not known
+
+
+@dataclass(frozen=True)
+class Left:
+    """This peer's part has ended."""
+
+    reason: str
+    finished: bool  # True: the run is over; False: this peer was asked to leave
+
+
+Event = CaughtUp | EvaluatedPart | Lowered | StepDone | HandedOver | Left
+
+
+# ---- the peer ----------------------------------------------------------------------------------------------
+
+
+class Trainer(Protocol):
+    """The local model x_i in training: its gradient and its optimizer, on one device (`SingleDeviceTrainer`)
+    or spread over several (`recipes.multi_gpu.FsdpTrainer`).
+    """
+
+    at_once: int  # micro-batches that are computed at the same time
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def stepped(self) -> bool:
+        """Has the optimizer a state?"""
+
+    @property
+    def kind(self) -> str:
+        """Type of its devices: cuda, cpu, ..."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Vocabulary, layers and width of the model; 0: not known."""
+
+    def check(self) -> None:
+        """Raise where some of x_i is lost: then there is nothing to hand off, and no ordinary goodbye."""
+
+    def attempt(self, part: Sequence[Sample], aside: float) -> float:
+        """Compute a micro-batch on each device for nothing, with `aside` bytes a parameter set aside.
+
+        Returns the largest share of a device's memory that was held; 0: not known. Raises where memory runs
+        out.
+        """
+
+    def zero(self) -> None:
+        """g_i <- 0."""
+
+    def backward(self, parts: Sequence[Sequence[Sample]], tokens: int) -> float:
+        """g_i += the gradient of (summed losses / tokens) of up to `at_once` micro-batches; return the sum."""
+
+    def clip(self, limit: float) -> float | None:
+        """Clip g_i to a norm of `limit` (0: no limit) and return the norm before. None: float16 could not
+        hold g_i; the loss scale is lower now, and g_i is to be computed again.
+        """
+
+    def step(self, rate: float, beta1: float | None = None) -> None:
+        """x_i <- x_i - optimizer(g_i). beta1: None leaves it."""
+
+    def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> tuple[float, int]:
+        """Sum and count the token losses at `vector` (P,), in micro-batches of `size`; x_i stays."""
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return what a peer's checkpoint has of x_i and the optimizer, by name."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of x, and of each parameter by `optimizer.<number>`: what `load` takes."""
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` gave, one tensor after the other."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A finished lease: its gradient is in x_i."""
+
+    round: int
+    loss_sum: float
+    tokens: int
+
+
+@dataclass
+class Flight:
+    """A packet under way: what is known of it if the loop ends before the join."""
+
+    sent: DecodedPacket
+    delivered: list[Lease]
+    taken: bool | None = None  # by the aggregator; None: not known
+
+
+@dataclass
+class Peer:
+    """All that one peer computes with."""
+
+    trainer: Trainer  # x_i, its gradient, its optimizer
+    worker: Worker
+    recipe: Recipe
+    vocabulary: int | None  # token ids from the hub are below this
+    micro_batch: int  # sequences per forward pass; halved when memory runs out
+    undelivered: list[Lease] = field(default_factory=list)  # done, but in no committed round yet
+    rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the run's length is known
+    rate: float = 0.0  # of the last step
+    flight: Flight | None = None  # None: nothing is under way
+    encoded: threading.Event = field(default_factory=threading.Event)  # set: nothing reads x_i
+    unfinished: bool = False  # some steps of a lease are in x_i, and it is not done
+    compute_s: float = 0.0  # of the last step
+    wait_s: float = 0.0  # how long the last step waited for its exchange

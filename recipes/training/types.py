@@ -193,7 +193,7 @@ class Trainer(Protocol):
         """g_i <- 0."""
 
     def backward(self, parts: Sequence[Sequence[Sample]], tokens: int) -> float:
-        """g_i += the gradient of (summed losses / tokens) of up to `at_once` micro-batches; return the sum."""
+        """g_i += the gradient of (summed losses / tokens) of up to `at_once` micro-batches; the sum."""
 
     def clip(self, limit: float) -> float | None:
         """Clip g_i to a norm of `limit` (0: no limit) and return the norm before. None: float16 could not

@@ -1,6 +1,6 @@
 """Bytes, milliseconds and errors of the compressor, beside the reference's packet and the memory's speed.
 
-scripts/bench_compress --params 40e6                 # Student-t(4), the three settings of the README
+scripts/bench_compress --params 40e6                 # Student-t(4), the settings of MEASUREMENTS.md
 scripts/bench_compress --params 40e6 --record 300    # and differences recorded from 300 rounds of a run
 scripts/bench_compress --params 40e6 --grid          # every K from 0.01 to 0.25 at 1, 2 and 4 bits
 scripts/bench_compress --params 6.05e9 --device cuda

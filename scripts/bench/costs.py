@@ -1,4 +1,4 @@
-"""The bytes of a round: the table of the README, from packets that the code really makes.
+"""The bytes of a round: the tables of compress/MEASUREMENTS.md, from packets that the code really makes.
 
     scripts/start scripts.bench.costs [--sample 40e6]
     scripts/start scripts.bench.costs --presets       the table of the presets: what a step costs
@@ -27,7 +27,7 @@ def bits(mix: Cocktail, parameters: int) -> float:
 
 
 def rounds(parameters: int) -> None:
-    """Print what a round costs each way, at the settings of the README."""
+    """Print what a round costs each way, at the settings of compress/MEASUREMENTS.md."""
     print(f"| each way, each round | bit/parameter | below FP16 | {' | '.join(MODELS)} |")
     print("|---" * (3 + len(MODELS)) + "|")
     for mix in (compressor_of(Compression()), *(Cocktail(RANDOM_RATIO, *setting) for setting in SETTINGS)):

@@ -1,4 +1,4 @@
-"""Write the state tables of this room into PROTOCOL.md: `python -m transport.state_tables`."""
+"""Write the state tables of the protocol into PROTOCOL.md: `python tests/transport/state_tables.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from transport.peer import HEARD
 from transport.peer import NEXT as CATCH_UP
 from transport.scheduling import PHASES
 
-BEGIN, END = "<!-- tables: written by python -m transport.state_tables -->", "<!-- end of tables -->"
+ROOT = Path(__file__).resolve().parents[2]
+BEGIN, END = "<!-- tables: written by python tests/transport/state_tables.py -->", "<!-- end of tables -->"
 
 
 def tables() -> str:
@@ -55,5 +56,5 @@ def with_tables(text: str) -> str:
 
 
 if __name__ == "__main__":
-    page = Path(__file__).with_name("PROTOCOL.md")
+    page = ROOT / "transport" / "PROTOCOL.md"
     page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -182,7 +182,9 @@ class CommitDone:
     size: int = 0  # bytes of the aggregate
     sha256: bytes = b""
     packets: dict[str, int] = field(default_factory=dict)  # peer -> bytes of its accepted packet
-    tokens: dict[str, int] = field(default_factory=dict)  # peer -> trained tokens delivered, counted by Work
+    tokens: dict[str, int] = field(
+        default_factory=dict
+    )  # peer -> trained tokens delivered, counted by the hub
     rejected: dict[str, str] = field(default_factory=dict)  # peer -> why its packet could not be used
     lost: dict[str, str] = field(default_factory=dict)  # aggregator's session -> why its shards did not move
     denied: dict[str, str] = field(default_factory=dict)  # peer -> session of the aggregator that refused it

@@ -38,12 +38,12 @@ class ShardAggregation:
         self,
         coordinator: ShardCoordinator,
         ledger: Ledger,
-        work: HubDelegate,
+        delegate: HubDelegate,
         shell: Shell,
         keys: CurveKeys,
     ) -> None:
         self._coordinator, self._shell, self._keys = coordinator, shell, keys
-        self._ledger, self._work = ledger, work
+        self._ledger, self._delegate = ledger, delegate
         self._packets: dict[tuple[int, str], bytes] = {}  # (round, aggregator; "": the hub) -> its packet
         self.barrier = ShardBarrier(coordinator.settings.peer_timeout)
         self.moved: dict[str, str] = {}  # session -> digest of its packet in the newest aggregate
@@ -112,7 +112,7 @@ class ShardAggregation:
     def own(self, round: int, shards: Sequence[int]) -> None:
         """Aggregate these shards at the hub from now on; store its error feedback of the others."""
         handoff = PendingHandoff(HUB, 1.0, self._all_shards - set(shards))
-        if self._work.own(round, shards, lambda errors: self._store(handoff, errors)):
+        if self._delegate.own(round, shards, lambda errors: self._store(handoff, errors)):
             self._ledger.estates.strike(self._merged)
             self._merged = {}
 
@@ -130,14 +130,14 @@ class ShardAggregation:
         if action.aggregators:
             self._shell.apply(lambda _: self._coordinator.close(action.round, attempt, weights))
         came = self.barrier.wait()
-        own = self._work.aggregate(action.round, updates)
+        own = self._delegate.aggregate(action.round, updates)
         while came or action.hub_shards:
             parts = [
                 ShardPacket(aggregator, action.aggregators[aggregator].shards, packet)
                 for aggregator, packet in sorted(came.items())
             ]
             try:
-                packet = self._work.joined(action.round, action.hub_shards, own, parts)
+                packet = self._delegate.joined(action.round, action.hub_shards, own, parts)
                 self._serve(action, own, came)
                 # An aggregator that is lost from now on has done its part.
                 self.moved = {aggregator: digest_of(packet) for aggregator, packet in came.items()}
@@ -159,7 +159,7 @@ class ShardAggregation:
         for handoff in action.handoffs:
             packet = self._ledger.estates.packet(handoff.number)
             try:
-                self._work.inherit(handoff.peer, packet, handoff.share)
+                self._delegate.inherit(handoff.peer, packet, handoff.share)
             except UpdateRejected as error:
                 self._shell.warn(error.peer, f"its handoff cannot be used: {error.reason}")
 
@@ -177,7 +177,7 @@ class ShardAggregation:
         """Store the error feedback of shards that this peer aggregated, and nothing else in its packet."""
         moved: Sequence[int] = []
         try:
-            packet, moved = self._work.restricted(peer, packet, shards)
+            packet, moved = self._delegate.restricted(peer, packet, shards)
         except UpdateRejected as error:
             self._shell.warn(peer, f"the errors of its shards cannot be used: {error.reason}")
         if moved:

@@ -28,13 +28,13 @@ class CommitThread:
     def __init__(
         self,
         ledger: Ledger,
-        work: HubDelegate,
+        delegate: HubDelegate,
         objects: ObjectStore,
         rounds: Rounds,
         shell: Shell,
         shards: ShardAggregation | None,
     ) -> None:
-        self._ledger, self._work, self._objects = ledger, work, objects
+        self._ledger, self._delegate, self._objects = ledger, delegate, objects
         self._rounds, self._shell, self._shards = rounds, shell, shards
         self.opened: dict[int, float] = {}  # round -> wall clock
         self._thread = ThreadPoolExecutor(1, "cocktail-commit")
@@ -66,12 +66,12 @@ class CommitThread:
         if self._shards is not None:
             self._shards.own(action.round, action.hub_shards)
         if action.fits:
-            self._work.fits(action.fits)
+            self._delegate.fits(action.fits)
         self._ledger.leased(action.round, action.leases)
         self._shell.apply(lambda _: self._rounds.leased(action.round))
 
     def find_fingerprint(self, action: do.FindFingerprint) -> None:
-        truth = self._work.fingerprint(action.round)
+        truth = self._delegate.fingerprint(action.round)
         self._shell.apply(lambda now: self._rounds.fingerprinted(action.round, truth, now))
 
     def inherit(self, action: do.Inherit, parts: ChunkBuffer) -> None:
@@ -80,7 +80,7 @@ class CommitThread:
             self._shards.store_handoff(action, parts)
             return
         try:
-            self._work.inherit(action.peer, parts.data(), action.share)
+            self._delegate.inherit(action.peer, parts.data(), action.share)
         except UpdateRejected as error:
             self._shell.warn(error.peer, f"its handoff cannot be used: {error.reason}")
 
@@ -88,7 +88,7 @@ class CommitThread:
         """Aggregate, make durable, tell the I/O thread, in this order. `opened`: packets by session."""
         packets = {session: packet.result() for session, packet in opened.items()}
         tokens = {
-            c.peer: self._work.tokens([i for ids in c.leases.values() for i in sample_ids(ids)])
+            c.peer: self._delegate.tokens([i for ids in c.leases.values() for i in sample_ids(ids)])
             for c in action.claims
         }
         claims = {c.peer: c for c in action.claims}
@@ -136,11 +136,11 @@ class CommitThread:
             moved=moved,
         )
         self._shell.apply(lambda now: self._rounds.committed(durable, now))
-        self._work.committed(action.round, packet)
+        self._delegate.committed(action.round, packet)
         if self._shards is not None:
             self._shards.committed(action)
 
     def _aggregate(self, action: do.Commit, updates: list[WeightedPacket]) -> bytes | None:
         if self._shards is not None:
             return self._shards.aggregate(action, updates)
-        return self._work.aggregate(action.round, updates)
+        return self._delegate.aggregate(action.round, updates)

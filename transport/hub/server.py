@@ -1,9 +1,9 @@
 """The hub's shell: one thread that carries frames between wire and state machine, and others for slow work.
 
 I/O thread      polls the wire, runs HubState and the upload inbox; nothing in it waits for disk or torch
-openers         as many as there are cores: Work.arrived for each update, as it comes
-commit thread   Work.aggregate, ledger, Work.committed, in this order, one round at a time
-reader thread   Work.samples, Work.object, reading chunks of files
+openers         as many as there are cores: HubDelegate.arrived for each update, as it comes
+commit thread   HubDelegate.aggregate, ledger, HubDelegate.committed, in this order, one round at a time
+reader thread   HubDelegate.samples, HubDelegate.object, reading chunks of files
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ class Hub:
         keys: RunKeys,
         ledger: Ledger,
         settings: RunSettings,
-        work: HubDelegate,
+        delegate: HubDelegate,
         *,
         wire: HubWire | None = None,
     ) -> None:
-        self.settings, self.ledger, self.work = settings, ledger, work
+        self.settings, self.ledger, self._delegate = settings, ledger, delegate
         own = CurveKeys(keys.public, keys.secret)
         self._wire = wire or RouterWire(*address, own)
         self.port = self._wire.port
@@ -109,8 +109,8 @@ class Hub:
         if self._state.shards is not None:
             from transport.aggregators import ShardAggregation  # star mode never loads that package
 
-            self._shards = ShardAggregation(self._state.shards, ledger, work, self, own)
-        self._objects = ObjectStore(ledger, work, self._lease, self._find)
+            self._shards = ShardAggregation(self._state.shards, ledger, delegate, self, own)
+        self._objects = ObjectStore(ledger, delegate, self._lease, self._find)
         self._connections = ConnectionRegistry()
         self._guard_at = 0.0
         self._packets: dict[tuple[str, int], Future[bytes]] = {}  # (session, round) -> its update, opened
@@ -123,7 +123,7 @@ class Hub:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._openers = ThreadPoolExecutor(os.cpu_count() or 1, "cocktail-opener")
         rounds = self._state.rounds
-        self._commits = CommitThread(ledger, work, self._objects, rounds, self, self._shards)
+        self._commits = CommitThread(ledger, delegate, self._objects, rounds, self, self._shards)
         self._reader = ThreadPoolExecutor(1, "cocktail-reader")
         self._thread = threading.Thread(target=self._run, name="cocktail-hub", daemon=True)
         self._end_at: float | None = None  # when to stop serving, once the run is over
@@ -431,7 +431,7 @@ class Hub:
 
     def _open(self, round: int, peer: str, parts: ChunkBuffer) -> bytes:
         packet = parts.data()
-        self.work.arrived(round, peer, packet)
+        self._delegate.arrived(round, peer, packet)
         return packet
 
     # ---- the reader thread ---------------------------------------------------------------------------------

@@ -73,9 +73,10 @@ class RowTokenizer:
         return self._pairs(pairs)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        return self.tokenizer(texts, return_attention_mask=False, return_token_type_ids=False, verbose=False)[
-            "input_ids"
-        ]
+        options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+        untyped: Any = self.tokenizer
+        found: list[list[int]] = untyped(texts, **options)["input_ids"]
+        return found
 
     def _end(self, ids: list[int]) -> list[int]:
         """Append the eos token, as TRL does."""

@@ -179,12 +179,12 @@ def progress_bars(total: int, progress: Progress) -> type[Any]:
     """
     from huggingface_hub.utils import tqdm
 
-    class Counting(tqdm):  # type: ignore[misc]  # untyped
+    class Counting(tqdm):
         here, mine = 0, 0
 
         def __init__(self, *args: Any, **options: Any) -> None:
             self.of_bytes = options.get("unit") == "B"
-            super().__init__(*args, **options | {"disable": True})
+            super().__init__(*args, **options | {"disable": True})  # type: ignore[no-untyped-call]
 
         def update(self, n: float | None = 1) -> None:
             with self.get_lock():  # files come in several threads

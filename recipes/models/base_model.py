@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -172,7 +172,8 @@ def _make_builtin(name: str, seed: int, folder: Path) -> Path:
 
     with quiet_transformers(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
+        untyped: Any = AutoModelForCausalLM
+        model = untyped.from_config(AutoConfig.from_pretrained(source))
     with atomic_folder(folder) as part, quiet_transformers():
         for file in source.glob("tokenizer*.json"):
             shutil.copyfile(file, part / file.name)

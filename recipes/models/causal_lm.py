@@ -54,7 +54,8 @@ class Quantized:
             raise ModelError(f"a base in 8 or 4 bits needs bitsandbytes, which is not installed {hint}")
         from transformers import BitsAndBytesConfig
 
-        return BitsAndBytesConfig(
+        untyped: Any = BitsAndBytesConfig
+        return untyped(
             load_in_4bit=self.four_bits,
             load_in_8bit=not self.four_bits,
             bnb_4bit_quant_type=self.quant_type,
@@ -99,8 +100,8 @@ def load_model(
         # transformers would draw them at random, and each peer would have another model
         missing = sorted(str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]])
         raise ModelError(f"{folder}: the weights lack {', '.join(missing[:3])} ({len(missing)} in all)")
-    placed: PreTrainedModel = model if quantized else model.to(device)
-    return placed.eval()
+    placed: PreTrainedModel = (model if quantized else model.to(device)).eval()
+    return placed
 
 
 def open_vector(folder: Path, code: bool = False) -> StoredVector:

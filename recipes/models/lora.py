@@ -80,9 +80,9 @@ def initial_value(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray | 
     if "lora_B" in name or "lora_embedding_A" in name:
         return np.zeros(shape, np.float32)
     if "lora_A" in name:
-        return draw_uniform(name, shape, seed) * np.float32(1 / sqrt(shape[1]))
+        return np.asarray(draw_uniform(name, shape, seed) * np.float32(1 / sqrt(shape[1])))
     if "lora_embedding_B" in name:
-        return draw_uniform(name, shape, seed) * np.float32(sqrt(3))  # variance 1
+        return np.asarray(draw_uniform(name, shape, seed) * np.float32(sqrt(3)))  # variance 1
     return None
 
 
@@ -91,7 +91,7 @@ def draw_uniform(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     stream = np.random.PCG64(np.random.SeedSequence([seed, crc32(name.encode())]))
     count = int(np.prod(shape))
     whole = (stream.random_raw(count) >> np.uint64(64 - 23)).astype(np.int64)
-    return ((2 * whole + 1 - STEPS).astype(np.float32) / np.float32(STEPS)).reshape(shape)
+    return np.asarray((2 * whole + 1 - STEPS).astype(np.float32) / np.float32(STEPS)).reshape(shape)
 
 
 def adapter_config_text(model: PeftModel, base: str, revision: str | None) -> str:

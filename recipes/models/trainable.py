@@ -76,7 +76,7 @@ def with_liger_kernels(model: PreTrainedModel, recipe: Recipe) -> PreTrainedMode
         try:
             from transformers.integrations.liger import apply_liger_kernel
 
-            apply_liger_kernel(model, None)
+            apply_liger_kernel(model, None)  # type: ignore[no-untyped-call]
         except ImportError as error:
             hint = "(hint: pip install 'cocktail-sgd[liger]', or training.use_liger_kernel=false)"
             raise ModelError(f"training.use_liger_kernel: liger-kernel is not installed {hint}") from error

@@ -1,4 +1,5 @@
-"""What a run will cost in memory, bytes and seconds, from the model's config alone."""
+"""Plan memory, bytes and seconds of a run from the model's config alone, and check a recipe's model and
+data."""
 
 from .memory_plan import Machine, MemoryPlan, plan_memory
 from .recipe_validation import examine

@@ -25,6 +25,8 @@ from recipes.models import loss_sum
 
 aten = torch.ops.aten
 SCALAR = aten._local_scalar_dense.default  # `.item()` of a tensor without data gives 1
+forward_flops: Any = sdpa_flop_count  # untyped
+backward_flops: Any = sdpa_backward_flop_count
 FLASH = aten._scaled_dot_product_flash_attention_for_cpu  # the two that torch's own table lacks
 FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -38,12 +40,12 @@ class MicroBatch:
     flops: int  # of matrix products and attention
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of live storages that are made while it is active, and floating-point operations."""
 
     def __init__(self, *before: Tensor) -> None:
         """`before`: existing tensors, whose views are not counted."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = self.most = self.flops = 0
         self._known: Any = WeakIdKeyDictionary()
         for tensor in before:
@@ -75,10 +77,11 @@ class LiveBytes(TorchDispatchMode):
 
 
 def flops_of(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Any) -> int:
+    """Floating-point operations of one call of an operator."""
     if packet is FLASH:
-        return int(sdpa_flop_count(*(part.shape for part in args[:3])))
+        return int(forward_flops(*(part.shape for part in args[:3])))
     if packet is FLASH_BACKWARD:
-        return int(sdpa_backward_flop_count(*(part.shape for part in args[:4])))
+        return int(backward_flops(*(part.shape for part in args[:4])))
     return int(flop_registry[packet](*args, **kwargs, out_val=made)) if packet in flop_registry else 0
 
 

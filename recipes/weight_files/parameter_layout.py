@@ -1,8 +1,7 @@
-"""A model's trainable parameters as one vector.
+"""The trainable parameters of a model as one vector.
 
-CocktailSGD knows no layers: x, x' and everything that is sent are vectors of P numbers. `Flat` makes the
-parameters of a model views into such a vector, or into a copy of it in half precision. Needs torch and
-nothing else.
+CocktailSGD knows no layers: x, x' and every packet are vectors of P numbers. `FlatParameters` makes the
+parameters of a model views into such a vector, or into a half-precision copy of it.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from torch.optim import Optimizer
 
 from recipes.errors import ModelError
 
-GRADIENT_CHUNK = 1 << 26  # elements whose gradients are made FP32 at a time: 256 MiB
+GRADIENT_CHUNK = 1 << 26  # gradient elements converted to FP32 at a time: 256 MiB
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which parameter lies where in the vector: `named_parameters` order, tied weights once."""
+    """Places of the parameters in the vector: `named_parameters` order, tied weights once."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each parameter starts, and P at the end: one more than there are names."""
+        """Start of each parameter, and P at the end: len(names) + 1 numbers."""
         return tuple(accumulate((prod(shape) for shape in self.shapes), initial=0))
 
     @property
@@ -42,7 +41,7 @@ class Layout:
         return self.offsets[-1]
 
     def name_at(self, index: int) -> str:
-        """The parameter that coordinate `index` belongs to."""
+        """Name of the parameter at coordinate `index`."""
         if not 0 <= index < self.size:
             raise IndexError(f"coordinate {index} of {self.size}")
         return self.names[bisect_right(self.offsets, index) - 1]
@@ -59,7 +58,7 @@ class Layout:
 
 
 def layout_of(model: nn.Module) -> Layout:
-    """Errors: ModelError where nothing is trainable."""
+    """Lay out the trainable parameters of `model`. Errors: ModelError where there are none."""
     trained = [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
     if not trained:
         raise ModelError("the model has no trainable parameter")
@@ -69,53 +68,53 @@ def layout_of(model: nn.Module) -> Layout:
 class FlatParameters:
     """The trained parameters of `model` as one vector in FP32, and their gradients as another.
 
-    A model that computes in FP32 uses the vector as it is: what the algorithm writes is what the model
-    computes with. One that computes in `kind`, half precision, uses a copy, made anew by `refresh`; the
-    vector holds its master weights, and the gradients are of that kind too.
+    In FP32 the model's parameters are views of the vector itself. With a half-precision `dtype` they are
+    views of a copy, which `refresh` updates; the vector has the master weights, and gradients are of that
+    dtype too.
 
-    Move the model to its device first: `model.to` afterwards would tear the parameters off.
+    Move the model to its device first: `model.to` would detach the parameters from the vector.
     """
 
-    def __init__(self, model: nn.Module, kind: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         self.model = model
         self.layout = layout_of(model)
         self._parameters = [
             p for p in model.parameters() if p.requires_grad
         ]  # parameters(): tied weights once
-        kinds = {p.dtype for p in self._parameters}
+        dtypes = {p.dtype for p in self._parameters}
         devices = {p.device for p in self._parameters}
-        if kinds != {torch.float32} or len(devices) != 1:
-            raise ModelError(f"parameters of {kinds} on {devices}, expected float32 on one device")
+        if dtypes != {torch.float32} or len(devices) != 1:
+            raise ModelError(f"parameters of {dtypes} on {devices}, expected float32 on one device")
         with torch.no_grad():
             self.vector = torch.cat([p.detach().reshape(-1) for p in self._parameters])  # (P,) float32
-            self.copy = None if kind == torch.float32 else self.vector.to(kind)  # (P,)
-        self.grad = torch.zeros(self.layout.size, dtype=kind, device=devices.pop())  # (P,)
+            self.copy = None if dtype == torch.float32 else self.vector.to(dtype)  # (P,)
+        self.grad = torch.zeros(self.layout.size, dtype=dtype, device=devices.pop())  # (P,)
         self._point_at(self.vector if self.copy is None else self.copy)
         for p, g in zip(self._parameters, self.layout.views(self.grad), strict=True):
-            p.grad = g  # autograd adds into a gradient that is there, so backward() fills the vector
+            p.grad = g  # autograd adds to an existing gradient, so backward() fills the vector
 
     @cached_property
     def masters(self) -> list[Tensor]:
-        """What an optimizer changes, parameter by parameter: views of the vector."""
+        """Parameters for the optimizer: views of the vector."""
         if self.copy is None:
             return [*self._parameters]
         return [view.detach().requires_grad_() for view in self.layout.views(self.vector)]
 
     def step(self, optimizer: Optimizer) -> None:
-        """x_i <- x_i - optimizer(g_i). Of gradients in half precision so many at a time become FP32."""
+        """Step the optimizer: x_i <- x_i - optimizer(g_i). Half-precision gradients become FP32 in chunks."""
         if self.copy is None:
             optimizer.step()
             return
         for part in self._parts:
             for master, grad in part:
                 master.grad = grad.float()
-            optimizer.step()  # passes over the parameters without a gradient
+            optimizer.step()  # skips parameters without a gradient
             for master, _ in part:
                 master.grad = None
 
     @cached_property
     def _parts(self) -> list[list[tuple[Tensor, Tensor]]]:
-        """Masters with their gradients, in parts of about AT_ONCE elements."""
+        """Masters with their gradients, in parts of about GRADIENT_CHUNK elements."""
         parts: list[list[tuple[Tensor, Tensor]]] = []
         room = 0
         for pair in zip(self.masters, self.layout.views(self.grad), strict=True):
@@ -127,11 +126,11 @@ class FlatParameters:
         return parts
 
     def take(self, x: Tensor) -> None:
-        """x_i <- x."""
+        """Copy x into the vector."""
         self.vector.copy_(x)
 
     def clip(self, limit: float) -> float:
-        """Scale the gradient down to the norm `limit` (0: leave it); the norm it had."""
+        """Clip the gradient to the norm `limit` (0: no clipping); returns its norm before."""
         norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in self.layout.views(self.grad)]
         norm = torch.linalg.vector_norm(torch.stack(norms))
         if limit > 0:
@@ -139,21 +138,20 @@ class FlatParameters:
         return float(norm)
 
     def refresh(self) -> None:
-        """The model computes with what is in the vector now."""
+        """Update the half-precision copy from the vector."""
         if self.copy is not None:
             self.copy.copy_(self.vector)
 
     @contextmanager
     def use(self, vector: Tensor) -> Iterator[nn.Module]:
-        """Inside, the model computes with `vector` (P,) in place of its own. Afterwards a copy waits for its
-        `refresh`.
-        """
+        """Let the model compute with `vector` (P,) inside the context. A half-precision copy needs `refresh`
+        after."""
         self.layout.check(vector)
         if self.copy is not None:
             self.copy.copy_(vector)
             yield self.model
             return
-        self._point_at(vector.to(self.vector.device))  # itself, where it lies there already
+        self._point_at(vector.to(self.vector.device))  # no copy where it is there already
         try:
             yield self.model
         finally:

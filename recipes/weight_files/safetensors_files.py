@@ -77,7 +77,8 @@ class StoredTensor:
         width = WIDTHS[self.dtype]
         raw = bytes(self.data[width * start : width * stop])
         if self.dtype == "BF16":
-            return (np.frombuffer(raw, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+            widened = np.frombuffer(raw, np.dtype("<u2")).astype(np.uint32) << np.uint32(16)
+            return np.asarray(widened).view(np.float32)
         return np.frombuffer(raw, "<f4" if width == 4 else "<f2").astype(np.float32, copy=False)
 
 

@@ -143,7 +143,9 @@ def meta_model(folder: Path, dtype: torch.dtype | None = None, code: bool = Fals
         with quiet_transformers(), torch.device("meta"):
             config = AutoConfig.from_pretrained(folder, **options)
             chosen: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=code, **chosen)
+            untyped: Any = AutoModelForCausalLM
+            model: PreTrainedModel = untyped.from_config(config, trust_remote_code=code, **chosen)
+            return model
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
         message = f"{folder}: transformers cannot load this as a causal language model: {error}"
         raise ModelError(message) from error

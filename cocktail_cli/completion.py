@@ -1,6 +1,6 @@
-"""What TAB offers: recipes, runs of this machine, fields of a recipe and their values. Imports nothing heavy.
+"""Shell completion of recipes, runs of this machine, recipe fields and their values. Imports nothing heavy.
 
-Completion must never end in words on the terminal: where something cannot be read it offers nothing.
+Completion must never print an error: where something cannot be read it offers nothing.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-Offers = list[tuple[str, str]]  # a word, and what it is
+Offers = list[tuple[str, str]]  # (word, description)
 
 
 def recipe_names(incomplete: str) -> Offers:
-    """Shipped recipes, and YAML files here."""
+    """Offer shipped recipes, and YAML files here."""
     spec = find_spec("recipes")
     places = [Path(place) / "library" for place in (spec.submodule_search_locations or [])] if spec else []
     shipped = [(path.stem, "shipped recipe") for place in places for path in place.glob("*.yaml")]
     files: list[Path] = []
-    with suppress(OSError, ValueError, NotImplementedError):  # what is typed so far need be no path
+    with suppress(OSError, ValueError, NotImplementedError):  # the text so far may be no path
         files = [*Path().glob(f"{incomplete}*.yaml"), *Path().glob(f"{incomplete}*.yml")]
     return beginning(incomplete, [*shipped, *((str(path), "file") for path in files)])
 
 
 def run_names(incomplete: str) -> Offers:
-    """The runs that this machine knows."""
+    """Offer the runs that this machine knows."""
     from cocktail_cli.machine import known_runs
 
     with suppress(OSError):
@@ -35,7 +35,9 @@ def run_names(incomplete: str) -> Offers:
 
 
 def overrides(incomplete: str) -> Offers:
-    """`training.learning_rate=`, `learning_rate=`; after the = what a field can be, where it is a choice."""
+    """Offer `training.learning_rate=` and `learning_rate=`; after the = the values of a field with
+    choices.
+    """
     from recipes.config import Recipe
 
     found: Offers = []
@@ -54,7 +56,7 @@ def beginning(incomplete: str, words: Offers) -> Offers:
 
 
 def leaves(section: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and annotation of every field; lists take an index and are left out."""
+    """Yield dotted key and annotation of every field, but for lists, which take an index."""
     for name, field in section.model_fields.items():
         inner = [part for part in parts(field.annotation) if hasattr(part, "model_fields")]
         if not inner:
@@ -64,14 +66,14 @@ def leaves(section: Any, above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def parts(annotation: Any) -> Iterator[Any]:
-    """An annotation and all that it is made of."""
+    """Yield an annotation and its parts."""
     yield annotation
     for inner in get_args(annotation):
         yield from parts(inner)
 
 
 def choices(annotation: Any) -> list[str]:
-    """The words that a field can be."""
+    """List the values of a field that has choices."""
     found: list[str] = []
     for part in parts(annotation):
         if part is bool:

@@ -1,8 +1,8 @@
-"""What went wrong, in words, and the exit code: one table for all commands.
+"""The failures of commands, and their exit codes: one table for all commands.
 
-Every room has its own small family of exceptions. Here, and only here, they become a `Failure`: a code that
-programs read, a sentence that people read, hints, and an exit code. The families are looked up by name, so
-that an error in a recipe does not cost the import of ZeroMQ, nor a wrong URL the import of torch.
+Every room has its own small family of exceptions. Only here do they become a `Failure`: a code for programs,
+a sentence and hints for people, and an exit code. The families are looked up by name, so that an error in a
+recipe does not cost the import of ZeroMQ, nor a wrong URL the import of torch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EXIT = {  # code -> exit status
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong at one place of a file."""
+    """One error at one place of a file."""
 
     message: str
     file: str = ""
@@ -50,12 +50,12 @@ class Problem:
     hint: str = ""
 
     def place(self) -> str:
-        """`my.yaml:11`, `my.yaml` or nothing."""
+        """Format the place: `my.yaml:11`, `my.yaml` or nothing."""
         return f"{self.file}:{self.line}" if self.file and self.line else self.file
 
 
 class Failure(Exception):
-    """A command cannot go on. `code` is a key of EXIT, the message one sentence, each hint a thing to do."""
+    """Ends a command. `code` is a key of EXIT, the message one sentence, each hint a thing to do."""
 
     def __init__(
         self, code: str, message: str, problems: tuple[Problem, ...] = (), hints: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Failure(Exception):
 
     @classmethod
     def of_json(cls, error: dict[str, Any]) -> Failure:
-        """The failure of another process of ours, as it has told it with --json."""
+        """Read the failure of another process of ours from its --json output."""
         problems = tuple(Problem(**problem) for problem in error["problems"])
         return cls(error["code"], error["message"], problems, tuple(error["hints"]))
 
@@ -79,7 +79,7 @@ class Failure(Exception):
         return EXIT[self.code]
 
     def as_json(self) -> str:
-        """One line: `{"v":1,"error":{"code","exit","message","problems","hints"}}`."""
+        """Format as one line: `{"v":1,"error":{"code","exit","message","problems","hints"}}`."""
         error = {
             "code": self.code,
             "exit": self.exit,
@@ -90,7 +90,7 @@ class Failure(Exception):
         return json.dumps({"v": 1, "error": error})
 
     def lines(self) -> Iterator[str]:
-        """What a person reads on stderr."""
+        """Yield the lines for people, on stderr."""
         yield f"error: {self.message}"
         places = max((len(p.place()) for p in self.problems), default=0)
         keys = max((len(p.key) for p in self.problems), default=0)
@@ -103,7 +103,7 @@ class Failure(Exception):
 
 
 class Interrupted(BaseException):
-    """A second Ctrl-C or SIGTERM: end at once. Not an Exception: nothing on the way may swallow it."""
+    """A second Ctrl-C or SIGTERM, which ends at once. Not an Exception: no handler may swallow it."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -130,7 +130,7 @@ CODES = {
     "builtins.MemoryError": "out_of_memory",
 }
 
-# What a code means, said before the particulars that the room gives.
+# The meaning of a code, printed before the room's own text.
 SAID = {
     "unreachable": "cannot be reached: ",
     "rejected": "the hub refused: ",
@@ -138,7 +138,7 @@ SAID = {
     "lost": "the connection to the hub is lost: ",
 }
 
-# Libraries say it in ways of their own; what the system said is somewhere in it.
+# Libraries wrap the system's error in texts of their own, which contain it.
 FULL_DISK = ("No space left on device", "disk is full", "Disk quota exceeded")
 FULL_MEMORY = (
     "DefaultCPUAllocator",
@@ -148,20 +148,20 @@ FULL_MEMORY = (
     "failed to map segment from shared object",  # a library that does not fit
     "could not create a primitive",  # oneDNN, which says no more
 )
-ROOM = 64 << 20  # bytes: with less than this to be had, what fails fails for want of memory
+ROOM = 64 << 20  # bytes: with less available, any failure is for want of memory
 NO_ENTRY = (errno.EACCES, errno.EPERM, errno.EROFS)
 MEMORY_HINT = "lower --micro-batch-size on this machine, or data.max_length in the recipe"
-HUB_HINT = "the run may be over, or its port closed to you: ask its owner for `cocktail status`"
+HUB_HINT = "the run may be over, or its port closed to you: ask its host for `cocktail status`"
 
 
 def explain(error: BaseException) -> Failure:
-    """The Failure that says what an exception means for the user. Unknown exceptions are bugs: exit 1."""
+    """Turn any exception into the Failure that the user reads. Unknown exceptions are bugs: exit 1."""
     if isinstance(error, Failure):
         return error
     if disk_is_full(error):
         return out_of_disk(getattr(error, "filename", None) or "the output folder")
     if memory_is_full(error):
-        hints = hints_of(error)  # of whoever knows more
+        hints = hints_of(error)
         said = str(error) if hints else "this machine's memory is full"
         return Failure("out_of_memory", said, hints=hints or (MEMORY_HINT,))
     if isinstance(error, OSError) and error.errno in NO_ENTRY and error.filename:
@@ -183,7 +183,7 @@ def explain(error: BaseException) -> Failure:
 
 
 def schema_hint(problems: tuple[Problem, ...]) -> tuple[str, ...]:
-    """What lists the keys of the section in which the first problem with a key is."""
+    """Hint at the command that lists the keys of the section with the first problem."""
     sections = [
         p.key.partition(".")[0] for p in problems if "." in p.key and (p.line or p.file == "override")
     ]
@@ -191,13 +191,13 @@ def schema_hint(problems: tuple[Problem, ...]) -> tuple[str, ...]:
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Whether that is what happened, in whoever's words."""
+    """Tell whether an error means a full disk, whichever library raised it."""
     number = error.errno if isinstance(error, OSError) else None
     return number in (errno.ENOSPC, errno.EDQUOT) or any(words in str(error) for words in FULL_DISK)
 
 
 def memory_is_full(error: BaseException | None) -> bool:
-    """Whether that is what is behind an error, however it was passed on."""
+    """Tell whether an error, or one of its causes, means that memory is full."""
     while error is not None:
         if isinstance(error, MemoryError) or any(words in str(error) for words in FULL_MEMORY):
             return True
@@ -206,8 +206,8 @@ def memory_is_full(error: BaseException | None) -> bool:
 
 
 def cramped() -> bool:
-    """Whether this process gets no more memory. Libraries may say anything then: an import that broke in its
-    middle, and whose error they swallowed, next time lacks a name."""
+    """Tell whether this process gets no more memory. Libraries then raise anything: a module whose import
+    broke halfway, with its error swallowed, later lacks a name."""
     try:
         mmap.mmap(-1, ROOM).close()
     except OSError:
@@ -223,7 +223,7 @@ def out_of_disk(
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """A disk that is full is the one of `folder`: few errors say themselves which it is."""
+    """Name `folder` in errors of a full disk, most of which do not say which disk it is."""
     try:
         yield
     except Exception as error:
@@ -235,7 +235,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 
 def code_of(error: BaseException) -> str:
-    """The key of EXIT for an exception of whatever room."""
+    """Return the key of EXIT for an exception of any room."""
     for cls in type(error).__mro__:
         code = CODES.get(f"{cls.__module__.split('.')[0]}.{cls.__name__}")
         if code == "rejected" and getattr(error, "code", "") == "over":
@@ -246,7 +246,7 @@ def code_of(error: BaseException) -> str:
 
 
 def problem_of(problem: Any) -> Problem:
-    """A room's problem (any object with some of the fields) as ours."""
+    """Convert a room's problem: any object with some of the fields of Problem."""
     if isinstance(problem, str):
         return Problem(problem)
     fields = {name: getattr(problem, name, None) for name in ("message", "file", "line", "key", "hint")}
@@ -260,6 +260,6 @@ def problem_of(problem: Any) -> Problem:
 
 
 def hints_of(error: BaseException) -> tuple[str, ...]:
-    """`error.hints` or `error.hint`, where a room gives them."""
+    """Return `error.hints` or `error.hint`, where a room gives them."""
     hints = getattr(error, "hints", None) or getattr(error, "hint", None) or ()
     return (hints,) if isinstance(hints, str) else tuple(hints)

@@ -54,7 +54,7 @@ app.command("generate", rich_help_panel=AFTER)(generate.generate)
 app.add_typer(bench.app, name="bench", rich_help_panel=TOOLS)
 
 
-SHOWING = ("launch", "join")  # declare what follows themselves; elsewhere it is heard here
+SHOWING = ("launch", "join")  # commands that declare these options themselves; others leave them to `main`
 EVERYWHERE = ("--no-color", "-v", "-vv", "--verbose")
 
 
@@ -78,30 +78,26 @@ def main() -> NoReturn:
     hide()
     options = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     as_json = "--json" in options
-    loud = (
-        "-v" in options
-        or "-vv" in options
-        or "--verbose" in options
-        or bool(os.environ.get("COCKTAIL_DEBUG"))
-    )
+    loud = bool({"-v", "-vv", "--verbose"} & set(options) or os.environ.get("COCKTAIL_DEBUG"))
     if "--no-color" in options:
         os.environ["NO_COLOR"] = "1"
-    log_to(None, 0)  # until a command says where to: without a handler, logging would print errors itself
+    log_to(None, 0)  # until a command names a file: without a handler, logging would print errors itself
     try:
         run(as_json, loud)
     finally:
-        let_go()
+        drop_output()
 
 
 def run(as_json: bool, loud: bool) -> NoReturn:
-    """The command that sys.argv names; ends with SystemExit, whatever happens."""
+    """Run the command that sys.argv names, and end with SystemExit whatever happens."""
     try:
-        own_rooms()
+        check_rooms()
         # With --json a usage error must be JSON as well, so Typer is asked not to print it.
-        code = app(understood(sys.argv[1:]), standalone_mode=not as_json, default_map=settings(sys.argv[1:]))
+        typed = sys.argv[1:]
+        code = app(command_line(typed), standalone_mode=not as_json, default_map=settings(typed))
         sys.exit(code if isinstance(code, int) else 0)
     except Interrupted as signal:
-        let_go()
+        drop_output()
         os._exit(signal.exit)  # at once: threads that compute, and Python's own end, would take seconds
     except typer.TyperException as error:
         fail(Failure("usage", error.format_message()), as_json)
@@ -116,8 +112,8 @@ def run(as_json: bool, loud: bool) -> NoReturn:
         fail(failure, as_json)
 
 
-def understood(arguments: list[str]) -> list[str]:
-    """Without what every command takes and only some have a use for: `main` has heard it."""
+def command_line(arguments: list[str]) -> list[str]:
+    """Remove the options that every command accepts and `main` has handled."""
     if not arguments or arguments[0] in SHOWING:
         return arguments
     end = arguments.index("--") if "--" in arguments else len(arguments)
@@ -125,8 +121,9 @@ def understood(arguments: list[str]) -> list[str]:
 
 
 def settings(arguments: list[str]) -> dict[str, dict[str, Any]]:
-    """This machine's own, where the command has a use for them and is not only asked for its help. A launch
-    tells its local peers (--life-line) all that they need, and they keep no volunteer's hours.
+    """Read this machine's config.toml, where the command uses it and is not only asked for its help.
+
+    Local peers (--life-line) get all their options from the launch, and no volunteer's hours.
     """
     others = {"-h", "--help", "--life-line"}
     wanted = arguments[:1] and arguments[0] in SHOWING and not others & set(arguments)
@@ -134,8 +131,8 @@ def settings(arguments: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def fail(failure: Failure, as_json: bool) -> NoReturn:
-    """Say what went wrong, as JSON on stdout or in words on stderr, and exit."""
-    with suppress(OSError):  # nobody reads, or the disk is full: the exit status says it as well
+    """Print a failure, as JSON on stdout or as text on stderr, and exit."""
+    with suppress(OSError):  # a closed pipe or a full disk: the exit status says it as well
         if as_json:
             typer.echo(failure.as_json())
         else:
@@ -144,8 +141,8 @@ def fail(failure: Failure, as_json: bool) -> NoReturn:
     sys.exit(failure.exit)
 
 
-def let_go() -> None:
-    """Drop what cannot be written any more: Python would make another exit status of it."""
+def drop_output() -> None:
+    """Drop output that cannot be written, which would make Python end with another exit status."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -153,8 +150,8 @@ def let_go() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def own_rooms() -> None:
-    """Other packages install a top-level `recipes` too: name the stranger instead of failing oddly later.
+def check_rooms() -> None:
+    """Check that no other package shadows one of ours, such as another top-level `recipes`.
 
     Raises:
         Failure: preflight.

@@ -1,11 +1,11 @@
-"""What somebody always says to `join` and `launch` on this machine, once: config.toml.
+"""Defaults for `join` and `launch` on this machine: config.toml.
 
     name = "attic-3090"
     max-up = "5mbit"
     hours = "22:00-07:00"
 
-A key is an option without its dashes. An option that is typed wins, then COCKTAIL_* of the environment, then
-this file, then the default. What a run must share stands in its recipe and in no file of one machine.
+A key is an option without its dashes. A typed option wins, then COCKTAIL_* of the environment, then this
+file, then the default. Settings that a run must share are in its recipe, never in a file of one machine.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-COMMANDS = ("launch", "join")  # that have such options
-KEYS: dict[str, type | Callable[[str], object]] = {  # what a value is, or what reads it
+COMMANDS = ("launch", "join")  # with such options
+KEYS: dict[str, type | Callable[[str], object]] = {  # type of a value, or its parser
     "cache-dir": str,
     "device": str,
     "gpus": int,
@@ -49,15 +49,16 @@ KEYS: dict[str, type | Callable[[str], object]] = {  # what a value is, or what 
 
 
 def place() -> Path:
-    """COCKTAIL_CONFIG, or the platform's place for settings."""
+    """Return COCKTAIL_CONFIG, or the platform's path for settings."""
     wanted = os.environ.get("COCKTAIL_CONFIG")
     return Path(wanted).expanduser() if wanted else platformdirs.user_config_path("cocktail") / "config.toml"
 
 
 def defaults() -> dict[str, dict[str, Any]]:
-    """Command -> parameter -> value, as click takes them; nothing where there is no file.
+    """Return command -> parameter -> value, for click's default_map; empty where there is no file.
 
-    Errors: Failure with the file and the key.
+    Raises:
+        Failure: usage, with the file and the key.
     """
     path = place()
     try:
@@ -73,7 +74,7 @@ def defaults() -> dict[str, dict[str, Any]]:
 
 
 def check(path: Path, key: str, value: object) -> None:
-    """Errors: Failure."""
+    """Check a key and its value. Raises Failure (usage)."""
     if key not in KEYS:
         close = get_close_matches(key, KEYS, 1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(KEYS)}"

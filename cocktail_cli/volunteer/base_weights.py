@@ -1,8 +1,8 @@
-"""Weights of a run on a peer's disk: fetched by hash, kept in the cache, checked before every use.
+"""A run's weights on a peer's disk: fetched by hash into the cache, and verified before every use.
 
-The base lives in the cache, one folder for each set of files; what is under way lies in `.fetching` there. A
-snapshot is a guest: its folder goes when the model is loaded. Peers of one machine share what is whole, and
-work each in a folder of its own on what is not (slots.py).
+The cache has one folder for each set of base files; downloads under way are in its `.fetching`. The folder of
+a snapshot is deleted once the model is loaded. Peers of one machine share complete files, and each downloads
+into a folder of its own (machine.cache_locks).
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from transport import WantedFile
     from transport.protocol import SnapshotOffer
 
-# What a base may consist of: data only. No pickle (an owner writes `.bin` anew before it is served), and no
-# Python but where this machine's owner trusts it.
+# A base consists of data only: no pickle (a host converts `.bin` before serving it), and no Python unless
+# this
+# machine's user trusts it.
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 KINDS = (".json", ".safetensors", ".model", ".txt", ".jinja")
 WEIGHTS = re.compile(r".*\.safetensors(\.index\.json)?")
@@ -36,7 +37,7 @@ FETCHING = ".fetching"
 
 
 class File(Protocol):
-    """One file as the hub announces it (transport.File)."""
+    """A file as the hub announces it (transport.File)."""
 
     @property
     def name(self) -> str: ...
@@ -55,8 +56,10 @@ class Fetch(Protocol):
 
 
 def check_names(files: Sequence[File], code: bool = False) -> None:
-    """The hub names the files: none may leave the folder, be code, or come twice. Raises Failure
-    (rejected).
+    """Check that no file name that the hub gives leaves the folder, is code, or comes twice.
+
+    Raises:
+        Failure: rejected.
     """
     times, kinds = Counter(file.name for file in files), (*KINDS, ".py") if code else KINDS
     for name in times:
@@ -72,30 +75,30 @@ def is_weights(file: File) -> bool:
 
 
 def folder_of(files: Sequence[File]) -> Path:
-    """Where this very set of files lives in the cache."""
+    """Return the cache folder of this set of files."""
     return cache() / "base" / digest_of(files)[:32]
 
 
 def digest_of(files: Sequence[File]) -> str:
-    """One sha256, hex, for names and hashes of all files: recipes.Base.digest of them."""
+    """Hash the names and hashes of all files into one sha256, hex, equal to recipes' Base.digest."""
     listed = "\n".join(f"{file.sha256} {file.name}" for file in sorted(files, key=lambda f: f.name))
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
 def lacking(files: Sequence[File], folder: Path) -> list[File]:
-    """The files that are not there, by their size. Whether one is what it should be, `damaged` finds out."""
+    """List the files that are missing or of another size; `damaged` compares the contents."""
     return [file for file in files if size_of(folder / file.name) != file.size]
 
 
 def to_fetch(files: Sequence[File], folder: Path) -> int:
-    """Bytes of `files` to fetch, as far as sizes tell; what was begun earlier counts as here."""
+    """Count the bytes to fetch, by file sizes; partial downloads count as present."""
     begun = folder / FETCHING
     parts = {file.name: size_of(begun / f"{file.name}.part") for file in files}
     return sum(max(0, file.size - (parts[file.name] or 0)) for file in lacking(files, folder))
 
 
 def size_of(path: Path) -> int | None:
-    """None: no such file."""
+    """Return the size in bytes; None where there is no such file."""
     try:
         return path.stat().st_size if path.is_file() else None
     except OSError:  # gone in between
@@ -103,7 +106,7 @@ def size_of(path: Path) -> int | None:
 
 
 def damaged(files: Sequence[File], folder: Path, go_on: Callable[[], object]) -> list[File]:
-    """The files whose content is not what was announced. Reads them whole; `go_on` may raise."""
+    """List the files whose content is not what was announced. Reads them whole; `go_on` may raise."""
     return [file for file in files if not is_whole(folder / file.name, file, go_on)]
 
 
@@ -119,7 +122,7 @@ def is_whole(path: Path, file: File, go_on: Callable[[], object] = lambda: None)
 
 
 def room(most: int | None = None) -> int:
-    """Bytes of the disk that may be filled. `most`: that all fetched models together may take."""
+    """Return the bytes of disk that may be filled. `most`: limit for all fetched models together."""
     place = cache()
     place.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(place).free - SPARE
@@ -127,12 +130,12 @@ def room(most: int | None = None) -> int:
 
 
 def taken(place: Path) -> int:
-    """Bytes of the files in a folder."""
+    """Sum the bytes of the files in a folder."""
     return sum(size_of(path) or 0 for path in place.rglob("*"))
 
 
 def check_room(needed: int, most: int | None = None) -> None:
-    """Raises Failure (out_of_disk)."""
+    """Raise Failure (out_of_disk) where `needed` bytes do not fit."""
     free = room(most)
     if most is not None and room() >= needed > free:
         raise Failure(
@@ -157,7 +160,7 @@ def fetch_base(
     go_on: Callable[[], object] = lambda: None,
     most: int | None = None,
 ) -> None:
-    """Fetch what of `files` is not in the folder, by their size. `most`: as for `room`.
+    """Fetch the files that are missing by size. `most`: as for `room`.
 
     Raises:
         Failure: out_of_disk, and what `fetch` and `go_on` raise.
@@ -169,10 +172,10 @@ def fetch_base(
 def bring(
     files: Sequence[File], folder: Path, fetch: Fetch, go_on: Callable[[], object] = lambda: None
 ) -> None:
-    """Fetch files into the folder; of one that is there in part, or damaged, only what is wrong.
+    """Fetch files into the folder; of partial or damaged ones only the wrong chunks.
 
-    Nothing is taken away from there: another peer of this machine may have made it whole a moment ago, and
-    be loading it.
+    A file there is replaced, never removed: another peer of this machine may have completed it a moment ago
+    and be loading it.
     """
     from transport import WantedFile
 
@@ -180,7 +183,7 @@ def bring(
     if not bad:
         return
     with claimed(folder / FETCHING) as slot:
-        bad = damaged(bad, folder, go_on)  # once more: this slot may have been another's until now
+        bad = damaged(bad, folder, go_on)  # once more: another peer may have had this folder until now
         wanted = [WantedFile(f"base/{f.name}", slot / f.name, f.size, f.sha256, f.hashes) for f in bad]
         for file in wanted:
             there = folder / file.path.name
@@ -194,7 +197,7 @@ def bring(
 
 
 def snapshot_files(files: Sequence[File]) -> list[File]:
-    """What of a base stands beside the weights of a snapshot."""
+    """List the base files that go beside a snapshot's weights."""
     return [file for file in files if not is_weights(file)]
 
 
@@ -206,9 +209,9 @@ def fetched_snapshot(
     go_on: Callable[[], object] = lambda: None,
     most: int | None = None,
 ) -> Iterator[Path]:
-    """A folder with the snapshot and the small files of the base, while it is wanted; then it is gone.
+    """Yield a folder with the snapshot and the small files of the base, which is deleted afterwards.
 
-    Where fetching fails what is here stays, for the next attempt; snapshots that nobody works on go.
+    A partial download stays for the next attempt; other snapshots that no process uses are deleted.
 
     Raises:
         Failure: rejected, out_of_disk, and what `fetch` raises.

@@ -104,7 +104,7 @@ class Bootstrap:
 
     @property
     def way(self) -> str:
-        """How the global model comes, in a word for people."""
+        """The source of the global model, in a word for people."""
         return str(self.machine.plan.way.value)
 
     def carry_out(self) -> Prepared:

@@ -1,6 +1,6 @@
 """`python -m cocktail_cli.volunteer.gpu_process`: one process of a peer that spreads over several GPUs.
 
-Whatever goes wrong is its last answer. It never outlives the process that asks.
+Its last answer is any error. It never outlives the process that asks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def main() -> NoReturn:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # so that no library prints between the answers
     process = Process(answers)
     threading.Thread(target=process.listen, args=(sys.stdin.buffer,), daemon=True).start()
     with process.telling():
@@ -33,7 +33,7 @@ def main() -> NoReturn:
 
 
 class Process:
-    """Two threads: one listens, and one answers, which may wait for other ranks."""
+    """Answers in one thread, which may wait for other ranks, and listens in another."""
 
     def __init__(self, answers: IO[str]) -> None:
         self.answers, self.writing = answers, threading.Lock()
@@ -41,7 +41,7 @@ class Process:
         self.rank: FsdpWorker | None = None
 
     def listen(self, stdin: IO[bytes]) -> None:
-        """Take in questions while another is worked on, so that the end of them is known at once."""
+        """Read requests while another is worked on, so that the end of stdin is noticed at once."""
         for line in stdin:
             asked = json.loads(line)
             data = stdin.read(asked.pop("bytes"))
@@ -72,7 +72,7 @@ class Process:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Whatever goes wrong inside is the last answer."""
+        """Send any error inside as the last answer, and exit."""
         try:
             yield
         except BaseException as error:

@@ -1,11 +1,11 @@
-"""The processes that share this peer's model (`--gpus N`): started, asked, and ended.
+"""The processes that share this peer's model (`--gpus N`): started, called, and ended.
 
-They are asked through their stdin and answer on their stdout, a line of JSON each time; bytes may follow a
-question. When this process ends, however it does, their stdin does too, and so do they. When one of them ends
-the others cannot go on: all are ended, and whoever asks hears why.
+A request on stdin is a line of JSON, which bytes may follow; the answer on stdout is a line of JSON. When
+this process ends, in any way, so does their stdin, and so do they. When one of them ends the others cannot go
+on: all are ended, and the caller is told why.
 
-Where memory runs out in one, the others may wait for it in the middle of a layer and cannot be called back.
-So each writes down its part of x_i and of the optimizer's state, all are ended, and as many begin again from
+When one runs out of memory, the others may wait for it in the middle of a layer and cannot be interrupted. So
+each saves its part of the local model and of the optimizer state, all are ended, and as many start again from
 there. They have no terminal: Ctrl-C is for this process alone.
 """
 
@@ -31,8 +31,8 @@ from typing import Any
 
 from cocktail_cli.errors import Failure
 
-SILENT = 600.0  # seconds for an answer; what ranks wait for from each other gives up before
-GRACE = 2.0  # seconds to hear from all, once one has failed: the first to say so need not be the cause
+SILENT = 600.0  # seconds for an answer; collectives between ranks time out before
+GRACE = 2.0  # seconds to hear from all, once one has failed: the first need not be the cause
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 Answer = dict[str, Any]
@@ -40,15 +40,14 @@ Answer = dict[str, Any]
 
 @dataclass
 class Crew:
-    """Processes that belong together, and what they say."""
+    """The processes of all ranks, and their answers."""
 
     processes: list[subprocess.Popen[bytes]]
     answers: queue.SimpleQueue[tuple[int, Answer | None]] = field(default_factory=queue.SimpleQueue)
     listeners: list[threading.Thread] = field(default_factory=list)
-    ended: bool = False  # by the process that asks
+    ended: bool = False  # by this process
 
     def end(self) -> None:
-        """They have nothing to tidy up."""
         self.ended = True
         for process in self.processes:
             process.kill()
@@ -67,11 +66,11 @@ class Crew:
 
 
 class Ranks:
-    """One process for each device.
+    """Runs one process for each device.
 
     Args:
         devices: `cuda:0`, `cuda:1`, ...; `cpu` several times, to try it out.
-        lost: is called, in a thread, when one of them has ended that was not told to.
+        lost: called in a thread when one of them has ended unasked.
         vram_limit: bytes that each may take of its GPU.
     """
 
@@ -83,12 +82,12 @@ class Ranks:
         self.devices, self.count, self.lost = devices, len(devices), lost
         self.file = anonymous_file()
         self.folder = Path(tempfile.mkdtemp(prefix="cocktail-ranks-"))  # for this user alone
-        self.turns = ThreadPoolExecutor(1, "ranks")  # whoever asks first is answered first
+        self.turns = ThreadPoolExecutor(1, "ranks")  # requests are answered in order
         self.failure: Failure | None = None
         self.vram_limit = vram_limit
         self.loaded: dict[str, Any] = {}  # what they were asked to load
         self.crew = self.fresh()
-        # Not waited for: they import for seconds. What goes wrong is told to whoever asks next.
+        # They import for seconds; the next request waits for them, and raises what went wrong.
         self.turns.submit(self.begin)
 
     @property
@@ -123,21 +122,23 @@ class Ranks:
             )
 
     def all(self, do: str, parts: Sequence[bytes] = (), **fields: Any) -> list[Answer]:
-        """Ask each rank to `do`; with its part, where there are parts. Their answers, by rank.
+        """Call `do` on each rank, with its part where there are parts; return their answers by rank.
 
         Raises:
-            Failure: one of them cannot, or has ended. All have, then.
+            Failure: one of them has failed or ended; all are ended then.
         """
         return self.turns.submit(self.ask, do, parts, fields).result()
 
     def check(self) -> None:
-        """Raises Failure where one has ended."""
+        """Raise Failure where one has ended."""
         if self.failure is not None or any(process.poll() is not None for process in self.processes):
-            self.all("bytes")  # any question
+            self.all("bytes")  # any request
 
     def ask(self, do: str, parts: Sequence[bytes], fields: dict[str, Any]) -> list[Answer]:
-        """In the one thread that does. Raises MemoryError where one of them has none left; all can be asked
-        on, and a gradient is to be computed anew.
+        """Send a request and gather the answers, in the one thread that does so.
+
+        Raises:
+            MemoryError: one has no memory left; all go on, and the gradient has to be computed again.
         """
         if self.failure is not None:
             raise self.failure
@@ -158,12 +159,12 @@ class Ranks:
     def write(self, rank: int, asked: dict[str, Any], data: bytes = b"") -> None:
         stdin = self.crew.processes[rank].stdin
         assert stdin is not None
-        with suppress(OSError):  # it has ended: who listens to it knows
+        with suppress(OSError):  # it has ended, as its listener notices
             stdin.write(json.dumps({**asked, "bytes": len(data)}).encode() + b"\n" + data)
             stdin.flush()
 
     def gather(self, do: str, wanted: Callable[[Answer], bool]) -> dict[int, Answer]:
-        """An answer of each; or those there are once one has no memory left: the others may wait for it."""
+        """Collect an answer of each, or fewer once one is out of memory: the others may wait for it."""
         answers: dict[int, Answer] = {}
         while len(answers) < self.count and not any("full" in answer for answer in answers.values()):
             try:
@@ -178,19 +179,19 @@ class Ranks:
         return answers
 
     def begin_again(self) -> None:
-        """Fresh processes, with what the ones before them held."""
-        kept = [str(self.folder / f"{rank}.kept") for rank in range(self.count)]
-        for rank, path in enumerate(kept):
+        """Replace the processes by new ones with the same state."""
+        saved = [str(self.folder / f"{rank}.kept") for rank in range(self.count)]
+        for rank, path in enumerate(saved):
             self.write(rank, {"do": "save", "path": path})
         self.gather("save", lambda answer: "saved" in answer)
         self.crew.close()
         self.crew = self.fresh()
         self.begin()
         self.ask("load", (), self.loaded)
-        for rank, path in enumerate(kept):
+        for rank, path in enumerate(saved):
             self.write(rank, {"do": "restore", "path": path})
         self.gather("restore", lambda answer: True)
-        for path in kept:
+        for path in saved:
             os.unlink(path)
 
     def listen(self, crew: Crew, rank: int) -> None:
@@ -204,7 +205,7 @@ class Ranks:
             self.lost()
 
     def cause(self, rank: int, answer: Answer | None) -> Failure:
-        """Why all of it ended: who was killed, else who can say what is wrong, else who said so first."""
+        """Choose the failure to report: a killed rank, else an explained error, else the first."""
         last = {rank: answer}
         until = time.monotonic() + GRACE
         while len(last) < self.count and (left := until - time.monotonic()) > 0:
@@ -219,7 +220,7 @@ class Ranks:
         return next((failure for failure in failures if failure.code != "unexpected"), failures[0])
 
     def killed(self, rank: int) -> Failure:
-        """It ended without a word of its own."""
+        """Describe a rank that ended without an answer."""
         with suppress(subprocess.TimeoutExpired):
             self.processes[rank].wait(GRACE)
         status = self.processes[rank].returncode
@@ -236,13 +237,13 @@ class Ranks:
         return Failure(error["code"], f"{self.name(rank)}: {error['message']}", hints=tuple(error["hints"]))
 
     def end(self, why: Failure | str) -> Failure:
-        """Nobody can go on."""
+        """End all ranks, and remember why."""
         self.failure = Failure("rank_lost", why) if isinstance(why, str) else why
         self.crew.end()
         return self.failure
 
     def close(self) -> None:
-        self.crew.end()  # whoever waits for an answer hears of it
+        self.crew.end()  # a caller that waits for an answer gets the failure
         self.turns.shutdown()
         self.crew.close()
         os.close(self.file)

@@ -1,4 +1,4 @@
-"""What a volunteer lends, and whether that meets what a run requires (`swarm.requires`)."""
+"""The limits that a volunteer sets, and the check against a run's requirements (`swarm.requires`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOMINAL = 0.92  # share of a size as sold that programs can have: 24 GB cards gi
 
 @dataclass(frozen=True)
 class VolunteerLimits:
-    """What this machine lends to a run, as its user set it with options."""
+    """The options by which a user limits what this machine lends to a run."""
 
     name: str
     devices: list[str]  # several: one peer is spread over them
@@ -40,7 +40,7 @@ class VolunteerLimits:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a run can use of this machine. 0: unknown, which never excludes it."""
+    """The resources that a run can use here. 0: unknown, which never excludes this machine."""
 
     memory: int  # bytes, of all devices that train
     disk: int  # bytes free where models are fetched to

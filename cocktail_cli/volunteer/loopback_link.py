@@ -1,4 +1,4 @@
-"""A run of one, without a network: what a peer sends comes back as what all have sent. For measuring."""
+"""A run of one peer without a network, for measuring: each update comes back as the aggregate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transport.protocol import Committed, Round
 
 @dataclass
 class Mirror:
-    """A link to nobody (recipes.finetune.Link), for so many rounds of one lease."""
+    """Serves `rounds` rounds of one lease, as recipes.training's Link."""
 
     lease: bytes
     samples: int

@@ -1,4 +1,4 @@
-"""What this machine did in a round, as the event of a step: its own loss, times and bytes."""
+"""The step event of a volunteer: this machine's own loss, times and bytes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class OwnSteps:
-    """Keeps what a step is measured from: bytes and time at the end of the one before."""
+    """Measures each step from bytes and time at the end of the previous one."""
 
     def __init__(self, run: RunLink) -> None:
         self.run, self.before = run, run.traffic
-        self.at: float | None = None  # None: the first step has no beginning that is known
+        self.at: float | None = None  # end of the previous step; None: the start of the first is unknown
 
     def told(self, done: StepDone, peer: Peer) -> Step:
         now, (up, down) = time.monotonic(), self.run.traffic

@@ -20,7 +20,7 @@ from cocktail_cli.volunteer import read_url
 if TYPE_CHECKING:
     from cocktail_cli.dashboard import Source
 
-LAST_LOOK = 5.0  # seconds that the page of a launch outlives it: those who watch see how it ended
+LAST_LOOK = 5.0  # seconds that the page of a launch outlives it, so that viewers see how it ended
 
 
 def dashboard(
@@ -28,14 +28,16 @@ def dashboard(
         str | None,
         typer.Argument(
             metavar="RUN_URL|RUN",
-            help="Nothing: the run that goes on here. @FILE, -: the URL from a file or stdin.",
+            help="Default: the run that goes on here. @FILE, -: the URL from a file or stdin.",
             show_default=False,
             autocompletion=run_names,
         ),
     ] = None,
     bind: Annotated[
         str,
-        typer.Option("--bind", metavar="ADDRESS", help="Address to serve at; 0.0.0.0: others may look too."),
+        typer.Option(
+            "--bind", metavar="ADDRESS", help="Address to serve at; 0.0.0.0 lets other machines look too."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int | None,
@@ -53,8 +55,8 @@ def dashboard(
 ) -> None:
     """Show a run as a page in the browser, until Ctrl-C. Works offline, also when the run is over.
 
-    Prints the address. With what follows its # the page shows the join line too, without it the page is one
-    to look at. From elsewhere: ssh -L 29480:127.0.0.1:29480 HOST, then open it at home.
+    Prints the address. The key after its # makes the page show the join line too; without it the page is
+    read-only. From elsewhere: ssh -L 29480:127.0.0.1:29480 HOST, then open it at home.
 
     Examples: cocktail dashboard
     cocktail dashboard amber-otter-42 --port 8000
@@ -77,16 +79,16 @@ def dashboard(
         else:
             typer.echo(f"{address}#key={key}")
             if not quiet:
-                typer.echo(f"To look at only: {address}   Ctrl-C ends the page, not the run.", err=True)
+                typer.echo(f"Read-only: {address}   Ctrl-C ends the page, not the run.", err=True)
         sys.stdout.flush()
         if life_line:
             hold_life_line(lambda why: None, lambda: False, grace=LAST_LOOK)
-        with suppress(KeyboardInterrupt):  # uvicorn has ended in good order, and says it again
+        with suppress(KeyboardInterrupt):  # uvicorn raises it again after an orderly end
             server(app).run(sockets=[sock])
 
 
 def source_of(run: str | None) -> tuple[Source, Callable[[], str]]:
-    """Where a run is looked at, and what tells the line to join it.
+    """Return the source of a run's page, and a function for its join line.
 
     Raises:
         Failure: run_unknown, usage.
@@ -101,7 +103,7 @@ def source_of(run: str | None) -> tuple[Source, Callable[[], str]]:
             raise Failure("usage", f"which run? Going on here: {many}", hints=("cocktail status lists all",))
         run = going_on[0]
     if run == "-" or run.startswith("@"):
-        run = read_url(run).strip()  # not in argv, where every user of the machine can read it
+        run = read_url(run).strip()  # argv can be read by every user of the machine
     if run.startswith("cocktail:"):
         from cocktail_cli.dashboard import RemoteReader
 
@@ -110,10 +112,10 @@ def source_of(run: str | None) -> tuple[Source, Callable[[], str]]:
         return remote, lambda: f"cocktail join {run}"
     record = load(run)
     reader = RunFolderReader(record)
-    reader.look()  # what cannot be read is found out now
+    reader.look()  # an unreadable run is found now
     return reader, lambda: invitation(newest(record))
 
 
 def invitation(record: RunRecord) -> str:
-    """The line as it is now: the owner may have made a new one."""
+    """Return the current join line: the host may have rotated its token."""
     return f"cocktail join {record.url}" if record.state == "running" else ""

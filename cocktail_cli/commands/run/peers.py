@@ -1,4 +1,4 @@
-"""`cocktail peers` and `cocktail kick`: the owner sees who is in a run, and decides who may be."""
+"""`cocktail peers` and `cocktail kick`: the host sees who is in a run, and decides who may be."""
 
 from __future__ import annotations
 
@@ -24,21 +24,24 @@ WHOM = "PEER"  # a name, or the 16 digits of a key
 def peers(
     run: RunArgument,
     approve: Annotated[
-        str | None, typer.Option("--approve", metavar=WHOM, help="Let in one that wants in.")
+        str | None, typer.Option("--approve", metavar=WHOM, help="Admit a peer that asks to join.")
     ] = None,
-    deny: Annotated[str | None, typer.Option("--deny", metavar=WHOM, help="Send it away.")] = None,
+    deny: Annotated[
+        str | None, typer.Option("--deny", metavar=WHOM, help="Refuse a peer that asks to join.")
+    ] = None,
     unban: Annotated[
-        str | None, typer.Option("--unban", metavar=WHOM, help="Lift a ban: it may ask to join again.")
+        str | None, typer.Option("--unban", metavar=WHOM, help="Lift a ban: the peer may ask to join again.")
     ] = None,
     rotate_token: Annotated[
         bool,
-        typer.Option("--rotate-token", help="Make a new join line; the old one lets in no newcomer."),
+        typer.Option("--rotate-token", help="Make a new join line; the old one admits no new peer."),
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show who is in a run of this machine, who wants in, who is gone and who is banned; or decide it. PEER
-    is a name, or the 16 digits of a key.
+    """Show the peers of a run of this machine: present, waiting, gone and banned; or decide about one.
+
+    PEER is a name, or the 16 digits of a key.
 
     Example: cocktail peers amber-otter-42 --approve attic-3090
 
@@ -61,15 +64,17 @@ def peers(
 def kick(
     run: RunArgument,
     peer: Annotated[str, typer.Argument(metavar=WHOM, help="A name, or the 16 digits of a key.")],
-    ban: Annotated[
-        bool, typer.Option("--ban", help="And never again: its key, whatever name it goes by.")
-    ] = False,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Told to the peer.")] = "",
+    ban: Annotated[bool, typer.Option("--ban", help="Refuse its key from now on, under any name.")] = False,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Text that the peer is shown.")
+    ] = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Send a peer away from a run of this machine; its work goes to others. Without --ban it may ask to join
-    again. A ban ends all that run with its key.
+    """Remove a peer from a run of this machine; its work goes to others. Without --ban it may ask to join
+    again.
+
+    A ban removes every process with its key.
 
     Example: cocktail kick amber-otter-42 attic-3090 --ban
     """
@@ -78,7 +83,7 @@ def kick(
 
 
 def ask(record: RunRecord, order: Any, **fields: str) -> dict[str, Any]:
-    """The hub's answer to its owner.
+    """Send an admin command to the hub, and return its answer.
 
     Raises:
         Failure: run_unknown where the run is over, usage where no such peer is, unreachable.
@@ -99,7 +104,7 @@ def ask(record: RunRecord, order: Any, **fields: str) -> dict[str, Any]:
 
 
 def rotate(record: RunRecord, as_json: bool) -> None:
-    """A new token: in run.json first, so that a hub that is started again has it, then in the hub."""
+    """Rotate the token, in run.json first, so that a restarted hub has it, then in the hub."""
     from transport import RunKeys
     from transport.protocol import RefusedByHub
 
@@ -120,7 +125,7 @@ def rotate(record: RunRecord, as_json: bool) -> None:
 
 
 def tell(done: dict[str, Any], as_json: bool, quiet: bool) -> None:
-    """What became of an order."""
+    """Print the result of a command."""
     if as_json:
         typer.echo(json.dumps({"v": 1, **done}))
     elif not quiet:
@@ -139,7 +144,7 @@ def show(found: dict[str, Any], as_json: bool, quiet: bool) -> None:
 
 
 def screen(peers: list[dict[str, Any]]) -> Iterator[str]:
-    """A line for each."""
+    """Yield a table with a line for each peer."""
     if not peers:
         yield "nobody has come yet"
         return

@@ -1,4 +1,4 @@
-"""`cocktail status`: one screen about a run, asked of its hub; or the runs this machine knows."""
+"""`cocktail status`: one screen about a run, from its hub; or the runs that this machine knows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from cocktail_cli.options import Json, Quiet
 from cocktail_cli.ui import Display, duration_text, megabytes, printable, short, timestamp
 
 TIMEOUT = 10.0  # seconds for an answer
-EVERY = 2.0  # seconds between two questions of --watch
-PATIENCE = 30  # questions that a hub may leave without an answer
-WHO = ("PEER", "HARDWARE", "STATE")  # columns that begin at the left; then what each did
+EVERY = 2.0  # seconds between two requests of --watch
+PATIENCE = 30  # requests that a hub may leave unanswered
+WHO = ("PEER", "HARDWARE", "STATE")  # columns aligned left; the others right
 DID = (
     "SHARE",
     "TOKENS",
@@ -46,19 +46,19 @@ def status(
         str | None,
         typer.Argument(
             metavar="RUN_URL|RUN",
-            help="Nothing: the runs this machine knows.",
+            help="Default: list the runs that this machine knows.",
             show_default=False,
             autocompletion=run_names,
         ),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Go on showing it, until Ctrl-C or the end of the run.")
+        bool, typer.Option("--watch", "-w", help="Keep showing it until Ctrl-C or the end of the run.")
     ] = False,
-    peers: Annotated[bool, typer.Option("--peers", help="Of each peer all that the hub knows.")] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="Show all that the hub knows of each peer.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show how a run fares.
+    """Show the progress of a run.
 
     Examples: cocktail status amber-otter-42
     cocktail status cocktail://... --watch
@@ -94,14 +94,14 @@ def status(
 
 
 def in_short(found: dict[str, Any], as_json: bool) -> str:
-    """A status for programs: an object, or its four words."""
+    """Format a status for programs: a JSON object, or its four words."""
     if as_json:
         return json.dumps({"v": 1, **found})
     return f"{found['state']} {found['step']}/{found['max_steps']} {found['loss']} {len(found['peers'])}"
 
 
 def after(found: dict[str, Any]) -> str:
-    """What one would type, where the run does not go on."""
+    """Return the next command for a run that does not go on."""
     if found["state"] == "finished" and "output_dir" in found:
         return f'cocktail report {found["run"]} · cocktail generate {found["output_dir"]} "Once upon a time"'
     return "the command that launched it, with --resume" if found["state"] == "paused" else ""
@@ -111,7 +111,7 @@ def after(found: dict[str, Any]) -> str:
 
 
 def watched(run: str, line: Callable[[dict[str, Any]], str], on_screen: bool) -> None:
-    """Answer after answer, until the run is over: as a table, or a line for each that tells something new."""
+    """Show the status until the run is over: as a table, or a line for each change."""
     if on_screen:
         from cocktail_cli.ui import LiveView
 
@@ -132,8 +132,8 @@ def watched(run: str, line: Callable[[dict[str, Any]], str], on_screen: bool) ->
 
 
 def answers_of(run: str) -> Iterator[dict[str, Any]]:
-    """The last of them says how the run ended. Between two of them its hub may be started again, or be gone
-    while the model is written.
+    """Yield the status until it says how the run ended. Meanwhile the hub may restart, or be gone while the
+    model is written.
     """
     from transport.protocol import Unreachable
 
@@ -154,7 +154,7 @@ def answers_of(run: str) -> Iterator[dict[str, Any]]:
 
 
 def line_of(found: dict[str, Any]) -> str:
-    """`2026-11-20T14:02:40Z running step=131/452 loss=1.8420 peers=2 tok_s=1900 eta_s=3360`."""
+    """Format as `2026-11-20T14:02:40Z running step=131/452 loss=1.8420 peers=2 tok_s=1900 eta_s=3360`."""
     fields = [timestamp(), found["state"], f"step={found['step']}/{found['max_steps']}"]
     fields += [f"{key}={found[key]:.4f}" for key in ("loss", "eval_loss") if found.get(key) is not None]
     fields.append(f"peers={len(found['peers'])}")
@@ -169,7 +169,7 @@ def line_of(found: dict[str, Any]) -> str:
 
 
 def ask(run: str) -> dict[str, Any]:
-    """The hub's answer; what run.json says where a known run is over and its hub gone.
+    """Ask the hub for the status; read run.json where a known run is over.
 
     Raises:
         Failure: run_unknown, or unreachable where the hub should run and does not answer.
@@ -189,7 +189,7 @@ def ask(run: str) -> dict[str, Any]:
 
 
 def unreachable(record: RunRecord, error: Exception) -> Failure:
-    """A run of this machine whose hub does not answer."""
+    """Make the failure of a run of this machine whose hub does not answer."""
     return Failure(
         "unreachable",
         f"the hub of {record.run} (process {record.pid}): {error}",
@@ -201,7 +201,7 @@ def unreachable(record: RunRecord, error: Exception) -> Failure:
 
 
 def remembered(record: RunRecord) -> dict[str, Any]:
-    """A finished run in the words of a running one."""
+    """Describe a finished run with the fields of a running one."""
     return {
         "run": record.run,
         "state": record.state,
@@ -215,7 +215,7 @@ def remembered(record: RunRecord) -> dict[str, Any]:
 
 
 def screen(found: dict[str, Any], in_full: bool = False, width: int | None = None) -> Iterator[str]:
-    """A run for people: a line for the run, a line for each peer. `width`: of the terminal."""
+    """Yield a run's lines for people: the run, then each peer. `width`: of the terminal."""
     parts = [str(found["run"]), str(found["state"]), f"step {found['step']}/{found['max_steps']}"]
     for key, label in (("loss", "loss"), ("eval_loss", "eval")):
         if found.get(key) is not None:
@@ -238,7 +238,7 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
 
 
 def table(peers: list[dict[str, Any]], width: int | None) -> Iterator[str]:
-    """All of each peer, a line each; columns as wide as they must be, and as many as there is room for."""
+    """Yield a line for each peer, with as many columns as fit."""
     rows = [[*WHO, *DID]] if peers else []
     for peer in peers:
         rtt = "-" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.0f} ms"
@@ -264,7 +264,7 @@ def table(peers: list[dict[str, Any]], width: int | None) -> Iterator[str]:
 
 
 def list_runs(as_json: bool, quiet: bool) -> None:
-    """The runs of this machine, without their secrets."""
+    """Print the runs of this machine, without their secrets."""
     records = [
         replace(r, state="died") if r.state == "running" and not r.hub_listens() else r for r in known_runs()
     ]

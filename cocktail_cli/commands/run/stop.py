@@ -1,4 +1,4 @@
-"""`cocktail stop`: the owner ends a run, and what is committed becomes the model; or pauses it."""
+"""`cocktail stop`: end a run, whose committed rounds become the model; or pause it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def stop(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """End a run of this machine: its peers are told, its model is written. Or pause it: its peers keep what
-    is their own, and the launch ends.
+    """End a run of this machine and write its model; or pause it: its peers store checkpoints, the launch
+    ends.
 
     Examples: cocktail stop amber-otter-42
     cocktail stop amber-otter-42 --pause

@@ -219,7 +219,7 @@ def test_in_a_conversation_the_model_hears_what_was_said_by_the_chat_template(
         heard.append(prompt)
         return str(len(heard))
 
-    monkeypatch.setattr(TextGenerator, "write", write)
+    monkeypatch.setattr(TextGenerator, "generate", write)
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
 
     done = cocktail("generate", "amber-otter-42", "-i")

@@ -1,8 +1,9 @@
-"""A peer whose x_i, gradient and optimizer are spread over the ranks of its machine: the peer's own side.
+"""A peer whose x_i, gradient and optimizer are sharded over the workers of its machine: the peer's own
+process.
 
-The peer's process has x', in memory that all of them see, the packets and the loop; the ranks (rank.py) have
-the rest, a shard each. They are asked one thing after another, all for the same. Of x_i only what a round
-samples comes here, as x_i - x', and only what a packet changes goes there.
+This process has x', in memory that all of them see, the packets and the loop; the workers (fsdp_worker.py)
+have the rest, a shard each. All answer the same request, one after another. Of x_i only what a round samples
+comes here, as x_i - x', and only what a packet changes goes there.
 """
 
 from __future__ import annotations
@@ -33,15 +34,16 @@ from .shared_memory import WINDOW, SharedMemory, windows
 
 
 class FsdpWorkers(Protocol):
-    """The processes, however they were started."""
+    """The worker processes, however they were started."""
 
     count: int
     file: int  # the descriptor of what they share with this process
 
     def all(self, do: str, parts: Sequence[bytes] = (), **fields: Any) -> list[dict[str, Any]]:
-        """Ask each rank to `do`; with its part, where there are parts. Their answers, by rank.
+        """Send every worker the request `do`, with its part, where there are parts; return their answers, by
+        rank.
 
-        Raises where one of them cannot, or is no more; then none is.
+        Raises where one of them cannot, or has ended; then all have.
         """
 
 
@@ -54,25 +56,25 @@ def build_fsdp_peer(
     name: str = "",
     round: int = 0,
 ) -> Peer:
-    """As `build_peer` with `load_trained`. What is trained is read here, once, into x'.
+    """Build a peer like `build_peer`. What is trained is read here, once, into x'.
 
     Raises:
-        ModelError: that is no model, or one that cannot be spread.
+        ModelError: the folder is no model, or one that cannot be sharded.
     """
     with closing(open_trained(recipe, base, snapshot)) as x:
         layout = x.layout
         shared = SharedMemory(ranks.file, layout.size)
         for start, stop in windows(0, layout.size):
-            shared.common[start:stop] = torch.from_numpy(x.read(start, stop))
+            shared.global_model[start:stop] = torch.from_numpy(x.read(start, stop))
     answers = ranks.all("load", base=str(base), recipe=recipe.to_json())
     assert all(answer["parameters"] == layout.size for answer in answers)
     local = FsdpTrainer(ranks, shared, layout, answers[0])
-    worker = worker_of(recipe, local, shared.common, layout.name_at, crc32(name.encode()), round)
+    worker = worker_of(recipe, local, shared.global_model, layout.name_at, crc32(name.encode()), round)
     return Peer(local, worker, recipe, answers[0]["vocabulary"], micro_batch)
 
 
 def check_fsdp(recipe: Recipe) -> None:
-    """Raises ModelError where several devices cannot do together what the recipe asks for."""
+    """Raise ModelError where several devices cannot do together what the recipe asks for."""
     training, model = recipe.training, recipe.model
     cannot = {
         "training.fp32_master_weights=false": not training.fp32_master_weights,
@@ -85,10 +87,10 @@ def check_fsdp(recipe: Recipe) -> None:
 
 
 class FsdpTrainer:
-    """The loop's `Local` and the worker's `Vector`. A vector it is given is x'.
+    """The loop's `Trainer` and the worker's `LocalModel`. Every vector it is given is x'.
 
     Args:
-        loaded: what a rank says of the model.
+        loaded: what a worker says of the model.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class FsdpTrainer:
         self.ranks.all("zero")
 
     def attempt(self, part: Sequence[Sample], aside: float) -> float:
-        """All at once: what one of them has no memory for, none does."""
+        """Try all at once: what one of them has no memory for, none does."""
         tokens = self.at_once * sum(sample.count for sample in part)
         answers = self._deal("attempt", [part] * self.at_once, tokens=tokens, aside=aside)
         return max(float(answer["share"]) for answer in answers)
@@ -142,16 +144,18 @@ class FsdpTrainer:
         self._stepped = True
 
     def evaluate(self, vector: Tensor, samples: Sequence[Sample], size: int) -> tuple[float, int]:
-        assert vector.data_ptr() == self.shared.common.data_ptr()
-        self.ranks.all("common")
+        assert vector.data_ptr() == self.shared.global_model.data_ptr()
+        self.ranks.all("use_global_model")
         answers: list[dict[str, Any]] = []
         for group in batches(samples, size * self.at_once):
             answers += self._deal("score", list(batches(group, size)))
-        self.ranks.all("own")
+        self.ranks.all("use_local_model")
         return sum(answer["loss"] for answer in answers), sum(answer["tokens"] for answer in answers)
 
     def _deal(self, do: str, parts: Sequence[Sequence[Sample]], **fields: Any) -> list[dict[str, Any]]:
-        """A micro-batch to each rank. One without gets two tokens of which none counts: all must compute."""
+        """Deal a micro-batch to each rank. One without gets two tokens of which none counts: all must
+        compute.
+        """
         nothing = Sample(parts[0][0].tokens[:2], np.zeros(2, bool))
         idle = [[nothing]] * (self.at_once - len(parts))
         return self.ranks.all(do, [pack_samples(part) for part in [*parts, *idle]], **fields)
@@ -159,7 +163,7 @@ class FsdpTrainer:
     # ---- x_i -----------------------------------------------------------------------------------------------
 
     def difference(self, shard: Shard, sample: Sampled, other: Tensor) -> Tensor:
-        assert other.data_ptr() == self.shared.common.data_ptr()
+        assert other.data_ptr() == self.shared.global_model.data_ptr()
         out, block = torch.empty(sample.m), sample.block_size
         units = sample.units * block + shard.start
         for start, stop in windows(0, len(units), WINDOW // block):
@@ -177,7 +181,7 @@ class FsdpTrainer:
             self.ranks.all("add", count=stop - start, alpha=alpha)
 
     def distance(self, other: Tensor) -> float:
-        assert other.data_ptr() == self.shared.common.data_ptr()
+        assert other.data_ptr() == self.shared.global_model.data_ptr()
         return float(sum(answer["square"] for answer in self.ranks.all("distance")) ** 0.5)
 
     # ---- what is kept --------------------------------------------------------------------------------------
@@ -215,7 +219,7 @@ class FsdpTrainer:
         self._stepped = bool(names)
 
     def _read(self, name: str, own: Sequence[int] | None = None) -> Tensor:
-        """x_i, or what the optimizer keeps for one parameter, from all ranks; or from the one whose `own` it
+        """Read x_i, or the optimizer's state of one parameter, from all ranks; or from the one whose `own` it
         is, in that shape.
         """
         first, last = self._range(name) if own is None else (0, prod(own))
@@ -233,7 +237,7 @@ class FsdpTrainer:
             self.ranks.all("write", name=name, start=start, stop=stop)
 
     def _range(self, name: str) -> tuple[int, int]:
-        """Its coordinates in the vector."""
+        """Return the coordinates of a name in the vector."""
         if name == LOCAL:
             return 0, self._layout.size
         i = self.numbers[parsed(name)[0]]

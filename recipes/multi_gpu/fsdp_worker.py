@@ -1,8 +1,8 @@
-"""One of the processes that a peer is spread over: its shards of model, gradient and optimizer (FSDP2).
+"""One of the processes that a peer is sharded over: its shards of model, gradient and optimizer (FSDP2).
 
-Of each parameter a rank holds some rows, which is a range of the vector. The parameters of a block are
-gathered when it computes and let go behind it, so that a rank never holds more than its shards and a block.
-What it is asked for comes from spread.py, in the peer's own process, and all ranks are asked for the same.
+Of each parameter a rank has some rows, which is a range of the vector. The parameters of a block are gathered
+when it computes and freed behind it, so that a rank never has more than its shards and a block. Requests come
+from fsdp_peer.py, in the peer's own process; all ranks get the same.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ TIMEOUT = timedelta(minutes=5)  # for the other ranks: one may still be at a lon
 
 @dataclass(frozen=True)
 class Range:
-    """Coordinates start .. stop - 1 of the vector, which this rank holds."""
+    """The coordinates start .. stop - 1 of the vector, on this rank."""
 
     start: int
     stop: int
     values: Tensor  # (stop - start,), on the rank's device
 
     def within(self, start: int, stop: int) -> tuple[slice, Tensor] | None:
-        """What of start .. stop - 1 it holds: where there, and the values."""
+        """Intersect with start .. stop - 1: where there, and the values."""
         first, last = max(start, self.start), min(stop, self.stop)
         if first >= last:
             return None
@@ -74,7 +74,7 @@ class FsdpWorker:
     """A rank, from its start on.
 
     Args:
-        file: the descriptor of what it shares with the peer's process.
+        file: the descriptor of the memory it shares with the peer's process.
         store: a file in which the ranks find each other.
     """
 
@@ -95,7 +95,7 @@ class FsdpWorker:
         self.awaited: dict[str, Tensor] = {}  # states of this rank's own, which are about to be written
 
     def answer(self, asked: dict[str, Any], data: bytes) -> dict[str, Any]:
-        """Do as asked; what there is to say."""
+        """Call the method of a request; return its answer."""
         can: dict[str, Callable[..., dict[str, Any] | None]] = {
             "load": self.load,
             "restore": self.restore,
@@ -104,9 +104,9 @@ class FsdpWorker:
             "backward": self.backward,
             "clip": self.clip,
             "step": self.step,
-            "common": self.with_common,
+            "use_global_model": self.use_global_model,
             "score": self.score,
-            "own": self.with_own,
+            "use_local_model": self.use_local_model,
             "difference": self.difference,
             "add": self.add,
             "distance": self.distance,
@@ -131,14 +131,16 @@ class FsdpWorker:
     # ---- the model -----------------------------------------------------------------------------------------
 
     def load(self, base: str, recipe: str) -> dict[str, Any]:
-        """The model of the recipe, with x_i = x'; what of it is not trained comes from the folder `base`."""
+        """Load the model of the recipe, with x_i = x'; what of it is not trained comes from the folder
+        `base`.
+        """
         settings = recipe_from_json(recipe)
         self.model = build_on_meta(Path(base), settings, self.device)
         self.layout = layout_of(self.model)
         self.shared = SharedMemory(self.file, self.layout.size)
         kind, filled = (
             trained_dtype(settings),
-            ParameterFiller(self.model, self.layout, self.shared.common, self.device),
+            ParameterFiller(self.model, self.layout, self.shared.global_model, self.device),
         )
         with ExitStack() as files:
             if settings.lora is not None:
@@ -180,7 +182,7 @@ class FsdpWorker:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def range_of(self, i: int, tensor: Any) -> Range:
-        """This rank's rows of parameter i, or of what an optimizer keeps in its shape."""
+        """Locate this rank's rows of parameter i, or of an optimizer's state in its shape."""
         shape, values = self.layout.shapes[i], local(tensor).view(-1)
         rows = -(-shape[0] // self.count)
         start = self.layout.offsets[i] + min(self.number * rows, shape[0]) * prod(shape[1:])
@@ -195,11 +197,11 @@ class FsdpWorker:
         self.model.zero_grad()
 
     def precision(self) -> AbstractContextManager[object]:
-        """Of forward passes."""
+        """Enter the precision of forward passes."""
         return torch.autocast(self.device.type, self.half, enabled=self.half is not None)
 
     def attempt(self, part: Sequence[Sample], tokens: int, aside: float) -> dict[str, Any]:
-        """A gradient for nothing; the share of this rank's memory that was held at most."""
+        """Compute a gradient for nothing; answer the largest share of this rank's memory that was held."""
         size = sum(len(held.values) for held in self.own)
         self.zero()
         share = share_taken(self.device, aside * size, lambda: self.backward(part, tokens))
@@ -233,11 +235,11 @@ class FsdpWorker:
             master.grad = None
 
     @torch.no_grad()
-    def with_common(self) -> None:
-        """The model computes with x'; x_i waits in the host's memory."""
+    def use_global_model(self) -> None:
+        """Let the model compute with x'; x_i waits in the host's memory."""
         self.aside = [replace(held, values=held.values.to("cpu", copy=True)) for held in self.own]
         for held in self.own:
-            held.values.copy_(self.shared.common[held.start : held.stop])
+            held.values.copy_(self.shared.global_model[held.start : held.stop])
         self.model.eval()
 
     @torch.no_grad()
@@ -247,8 +249,8 @@ class FsdpWorker:
         return {"loss": float(loss), "tokens": tokens}
 
     @torch.no_grad()
-    def with_own(self) -> None:
-        """The model computes with x_i."""
+    def use_local_model(self) -> None:
+        """Let the model compute with x_i."""
         for held, aside in zip(self.own, self.aside or (), strict=True):
             held.values.copy_(aside.values)
         self.aside = None
@@ -256,7 +258,7 @@ class FsdpWorker:
     # ---- x_i -----------------------------------------------------------------------------------------------
 
     def difference(self, units: int, block: int) -> None:
-        """x_i - x' of `block` coordinates from each of `units` on, which ascend; the window has both."""
+        """Compute x_i - x' of `block` coordinates from each of `units` on (ascending); the window has both."""
         at, inside = self.shared.where[:units], torch.arange(block)
         for held in near(self.aside or self.own, int(at[0]), int(at[-1]) + block):
             first, last = torch.searchsorted(at, torch.tensor([held.start - block + 1, held.stop])).tolist()
@@ -265,7 +267,7 @@ class FsdpWorker:
             where = where[begin:end]
             own = held.values[(where - held.start).to(held.values.device)].cpu()
             place = self.shared.values[first * block + begin : first * block + end]
-            torch.sub(own, self.shared.common[where], out=place)
+            torch.sub(own, self.shared.global_model[where], out=place)
 
     @torch.no_grad()
     def add(self, count: int, alpha: int) -> None:
@@ -279,20 +281,20 @@ class FsdpWorker:
 
     @torch.no_grad()
     def distance(self) -> dict[str, Any]:
-        """The square of this rank's part of the length of x_i - x'."""
+        """Compute the square of this rank's part of |x_i - x'|."""
         square = 0.0
         for held in self.own:
             for start, stop in windows(held.start, held.stop):
                 own = held.values[start - held.start : stop - held.start].cpu()
-                square += float((own - self.shared.common[start:stop]).double().square().sum())
+                square += float((own - self.shared.global_model[start:stop]).double().square().sum())
         return {"square": square}
 
     # ---- what is kept --------------------------------------------------------------------------------------
 
     def states(self) -> dict[str, Any]:
-        """What the optimizer keeps: names, with the numbers among them. Where that is not a value for each
-        parameter, or a number, but of 8 bits with scales: names of this rank's own, with their shapes.
-        Nothing where it cannot be kept: it then begins anew, as a joiner's.
+        """List the optimizer's states by name, with the numbers among them. Where a state is not a value for
+        each parameter, or a number, but of 8 bits with scales: names of this rank's own, with their
+        shapes. Empty where it cannot be saved: it then begins anew, as a joiner's.
         """
         found: dict[str, float | None] = {}
         for number, state in self.optimizer.state_dict()["state"].items():
@@ -305,7 +307,7 @@ class FsdpWorker:
         return {"states": found}
 
     def own_states(self) -> dict[str, float | list[int]]:
-        """Each as `packed` has it: a number, or the shape of what `read` gives."""
+        """List states as `packed` has them: a number, or the shape of what `read` gives."""
         found: dict[str, float | list[int]] = {}
         for number, parameter in enumerate(parameters_of(self.optimizer)):
             for what, value in self.optimizer.state.get(parameter, {}).items():
@@ -318,12 +320,12 @@ class FsdpWorker:
 
     @property
     def mark(self) -> str:
-        """Behind the name of what is kept as this rank, of so many, has it."""
+        """Suffix of the name of a state that is this rank's own, of so many."""
         return f"{RANK}{self.number}/{self.count}"
 
     def expect(self, states: dict[str, float | list[int] | None]) -> None:
-        """An optimizer that keeps these: numbers as they are, tensors for `write`. What is of a rank's own is
-        awaited, until `take`.
+        """Prepare the optimizer for these states: numbers as they are, tensors for `write`. States of a
+        rank's own are awaited, until `take`.
         """
         state: dict[int, dict[str, Tensor | int]] = {}
         self.awaited = {}
@@ -340,14 +342,14 @@ class FsdpWorker:
         load_state(self.optimizer, state)
 
     def take(self) -> None:
-        """What was awaited is written: the optimizer goes on from it."""
+        """Load the awaited states, now written, into the optimizer."""
         kept = {name.removesuffix(self.mark): tensor for name, tensor in self.awaited.items()}
         self.awaited = {}
         load_states(self.optimizer, kept)
 
     @torch.no_grad()
     def read(self, name: str, start: int, stop: int) -> None:
-        """The window <- this rank's part of coordinates start .. stop - 1 of x_i, or of a state."""
+        """Copy this rank's part of coordinates start .. stop - 1 of x_i, or of a state, to the window."""
         for held in self.kept(name):
             if (found := held.within(start, stop)) is not None:
                 place, values = found
@@ -355,7 +357,7 @@ class FsdpWorker:
 
     @torch.no_grad()
     def write(self, name: str, start: int, stop: int) -> None:
-        """`read` backwards."""
+        """Reverse `read`."""
         for held in self.kept(name):
             if (found := held.within(start, stop)) is not None:
                 place, values = found
@@ -376,10 +378,10 @@ class FsdpWorker:
     # ---- beginning again -----------------------------------------------------------------------------------
 
     def save(self, path: str) -> None:
-        """Write down x_i and the optimizer's state, as far as this rank has them.
+        """Save x_i and the optimizer's state, as far as this rank has them.
 
-        In another thread than `answer`, which may wait for a rank that will not come: neither of them changes
-        while a gradient is computed.
+        Runs in another thread than `answer`, which may wait for a rank that will not come: neither of them
+        changes while a gradient is computed.
         """
         beside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         with torch.cuda.stream(beside) if beside is not None else nullcontext(), torch.no_grad():
@@ -389,7 +391,7 @@ class FsdpWorker:
 
     @torch.no_grad()
     def restore(self, path: str) -> None:
-        """The way back, of a rank of the same number among as many, after `load`."""
+        """Restore what a rank of the same number, among as many, has saved; after `load`."""
         with safe_open(path, "pt") as file:
             for i, held in enumerate(self.own):
                 held.values.copy_(file.get_tensor(f"{LOCAL}.{i}"))
@@ -399,7 +401,7 @@ class FsdpWorker:
         self.scale = LossScale(float(told["value"]), int(told["steps"]))
 
     def bytes(self) -> dict[str, Any]:
-        """What this rank holds on its device, but for activations and the block at work."""
+        """Count the bytes on the device, but for activations and the block at work."""
         state = [t for of in self.optimizer.state.values() for t in of.values() if isinstance(t, Tensor)]
         grads = [p.grad for p in self.trained() if p.grad is not None]
         parts = {"parameters": [*self.model.parameters()], "gradients": grads, "optimizer": state}
@@ -409,7 +411,7 @@ class FsdpWorker:
 def half_of(
     training: Training, kind: torch.dtype, model: nn.Module, device: torch.device
 ) -> torch.dtype | None:
-    """What forward passes are computed in; None: as the weights are, which FSDP gathers in `kind`."""
+    """Choose the precision of forward passes; None: that of the weights, which FSDP gathers in `kind`."""
     if kind == torch.float32:
         return autocast_dtype(training, model, device)
     if training.fp16:
@@ -418,16 +420,16 @@ def half_of(
 
 
 def whole(tensor: Tensor) -> Range:
-    """All of it, which no other rank has."""
+    """Make a range of a tensor that no other rank has."""
     return Range(0, tensor.numel(), tensor.reshape(-1))
 
 
 def near(ranges: Sequence[Range], start: int, stop: int) -> list[Range]:
-    """Those with coordinates among start .. stop - 1."""
+    """Select the ranges with coordinates among start .. stop - 1."""
     return [held for held in ranges if held.start < stop and start < held.stop]
 
 
 def local(tensor: Any) -> Tensor:
-    """A rank's shard of a sharded tensor; any other tensor as it is."""
+    """Return a rank's shard of a sharded tensor; any other tensor as it is."""
     shard: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return shard

@@ -1,6 +1,6 @@
-"""A model whose parameters have a shape and no memory, and how they come by their values one block at a time.
+"""A model on the meta device, and its parameters filled one block at a time.
 
-What is larger than a device, or a host, is never there as a whole.
+A model larger than a device, or a host, is never there as a whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .shared_memory import windows
 
 
 def build_on_meta(base: Path, recipe: Recipe, device: torch.device) -> Any:
-    """The model as `load_trained` makes it: parameters without memory, buffers as they should be.
+    """Build the model like `load_trained`: parameters without memory, buffers as they should be.
 
     Raises:
         ModelError: also where buffers are stored with its weights: parameters alone do not make it.
@@ -54,7 +54,7 @@ def build_on_meta(base: Path, recipe: Recipe, device: torch.device) -> Any:
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Modules that are made inside have parameters of a shape only. Not for two threads at once."""
+    """Put the parameters of modules that are made inside on the meta device. Not for two threads at once."""
     register = nn.Module.register_parameter
 
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -70,8 +70,8 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 class ParameterFiller:
-    """Gives the parameters of a hollow model their values: what is trained, out of the vector; the rest, of
-    the base, as it is stored.
+    """Gives the parameters of a model on the meta device their values: what is trained, out of the vector;
+    the rest, of the base, as it is stored.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, vector: Tensor, device: torch.device) -> None:
@@ -80,7 +80,9 @@ class ParameterFiller:
         self.waiting = {parameter: name for name, parameter in model.named_parameters()}  # by identity
 
     def fill(self, module: nn.Module) -> None:
-        """Those of `module` that have none yet. Raises ModelError where one is tied to another module's."""
+        """Fill the parameters of `module` that have none yet. Raises ModelError where one is tied to another
+        module's.
+        """
         here: dict[nn.Parameter, nn.Parameter] = {}
         for owner in module.modules():
             for name, empty in list(owner.named_parameters(recurse=False)):

@@ -1,4 +1,4 @@
-"""Memory that a peer and its ranks see alike: x', and a window through which the rest goes to and fro.
+"""The memory that a peer shares with its workers: x', and a window through which the rest is exchanged.
 
     x' (P,) float32 | coordinates (WINDOW,) int64 | values (WINDOW,) float32
 
@@ -22,7 +22,7 @@ class SharedMemory:
     """One process's view of it.
 
     Args:
-        file: its descriptor, of `nameless`.
+        file: its descriptor, of `anonymous_file`.
         parameters: P; the file grows to what that takes.
     """
 
@@ -33,13 +33,13 @@ class SharedMemory:
         if os.fstat(file).st_size < ends[-1]:
             os.ftruncate(file, ends[-1])
         memory = mmap.mmap(file, ends[-1])
-        self.common = torch.frombuffer(memory, dtype=torch.float32, count=parameters)  # x'   (P,)
+        self.global_model = torch.frombuffer(memory, dtype=torch.float32, count=parameters)  # x'   (P,)
         self.where = torch.frombuffer(memory, dtype=torch.int64, count=WINDOW, offset=ends[1])
         self.values = torch.frombuffer(memory, dtype=torch.float32, count=WINDOW, offset=ends[2])
 
 
 def anonymous_file() -> int:
-    """The descriptor of an empty file in memory, or where the system has none such, on the disk."""
+    """Create an empty file in memory, or where the system cannot, on the disk; return its descriptor."""
     if hasattr(os, "memfd_create"):  # not in /dev/shm, which containers make small
         return os.memfd_create("cocktail")
     with tempfile.TemporaryFile() as file:
@@ -47,6 +47,6 @@ def anonymous_file() -> int:
 
 
 def windows(start: int, stop: int, size: int = WINDOW) -> Iterator[tuple[int, int]]:
-    """start .. stop - 1 in pieces of `size`."""
+    """Divide start .. stop - 1 into windows of `size`."""
     for begin in range(start, stop, size):
         yield begin, min(begin + size, stop)

@@ -1,11 +1,11 @@
-"""Who hurts and who is of no use: each peer's packets against the gradient of a batch that the owner has
-himself, over rounds.
+"""The contribution score of each peer: its packets against the gradient of a batch of the host's own, over
+rounds. It finds peers that do harm, and gives those of no use less weight.
 
     g = gradient of the probe batch's mean loss at x', on the round's sample        (m,)
     b_i = -<g, s_i u_i> / (|g| M)       by what u_i, as it is taken, lowers that loss: a cosine times a length
     R = median of b over all packets of the last ROUNDS rounds: what a usual packet does
     S = 1.4826 x their median distance from the median of their round, more where it lasts; at least R / 2
-    h_i = -b_i / R, and 1 more where u_i is held                        harm, in what a usual packet does good
+    h_i = -b_i / R, and 1 more where u_i is shortened                   harm, in what a usual packet does good
     L_i <- max(0, L_i + (h_i - 1/2) (R / S)^2);   L_i > FOUND: found
     r_i = x_i min(R, median of b in this round)                         what u_i would do were it a usual one
     U_i <- max(0, U_i + r_i (r_i / 2 - b_i) / S^2);   weight e^(DOUBTED - U_i), at most 1
@@ -14,8 +14,8 @@ L is Page's test (1954) of "it undoes what a usual packet does", b ~ N(-R, S^2),
 b ~ N(0, S^2); U the same of "it is of no use" against "it does what a usual packet does". All is measured in
 what the others of this run do, so nothing is tuned for a model; while fewer than half lie, R and S are the
 honest ones'. To be of no use (noise, old packets, other data) is no offence, unless at more than twice the
-usual length. Who is in doubt counts for what it was of use, at least. x_i (at most 1) excuses who had few
-samples, and who is short because its residual has yet to fill.
+usual length. A peer in doubt counts for what it was of use, at least. x_i (at most 1) excuses a peer that had
+few samples, or whose packets are short because its residual has yet to fill.
 
 A verdict and a weight follow from rounds before and from when a gradient was ready. So packets are refused or
 weighed, never shortened: e is replayed from those that were accepted, with the weights that they had.
@@ -51,7 +51,7 @@ Updates = Sequence[tuple[str, bytes, float]]
 
 @dataclass(frozen=True)
 class Gain:
-    """What one packet does."""
+    """The measured effect of one packet."""
 
     b: float
     length: float = 1.0  # n_i / M
@@ -60,7 +60,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Packets of one peer hurt."""
+    """The finding that the packets of one peer hurt."""
 
     peer: str
     rounds: int  # since L was 0
@@ -68,36 +68,36 @@ class Verdict:
 
     @property
     def why(self) -> str:
-        """For its sender and for the owner."""
+        """Explain the verdict to its sender and to the host."""
         what = f"its last {self.rounds} packets"
         if self.harm < 0.5:
             return (
-                f"{what} are longer than the others and of no use: they lower the loss of the owner's probe "
+                f"{what} are longer than the others and of no use: they lower the loss of the host's probe "
                 f"batch by {max(-self.harm, 0.0):.1f} times what the usual packet does"
             )
         return (
-            f"{what} raise the loss of the owner's probe batch, "
+            f"{what} raise the loss of the host's probe batch, "
             f"by {self.harm:.1f} times what the usual packet lowers it"
         )
 
 
 @dataclass(frozen=True)
 class HarmScore:
-    """What speaks against a peer."""
+    """The evidence that a peer does harm."""
 
     level: float = 0.0  # L
     rounds: int = 0
     harm: float = 0.0  # the sum of -b / R
 
     def and_then(self, harm: float, held: bool, weight: float) -> HarmScore:
-        """After one more round; weight: (R / S)^2."""
+        """Return the score after one more round; weight: (R / S)^2."""
         level = self.level + (min(harm + held, FARTHEST) - 0.5) * weight
         return HarmScore(level, self.rounds + 1, self.harm + harm) if level > 0 else HarmScore()
 
 
 @dataclass(frozen=True)
 class UsefulnessScore:
-    """What speaks for a peer's being of no use."""
+    """The evidence that a peer is of no use."""
 
     level: float = 0.0  # U, at most FOUND
     rounds: int = 0  # since it was 0
@@ -105,7 +105,7 @@ class UsefulnessScore:
     due: float = 0.0  # the sum of r
 
     def and_then(self, did: float, due: float, spread: float) -> UsefulnessScore:
-        """After one more round."""
+        """Return the score after one more round."""
         speaks = min(due * (due / 2 - did) / spread**2, DOUBTED)
         level = min(self.level + speaks, FOUND)
         return (
@@ -116,25 +116,25 @@ class UsefulnessScore:
 
     @property
     def weight(self) -> float:
-        """How much its packets count: in full, or when in doubt for what they were of use, at least."""
+        """Weight of its packets: 1, or when in doubt at least what they were of use."""
         return max(exp(min(DOUBTED - self.level, 0.0)), self.use)
 
     @property
     def use(self) -> float:
-        """What its packets did, of what usual ones would have done, from 0 to 1."""
+        """Share, from 0 to 1, of what usual packets would have done that its packets did."""
         return min(max(self.did / self.due, 0.0), 1.0) if self.due else 1.0
 
     @property
     def why(self) -> str:
-        """For the owner."""
+        """Explain the weight to the host."""
         return (
-            f"its last {self.rounds} packets lower the loss of the owner's probe batch by "
+            f"its last {self.rounds} packets lower the loss of the host's probe batch by "
             f"{self.use:.1f} times what usual ones would, and count for no more than that"
         )
 
 
 class Evidence:
-    """The tests, for every peer of a run. Knows no model.
+    """The tests, for every peer of a run; they know no model.
 
     Args:
         fills: rounds after which a residual is as long as it gets.
@@ -148,7 +148,9 @@ class Evidence:
         self.stays: dict[str, int] = {}  # rounds in a row, of those in the newest
 
     def add(self, gains: Mapping[str, Gain], held: Collection[str] = ()) -> list[Verdict]:
-        """What a round's packets do, by peer, and whose were shortened; who is found by it."""
+        """Judge a round: what its packets do, by peer, and whose were shortened. Returns the peers that are
+        found.
+        """
         if len(gains) < FEWEST:
             return []
         self.recent.append(gains)
@@ -171,14 +173,15 @@ class Evidence:
         return [Verdict(peer, case.rounds, case.harm / case.rounds) for peer, case in found.items()]
 
     def _excused(self, peer: str, gain: Gain) -> float:
-        """x. Gradients of fewer samples are that much noisier, and a residual grows for rounds."""
+        """Compute x: gradients of fewer samples are that much noisier, and a residual grows for rounds."""
         settled = min(median_of([float(stay) for stay in self.stays.values()]), self.fills)
         grown = min(max(gain.length, self.stays[peer] / settled), 1.0)
         return grown * min(gain.share, 1.0) ** 0.5
 
     def _spread(self) -> float:
-        """S, of which half of the packets know nothing. What lasts for rounds is one event, not many:
-        S^2 grows by (1 + r) / (1 - r), r the correlation of deviations in successive rounds, by their signs.
+        """Compute S, of which half of the packets know nothing. A deviation that lasts for rounds is one
+        event, not many: S^2 grows by (1 + r) / (1 - r), r the correlation of deviations in successive
+        rounds, by their signs.
         """
         off = [deviations(round) for round in self.recent]
         spread = 1.4826 * float(np.median([abs(d) for round in off for d in round.values()] or [0.0]))
@@ -188,14 +191,14 @@ class Evidence:
 
 
 def deviations(gains: Mapping[str, Gain]) -> dict[str, float]:
-    """From the round's median, without the peer whose it is."""
+    """Subtract the round's median, and leave out the peer whose it is."""
     ranked = sorted(gains, key=lambda peer: gains[peer].b)
     middle = ranked[(len(ranked) - 1) // 2]
     return {peer: gains[peer].b - gains[middle].b for peer in ranked if peer != middle}
 
 
 class Probe:
-    """x' on the owner's machine, and what a batch of training samples says of a round's packets.
+    """The global model on the host's machine, and what a batch of training samples says of a round's packets.
 
     Takes 8 bytes a parameter (x', which the model computes with, and g), and one sample's activations.
     """
@@ -210,13 +213,13 @@ class Probe:
         self.order = shuffled_order(len(corpus.samples), recipe.training.seed, ORDER)
         self.next = 0  # row in that order
 
-    def start_from(self, common: GlobalModel) -> None:
-        """x' of a later round."""
-        self.flat.vector.copy_(common.vector)
-        self.global_model.round, self.global_model.fingerprint = common.round, common.fingerprint
+    def start_from(self, model: GlobalModel) -> None:
+        """Go on from x' of a later round."""
+        self.flat.vector.copy_(model.vector)
+        self.global_model.round, self.global_model.fingerprint = model.round, model.fingerprint
 
     def look(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """g, at x' as it is now, of the next rows: training data, so that what is held out stays unseen."""
+        """Compute g at x' on the next rows of the training data; held-out rows stay unseen."""
         rows = [self.order[(self.next + i) % len(self.order)] for i in range(self.batch)]
         self.next += self.batch
         samples = [self.corpus.samples[row] for row in rows]
@@ -234,7 +237,7 @@ class Probe:
         return 1 / (self.sparsest.random_ratio * self.sparsest.topk_ratio)
 
     def gains(self, updates: Updates) -> dict[str, Gain]:
-        """Of the packets of x's round; none where nothing was sent, or x' has diverged."""
+        """Measure the packets of the round of x'; empty where nothing was sent, or x' has diverged."""
         where = list(self.global_model.samples())
         g = [sample.take(shard.of(self.flat.grad)).numpy() for shard, sample in where]
         steep = norm_of(np.concatenate(g))

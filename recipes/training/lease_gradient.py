@@ -1,4 +1,4 @@
-"""The work of a lease: its gradient, or with local steps (relax.py) one after the other, each a step of x_i.
+"""The work of a lease: its gradient, or with local steps one gradient after the other, each a step of x_i.
 
     lease -> H parts, in their order;  each but the last: g_i, x_i <- x_i - optimizer(g_i)
     the last: g_i, which the loop applies where the exchange meets it
@@ -24,7 +24,9 @@ from .types import Event, Lease, Link, Peer, Round
 
 @dataclass(frozen=True)
 class Gradient:
-    """Of a lease, in `.grad` of the parameters; of its last part, where the others are in x_i already."""
+    """A gradient, in `.grad` of the parameters: of a lease, or of its last part, where the others are in x_i
+    already.
+    """
 
     lease: Lease
     norm: float
@@ -33,15 +35,17 @@ class Gradient:
     finished: float
 
     def then(self, last: Gradient) -> Gradient:
-        """This step's work and that of the next, as one."""
+        """Combine the work of this step and the next."""
         mine, its = self.lease, last.lease
         lease = Lease(its.round, mine.loss_sum + its.loss_sum, mine.tokens + its.tokens)
         return replace(last, lease=lease, started=self.started)
 
 
 def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gradient | None]:
-    """The gradient of this peer's lease; of its last step, where it has several. None when the peer is asked
-    to leave meanwhile: the lease then goes back to the hub with the goodbye.
+    """Compute the gradient of this peer's lease, or of its last step, where it has several.
+
+    Returns None when the peer is asked to leave meanwhile: the lease then goes back to the hub with the
+    goodbye.
     """
     lease = unpack_samples(link.fetch(f"lease/{round.round}"), peer.vocabulary)
     steps = min(peer.recipe.compression.local_steps, max(1, round.steps - round.step))
@@ -59,7 +63,7 @@ def computed(link: Link, peer: Peer, round: Round) -> Generator[Event, None, Gra
 
 
 def parts_of(lease: Sequence[Sample], steps: int) -> Iterator[tuple[int, Sequence[Sample]]]:
-    """Step by step, nearly equal; those that have a sample."""
+    """Divide a lease into nearly equal steps; yield those that have a sample."""
     ends = [number * len(lease) // steps for number in range(steps + 1)]
     for number, (start, stop) in enumerate(pairwise(ends)):
         if start < stop:
@@ -67,7 +71,7 @@ def parts_of(lease: Sequence[Sample], steps: int) -> Iterator[tuple[int, Sequenc
 
 
 def compute(link: Link, peer: Peer, round: int, number: int, lease: Sequence[Sample]) -> Gradient | None:
-    """The gradient of the mean loss over the trained tokens of a step, micro-batch by micro-batch."""
+    """Compute the gradient of the mean loss over the trained tokens of a step, micro-batch by micro-batch."""
     started, norm = time.monotonic(), None
     tokens = sum(sample.count for sample in lease)
     parts = list(batches(lease, peer.micro_batch))
@@ -83,7 +87,7 @@ def compute(link: Link, peer: Peer, round: int, number: int, lease: Sequence[Sam
 
 
 def apply(peer: Peer, round: Round, gradient: Gradient | None) -> None:
-    """Line 6, the optimizer's part: x_i <- x_i - optimizer(g_i)."""
+    """x_i <- x_i - optimizer(g_i): the optimizer's part of line 6."""
     if gradient is None:
         return
     take_step(peer, round, gradient.number)
@@ -93,7 +97,7 @@ def apply(peer: Peer, round: Round, gradient: Gradient | None) -> None:
 
 
 def take_step(peer: Peer, round: Round, number: int) -> None:
-    """The `number`-th of a round."""
+    """Take the `number`-th optimizer step of a round."""
     training = peer.recipe.training
     if peer.rate_at is None:
         peer.rate_at = learning_rate(training, round.steps)

@@ -50,26 +50,26 @@ from .types import (
 
 @dataclass(frozen=True)
 class Exchanged:
-    """One exchange, from encoding to the aggregate's arrival."""
+    """An exchange that has ended: from encoding to the aggregate's arrival."""
 
     sent: DecodedPacket
     delivered: list[Lease]
     accepted: bool
-    refused: str  # why the owner could not use the packet; "": it could, or it came too late
+    refused: str  # why the aggregator could not use the packet; "": it could, or it came too late
     aggregate: bytes
     started: float
     finished: float
 
 
 def build_peer(model: nn.Module, recipe: Recipe, micro_batch: int, name: str = "", round: int = 0) -> Peer:
-    """A peer called `name` whose model is x' of `round`: the base weights, or a snapshot's."""
+    """Build a peer called `name` whose model is x' of `round`: the base weights, or a snapshot's."""
     if recipe.data.isolates_documents:
         check_packing_isolation(model)
     own = crc32(name.encode())
     local = SingleDeviceTrainer(model, recipe, own)
     flat, where = local.flat, recipe.compression.state_device
     if isinstance(flat, RoundedLocalModel):
-        vector = flat.common = placed(flat.common, where)
+        vector = flat.global_model = placed(flat.global_model, where)
     else:
         vector = placed(flat.vector, where, copy=True)
     x = flat if isinstance(flat, RoundedLocalModel) else flat.vector
@@ -101,20 +101,20 @@ def finetune(link: Link, peer: Peer, now: int) -> Iterator[Event]:
 
 
 def take_part(link: Link, peer: Peer, now: int) -> Iterator[Event]:
-    """Round after round, until there is none."""
-    common = peer.worker.global_model
+    """Take part in round after round, until there is none."""
+    global_model = peer.worker.global_model
     stale = peer.recipe.compression.staleness == 1
     held_out: list[Sample] = []
     peer.flight = None  # of a session that is over: what it held stays in the residual
     peer.encoded.set()
-    yield catch_up(link, peer, max(now, common.round))
-    link.ready(common.round, common.fingerprint)
+    yield catch_up(link, peer, max(now, global_model.round))
+    link.ready(global_model.round, global_model.fingerprint)
     with ThreadPoolExecutor(1, thread_name_prefix="exchange") as thread:
         # asked to leave between two exchanges: one more delivers the step just made, if a round is open
         while (peer.undelivered or not link.leaving.is_set()) and (round := link.next_round()) is not None:
-            if round.round < common.round:  # announced before a stall, read after it
+            if round.round < global_model.round:  # announced before a stall, read after it
                 continue
-            if round.round > common.round:
+            if round.round > global_model.round:
                 yield catch_up(link, peer, round.round)
             exchange: Future[Exchanged] | None = None
             if round.exchange and stale:
@@ -149,8 +149,8 @@ def catch_up(link: Link, peer: Peer, now: int) -> CaughtUp:
 
 
 def exchanged(link: Link, peer: Peer, round: Round, started: float) -> Exchanged:
-    """Lines 1 to 5: encode, send, wait for the commit, receive. Changes nothing; runs beside the compute."""
-    common, delivered = peer.worker.global_model, list(peer.undelivered)
+    """Encode, send, wait for the commit, receive (lines 1 to 5). Changes nothing; runs beside the compute."""
+    global_model, delivered = peer.worker.global_model, list(peer.undelivered)
     try:
         sent = peer.worker.start(link.fits, alone=len(round.members) == 1)
     finally:
@@ -160,8 +160,8 @@ def exchanged(link: Link, peer: Peer, round: Round, started: float) -> Exchanged
         committed = link.exchange(
             sent.packet,
             Delivery(
-                round=common.round,
-                fingerprint=common.fingerprint,
+                round=global_model.round,
+                fingerprint=global_model.fingerprint,
                 delivers=[lease.round for lease in delivered],
                 loss_sum=sum(lease.loss_sum for lease in delivered),
                 tokens=sum(lease.tokens for lease in delivered),
@@ -173,13 +173,15 @@ def exchanged(link: Link, peer: Peer, round: Round, started: float) -> Exchanged
         flight.taken = interrupted.arrived
         raise
     accepted = flight.taken = link.name in committed.accepted
-    aggregate = link.fetch(f"packet/{common.round}")
+    aggregate = link.fetch(f"packet/{global_model.round}")
     refused = committed.refused.get(link.name, "")
     return Exchanged(sent, delivered, accepted, refused, aggregate, started, time.monotonic())
 
 
 def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: Exchanged) -> StepDone:
-    """Lines 6 and 7, the exchange's part; what was delivered is done with, what was refused is kept."""
+    """Move x' and x_i by the exchange (lines 6 and 7). Delivered leases are done; a refused packet stays
+    unsent.
+    """
     worker = peer.worker
     worker.finish(done.aggregate, done.sent if done.accepted else None)
     peer.flight = None
@@ -209,10 +211,10 @@ def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: 
 
 
 def settle(peer: Peer) -> None:
-    """The loop has ended: what was under way and is not joined is no part of the residual any more.
+    """Take a packet that was under way, and is not joined, out of the residual: the loop has ended.
 
-    Where nobody knows what became of a packet it is taken out as well: it may be lost, once, but never be in
-    the run twice. Its leases then count as not delivered, since others may do them again.
+    Where it is not known what became of a packet it is taken out as well: it may be lost, once, but never be
+    in the run twice. Its leases then count as not delivered, since others may do them again.
     """
     flight, peer.flight = peer.flight, None
     if flight is not None and flight.taken is not False:
@@ -222,9 +224,11 @@ def settle(peer: Peer) -> None:
 
 
 def hand_over(link: Link, peer: Peer) -> HandedOver | None:
-    """The largest part of the residual goes to the owner; what stays is this peer's, should it come back.
+    """Hand the largest part of the residual to the aggregator; the rest stays this peer's, should it come
+    back.
 
-    None where nothing went: there is nothing, no time for it, or work in x_i that others will do again.
+    Returns None where nothing went: there is nothing, no time for it, or work in x_i that others will do
+    again.
     """
     settle(peer)
     worker, room = peer.worker, link.room
@@ -241,7 +245,7 @@ def hand_over(link: Link, peer: Peer) -> HandedOver | None:
 
 
 def evaluate_part(link: Link, peer: Peer, round: Round, held_out: list[Sample]) -> EvaluatedPart:
-    """The held-out loss of x' (not of x_i) over every `eval_parts`-th sample."""
+    """Evaluate x' (not x_i) on every `eval_parts`-th held-out sample."""
     part = held_out[round.eval_part :: round.eval_parts]
     total, tokens = peer.trainer.evaluate(peer.worker.global_model.vector, part, peer.micro_batch)
     link.evaluated(round.round, round.eval_part, total, tokens)

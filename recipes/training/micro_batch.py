@@ -1,7 +1,7 @@
-"""How many sequences fit into a machine's memory at once, and what to do when they do not.
+"""The micro-batch: how many sequences fit into a machine's memory, and what to do when they do not.
 
-A lease is computed in parts, micro-batches, whose losses and gradients add up. So the size of a part is the
-machine's own affair: it is found at the start, and halved when memory runs out.
+The losses and gradients of micro-batches add up to those of a lease. So their size is the machine's own
+affair: it is found at the start, and halved when memory runs out.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ class MemoryFull(Exception):
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether memory ran out."""
+    """Did memory run out?"""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
         words in str(error) for words in FULL
     )
 
 
 def shrink_to_fit(peer: Peer, work: Callable[[], T]) -> Generator[Lowered, None, T]:
-    """`work`, again with half the micro-batch each time that memory runs out; `yield from` gives its result.
+    """Do `work`, again with half the micro-batch each time that memory runs out; `yield from` gives its
+    result.
 
     Raises:
         MemoryFull: not even one sequence fits.
@@ -71,19 +72,19 @@ def first_line(error: BaseException) -> str:
 
 
 def release() -> None:
-    """Give back what the accelerator's allocator holds in pieces."""
+    """Return what the accelerator's allocator holds in fragments."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def fixes(recipe: Recipe) -> tuple[str, ...]:
-    """What helps, the mildest first; three of what the recipe has not done already."""
+    """List three remedies, the mildest first, that the recipe does not use already."""
     training, lora = recipe.training, recipe.lora
     found = []
     if not training.activation_checkpointing:
         found.append("training.activation_checkpointing=true: activations are computed twice, not kept")
     if recipe.compression.state_device != "cpu" and torch.cuda.is_available():
-        found.append("compression.state_device=cpu: the common model lies in the host's memory")
+        found.append("compression.state_device=cpu: the global model is kept in the host's memory")
     if lora is None and STATE[training.optim] > STATE["adamw_8bit"]:
         found.append("training.optim=adamw_8bit: a quarter of the optimizer's memory")
     found.append(f"data.max_length={max(8, recipe.data.max_length // 2)}: shorter samples")
@@ -99,8 +100,8 @@ def fixes(recipe: Recipe) -> tuple[str, ...]:
 
 
 def micro_batch_for(local: Trainer, recipe: Recipe, go_on: Callable[[], object] = lambda: None) -> int:
-    """The micro-batch that this machine has memory for, at the recipe's length; of each device, where the
-    model is spread over several.
+    """Choose the micro-batch that this machine has memory for, at the recipe's length; for each device, where
+    the model is spread over several.
 
     An accelerator tries, with the optimizer's memory set aside. A CPU's system would end the process rather
     than say that memory is full, so there it is a modest guess.
@@ -111,7 +112,7 @@ def micro_batch_for(local: Trainer, recipe: Recipe, go_on: Callable[[], object] 
 
 
 def tried(local: Trainer, recipe: Recipe, go_on: Callable[[], object] = lambda: None) -> int:
-    """The largest power of two whose forward and backward pass leaves a tenth of the memory."""
+    """Find the largest power of two whose forward and backward pass leaves a tenth of the memory."""
     length = recipe.data.max_length
     sample = Sample(np.zeros(length, np.int32), np.arange(length) > 0)
     fits, size, before = 1, 1, 0.0
@@ -134,8 +135,8 @@ def tried(local: Trainer, recipe: Recipe, go_on: Callable[[], object] = lambda: 
 
 
 def share_taken(device: torch.device, aside: float, work: Callable[[], object]) -> float:
-    """Do `work` with so many bytes set aside. The share of the device's memory that was held at most; 0:
-    nobody counts it.
+    """Do `work` with so many bytes set aside; return the largest share of the device's memory that was held.
+    0: not known.
     """
     counted = device.type == "cuda"
     held = torch.empty(int(aside), dtype=torch.uint8, device=device)
@@ -149,14 +150,14 @@ def share_taken(device: torch.device, aside: float, work: Callable[[], object]) 
 
 
 def sizes_of(config: Any) -> tuple[int, ...]:
-    """What of a config a guess is made from; 0: it does not say."""
+    """Read from a config what a guess is made from; 0: not known."""
     values = (getattr(config, name, 0) for name in SIZES)
     return tuple(value if isinstance(value, int) else 0 for value in values)
 
 
 def guessed(recipe: Recipe, sizes: Sequence[int], processes: int) -> int:
-    """ON_CPU, or less where so many samples in each process would take more than a quarter of the memory that
-    is free.
+    """Guess ON_CPU, or less where so many samples in each process would take more than a quarter of the
+    memory that is free.
     """
     vocabulary, layers, width = sizes
     kept = 2 if recipe.training.activation_checkpointing else 34  # vectors of each layer and token, about
@@ -168,7 +169,7 @@ def guessed(recipe: Recipe, sizes: Sequence[int], processes: int) -> int:
 
 
 def free_memory() -> float:
-    """Bytes; where the system does not tell, as many as wanted."""
+    """Read the free memory in bytes; infinite where the system does not tell."""
     try:
         pages = max(os.sysconf("SC_AVPHYS_PAGES"), os.sysconf("SC_PHYS_PAGES") // 4)  # the cache can go
         return float(pages * os.sysconf("SC_PAGE_SIZE"))

@@ -32,12 +32,13 @@ EXTRA = {
 
 
 def build_optimizer(trained: Sequence[Tensor], training: Training) -> Optimizer:
-    """The optimizer over what is trained; weight decay on matrices only, as transformers has it.
+    """Build the optimizer over what is trained; weight decay on matrices only, as transformers has it.
 
     Args:
         trained: views of the flat vector: `step()` then changes that vector in place.
 
-    Errors: ModelError where a library that it needs is not here.
+    Raises:
+        ModelError: a library that it needs is not installed.
     """
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": training.weight_decay},
@@ -60,7 +61,7 @@ def build_optimizer(trained: Sequence[Tensor], training: Training) -> Optimizer:
 
 
 def eight_bit(name: str) -> Callable[..., Optimizer]:
-    """Errors: ModelError."""
+    """Import an 8-bit optimizer. Raises ModelError."""
     module, kind, extra = EXTRA[name]
     try:
         found: Any = getattr(import_module(module), kind)
@@ -75,7 +76,8 @@ def eight_bit(name: str) -> Callable[..., Optimizer]:
 
 
 def learning_rate(training: Training, steps: int) -> Callable[[int], float]:
-    """step -> learning rate of a run of `steps` steps. A function of the step alone: a peer may join at any.
+    """Build the schedule, step -> learning rate, of a run of `steps` steps. It depends on the step alone: a
+    peer may join at any.
 
     Past the end it stays at the last step's: that is the rate of work which a lost peer left behind.
     """
@@ -93,7 +95,7 @@ def learning_rate(training: Training, steps: int) -> Callable[[int], float]:
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float, beta1: float | None = None) -> None:
-    """Of all groups; and the momentum, where there is one."""
+    """Set the learning rate of all groups; and beta1, where there is one."""
     for group in optimizer.param_groups:
         group["lr"] = rate
         if beta1 is not None and "betas" in group:

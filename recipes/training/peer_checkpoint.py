@@ -1,7 +1,7 @@
-"""What a peer keeps on its disk between two stays in a run: x_i, x', its optimizer's state and its round.
+"""The checkpoint of a peer, between two sessions in a run: x_i, x', its optimizer's state and its round.
 
 One safetensors file, tensors and text only. Each tensor's fingerprint is in the header, and a checksum of the
-header: a file that was damaged is known before anything of it is used.
+header: a damaged file is known before anything of it is used.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .trainer import LOCAL, OPTIMIZER, Lazy
 from .types import Peer
 
 FORMAT = "1"
-COMMON = "common"  # the name of x', beside those of local.py
+GLOBAL_MODEL = "common"  # name of x' in the file, beside those of the trainer
 TABLE = 256  # elements that an optimizer of 8 bits keeps beside each parameter
 
 
 @dataclass(frozen=True)
 class CheckpointHeader:
-    """Where a peer was when it left."""
+    """Round and fingerprint of a peer when it left."""
 
     round: int
     fingerprint: int  # of x' of that round
@@ -42,34 +42,38 @@ class CheckpointHeader:
 
 
 def size_of(peer: Peer) -> int:
-    """Bytes that `keep` writes, but for a few thousand of names."""
+    """Estimate the bytes that `keep` writes, but for a few thousand of names."""
     return sum(tensor.nbytes for tensor in tensors_of(peer).values())
 
 
 def anything_of(peer: Peer) -> bool:
-    """Has this peer something of its own: a residual, or an optimizer that has moved?"""
+    """Has this peer something of its own: a residual, or an optimizer with state?"""
     return peer.trainer.stepped or peer.worker.residual_norm() != 0
 
 
 def keep(peer: Peer, path: Path, about: Mapping[str, str]) -> None:
-    """Write down a peer whose loop has ended, whole or not at all.
+    """Save a peer whose loop has ended, whole or not at all.
 
     Raises:
-        ValueError: its model is not finite: nobody should go on from it.
+        ValueError: its model is not finite: no peer should go on from it.
         OSError: the disk.
     """
     settle(peer)
-    tensors, common = tensors_of(peer), peer.worker.global_model
+    tensors, global_model = tensors_of(peer), peer.worker.global_model
     if not isfinite(peer.worker.residual_norm()):
         raise ValueError("this peer's model holds values that are not finite")
     sums = {name: f"{fingerprint(tensor.reshape(-1)):016x}" for name, tensor in tensors.items()}
-    stay = {"format": FORMAT, "round": str(common.round), "fingerprint": f"{common.fingerprint:016x}"}
+    stay = {
+        "format": FORMAT,
+        "round": str(global_model.round),
+        "fingerprint": f"{global_model.fingerprint:016x}",
+    }
     words = {**about, **stay, "sums": json.dumps(sums)}
     write_safetensors(path, tensors, {**words, "check": digest(words)})
 
 
 def read(path: Path) -> CheckpointHeader:
-    """Where the peer was, once every tensor is known to be what was written.
+    """Read the header of a checkpoint, and verify every tensor.
 
     Raises:
         ValueError: the file is damaged, or not of this version.
@@ -81,28 +85,31 @@ def read(path: Path) -> CheckpointHeader:
             tensor = file.get_tensor(name)
             if tensor.dtype != torch.float32 or f"{fingerprint(tensor.reshape(-1)):016x}" != wanted:
                 raise ValueError(f"{name} is not what was written")
-    if sums[COMMON] != f"{stay.fingerprint:016x}":
+    if sums[GLOBAL_MODEL] != f"{stay.fingerprint:016x}":
         raise ValueError("its x' is not of the round it names")
     return stay
 
 
 def restore(peer: Peer, path: Path) -> None:
-    """Bring a peer that was just built to where it was: x_i, x', its round, the optimizer. After `read`.
+    """Restore a peer that was just built: x_i, x', its round, the optimizer. After `read`.
 
     Raises:
-        ValueError: it is of a model of another shape; the peer is unchanged.
+        ValueError: the checkpoint is of a model of another shape; the peer is unchanged.
     """
     with opened(path) as file:
         stay, _ = header_of(file)
         check(peer, file)
-        common = peer.worker.global_model
-        common.vector.copy_(file.get_tensor(COMMON))  # first: x_i may be kept as what it is more than that
+        global_model = peer.worker.global_model
+        global_model.vector.copy_(
+            file.get_tensor(GLOBAL_MODEL)
+        )  # first: x_i may be kept as what it is more than that
         peer.trainer.load(own(file))
-        common.round, common.fingerprint = stay.round, stay.fingerprint
+        global_model.round, global_model.fingerprint = stay.round, stay.fingerprint
 
 
 def restore_residual(peer: Peer, path: Path) -> None:
-    """As `restore`, for a peer that has x' of a later round from elsewhere: x_i <- x' + what x_i - x' was.
+    """Restore the residual of a peer that has x' of a later round from elsewhere: x_i <- x' + what x_i - x'
+    was.
 
     Raises:
         ValueError: as `restore`.
@@ -121,26 +128,28 @@ def digest(words: Mapping[str, str]) -> str:
 
 
 def tensors_of(peer: Peer) -> Mapping[str, Tensor]:
-    """x', and what the local model keeps: x_i, and of the optimizer what it has for each parameter."""
-    local, common = peer.trainer.tensors(), peer.worker.global_model.vector
-    return Lazy({COMMON: lambda: common} | {name: partial(local.__getitem__, name) for name in local})
+    """List x', x_i, and the optimizer's state of each parameter, by name."""
+    local, global_model = peer.trainer.tensors(), peer.worker.global_model.vector
+    return Lazy(
+        {GLOBAL_MODEL: lambda: global_model} | {name: partial(local.__getitem__, name) for name in local}
+    )
 
 
 def own(file: Any) -> Lazy:
-    """What the local model kept."""
-    names = [name for name in file.keys() if name != COMMON]  # noqa: SIM118 - not a dict
+    """List the trainer's tensors in a file."""
+    names = [name for name in file.keys() if name != GLOBAL_MODEL]  # noqa: SIM118 - not a dict
     return Lazy({name: partial(file.get_tensor, name) for name in names})
 
 
-def moved(file: Any, common: Tensor) -> Tensor:
-    """x' of a later round, and what x_i - x' was."""
-    residual: Tensor = file.get_tensor(LOCAL).sub_(file.get_tensor(COMMON))
-    return residual.to(common.device).add_(common)
+def moved(file: Any, global_model: Tensor) -> Tensor:
+    """Add the residual x_i - x' of the file to x' of a later round."""
+    residual: Tensor = file.get_tensor(LOCAL).sub_(file.get_tensor(GLOBAL_MODEL))
+    return residual.to(global_model.device).add_(global_model)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """The file, open; what safetensors finds wrong with it is a ValueError."""
+    """Open a checkpoint; what safetensors finds wrong with it is a ValueError."""
     try:
         with safe_open(path, "pt") as file:
             yield file
@@ -149,7 +158,7 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def header_of(file: Any) -> tuple[CheckpointHeader, dict[str, str]]:
-    """Who left when, and each tensor's fingerprint. Raises ValueError where it is not what was written."""
+    """Read the header and each tensor's fingerprint. Raises ValueError where it is damaged."""
     about = dict(file.metadata() or {})
     if about.pop("check", "") != digest(about) or about.pop("format", "") != FORMAT:
         raise ValueError("its header is not what was written, or of another version")
@@ -160,8 +169,8 @@ def header_of(file: Any) -> tuple[CheckpointHeader, dict[str, str]]:
 
 
 def check(peer: Peer, file: Any) -> None:
-    """Raises ValueError where the file is not of this peer's model and optimizer."""
-    shapes = {COMMON: (peer.trainer.layout.size,), **peer.trainer.shapes()}
+    """Compare a file with this peer's model and optimizer. Raises ValueError."""
+    shapes = {GLOBAL_MODEL: (peer.trainer.layout.size,), **peer.trainer.shapes()}
     for name in file.keys():  # noqa: SIM118 - not a dict
         parameter = name.rpartition(".")[0] or name  # of which an optimizer may keep a number, too
         shape, want = tuple(file.get_slice(name).get_shape()), shapes.get(parameter)

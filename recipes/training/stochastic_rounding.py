@@ -1,4 +1,5 @@
-"""x_i without master weights: x_i = x' + d_i, of which d_i alone is kept, in bfloat16, rounded at random.
+"""Training without float32 master weights: x_i = x' + d_i, of which d_i alone is stored, in bfloat16, rounded
+at random.
 
 Were x_i itself in bfloat16, its rounding, up to 2^-9 |x_i|, would be larger than most steps; it would stand
 in d_i = x_i - x', and peers would send it to each other for ever. d_i is small, and so is what rounding does
@@ -27,14 +28,14 @@ LOW = 0xFFFF  # the bits of a float32 that bfloat16 has not
 
 
 def rounded(x: Tensor, noise: torch.Generator) -> Tensor:
-    """float32 -> bfloat16, one of the two neighbours at random, so that the mean is x."""
+    """Round float32 to bfloat16, to one of the two neighbours at random, so that the mean is x."""
     bits = x.contiguous().view(torch.int32)
     drawn = torch.randint(0, LOW + 1, bits.shape, dtype=torch.int32, device=x.device, generator=noise)
     return ((bits + drawn) & ~LOW).view(torch.float32).to(torch.bfloat16)
 
 
 class RoundedLocalModel:
-    """In the place of Flat, and x_i for a Worker (vector.Vector).
+    """Stands in for FlatParameters, and is x_i for a Worker (`recipes.algorithm.LocalModel`).
 
     Args:
         seed: of the noise, this peer's own.
@@ -49,7 +50,7 @@ class RoundedLocalModel:
             self._flat.grad,
             self._flat.copy,
         )
-        self.common = self._flat.vector  # x', (P,) float32; build_peer may move it to the host's memory
+        self.global_model = self._flat.vector  # x', (P,) float32; build_peer may move it to the host's memory
         del self._flat.vector
         self.residual = torch.zeros_like(self.copy)  # d_i   (P,) bfloat16
         self.noise = torch.Generator(self.copy.device).manual_seed(seed)
@@ -61,12 +62,12 @@ class RoundedLocalModel:
 
     @property
     def vector(self) -> Tensor:
-        """x_i, made anew."""
-        return self.residual.float().add_(self.common.to(self.residual.device))
+        """x_i (P,), computed anew."""
+        return self.residual.float().add_(self.global_model.to(self.residual.device))
 
     def take(self, x: Tensor) -> None:
         """x_i <- x."""
-        self.residual.copy_(x.to(self.residual.device).float() - self.common.to(self.residual.device))
+        self.residual.copy_(x.to(self.residual.device).float() - self.global_model.to(self.residual.device))
 
     def step(self, optimizer: Optimizer) -> None:
         grads = self.layout.views(self.grad)
@@ -77,7 +78,7 @@ class RoundedLocalModel:
             optimizer.step()  # passes over the parameters without a gradient
             for i in part:
                 start, stop = self._place(i)
-                d = self.masters[i].data.reshape(-1) - self.common[start:stop].to(self.residual.device)
+                d = self.masters[i].data.reshape(-1) - self.global_model[start:stop].to(self.residual.device)
                 self.residual[start:stop] = rounded(d, self.noise)
                 self.masters[i].data, self.masters[i].grad = self._nothing[i], None
 
@@ -91,18 +92,18 @@ class RoundedLocalModel:
 
     @contextmanager
     def use(self, vector: Tensor) -> Iterator[nn.Module]:
-        """As Flat's, with a copy that waits for its `refresh` afterwards."""
+        """Compute with `vector` like FlatParameters; the model's copy waits for its `refresh` afterwards."""
         with self._flat.use(vector) as model:
             yield model
 
     # ---- x_i for a Worker ----------------------------------------------------------------------------------
 
     def difference(self, shard: Shard, sample: Sample, other: Tensor) -> Tensor:
-        assert other is self.common
+        assert other is self.global_model
         return sample.take(shard.of(self.residual)).float()
 
     def add_(self, piece: ShardUpdate, alpha: int = 1) -> None:
-        """+ C[D]: x' has moved as far. - C[d_i]: d_i gets smaller."""
+        """Leave d_i at + C[D], since x' has moved as far; shrink it at - C[d_i]."""
         if alpha == 1:
             return
         here, update = piece.shard.of(self.residual), piece.update
@@ -110,19 +111,19 @@ class RoundedLocalModel:
         here[where] = rounded(here[where].float() - update.values.to(here.device), self.noise)
 
     def distance(self, other: Tensor) -> float:
-        assert other is self.common
+        assert other is self.global_model
         return float(torch.linalg.vector_norm(self.residual, dtype=torch.float32))
 
     # ---- small ---------------------------------------------------------------------------------------------
 
     def _x(self, start: int, stop: int) -> Tensor:
-        return self.residual[start:stop].float().add_(self.common[start:stop].to(self.residual.device))
+        return self.residual[start:stop].float().add_(self.global_model[start:stop].to(self.residual.device))
 
     def _place(self, i: int) -> tuple[int, int]:
         return self.layout.offsets[i], self.layout.offsets[i + 1]
 
     def _parts(self) -> Iterator[range]:
-        """Parameters by number, about AT_ONCE elements at a time."""
+        """Yield parameters by number, about AT_ONCE elements at a time."""
         first, room = 0, GRADIENT_CHUNK
         for i, (start, stop) in enumerate(pairwise(self.layout.offsets)):
             if room <= 0:

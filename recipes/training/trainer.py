@@ -1,7 +1,7 @@
-"""This peer's model in training: x_i, its gradient and its optimizer.
+"""The trainer of a peer on one device: x_i, its gradient and its optimizer, and the optimizer's state by
+name.
 
-The loop (finetune.py) asks for nothing else, so it does not know whether they lie on one device (`Alone`) or
-are spread over several (spread.py).
+What the loop asks for is `types.Trainer`; the other one is spread over several devices (multi_gpu).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PLAIN = (Tensor, nn.Parameter, int, float)  # what of an optimizer's state can b
 
 
 class Lazy(Mapping[str, Tensor]):
-    """Tensors that are made or read when they are asked for: memory may not hold them all."""
+    """A mapping of tensors that are made or read when they are asked for: memory may not hold them all."""
 
     def __init__(self, made: Mapping[str, Callable[[], Tensor]]) -> None:
         self.made = made
@@ -48,13 +48,13 @@ class Lazy(Mapping[str, Tensor]):
 
 @dataclass
 class LossScale:
-    """What a loss is multiplied by, so that small gradients are numbers in float16 too. 1: nothing."""
+    """The factor on a loss that makes small gradients numbers in float16 too. 1: none."""
 
     value: float = 1.0
     steps: int = 0  # since it last changed
 
     def held(self, norm: float) -> bool:
-        """Whether a gradient of this norm can be used. Where it cannot, half the scale is tried."""
+        """Can a gradient of this norm be used? Where it cannot, half the scale is tried."""
         if self.value > 1 and not isfinite(norm):
             self.value, self.steps = self.value / 2, 0
             return False
@@ -65,7 +65,7 @@ class LossScale:
 
 
 class SingleDeviceTrainer:
-    """All of it on the device of the model."""
+    """A trainer whose state is all on the device of the model."""
 
     at_once = 1
 
@@ -87,7 +87,7 @@ class SingleDeviceTrainer:
         return self.flat.grad.device
 
     def precision(self) -> AbstractContextManager[object]:
-        """Of forward passes."""
+        """Enter the precision of forward passes."""
         return torch.autocast(self.device.type, self.half, enabled=self.half is not None)
 
     @property
@@ -115,7 +115,7 @@ class SingleDeviceTrainer:
             self.zero()
 
     def check(self) -> None:
-        """What is on one device goes with this process."""
+        """Pass: what is on one device is lost only with this process."""
 
     def zero(self) -> None:
         self.model.train()
@@ -155,7 +155,7 @@ class SingleDeviceTrainer:
 
 
 def placed(x: Tensor, where: str, copy: bool = False) -> Tensor:
-    """x' beside x_i, or in the host's memory, of which a round then takes what it samples."""
+    """Place x' beside x_i, or in the host's memory, of which a round then takes what it samples."""
     if x.device.type == "cpu" or where == "accelerator" or (where == "auto" and roomy(x)):
         return x.clone() if copy else x
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type == "cuda")
@@ -163,7 +163,7 @@ def placed(x: Tensor, where: str, copy: bool = False) -> Tensor:
 
 
 def roomy(x: Tensor) -> bool:
-    """Whether this accelerator has memory for x', Adam's moments and as much again for activations."""
+    """Has this accelerator memory for x', Adam's moments and as much again for activations?"""
     if x.device.type != "cuda":
         return True
     free, _ = torch.cuda.mem_get_info(x.device)
@@ -178,7 +178,7 @@ def backward(
     precision: AbstractContextManager[object] | None = None,  # of the forward pass
     scale: float = 1.0,
 ) -> float:
-    """One micro-batch: its losses by `tokens`, into the gradients; the sum of its losses."""
+    """Add the gradient of (the losses of one micro-batch / tokens); return the sum of its losses."""
     with precision or nullcontext():
         loss, _ = loss_sum(model, batch_of(part, device))
     (loss / max(tokens, 1) * scale).backward()  # type: ignore[no-untyped-call]
@@ -190,19 +190,19 @@ def batch_of(part: Sequence[Sample], device: torch.device) -> dict[str, Tensor]:
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """By the numbers that its state has them under."""
+    """List parameters in the order of the optimizer's state."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def parsed(name: str) -> tuple[int, str]:
-    """The number of the parameter, and what is kept of it."""
+    """Parse the name of a state: the number of its parameter, and the state's own name."""
     _, number, what = name.split(".", 2)
     return int(number), what
 
 
 def states_of(optimizer: Optimizer) -> dict[str, Tensor]:
-    """What it keeps, by name, as float32. Nothing where that cannot be kept (torchao's): it then begins anew,
-    as a joiner's does.
+    """Read the optimizer's state, by name, as float32. Empty where it cannot be saved (torchao's): it then
+    begins anew, as a joiner's does.
     """
     found: dict[str, Tensor] = {}
     for number, parameter in enumerate(parameters_of(optimizer)):  # state_dict wraps what bitsandbytes has
@@ -215,7 +215,7 @@ def states_of(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def load_states(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """The way back; other names are passed over, and what ranks have of their own."""
+    """Restore what `states_of` gave; other names are passed over, and those of ranks."""
     state: dict[int, dict[str, Tensor | int]] = {}
     for name in tensors:
         if name.startswith(f"{OPTIMIZER}.") and RANK not in name:
@@ -226,7 +226,9 @@ def load_states(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
 
 
 def packed(what: str, value: Tensor | int | float) -> tuple[str, Tensor]:
-    """What an optimizer keeps, as float32 under a name that says what it was: a number, or bytes."""
+    """Pack a value of an optimizer's state as float32, under a name that says what it was: a number, or
+    bytes.
+    """
     if isinstance(value, int):
         return f"{what}|int", torch.tensor(float(value))
     tensor = torch.as_tensor(value)
@@ -238,7 +240,7 @@ def packed(what: str, value: Tensor | int | float) -> tuple[str, Tensor]:
 
 
 def unpacked(name: str, tensor: Tensor) -> tuple[str, Tensor | int]:
-    """The way back."""
+    """Reverse `packed`."""
     what, _, kind = name.partition("|")
     if kind == "int":
         return what, int(tensor)
@@ -249,5 +251,5 @@ def unpacked(name: str, tensor: Tensor) -> tuple[str, Tensor | int]:
 
 
 def load_state(optimizer: Optimizer, state: Mapping[int, Mapping[str, Tensor | int]]) -> None:
-    """The state alone: groups and rates are the recipe's and the schedule's."""
+    """Load the state alone: groups and rates are the recipe's and the schedule's."""
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -83,7 +83,7 @@ def test_who_undoes_the_work_of_others_is_put_out_with_the_reason_and_e_is_repla
     eve = swarm.members["eve"]
     refusals = [step.refused for step in eve.steps if step.refused]
     assert refusals
-    assert all("raise the loss of the owner's probe batch" in why for why in refusals)
+    assert all("raise the loss of the host's probe batch" in why for why in refusals)
     left = {event.peer: event.reason for event in events if isinstance(event, hub.PeerLeft)}
     assert "3 unusable packets, the last: its last" in left["eve"]
     for name in names[1:]:

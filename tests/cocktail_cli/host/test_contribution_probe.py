@@ -79,7 +79,7 @@ def test_who_hurts_is_found_and_who_is_of_no_use_counts_for_less_with_the_reason
     assert set(weights.values()) == {1.0}
     for _ in range(STRIKES):
         assert one.objection("p1") == ""
-        assert "raise the loss of the owner's probe batch, by 2.0 times" in one.objection("p0")
+        assert "raise the loss of the host's probe batch, by 2.0 times" in one.objection("p0")
     assert one.objection("p0") == "", "it is out; this is somebody else of that name"
 
 

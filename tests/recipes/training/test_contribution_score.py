@@ -141,7 +141,7 @@ def test_a_verdict_says_how_long_and_by_how_much() -> None:
         found = swarm.evidence.add({peer: Gain(-2.5 if peer == "p0" else 1.0) for peer in PEERS})
 
     assert [verdict.why for verdict in found] == [
-        "its last 3 packets raise the loss of the owner's probe batch, by 2.5 times what the usual "
+        "its last 3 packets raise the loss of the host's probe batch, by 2.5 times what the usual "
         "packet lowers it"
     ]
 
@@ -260,7 +260,7 @@ def test_a_doubt_says_how_long_and_by_how_much() -> None:
         swarm.next(p0=0.1)
 
     assert swarm.evidence.doubts["p0"].why == (
-        "its last 3 packets lower the loss of the owner's probe batch by 0.1 times what usual ones would, "
+        "its last 3 packets lower the loss of the host's probe batch by 0.1 times what usual ones would, "
         "and count for no more than that"
     )
 

@@ -258,7 +258,7 @@ class FsdpWorker:
     # ---- x_i -----------------------------------------------------------------------------------------------
 
     def difference(self, units: int, block: int) -> None:
-        """Compute x_i - x' of `block` coordinates from each of `units` on (ascending); the window has both."""
+        """Compute x_i - x' of `block` coordinates from all of `units` on (ascending), both in the window."""
         at, inside = self.shared.where[:units], torch.arange(block)
         for held in near(self.aside or self.own, int(at[0]), int(at[-1]) + block):
             first, last = torch.searchsorted(at, torch.tensor([held.start - block + 1, held.stop])).tolist()

@@ -45,11 +45,11 @@ def data(tmp_path: Path) -> Path:
 class Member:
     """A peer with a door, that takes part in a thread."""
 
-    def __init__(self, name: str, url: Any, work: RunDelegate) -> None:
+    def __init__(self, name: str, url: Any, work: RunDelegate, folder: Path) -> None:
         keys = CurveKeys.generate()
         self.door, port = open_shard_server("127.0.0.1", 0, keys, url)
         self.link = PeerLink(url, PeerIdentity(name, keys=keys, owns=True, reachable=f"127.0.0.1:{port}"))
-        self.work, self.keys = work, keys
+        self.work, self.keys, self.folder = work, keys, folder
         self.steps: list[StepDone] = []
         self.run: RunLink | None = None
         self.error: BaseException | None = None
@@ -60,7 +60,7 @@ class Member:
             recipe = self.work.recipe
             self.link.connect(10)
             run = self.run = RunLink(self.link)
-            kept = self.work.ledger.parent / "kept" / run.name
+            kept = self.folder / "kept" / run.name
             half = shard_backend(recipe, self.work.parameters, kept, pytest.fail)
             aggregator = AggregatorThread(self.link, half, self.door)
             aggregator.start()
@@ -102,7 +102,7 @@ def test_four_owners_send_and_receive_what_the_paper_says(
         running = Hub(("127.0.0.1", 0), keys, ledger, settings, work)
         running.start()
         url = keys.url("127.0.0.1", running.port, "test-run")
-        members = [Member(name, url, work) for name in NAMES]
+        members = [Member(name, url, work, tmp_path) for name in NAMES]
         for member in members:
             member.thread.start()
         events = list(running.events())

@@ -44,7 +44,9 @@ class Books:
         sessions = tuple(self.sessions.values())
         peers = tuple(k for k in self.peers.values() if k.standing != "stranger")
         recent = tuple(self.rounds[-RECENT:])
-        return Recovered(len(self.rounds), self.counted.runs, sessions, peers, last, self.evaluation, recent)
+        return Recovered(
+            len(self.rounds), self.counted.ranges, sessions, peers, last, self.evaluation, recent
+        )
 
 
 @dataclass

@@ -423,7 +423,7 @@ def union(counted: list[Counted]) -> SampleRanges:
             raise LedgerError(
                 f"a sample of {lease.peer}, lease {lease.lease}, was counted twice: {error}"
             ) from None
-    return pool.runs
+    return pool.ranges
 
 
 def columns_of(row: RoundRow) -> tuple[Any, ...]:

@@ -5,16 +5,16 @@ TransportError
     AddressInUse        the hub's port is taken
     Unreachable         no hub at that address: the name, the TCP connection or the key failed
     RefusedByHub        the hub answered, and its answer is no
-    NotServed           the hub lacks, or has damaged, what a peer needs to catch up
-    LinkLost            there was a session, and it cannot be had back
+    NotServed           the hub lacks, or has damaged, an object that a joining peer needs
+    LinkLost            the session was lost and cannot be resumed
     RunOver             the run ended while the caller waited for something in it
-    SessionRenewed      the session is a new one: work not delivered in the old one belongs to others now
-    Reopened            the round is open again with other owners: what was cut for those before is void
-    Leaving             the caller itself asked to leave, while it waited for something
+    SessionRenewed      the session is new: undelivered work of the old one was given to other peers
+    Reopened            the round was reopened with other aggregators: the parts for the old ones are void
+    Leaving             the caller was asked to leave while it waited
     ProtocolError       bytes that are not this protocol
-    LedgerError         the ledger is damaged, or not what its caller took it for
+    LedgerError         the ledger is damaged, or another one than expected
         LedgerBusy      another process writes this ledger
-UpdateRejected          raised by the caller's `Work.aggregate`: one peer's packet cannot be used
+UpdateRejected          raised by HubDelegate.aggregate: one peer's packet cannot be used
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Unreachable(TransportError):
     def __init__(self, host: str, port: int, layer: str, reason: str) -> None:
         super().__init__(reason)
         self.host, self.port = host, port
-        self.layer = layer  # "dns", "tcp" or "key": what failed, from the outside in
+        self.layer = layer  # what failed: "dns", "tcp" or "key"
 
 
 class RefusedByHub(TransportError):
@@ -72,7 +72,7 @@ class RunOver(TransportError):
     def __init__(self, reason: str, finished: bool, resumable: bool = False) -> None:
         super().__init__(reason)
         self.finished = finished  # True: it reached its end
-        self.resumable = resumable  # it failed, and may be started again
+        self.resumable = resumable  # it failed and may be started again
 
     @classmethod
     def of(cls, over: Over) -> RunOver:
@@ -82,27 +82,27 @@ class RunOver(TransportError):
 class SessionRenewed(TransportError):
     """The hub gave this peer a new session.
 
-    The leases of the old one are void: others do that work. The peer keeps x and x', catches up to
-    `link.welcome.round` if it is behind, says ready and goes on.
+    The leases of the old one are void: other peers do that work. The peer keeps its local and global model,
+    catches up to `link.welcome.round` if it is behind, calls ready() and goes on.
     """
 
 
 class Reopened(TransportError):
-    """A round is open again with other owners: cut the packet anew, and exchange it again."""
+    """A round was reopened with other aggregators: shard the packet for them and exchange it again."""
 
     def __init__(self, again: Round) -> None:
-        super().__init__(f"round {again.round} is open again with other owners")
+        super().__init__(f"round {again.round} is open again with other aggregators")
         self.again = again
 
 
 class Leaving(TransportError):
     """Interrupted, because this peer was asked to leave."""
 
-    arrived: bool | None = False  # is the packet under way at the hub, which will use it; None: not known
+    arrived: bool | None = False  # True if the hub has the packet and will use it; None: not known
 
 
 class ProtocolError(TransportError):
-    """What came is not this protocol."""
+    """Bytes that do not follow the protocol."""
 
 
 class LedgerError(TransportError):
@@ -114,8 +114,8 @@ class LedgerBusy(LedgerError):
 
 
 class UpdateRejected(Exception):
-    """One peer's packet cannot be used; the round goes on without it. `by`: the session of the owner that
-    says so, where that is a peer."""
+    """One peer's packet cannot be used; the round goes on without it. `by`: the session of the aggregator
+    that refused it, if that is a peer."""
 
     def __init__(self, peer: str, reason: str, by: str = "") -> None:
         super().__init__(f"{peer}: {reason}")

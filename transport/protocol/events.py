@@ -1,6 +1,6 @@
-"""What a hub tells whoever runs it. `Hub.events()` yields these; nothing here is printed by this room.
+"""Events that a hub reports to its process through `Hub.events()`. This room prints nothing.
 
-Each has `at`: wall-clock seconds since 1970, for people and logs. Durations inside are monotonic.
+`at` is wall-clock seconds since 1970, for people and logs. Durations are monotonic.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from .traffic import TrafficDelta
 
-PAUSED = 75  # exit code of a run whose owner means to go on with it
+PAUSED = 75  # exit code of a run that was paused, to be continued
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class Event:
 
 @dataclass(frozen=True)
 class PeerJoined(Event):
-    """A session began: the peer fetches what it lacks and will say it is ready."""
+    """A session began: the peer catches up and will then say it is ready."""
 
     peer: str
     hardware: str
-    round: int  # the round it has to catch up to
-    origin: str = ""  # address it comes from; of IPv6 the first 64 bits; empty: not known
+    round: int  # to catch up to
+    origin: str = ""  # its address; of IPv6 the first 64 bits; empty: not known
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,21 @@ class PeerAsks(Event):
 
 @dataclass(frozen=True)
 class PeerReady(Event):
-    """The peer holds x' and is a member from the next round."""
+    """The peer has the global model and is a member from the next round."""
 
     peer: str
     round: int
-    joining_s: float  # from its greeting until now
+    joining_s: float  # since its Hello
 
 
 @dataclass(frozen=True)
 class PeerLeft(Event):
-    """A session ended. What it had not delivered is back in the pool."""
+    """A session ended; its undelivered samples are back in the pool."""
 
     peer: str
     reason: str  # "left: ...", "connection lost", "silent for 30 s", ...
-    returned: int  # samples that went back into the pool
-    legacy: int = 0  # bytes of its residual that it handed over
+    returned: int  # samples back in the pool
+    legacy: int = 0  # bytes of its residual handoff
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class RoundOpened(Event):
 
 @dataclass(frozen=True)
 class RoundCommitted(Event):
-    """A round is durable: x' has moved."""
+    """A round is durable: the global model has changed."""
 
     round: int
     step: int  # whole global batches counted so far
@@ -78,20 +78,20 @@ class RoundCommitted(Event):
     tokens: int  # trained tokens delivered in this round
     members: tuple[str, ...]
     accepted: tuple[str, ...]
-    fingerprint: int  # of x' before this round, as all members reported it
+    fingerprint: int  # of the global model before this round, as all members reported it
     size: int  # bytes of the aggregated packet
     packets: dict[str, int]  # bytes of each accepted packet
     tokens_by_peer: dict[str, int]
     compute_s: dict[str, float]  # each peer's last step
-    wait_s: dict[str, float]  # of which its device waited for the exchange
+    wait_s: dict[str, float]  # of these its device waited for the exchange
     seconds: float  # since the round was opened
     up: dict[str, int] = field(default_factory=dict)  # bytes on the wire since the last commit, peer to hub
-    down: dict[str, int] = field(default_factory=dict)  # hub to peer; both with ZMTP and CURVE framing
-    fetched: dict[str, int] = field(default_factory=dict)  # of `down`: what a peer lacked before it was ready
-    deadline: float = 0.0  # seconds after the opening, as the last update that was waited for left it
+    down: dict[str, int] = field(default_factory=dict)  # hub to peer; both include ZMTP and CURVE framing
+    fetched: dict[str, int] = field(default_factory=dict)  # of `down`: fetched before the peer was ready
+    deadline: float = 0.0  # straggler deadline, seconds after the opening, as the last awaited update left it
 
     def with_bytes(self, moved: Mapping[str, TrafficDelta]) -> RoundCommitted:
-        """The same, with what each peer has moved."""
+        """Return a copy with each peer's bytes."""
         return replace(
             self,
             up={peer: m.up for peer, m in moved.items()},
@@ -102,13 +102,13 @@ class RoundCommitted(Event):
 
 @dataclass(frozen=True)
 class EvaluationDone(Event):
-    """The held-out loss of x' of `round`."""
+    """The held-out loss of the global model of `round`."""
 
     round: int
     step: int
     loss: float
     tokens: int
-    final: bool  # of the finished model
+    final: bool  # True for the finished model
 
 
 @dataclass(frozen=True)

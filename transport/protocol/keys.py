@@ -1,4 +1,4 @@
-"""The secrets of a run (the hub's CURVE key pair, the join token, the owner's secret) and of a peer."""
+"""Secrets of a run (the hub's CURVE key pair, the join token, the host's secret) and of a peer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CurveKeys:
         return cls(to_base64(z85.decode(public)), to_base64(z85.decode(secret)))
 
     def check(self) -> None:
-        """Raises ValueError where the two are no pair."""
+        """Raise ValueError if the two are not a pair."""
         try:
             public = zmq.curve_public(as_z85(self.secret))
         except (ValueError, TypeError, AttributeError, zmq.ZMQError):
@@ -42,12 +42,12 @@ class CurveKeys:
 
 @dataclass(frozen=True)
 class RunKeys:
-    """What the owner of a run holds, in run.json (mode 0600). Only `public` and `token` travel."""
+    """The keys of a run in the host's run.json (mode 0600). Only `public` and `token` leave that machine."""
 
     public: str  # hub's CURVE public key, base64url
     secret: str  # hub's CURVE secret key, base64url
     token: str  # join token, base64url of 16 bytes: in the URL
-    stop: str  # the owner's secret for `cocktail stop`, base64url of 16 bytes: not in the URL
+    stop: str  # the host's secret for `cocktail stop`, base64url of 16 bytes: not in the URL
 
     @classmethod
     def generate(cls) -> RunKeys:
@@ -68,10 +68,10 @@ class RunKeys:
 
 
 def short_key(key: str) -> str:
-    """A public key for people to compare and to type: 64 bits of its SHA-256, in hex."""
+    """Shorten a public key for people to compare and type: 64 bits of its SHA-256, in hex."""
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def as_z85(key: str) -> bytes:
-    """A base64url key as ZeroMQ wants it."""
+    """Convert a base64url key to ZeroMQ's Z85."""
     return z85.encode(to_bytes(key))

@@ -1,4 +1,4 @@
-"""Messages to bytes and back, in msgpack: what is no message, or none of ours, is a ProtocolError."""
+"""Encodes messages to msgpack and back; bytes that are no message of this protocol raise ProtocolError."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .messages import MAX_FINGERPRINT, VERSIONS, Message, Ready, Report, ToHub, 
 
 _TO_HUB: msgspec.msgpack.Decoder[ToHub] = msgspec.msgpack.Decoder(ToHub)
 _TO_PEER: msgspec.msgpack.Decoder[ToPeer] = msgspec.msgpack.Decoder(ToPeer)
-GREETINGS = ("Hello", "Resume", "AskStatus", "AskStop", "AskOwner")  # name their version
+HANDSHAKES = ("Hello", "Resume", "AskStatus", "AskStop", "AskOwner")  # carry their version
 M = TypeVar("M")
-# A value within 20,000 others is nothing of ours; msgspec says so in Python's own words.
+# msgspec reports 20,000 nested values by a RecursionError of Python
 NO_MESSAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class OtherVersion(ProtocolError):
-    """A greeting in a version of the protocol that is not ours."""
+    """A handshake message in another version of the protocol."""
 
     def __init__(self, protocol: int) -> None:
         super().__init__(f"the peer speaks protocol {protocol}; {versions()} would do")
@@ -34,7 +34,8 @@ def encode(message: Message) -> bytes:
 
 
 def decode_to_hub(data: bytes | memoryview) -> ToHub:
-    """A message for the hub. Raises OtherVersion for a greeting in another version, else ProtocolError."""
+    """Decode a message for the hub. Raises OtherVersion for a handshake in another version, else
+    ProtocolError."""
     try:
         return checked(_TO_HUB.decode(data))
     except NO_MESSAGE as error:
@@ -45,7 +46,7 @@ def decode_to_hub(data: bytes | memoryview) -> ToHub:
 
 
 def decode_to_peer(data: bytes | memoryview) -> ToPeer:
-    """A message for a peer; raises ProtocolError."""
+    """Decode a message for a peer. Raises ProtocolError."""
     try:
         return checked(_TO_PEER.decode(data))
     except NO_MESSAGE as error:
@@ -53,19 +54,19 @@ def decode_to_peer(data: bytes | memoryview) -> ToPeer:
 
 
 def protocol_of(data: bytes | memoryview) -> int | None:
-    """The version a greeting of whatever version names; None where it is no greeting."""
+    """Return the version of a handshake message of any version; None for other bytes."""
     try:
         raw = msgspec.msgpack.decode(data)
     except NO_MESSAGE:
         return None
-    if not isinstance(raw, dict) or raw.get("type") not in GREETINGS:
+    if not isinstance(raw, dict) or raw.get("type") not in HANDSHAKES:
         return None
     protocol = raw.get("protocol")
     return protocol if isinstance(protocol, int) else None
 
 
 def checked(message: M) -> M:
-    """`message`, whose fingerprint is one: what msgspec's types, whose bounds end at 63 bits, cannot say."""
+    """Check the fingerprint and return the message: msgspec's own bounds end at 63 bits."""
     if isinstance(message, Ready | Report) and not 0 <= message.fingerprint <= MAX_FINGERPRINT:
         raise ProtocolError(f"{type(message).__name__} with fingerprint {message.fingerprint}, not 64 bits")
     return message

@@ -1,11 +1,11 @@
-"""Every message of the protocol, as typed structs, in msgpack. An unknown field or type is refused.
+"""Every message of the protocol as a typed struct. An unknown field or type is refused.
 
-Control messages are small (<= 64 KiB) and have a connection of their own. Whatever is big (weights, tokens,
-packets) is an *object* with a name and travels in chunks on bulk connections; control messages only refer to
-it by name. See transport/PROTOCOL.md.
+Control messages are small (<= 64 KiB) and have a connection of their own. Large data (weights, tokens,
+packets) are *objects* with a name, which travel in chunks on bulk connections; control messages refer to them
+by name. See transport/PROTOCOL.md.
 
-`round` counts exchanges; `step` counts optimizer steps of the global batch. They differ where a round
-exchanges without computing (the drain after the last step) and where lost work is done again.
+`round` counts exchanges; `step` counts optimizer steps of the global batch. They differ after a round that
+exchanges without computing (the last one) and when lost work is done again.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL = 1
-VERSIONS = (PROTOCOL,)  # what this hub can talk to
+VERSIONS = (PROTOCOL,)  # spoken by this hub
 MAX_CONTROL = 64 * 1024  # bytes of one control message
 MAX_CHUNK = 1024 * 1024  # bytes of one chunk
-UPLOAD_TAG = 8  # bytes of a digest that tell an upload from another of its name
+UPLOAD_TAG = 8  # bytes of a digest that tell apart two uploads of one name
 MAX_FINGERPRINT = 2**64 - 1
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
-Size = Annotated[int, Meta(ge=0, le=2**40)]  # bytes of an object, or tokens: sums of them stay within 64 bits
-Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]  # sums and squares of them are numbers still
+Size = Annotated[int, Meta(ge=0, le=2**40)]  # bytes of an object, or tokens: their sums stay within 64 bits
+Finite = Annotated[float, Meta(ge=-1e30, le=1e30)]  # its sums and squares are finite
 Word = Annotated[str, Meta(max_length=128)]
 Line = Annotated[str, Meta(max_length=2000)]
 ObjectName = Annotated[str, Meta(min_length=1, max_length=300)]
-AdminCommand = Literal["list", "kick", "ban", "unban", "approve", "deny", "token"]  # of the owner
-Digest = Annotated[bytes, Meta(max_length=32)]  # SHA-256, or empty: not known beforehand
+AdminCommand = Literal["list", "kick", "ban", "unban", "approve", "deny", "token"]  # of the host
+Digest = Annotated[bytes, Meta(max_length=32)]  # SHA-256, or empty if not known beforehand
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -46,20 +46,20 @@ class Hello(Message, frozen=True):
     token: Word
     run: Word
     name: Word  # wanted name; the hub makes it unique among live peers
-    hardware: Word = ""  # "RTX 3090, 24 GB" or "CPU, 8 cores": shown to people, never acted upon
+    hardware: Word = ""  # "RTX 3090, 24 GB" or "CPU, 8 cores": for people to read
     versions: Annotated[dict[Word, Word], Meta(max_length=32)] = {}
-    alone: bool = True  # no other process of this peer goes by that name: a lost session of it is over
-    owns: bool = False  # it can own shards
-    address: Word = ""  # "host:port", where other members reach it; empty: through the hub alone
+    alone: bool = True  # no other process of this peer uses that name: its lost session is over
+    owns: bool = False  # it can aggregate shards
+    address: Word = ""  # "host:port" of its shard server; empty: reached through the hub only
 
 
 class Resume(Message, frozen=True):
     """First message on a new control connection of a session that the peer already has.
 
-    The hub answers Welcome(resumed=True) and says again what may have been lost: the Committed the peer waits
-    for, the Round that is open. Leases that the peer never heard of go back into the pool. The peer says
-    again what the hub may not have heard. A session that the hub does not know is answered
-    Refused("session"): the peer says Hello and gets a new one.
+    The hub answers Welcome(resumed=True) and repeats what may have been lost: the Committed the peer waits
+    for, the open Round. Leases that the peer never received go back into the pool. The peer repeats what the
+    hub may not have received. An unknown session is answered Refused("session"); the peer says Hello for a
+    new one.
     """
 
     protocol: int
@@ -77,32 +77,33 @@ class Resume(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The peer holds x' of `round` (the packets 0 .. round-1 are applied) and can be given work."""
+    """The peer has the global model of `round` (packets 0 .. round-1 are applied) and can be given work."""
 
     round: Count
     fingerprint: int
-    # What it computed from: "base" and "tokenizer" (digests of these files as read from its disk), "recipe".
-    # Compared with the hub's; what is not named (no base was read where a snapshot was) is not compared.
+    # Digests of the "base" and "tokenizer" files read from its disk, and of the "recipe". The hub compares
+    # those that are named; a peer that read a snapshot names no base.
     holds: Annotated[dict[Word, Word], Meta(max_length=32)] = {}
 
 
 class Report(Message, frozen=True):
-    """What travels with the packet of a round: what the packet delivers, and how the peer fared."""
+    """Sent with the packet of a round: the leases it delivers, and measurements of the peer."""
 
     round: Count
-    fingerprint: int  # of x' before this round
+    fingerprint: int  # of the global model before this round
     delivers: Annotated[list[Count], Meta(max_length=4096)]  # rounds whose leases this packet delivers
     loss_sum: Finite = 0.0  # over the trained tokens of these leases
     tokens: Size = 0  # trained tokens of these leases
     compute_s: Finite = 0.0  # of the last step
     wait_s: Finite = 0.0  # time its device waited for the exchange in the last step
-    # Where peers own shards: owner -> the digest (owners.py) of the part that is for it, this peer too.
+    # If peers aggregate: aggregator, this peer too -> digest of its part (shard_assignment.py).
     parts: Annotated[dict[Word, Word], Meta(max_length=4096)] = {}
-    fits: Size = 0  # bytes of an aggregate that it can fetch beside its compute (slot.py); 0: not known
+    # bytes of an aggregate that it can fetch while it computes (bandwidth_budget.py); 0: not known
+    fits: Size = 0
 
 
 class Evaluated(Message, frozen=True):
-    """Sum of the held-out loss of x' of `round` over this peer's part of the evaluation set."""
+    """Sum of the held-out loss of the global model of `round` over this peer's part of the evaluation set."""
 
     round: Count
     part: Count  # which part
@@ -111,27 +112,27 @@ class Evaluated(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """The peer says goodbye; its outstanding leases go back into the pool. The hub answers Over."""
+    """The peer leaves; its undelivered leases go back into the pool. The hub answers Over."""
 
     reason: Line
 
 
 class Holds(Message, frozen=True):
-    """An owner has parts of these peers, whole: name -> digest, all of them each time it says so."""
+    """An aggregator has received these parts completely: name -> digest, all of them in each message."""
 
     round: Count
     parts: Annotated[dict[Word, Word], Meta(max_length=4096)]
 
 
 class Resigns(Message, frozen=True):
-    """An owner is to leave, or cannot own: from the next round on it wants to own nothing."""
+    """An aggregator leaves, or cannot write: from the next round on it aggregates nothing."""
 
-    last: bool = False  # nor will an update of it come: no round waits for it
-    lost: bool = False  # nor a packet of its shards in this round
+    last: bool = False  # no update of it will come either: no round waits for it
+    lost: bool = False  # no packet of its shards will come in this round either
 
 
 class Unusable(Message, frozen=True):
-    """To `Close`: the part of this peer cannot be used. The hub closes the round again without it."""
+    """Answer to Close: the part of this peer cannot be used. The hub closes the round again without it."""
 
     round: Count
     attempt: Count
@@ -140,7 +141,7 @@ class Unusable(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """Sign of life of the hub; answered by Pong."""
+    """Heartbeat of the hub; answered by Pong."""
 
     sent: Finite  # the sender's own clock, echoed
 
@@ -150,16 +151,16 @@ class Pong(Message, frozen=True):
 
 
 class AskStatus(Message, frozen=True, omit_defaults=True):
-    """A question from a connection that is no peer: `cocktail status`."""
+    """A question from a connection without a session: `cocktail status`."""
 
     protocol: int
     token: Word
     run: Word
-    recipe: bool = False  # its text too
+    recipe: bool = False  # include its text
 
 
 class AskStop(Message, frozen=True):
-    """The owner ends the run or pauses it: `cocktail stop`. `secret` is in the owner's run.json, not in the
+    """The host ends the run or pauses it: `cocktail stop`. `secret` is in the host's run.json, not in the
     URL."""
 
     protocol: int
@@ -170,14 +171,14 @@ class AskStop(Message, frozen=True):
 
 
 class AskAdmin(Message, frozen=True, tag="AskOwner"):
-    """The owner asks who is in the run, or decides it (owner.py). `secret` as in AskStop. Answered by Status
-    or Refused."""
+    """The host lists the peers or decides on one (admin_commands.py). `secret` as in AskStop. Answered by
+    Status or Refused."""
 
     protocol: int
     secret: Word
     run: Word
     order: AdminCommand
-    peer: Word = ""  # whom: a name, or the 16 digits of a key
+    peer: Word = ""  # a name, or the 16 digits of a key
     reason: Line = ""
     token: Word = ""  # the new one
 
@@ -195,16 +196,16 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SnapshotOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """x' of `round` as one file, the object "snapshot/<round>/model.safetensors"."""
+    """The global model of `round` as one file, the object "snapshot/<round>/model.safetensors"."""
 
     round: Count
     size: Size  # bytes of the file
-    sha256: str  # hex, of its `hashes/` object (chunks.py), which says what each MiB of the file hashes to
-    log_bytes: Count  # of the packet log before `round`: what needs not be fetched
+    sha256: str  # hex, of its `hashes/` object: the hash of each MiB (chunks.py)
+    log_bytes: Count  # of the packet log before `round`, which need not be fetched
 
 
 class Welcome(Message, frozen=True):
-    """The session is accepted: all a peer must know before it computes."""
+    """The session is accepted: all that a peer must know before it computes."""
 
     protocol: int
     run: Word
@@ -213,8 +214,8 @@ class Welcome(Message, frozen=True):
     recipe: str  # resolved recipe, JSON
     recipe_hash: str  # sha256 of that text
     base: list[File]  # the base model, fetched as the objects "base/<name>" if not on disk already
-    round: Count  # the newest committed round + 1: x' of this round is what the swarm holds
-    # the hub sends a Ping this often; a peer that hears nothing for long dials again
+    round: Count  # the newest committed round + 1: the swarm has the global model of this round
+    # the hub sends a Ping this often; a peer that receives none for long redials
     ping_s: Annotated[float, Meta(ge=0, le=3600)]
     resumed: bool = False  # the session of a Resume, with all its leases
     term: Count = 0  # how often this run's ledger was opened to write; a hub of a lower one was replaced
@@ -236,12 +237,12 @@ class Wait(Message, frozen=True):
 
 
 class AggregatorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A peer that owns shards of the vector in one round."""
+    """A peer that aggregates shards in one round."""
 
     name: str
     shards: list[int]
     key: str = ""
-    address: str = ""  # empty: what it is to have goes through the hub
+    address: str = ""  # of its shard server; empty: its parts go through the hub
 
 
 class Round(Message, frozen=True):
@@ -253,34 +254,33 @@ class Round(Message, frozen=True):
     members: list[str]  # sorted names
     samples: Count  # sequences in this peer's lease; 0: exchange only
     exchange: bool  # False: nothing is exchanged (the last evaluation)
-    eval_part: Count = 0  # evaluate part `eval_part` of `eval_parts` of the evaluation set, x' of this round
+    eval_part: Count = 0  # the part of the evaluation set to evaluate the global model of this round on
     eval_parts: Count = 0  # 0: no evaluation in this round
-    owners: list[AggregatorInfo] = []  # peers that own shards, by name; what they do not own is the hub's
-    keys: dict[str, str] = {}  # told to owners alone: name -> key of each member
-    # Rounds that the lease is to last. Above 1 this peer is no member of those after this one before it says
-    # Ready again, which it does when it is done.
+    owners: list[AggregatorInfo] = []  # peers that aggregate shards, by name; the hub aggregates the rest
+    keys: dict[str, str] = {}  # for aggregators only: name -> key of each member
+    # Rounds that the lease is to last. Above 1 this peer is not a member of the next rounds until it says
+    # Ready again, once it is done.
     spans: Annotated[int, Meta(ge=1)] = 1
-    fits: Size = 0  # bytes, the least that members say: owners' packets should have no more; 0: not known
+    fits: Size = 0  # bytes, the minimum of the members' reports: a limit for aggregates; 0: not known
 
 
 class HandoffOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an owner is to add to its error once the round is committed: the object "estate/<number>"."""
+    """A residual handoff to merge once the round is committed: the object "estate/<number>"."""
 
     number: Count
-    peer: str  # who left it
+    peer: str  # that handed it over
     share: Finite  # of the mean
 
 
 class Close(Message, frozen=True):
-    """To an owner: aggregate the parts of these peers, each with its weight, and upload the packet of your
-    shards as "shard/<round>/<attempt>"; or say who is `Unusable`. A later attempt takes the place of the one
-    before."""
+    """To an aggregator: aggregate the parts of these peers, each with its weight, and upload the packet of
+    your shards as "shard/<round>/<attempt>", or answer Unusable. A later attempt replaces the one before."""
 
     round: Count
     attempt: Count
     shards: list[int]
     weights: dict[str, Finite]
-    parts: dict[str, str] = {}  # peer -> the digest of its part: another is of before, or of another round
+    parts: dict[str, str] = {}  # peer -> digest of its part, which tells it from a stale one
     estates: list[HandoffOffer] = []
 
 
@@ -290,11 +290,11 @@ class Committed(Message, frozen=True):
     round: Count
     size: Size  # bytes of the packet
     sha256: str
-    accepted: list[str]  # whose packets are in it; a peer not named here takes its packet back (LATE)
-    refused: dict[str, str] = {}  # whose packets could not be used, and why: each is a strike
-    lost: list[str] = []  # owners whose shards have not moved: what was sent for these is taken back
-    moved: dict[str, str] = {}  # the other owners -> the digest of the packet of its shards
-    recalled: bool = False  # said by a hub that was restarted: who was lost is to be seen in the packet
+    accepted: list[str]  # whose packets are in it; any other peer keeps its update in the residual
+    refused: dict[str, str] = {}  # peer -> why its packet could not be used: each is a strike
+    lost: list[str] = []  # aggregators whose shards have not moved: updates of these stay in the residual
+    moved: dict[str, str] = {}  # the other aggregators -> digest of the packet of its shards
+    recalled: bool = False  # from a restarted hub: `lost` and `moved` must be read from the packet
 
 
 class Over(Message, frozen=True):
@@ -302,34 +302,32 @@ class Over(Message, frozen=True):
 
     reason: str
     finished: bool  # True: the run reached its end
-    resumable: bool = (
-        False  # it failed or is paused, and may be started again: what a peer has is worth keeping
-    )
+    resumable: bool = False  # it failed or is paused and may be started again: peers keep their checkpoints
 
 
 class Status(Message, frozen=True):
-    """Answer to AskStatus: the object of `cocktail status --json`, as JSON text. To AskOwner: what was
+    """Answer to AskStatus: the object of `cocktail status --json`, as JSON text. To AskAdmin: what was
     done."""
 
     status: str
 
 
-# ---- bulk connections, either way --------------------------------------------------------------------------
+# ---- bulk connections, both directions ---------------------------------------------------------------------
 
 
 class Attach(Message, frozen=True):
-    """First message on a bulk connection: whose it is. Answered by Attached or Refused("session")."""
+    """First message on a bulk connection: its session. Answered by Attached or Refused("session")."""
 
     session: Word
 
 
 class Attached(Message, frozen=True):
-    # chunks that may be under way unacknowledged, all bulk connections together
+    # chunks that may be unacknowledged, all bulk connections together
     credit: Annotated[int, Meta(ge=1, le=2**16)]
 
 
 class Put(Message, frozen=True):
-    """The peer wants to upload an object (uploads.py has the names). Answered by Have, or PutDone."""
+    """The peer wants to upload an object (object_names.py). Answered by Have or PutDone."""
 
     name: ObjectName
     size: Annotated[int, Meta(ge=1, le=2**40)]
@@ -338,7 +336,7 @@ class Put(Message, frozen=True):
 
 
 class Have(Message, frozen=True):
-    """What the hub already holds of an upload: bit i (lowest first) of `chunks` is chunk i."""
+    """The chunks of an upload that the hub has: bit i (lowest first) of `chunks` is chunk i."""
 
     name: str
     chunks: bytes
@@ -349,7 +347,8 @@ class Chunk(Message, frozen=True, omit_defaults=True):
 
     name: ObjectName
     index: Count
-    of: Annotated[bytes, Meta(max_length=UPLOAD_TAG)] = b""  # how the sha256 of its Put begins; empty: of any
+    # first bytes of the sha256 of its Put; empty: any
+    of: Annotated[bytes, Meta(max_length=UPLOAD_TAG)] = b""
 
 
 class Ack(Message, frozen=True):
@@ -358,7 +357,7 @@ class Ack(Message, frozen=True):
 
 
 class PutDone(Message, frozen=True):
-    """The upload ended: `ok`, or why it is not wanted (the round is closed, too large)."""
+    """The upload ended: `ok`, or the reason it was refused."""
 
     name: str
     ok: bool
@@ -387,8 +386,8 @@ class NoObject(Message, frozen=True):
     reason: str
 
 
-# Refused.code -> exit code of the command that is told so. Two are not for people: after "session" the peer
-# says Hello again, after "term" it hangs up and looks for the hub that came later.
+# Refused.code -> exit code of the refused command. Two are for the peer itself: after "session" it says Hello
+# again, after "term" it hangs up and looks for the newer hub.
 REFUSALS = {
     "protocol": 6,
     "token": 6,

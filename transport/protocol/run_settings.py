@@ -1,4 +1,4 @@
-"""What a hub must know about its run. Times in seconds, sizes in bytes."""
+"""Settings of a run for its hub. Times in seconds, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -9,46 +9,48 @@ from .messages import File
 
 @dataclass(frozen=True)
 class RunSettings:
-    """One run, as its hub sees it. The recipe is opaque here: a text and its hash."""
+    """Settings of one run. The recipe is opaque here: a text and its hash."""
 
     run: str
     recipe: str  # resolved recipe, JSON
     recipe_hash: str  # sha256 of that text, hex
-    samples: int  # the run counts each of 0 .. samples-1 once, then it is over
+    samples: int  # each of 0 .. samples-1 is counted once, then the run is over
     global_batch: int  # samples of a step, all members together
     local_steps: int = 1  # steps of a round
     base: tuple[File, ...] = ()  # files of the base model
     parameters: int = 0
-    shards: int = 1  # of the vector; Work knows which is which
-    owners: str = "hub"  # "peers": those that can be reached own the shards
-    longest_lease: int = 1  # rounds that the lease of a slow peer may last
-    eval: bool = False  # is there an evaluation set
-    eval_every: int = 0  # steps; 0: only at the beginning and the end
-    versions: dict[str, str] = field(default_factory=dict)  # a peer that names another one is refused
-    holds: dict[str, str] = field(default_factory=dict)  # the same, of what it says with Ready: hashes
+    shards: int = 1  # of the global model; HubDelegate knows their bounds
+    owners: str = "hub"  # "peers": reachable peers aggregate the shards
+    longest_lease: int = 1  # maximum rounds of the lease of a slow peer
+    eval: bool = False  # there is an evaluation set
+    eval_every: int = 0  # steps; 0: only at start and end
+    # name -> version; a peer with another one is refused
+    versions: dict[str, str] = field(default_factory=dict)
+    # name -> hash; a peer whose Ready names another one is refused
+    holds: dict[str, str] = field(default_factory=dict)
     join: str = "token"  # "approve": the host approves each newcomer, beside the token
-    own_key: str = ""  # of the owner's own peers, which need no yes
+    own_key: str = ""  # key of the host's own peers, which need no approval
     min_peers: int = 1
-    first_peers: int = 1  # the first round waits for so many, but no longer than `first_s`
+    first_peers: int = 1  # the first round waits for this many, at most `first_s`
     first_s: float = 60.0
     max_peers: int | None = None
-    start_timeout: float = 1800.0  # to wait for min_peers before the run ends with exit code 7
+    start_timeout: float = 1800.0  # wait for min_peers, then end with exit code 7
     step_timeout: float = 600.0  # the longest a round waits; as a rule its deadline comes earlier (pace.py)
     lease_timeout: float | None = (
         None  # a live peer that delivers nothing for this long is dropped; 3 step_timeouts
     )
-    peer_timeout: float = 30.0  # a silent peer is dropped
+    peer_timeout: float = 30.0  # silence after which a peer is dropped
     ping_s: float = 1.0
-    grace_s: float = 1.5  # to come back after a lost connection
-    recover_s: float = 10.0  # to come back after the hub was restarted, before the next round opens
-    stop_s: float = 20.0  # to finish the exchange in flight when the owner stops the run
-    linger_s: float = 5.0  # to serve what peers still fetch after the run is over
-    max_update: int = 0  # bytes of one update; 0: what FP32 values and positions would take
+    grace_s: float = 1.5  # for a peer to reconnect
+    recover_s: float = 10.0  # for peers to reconnect after a restart of the hub, before the next round opens
+    stop_s: float = 20.0  # to finish the exchange in flight when the host stops the run
+    linger_s: float = 5.0  # to serve downloads after the run is over
+    max_update: int = 0  # bytes of one update; 0: those of FP32 values and positions
     credit: int = 32  # chunks under way per peer and direction
 
     @property
     def round_batch(self) -> int:
-        """Samples leased per round, all members together."""
+        """Return the samples leased in a round, all members together."""
         return self.global_batch * self.local_steps
 
     @property

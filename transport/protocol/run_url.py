@@ -4,9 +4,9 @@
     token   16 random bytes and 2 of checksum as 24 characters of base64url
     run     a slug, a-z 0-9 . -
 
-The checksum covers key, token and run, so a paste that lost its end is told apart from a wrong one. It does
-not cover host and port: whoever knows a better way to the hub may write it into the URL by hand.
-No `?`, `#` or `[` but around an IPv6 address: zsh would not leave them alone.
+The checksum covers key, token and run, so a truncated paste is told apart from a wrong one. It does not cover
+host and port: they may be edited by hand to reach the hub by another address. There is no `?`, `#` or `[`,
+except around an IPv6 address: zsh would interpret them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RunURL:
     """The parts of a run URL. `str(url)` is the line to pass on; `url.masked()` is fit for logs."""
 
     key: str  # base64url, 43 characters
-    token: str  # base64url, 22 characters: what Hello carries
+    token: str  # base64url, 22 characters, sent in Hello
     host: str  # a name, an IPv4 address, or an IPv6 address without brackets
     port: int
     run: str
@@ -40,7 +40,7 @@ class RunURL:
     def __str__(self) -> str:
         return f"{SCHEME}{self.key}.{sealed(self)}@{self.address}/{self.run}"
 
-    def __repr__(self) -> str:  # a URL in a traceback must not give the token away
+    def __repr__(self) -> str:  # a traceback must not show the token
         return f"RunURL({self.masked()})"
 
     @property
@@ -53,9 +53,9 @@ class RunURL:
 
 
 def parse_url(text: str) -> RunURL:
-    """The URL in `text`, which may carry blanks, quotes or a line break from the chat it was copied out of.
+    """Parse the URL in `text`, which may have blanks, quotes or line breaks from a chat.
 
-    Raises UrlError, whose message names the part that is wrong.
+    Raises UrlError, which names the wrong part.
     """
     url = "".join(text.split()).strip("'\"<>`")
     if not url:
@@ -92,7 +92,7 @@ def check_part(what: str, text: str, length: int, *, ended: bool) -> None:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """("host", port) of "host:port" or "[v6]:port"; raises UrlError."""
+    """Parse "host:port" or "[v6]:port" to (host, port). Raises UrlError."""
     host, colon, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -107,7 +107,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def sealed(url: RunURL) -> str:
-    """The token with its checksum, as the URL shows it."""
+    """Return the token with its checksum, as in the URL."""
     token = to_bytes(url.token)
     return to_base64(token + checksum(url.key, token, url.run))
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TrafficDelta:
-    """Bytes."""
+    """Bytes moved within a period."""
 
     up: int = 0  # peer to hub
     down: int = 0
-    fetched: int = 0  # of `down`: before the peer was ready, of model and packets that it lacked
+    fetched: int = 0  # of `down`: before the peer was ready
 
 
 @dataclass
@@ -21,14 +21,14 @@ class Traffic:
     up: int = 0  # peer to hub
     down: int = 0
     ready: int | None = None  # `down` when the peer had caught up; None: it has not
-    told: TrafficDelta | None = None  # what the last RoundCommitted knew of these
+    told: TrafficDelta | None = None  # sums at the last `tell`
 
     @property
     def sums(self) -> TrafficDelta:
         return TrafficDelta(self.up, self.down, self.down if self.ready is None else self.ready)
 
     def tell(self) -> TrafficDelta:
-        """Since this was last asked."""
+        """Return the bytes since the last call."""
         now, before = self.sums, self.told or TrafficDelta()
         self.told = now
         return TrafficDelta(now.up - before.up, now.down - before.down, now.fetched - before.fetched)

@@ -42,8 +42,8 @@ class Leases:
     def restore(self, session: str, round: int, ids: SampleRanges) -> None:
         """Restore a lease that was granted before the hub restarted."""
         rest = SamplePool()
-        for run in self._pool.runs:
-            rest.put(minus(run, ids))
+        for free in self._pool.ranges:
+            rest.put(minus(free, ids))
         if len(rest) + count_samples(ids) != len(self._pool):
             raise ValueError(f"lease {round} of a session holds samples that are not free: {ids}")
         self._pool = rest

@@ -49,7 +49,7 @@ def test_an_id_cannot_be_put_back_twice(a: set[int], b: set[int]) -> None:
             pool.put(compact(b))
     else:
         pool.put(compact(b))
-        assert sample_ids(pool.runs) == sorted(a | b)
+        assert sample_ids(pool.ranges) == sorted(a | b)
 
 
 def test_a_second_claim_of_a_lease_is_ignored() -> None:

@@ -31,7 +31,7 @@ TOKENS = 10
 
 @dataclass
 class Books:
-    """What a ledger would hold: only what was written before the hub died."""
+    """Contents of a ledger: only what was written before the hub died."""
 
     rounds: list[RoundRow] = field(default_factory=list)
     counted: SamplePool = field(default_factory=SamplePool)
@@ -355,7 +355,7 @@ class SimSwarm:
         self.job()
 
     def settle(self, steps: int = 2000) -> RunEnded:
-        """No more faults: the run must end. Time passes only as far as the hub itself asks for."""
+        """Let the run end without further faults. Time passes only as far as the hub asks for."""
         for _ in range(steps):
             if self.hub.rounds.phase is Phase.ENDED:
                 break

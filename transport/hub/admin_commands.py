@@ -144,15 +144,15 @@ class AdminCommands:
         sessions = self._members.by_name()
         rows = [self._row_of(session, traffic, now) for session, traffic in sessions]
         for conn, asking in self._admission.asking.items():
-            rows.append(row(asking.name, key_of(conn), "wants in", asking.hello.hardware, now - asking.since))
+            hardware, waited = asking.hello.hardware, now - asking.since
+            rows.append(row(asking.name, key_of(conn), "wants in", hardware, waited))
         present = {session.key for session, _ in sessions}
         for known in sorted(self._admission.known.values(), key=lambda k: (k.name, k.key)):
-            if known.standing == Standing.BANNED.value:
-                why = {"strikes": known.strikes, "reason": known.reason}
-                rows.append(row(known.name, known.key, "banned") | why)
-            elif known.name and known.key not in present:
-                why = {"strikes": known.strikes, "reason": self._members.gone.get(known.name, "")}
-                rows.append(row(known.name, known.key, "gone") | why)
+            banned = known.standing == Standing.BANNED.value
+            if banned or (known.name and known.key not in present):
+                reason = known.reason if banned else self._members.gone.get(known.name, "")
+                why = {"strikes": known.strikes, "reason": reason}
+                rows.append(row(known.name, known.key, "banned" if banned else "gone") | why)
         return rows
 
     def _row_of(self, s: Session, traffic: Traffic, now: float) -> Answer:

@@ -70,25 +70,14 @@ PHASES: dict[Phase, frozenset[Phase]] = {
 
 
 class Sharding(Protocol):
-    """Hooks of a run whose shards are aggregated by peers (transport.aggregators); star mode has none."""
+    """Hooks of a run whose shards are aggregated by peers: aggregators.ShardCoordinator. Star mode has none."""
 
-    def opens(self, ex: Exchange, ready: list[Session]) -> None:
-        """Assign the shards of a round that opens."""
-
-    def announcement(self, ex: Exchange, session: Session, message: Round) -> Round:
-        """Add the aggregators, and the keys of those that may connect to them."""
-
-    def closes(self, ex: Exchange) -> None:
-        """Choose the handoffs that the hub merges with this round."""
-
-    def committed(self, ex: Exchange, done: do.CommitDone) -> None:
-        """Rest aggregators that failed, and settle the handoffs that were merged."""
-
-    def tick(self, ex: Exchange, now: float) -> None:
-        """Give up aggregators that are gone or silent."""
-
-    def refusal(self, session: Session, name: str) -> str | None:
-        """Return why this upload for or of an aggregator is not wanted. Raises KeyError for other names."""
+    def opens(self, ex: Exchange, ready: list[Session]) -> None: ...
+    def announcement(self, ex: Exchange, session: Session, message: Round) -> Round: ...
+    def closes(self, ex: Exchange) -> None: ...
+    def committed(self, ex: Exchange, done: do.CommitDone) -> None: ...
+    def tick(self, ex: Exchange, now: float) -> None: ...
+    def refusal(self, session: Session, name: str) -> str | None: ...
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a round does about members that are slow, stall or come back: the hub's machine, a clock of ours."""
+"""Rounds with members that are slow, stall or come back: the hub's state machine on a simulated clock."""
 
 from __future__ import annotations
 

@@ -325,7 +325,7 @@ def test_a_hub_that_is_started_again_goes_on_where_it_was(start: Callable[..., R
 
 
 def kill(running: Running) -> None:
-    """What kill -9 leaves: sockets closed, nothing said, the ledger as it was."""
+    """Stop a hub as kill -9 does: sockets closed, no messages, the ledger as it was."""
     hub = running.hub
     hub._end_at = 0.0
     hub._wire.wake()

@@ -45,17 +45,17 @@ class Forgetful(ToyWork):
     """A delegate that stores nothing."""
 
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
-        """Nothing to do."""
+        """Ignore the call."""
 
     def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
         return bytes(updates[0][1])
 
     def committed(self, round: int, packet: bytes) -> None:
-        """Nothing to do."""
+        """Ignore the call."""
 
 
 class Bare:
-    """What a peer says in a round, by one that keeps nothing."""
+    """Peer that sends the messages of a round and stores nothing."""
 
     def __init__(self, swarm: MemorySwarm, name: str) -> None:
         self.wire = MemoryPeerWire(swarm.wire, f"key-of-{name}")

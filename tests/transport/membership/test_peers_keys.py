@@ -43,7 +43,7 @@ def url(tmp_path: Path) -> Iterator[RunURL]:
 
 
 def answer_to(url: RunURL, message: Message, keys: CurveKeys) -> ToPeer:
-    """What the hub says to this on a connection of its own, in the name of `keys`."""
+    """Return the hub's answer to a message on a new connection with these keys."""
     wire, end = DealerWire(url.host, url.port, url.key, keys), time.monotonic() + 5.0
     try:
         wire.dial(0)

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from transport.aggregators import ShardCoordinator
 
 SessionHandler = Callable[[Session, Any, float], None]
-StrangerHandler = Callable[[bytes, Any, float], None]
+RequestHandler = Callable[[bytes, Any, float], None]
+Request = Hello | Resume | AskStatus | AskStop | AskAdmin  # messages that need no session
 
 
 class HubState:
@@ -78,7 +79,7 @@ class HubState:
         self.uploads = UploadPolicy(settings, out, members, rounds)
         self.handshake = Handshake(settings, out, members, admission, rounds, recovered.term)
         self.admin = AdminCommands(out, members, admission, rounds, self.handshake, stop_secret)
-        self._of_strangers: dict[type[ToHub], StrangerHandler] = {
+        self._of_requests: dict[type[Request], RequestHandler] = {
             Hello: self.handshake.hello,
             Resume: self.handshake.resume,
             AskStatus: self._answer_status,
@@ -101,11 +102,11 @@ class HubState:
         session = self.members.by_conn(conn)
         if session is not None:
             session.seen = now
-        if (answer := self._of_strangers.get(type(message))) is not None:
-            if message.run != self.settings.run:  # type: ignore[union-attr]  # all of these name the run
-                self.out.send(conn, wrong_run(message.run))  # type: ignore[union-attr]
+        if isinstance(message, Request):
+            if message.run != self.settings.run:
+                self.out.send(conn, wrong_run(message.run))
             else:
-                answer(conn, message, now)
+                self._of_requests[type(message)](conn, message, now)
         elif session is None:
             if not self.admission.heard(conn, message, now):
                 self.out.send(conn, Refused("session", "the hub does not know this session"))

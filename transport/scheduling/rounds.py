@@ -70,7 +70,7 @@ PHASES: dict[Phase, frozenset[Phase]] = {
 
 
 class Sharding(Protocol):
-    """Hooks of a run whose shards are aggregated by peers: aggregators.ShardCoordinator. Star mode has none."""
+    """Hooks of a run whose shards peers aggregate, see aggregators.ShardCoordinator. Star mode has none."""
 
     def opens(self, ex: Exchange, ready: list[Session]) -> None: ...
     def announcement(self, ex: Exchange, session: Session, message: Round) -> Round: ...

@@ -177,29 +177,30 @@ class Board:
 
     def take(self, event: Event) -> None:
         """Apply one event."""
-        if isinstance(event, (RunStarted, Joined)):
-            self.run, self.recipe = event.run, event.recipe
-            self.steps = event.steps if isinstance(event, RunStarted) else self.steps
-            self.me = event.peer if isinstance(event, Joined) else ""
-            self.state = "waiting for peers" if isinstance(event, RunStarted) else "joined"
-        elif isinstance(event, PeerJoined):
-            self.peers[event.peer] = PeerRow(event.hardware)
-            self.note(f"{event.peer} joined")
-        elif isinstance(event, PeerReady):
-            self.peers.setdefault(event.peer, PeerRow()).state = "waiting"
-        elif isinstance(event, PeerLeft):
-            self.peers.pop(event.peer, None)
-            self.note(f"{event.peer} left: {event.reason.removeprefix('left: ')}")
-        elif isinstance(event, Step):
-            self.count(event)
-        elif isinstance(event, Eval):
-            self.evals.append(event.loss)
-        elif isinstance(event, Progressed):
-            measured = event.total > 0 or event.rate > 0
-            self.progress, self.progressed = (event if measured else None), time.monotonic()
-            self.state = self.state if measured and self.losses else event.state
-        elif isinstance(event, (Left, RunFinished, RunPaused)):
-            self.state = event.reason
+        match event:
+            case RunStarted():
+                self.run, self.recipe, self.steps, self.me = event.run, event.recipe, event.steps, ""
+                self.state = "waiting for peers"
+            case Joined():
+                self.run, self.recipe, self.me, self.state = event.run, event.recipe, event.peer, "joined"
+            case PeerJoined():
+                self.peers[event.peer] = PeerRow(event.hardware)
+                self.note(f"{event.peer} joined")
+            case PeerReady():
+                self.peers.setdefault(event.peer, PeerRow()).state = "waiting"
+            case PeerLeft():
+                self.peers.pop(event.peer, None)
+                self.note(f"{event.peer} left: {event.reason.removeprefix('left: ')}")
+            case Step():
+                self.count(event)
+            case Eval():
+                self.evals.append(event.loss)
+            case Progressed():
+                measured = event.total > 0 or event.rate > 0
+                self.progress, self.progressed = (event if measured else None), time.monotonic()
+                self.state = self.state if measured and self.losses else event.state
+            case Left() | RunFinished() | RunPaused():
+                self.state = event.reason
 
     def note(self, what: str) -> None:
         self.said.append(f"{time.strftime('%H:%M:%S')} {what}")

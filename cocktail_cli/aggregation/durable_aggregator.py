@@ -102,7 +102,7 @@ class DurableAggregator:
             except ValueError as error:
                 raise LedgerError(str(error)) from error
         # A hub killed while it gave shards away has stored their e for others, and not yet dropped it here.
-        twice = {n: one for n, one in ledger.estates.rows().items() if one.peer == HUB and n > self.given}
+        twice = {n: one for n, one in ledger.handoffs.rows().items() if one.peer == HUB and n > self.given}
         if twice:
             self.given = max(twice)
             gone = frozenset().union(*(one.shards for one in twice.values()))

@@ -104,7 +104,7 @@ class ShardAggregation:
             return packet
         number = round_of("estate/", name)
         if number is not None:
-            return self._ledger.estates.packet(number)
+            return self._ledger.handoffs.packet(number)
         raise KeyError(f"there is no {name} for this session")
 
     # ---- the commit thread ---------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class ShardAggregation:
         """Aggregate these shards at the hub from now on; store its error feedback of the others."""
         handoff = PendingHandoff(HUB, 1.0, self._all_shards - set(shards))
         if self._delegate.own(round, shards, lambda errors: self._store(handoff, errors)):
-            self._ledger.estates.strike(self._merged)
+            self._ledger.handoffs.mark_merged(self._merged)
             self._merged = {}
 
     def store_handoff(self, action: do.Inherit, parts: ChunkBuffer) -> None:
@@ -157,7 +157,7 @@ class ShardAggregation:
         """Merge handoffs into the hub's error feedback, as the other aggregators do now too."""
         self._merged = {handoff.number: action.hub_shards for handoff in action.handoffs}
         for handoff in action.handoffs:
-            packet = self._ledger.estates.packet(handoff.number)
+            packet = self._ledger.handoffs.packet(handoff.number)
             try:
                 self._delegate.inherit(handoff.peer, packet, handoff.share)
             except UpdateRejected as error:
@@ -169,7 +169,7 @@ class ShardAggregation:
 
     def _store(self, handoff: PendingHandoff, packet: bytes) -> int:
         """Store a handoff, so that it outlives the hub. Returns its number."""
-        number = self._ledger.estates.keep(handoff, packet)
+        number = self._ledger.handoffs.add(handoff, packet)
         self._shell.apply(lambda _: self._coordinator.stored(number, handoff))
         return number
 

@@ -74,7 +74,7 @@ class HubState:
             from transport.aggregators import ShardCoordinator  # star mode never loads that package
 
             self.shards = rounds.sharding = ShardCoordinator(
-                settings, out, members, rounds, recovered.estates
+                settings, out, members, rounds, recovered.handoffs
             )
         self.uploads = UploadPolicy(settings, out, members, rounds)
         self.handshake = Handshake(settings, out, members, admission, rounds, recovered.term)

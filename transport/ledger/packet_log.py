@@ -2,9 +2,8 @@
 
     record    "CKTL" | round u64 | length u64 | sha256 of payload, 32 bytes | crc32 of all this | payload
 
-Little-endian. Records follow each other without gaps, rounds without gaps from the first. The same bytes
-travel to a peer that catches up (the object "packets/a-b" is a range of this file), so `read_packets` reads
-both.
+Little-endian. Records follow each other without gaps, and so do rounds. A peer that catches up receives
+the same bytes (the object "packets/a-b" is a range of this file), so `read_packets` reads both.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ HEADER_SIZE = HEADER.size + CRC.size  # 56
 
 @dataclass(frozen=True)
 class Record:
-    """One record's header, and where its payload lies."""
+    """One record's header, and the position of its payload."""
 
     round: int
     offset: int  # of the record in its file
@@ -55,7 +54,7 @@ def header_of(round: int, length: int, sha256: bytes) -> bytes:
 
 
 def unpack_header(head: bytes, offset: int) -> Record | None:
-    """The record whose header `head` is; None where it is torn or no header."""
+    """Parse a record's header; None if it is torn or no header."""
     if len(head) < HEADER_SIZE:
         return None
     magic, round, length, digest = HEADER.unpack_from(head)
@@ -66,9 +65,10 @@ def unpack_header(head: bytes, offset: int) -> Record | None:
 
 
 def read_packets(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """(round, packet) of each record from the file's position on, checksums verified, one packet in memory.
+    """Yield (round, packet) of each record from the file's position on, checksums verified, one packet in
+    memory.
 
-    Raises LedgerError where a record is torn or damaged. No more is read for it than the file has.
+    Raises LedgerError if a record is torn or damaged; never reads more than the file has.
     """
     at = file.tell()
     end = file.seek(0, os.SEEK_END)
@@ -84,10 +84,10 @@ def read_packets(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 class PacketLog:
-    """The file, opened to append. Nothing counts as written before `append` has returned."""
+    """The file, opened to append. A record counts as written once `append` has returned."""
 
     def __init__(self, path: Path, end: int) -> None:
-        """Opens `path` and cuts it at `end`, the end of the last record that its owner knows to be whole."""
+        """Open `path` and cut it at `end`, the end of the last record that is known to be complete."""
         self._file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115 (closed by close)
         have = self._file.seek(0, os.SEEK_END)
         if have < end:
@@ -95,60 +95,57 @@ class PacketLog:
             raise LedgerError(
                 f"{path.name} has {have} bytes, but {end} were committed: it was cut or replaced"
             )
-        if have > end:  # the tail of an append that no row was written for: it was never announced
+        if have > end:  # the tail of an append without a row: it was never announced
             self._file.truncate(end)
             os.fsync(self._file.fileno())
         self._end = end
-        self._digest, self._length = hashlib.sha256(), 0  # of what was begun
+        self._digest, self._length = hashlib.sha256(), 0  # of the payload begun
 
     @property
     def end(self) -> int:
         return self._end
 
     def append(self, round: int, *payload: bytes | memoryview) -> Record:
-        """Write one record, its payload in pieces, and wait until the disk has it. After an error open it
-        anew."""
+        """Write one record and wait until it is on the disk. After an error the log must be reopened."""
         self.begin(payload)
         return self.seal(round)
 
     def begin(self, payload: Iterable[bytes | memoryview]) -> None:
-        """Write a payload, or its first pieces, where the next record is to stand. It is none before `seal`,
-        and another `begin` writes over it."""
+        """Write the payload of the next record, or its first parts. It is no record before `seal`; another
+        `begin` overwrites it."""
         self._file.seek(self._end + HEADER_SIZE)
         self._digest, self._length = hashlib.sha256(), 0
-        self._go_on(payload)
+        self._write(payload)
 
-    def _go_on(self, payload: Iterable[bytes | memoryview]) -> None:
-        for piece in payload:
-            self._digest.update(piece)
-            self._length += self._file.write(piece)
+    def _write(self, payload: Iterable[bytes | memoryview]) -> None:
+        for part in payload:
+            self._digest.update(part)
+            self._length += self._file.write(part)
 
     def flush(self) -> None:
-        """Have what was begun on the disk."""
+        """Flush the payload begun to the disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def seal(self, round: int, *rest: bytes) -> Record:
-        """Make a record of what was begun, with the rest of it, and wait until the disk has it."""
-        self._go_on(rest)
+        """Complete the record begun with the rest of its payload, and wait until it is on the disk."""
+        self._write(rest)
         header = header_of(round, self._length, self._digest.digest())
         record = unpack_header(header, self._end)
         assert record is not None
         self._file.seek(self._end)
         self._file.write(header)
-        self._file.truncate(record.end)  # what was written over may have been longer, and look like a record
+        self._file.truncate(record.end)  # an overwritten payload may have been longer, and look like a record
         os.fsync(self._file.fileno())
         self._end = record.end
         return record
 
     def cut(self, end: int = 0) -> None:
-        """Forget the records from this byte on, and wait until the disk has."""
+        """Drop the records from this byte on, and wait until that is on the disk."""
         self._file.truncate(end)
         os.fsync(self._file.fileno())
         self._end = end
 
     def close(self) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # what could not be written (a full disk) is cut off at the next start
+        with contextlib.suppress(OSError):  # a write that failed (a full disk) is cut off at the next start
             self._file.close()

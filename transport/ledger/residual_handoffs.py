@@ -1,10 +1,10 @@
-"""What somebody has left to the owners, on the hub's disk until all of them have it in their errors.
+"""Residual handoffs, on the hub's disk until every shard aggregator has merged them into its error feedback.
 
-    estates/<number>      the packet: a legacy, or the errors of shards that changed hands
-    ledger.db, estates    who left it, its share of the mean, the shards whose owners do not have it yet
+    estates/<number>      the packet: a peer's residual, or the error feedback of shards that changed hands
+    ledger.db, estates    who handed it over, its share of the mean, the shards whose aggregators lack it
 
-A packet is written before its row. A round and what is given with it are one transaction: an owner adds an
-estate to its errors if the round is committed with its packet, and the hub strikes it out if it is.
+A packet is written before its row. A round and the handoffs merged with it are one transaction: an aggregator
+merges a handoff if the round is committed with its packet, and then the hub marks it as merged.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 
 TABLE = """CREATE TABLE IF NOT EXISTS estates (
     number INTEGER PRIMARY KEY AUTOINCREMENT, peer TEXT, share REAL, shards TEXT)"""
-HUB = "the hub"  # who leaves the errors of shards that become a peer's: no peer can have this name
+HUB = "the hub"  # hands over the error feedback of shards that a peer takes; no peer can have this name
 
-Deliveries = Mapping[int, Collection[int]]  # number -> shards in whose errors it is
+Deliveries = Mapping[int, Collection[int]]  # number -> shards that have merged it
 
 
 @dataclass(frozen=True)
 class PendingHandoff:
-    """What somebody has left, and the shards whose owners do not have it yet."""
+    """A residual handoff, and the shards whose aggregators have not merged it yet."""
 
     peer: str
     share: float
@@ -33,16 +33,16 @@ class PendingHandoff:
 
 
 class HandoffStore:
-    """Of one ledger, whose connection it shares."""
+    """The handoffs of one ledger, whose database connection it shares."""
 
     def __init__(self, db: sqlite3.Connection, folder: Path) -> None:
         self._db, self.folder = db, folder / "estates"
 
-    def keep(self, left: PendingHandoff, packet: bytes) -> int:
-        """Its number. On the disk when this returns."""
+    def add(self, handoff: PendingHandoff, packet: bytes) -> int:
+        """Store a handoff on the disk and return its number."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            row = left.peer, left.share, json.dumps(sorted(left.shards))
+            row = handoff.peer, handoff.share, json.dumps(sorted(handoff.shards))
             number = self._db.execute(
                 "INSERT INTO estates (peer, share, shards) VALUES (?, ?, ?)", row
             ).lastrowid
@@ -65,21 +65,21 @@ class HandoffStore:
         }
 
     def packet(self, number: int) -> bytes:
-        """From any thread. Raises KeyError."""
+        """Read the packet of a handoff, from any thread. Raises KeyError."""
         try:
             return (self.folder / str(number)).read_bytes()
         except FileNotFoundError:
-            raise KeyError(f"there is no estate {number}") from None
+            raise KeyError(f"there is no handoff {number}") from None
 
-    def strike(self, given: Deliveries) -> None:
-        """These are in the errors of these shards. In a transaction of the caller, as a rule."""
+    def mark_merged(self, given: Deliveries) -> None:
+        """Record that these shards have merged these handoffs, usually in a transaction of the caller."""
         for number, left in after_deliveries(self.rows(), given).items():
             row = json.dumps(sorted(left.shards)), number
             self._db.execute("UPDATE estates SET shards=? WHERE number=?", row)
         self._db.execute("DELETE FROM estates WHERE shards='[]'")
 
-    def sweep(self) -> None:
-        """Delete the packets that nobody is to have any more."""
+    def delete_merged(self) -> None:
+        """Delete the packets of handoffs that all shards have merged."""
         wanted = {str(number) for number in self.rows()}
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             if path.name not in wanted:
@@ -87,7 +87,7 @@ class HandoffStore:
 
 
 def after_deliveries(rows: Mapping[int, PendingHandoff], given: Deliveries) -> dict[int, PendingHandoff]:
-    """The rows that `given` changes, as they are then."""
+    """Return the rows that `given` changes, as they are afterwards."""
     return {
         number: PendingHandoff(rows[number].peer, rows[number].share, rows[number].shards - frozenset(shards))
         for number, shards in given.items()
@@ -104,6 +104,6 @@ def merge_deliveries(*several: Deliveries) -> dict[int, set[int]]:
 
 
 def handoffs_for(rows: Mapping[int, PendingHandoff], shards: Iterable[int]) -> dict[int, PendingHandoff]:
-    """What the owner of these shards is to have."""
+    """Select the handoffs that the aggregator of these shards must merge."""
     wanted = set(shards)
     return {number: left for number, left in rows.items() if left.shards & wanted}

@@ -1,13 +1,12 @@
-"""The ledger: what a run has decided, on disk before anybody is told. SQLite for facts, a log for packets.
+"""The ledger: every decision of a run, durable before it is announced. SQLite for facts, a log for packets.
 
 A round is committed when its row is in `rounds`; the row is written after the packet's bytes are on the disk.
-So a row without bytes cannot exist, and bytes without a row (a crash in between) are cut off at the next
-start: nobody had been told of them. Counted leases are written in the transaction of the round that counts
-them.
+So a row without bytes cannot exist. Bytes without a row (a crash in between) were never announced, and are
+cut off at the next start. Counted leases are written in the transaction of the round that counts them.
 
     folder/ledger.db     meta, rounds, leases (counted and open), sessions, peers, evaluations
     folder/packets.log   packet_log.py
-    folder/estates/      estates.py
+    folder/estates/      residual_handoffs.py
     folder/ledger.lock   locked by the one process that writes
 """
 
@@ -37,7 +36,7 @@ from .packet_log import HEADER_SIZE, PacketLog, Record, read_packets
 from .residual_handoffs import TABLE, Deliveries, HandoffStore, PendingHandoff
 
 FORMAT = "1"
-RECENT = 8  # rounds that say how fast the members of a run are
+RECENT = 8  # rounds from which the members' speeds are estimated
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE rounds (
@@ -67,13 +66,13 @@ class Counted:
 
 @dataclass(frozen=True)
 class RoundRow:
-    """One committed round. Who commits it gives the upper part, the ledger fills in the lower."""
+    """One committed round. The caller of `commit` sets the fields up to `tokens`, the ledger the rest."""
 
     round: int
     step: int  # step the round was opened for
     opened: float  # wall clock
     committed: float  # wall clock
-    fingerprint: int  # of x' before this round
+    fingerprint: int  # of the global model before this round
     members: tuple[str, ...]
     accepted: tuple[str, ...]
     loss: float | None
@@ -99,7 +98,7 @@ class EvaluationRow:
 
 @dataclass(frozen=True)
 class OpenSession:
-    """A session that was alive when the hub stopped, and the work it holds."""
+    """A session that was alive when the hub stopped, and its leases."""
 
     session: str
     name: str
@@ -110,18 +109,18 @@ class OpenSession:
 
 @dataclass(frozen=True)
 class KnownPeer:
-    """How a key stands with the run (admission.Standing)."""
+    """The standing of a key in the run (admission.Standing)."""
 
     key: str
-    name: str  # it went by
-    standing: str  # "member", "banned"; "stranger": nothing is kept of it
+    name: str  # last name of the peer
+    standing: str  # "member", "banned"; a "stranger" is not stored
     reason: str = ""
-    strikes: int = 0  # its packets that could not be used
+    strikes: int = 0  # packets of it that could not be used
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """Where a run stands, as the ledger knows it: what HubState starts from."""
+    """The state of a run in its ledger, from which a hub starts."""
 
     round: int = 0  # the next round
     counted: SampleRanges = ()
@@ -130,15 +129,15 @@ class Recovered:
     last: RoundRow | None = None
     evaluation: EvaluationRow | None = None  # the newest
     recent: tuple[RoundRow, ...] = ()  # the last rounds, in order
-    estates: dict[int, PendingHandoff] = field(default_factory=dict)
-    term: int = 0  # how often the ledger was opened to write
+    handoffs: dict[int, PendingHandoff] = field(default_factory=dict)
+    term: int = 0  # number of times the ledger was opened to write
     losses: tuple[tuple[int, float], ...] = ()  # (step, loss) of the rounds that trained
     held_out: tuple[tuple[int, float], ...] = ()  # of the evaluations
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What Ledger.verify found to be true."""
+    """Results of Ledger.verify."""
 
     rounds: int
     packet_bytes: int
@@ -166,7 +165,7 @@ class Ledger:
             raise LedgerError(f"no ledger in {self.folder}")
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10)
-            self.estates = HandoffStore(self._db, self.folder)
+            self.handoffs = HandoffStore(self._db, self.folder)
             self._open(run, samples)
         except sqlite3.OperationalError as error:
             self.close()
@@ -216,7 +215,7 @@ class Ledger:
         self._db.execute("COMMIT")
 
     def _extend(self) -> None:
-        """A ledger of before peers had keys: nobody can resume its sessions, their peers begin new ones."""
+        """Extend a ledger of a time before peers had keys: its sessions cannot be resumed."""
         self._db.execute(
             "CREATE TABLE IF NOT EXISTS peers "
             "(key TEXT PRIMARY KEY, name TEXT, standing TEXT, reason TEXT) WITHOUT ROWID"
@@ -225,7 +224,7 @@ class Ledger:
         self._add("peers", "strikes INTEGER DEFAULT 0")
 
     def _add(self, table: str, column: str) -> None:
-        """A column that this table has not had from the beginning."""
+        """Add a column that older ledgers lack."""
         if column.split()[0] not in [row[1] for row in self._db.execute(f"PRAGMA table_info({table})")]:
             self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
 
@@ -240,14 +239,15 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- written by the hub ------------------------------------------------------------------------------
+    # ---- written by the hub
+    # ----------------------------------------------------------------------------------
 
     def session(self, session: str, name: str, hardware: str, key: str) -> None:
         row = (session, name, hardware, key)
         self._db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?)", row)
 
     def stand(self, known: KnownPeer) -> None:
-        """A key was let in or banned; or is a stranger again, of whom nothing is kept."""
+        """Store the standing of a key; a stranger is deleted."""
         row = (known.key, known.name, known.standing, known.reason, known.strikes)
         if known.standing == "stranger":
             self._db.execute("DELETE FROM peers WHERE key=?", row[:1])
@@ -255,7 +255,7 @@ class Ledger:
             self._db.execute("INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?)", row)
 
     def gone(self, session: str) -> None:
-        """The session is over: what it had leased and not delivered belongs to nobody."""
+        """Delete a session that is over, with its undelivered leases."""
         self._db.execute("BEGIN IMMEDIATE")
         self._db.execute("DELETE FROM sessions WHERE session=?", (session,))
         self._db.execute("DELETE FROM leased WHERE session=?", (session,))
@@ -276,10 +276,10 @@ class Ledger:
     def commit(
         self, row: RoundRow, packet: bytes, counted: tuple[Counted, ...], given: Deliveries | None = None
     ) -> RoundRow:
-        """Make a round durable, with what is given to owners in it. When this returns the round is a fact.
+        """Make a round durable, with the handoffs merged in it: number -> shards.
 
-        Where it raises LedgerError there is no such round; after any other error (a full disk) only opening
-        the ledger anew can tell, and until then nothing more is written.
+        After LedgerError the round is not committed. After any other error (a full disk) only reopening the
+        ledger can tell, and nothing more is written before that.
         """
         if self._log is None:
             raise LedgerError("this ledger is not open to write (it was opened to read, or a write failed)")
@@ -298,11 +298,11 @@ class Ledger:
                 self._db.execute("ROLLBACK")
             raise
         if given:
-            self.estates.sweep()
+            self.handoffs.delete_merged()
         return row
 
     def _write(self, row: RoundRow, counted: tuple[Counted, ...], given: Deliveries) -> None:
-        """The row of a round, what it counts and what it gives: all of it or nothing."""
+        """Write a round, the leases it counts and the handoffs merged with it in one transaction."""
         self._db.execute("BEGIN IMMEDIATE")
         self._db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", columns_of(row))
         self._db.executemany(
@@ -312,7 +312,7 @@ class Ledger:
         self._db.executemany(
             "DELETE FROM leased WHERE lease=? AND session=?", [(c.lease, c.session) for c in counted]
         )
-        self.estates.strike(given)
+        self.handoffs.mark_merged(given)
         self._db.execute("COMMIT")
 
     def evaluated(self, row: EvaluationRow) -> None:
@@ -321,10 +321,10 @@ class Ledger:
             (row.round, row.step, row.loss, row.tokens, row.final),
         )
 
-    # ---- read by anybody -----------------------------------------------------------------------------------
+    # ---- read by any process -------------------------------------------------------------------------------
 
     def rounds(self, start: int = 0) -> list[RoundRow]:
-        """The committed rounds from `start` on."""
+        """Return the committed rounds from `start` on."""
         rows = self._db.execute("SELECT * FROM rounds WHERE round >= ? ORDER BY round", (start,))
         return [row_of(columns) for columns in rows]
 
@@ -333,7 +333,7 @@ class Ledger:
         return [EvaluationRow(r, s, loss, tokens, bool(final)) for r, s, loss, tokens, final in rows]
 
     def counted(self, start: int = 0, stop: int = 2**62) -> list[Counted]:
-        """What the rounds start .. stop-1 have counted."""
+        """Return the leases that the rounds start .. stop-1 have counted."""
         rows = self._db.execute(
             "SELECT lease, peer, session, ids FROM counted WHERE round >= ? AND round < ? "
             "ORDER BY round, peer, lease",
@@ -342,12 +342,12 @@ class Ledger:
         return [Counted(lease, peer, session, unpack_ranges(ids)) for lease, peer, session, ids in rows]
 
     def record(self, round: int) -> Record | None:
-        """Where the packet of a committed round lies in the log; None where the round is not committed."""
+        """Locate the packet of a round in the log; None if the round is not committed."""
         columns = self._db.execute("SELECT * FROM rounds WHERE round=?", (round,)).fetchone()
         return None if columns is None else row_of(columns).record
 
     def packets(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """(round, packet) of the committed rounds start .. stop-1; one packet in memory at a time."""
+        """Yield (round, packet) of the committed rounds start .. stop-1, one packet in memory at a time."""
         (last,) = self._db.execute("SELECT coalesce(max(round), -1) FROM rounds").fetchone()
         stop = last + 1 if stop is None else stop
         if not 0 <= start <= stop <= last + 1:
@@ -382,17 +382,17 @@ class Ledger:
             last=rounds[-1] if rounds else None,
             evaluation=evaluations[-1] if evaluations else None,
             recent=tuple(rounds[-RECENT:]),
-            estates=self.estates.rows(),
+            handoffs=self.handoffs.rows(),
             term=self.term,
             losses=tuple((row.step, row.loss) for row in rounds if row.loss is not None),
             held_out=tuple((one.step, one.loss) for one in evaluations),
         )
 
     def verify(self, *, complete: bool = False) -> Audit:
-        """Read every packet and every counted lease again. Raises LedgerError where a law is broken.
+        """Read every packet and every counted lease again. Raises LedgerError if a law is broken.
 
-        Rounds follow each other, checksums hold, no sample was counted twice and none that does not exist;
-        with `complete` also: every sample was counted.
+        Laws: rounds follow each other, checksums hold, no sample was counted twice and every counted one
+        exists; with `complete` every sample was counted.
         """
         rows, end = self.rounds(), 0
         for row, (round, packet) in zip(rows, self.packets(), strict=True):
@@ -414,7 +414,7 @@ class Ledger:
 
 
 def union(counted: list[Counted]) -> SampleRanges:
-    """All counted ids; raises LedgerError where one was counted twice."""
+    """Return all counted ids. Raises LedgerError if one was counted twice."""
     pool = SamplePool()
     for lease in counted:
         try:
@@ -427,21 +427,21 @@ def union(counted: list[Counted]) -> SampleRanges:
 
 
 def columns_of(row: RoundRow) -> tuple[Any, ...]:
-    """In the order of the table. SQLite has no unsigned 64 bits, so the fingerprint is kept as text."""
+    """Return the columns in the table's order. SQLite has no unsigned 64 bits: the fingerprint is text."""
     columns = [getattr(row, f.name) for f in fields(row)]
     columns[4:7] = str(row.fingerprint), json.dumps(row.members), json.dumps(row.accepted)
     return tuple(columns)
 
 
 def row_of(columns: tuple[Any, ...]) -> RoundRow:
-    """Inverse of columns_of."""
+    """Invert columns_of."""
     fingerprint, members, accepted = columns[4:7]
     names = tuple(json.loads(members)), tuple(json.loads(accepted))
     return RoundRow(*(*columns[:4], int(fingerprint), *names, *columns[7:]))
 
 
 def lock_exclusively(path: Path) -> sqlite3.Connection:
-    """An exclusive lock that ends with the process, on every system Python runs on: SQLite's own."""
+    """Take a lock that ends with the process, on every system Python runs on: SQLite's own."""
     lock = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=0)
     try:
         lock.execute("BEGIN EXCLUSIVE")

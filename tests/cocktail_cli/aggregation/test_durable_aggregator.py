@@ -272,7 +272,7 @@ def keep_for_others(life: Life, owned: list[int], *, dies: bool) -> Callable[[by
     """As the hub does it, for whoever owns the other shards next."""
 
     def keep(errors: bytes) -> int:
-        number = life.ledger.estates.keep(PendingHandoff(HUB, 1.0, frozenset(range(2)) - set(owned)), errors)
+        number = life.ledger.handoffs.add(PendingHandoff(HUB, 1.0, frozenset(range(2)) - set(owned)), errors)
         if dies:
             raise Killed
         return number
@@ -314,7 +314,7 @@ def test_killed_after_every_step_while_shards_come_and_go_e_is_what_it_would_hav
         life.end()
         life = Life(tmp_path, least)
         life.durable.own(round, owned, lambda errors: pytest.fail("these are on the disk for others"))
-        assert [life.ledger.estates.packet(number) for number in life.ledger.estates.rows()] == kept
+        assert [life.ledger.handoffs.packet(number) for number in life.ledger.handoffs.rows()] == kept
         for legacy in legacies_before(round):
             reference.merge_handoff(*legacy)
             life.durable.inherit(*legacy)

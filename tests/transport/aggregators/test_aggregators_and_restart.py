@@ -101,4 +101,4 @@ def test_a_handoff_in_transit_outlives_the_hub(tmp_path: Path) -> None:
     go_on(tmp_path, first, peers)
 
     with Ledger(tmp_path, write=False) as ledger:
-        assert not handoffs.keys() & ledger.estates.rows().keys()
+        assert not handoffs.keys() & ledger.handoffs.rows().keys()

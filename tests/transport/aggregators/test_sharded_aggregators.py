@@ -57,24 +57,26 @@ def test_the_hub_aggregates_all_shards_where_no_peer_can() -> None:
 
 def test_a_handoff_is_gone_once_the_aggregators_of_all_its_shards_have_it(tmp_path: Path) -> None:
     with Ledger(tmp_path, run="toy", samples=9) as ledger:
-        book = ledger.estates
-        number = book.keep(PendingHandoff("ann", 0.5, frozenset(range(4))), b"what ann left")
-        assert list(handoffs_for(book.rows(), [1])) == [number]
+        store = ledger.handoffs
+        number = store.add(PendingHandoff("ann", 0.5, frozenset(range(4))), b"what ann left")
+        assert list(handoffs_for(store.rows(), [1])) == [number]
 
-        book.strike({number: [0, 1], 99: [2]})
-        assert handoffs_for(book.rows(), [0, 1]) == {}
+        store.mark_merged({number: [0, 1], 99: [2]})
+        assert handoffs_for(store.rows(), [0, 1]) == {}
     with Ledger(tmp_path, run="toy", samples=9) as ledger:
-        book = ledger.estates
+        store = ledger.handoffs
         assert (
-            book.rows() == ledger.recover().estates == {number: PendingHandoff("ann", 0.5, frozenset({2, 3}))}
+            store.rows()
+            == ledger.recover().handoffs
+            == {number: PendingHandoff("ann", 0.5, frozenset({2, 3}))}
         )
-        book.sweep()
-        assert book.packet(number) == b"what ann left"
-        book.strike({number: [2, 3]})
-        book.sweep()
-        assert book.rows() == {}
-        assert list(book.folder.iterdir()) == []
-        assert book.keep(PendingHandoff("bob", 1.0, frozenset({0})), b"") > number, "numbers are given once"
+        store.delete_merged()
+        assert store.packet(number) == b"what ann left"
+        store.mark_merged({number: [2, 3]})
+        store.delete_merged()
+        assert store.rows() == {}
+        assert list(store.folder.iterdir()) == []
+        assert store.add(PendingHandoff("bob", 1.0, frozenset({0})), b"") > number, "numbers are given once"
 
 
 # ---- state of the hub-------------------------------------------------------------------------------------
@@ -156,7 +158,7 @@ def ended(work: ShardedWork, peers: list[AggregatingPeer], swarm: MemorySwarm | 
         for shard, rounds in half.errors.items():
             where[shard].update(rounds)
     for number, left in swarm.hub._state.shards.handoffs.items():
-        for shard, rounds in json.loads(swarm.ledger.estates.packet(number)).items():
+        for shard, rounds in json.loads(swarm.ledger.handoffs.packet(number)).items():
             if int(shard) in left.shards:
                 where[int(shard)].update(rounds)
     for shard in range(SHARDS):

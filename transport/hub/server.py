@@ -103,7 +103,7 @@ class Hub:
         self._wire = wire or RouterWire(*address, own)
         self.port = self._wire.port
         self._state = HubState(settings, keys.token, keys.stop, time.monotonic(), ledger.recover())
-        self._members = self._state.members
+        self._members, self._rounds = self._state.members, self._state.rounds
         self._inbox = Inbox(self._state.uploads.refusal)
         self._shards: ShardAggregation | None = None
         if self._state.shards is not None:
@@ -122,8 +122,7 @@ class Hub:
         self._tick_at = 0.0
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._openers = ThreadPoolExecutor(os.cpu_count() or 1, "cocktail-opener")
-        rounds = self._state.rounds
-        self._commits = CommitThread(ledger, delegate, self._objects, rounds, self, self._shards)
+        self._commits = CommitThread(ledger, delegate, self._objects, self._rounds, self, self._shards)
         self._reader = ThreadPoolExecutor(1, "cocktail-reader")
         self._thread = threading.Thread(target=self._run, name="cocktail-hub", daemon=True)
         self._end_at: float | None = None  # when to stop serving, once the run is over
@@ -165,7 +164,7 @@ class Hub:
 
     def stop(self, now: bool = False, reason: str = "stopped by its host") -> None:
         """End the run, after the exchange in flight, or `now`. Returns at once; `events` ends with it."""
-        self.apply(lambda t: self._state.rounds.stop(reason, t, at_once=now))
+        self.apply(lambda t: self._rounds.stop(reason, t, at_once=now))
 
     def offer(self, offers: Sequence[SnapshotOffer]) -> None:
         """Announce the newest two of these snapshots to peers that join from now on; from any thread.
@@ -175,7 +174,7 @@ class Hub:
         self._call(lambda: self._offer(list(offers)))
 
     def _offer(self, offers: list[SnapshotOffer]) -> None:
-        history = self._state.rounds.history
+        history = self._rounds.history
         history.offer(offers)
         kept = {f"snapshot/{offer.round}/" for offer in history.snapshots}
         self._reader.submit(self._objects.keep_snapshots, kept)
@@ -195,7 +194,7 @@ class Hub:
             log.debug("the hub's thread failed", exc_info=True)
             self.error = error
             reason = f"{type(error).__name__} in the hub: {error}"
-            self._change(lambda _: self._state.rounds.end(reason, 1))
+            self._change(lambda _: self._rounds.end(reason, 1))
         finally:
             if self._shards is not None:
                 self._shards.barrier.end()
@@ -251,7 +250,7 @@ class Hub:
 
     def fail(self, error: Exception, reason: str, exit_code: int) -> None:
         self.error = self.error or error  # the first: the others may follow from it
-        self.apply(lambda _: self._state.rounds.end(reason, exit_code))
+        self.apply(lambda _: self._rounds.end(reason, exit_code))
 
     # ---- the I/O thread: from the wire ---------------------------------------------------------------------
 
@@ -334,7 +333,7 @@ class Hub:
             return  # it was kicked a moment ago; a trial has served its purpose by arriving
         if round is not None:
             self._packets[session, round] = self._openers.submit(self._open, round, sender.name, upload.parts)
-            self._change(lambda now: self._state.rounds.uploaded(session, round, now))
+            self._change(lambda now: self._rounds.uploaded(session, round, now))
         elif round_of(HANDOFF, upload.name) is None:
             if (shards := self._shards) is not None:
                 self._change(lambda now: shards.arrived(upload, now))
@@ -375,7 +374,7 @@ class Hub:
 
     def _lease(self, session: str, round: int) -> list[int] | None:
         """Return the sample ids of a lease; called by the reader thread."""
-        ids = self._state.rounds.leases.ids(session, round)
+        ids = self._rounds.leases.ids(session, round)
         return None if ids is None else sample_ids(ids)
 
     def _find(self, session: str, name: str) -> bytes:

@@ -49,7 +49,7 @@ def test_a_device_that_is_not_there_is_exit_4(cocktail: Run) -> None:
     assert of(said.out, "device")["level"] == "fail"
 
 
-def test_a_port_in_use_is_told(cocktail: Run) -> None:
+def test_a_port_in_use_is_reported(cocktail: Run) -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         said = cocktail("doctor", "--port", str(taken.getsockname()[1]), "--json")
 

@@ -39,7 +39,7 @@ def test_every_shard_has_one_aggregator_and_none_has_more_than_its_share(count: 
     assert max(map(len, owned.values())) <= -(-64 // count)
 
 
-def test_the_order_of_arrival_says_nothing() -> None:
+def test_the_assignment_does_not_depend_on_order() -> None:
     assert assign(16, ["ann", "bob", "cat"]) == assign(16, ["cat", "ann", "bob"])
 
 
@@ -90,7 +90,7 @@ def an_exchange() -> Exchange:
     return ex
 
 
-def test_a_part_of_before_is_not_the_one_that_was_reported() -> None:
+def test_a_stale_part_is_not_the_one_that_was_reported() -> None:
     """The aggregator has the part that bob sent before the round was reopened, or in another session."""
     ex = an_exchange()
     ex.delivered["s-ann", "s-bob"] = digest_of(b"old")
@@ -127,7 +127,7 @@ def test_a_new_session_may_hand_over_error_feedback_of_the_old_one() -> None:
     assert members.begin(b"a-key.4", hello, 1.0).aggregated == set(), "once"
 
 
-def test_an_aggregator_that_is_lost_is_not_waited_for_and_a_run_that_ends_commits_no_round_halfway() -> None:
+def test_the_barrier_skips_lost_aggregators_and_an_ending_run_abandons_its_round() -> None:
     gather = ShardBarrier(patience=60.0)
     gather.begin()
     gather.lose("s-ann", "gone")
@@ -167,7 +167,7 @@ def ended(work: ShardedWork, peers: list[AggregatingPeer], swarm: MemorySwarm | 
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_all_that_is_trained_goes_through_the_aggregators_once(count: int, tmp_path: Path) -> None:
+def test_every_update_goes_through_the_aggregators_once(count: int, tmp_path: Path) -> None:
     work = ShardedWork()
     with MemorySwarm(sharded_settings(first_peers=count), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")[:count]]
@@ -223,7 +223,7 @@ def test_an_aggregator_that_leaves_hands_over_its_error_feedback_and_costs_no_ro
         ended(work, peers, swarm)
 
 
-def test_an_aggregator_that_is_killed_costs_one_round_of_its_shards_and_their_errors(tmp_path: Path) -> None:
+def test_a_killed_aggregator_costs_one_round_of_its_shards_and_their_error_feedback(tmp_path: Path) -> None:
     work = ShardedWork()
     with MemorySwarm(sharded_settings(first_peers=3, samples=120), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")]
@@ -245,7 +245,7 @@ def test_an_aggregator_that_is_killed_costs_one_round_of_its_shards_and_their_er
         assert trained(work) == list(range(120))
 
 
-def test_an_aggregator_that_was_killed_and_is_back_has_its_errors(tmp_path: Path) -> None:
+def test_a_killed_aggregator_that_is_back_has_its_error_feedback(tmp_path: Path) -> None:
     work = ShardedWork()
     with MemorySwarm(sharded_settings(first_peers=3, samples=120, grace_s=0.1), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob", "cat")]
@@ -355,7 +355,7 @@ def test_a_round_that_all_aggregators_refuse_is_cut_anew_for_others(tmp_path: Pa
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_an_aggregator_that_has_not_heard_how_a_round_ended_looks(lost: bool, tmp_path: Path) -> None:
+def test_an_aggregator_that_missed_the_end_of_a_round_fetches_it(lost: bool, tmp_path: Path) -> None:
     work = ShardedWork()
     with MemorySwarm(sharded_settings(first_peers=2), work, tmp_path) as swarm:
         peers = [AggregatingPeer(link) for link in links(swarm, "ann", "bob")]

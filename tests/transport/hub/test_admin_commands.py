@@ -68,7 +68,7 @@ def back(swarm: SimSwarm, name: str, key: str = "") -> SimPeer:
 # ---- kicks and bans ----------------------------------------------------------------------------------------
 
 
-def test_a_kicked_peer_is_told_why_its_work_goes_back_and_the_run_goes_on() -> None:
+def test_a_kicked_peer_learns_why_and_its_samples_are_leased_again() -> None:
     swarm = swarm_of("ann", "bob", samples=40)
     bob = swarm.peers[1]
     assert ordered(swarm, "kick", "bob", reason="too hot")["peers"] == ["bob"]
@@ -86,7 +86,7 @@ def test_a_kicked_peer_is_told_why_its_work_goes_back_and_the_run_goes_on() -> N
     assert swarm.settle().finished
 
 
-def test_who_was_kicked_may_come_back_and_who_is_banned_may_not() -> None:
+def test_a_kicked_peer_may_come_back_and_a_banned_one_may_not() -> None:
     swarm = swarm_of("ann", "bob")
     ordered(swarm, "kick", "bob")
     again = back(swarm, "bob")
@@ -100,7 +100,7 @@ def test_who_was_kicked_may_come_back_and_who_is_banned_may_not() -> None:
 
 
 @pytest.mark.parametrize("word", ["bob", short_key("bob")])
-def test_a_ban_lasts_beyond_the_hub_until_it_is_lifted(word: str) -> None:
+def test_a_ban_outlives_the_hub_until_it_is_lifted(word: str) -> None:
     swarm = swarm_of("ann", "bob")
     ordered(swarm, "ban", word)
     swarm.restart_hub()
@@ -126,7 +126,7 @@ def test_a_banned_session_that_the_ledger_still_has_cannot_resume() -> None:
     assert why(bob)
 
 
-def test_a_machine_is_banned_with_all_its_peers_and_one_of_them_can_be_kicked() -> None:
+def test_a_ban_ends_all_peers_of_a_key_and_a_kick_one_of_them() -> None:
     swarm = swarm_of("ann")
     for name in ("gpu-1", "gpu-2", "gpu-3"):
         back(swarm, name, "a machine")
@@ -161,7 +161,7 @@ def test_only_the_host_is_asked_and_obeyed(secret: str) -> None:
 # ---- the token ---------------------------------------------------------------------------------------------
 
 
-def test_a_new_token_keeps_newcomers_out_and_members_in() -> None:
+def test_a_new_token_refuses_newcomers_and_keeps_members() -> None:
     swarm = swarm_of("ann", "bob")
     ordered(swarm, "token", token=NEW)
     swarm.cut(swarm.peers[1])
@@ -180,7 +180,7 @@ def test_a_new_token_keeps_newcomers_out_and_members_in() -> None:
     assert eve.state.link is SessionState.JOINED
 
 
-def test_a_token_that_is_none_is_refused() -> None:
+def test_a_malformed_token_is_refused() -> None:
     swarm = swarm_of("ann")
 
     assert "16 bytes" in refused(swarm, AskAdmin(1, STOP, "toy-run", "token"))
@@ -219,7 +219,7 @@ def test_the_host_denies_and_the_next_time_approves() -> None:
     assert again.state.link is SessionState.JOINED
 
 
-def test_who_is_banned_while_waiting_does_not_wait_again() -> None:
+def test_a_peer_that_is_banned_while_waiting_does_not_wait_again() -> None:
     swarm = swarm_of("ann", join="approve")
     ordered(swarm, "ban", "ann")
     go_on(swarm)
@@ -234,7 +234,7 @@ def test_the_hosts_own_peers_need_no_approval() -> None:
     assert swarm.peers[0].state.link is SessionState.JOINED
 
 
-def test_those_who_wait_are_few_and_none_waits_for_ever() -> None:
+def test_few_connections_wait_for_approval_and_none_forever() -> None:
     names = [f"p{i}" for i in range(MOST + 2)]
     swarm = swarm_of(*names, join="approve", peer_timeout=1e9, start_timeout=1e9)
     assert len(swarm.hub.admission.asking) == MOST
@@ -249,7 +249,7 @@ def test_those_who_wait_are_few_and_none_waits_for_ever() -> None:
     assert "within an hour" in why(swarm.peers[0])
 
 
-def test_who_hangs_up_or_falls_silent_waits_no_more() -> None:
+def test_a_waiting_connection_that_closes_or_falls_silent_is_dropped() -> None:
     swarm = swarm_of("ann", "bob", join="approve", peer_timeout=10.0)
     swarm.kill(swarm.peers[0])
     for _ in range(15):
@@ -258,7 +258,7 @@ def test_who_hangs_up_or_falls_silent_waits_no_more() -> None:
     assert states(swarm) == {}
 
 
-def test_those_who_wait_are_told_of_a_new_token_and_of_the_end() -> None:
+def test_waiting_connections_hear_of_a_new_token_and_of_the_end() -> None:
     swarm = swarm_of("ann", join="approve")
     ordered(swarm, "token", token=NEW)
     go_on(swarm)
@@ -271,6 +271,6 @@ def test_those_who_wait_are_told_of_a_new_token_and_of_the_end() -> None:
     assert swarm.peers[0].state.refused.code == "over"
 
 
-def test_the_table_names_every_standing_and_every_act() -> None:
+def test_the_table_names_every_standing_and_every_event() -> None:
     assert set(KEY_TRANSITIONS) == set(Standing)
     assert {act for row in KEY_TRANSITIONS.values() for act in row} == set(KeyEvent)

@@ -80,7 +80,7 @@ def test_a_peer_that_stalls_costs_a_round_three_medians_and_not_the_cap() -> Non
     assert warnings(swarm) == ["round 4 goes on without p2 (silent for 6 s), 6 s after it was opened"]
 
 
-def test_before_a_pace_is_known_the_cap_holds() -> None:
+def test_the_cap_is_the_deadline_before_arrivals_are_known() -> None:
     swarm = swarm_of(2)
     a, b = swarm.peers
     play_round(swarm, {a: 1.0, b: 1.0})
@@ -115,7 +115,7 @@ def test_a_peer_ten_times_slower_but_steady_is_never_cut_off() -> None:
     assert warnings(swarm) == []
 
 
-def test_a_round_that_is_slow_for_all_cuts_nobody_off() -> None:
+def test_a_round_that_is_slow_for_all_drops_no_member() -> None:
     swarm = swarm_of(3)
     a, b, c = swarm.peers
     for _ in range(4):
@@ -169,7 +169,7 @@ def test_a_late_report_that_was_lost_with_its_connection_is_made_good_by_the_nex
     assert [s.state for s in swarm.hub.members] == [State.TRAINING, State.READY]
 
 
-def test_a_hub_that_slept_counts_its_sleep_as_nobodys_pace() -> None:
+def test_the_time_that_a_hub_was_suspended_is_in_no_arrival() -> None:
     swarm = swarm_of(2)
     a, b = swarm.peers
     for _ in range(4):
@@ -195,7 +195,7 @@ def test_after_a_restart_of_the_hub_a_silent_peer_costs_what_its_last_rounds_too
     assert play_round(swarm, {a: 2.0}) == pytest.approx(6.0), "three medians, not the cap"
 
 
-def test_after_a_restart_of_the_hub_those_who_trained_are_waited_for_and_no_others() -> None:
+def test_a_restarted_hub_waits_for_peers_that_trained_and_no_others() -> None:
     swarm = swarm_of(2)
     a, b = swarm.peers
     play_round(swarm, {a: 1.0, b: 1.0})
@@ -214,7 +214,7 @@ def test_after_a_restart_of_the_hub_those_who_trained_are_waited_for_and_no_othe
     assert {s.name for s in swarm.hub.members} == {"p0", "p1", "c"}, "c may still come back"
 
 
-def test_clocks_that_were_set_say_nothing_about_a_pace() -> None:
+def test_a_clock_that_was_set_changes_no_arrival_time() -> None:
     made = StragglerDeadline(60.0)
     rows = [RoundRow(r, r, 5e6, 5e6 + took, 0, ("ann",), ("ann",), None, 0) for r, took in enumerate(TOOK)]
     made.recover("s", "ann", rows)
@@ -234,7 +234,7 @@ def test_a_slow_peer_that_falls_silent_is_not_waited_for_as_long_as_it_used_to_t
     assert "p1 (silent for 10 s)" in warnings(swarm)[-1]
 
 
-def test_it_is_told_once_for_whom_a_round_waits_that_cannot_open() -> None:
+def test_the_host_is_told_once_for_which_peers_a_round_waits() -> None:
     swarm = swarm_of(2, min_peers=2, peer_timeout=5.0)
     a, b = swarm.peers
     play_round(swarm, {a: 1.0, b: 1.0})
@@ -251,7 +251,7 @@ def test_it_is_told_once_for_whom_a_round_waits_that_cannot_open() -> None:
     assert swarm.hub.rounds.phase is not Phase.WAITING
 
 
-def test_a_commit_says_until_when_its_round_would_have_waited() -> None:
+def test_a_committed_round_reports_its_straggler_deadline() -> None:
     swarm = swarm_of(2)
     a, b = swarm.peers
     for _ in range(4):
@@ -264,7 +264,7 @@ def test_a_commit_says_until_when_its_round_would_have_waited() -> None:
 
 
 @pytest.mark.slow
-def test_three_hundred_long_histories_with_deadlines_of_measured_paces() -> None:
+def test_three_hundred_long_histories_with_measured_deadlines() -> None:
     """Stalls and jitter of all sizes; every sample is counted once, and rounds do close without somebody."""
     cut = 0
     for seed in range(300):

@@ -129,7 +129,7 @@ def test_three_peers_finish_a_run_over_tcp(start: Callable[..., Running]) -> Non
     assert seconds[len(seconds) // 2] < 0.2, "a round costs tens of milliseconds"
 
 
-def test_a_name_that_has_no_address_is_told(start: Callable[..., Running]) -> None:
+def test_a_name_without_address_is_reported(start: Callable[..., Running]) -> None:
     running = start()
     url = running.keys.url("no-such-host.invalid", 1, running.url.run)
 
@@ -138,7 +138,7 @@ def test_a_name_that_has_no_address_is_told(start: Callable[..., Running]) -> No
     assert told.value.layer == "dns"
 
 
-def test_a_port_where_nobody_listens_is_told(start: Callable[..., Running]) -> None:
+def test_a_port_without_listener_is_reported(start: Callable[..., Running]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = start().keys.url("127.0.0.1", port, "toy-run")
@@ -148,7 +148,7 @@ def test_a_port_where_nobody_listens_is_told(start: Callable[..., Running]) -> N
     assert told.value.layer == "tcp"
 
 
-def test_a_hub_with_another_key_is_told(start: Callable[..., Running]) -> None:
+def test_a_hub_with_another_key_is_reported(start: Callable[..., Running]) -> None:
     running = start()
     url = RunURL(CurveKeys.generate().public, running.url.token, "127.0.0.1", running.hub.port, "toy-run")
 
@@ -164,7 +164,7 @@ def test_a_hub_with_another_key_is_told(start: Callable[..., Running]) -> None:
         ({"run": "other-run"}, "run", "no run 'other-run' here"),
     ],
 )
-def test_a_wrong_token_or_run_is_told(
+def test_a_wrong_token_or_run_is_reported(
     start: Callable[..., Running], change: dict[str, str], code: str, told: str
 ) -> None:
     running = start()
@@ -174,7 +174,7 @@ def test_a_wrong_token_or_run_is_told(
     assert refused.value.code == code
 
 
-def test_other_versions_are_told_which_would_do(start: Callable[..., Running]) -> None:
+def test_other_protocol_versions_are_told_which_are_supported(start: Callable[..., Running]) -> None:
     running = start(versions={"codec": "2"})
     answer = say(running.url, [encode(Hello(7, running.url.token, "toy-run", "ann"))])
 
@@ -213,7 +213,7 @@ def test_whatever_a_stranger_says_the_hub_goes_on(start: Callable[..., Running],
     assert ask_status(running.url)["state"] == "waiting"
 
 
-def test_a_port_in_use_is_told(start: Callable[..., Running]) -> None:
+def test_a_port_in_use_is_reported(start: Callable[..., Running]) -> None:
     running = start()
 
     with pytest.raises(AddressInUse, match=f"cannot listen on 127.0.0.1:{running.hub.port}: another program"):
@@ -254,7 +254,7 @@ def test_a_peer_that_vanishes_is_noticed_and_the_others_go_on(start: Callable[..
     assert trained(running.work) == list(range(400))
 
 
-def test_a_peer_that_is_back_before_anybody_noticed_gets_its_name_again(
+def test_a_peer_that_is_back_before_its_loss_was_noticed_keeps_its_name(
     start: Callable[..., Running],
 ) -> None:
     running, keys = start(ping_s=5.0, grace_s=60.0), CurveKeys.generate()
@@ -272,7 +272,7 @@ def test_a_peer_that_is_back_before_anybody_noticed_gets_its_name_again(
     third.leave("done")
 
 
-def test_a_peer_that_leaves_gives_its_work_back(start: Callable[..., Running]) -> None:
+def test_a_leaving_peers_samples_are_leased_again(start: Callable[..., Running]) -> None:
     running = start(samples=400)
     staying, going = (ToyPeer(PeerLink(running.url, PeerIdentity(name))) for name in ("ann", "bob"))
     threads = [staying.start(), going.start()]

@@ -29,7 +29,7 @@ print(keep_freed_memory(), faults(), faults())
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that is told")
-def test_what_a_round_has_freed_is_not_mapped_anew_by_the_next() -> None:
+def test_memory_freed_by_a_round_is_reused_by_the_next() -> None:
     said = subprocess.run(
         [sys.executable, "-c", ROUNDS], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     )

@@ -152,7 +152,7 @@ def test_the_delegate_sees_packets_while_others_are_still_in_transit(tmp_path: P
     assert {id(packet) for _, _, packet in work.came} >= {id(packet) for packet in given}
 
 
-def test_what_goes_wrong_while_packets_are_opened_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+def test_an_error_while_packets_are_decoded_ends_the_run_with_its_reason(tmp_path: Path) -> None:
     class Broken(ToyWork):
         def arrived(self, round: int, peer: str, packet: bytes) -> None:
             raise MemoryError

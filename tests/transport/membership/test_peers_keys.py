@@ -72,7 +72,7 @@ def test_a_stolen_session_is_of_no_use_without_its_key(url: RunURL) -> None:
     link.close()
 
 
-def test_what_is_said_on_another_connection_is_not_the_peers_whatever_its_number() -> None:
+def test_messages_on_another_keys_connection_are_not_the_peers() -> None:
     swarm = SimSwarm()
     ann = swarm.join("ann")
     swarm.step()
@@ -117,9 +117,7 @@ def test_a_key_is_shown_as_sixteen_digits() -> None:
 
 
 @pytest.mark.parametrize(("alone", "named"), [(True, "ann"), (False, "ann-2")])
-def test_a_lost_session_is_over_for_its_peer_that_comes_back_and_not_for_a_second_one(
-    alone: bool, named: str
-) -> None:
+def test_a_lost_session_ends_when_its_peer_returns_but_not_for_a_second_peer(alone: bool, named: str) -> None:
     """A restarted hub hears first from another peer than the one whose session it remembers."""
     members = Roster(toy_settings(), Outbox(), lambda _: 0, 0.0)
     hello = Hello(PROTOCOL, "token", "toy-run", "ann", alone=alone)

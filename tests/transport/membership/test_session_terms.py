@@ -28,7 +28,7 @@ def of_term(term: int, session: str = "s1") -> Welcome:
     return Welcome(1, "run", "ann", session, "{}", "00", [], 0, 1.0, True, term)
 
 
-def test_each_opening_to_write_is_a_term_and_reading_is_none(tmp_path: Path) -> None:
+def test_each_opening_for_writing_is_a_term(tmp_path: Path) -> None:
     terms = []
     for write in (True, False, True, False):
         with Ledger(tmp_path, run="run", samples=1, write=write) as ledger:
@@ -37,7 +37,7 @@ def test_each_opening_to_write_is_a_term_and_reading_is_none(tmp_path: Path) -> 
     assert terms == [(1, 1), (1, 1), (2, 2), (2, 2)]
 
 
-def test_a_ledger_of_before_there_were_terms_begins_with_the_first(tmp_path: Path) -> None:
+def test_a_ledger_without_terms_begins_with_the_first(tmp_path: Path) -> None:
     with Ledger(tmp_path, run="run", samples=1) as ledger:
         ledger._db.execute("DELETE FROM meta WHERE key = 'term'")
     with Ledger(tmp_path, run="run", samples=1) as ledger:
@@ -77,7 +77,7 @@ def test_a_hub_that_is_told_of_a_higher_term_warns_once_and_gives_no_session() -
     assert hub.receive(b"d", Hello(1, "token", "toy-run", "bob"), 2.0), "who has met no other is taken"
 
 
-def test_a_stranger_who_tells_of_a_higher_term_makes_no_hub_warn() -> None:
+def test_a_strangers_higher_term_causes_no_warning() -> None:
     hub = HubState(toy_settings(), "token", "secret", 0.0, Recovered(term=2))
     said = hub.receive(b"eve.1", Resume(1, "toy-run", "ann", "s", -1, True, [], 3), 1.0)
 

@@ -35,7 +35,7 @@ def struck(swarm: SimSwarm) -> list[events.Event]:
     return [e for e in told(swarm, events.Warned) if "cannot be used" in e.message]  # type: ignore[attr-defined]
 
 
-def test_strikes_are_a_keys_whatever_its_sessions_and_the_hub_survives() -> None:
+def test_strikes_belong_to_a_key_over_sessions_and_restarts() -> None:
     swarm = SimSwarm(settings=toy_settings(samples=4000))
     swarm.join("ann")
     first = lies(swarm, 1)
@@ -70,7 +70,7 @@ def test_the_host_forgives_by_lifting_the_ban() -> None:
     assert hub.admission.known["eve"].strikes == 0
 
 
-def test_a_strike_does_not_bring_back_who_was_sent_away() -> None:
+def test_a_strike_does_not_readmit_a_kicked_peer() -> None:
     hub = HubState(toy_settings(), TOKEN, STOP, 0.0, Recovered(peers=(KnownPeer("eve", "eve", "banned"),)))
 
     assert not hub.admission.strike("eve", "eve", "why")
@@ -78,7 +78,7 @@ def test_a_strike_does_not_bring_back_who_was_sent_away() -> None:
     assert set(hub.admission.known) == {"eve"}
 
 
-def test_a_ledger_keeps_strikes_and_one_of_before_has_none(tmp_path: Path) -> None:
+def test_a_ledger_stores_strikes_and_an_older_one_has_none(tmp_path: Path) -> None:
     with Ledger(tmp_path, run="toy-run", samples=4) as ledger:
         ledger.stand(KnownPeer("eve", "eve", "member", "", 2))
     with Ledger(tmp_path, run="toy-run", samples=4) as ledger:

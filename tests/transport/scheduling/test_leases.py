@@ -114,7 +114,7 @@ TestBooks = Books.TestCase
 
 
 @given(id_sets.filter(bool))
-def test_leases_of_before_a_restart_are_restored(ids: set[int]) -> None:
+def test_leases_are_restored_after_a_restart(ids: set[int]) -> None:
     runs: SampleRanges = compact(ids)
     leases = Leases(201)
     leases.restore("ann", 3, runs)

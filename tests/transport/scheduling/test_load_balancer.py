@@ -75,13 +75,13 @@ def test_the_global_batch_stays_whatever_peers_there_are(
     assert all(portion.samples for portion in portions if portion.spans > 1)
 
 
-def test_a_word_that_no_machine_could_keep_is_held_to_a_bound() -> None:
+def test_an_impossible_reported_speed_is_bounded() -> None:
     shares = known(a=1.0, b=1.0, c=1.0, d=1e9).portions(110, PEERS, 0, 1)
 
     assert [portion.samples for portion in shares] == [10, 10, 10, 10 * MOST]
 
 
-def test_of_an_unknown_peer_among_known_ones_one_sample_is_asked() -> None:
+def test_an_unmeasured_peer_among_measured_ones_gets_one_sample() -> None:
     assert known(a=5.0, b=5.0, d=1.0).portions(56, PEERS, 0, 1) == [
         Portion(25),
         Portion(25),
@@ -90,7 +90,7 @@ def test_of_an_unknown_peer_among_known_ones_one_sample_is_asked() -> None:
     ]
 
 
-def test_one_odd_time_does_not_move_a_share() -> None:
+def test_one_outlier_does_not_change_a_share() -> None:
     found = known(a=1.0, b=1.0, c=1.0, d=1.0)
     for name in PEERS:
         for _ in range(WINDOW - 1):
@@ -102,9 +102,7 @@ def test_one_odd_time_does_not_move_a_share() -> None:
 
 
 @given(st.floats(0.1, 5), st.lists(st.floats(0.01, 1), min_size=2, max_size=5))
-def test_shares_come_to_rest_where_all_take_the_same_time_whatever_is_fixed_in_it(
-    fixed: float, a_sample: list[float]
-) -> None:
+def test_shares_converge_to_equal_times_whatever_part_is_fixed(fixed: float, a_sample: list[float]) -> None:
     found, names, batch = LoadBalancer(), [str(i) for i in range(len(a_sample))], 2000
     slowest = max(a_sample)
     if min(a_sample) < slowest / MOST:

@@ -47,7 +47,7 @@ def test_a_deadline_is_never_below_the_floor_or_three_medians_and_never_above_th
 
 
 @given(members, st.floats(0.0, 1e4), st.floats(1.0, 100.0))
-def test_a_round_that_is_slower_for_those_who_are_here_never_ends_earlier_for_the_others(
+def test_slower_arrivals_never_move_the_deadline_forward(
     arrivals: dict[str, list[float]], at: float, times_slower: float
 ) -> None:
     first, *missing = sorted(arrivals)
@@ -57,9 +57,7 @@ def test_a_round_that_is_slower_for_those_who_are_here_never_ends_earlier_for_th
 
 
 @given(histories, st.floats(1.0, 50.0))
-def test_whatever_happened_before_half_a_window_of_slower_arrivals_is_believed(
-    before: list[float], times_slower: float
-) -> None:
+def test_half_a_window_of_slower_arrivals_sets_the_limit(before: list[float], times_slower: float) -> None:
     slow = times_slower * max(before)
     said = summary([*before, *[slow] * (WINDOW // 2)][-WINDOW:])
 
@@ -105,7 +103,7 @@ def test_an_erratic_member_is_waited_for_longer_but_only_ten_medians_of_all() ->
     assert Arrivals(2.0, 1.5).limit(0.8) == BOUND * 0.8
 
 
-def test_a_round_that_is_slow_for_those_who_are_here_gives_the_others_as_much_more() -> None:
+def test_a_slow_round_extends_the_deadline_in_proportion() -> None:
     made = pace({s: [10.0] * 8 for s in "abc"})
 
     assert made.after_opening(["c"], {"a": 10.0, "b": 11.0}) == pytest.approx(31.5)

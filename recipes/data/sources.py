@@ -298,7 +298,7 @@ def _unreadable(called: str, error: Exception) -> DataError | HubUnreachable:
     if is_hub_outage(error):
         return HubUnreachable(f"the hub did not answer for the data set {called}: {error}")
     if "gated dataset" in str(error):
-        return DataError(f"{called}: the hub wants to know who asks {licence_hint(f'datasets/{called}')}")
+        return DataError(f"{called}: access is gated {licence_hint(f'datasets/{called}')}")
     cause = f": {error.__cause__}" if error.__cause__ else ""
     return DataError(f"{called}: cannot be loaded: {error}{cause}")
 

@@ -87,10 +87,10 @@ def fetch_model_files(
     except HFValidationError as error:
         raise ModelError(f"{name}: neither a folder nor the id of a model on the hub") from error
     except GatedRepoError as error:
-        raise ModelError(f"{name}: the hub wants to know who asks {licence_hint(name)}") from error
+        raise ModelError(f"{name}: access is gated {licence_hint(name)}") from error
     except RevisionNotFoundError as error:
-        hint = f"(hint: those there are: https://huggingface.co/{name}/tree/main)"
-        raise ModelError(f"{name} has no revision {revision}, or no longer {hint}") from error
+        hint = f"(hint: its revisions: https://huggingface.co/{name}/tree/main)"
+        raise ModelError(f"{name} has no revision {revision} {hint}") from error
     except RepositoryNotFoundError as error:
         hint = "(hint: of a private one `hf auth login` first)"
         raise ModelError(f"{name}: no such folder, and no such model on the hub {hint}") from error
@@ -119,12 +119,10 @@ def dataset_commit(name: str, revision: str | None) -> str | None:
     try:
         return HfApi().dataset_info(name, revision=revision).sha
     except GatedRepoError as error:
-        raise DataError(
-            f"{name}: the hub wants to know who asks {licence_hint(f'datasets/{name}')}"
-        ) from error
+        raise DataError(f"{name}: access is gated {licence_hint(f'datasets/{name}')}") from error
     except RevisionNotFoundError as error:
-        hint = f"(hint: those there are: https://huggingface.co/datasets/{name}/tree/main)"
-        raise DataError(f"{name} has no revision {revision}, or no longer {hint}") from error
+        hint = f"(hint: its revisions: https://huggingface.co/datasets/{name}/tree/main)"
+        raise DataError(f"{name} has no revision {revision} {hint}") from error
     except RepositoryNotFoundError as error:
         hint = "(hint: of a private one `hf auth login` first)"
         raise DataError(f"{name}: no such file, and no such data set on the hub {hint}") from error
@@ -208,7 +206,7 @@ def check_cache_space(name: str, commit: str, sizes: Mapping[str, int], kind: st
     place = Path(constants.HF_HUB_CACHE)
     there = next(p for p in (place, *place.parents) if p.exists())
     if needed > max(0, shutil.disk_usage(there).free - DISK_RESERVE):
-        raise OSError(errno.ENOSPC, f"{name} has {needed / 1e9:.1f} GB that are not here", str(place))
+        raise OSError(errno.ENOSPC, f"{name} has {needed / 1e9:.1f} GB still to fetch", str(place))
     return needed
 
 

@@ -148,7 +148,7 @@ def check_fit(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) 
     if recipe.data.isolates_documents and config.get("model_type") in UNISOLATED_MODEL_TYPES:
         raise ModelError(
             f"models of type {config['model_type']} let packed documents attend to each other "
-            "(hint: data.packing_strategy=wrapped, where they are meant to, or data.packing=false)"
+            "(hint: data.packing_strategy=wrapped, if that is intended, or data.packing=false)"
         )
     if context is not None and recipe.data.max_length > context:
         raise ModelError(

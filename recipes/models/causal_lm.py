@@ -21,12 +21,8 @@ from recipes.data import Sample, batches, collate
 from recipes.downloads import from_pretrained_options
 from recipes.errors import ModelError
 from recipes.weight_files import (
-    FlatParameters,
-    Layout,
     StoredVector,
-    atomic_folder,
     check_model_folder,
-    layout_of,
     open_stored_vector,
     open_tensors,
     quiet_transformers,
@@ -37,7 +33,7 @@ from .base_model import fetch_model, open_tokenizer
 from .lora import adapter_base, is_adapter
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -153,29 +149,6 @@ def evaluate(model: nn.Module, samples: Sequence[Sample], batch_size: int, pad: 
     finally:
         model.train(training)
     return total, count
-
-
-def export(
-    folder: Path,
-    base_folder: Path,
-    vector: Tensor,  # (P,) float32
-    layout: Layout,
-    tokenizer: PreTrainedTokenizerBase | None = None,  # None: the base folder's
-) -> Path:
-    """Write the base with `vector` as its parameters, and its tokenizer: a folder for `from_pretrained`.
-
-    `folder` is replaced atomically. Weights are FP32 whatever the base's dtype, so the loss of the folder is
-    the loss of the vector. Errors: ModelError where `layout` is not the base's.
-    """
-    folder = Path(folder)
-    model = load_model(base_folder)
-    if layout_of(model) != layout:
-        raise ModelError(f"{base_folder} has other parameters than the vector of {layout.size} numbers")
-    FlatParameters(model).vector.copy_(vector)
-    with atomic_folder(folder) as part, quiet_transformers():
-        model.save_pretrained(part)
-        (tokenizer or open_tokenizer(Path(base_folder))).save_pretrained(part)
-    return folder
 
 
 def load_adapted(folder: Path, code: bool = False) -> nn.Module:

@@ -20,7 +20,7 @@ def check_packing_isolation(model: nn.Module) -> None:
         name = type(model).__name__
         raise ModelError(
             f"{name} of this version of transformers lets packed documents attend to each other "
-            "(hint: data.packing_strategy=wrapped, where they are meant to, or data.packing=false)"
+            "(hint: data.packing_strategy=wrapped, if that is intended, or data.packing=false)"
         )
 
 

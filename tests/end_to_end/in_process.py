@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from exported import export
 from memory_swarm import MemorySwarm
 from torch import Tensor, nn
 from transformers import (
@@ -36,7 +37,7 @@ from cocktail_cli.volunteer.shard_aggregator_link import exchange_by_shard, shar
 from recipes.config.schema import Model, Recipe
 from recipes.data.corpus import build_corpus
 from recipes.models.base_model import BUILTIN_MODELS, Base, load_tokenizer, prepare_base
-from recipes.models.causal_lm import export, load_model
+from recipes.models.causal_lm import load_model
 from recipes.models.trainable import load_trained
 from recipes.training.loop import build_peer, finetune
 from recipes.training.types import Event, Peer, StepDone

@@ -60,7 +60,7 @@ def test_every_shipped_recipe_says_in_its_first_line_how_to_run_it() -> None:
         assert recipe.description
 
 
-def test_an_unknown_name_is_told_with_the_nearest_one() -> None:
+def test_an_unknown_name_is_reported_with_the_nearest_one() -> None:
     [problem] = problems("smok")
 
     assert problem.message == "no recipe of this name and no such file"
@@ -74,7 +74,7 @@ def test_an_unknown_name_is_told_with_the_nearest_one() -> None:
         (".", "is a folder, not a recipe"),
     ],
 )
-def test_a_path_that_is_no_recipe_is_told(name: str, message: str) -> None:
+def test_a_path_that_is_no_recipe_is_reported(name: str, message: str) -> None:
     assert [p.message for p in problems(name)] == [message]
 
 
@@ -106,7 +106,7 @@ def test_other_tools_names_lead_to_keys_that_exist() -> None:
     assert set(FOREIGN_KEYS.values()) <= known
 
 
-def test_several_mistakes_are_told_at_once_each_with_its_line(write) -> None:
+def test_several_mistakes_are_reported_at_once_each_with_its_line(write) -> None:
     found = problems(
         write(
             SMALL
@@ -234,7 +234,7 @@ def test_zero_is_not_false_for_a_switch(write) -> None:
         ("eval_datasets: [{}]", "is required"),
     ],
 )
-def test_a_wrong_value_is_told_beside_what_was_met(write, text: str, message: str) -> None:
+def test_a_wrong_value_is_reported_beside_what_was_met(write, text: str, message: str) -> None:
     assert [(p.line, p.message) for p in problems(write(SMALL + text + "\n"))] == [(7, message)]
 
 
@@ -248,7 +248,7 @@ def test_a_wrong_value_is_told_beside_what_was_met(write, text: str, message: st
         ("model: {}", "is required"),
     ],
 )
-def test_a_wrong_start_is_told(write, text: str, message: str) -> None:
+def test_a_wrong_start_is_reported(write, text: str, message: str) -> None:
     kept = [
         block
         for block in ("version: 1", "name: small", "model: {model_name_or_path: m}", "datasets: [{path: p}]")
@@ -301,7 +301,7 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
         ("checkpoint: {push_to_hub: true}", "checkpoint.push_to_hub"),
     ],
 )
-def test_keys_that_contradict_each_other_are_told(write, text: str, key: str) -> None:
+def test_keys_that_contradict_each_other_are_reported(write, text: str, key: str) -> None:
     assert [p.key for p in problems(write(SMALL + text + "\n"))] == [key]
 
 
@@ -321,7 +321,7 @@ def test_keys_that_contradict_each_other_are_told(write, text: str, key: str) ->
         (["activation_checkpointing_kwargs={layers: 1}"], "training.activation_checkpointing_kwargs"),
     ],
 )
-def test_a_way_of_training_that_cannot_be_is_told(write, overrides: list[str], key: str) -> None:
+def test_a_way_of_training_that_cannot_be_is_reported(write, overrides: list[str], key: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe(write(SMALL), overrides)
 
@@ -345,7 +345,7 @@ def test_a_lora_section_may_be_empty_and_names_may_be_listed(write) -> None:
         (["streaming=true", "max_steps=9", "datasets.0.split='train[:9]'"], "datasets.0.split"),
     ],
 )
-def test_what_data_sets_ask_of_each_other_is_told(write, overrides: list[str], key: str) -> None:
+def test_what_data_sets_ask_of_each_other_is_reported(write, overrides: list[str], key: str) -> None:
     assert [p.key for p in problems(write(SMALL), overrides)] == [key]
 
 
@@ -398,7 +398,7 @@ def test_a_recipe_cannot_be_changed_after_it_was_checked() -> None:
         (SMALL + "description: 2026-13-40\n", None, "not valid YAML: month must be in 1..12"),
     ],
 )
-def test_text_that_is_no_recipe_is_told(
+def test_text_that_is_no_recipe_is_reported(
     write, text: str | bytes, line: int | None, message: str | None
 ) -> None:
     [problem] = problems(write(text))

@@ -50,7 +50,7 @@ def test_items_of_lists_are_named_by_index_and_one_past_the_end_is_added(write) 
         ("max_length=yes", "data.max_length", "must be a whole number, not True"),
     ],
 )
-def test_a_wrong_override_is_told_as_one(write, override: str, key: str, message: str) -> None:
+def test_a_wrong_override_is_reported_as_one(write, override: str, key: str, message: str) -> None:
     [problem] = problems(write(SMALL), [override])
 
     assert (problem.file, problem.line, problem.key, problem.message) == ("override", None, key, message)

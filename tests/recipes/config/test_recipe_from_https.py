@@ -45,7 +45,7 @@ def test_a_copy_of_it_is_named_as_the_address_ends(web, address: str, name: str)
     assert source_of(address).name == name
 
 
-def test_a_problem_in_it_is_told_with_address_and_line(web) -> None:
+def test_a_problem_in_it_is_reported_with_address_and_line(web) -> None:
     web(f"{HEAD}{MODEL}{DATA}training: {{learing_rate: 1}}\n".encode())
     [problem] = problems()
 
@@ -122,7 +122,7 @@ def test_a_server_that_says_a_letter_now_and_then_is_given_up(web, monkeypatch: 
     assert problem.message == "has not come within 30 s"
 
 
-def test_no_and_no_answer_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_and_no_answer_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for error, message in (
         (urllib.error.HTTPError(ADDRESS, 404, "Not Found", None, None), "the server answers 404 Not Found"),  # type: ignore[arg-type]
         (urllib.error.URLError("no such host"), "cannot be fetched: no such host"),

@@ -247,7 +247,7 @@ def test_wrapped_packing_loses_no_token_and_fills_every_block_but_the_last(corpu
         ('{"x": 1, "y": 2}\n', "my.jsonl:1: columns x, y are no known kind of data"),
     ],
 )
-def test_a_broken_line_is_told_with_file_and_line(corpus_of, text: str | bytes, message: str) -> None:
+def test_a_broken_line_is_reported_with_file_and_line(corpus_of, text: str | bytes, message: str) -> None:
     with pytest.raises(DataError) as caught:
         corpus_of(text)
 
@@ -263,14 +263,14 @@ def test_a_broken_line_is_told_with_file_and_line(corpus_of, text: str | bytes, 
         ("http://example.org/x.jsonl", "data are read from https addresses only"),
     ],
 )
-def test_data_that_is_not_there_is_told(tokenizer, path: str, message: str) -> None:
+def test_data_that_is_not_there_is_reported(tokenizer, path: str, message: str) -> None:
     with pytest.raises(DataError) as caught:
         build_corpus(load_recipe("smoke", data=path), tokenizer)
 
     assert message in str(caught.value)
 
 
-def test_an_unknown_template_is_told_with_the_nearest(corpus_of) -> None:
+def test_an_unknown_template_is_reported_with_the_nearest(corpus_of) -> None:
     with pytest.raises(DataError, match="did you mean `chatml`"):
         corpus_of([{"messages": CHAT}], "chat_template=chatlm")
 

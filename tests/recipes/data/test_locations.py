@@ -26,7 +26,7 @@ def test_a_folder_and_a_glob_of_jsonl_are_read_in_the_order_of_their_names(
     assert len(alone.samples) == 1
 
 
-def test_a_file_on_the_web_is_fetched_once_and_its_lines_are_told_by_its_address(web, tokenizer) -> None:
+def test_a_file_on_the_web_is_fetched_once_and_its_lines_are_reported_by_its_address(web, tokenizer) -> None:
     served = web(b'{"text": "one"}\n{"text": 2}\n')
     recipe = load_recipe("smoke", data="https://example.org/my.jsonl?x=1")
 
@@ -39,7 +39,7 @@ def test_a_file_on_the_web_is_fetched_once_and_its_lines_are_told_by_its_address
     assert served.asked == 1
 
 
-def test_a_file_on_the_web_is_told_of_as_it_comes(web) -> None:
+def test_a_file_on_the_web_is_reported_of_as_it_comes(web) -> None:
     served = web(b'{"text": "one"}\n' * 10_000)
     (dataset,) = load_recipe("smoke", data="https://example.org/my.jsonl").datasets
     told: list[tuple[int, int]] = []

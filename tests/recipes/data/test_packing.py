@@ -69,7 +69,9 @@ def test_packed_documents_have_the_logits_and_the_loss_of_documents_alone(kind: 
 
 
 @pytest.mark.parametrize("kind", sorted(UNISOLATED_MODEL_TYPES))
-def test_a_class_that_lets_documents_see_each_other_is_told_by_hub_and_peer(kind: str, tmp_path: Any) -> None:
+def test_a_class_that_lets_documents_see_each_other_is_reported_by_hub_and_peer(
+    kind: str, tmp_path: Any
+) -> None:
     model, tokenizer = tiny_model(kind), open_tokenizer(BUILTIN_MODELS["builtin:tiny-gpt-neox"])
     tiny_config(kind, 320).save_pretrained(tmp_path)
     recipe = load_recipe("smoke", ["packing_strategy=bfd"])

@@ -61,7 +61,7 @@ def test_what_is_missing_is_named(folders, tmp_path) -> None:
     assert message("builtin:huge") == "no builtin model `builtin:huge`; there is builtin:tiny-gpt-neox"
 
 
-def test_a_hub_that_does_not_answer_is_told_as_that(tmp_path) -> None:
+def test_a_hub_that_does_not_answer_is_reported_as_that(tmp_path) -> None:
     with pytest.raises(HubUnreachable, match="the hub did not answer for nobody/nothing"):
         prepare_base(load_recipe("smoke", model="nobody/nothing"), tmp_path / "base")
 
@@ -88,18 +88,18 @@ def test_a_disk_without_room_for_a_hub_model_is_found_out_before_the_first_byte(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
 
     check_cache_space("a/b", "0" * 40, {"config.json": 800})
-    with pytest.raises(OSError, match=r"a/b has 1000.0 GB that are not here") as full:
+    with pytest.raises(OSError, match=r"a/b has 1000.0 GB still to fetch") as full:
         check_cache_space("a/b", "0" * 40, {"config.json": 800, "model.safetensors": 10**12})
 
     assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(tmp_path / "cache"))
 
 
-def test_a_name_that_is_neither_folder_nor_hub_id_is_told(tmp_path) -> None:
+def test_a_name_that_is_neither_folder_nor_hub_id_is_reported(tmp_path) -> None:
     with pytest.raises(ModelError, match="neither a folder nor the id of a model"):
         prepare_base(load_recipe("smoke", model="my model!"), tmp_path / "base")
 
 
-def test_a_config_that_is_no_causal_language_model_is_told(folders, tmp_path) -> None:
+def test_a_config_that_is_no_causal_language_model_is_reported(folders, tmp_path) -> None:
     folder = tmp_path / "odd"
     shutil.copytree(folders["gpt2"], folder)
     (folder / "config.json").write_text('{"model_type": "no-such-model"}')
@@ -116,7 +116,7 @@ def test_sdpa_is_refused_for_gpt_j_which_has_none(folders) -> None:
 # ---- the tokenizer -------------------------------------------------------------------------------
 
 
-def test_a_folder_without_a_tokenizer_is_told_and_another_one_can_be_named(folders, tmp_path) -> None:
+def test_a_folder_without_a_tokenizer_is_reported_and_another_one_can_be_named(folders, tmp_path) -> None:
     folder = tmp_path / "mute"
     shutil.copytree(folders["gpt2"], folder)
     for file in folder.glob("tokenizer*"):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from exported import export
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import CONFIGS, TIED, VOCABULARY
@@ -19,7 +20,7 @@ from tiny_models import CONFIGS, TIED, VOCABULARY
 from recipes.data.corpus import Sample
 from recipes.data.samples import collate
 from recipes.errors import ModelError
-from recipes.models.causal_lm import TextGenerator, evaluate, export, load_model, loss_sum
+from recipes.models.causal_lm import TextGenerator, evaluate, load_model, loss_sum
 from recipes.weight_files.parameter_layout import FlatParameters, Layout, layout_of
 
 

@@ -408,7 +408,7 @@ def test_a_vector_of_256_mb_is_folded_within_64_mib(tmp_path) -> None:
     ],
     ids=len,
 )
-def test_a_header_that_is_none_is_told(text: str) -> None:
+def test_a_header_that_is_none_is_reported(text: str) -> None:
     for claimed in (len(text), 90 << 20):
         with pytest.raises(ModelError, match="is not a safetensors file"):
             read_header(io.BytesIO(claimed.to_bytes(8, "little") + text.encode()), "model.safetensors")

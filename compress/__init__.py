@@ -1,5 +1,5 @@
-"""Tensors into few bytes and back: sample, keep the largest, quantize, entropy-code. See README.md in this
-folder.
+"""Compress a vector to bytes and decode it to the same bits everywhere: sample, top-k, quantize,
+entropy-code.
 """
 
 from compress.codec import Cocktail, Encoded

@@ -1,4 +1,4 @@
-"""Small numbers side by side in bytes, first in the lowest bits: widths 1, 2, 4, 8 and any other up to 63."""
+"""Small integers packed into bytes, the first in the lowest bits: widths from 1 to 63."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 
 
 def pack(numbers: np.ndarray, width: int) -> np.ndarray:
-    """(k,) unsigned integers below 2**width -> (ceil(k * width / 8),) uint8. Widths 1, 2, 4, 8: fast, for
-    uint8 input.
+    """Pack (k,) unsigned integers below 2**width to (ceil(k * width / 8),) uint8. Widths 1, 2, 4 and 8 are
+    fast, and take uint8.
     """
     if width == 0:
         return np.empty(0, np.uint8)
@@ -30,7 +30,7 @@ def pack(numbers: np.ndarray, width: int) -> np.ndarray:
 
 
 def unpack(data: np.ndarray, width: int, count: int) -> np.ndarray:
-    """The inverse: (ceil(count * width / 8),) uint8 -> (count,) int64."""
+    """Unpack (ceil(count * width / 8),) uint8 to (count,) int64."""
     if width == 0:
         return np.zeros(count, np.int64)
     if width in (1, 2, 4, 8):
@@ -43,9 +43,10 @@ def unpack(data: np.ndarray, width: int, count: int) -> np.ndarray:
 
 
 def lookup(table: np.ndarray, data: np.ndarray, width: int) -> np.ndarray:
-    """table[number] for each packed number, in one look-up a byte. table: (2**width,), width 1, 2, 4 or 8.
+    """Look up table[number] for each packed number, one look-up a byte. table: (2**width,), width 1, 2, 4 or
+    8.
 
-    Returns (len(data) * 8 / width,): as many as fit, the last of them from padding.
+    Returns (len(data) * 8 / width,): the last ones come from padding.
     """
     shifts = np.arange(0, 8, width)
     each = (np.arange(256)[:, None] >> shifts) & ((1 << width) - 1)  # (256, 8 / width)

@@ -83,11 +83,11 @@ class Cocktail:
             raise ValueError(f"shards {self.shards}: from 1 to {MOST_SHARDS}")
 
     def cut(self, n: int, seed: int) -> tuple[Shard, ...]:
-        """The shards of a vector of n in a run of this seed."""
+        """Cut a vector of n coordinates into shards, in a run of this seed."""
         return cut(n, self.shards, seed)
 
     def at(self, round: int) -> Cocktail:
-        """C of one round: `encode` is to be asked of this one."""
+        """Return the compressor of one round, whose `encode` is to be called."""
         if round >= self.uncompressed_rounds:
             return self
         return replace(
@@ -134,7 +134,7 @@ class Cocktail:
         return self._pack(len(v), topk.largest(source, self._count(len(v))), seed, loops)
 
     def _encode_chunks(self, v: torch.Tensor, seed: int) -> Encoded:
-        """What is kept is sought where v is, the rest is the host's."""
+        """Select on the device of v, and quantize on the host."""
         return self._pack(len(v), topk.in_chunks(v, self.topk_chunk, self.topk_ratio), seed)
 
     def _pack(self, m: int, kept: topk.Survivors, seed: int, loops: ModuleType | None = None) -> Encoded:

@@ -20,10 +20,10 @@ AT_ONCE = 1 << 17  # changed elements, some 50 bytes of scratch each
 
 
 def fingerprint(x: torch.Tensor, start: int = 0) -> int:
-    """64-bit fingerprint of a flat FP32 vector on any device, of the same value on every device.
+    """Compute the 64-bit fingerprint of a flat FP32 vector: the same value on every device.
 
-    start: where x lies in a longer vector. The fingerprints of the parts of a vector add up, modulo 2**64, to
-    that of the whole.
+    start: offset of x in a longer vector. The fingerprints of the parts of a vector add up, modulo 2**64,
+    to that of the whole.
     """
     bits = _bits(x)
     head = min(-start % ROW, len(bits))  # what is left of the row that it starts in
@@ -39,14 +39,16 @@ def fingerprint(x: torch.Tensor, start: int = 0) -> int:
 
 
 def _within(bits: torch.Tensor, start: int, down: torch.Tensor) -> int:
-    """A part of one row."""
+    """Sum a part of one row."""
     row, at = divmod(start, ROW)
     across = _across()[at : at + len(bits)].to(bits.device)
     return int((_long(bits) * across).sum()) * int(down[row])
 
 
 def _inner(rows: torch.Tensor) -> torch.Tensor:
-    """(r, 65536) int32 -> (r,) int64: each row against A. In pieces, so that no int64 copy of all is made."""
+    """Multiply each row with A: (r, 65536) int32 -> (r,) int64, in blocks, so that no int64 copy of all is
+    made.
+    """
     out = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
     if rows.device.type == "cpu":
         across, pattern = _across().numpy(), rows.numpy().view(np.uint32)
@@ -65,7 +67,7 @@ def fingerprint_after(
     old: torch.Tensor,  # (k,) float32
     new: torch.Tensor,  # (k,) float32
 ) -> int:
-    """Fingerprint of the vector whose elements at `coordinates` changed from `old` to `new`."""
+    """Update a fingerprint whose vector changed at `coordinates` from `old` to `new`."""
     total, device = before, old.device
     for start in range(0, len(coordinates), AT_ONCE):
         here = slice(start, start + AT_ONCE)
@@ -86,7 +88,7 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def _long(bits: torch.Tensor) -> torch.Tensor:
-    """int32 patterns as unsigned numbers in int64."""
+    """Widen int32 patterns to unsigned numbers in int64."""
     return bits.to(torch.int64) & 0xFFFFFFFF
 
 
@@ -102,7 +104,7 @@ def _down(rows: int) -> torch.Tensor:
 
 @lru_cache(maxsize=8)
 def _odd(n: int, seed: int) -> torch.Tensor:
-    """(n,) int64: splitmix64 of seed + 0 .. n-1, made odd."""
+    """Return (n,) int64: splitmix64 of seed + 0 .. n-1, made odd."""
     with np.errstate(over="ignore"):
         x = np.arange(n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -30,7 +30,7 @@ B = TypeVar("B", bound=Bytes)
 
 @dataclass(frozen=True)
 class Shard:
-    """The coordinates start .. stop - 1 of the vector."""
+    """A range of the vector: the coordinates start .. stop - 1."""
 
     number: int
     start: int
@@ -42,13 +42,14 @@ class Shard:
         return self.stop - self.start
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (n,) -> (size,), a view."""
+        """View the shard of x: (n,) -> (size,)."""
         return x[self.start : self.stop]
 
 
 def cut(n: int, count: int, seed: int) -> tuple[Shard, ...]:
-    """n coordinates as `count` shards, whose sizes differ by at most 1. The first has the seed itself, below
-    2^32, so that a vector of one shard is sampled with it.
+    """Cut n coordinates into `count` shards, whose sizes differ by at most 1.
+
+    The first has the seed itself, below 2^32, so that a vector of one shard is sampled with it.
     """
     if not 1 <= count <= n:
         raise ValueError(f"{count:,} shards of {n:,} coordinates: from 1 to as many as those")
@@ -57,7 +58,7 @@ def cut(n: int, count: int, seed: int) -> tuple[Shard, ...]:
 
 
 def join(packets: Sequence[bytes]) -> bytes:
-    """The packets of all shards, in their order, as one; an empty one where a shard has not moved."""
+    """Join the packets of all shards, in order; an empty one says that its shard has not moved."""
     if len(packets) == 1 and packets[0]:
         return packets[0]
     head = HEAD.pack(MAGIC, VERSION, 0, len(packets))
@@ -65,7 +66,7 @@ def join(packets: Sequence[bytes]) -> bytes:
 
 
 def split(packet: B, count: int) -> list[B]:
-    """What was joined, of `count` shards, which the receiver knows. PacketError where it was not."""
+    """Split what was joined, of `count` shards, which the receiver knows. Errors: PacketError."""
     if count == 1 and bytes(packet[: len(MAGIC)]) != MAGIC:
         return [packet]
     start = HEAD.size + 8 * count

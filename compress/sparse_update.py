@@ -1,4 +1,4 @@
-"""A decoded packet: which positions of the sampled vector change, and by how much."""
+"""An update: the positions of the sampled vector that change, and by how much."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 @dataclass(frozen=True)
 class Update:
-    """Sparse vector over the sample: `values[j]` at `positions[j]`, zero elsewhere. The same bits on every
-    device.
+    """A sparse vector over the sample: `values[j]` at `positions[j]`, zero elsewhere; one and the same
+    anywhere.
     """
 
     size: int  # m, length of the sampled vector
@@ -19,7 +19,7 @@ class Update:
     values: torch.Tensor  # (k,) float32, finite
 
     def dense(self, m: int | None = None) -> torch.Tensor:
-        """(m,) float32 with zeros where nothing was sent."""
+        """Write the update out, (m,) float32, with zeros where nothing was sent."""
         if m is not None and m != self.size:
             raise ValueError(f"an update of {self.size:,} sampled elements, asked for {m:,}")
         out = torch.zeros(self.size, device=self.values.device)
@@ -37,11 +37,11 @@ class Update:
         return self.positions.nbytes + self.values.nbytes
 
     def norm(self) -> float:
-        """The Euclidean norm, in float64, where the squares of float32 cannot overflow."""
+        """Return the Euclidean norm, in float64, where the squares of float32 cannot overflow."""
         return float(np.sqrt(np.square(self.values.numpy(), dtype=np.float64).sum()))
 
     def add_to(self, out: torch.Tensor, start: int, stop: int, factor: float) -> None:
-        """out[start:stop] += factor * what stands there; out: (m,)."""
+        """Add factor * the values there to out[start:stop]; out: (m,)."""
         first, last = np.searchsorted(self.positions.numpy(), (start, stop))
         here = slice(int(first), int(last))
         out.index_add_(0, self.positions[here], self.values[here], alpha=factor)

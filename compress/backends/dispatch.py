@@ -1,11 +1,9 @@
-"""Triton kernels for CUDA: the same packets from tensors that are on a GPU, decoded there to the same bits.
+"""Choose who runs the loops over elements: Triton for CUDA tensors, numba for long host vectors, else NumPy.
 
-Only what touches every element runs here: difference, selection, quantization, and the way back. Fitting
+Only what touches every element runs on a GPU: difference, selection, quantization, and the way back. Fitting
 the levels (a few thousand bins) and the entropy coder (bytes that must leave the GPU anyway) stay on the
-host. Triton is imported when the first tensor on a GPU is met; without it (Windows, macOS) the host does
-the work. Set TRITON_INTERPRET=1 to run the kernels on the CPU, as the tests do.
-
-The host has compiled loops too, `compress/compiled.py`; who uses which is decided here.
+host. Triton is imported with the first CUDA tensor; without it (Windows, macOS) the host does the work. Set
+TRITON_INTERPRET=1 to run the kernels on the CPU, as the tests do.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ WORTH = 1 << 20  # elements: shorter vectors are done before numba is imported a
 
 
 def usable(x: torch.Tensor) -> bool:
-    """Whether the kernels can take this tensor without being asked to."""
+    """Tell whether the Triton kernels can take this tensor."""
     return x.is_cuda and find_spec("triton") is not None
 
 
 def compiled(size: int) -> ModuleType | None:
-    """`compress.compiled` for a vector of so many elements on the host; None: NumPy does the work."""
+    """Return the numba loops for a host vector of so many elements; None: NumPy does the work."""
     return _compiled() if size >= WORTH else None
 
 

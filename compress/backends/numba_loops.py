@@ -1,11 +1,11 @@
-"""The host's loops over elements, compiled by numba: what NumPy does in several passes is done in one.
+"""The loops over elements on the host, compiled by numba: one pass where NumPy takes several.
 
-Each function stands beside a slow one that defines it (`topk`, `quantize`, `positions`, `sample`) and gives
-the same bits: integers, or floating-point operations that round once, in the same order. What would
-depend on the order of a sum (means, the fit of the levels) stays with NumPy.
+Each function stands beside a slow one that defines it (`topk`, `quantizer`, `index_coding`, `schedule`) and
+gives the same bits: integers, or floating-point operations that round once, in the same order. Whatever
+depends on the order of a sum (means, the fit of the levels) stays with NumPy.
 
-Compiled once for each machine, some seconds, and kept in `__pycache__` or, where that cannot be written, in
-the user's cache folder; where neither can be, once for each process. Import it with `kernels.compiled`.
+Compiled once for each machine, which takes seconds, and cached in `__pycache__`, else in the user's cache
+folder, else in the process. Import it with `backends.compiled`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ intrinsic: Any = numba.extending.intrinsic  # untyped: the functions lose their 
 
 
 def loop(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled at its first call, without the interpreter's lock."""
+    """Compile a function at its first call, to run without the interpreter's lock."""
     try:
         return numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:  # numba found no folder to write to: compiling anew is slow, not wrong
@@ -41,7 +41,7 @@ def loop(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @intrinsic
 def first_bit(context: Any, word: Any) -> Any:
-    """Number of the lowest bit set in a word that is not 0."""
+    """Return the number of the lowest set bit of a word that is not 0."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
@@ -51,7 +51,7 @@ def first_bit(context: Any, word: Any) -> Any:
 
 @dataclass(frozen=True)
 class Vector:
-    """What `topk.Plain` is, compiled."""
+    """Search a vector as `topk.Plain` does, compiled."""
 
     v: np.ndarray  # (m,) float32
 
@@ -70,7 +70,7 @@ class Vector:
 
 
 def _found(m: int, expected: int, search: Callable[[np.ndarray, np.ndarray], int]) -> topk.Survivors:
-    """What `search` writes into arrays with enough room."""
+    """Run `search` with arrays that have enough room for what it writes."""
     for room in (min(expected + expected // 8, m) + PIECE, m + PIECE):  # the latter always suffices
         positions, values = np.empty(room, topk.index_type(m)), np.empty(room, np.float32)
         count = search(positions, values.view(np.int32))
@@ -81,7 +81,7 @@ def _found(m: int, expected: int, search: Callable[[np.ndarray, np.ndarray], int
 
 @intrinsic
 def fetch(context: Any, array: Any, at: Any) -> Any:
-    """Asks for the cache line of an element ahead of its use; any place will do, nothing is read."""
+    """Prefetch the cache line of an element; any index will do, nothing is read."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -99,7 +99,7 @@ def fetch(context: Any, array: Any, at: Any) -> Any:
 def subtract(
     x: np.ndarray, y: np.ndarray, units: np.ndarray, shift: int, start: int, out: np.ndarray
 ) -> None:
-    """The elements from `start` on, as many as `out` takes, of x - y on the sample."""
+    """Compute x - y on the sample, from element `start` on, as many as `out` holds."""
     done = 0
     while done < len(out):
         unit = (start + done) >> shift
@@ -118,7 +118,7 @@ def subtract(
 
 @loop
 def _magnitudes(bits: np.ndarray, line: int, step: int, out: np.ndarray) -> None:
-    """Of every `step`-th line of `line` elements. bits: (m,), out: int32 both."""
+    """Gather the magnitudes of every `step`-th line of `line` elements. bits: (m,), out: int32 both."""
     width = np.uint64(line)
     for i in range(np.uint64(len(out)) // width):
         here, there = i * width, i * width * np.uint64(step)
@@ -135,9 +135,10 @@ def _collect(
     patterns: np.ndarray,
     count: np.uint64,  # how many there are already
 ) -> np.uint64:
-    """Appends who has a magnitude of at least `low`.
+    """Append the elements with a magnitude of at least `low`.
 
-    The comparisons of 64 elements are vectorized, and only those who reach it visited: no branch for each.
+    The comparisons of 64 elements are vectorized, and only those that pass are visited: no branch for
+    each.
     """
     last = np.uint64(len(bits))
     for start in range(np.uint64(0), last, WORD):
@@ -161,7 +162,7 @@ def _collect(
 
 @loop
 def _reaching(bits: np.ndarray, low: np.int32, positions: np.ndarray, patterns: np.ndarray) -> int:
-    """How many were found; -1 where there may not be room, and then what was written means nothing."""
+    """Return how many were found; -1 where there may be no room, and the output is then meaningless."""
     count = np.uint64(0)
     for start in range(0, len(bits), PIECE):
         if count + np.uint64(PIECE) > np.uint64(len(positions)):
@@ -182,7 +183,7 @@ def nearest(
     codes: np.ndarray,  # (k,) uint8: gets the number of the nearest level
     far: np.ndarray,  # (rows,) bool: gets whether the bucket holds an outlier
 ) -> None:
-    """`Levels.nearest` and `levels.far` in one go, from the values as they are."""
+    """Compute `Levels.nearest` and `levels.far` in one pass over the values."""
     highest = np.int32(len(by_bin) - 1)
     numbers = np.empty(bucket, np.int32)
     for row in range(len(inverse)):
@@ -200,8 +201,8 @@ def nearest(
 
 @loop
 def join(codes: np.ndarray, values: np.ndarray, width: int, out: np.ndarray) -> None:
-    """`quantize._join` for widths 2 and 4: sign above the level's number, packed. `out`: zeros, of
-    the length of the result.
+    """Pack signs and level numbers as `quantizer._join` does, for widths 2 and 4. out: zeros, of the length
+    of the result.
     """
     each = 8 // width
     whole = len(codes) // 2 * 2 if width == 4 else 0
@@ -216,7 +217,7 @@ def join(codes: np.ndarray, values: np.ndarray, width: int, out: np.ndarray) -> 
 
 @loop
 def weigh(patterns: np.ndarray, part: np.ndarray, shift: int, lowest: int, weight: np.ndarray) -> None:
-    """Adds the part of each row, (rows,) float64, to the bins of its magnitudes, (rows, bucket) int32."""
+    """Add the weight of each row, (rows,) float64, to the bins of its magnitudes, (rows, bucket) int32."""
     highest = len(weight) - 1
     for row in range(patterns.shape[0]):
         for i in range(patterns.shape[1]):
@@ -225,7 +226,7 @@ def weigh(patterns: np.ndarray, part: np.ndarray, shift: int, lowest: int, weigh
 
 @loop
 def gaps(positions: np.ndarray, out: np.ndarray) -> int:
-    """Gaps before each position (k,), modulo 256 to `out`; returns the longest. k from 1."""
+    """Write the gap before each position (k,), modulo 256, and return the longest. k from 1."""
     most = positions[0]
     out[0] = np.uint8(most)
     for i in range(1, len(positions)):
@@ -237,8 +238,8 @@ def gaps(positions: np.ndarray, out: np.ndarray) -> int:
 
 @loop
 def positions(gaps: np.ndarray, before: int, out: np.ndarray) -> bool:
-    """Positions of gap bytes, both (k,), behind the position `before`. False where one of them is an escape,
-    and `out` means nothing.
+    """Add up gap bytes (k,) to positions (k,) behind the position `before`. False where one of them is an
+    escape, and `out` is then meaningless.
     """
     at, escapes = np.int64(before), False
     for i in range(len(gaps)):
@@ -250,8 +251,8 @@ def positions(gaps: np.ndarray, before: int, out: np.ndarray) -> bool:
 
 @loop
 def strides(gaps: np.ndarray, stride: int, before: np.ndarray) -> bool:
-    """The position before every `stride`-th value, and the last one, of gap bytes (k,). False where one of
-    them is an escape, and `before`, (ceil(k / stride) + 1,), means nothing.
+    """Write the position before every `stride`-th value, and the last one, of gap bytes (k,). False where
+    one of them is an escape, and `before`, (ceil(k / stride) + 1,), is then meaningless.
     """
     at, most = np.int64(-1), np.uint8(0)
     for row in range(len(before) - 1):
@@ -275,7 +276,7 @@ def squares(
     by_byte: np.ndarray,  # (256,) int64: of all codes in a byte
     scales: np.ndarray,  # (rows,) float32
 ) -> float:
-    """The sum of the squares of all values. Buckets of whole words, the rule, take half the time."""
+    """Sum the squares of all values. Buckets of whole words, the rule, take half the time."""
     total, each = 0.0, 8 // width
     words = packed[: len(packed) // 8 * 8].view(np.uint64)
     for row in range(len(scales)):
@@ -313,11 +314,11 @@ def add_codes(
     scales: np.ndarray,  # (rows,) float32
     factor: np.float32,
 ) -> None:
-    """out[start:stop] += factor * the values that stand there. No product but the last is rounded, nor is it
-    fused with the sum: what torch's `index_add_` does.
+    """Add factor * the values of a packed update to out[start:stop]. No product but the last is rounded, nor
+    is it fused with the sum: the bits of torch's `index_add_`.
 
-    Of 4 bits, the usual width, a bucket of which all values are known to stand there is added without
-    comparing, eight values at once, its products made once for each code: half of the time.
+    At 4 bits, the usual width, a bucket that is known to lie inside is added without comparisons, eight
+    values at once, its products computed once for each code: half of the time.
     """
     begin, end, at = np.uint64(start), np.uint64(stop), np.uint64(before + 1)  # at: the next free position
     bits, mask = np.uint64(width), np.uint64((1 << width) - 1)
@@ -360,7 +361,7 @@ def add(
     values: np.ndarray,  # (k,) float32
     negative: bool,
 ) -> None:
-    """x[coordinates] += values, or -= . The caller has compared the positions with the sample's length."""
+    """Add values to x[coordinates], or subtract them. The caller has checked the positions."""
     for i in range(len(positions)):
         unit = positions[i] >> shift
         at = positions[i] + ((units[unit] - unit) << shift)

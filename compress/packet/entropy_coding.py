@@ -1,9 +1,9 @@
-"""Bytes made smaller where that pays: a section of a packet is stored, or zstd, or lz4.
+"""Entropy coding: a section of a packet is stored, or compressed by zstd or lz4, whichever pays.
 
 zstd level 1 is within 1-2 % of the entropy on everything a packet holds, at 0.5-1 GB/s; higher levels are
-larger on such data. It is told to look for long repeats only: codes and gaps have statistics, not repeats,
-and the short matches that chance offers cost up to 8 % (gaps at K = 0.25). lz4 has no entropy coder: it is
-for bytes that repeat (long runs of untouched elements), where it is faster.
+larger on such data. It looks for long repeats only: codes and gaps have statistics, not repeats, and the
+short matches that chance offers cost up to 8 % (gaps at K = 0.25). lz4 has no entropy coder: it is for bytes
+that repeat (long runs of untouched elements), where it is faster.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LZ4_MOST = 0x7E000000  # bytes that a block of lz4 can hold
 
 @dataclass(frozen=True)
 class Section:
-    """One section as it travels."""
+    """A section as the packet holds it."""
 
     codec: int
     raw: int  # its length once decompressed
@@ -35,7 +35,7 @@ class Section:
 
 
 def shrink(raw: bytes | memoryview) -> Section:
-    """The smallest of the three forms, judged without trying them all."""
+    """Compress a section in the form that is likely the smallest; not all three are tried."""
     size = len(raw)
     if size == 0:
         return Section(STORED, 0, b"")
@@ -50,7 +50,10 @@ def shrink(raw: bytes | memoryview) -> Section:
 
 
 def expand(section: Section) -> bytes | memoryview:
-    """Back to `section.raw` bytes, which the caller has found plausible; never allocates more than that."""
+    """Decompress a section to `section.raw` bytes, which the caller has checked; never allocates more.
+
+    Errors: PacketError.
+    """
     try:
         if section.codec == STORED:
             raw: bytes | memoryview = section.data

@@ -1,11 +1,11 @@
-"""Where the k survivors stand among m: four ways to say it, and a rule for the smallest.
+"""Encode the positions of the k values sent among m: four codings, and a rule for the smallest.
 
-gaps        how many are skipped before each survivor, the low `shift` bits apart, the rest as bytes
+gaps        the number of positions skipped before each value; the low `shift` bits apart, the rest as bytes
             (255 = 255 skipped and more to come), through zstd. 1-2 % over the entropy up to K = 0.22.
-mask        one bit an element, through zstd. As good from K = 0.2 on, better where survivors crowd.
+mask        one bit an element, through zstd. As good from K = 0.2 on, better where values crowd.
 Elias-Fano  7-18 % over the entropy but needs no coder: smallest where a coder's tables would outweigh the
 data.
-plain       32 or 64 bits each: a handful of survivors.
+plain       32 or 64 bits each: for a handful of values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FINE = 40  # mean of the gap's upper part, at most
 
 @dataclass(frozen=True)
 class EncodedPositions:
-    """Positions as they travel."""
+    """Positions as a packet holds them."""
 
     kind: int
     shift: int  # low bits that stand apart (gaps, Elias-Fano)
@@ -39,13 +39,14 @@ class EncodedPositions:
     low: Section  # low bits
 
     def size(self) -> int:
-        """Bytes on the wire."""
+        """Return the bytes on the wire."""
         return len(self.main.data) + len(self.low.data)
 
 
 def encode_positions(positions: np.ndarray, m: int, loops: ModuleType | None = None) -> EncodedPositions:
-    """positions: (k,) int64, ascending, each once, below m. The smallest form, or what is likely to be.
-    `loops`: `compress.compiled`, same bytes.
+    """Encode positions, (k,) int64, ascending, each once, below m, to the form that is likely the smallest.
+
+    loops: the compiled loops, which give the same bytes.
     """
     k = len(positions)
     if k == m:
@@ -61,7 +62,9 @@ def encode_positions(positions: np.ndarray, m: int, loops: ModuleType | None = N
 
 
 def encode_steps(step: np.ndarray) -> EncodedPositions:
-    """From each survivor to the next, (k,) uint8, at least 1; the first counts from -1. Overwrites `step`."""
+    """Encode the steps between positions, (k,) uint8, at least 1; the first counts from -1. Overwrites
+    `step`.
+    """
     step -= 1
     return EncodedPositions(GAPS, 0, shrink(step.data), shrink(b""))
 
@@ -164,7 +167,7 @@ def _grouped(parts: Iterable[np.ndarray], window: int) -> Iterator[np.ndarray]:
 
 
 def section_sizes(kind: int, shift: int, m: int, k: int) -> tuple[range, int]:
-    """How long `main` may be and `low` must be, in bytes, so that it is known before anything is allocated.
+    """Return how long section 0 may be and section 1 must be, in bytes, before anything is allocated.
 
     PacketError where the numbers do not go together.
     """

@@ -25,7 +25,7 @@ DECODER = 640 << 10  # bytes that a zstd decoder takes beside its window
 
 
 class Bytes(Protocol):
-    """A `memoryview`, or what behaves like one: `bytes()` of a slice reads it."""
+    """A `memoryview`, or an object that is sliced like one; `bytes()` of a slice reads it."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, part: Any, /) -> Any: ...
@@ -33,7 +33,7 @@ class Bytes(Protocol):
 
 @dataclass(frozen=True)
 class FileSlice:
-    """Bytes that stay in a file until they are asked for; one thread at a time."""
+    """Bytes that stay in a file until they are read; for one thread at a time."""
 
     file: BinaryIO
     start: int
@@ -58,7 +58,7 @@ class FileSlice:
 
 
 class Stream:
-    """A section's expanded bytes, in order, from byte `skip` on. PacketError as from `expand`."""
+    """Read a section from its front, in bounded memory. Errors: PacketError, as from `expand`."""
 
     def __init__(self, section: Section, skip: int = 0) -> None:
         self.left = section.raw - skip
@@ -70,7 +70,7 @@ class Stream:
             skip -= len(self._some(skip))
 
     def read(self, count: int) -> np.ndarray:
-        """The next bytes, as many as that or what is left: (count,) uint8."""
+        """Read the next `count` bytes, or all that are left: (count,) uint8."""
         count = min(count, self.left)
         self.left -= count
         parts = []
@@ -80,7 +80,7 @@ class Stream:
         return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), np.uint8)
 
     def end(self) -> None:
-        """All was read: now nothing may follow."""
+        """Check that nothing follows; all bytes were read."""
         assert not self.left, f"{self.left} bytes were not asked for"
         if len(self._rest) or any(len(part) for part in self._parts):
             raise PacketError("a section gave more bytes than its table entry says")
@@ -96,7 +96,7 @@ class Stream:
 
 
 def held(section: Section) -> int:
-    """Bytes of memory that a Stream of this section needs at once, about. PacketError."""
+    """Return about how many bytes of memory a Stream of this section takes at once. Errors: PacketError."""
     if section.codec != ZSTD:
         return 8 * STEP
     try:
@@ -124,7 +124,7 @@ def _expanded(section: Section) -> Iterator[bytes | bytearray | memoryview]:
 
 
 def _from_zstd(section: Section) -> Iterator[bytes]:
-    """One frame, its blocks one by one (RFC 8878, 3.1.1): a decoder that is given more may expand it all."""
+    """Decompress one frame block by block (RFC 8878, 3.1.1): given more, a decoder may expand it all."""
     front = bytes(section.data[:32])
     claimed = zstandard.frame_content_size(front)
     if claimed != section.raw:
@@ -146,7 +146,8 @@ def _from_zstd(section: Section) -> Iterator[bytes]:
 
 
 def _from_lz4(section: Section) -> Iterator[bytearray]:
-    """A raw LZ4 block. Its library needs room for all of it; a sequence (token, literals, match) does not.
+    """Decompress a raw LZ4 block sequence by sequence (token, literals, match); the library needs room for
+    all.
 
     The format is https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md, end conditions included.
     """
@@ -183,7 +184,7 @@ def _from_lz4(section: Section) -> Iterator[bytearray]:
 
 
 class _Front:
-    """Bytes taken from the front of a section, which is read a step at a time."""
+    """Take bytes from the front of a section, which is read a step at a time."""
 
     def __init__(self, data: Bytes) -> None:
         self._data, self._at, self._here, self._spot = data, 0, b"", 0
@@ -193,7 +194,7 @@ class _Front:
         return len(self._data) - self._at + len(self._here) - self._spot
 
     def take(self, size: int) -> bytes:
-        """At most STEP bytes. PacketError where there are not so many."""
+        """Take at most STEP bytes. PacketError where there are fewer."""
         if size > self.left:
             raise PacketError("an lz4 section ends early")
         if size > len(self._here) - self._spot:
@@ -207,7 +208,7 @@ class _Front:
         return self.take(1)[0]
 
     def length(self, field: int) -> int:
-        """The length that begins with these four bits."""
+        """Read the rest of the length that begins with these four bits."""
         size, more = field, 255 if field == 15 else 0
         while more == 255:
             more = self.byte()

@@ -1,4 +1,4 @@
-"""Values to codes of q bits and back, to the bit."""
+"""Quantize values to codes of q bits, and dequantize them to the bit."""
 
 from .quantizer import (
     BITS,

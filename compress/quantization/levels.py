@@ -1,14 +1,14 @@
-"""Magnitude levels fitted to what survived top-K: Lloyd-Max with a price on entropy.
+"""Fit magnitude levels to the values that top-k kept: Lloyd-Max with a price on entropy.
 
-Survivors are all larger than some threshold, so a grid from 0 to max leaves its small levels empty and, on
-heavy tails, puts nearly everybody into the next one. Here the 2**(q-1) levels minimize
+All of these values exceed some threshold, so a grid from 0 to max leaves its small levels empty and, on heavy
+tails, puts nearly all of them into the next one. Here the 2**(q-1) levels minimize
 
     sum of scale**2 * ((y - level(y))**2 + price * bits(y)),    bits(y) = -log2 of the share of y's level,
 
 over the magnitudes y = |v| / (scale of the bucket). Without the price: Lloyd 1982. With it:
-entropy-constrained scalar quantization (Chou, Lookabaugh, Gray 1989). At 4 bits the price rises until a
-code costs no more on the wire than one of the max-scaled grid did, 3.05 bits; the error stays far below
-that grid's.
+entropy-constrained scalar quantization (Chou, Lookabaugh, Gray 1989). At 4 bits the price rises until a code
+costs no more on the wire than one of the max-scaled grid did, 3.05 bits; the error stays far below that
+grid's.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Levels:
 
     @property
     def beyond(self) -> np.float32:
-        """What is larger is an outlier."""
+        """Magnitude above which a value is an outlier."""
         return np.float32(BEYOND.get(len(self.at).bit_length(), np.inf) * self.at[-1])
 
     def nearest(self, y: np.ndarray) -> np.ndarray:
-        """Numbers of levels, uint8, in the shape of y (float32, at least 0); what is out of range goes to the
-        first or the last.
+        """Find the number of the nearest level, uint8, in the shape of y (float32, at least 0); values
+        out of range go to the first or the last.
         """
         number = y.view(np.int32) >> SHIFT
         number -= LOWEST
@@ -52,7 +52,9 @@ class Levels:
 
 
 def fit(y: np.ndarray, scale: np.ndarray, bits: int, loops: ModuleType | None = None) -> Levels:
-    """y: (rows, bucket) float32 magnitudes over scale: (rows,). One bucket a row."""
+    """Fit levels to magnitudes over their scales. y: (rows, bucket) float32, scale: (rows,); one bucket a
+    row.
+    """
     count = 1 << (bits - 1)
     part = np.square(scale.astype(np.float64) / max(float(scale.max()), 1e-300))
     weight: np.ndarray = np.zeros(BINS)
@@ -88,7 +90,7 @@ class _Fitting:
         self.share = np.full(count, 1 / count)
 
     def improve(self, rounds: int) -> None:
-        """Each level to the mean of its cell, again and again; an empty cell keeps its level."""
+        """Move each level to the mean of its cell, again and again; an empty cell keeps its level."""
         for _ in range(rounds):
             edge = self.edges()
             here = _between(self.mass, edge)
@@ -99,9 +101,7 @@ class _Fitting:
                 self.level[0] = 0.0
 
     def employ(self) -> None:
-        """Moves each level that nobody uses into the cell that loses most: few distinct values are met
-        exactly.
-        """
+        """Move each unused level into the cell that loses most: few distinct values are met exactly."""
         for _ in self.level:
             idle = np.flatnonzero(self.share == 0)
             if not len(idle):
@@ -120,7 +120,7 @@ class _Fitting:
             self.improve(8)
 
     def cheapen(self, budget: float, most: float) -> None:
-        """Raises the price until a level's number carries `budget` bits, as long as the error stays below
+        """Raise the price until a level's number carries `budget` bits, as long as the error stays below
         `most`.
         """
         unpriced = self.error()
@@ -135,8 +135,10 @@ class _Fitting:
                 return
 
     def edges(self) -> np.ndarray:
-        """Bin numbers where the cells begin and end, (count + 1,). Between neighbours a < b the border
-        stands at (a + b) / 2 + price * log2(share_a / share_b) / (2 (b - a)): equal cost on both sides."""
+        """Compute the bins where the cells begin and end, (count + 1,). Between neighbours a < b the
+        border stands at (a + b) / 2 + price * log2(share_a / share_b) / (2 (b - a)): equal cost on
+        both sides.
+        """
         a, b = self.level[:-1], self.level[1:]
         middle = (a + b) / 2
         if self.price:
@@ -148,34 +150,35 @@ class _Fitting:
         return edge
 
     def by_bin(self) -> np.ndarray:
-        """(BINS,) uint8: number of the level for each bin."""
+        """Return the number of the level for each bin, (BINS,) uint8."""
         return np.repeat(np.arange(len(self.level), dtype=np.uint8), np.diff(self.edges()))
 
     def entropy(self) -> float:
-        """Bits of a level's number."""
+        """Return the bits of a level's number."""
         share = self.share[self.share > 0]
         return float(-(share * np.log2(share)).sum())
 
     def error(self) -> float:
-        """Mean square error of the binned magnitudes."""
+        """Return the mean square error of the binned magnitudes."""
         edge, level = self.edges(), self.level
         square, moment, mass = (_between(total, edge) for total in (self.square, self.moment, self.mass))
         return max(float((square - 2 * level * moment + level * level * mass).sum() / self.mass[-1]), 0.0)
 
 
 def _between(total: np.ndarray, edge: np.ndarray) -> np.ndarray:
-    """What lies in each cell, from a running total."""
+    """Difference a running total at the edges: the sum of each cell."""
     at = total[edge]
     return at[1:] - at[:-1]
 
 
 def far(y: np.ndarray, levels: Levels) -> np.ndarray:
-    """Which buckets hold an outlier: rows of y (rows, bucket) with a magnitude far above the top level."""
+    """Find the buckets with an outlier: rows of y (rows, bucket) with a magnitude far above the top level."""
     return np.unique(np.flatnonzero(y > levels.beyond) // y.shape[1])
 
 
 def stretch(y: np.ndarray, levels: Levels) -> np.ndarray:
-    """By which factor each bucket's scale had better grow, (rows,) float32, at least 1. y: (rows, bucket).
+    """Compute the factor by which each bucket's scale should grow, (rows,) float32, at least 1. y: (rows,
+    bucket).
 
     A mean hardly sees one huge value among 128, which would then be clipped to the top level with all its
     energy. Four factors are tried, the largest of which puts the outlier on the top level.
@@ -194,8 +197,8 @@ def stretch(y: np.ndarray, levels: Levels) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _centres() -> np.ndarray:
-    """(BINS,) float64: the magnitude in the middle of each bin; 0 for the first, which takes all that is
-    smaller.
+    """Return the magnitude in the middle of each bin, (BINS,) float64; 0 for the first, which takes all
+    smaller ones.
     """
     pattern = ((np.arange(BINS, dtype=np.int32) + LOWEST) << SHIFT) + (1 << (SHIFT - 1))
     pattern[0] = 0
@@ -203,7 +206,7 @@ def _centres() -> np.ndarray:
 
 
 def _companded(weight: np.ndarray, count: int) -> np.ndarray:
-    """A start near the optimum: levels as dense as the cube root of the density (Panter and Dite 1951)."""
+    """Start near the optimum: levels as dense as the cube root of the density (Panter and Dite 1951)."""
     centre = _centres()
     width = np.maximum(centre, centre[1])  # of a bin, but for a factor
     root = np.cbrt(weight / width) * width

@@ -1,11 +1,11 @@
-"""Values -> codes of q bits, a scale for each bucket, a table of levels for the packet. And back, to the bit.
+"""Quantize values to codes of q bits, a scale for each bucket and a table of levels; dequantize to the bit.
 
 value = (-1)**sign * level * scale      level: an integer below 2**16, scale: BF16 (8 significant bits)
 
 so a decoded value has at most 24 significant bits: it is exact in FP32 on any device, whatever order or fused
 instruction computes it. Scales are zero or normal numbers and levels zero or at least 1, so no product is
-denormal. A code is the sign (top bit) and the number of the level. At 16 bits the level is its own number
-and the table is left out; 32 bits are the FP32 patterns themselves.
+denormal. A code is the sign (top bit) and the number of the level. At 16 bits the level is its own number and
+the table is left out; 32 bits are the FP32 patterns themselves.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def quantize(
     noise: np.random.Generator | None = None,  # random, unbiased rounding; without, to the nearest level
     loops: ModuleType | None = None,  # `compress.compiled`: the same codes
 ) -> Codes:
-    """Values -> codes, scales and levels."""
+    """Quantize values to codes, scales and levels."""
     k = len(values)
     if bits == 32 or k == 0:
         return Codes(bits, bucket, k, planes(values.view(np.uint8), 4), _words(table_size(bits)), _words(0))
@@ -78,7 +78,7 @@ def dequantize(codes: Codes, inside: int = 0) -> np.ndarray:
 
 
 def signed_levels(packed: np.ndarray, levels: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """(-1)**sign * level of each of `count` packed codes, (count,) float32; bits: 1 to 16."""
+    """Compute (-1)**sign * level of `count` packed codes of 1 to 16 bits, (count,) float32."""
     if bits == 16:
         words = planes(packed, -2).view("<u2")
         signed = (words & np.uint16(0x7FFF)).astype(np.float32)
@@ -91,47 +91,47 @@ def signed_levels(packed: np.ndarray, levels: np.ndarray, bits: int, count: int)
 
 
 def signed_table(levels: np.ndarray) -> np.ndarray:
-    """What each code says: its sign is the top bit. (2**(bits-1),) uint16 -> (2**bits,) float32."""
+    """Map codes, whose top bit is the sign, to levels: (2**(bits-1),) uint16 -> (2**bits,) float32."""
     positive = levels.astype(np.float32)
     return np.concatenate([positive, -positive])
 
 
 def packed_size(bits: int, count: int) -> int:
-    """Bytes of `Codes.packed`."""
+    """Return the bytes of `Codes.packed`."""
     if bits == 3:  # sign bits, then the 2-bit levels: neither straddles a byte, so both can be entropy-coded
         return -(-count // 8) + -(-count // 4)
     return -(-count * bits // 8)
 
 
 def table_size(bits: int) -> int:
-    """Entries of `Codes.levels`."""
+    """Return the entries of `Codes.levels`."""
     return 1 << (bits - 1) if bits <= 8 else 0
 
 
 def planes(data: np.ndarray, width: int) -> np.ndarray:
-    """Bytes of `width`-byte words -> all first bytes, all second bytes, ...; a negative width undoes it.
-    (n,) uint8.
+    """Reorder `width`-byte words to all first bytes, all second bytes, ...; a negative width undoes it. (n,)
+    uint8.
     """
     turned = data.reshape(-1, width) if width > 0 else data.reshape(-width, -1)
     return turned.T.copy().reshape(-1)
 
 
 def bf16(x: np.ndarray, up: bool) -> np.ndarray:
-    """Non-negative (n,) float32 -> the nearest BF16, or the next one up, as float32; at most the largest
-    finite one.
+    """Round non-negative (n,) float32 to the nearest BF16, or the next one up, as float32; at most the
+    largest finite one.
     """
     pattern = x.view(np.uint32) + np.uint32(0xFFFF if up else 0x8000)
     return np.minimum(pattern & np.uint32(0xFFFF0000), np.uint32(0x7F7F0000)).view(np.float32)
 
 
 def widen(scales: np.ndarray) -> np.ndarray:
-    """BF16 patterns (n,) uint16 -> (n,) float32."""
+    """Widen BF16 patterns, (n,) uint16, to (n,) float32."""
     return (scales.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the values of a packet are quantized, decided on some of them."""
+    """The quantization of a packet, decided on some of its values."""
 
     levels: fitted.Levels
     by_largest: bool  # the scale of a bucket is its largest magnitude; otherwise their mean
@@ -143,11 +143,11 @@ class Plan:
 
     @property
     def table(self) -> np.ndarray:
-        """(2**(bits-1),) uint16, as in the packet."""
+        """The levels as the packet holds them, (2**(bits-1),) uint16."""
         return np.rint(self.levels.at * 2.0**self.unit).astype(np.uint16)
 
     def patterns(self, scale: np.ndarray) -> np.ndarray:
-        """Scales (n,) float32 -> BF16 patterns (n,) uint16, as in the packet."""
+        """Convert scales, (n,) float32, to BF16 patterns, (n,) uint16, as the packet holds them."""
         return _patterns(scale * np.float32(2.0**-self.unit), self.table)
 
 
@@ -155,17 +155,17 @@ Rows = TypeVar("Rows", np.ndarray, torch.Tensor)
 
 
 def seen(values: Rows, bucket: int) -> Rows:
-    """Some whole buckets of values (k,), one a row, for `plan`."""
+    """Select some whole buckets of values (k,), one a row, for `plan`."""
     whole = len(values) // bucket
     every = max(len(values) // SEEN, 1) | 1
     return values[: whole * bucket].reshape(-1, bucket)[::every] if whole else values[None]
 
 
 def plan(rows: np.ndarray, bits: int, loops: ModuleType | None = None) -> Plan:
-    """Fits levels to rows of values, one bucket a row.
+    """Fit levels to rows of values, one bucket a row.
 
     The mean as scale costs fewer bits at the same error, because outliers move it little. The largest is
-    right at 8 bits, where nobody may be clipped, and where outliers hold so much of the energy that the
+    right at 8 bits, where nothing may be clipped, and where outliers hold so much of the energy that the
     mean serves them badly.
     """
     level = None
@@ -181,7 +181,7 @@ def plan(rows: np.ndarray, bits: int, loops: ModuleType | None = None) -> Plan:
 
 
 def _fitted(values: np.ndarray, bits: int, bucket: int, loops: ModuleType | None) -> Codes:
-    """Levels fitted to the magnitudes, each over the scale of its bucket."""
+    """Quantize to levels fitted to the magnitudes, each over the scale of its bucket."""
     k = len(values)
     how = plan(seen(values, bucket), bits, loops)
     codes, scales = np.empty(k, np.uint8), np.empty(-(-k // bucket), np.float32)
@@ -213,7 +213,7 @@ def _fitted(values: np.ndarray, bits: int, bucket: int, loops: ModuleType | None
 
 
 def _normalized(values: np.ndarray, bucket: int, by_largest: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Magnitudes over the scale of their bucket, (rows, bucket), and the scales, (rows,), which are BF16
+    """Compute magnitudes over the scale of their bucket, (rows, bucket), and the scales, (rows,), BF16
     numbers.
     """
     y = _magnitudes(values, bucket)
@@ -223,7 +223,7 @@ def _normalized(values: np.ndarray, bucket: int, by_largest: bool) -> tuple[np.n
 
 
 def _scale(magnitudes: np.ndarray, k: int, by_largest: bool) -> np.ndarray:
-    """Of each bucket, (rows,) float32; magnitudes: (rows, bucket), k of them real."""
+    """Compute the scale of each bucket, (rows,) float32; magnitudes: (rows, bucket), k of them real."""
     return bf16(magnitudes.max(1) if by_largest else _means(magnitudes, k), up=by_largest)
 
 
@@ -233,9 +233,12 @@ def _magnitudes(values: np.ndarray, bucket: int) -> np.ndarray:
 
 
 def _evenly(values: np.ndarray, bits: int, bucket: int, noise: np.random.Generator | None) -> Codes:
-    """Evenly spaced levels up to the largest magnitude of each bucket: nothing is clipped, so that rounding
-    at random is unbiased. At 16 bits the levels are 0, 1, 2 ... 32767; below, 1, 3, 5 ... 2**bits - 1, so
-    that the 2**bits places from one end to the other are all two apart."""
+    """Quantize to evenly spaced levels up to the largest magnitude of each bucket.
+
+    Nothing is clipped, so rounding at random is unbiased. At 16 bits the levels are 0, 1, 2 ... 32767;
+    below, 1, 3, 5 ... 2**bits - 1, so that the 2**bits places from one end to the other are all two
+    apart.
+    """
     k = len(values)
     top = 32767 if bits == 16 else (1 << bits) - 1
     half = 1 << (bits - 1)
@@ -272,7 +275,7 @@ def _evenly(values: np.ndarray, bits: int, bucket: int, noise: np.random.Generat
 
 
 def _join(codes: np.ndarray, values: np.ndarray, bits: int, loops: ModuleType | None = None) -> np.ndarray:
-    """Level numbers (k,) uint8 and the values, for their signs -> packed bytes."""
+    """Pack level numbers, (k,) uint8, with the signs of the values."""
     if loops and bits in (2, 4):
         packed = np.zeros(packed_size(bits, len(codes)), np.uint8)
         loops.join(codes, values, bits, packed)
@@ -284,7 +287,7 @@ def _join(codes: np.ndarray, values: np.ndarray, bits: int, loops: ModuleType | 
 
 
 def _rows(values: np.ndarray, bucket: int) -> np.ndarray:
-    """A copy, one bucket a row, the last one filled up with zeros: (ceil(k / bucket), bucket)."""
+    """Copy the values, one bucket a row, padded with zeros: (ceil(k / bucket), bucket)."""
     rows = np.empty((-(-len(values) // bucket), bucket), np.float32)
     flat = rows.reshape(-1)
     flat[: len(values)] = values
@@ -293,7 +296,7 @@ def _rows(values: np.ndarray, bucket: int) -> np.ndarray:
 
 
 def _means(rows: np.ndarray, k: int) -> np.ndarray:
-    """Mean over the real elements of each row, (rows,) float32; `bf16` takes care of what overflows."""
+    """Average the real elements of each row, (rows,) float32; `bf16` takes care of overflow."""
     real = rows.shape[1] - (rows.size - k)  # in the last row
     with np.errstate(over="ignore"):
         means = rows.mean(1)
@@ -308,7 +311,9 @@ def _inverse(scale: np.ndarray) -> np.ndarray:
 
 
 def _patterns(scale: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """BF16 patterns, (n,) uint16, lowered where the top level times the scale would overflow."""
+    """Convert scales to BF16 patterns, (n,) uint16, lowered where the top level times the scale would
+    overflow.
+    """
     limit = np.finfo(np.float32).max / np.float32(table.max())
     return (np.minimum(scale.view(np.uint32), limit.view(np.uint32)) >> np.uint32(16)).astype(np.uint16)
 

@@ -1,9 +1,9 @@
-"""A seeded order of 0 .. n-1 that can be asked for any of its places: no table of n numbers is ever made.
+"""A seeded permutation of 0 .. n-1, evaluated at any index: no table of n numbers is ever made.
 
-A Feistel network over the domain a x b, a = ceil(sqrt(n)), b = ceil(n / a), with additions modulo a and b
-in turn (Black and Rogaway 2002, "generalized Feistel"), walked again where it lands outside 0 .. n-1. Only
-64-bit integer arithmetic, written with operators alone: NumPy on the host and torch on a device give the
-same order, on any platform and in any version, because no library's random numbers are involved.
+A Feistel network over the domain a x b, a = ceil(sqrt(n)), b = ceil(n / a), with additions modulo a and b in
+turn (Black and Rogaway 2002, "generalized Feistel"), repeated where it lands outside 0 .. n-1. Only 64-bit
+integer arithmetic, written with operators alone: NumPy on the host and torch on a device give the same order,
+on any platform and in any version, because no library's random numbers are involved.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ STEPS = 6  # three per half: beyond that the pair statistics in the tests no lon
 
 
 def mix64(x: int) -> int:
-    """splitmix64's finalizer (Steele, Lea, Flood 2014): 64 bits to 64 bits, every output bit depends on
-    every input bit.
-    """
+    """Apply splitmix64's finalizer (Steele, Lea, Flood 2014): every output bit depends on every input bit."""
     x = (x + 0x9E3779B97F4A7C15) & LONG
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & LONG
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & LONG
@@ -27,7 +25,7 @@ def mix64(x: int) -> int:
 
 
 def keys(*numbers: int) -> list[int]:
-    """`STEPS` 32-bit keys from the numbers (a seed, a round), each taken modulo 2**64."""
+    """Derive `STEPS` 32-bit keys from numbers (a seed, a round), each taken modulo 2**64."""
     state = 0
     for number in numbers:
         state = mix64(state ^ (number & LONG))
@@ -35,9 +33,7 @@ def keys(*numbers: int) -> list[int]:
 
 
 def mix32(x: Any, key: int) -> Any:
-    """Chris Wellons' lowbias32 of x XOR key. x: int64 array or tensor with values in [0, 2**32); returns
-    the same.
-    """
+    """Apply Chris Wellons' lowbias32 to x XOR key. x: int64 array or tensor with values in [0, 2**32)."""
     x = x ^ key
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & WORD  # the product may wrap at 2**63: its low 32 bits are right all the same
@@ -47,9 +43,9 @@ def mix32(x: Any, key: int) -> Any:
 
 
 def permute(places: Any, n: int, key: list[int]) -> Any:
-    """Which of 0 .. n-1 stands at each place. places: int64 array or tensor with values in [0, n); n < 2**60.
+    """Return the unit at each place: a bijection for a fixed n and key.
 
-    For a fixed n and key this is a bijection.
+    places: int64 array or tensor with values in [0, n); n < 2**60.
     """
     rows = math.isqrt(n - 1) + 1 if n > 1 else 1
     columns = -(-n // rows)
@@ -62,7 +58,7 @@ def permute(places: Any, n: int, key: list[int]) -> Any:
 
 
 def place_of(units: Any, n: int, key: list[int]) -> Any:
-    """The inverse of `permute`: at which place each unit stands. units: int64 array or tensor, in [0, n)."""
+    """Invert `permute`: return the place of each unit. units: int64 array or tensor, in [0, n)."""
     rows = math.isqrt(n - 1) + 1 if n > 1 else 1
     columns = -(-n // rows)
     place = _walk_back(units, rows, columns, key)

@@ -1,11 +1,11 @@
-"""The K largest magnitudes of a vector, in one read of it. Never fewer than K, at most 1 % more.
+"""Select the K largest magnitudes of a vector in one read of it: never fewer than K, at most 1 % more.
 
-A magnitude is compared as an integer: the FP32 pattern without its sign. For finite numbers that is the
-same order, denormals are not flushed, and NaN and infinity stand above everything, so they cannot hide from
-the selection.
+A magnitude is compared as an integer: the FP32 pattern without its sign. For finite numbers that is the same
+order, denormals are not flushed, and NaN and infinity stand above everything, so they cannot hide from the
+selection.
 
-    a sample of the vector -> a threshold a little below the one sought -> one pass: who reaches it? -> if
-    that is over 1 % too many, partition out the smallest: exactly k, ties by position
+    a sample of the vector -> a threshold a little below the exact one -> one pass: which elements reach it?
+    -> if over 1 % too many, partition out the smallest: exactly k, ties by position
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ TOLERANCE = 0.01  # k may be missed by this share
 
 @dataclass(frozen=True)
 class Survivors:
-    """What top-K left: values[j] stands at positions[j]."""
+    """The result of top-k: values[j] stands at positions[j]."""
 
     positions: np.ndarray  # (k,) int64 or int32, ascending
     values: np.ndarray  # (k,) float32
 
 
 class Source(Protocol):
-    """What the largest are sought in: a vector, or one that is never written out (`compress.compiled`)."""
+    """A vector that can be searched: by NumPy (`Plain`) or by compiled loops."""
 
     @property
     def size(self) -> int:
-        """m"""
+        """Length of the vector, m."""
 
     def magnitudes(self, line: int, step: int) -> np.ndarray:
-        """The patterns without signs of every `step`-th line of `line` elements: (seen,) int32, to keep."""
+        """Gather the patterns without signs of every `step`-th line of `line` elements: (seen,) int32."""
 
     def reaching(self, low: int, expected: int) -> Survivors:
-        """All whose magnitude has a pattern of at least `low`, likely about `expected`."""
+        """Collect all elements whose magnitude has a pattern of at least `low`, about `expected` of them."""
 
 
 def largest(v: np.ndarray | Source, k: int) -> Survivors:
-    """The k largest magnitudes of v, (m,) float32: exactly k up to 2**19 elements, up to 1 % more beyond.
+    """Select the k largest magnitudes of v, (m,) float32: exactly k up to 2**19 elements, up to 1 % more
+    beyond.
 
     Fewer only where fewer elements have a magnitude of 2**-100 or more. Of equal magnitudes at the border
     the first are taken. NonFiniteError if v holds NaN or infinity.
@@ -73,7 +74,7 @@ def largest(v: np.ndarray | Source, k: int) -> Survivors:
 
 
 def _cut(found: Survivors, k: int) -> Survivors:
-    """The k largest of them, in their place: beside them no more than their magnitudes are held."""
+    """Keep the k largest, in place: no more than their magnitudes are allocated."""
     magnitudes, surplus = found.values.view(np.int32) & MAGNITUDE, len(found.values) - k
     magnitudes.partition(surplus)
     border = magnitudes[surplus]
@@ -94,20 +95,23 @@ def _cut(found: Survivors, k: int) -> Survivors:
 
 
 def everything(v: np.ndarray) -> Survivors:
-    """All of v, zeros and denormals too. NonFiniteError if it holds NaN or infinity."""
+    """Select all of v, zeros and denormals too. NonFiniteError if it holds NaN or infinity."""
     wrong = np.flatnonzero(~np.isfinite(v))
     if len(wrong):
         raise NonFiniteError(float(v[wrong[0]]), int(wrong[0]))
     return Survivors(np.arange(len(v), dtype=index_type(len(v))), v)
 
 
-def in_chunks(v: torch.Tensor, chunk: int, keep: float) -> Survivors:
-    """A share `keep` of each `chunk` neighbours of v, (m,) float32, the largest; of a short last one as well.
+def in_chunks(v: torch.Tensor, topk_chunk: int, topk_ratio: float) -> Survivors:
+    """Select a share of each chunk of v, (m,) float32, the largest; of a short last one as well.
 
     Fewer where magnitudes are below 2**-100. NonFiniteError if v holds NaN or infinity.
     """
-    whole = len(v) - len(v) % chunk
-    found = [_of_rows(v[:whole].view(-1, chunk), keep), whole + _of_rows(v[whole:].view(1, -1), keep)]
+    whole = len(v) - len(v) % topk_chunk
+    found = [
+        _of_rows(v[:whole].view(-1, topk_chunk), topk_ratio),
+        whole + _of_rows(v[whole:].view(1, -1), topk_ratio),
+    ]
     at = torch.cat(found)
     values, positions = v[at].cpu().numpy(), at.cpu().numpy().astype(index_type(len(v)))
     wrong = np.flatnonzero(~np.isfinite(values))  # above everything, so it was kept
@@ -117,33 +121,32 @@ def in_chunks(v: torch.Tensor, chunk: int, keep: float) -> Survivors:
     return Survivors(positions.take(there), values.take(there))
 
 
-def _of_rows(rows: torch.Tensor, keep: float) -> torch.Tensor:
-    """rows: (r, c) -> where a share of each row's largest stands in them all, ascending: int64."""
+def _of_rows(rows: torch.Tensor, topk_ratio: float) -> torch.Tensor:
+    """Find the largest of each row of (r, c), a share of it: flat positions, ascending, int64."""
     count, long = rows.shape
     if not count * long:
         return torch.empty(0, dtype=torch.int64, device=rows.device)
-    inside = rows.abs().topk(share_of(long, keep), sorted=False).indices.sort().values
+    inside = rows.abs().topk(share_of(long, topk_ratio), sorted=False).indices.sort().values
     return (inside + long * torch.arange(count, device=rows.device)[:, None]).view(-1)
 
 
-def share_of(m: int, keep: float) -> int:
-    """How many of m are kept."""
-    return max(round(keep * m), 1)
+def share_of(m: int, topk_ratio: float) -> int:
+    """Return how many of m are kept."""
+    return max(round(topk_ratio * m), 1)
 
 
 def spare(m: int, k: int) -> int:
-    """How many over k may stay: none where an exact count is cheap."""
+    """Return how many over k may stay: none where an exact count is cheap."""
     return int(TOLERANCE * k) if m > SAMPLED else 0
 
 
 def stride(m: int) -> int:
-    """How far apart the cache lines of the sample are. Odd, so as not to be in step with blocks or rows."""
+    """Return the distance of the sampled cache lines: odd, so as not to be in step with blocks or rows."""
     return (m // SAMPLED) | 1 if m > SAMPLED else 1
 
 
 def wanted(m: int, seen: int, k: int, sigmas: float) -> int:
-    """Which rank in a sample of `seen` elements enough of all m will reach, but for a deviation of so many
-    sigmas.
+    """Return the rank in a sample of `seen` elements that enough of all m reach, but for so many sigmas.
 
     Where two sigmas are well below the tolerance, two will do: then there is seldom anything to cut off.
     """
@@ -157,7 +160,7 @@ def wanted(m: int, seen: int, k: int, sigmas: float) -> int:
 
 
 def _guess(source: Source, k: int, sigmas: float) -> int:
-    """A magnitude that at least k elements reach, in all likelihood; TINY where a sample cannot tell."""
+    """Guess a magnitude that at least k elements reach; TINY where a sample cannot tell."""
     m = source.size
     if k >= m or sigmas == math.inf:
         return TINY
@@ -172,7 +175,7 @@ def _guess(source: Source, k: int, sigmas: float) -> int:
 
 
 def seen(m: int, line: int, step: int) -> int:
-    """How many elements every `step`-th whole line of `line` holds."""
+    """Return how many elements every `step`-th whole line of `line` holds."""
     return -(-(m // line) // step) * line
 
 
@@ -191,7 +194,7 @@ class Plain:
         return lines.reshape(-1) & MAGNITUDE
 
     def reaching(self, low: int, expected: int) -> Survivors:
-        """Each piece is compared, counted and gathered while it is in the cache."""
+        """Compare, count and gather each chunk while it is in the cache."""
         v = self.v
         room = min(expected + expected // 8 + CHUNK, len(v))
         positions = np.empty(room, index_type(len(v)))

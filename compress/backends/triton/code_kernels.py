@@ -1,6 +1,4 @@
-"""Quantization on the GPU and back. The way back is exact, so it gives the bits of
-`compress.quantize.dequantize`.
-"""
+"""Quantize and dequantize on the GPU. Dequantizing is exact: the bits of `quantizer.dequantize`."""
 
 from __future__ import annotations
 
@@ -17,11 +15,10 @@ BLOCK = 1024
 
 
 def quantize(values: torch.Tensor, bits: int, bucket: int) -> host.Codes:
-    """As `compress.quantize.quantize` without noise, for 1 to 8 bits and buckets of a power of two. values:
-    (k,).
+    """Quantize (k,) values as the host does, to 1 to 8 bits, without noise, in buckets of a power of two.
 
-    The levels are fitted by the same code to the same sample; codes at the border of two levels may differ
-    from the host's, because sums are added up in another order.
+    The levels are fitted by the same code to the same sample. Codes at the border of two levels may
+    differ from the host's, because sums are added up in another order.
     """
     k = len(values)
     plan = host.plan(host.seen(values, bucket).cpu().numpy(), bits)
@@ -42,7 +39,7 @@ def quantize(values: torch.Tensor, bits: int, bucket: int) -> host.Codes:
 
 
 def dequantize(codes: host.Codes, device: torch.device) -> torch.Tensor:
-    """(k,) float32 on the device, for 1 to 16 bits."""
+    """Compute the values, (k,) float32 on the device, from codes of 1 to 16 bits."""
     k, bits = codes.count, codes.quant_bits
     out = torch.empty(k, device=device)
     if k == 0:
@@ -56,7 +53,7 @@ def dequantize(codes: host.Codes, device: torch.device) -> torch.Tensor:
 
 
 def _join(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """(k,) uint8 codes, sign on top -> packed bytes, as `compress.quantize` lays them out."""
+    """Pack codes, (k,) uint8 with the sign on top, as the host does."""
     if bits == 3:
         return torch.cat([_pack(codes >> 2, 1), _pack(codes & 3, 2)])
     return _pack(codes, bits)

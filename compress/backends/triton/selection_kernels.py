@@ -1,6 +1,4 @@
-"""Top-K on the GPU: a threshold from a sample, then two passes: count per piece, gather to where the counts
-say.
-"""
+"""Top-k on the GPU: a threshold from a sample, then two passes, to count per block and to gather."""
 
 from __future__ import annotations
 
@@ -22,14 +20,16 @@ BLOCK = 4096
 
 @dataclass(frozen=True)
 class Survivors:
-    """What top-K left, on the device: values[j] stands at positions[j]."""
+    """The result of top-k, on the device: values[j] stands at positions[j]."""
 
     positions: torch.Tensor  # (k,) int64, ascending
     values: torch.Tensor  # (k,) float32
 
 
 def largest(v: torch.Tensor, k: int) -> Survivors:
-    """As `compress.topk.largest`, element for element where that is exact. v: (m,) float32."""
+    """Select the k largest magnitudes of v, (m,) float32, as `topk.largest`; the same ones where that is
+    exact.
+    """
     bits = v.view(torch.int32)
     for sigmas in topk.SIGMAS:
         low = _guess(bits, k, sigmas)

@@ -10,14 +10,14 @@ BLOCK = 1024
 
 
 def difference(x: torch.Tensor, y: torch.Tensor, units: torch.Tensor, block: int, out: torch.Tensor) -> None:
-    """out = x - y on the sample; out: (m,). The last block of the sample may be short."""
+    """Compute out = x - y on the sample; out: (m,). The last block of the sample may be short."""
     grid = (triton.cdiv(len(out), BLOCK),)
     _difference[grid](x, y, units, out, len(out), block.bit_length() - 1, BLOCK)
 
 
 def add(x: torch.Tensor, at: torch.Tensor, values: torch.Tensor, alpha: int) -> None:
-    """x[at] += alpha * values; at: (k,) int64, each at most once. alpha * values is exact, so there is one
-    rounding.
+    """Add alpha * values to x[at]; at: (k,) int64, each at most once. The product is exact, so each element
+    is rounded once.
     """
     grid = (triton.cdiv(len(at), BLOCK),)
     _add[grid](x, at, values, len(at), float(alpha), BLOCK)

@@ -1,15 +1,15 @@
-"""A link of one peer, to the hub or from others to its door: a TCP proxy that can go dark, swallow its
-connections, or cut them."""
+"""A TCP proxy for one line: it can go dark, swallow its connections, cut them, and be slow."""
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
+import time
+from contextlib import suppress
 
 
 class Pair:
-    """A connection to the proxy, and the one that stands behind it."""
+    """A connection to the proxy, and the one behind it."""
 
     def __init__(self, client: socket.socket, behind: socket.socket) -> None:
         self.ends = (client, behind)
@@ -17,36 +17,40 @@ class Pair:
 
     def cut(self) -> None:
         for end in self.ends:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
 
 class Link:
-    """Listens on `port` of the loopback; connects to the port `behind` it, which may be known later."""
+    """Listens on `port` of the loopback; connects to the port `behind` it, which may be known later.
 
-    def __init__(self, behind: int = 0) -> None:
-        self.behind = behind
+    Args:
+        rate: bytes a second up of a connection; 0: any.
+        source: the address that the hub sees.
+    """
+
+    def __init__(self, behind: int = 0, rate: float = 0.0, source: str = "127.0.0.1") -> None:
+        self.behind, self.rate, self.source = behind, rate, source
+        self.up = self.down = 0  # bytes from the client, and back
         self.light = threading.Event()  # cleared: the link is dark
         self.light.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
         self._pairs: list[Pair] = []
-        self.closed = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
-        while True:
-            try:
+        with suppress(OSError):
+            while True:
                 client, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        self.light.wait()  # a SYN into the dark is answered by nobody; here the greeting is
+        self.light.wait()  # a SYN into the dark is not answered; here the greeting is held
         try:
-            behind = socket.create_connection(("127.0.0.1", self.behind), timeout=5)
+            to, here = ("127.0.0.1", self.behind), (self.source, 0)
+            behind = socket.create_connection(to, timeout=5, source_address=here)
         except OSError:
             client.close()
             return
@@ -56,35 +60,41 @@ class Link:
         pair = Pair(client, behind)
         with self._lock:
             self._pairs.append(pair)
-        back = threading.Thread(target=self._pump, args=(pair, behind, client), daemon=True)
+        back = threading.Thread(target=self._pump, args=(pair, False), daemon=True)
         back.start()
-        self._pump(pair, client, behind)
+        self._pump(pair, True)
         back.join()
         for end in pair.ends:
             end.close()
         with self._lock:
             self._pairs.remove(pair)
 
-    def _pump(self, pair: Pair, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
+    def _pump(self, pair: Pair, up: bool) -> None:
+        source, sink = pair.ends if up else pair.ends[::-1]
+        with suppress(OSError):
             while data := source.recv(1 << 16):
                 self.light.wait()
-                if not pair.swallowed.is_set():
-                    sink.sendall(data)
+                if pair.swallowed.is_set():
+                    continue
+                sink.sendall(data)
+                if up:
+                    self.up += len(data)
+                    time.sleep(len(data) / self.rate if self.rate else 0.0)
+                else:
+                    self.down += len(data)
         self.light.wait()  # an end is not heard of in the dark either
         if not pair.swallowed.is_set():
-            for end in (source, sink):
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
+            pair.cut()
 
     def swallow(self) -> int:
-        """The connections of now are half-open from now on: neither end hears anything more of the other."""
+        """Make the present connections half-open: neither end hears anything more of the other."""
         with self._lock:
             for pair in self._pairs:
                 pair.swallowed.set()
             return len(self._pairs)
 
     def cut(self) -> int:
+        """End every connection now."""
         with self._lock:
             for pair in self._pairs:
                 pair.cut()

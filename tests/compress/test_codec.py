@@ -25,7 +25,7 @@ DATA = {
     "student 4": RNG.standard_t(4, 200_000),
     "layers": RNG.standard_normal(200_000) * np.exp(2 * RNG.standard_normal(100)).repeat(2000),
 }
-# x - x' of one worker on the sample of a round, after 60 rounds: scripts/bench_compress_swarm.py
+# x - x' of one worker on the sample of a round, after 60 rounds
 DATA["recorded"] = np.load(Path(__file__).parent / "recorded.npy")
 DATA = {name: torch.from_numpy(v.astype(np.float32)) for name, v in DATA.items()}
 finite = st.floats(allow_nan=False, allow_infinity=False, width=32)

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from forked import Command, Forked, needs_fork
 from stalling_hub import SMALL, Material, Running, stalling_hub
-from tcp_proxy import TcpProxy
 
 from cocktail_cli.volunteer.base_weights import fetch_base, folder_of
+from scripts.swarms.tcp_link import Link
 from transport import WantedFile
 from transport.protocol.messages import File
 
@@ -103,7 +103,7 @@ class Stay:
     signal: str
     hub: Running
     peer: Command
-    proxy: TcpProxy
+    proxy: Link
     asked: float = 0.0
 
     def be_there(self) -> None:
@@ -156,7 +156,7 @@ def begin(
     stack: ExitStack, forked: Forked, material: Material, phase: Phase, name: str, folder: Path
 ) -> Stay:
     hub = stack.enter_context(stalling_hub(material, folder / "ledger", **phase.settings))
-    proxy = TcpProxy(hub.hub.port)
+    proxy = Link(hub.hub.port)
     stack.callback(proxy.close)
     url = hub.url.__class__(hub.url.key, hub.url.token, "127.0.0.1", proxy.port, hub.url.run)
     if phase.name == "dialling":

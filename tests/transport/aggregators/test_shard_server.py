@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from tcp_proxy import TcpProxy
 
+from scripts.swarms.tcp_link import Link
 from transport import PeerLink, RunURL
 from transport.aggregators.shard_clients import ShardClients
 from transport.aggregators.shard_server import ShardServer
@@ -105,9 +105,9 @@ def test_what_is_not_a_part_of_the_round_is_not_taken(house: House, name: str, s
 
 
 @pytest.fixture
-def line(house: House) -> Iterator[TcpProxy]:
+def line(house: House) -> Iterator[Link]:
     """To the house."""
-    line = TcpProxy(house.port)
+    line = Link(house.port)
     yield line
     line.close()
 
@@ -119,16 +119,16 @@ def until(there: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_link_whose_connections_ended_goes_on_where_it_was(house: House, line: TcpProxy) -> None:
+def test_a_link_whose_connections_ended_goes_on_where_it_was(house: House, line: Link) -> None:
     """The one for control is idle, and ends where TCP's probe of it after 30 s is lost."""
     link = house.link("ann", "ann", line.port)
     direct, owner = ShardClients(lambda owner: link), house.at(line.port)
     assert direct.send(3, [owner], {"owner": b"a part"}, lambda: False) == {}
     sessions = dict(house.door._sessions)
-    line.dark.set()  # or it is up again before anybody looks
+    line.light.clear()  # or it is up again before anybody looks
     line.cut()
     until(lambda: not link._connections.connected)
-    line.dark.clear()
+    line.light.set()
 
     assert direct.send(4, [owner], {"owner": b"a part"}, lambda: False) == {}
     assert house.door._sessions == sessions
@@ -151,7 +151,7 @@ def test_a_session_is_resumed_by_the_key_that_began_it_and_no_other() -> None:
     assert (said[-1].session, said[-1].resumed) == (session, True)
 
 
-def test_a_link_that_was_lost_between_two_rounds_is_dialled_anew(house: House, line: TcpProxy) -> None:
+def test_a_link_that_was_lost_between_two_rounds_is_dialled_anew(house: House, line: Link) -> None:
     dialled: list[PeerLink] = []
 
     def dial(owner: AggregatorInfo) -> PeerLink:

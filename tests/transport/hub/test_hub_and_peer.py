@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tcp_proxy import TcpProxy
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
+from scripts.swarms.tcp_link import Link
 from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, RunURL, ask_status, ask_stop
 from transport.peer import LinkLimits, PeerIdentity
 from transport.protocol.errors import (
@@ -289,7 +289,7 @@ def test_a_leaving_peers_samples_are_leased_again(start: Callable[..., Running])
 
 def test_a_session_survives_its_connections(start: Callable[..., Running]) -> None:
     running = start(samples=400, grace_s=5.0)
-    proxy = TcpProxy(running.hub.port)
+    proxy = Link(running.hub.port)
     peer = ToyPeer(PeerLink(running.keys.url("127.0.0.1", proxy.port, "toy-run"), PeerIdentity("ann")))
     thread = peer.start()
     for cut in range(3):
@@ -336,7 +336,7 @@ def kill(running: Running) -> None:
 def test_bytes_are_counted_as_they_are_on_the_wire(start: Callable[..., Running]) -> None:
     blob = bytes(range(256)) * 4096
     running = start(work=ToyWork(objects={"base/weights": blob}), samples=80)
-    proxy = TcpProxy(running.hub.port)
+    proxy = Link(running.hub.port)
     url = running.keys.url("127.0.0.1", proxy.port, "toy-run")
     peer = ToyPeer(
         PeerLink(url, PeerIdentity("ann"), LinkLimits(flows=1))
@@ -353,7 +353,7 @@ def test_bytes_are_counted_as_they_are_on_the_wire(start: Callable[..., Running]
 
 def test_the_hub_counts_the_same_bytes_per_round(start: Callable[..., Running]) -> None:
     running = start(samples=400)
-    proxy = TcpProxy(running.hub.port)
+    proxy = Link(running.hub.port)
     peer = ToyPeer(PeerLink(running.keys.url("127.0.0.1", proxy.port, "toy-run"), PeerIdentity("ann")))
     thread = peer.start()
     running.ended()

@@ -12,11 +12,11 @@ from contextlib import ExitStack, contextmanager
 import attacks
 import pytest
 from attacks import BLOB
-from tcp_proxy import TcpProxy
 from test_hub_and_peer import FAST, Running
 from test_strangers import MORE, PATIENCE_S, goes_on, resident
 from toy_swarm import ToyWork, toy_settings
 
+from scripts.swarms.tcp_link import Link
 from transport import PeerLink, RunURL, ask_status
 from transport.peer import PeerIdentity
 
@@ -54,7 +54,7 @@ def attacked(url: RunURL, *names: str, seconds: float) -> Iterator[None]:
 
 
 def test_endless_messages_and_answers_that_nobody_reads_do_not_fill_the_hubs_memory(running: Running) -> None:
-    line, before = TcpProxy(running.hub.port, RATE, "127.0.0.3"), resident()
+    line, before = Link(running.hub.port, RATE, "127.0.0.3"), resident()
     url = running.keys.url("127.0.0.1", line.port, running.settings.run)
     refused, most = ask_status(running.url)["refused"], before
     with attacked(url, "frames", "dust", "unread", seconds=60.0):

@@ -51,5 +51,6 @@ class LocalVector:
     def distance(self, other: Tensor) -> float:
         if self.x.device == other.device:
             return float(torch.dist(self.x, other))
-        windows = zip(self.x.split(WINDOW), other.split(WINDOW), strict=True)
-        return float(sum(torch.dist(x, y.to(x.device)) ** 2 for x, y in windows)) ** 0.5
+        windows = zip(torch.split(self.x, WINDOW), torch.split(other, WINDOW), strict=True)
+        square = float(sum(torch.dist(x, y.to(x.device)) ** 2 for x, y in windows))
+        return float(square**0.5)

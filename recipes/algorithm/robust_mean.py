@@ -159,7 +159,7 @@ def leeway(count: int, usual: float, spread: float) -> float:
     """Return how much longer a packet may be that has fewer values than usual: what it leaves out comes
     later, and what all steps since then agree about has grown.
     """
-    return min(max(usual / max(count, 1), 1.0), spread) ** 0.5
+    return float(min(max(usual / max(count, 1), 1.0), spread) ** 0.5)
 
 
 def usual_of(updates: Sequence[WeightedUpdate]) -> float:

@@ -30,7 +30,7 @@ from recipes.models import open_trained
 from recipes.training import LOCAL, OPTIMIZER, RANK, Lazy, Peer, parsed
 from recipes.weight_files import Layout
 
-from .shared_memory import WINDOW, SharedMemory, windows
+from .shared_memory import WINDOW, Request, SharedMemory, windows
 
 
 class FsdpWorkers(Protocol):
@@ -39,7 +39,7 @@ class FsdpWorkers(Protocol):
     count: int
     file: int  # the descriptor of what they share with this process
 
-    def all(self, do: str, parts: Sequence[bytes] = (), **fields: Any) -> list[dict[str, Any]]:
+    def all(self, do: Request, parts: Sequence[bytes] = (), **fields: Any) -> list[dict[str, Any]]:
         """Send every worker the request `do`, with its part, where there are parts; return their answers, by
         rank.
 
@@ -152,7 +152,7 @@ class FsdpTrainer:
         self.ranks.all("use_local_model")
         return sum(answer["loss"] for answer in answers), sum(answer["tokens"] for answer in answers)
 
-    def _deal(self, do: str, parts: Sequence[Sequence[Sample]], **fields: Any) -> list[dict[str, Any]]:
+    def _deal(self, do: Request, parts: Sequence[Sequence[Sample]], **fields: Any) -> list[dict[str, Any]]:
         """Deal a micro-batch to each rank. One without gets two tokens of which none counts: all must
         compute.
         """

@@ -7,7 +7,7 @@ from fsdp_peer.py, in the peer's own process; all ranks get the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -49,7 +49,7 @@ from recipes.training import (
 from recipes.weight_files import layout_of, write_safetensors
 
 from .meta_init import ParameterFiller, build_on_meta
-from .shared_memory import SharedMemory, windows
+from .shared_memory import REQUESTS, SharedMemory, windows
 
 TIMEOUT = timedelta(minutes=5)  # for the other ranks: one may still be at a long batch
 
@@ -96,32 +96,13 @@ class FsdpWorker:
 
     def answer(self, asked: dict[str, Any], data: bytes) -> dict[str, Any]:
         """Call the method of a request; return its answer."""
-        can: dict[str, Callable[..., dict[str, Any] | None]] = {
-            "load": self.load,
-            "restore": self.restore,
-            "zero": self.zero,
-            "attempt": self.attempt,
-            "backward": self.backward,
-            "clip": self.clip,
-            "step": self.step,
-            "use_global_model": self.use_global_model,
-            "score": self.score,
-            "use_local_model": self.use_local_model,
-            "difference": self.difference,
-            "add": self.add,
-            "distance": self.distance,
-            "states": self.states,
-            "expect": self.expect,
-            "take": self.take,
-            "read": self.read,
-            "write": self.write,
-            "bytes": self.bytes,
-        }
         what = asked.pop("do")
         if data:
             asked["part"] = unpack_samples(data)
         try:
-            return can[what](**asked) or {}
+            assert what in REQUESTS
+            answer: dict[str, Any] | None = getattr(self, what)(**asked)
+            return answer or {}
         except (RuntimeError, MemoryError) as error:
             if what not in ("attempt", "backward", "score") or not is_full(error):
                 raise
@@ -258,7 +239,7 @@ class FsdpWorker:
     # ---- x_i -----------------------------------------------------------------------------------------------
 
     def difference(self, units: int, block: int) -> None:
-        """Compute x_i - x' of `block` coordinates from all of `units` on (ascending), both in the window."""
+        """Compute x_i - x' for `block` coordinates from each unit on; both are in the window."""
         at, inside = self.shared.where[:units], torch.arange(block)
         for held in near(self.aside or self.own, int(at[0]), int(at[-1]) + block):
             first, last = torch.searchsorted(at, torch.tensor([held.start - block + 1, held.stop])).tolist()
@@ -383,7 +364,8 @@ class FsdpWorker:
         Runs in another thread than `answer`, which may wait for a rank that will not come: neither of them
         changes while a gradient is computed.
         """
-        beside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        cuda = self.device.type == "cuda"
+        beside = torch.cuda.Stream(self.device) if cuda else None  # type: ignore[no-untyped-call]
         with torch.cuda.stream(beside) if beside is not None else nullcontext(), torch.no_grad():
             x = {f"{LOCAL}.{i}": held.values for i, held in enumerate(self.aside or self.own)}
             told = {"value": repr(self.scale.value), "steps": str(self.scale.steps)}

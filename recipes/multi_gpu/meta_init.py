@@ -39,7 +39,7 @@ def build_on_meta(base: Path, recipe: Recipe, device: torch.device) -> Any:
     try:
         with quiet_transformers(), parameters_on_meta():
             config = AutoConfig.from_pretrained(base, **told)
-            model = AutoModelForCausalLM.from_config(
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 config, trust_remote_code=wanted.trust_remote_code, **chosen
             )
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"

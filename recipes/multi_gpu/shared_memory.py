@@ -11,11 +11,36 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterator
+from typing import Literal, get_args
 
 import torch
 
 WINDOW = 1 << 22  # coordinates
 PAGE = 1 << 12
+
+# The methods of FsdpWorker that a peer calls over a pipe: a request is a name and the method's keywords
+Request = Literal[
+    "load",
+    "restore",
+    "zero",
+    "attempt",
+    "backward",
+    "clip",
+    "step",
+    "use_global_model",
+    "score",
+    "use_local_model",
+    "difference",
+    "add",
+    "distance",
+    "states",
+    "expect",
+    "take",
+    "read",
+    "write",
+    "bytes",
+]
+REQUESTS = frozenset(get_args(Request))
 
 
 class SharedMemory:

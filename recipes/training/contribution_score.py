@@ -176,7 +176,7 @@ class Evidence:
         """Compute x: gradients of fewer samples are that much noisier, and a residual grows for rounds."""
         settled = min(median_of([float(stay) for stay in self.stays.values()]), self.fills)
         grown = min(max(gain.length, self.stays[peer] / settled), 1.0)
-        return grown * min(gain.share, 1.0) ** 0.5
+        return grown * float(min(gain.share, 1.0) ** 0.5)
 
     def _spread(self) -> float:
         """Compute S, of which half of the packets know nothing. A deviation that lasts for rounds is one
@@ -229,7 +229,7 @@ class Probe:
             if stop():
                 return
             loss, _ = loss_sum(self.flat.model, collate([sample]))
-            (loss / tokens).backward()  # type: ignore[no-untyped-call]
+            (loss / tokens).backward()
 
     @property
     def fills(self) -> float:

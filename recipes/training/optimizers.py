@@ -52,7 +52,7 @@ def build_optimizer(trained: Sequence[Tensor], training: Training) -> Optimizer:
         from transformers import Adafactor
 
         fixed = {"scale_parameter": False, "relative_step": False, "warmup_init": False}
-        adafactor: Optimizer = Adafactor(groups, lr=rate, **fixed)  # type: ignore[arg-type]
+        adafactor: Optimizer = Adafactor(groups, lr=rate, **fixed)  # type: ignore[no-untyped-call]
         return adafactor
     if training.optim in EXTRA:
         return eight_bit(training.optim)(groups, lr=rate, betas=betas, eps=training.adam_epsilon)

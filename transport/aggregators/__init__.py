@@ -9,14 +9,6 @@ from .shard_server import ShardServer
 from .sharded_exchange import PacketSharding, ShardedExchange
 
 __all__ = [
-    "DIAL_S",
-    "DIRECT_FRAGMENT",
-    "AggregatorThread",
-    "PacketSharding",
-    "ShardAggregation",
-    "ShardClients",
-    "ShardCoordinator",
-    "ShardServer",
-    "ShardedExchange",
-    "digest_of",
-]
+    "DIAL_S", "DIRECT_FRAGMENT", "AggregatorThread", "PacketSharding", "ShardAggregation", "ShardClients",
+    "ShardCoordinator", "ShardServer", "ShardedExchange", "digest_of",
+]  # fmt: skip

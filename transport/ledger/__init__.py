@@ -1,4 +1,4 @@
-"""What a run has decided, on disk before anybody is told."""
+"""Durable state: a run's ledger, append-only packet logs, and residual handoffs."""
 
 from transport.protocol import WeightedPacket
 
@@ -30,27 +30,8 @@ from .update_log import (
 )
 
 __all__ = [
-    "HEADER_SIZE",
-    "HUB",
-    "Counted",
-    "Deliveries",
-    "EvaluationRow",
-    "KnownPeer",
-    "Ledger",
-    "OpenSession",
-    "PacketLog",
-    "PendingHandoff",
-    "Recovered",
-    "RoundRow",
-    "RoundUpdates",
-    "UpdateLog",
-    "WeightedPacket",
-    "after_deliveries",
-    "handoffs_for",
-    "lock_exclusively",
-    "merge_deliveries",
-    "pack_updates",
-    "read_packets",
-    "scan_rounds",
-    "unpack_updates",
-]
+    "HEADER_SIZE", "HUB", "Counted", "Deliveries", "EvaluationRow", "KnownPeer", "Ledger", "OpenSession",
+    "PacketLog", "PendingHandoff", "Recovered", "RoundRow", "RoundUpdates", "UpdateLog", "WeightedPacket",
+    "after_deliveries", "handoffs_for", "lock_exclusively", "merge_deliveries", "pack_updates",
+    "read_packets", "scan_rounds", "unpack_updates",
+]  # fmt: skip

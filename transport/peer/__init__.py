@@ -15,22 +15,7 @@ from .peer_link import HANDOFF_S, LEAVE_S, POLL_S, PeerIdentity, PeerLink
 from .peer_state import HEARD
 
 __all__ = [
-    "HANDOFF_S",
-    "HEARD",
-    "LEAVE_S",
-    "NEXT",
-    "POLL_S",
-    "CatchUp",
-    "CatchUpDownloads",
-    "CatchUpSource",
-    "CatchUpState",
-    "LinkLimits",
-    "LocalCopy",
-    "PeerIdentity",
-    "PeerLink",
-    "Progress",
-    "WantedFile",
-    "ask_admin",
-    "ask_status",
-    "ask_stop",
-]
+    "HANDOFF_S", "HEARD", "LEAVE_S", "NEXT", "POLL_S", "CatchUp", "CatchUpDownloads", "CatchUpSource",
+    "CatchUpState", "LinkLimits", "LocalCopy", "PeerIdentity", "PeerLink", "Progress", "WantedFile",
+    "ask_admin", "ask_status", "ask_stop",
+]  # fmt: skip

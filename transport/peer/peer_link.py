@@ -55,7 +55,7 @@ POLL_S = 0.05  # how often a waiting call looks at `leave_requested`
 
 @dataclass(frozen=True)
 class PeerIdentity:
-    """What a peer tells the hub of itself."""
+    """The identity of a peer: fields of its Hello, and its keys."""
 
     name: str  # wanted; the hub makes it unique
     hardware: str = ""  # for people to read

@@ -224,14 +224,15 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """No session. `code` is one of REFUSALS; `reason` is for the user. This struct never changes."""
+    """A session is refused. `code` is one of REFUSALS; `reason` is for the user. This struct never
+    changes."""
 
     code: str
     reason: str
 
 
 class Wait(Message, frozen=True):
-    """No session yet: the run's host is asked. Welcome or Refused follows; until then Ping and Pong."""
+    """A session has to wait: the host is asked. Welcome or Refused follows; until then Ping and Pong."""
 
     reason: str  # for the user
 
@@ -404,40 +405,10 @@ REFUSALS = {
 }
 
 ToHub = (
-    Hello
-    | Resume
-    | Ready
-    | Report
-    | Evaluated
-    | Leave
-    | Holds
-    | Resigns
-    | Unusable
-    | Ping
-    | Pong
-    | AskStatus
-    | AskStop
-    | AskAdmin
-    | Attach
-    | Put
-    | Chunk
-    | Get
-)
+    Hello | Resume | Ready | Report | Evaluated | Leave | Holds | Resigns | Unusable | Ping | Pong
+    | AskStatus | AskStop | AskAdmin | Attach | Put | Chunk | Get
+)  # fmt: skip
 ToPeer = (
-    Welcome
-    | Refused
-    | Wait
-    | Round
-    | Close
-    | Committed
-    | Over
-    | Ping
-    | Pong
-    | Status
-    | Attached
-    | Have
-    | Ack
-    | PutDone
-    | Data
-    | NoObject
-)
+    Welcome | Refused | Wait | Round | Close | Committed | Over | Ping | Pong | Status | Attached | Have
+    | Ack | PutDone | Data | NoObject
+)  # fmt: skip

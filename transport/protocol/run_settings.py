@@ -28,7 +28,7 @@ class RunSettings:
     versions: dict[str, str] = field(default_factory=dict)
     # name -> hash; a peer whose Ready names another one is refused
     holds: dict[str, str] = field(default_factory=dict)
-    join: str = "token"  # "approve": the host approves each newcomer, beside the token
+    join: str = "token"  # "approve": the host approves each new peer, beside the token
     own_key: str = ""  # key of the host's own peers, which need no approval
     min_peers: int = 1
     first_peers: int = 1  # the first round waits for this many, at most `first_s`

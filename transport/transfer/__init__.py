@@ -9,22 +9,7 @@ from .transfers import CHUNK, Download, PeerTransfers, Upload
 from .upload_inbox import MAX_UPLOADS, CompletedUpload, Inbox
 
 __all__ = [
-    "CHUNK",
-    "HASH_BLOCK",
-    "MAX_CONNECTIONS",
-    "MAX_OBJECT",
-    "MAX_UPLOADS",
-    "MIN_FRAGMENT",
-    "BandwidthBudget",
-    "ChunkBuffer",
-    "ChunkFile",
-    "CompletedUpload",
-    "ConnectionRegistry",
-    "Download",
-    "Inbox",
-    "ObjectSource",
-    "ObjectStore",
-    "PeerTransfers",
-    "Upload",
-    "memory_source",
-]
+    "CHUNK", "HASH_BLOCK", "MAX_CONNECTIONS", "MAX_OBJECT", "MAX_UPLOADS", "MIN_FRAGMENT",
+    "BandwidthBudget", "ChunkBuffer", "ChunkFile", "CompletedUpload", "ConnectionRegistry", "Download",
+    "Inbox", "ObjectSource", "ObjectStore", "PeerTransfers", "Upload", "memory_source",
+]  # fmt: skip

@@ -23,7 +23,7 @@ from cocktail_cli.commands.results import export, generate, report
 from cocktail_cli.commands.run import dashboard, join, launch, peers, status, stop
 from cocktail_cli.commands.tools import bench, recipes
 from cocktail_cli.host import log_to
-from cocktail_cli.machine import hide
+from cocktail_cli.machine import hide_token
 
 from . import user_config
 from .errors import Failure, Interrupted, explain
@@ -75,7 +75,7 @@ def root(
 
 def main() -> NoReturn:
     """Run the command line and exit with the code that `cocktail_cli.errors` documents."""
-    hide()
+    hide_token()
     options = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     as_json = "--json" in options
     loud = bool({"-v", "-vv", "--verbose"} & set(options) or os.environ.get("COCKTAIL_DEBUG"))

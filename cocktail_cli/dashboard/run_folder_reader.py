@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cocktail_cli.host import run_folder as in_folder
-from cocktail_cli.machine import RunRecord, newest
+from cocktail_cli.machine import RunRecord, reread_run
 from cocktail_cli.ui import VERSION, printable
 
 from .run_history import STAYS, About, Contribution, Evaluation, Presence, Round, RunHistory, ranked
@@ -51,7 +51,7 @@ class RunFolderReader:
         Raises:
             LedgerError: the ledger is missing or unreadable.
         """
-        self.record = newest(self.record)
+        self.record = reread_run(self.record)
         for event in self.tail.new():
             self.hear(event)
         self.read_ledger()

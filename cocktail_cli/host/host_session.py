@@ -21,11 +21,11 @@ from cocktail_cli.machine import (
     State,
     check_trust,
     new_name,
-    newest,
     own_keys,
     pick_devices,
     reach_of,
-    save,
+    reread_run,
+    save_run,
 )
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import (
@@ -190,7 +190,7 @@ class HostSession:
                 hub.stop(now=True, reason="stopped by its host" if at_once else explain(error).message)
                 self.stop_by = time.monotonic() if at_once else self.stop_by
                 with suppress(OSError):  # of a full disk, perhaps the error itself
-                    save(newest(record).ended("failed", narrator.step, narrator.eval_loss))
+                    save_run(reread_run(record).ended("failed", narrator.step, narrator.eval_loss))
                 self.say_how_to_go_on(record)
                 raise
             finally:
@@ -299,7 +299,7 @@ class HostSession:
             record = replace(record, port=hub.port, bind=listen.bind, reach=reach.known)
         record = replace(record, url=url, pid=os.getpid(), state="running", planned=settings.steps)
         self.record = record
-        save(record)
+        save_run(record)
         self.show(
             RunStarted(
                 run=name,
@@ -385,7 +385,7 @@ class HostSession:
                 self.show(said)
                 if isinstance(said, Reached):
                     confirmed = f"confirmed by {said.peer}, from {said.where}"
-                    save(replace(newest(self.record), reach=confirmed))
+                    save_run(replace(reread_run(self.record), reach=confirmed))
             if isinstance(event, RoundCommitted):
                 snapshots.committed(event.round, event.step)
                 watchdog.see(event.loss)
@@ -414,16 +414,16 @@ class HostSession:
         try:
             if narrator.rounds and not full and state != "paused":
                 self.show(Progressed("writing the model"))
-                rounds = work.model.write_model(self.folder, told=self.meter("writing the model"))
+                rounds = work.model.write_model(self.folder, progress=self.meter("writing the model"))
                 self.push(record, rounds)
-            save(newest(record).ended(state, narrator.step, narrator.eval_loss))
+            save_run(reread_run(record).ended(state, narrator.step, narrator.eval_loss))
         except Exception as error:
             if not full and not disk_is_full(error):
                 raise
             full = True
         if full:
             with suppress(OSError):
-                save(newest(record).ended("failed", narrator.step, narrator.eval_loss))
+                save_run(reread_run(record).ended("failed", narrator.step, narrator.eval_loss))
             self.say_how_to_go_on(record)
             raise out_of_disk(self.folder, (AGAIN,))
         if state == "finished":
@@ -462,7 +462,7 @@ class HostSession:
     def say_how_to_go_on(self, record: RunRecord) -> None:
         """Show the command that resumes the run, on the terminal alone: its URL must not be recorded."""
         again = resume_command(sys.argv, shown(self.folder))
-        said = f"{record.run} is not finished: {again} goes on with it, at {newest(record).url}"
+        said = f"{record.run} is not finished: {again} goes on with it, at {reread_run(record).url}"
         for view in self.views[:1]:
             view.show(Warning(said))
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cocktail_cli.errors import EXIT
-from cocktail_cli.machine import ListenAddress, as_text, split_devices
+from cocktail_cli.machine import ListenAddress, rate_text, split_devices
 
 # Windows' flag for a process group of its own; elsewhere start_new_session does it.
 OWN_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
@@ -86,7 +86,7 @@ class LocalPeers:
             command += ["--micro-batch-size", str(self.settings.micro_batch_size)]
         for option, rate in (("--max-up", self.settings.max_up), ("--max-down", self.settings.max_down)):
             if rate is not None:
-                command += [option, as_text(rate)]
+                command += [option, rate_text(rate)]
         if self.settings.vram_limit is not None:
             command += ["--vram-limit", f"{self.settings.vram_limit >> 10}KiB"]
         if (door := self.settings.door) is not None:
@@ -154,9 +154,9 @@ class LocalPeers:
 
 def last_words(folder: Path, name: str) -> str:
     """Return why a peer ended: its error event, or the last line of its stderr."""
-    told, stderr = ((folder / f"{name}{kind}").read_text(errors="replace") for kind in (".jsonl", ".log"))
+    events, stderr = ((folder / f"{name}{kind}").read_text(errors="replace") for kind in (".jsonl", ".log"))
     with suppress(ValueError, IndexError):  # nothing there, or a line cut short by a kill
-        last = json.loads(told.splitlines()[-1])
+        last = json.loads(events.splitlines()[-1])
         if "error" in last:
             return str(last["error"]["message"])
     lines = [line for line in stderr.splitlines() if line.strip()]

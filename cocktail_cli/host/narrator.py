@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from cocktail_cli.machine import INTERNET, where_from
+from cocktail_cli.machine import INTERNET, network_of
 from cocktail_cli.ui import events as ours
 from cocktail_cli.ui import printable
 from transport import Ledger
@@ -43,7 +43,7 @@ class Narrator:
         if isinstance(event, theirs.PeerJoined):
             self.present.add(event.peer)
             yield ours.PeerJoined(printable(event.peer), printable(event.hardware))
-            where = where_from(event.origin)
+            where = network_of(event.origin)
             if where and self.reached not in (where, INTERNET):
                 self.reached = where
                 yield ours.Reached(printable(event.peer), where)

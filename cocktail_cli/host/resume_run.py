@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import RunRecord, read
+from cocktail_cli.machine import RunRecord, read_run
 
 from . import run_folder as in_folder
 
@@ -40,7 +40,7 @@ def unfinished(folder: Path, recipe: Recipe) -> RunRecord:
     Raises:
         Failure: run_unknown; output_in_use, where the run is over, of another recipe, or has a live hub.
     """
-    record = read(folder)
+    record = read_run(folder)
     if record is None:
         raise Failure("run_unknown", f"{folder} holds no run to go on with", hints=("where it lies: -o DIR",))
     if record.state == "finished":

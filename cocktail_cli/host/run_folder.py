@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import RunRecord, read
+from cocktail_cli.machine import RunRecord, read_run
 from cocktail_cli.ui import FOLDER as TRACKING
 from cocktail_cli.ui import (
     Event,
@@ -55,7 +55,7 @@ def claim(folder: Path, recipe_hash: str) -> None:
     other = ("choose another folder: -o DIR",)
     if folder.exists() and not folder.is_dir():
         raise Failure("output_in_use", f"{folder} is a file", hints=other)
-    record = read(folder)
+    record = read_run(folder)
     check_unlocked(folder, record)
     if record is not None:
         same, over = record.is_of(recipe_hash), record.state == "finished"
@@ -79,7 +79,7 @@ def claim(folder: Path, recipe_hash: str) -> None:
 
 def unused_folder(folder: Path) -> Path:
     """Return the folder; if a run is in it, the first of folder-2, folder-3, ... that does not exist."""
-    if read(folder) is None:
+    if read_run(folder) is None:
         return folder
     others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
     return next(other for other in others if not other.exists())
@@ -117,7 +117,7 @@ def as_yaml(recipe_json: str) -> str:
 class Recorder:
     """Writes every event, but for secrets, to events.jsonl, and metrics to metrics.jsonl and to trackers.
 
-    A run goes on where that fails: `told` is warned once, and the lines are written with the next ones.
+    A run goes on where that fails: `warn` is called once, and the lines are written with the next ones.
 
     Args:
         batch: samples of a step, for steps that a killed hub did not record.
@@ -127,7 +127,7 @@ class Recorder:
     def __init__(
         self,
         folder: Path,
-        told: Callable[[str], None] = lambda _: None,
+        warn: Callable[[str], None] = lambda _: None,
         batch: int = 1,
         trackers: Sequence[Tracker] = (),
     ) -> None:
@@ -136,7 +136,7 @@ class Recorder:
         self.known = read_written(folder / METRICS)
         self.file = appended(folder / METRICS)
         self.metrics = Metrics()
-        self.told = told
+        self.warn = warn
         self.failing = False
 
     def show(self, event: Event) -> None:
@@ -146,7 +146,7 @@ class Recorder:
         except OSError as error:
             if not self.failing:
                 self.failing = True
-                self.told(f"{EVENTS} cannot be written: {error.strerror}; the run goes on")
+                self.warn(f"{EVENTS} cannot be written: {error.strerror}; the run goes on")
 
     def write(self, event: Event) -> None:
         if isinstance(event, RunStarted):

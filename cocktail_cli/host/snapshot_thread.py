@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Told = Callable[[int, int], None]  # bytes done, of so many
+ProgressHook = Callable[[int, int], None]  # (bytes done, bytes in all)
 Dtype = Literal["float32", "bfloat16", "float16"]  # of exported weights
 
 WEIGHTS = ("adapter_model.safetensors", "model.safetensors")  # of an adapter, of a whole model
@@ -85,7 +85,7 @@ class CommittedModel:
         self,
         round: int | None = None,
         stop: Callable[[], bool] = lambda: False,
-        told: Told = lambda done, total: None,
+        progress: ProgressHook = lambda done, total: None,
     ) -> Iterator[Fold]:
         """Open the fold up to `round` (None: all committed rounds), from the newest snapshot not after it,
         else from the base. Valid inside the `with`.
@@ -113,7 +113,7 @@ class CommittedModel:
                     packets=[FileSlice(packets, record.payload, record.length) for record in records],
                     known=known[0] if known else None,
                     stop=stop,
-                    progress=told,
+                    progress=progress,
                 )
 
     def load(self, round: int | None = None) -> LoadedModel:
@@ -132,7 +132,7 @@ class CommittedModel:
         self,
         folder: Path,
         dtype: Dtype = "float32",
-        told: Told = lambda done, total: None,
+        progress: ProgressHook = lambda done, total: None,
         round: int | None = None,
     ) -> int:
         """Write the global model before `round` (None: of all committed rounds); return its number of
@@ -141,7 +141,7 @@ class CommittedModel:
         from recipes.models import convert_dtype
         from recipes.weight_files import atomic_folder
 
-        with self.fold(round, told=told) as fold, atomic_folder(folder) as part:
+        with self.fold(round, progress=progress) as fold, atomic_folder(folder) as part:
             self.write_beside(part, fold)
             fold.write(part)
             if dtype != "float32":
@@ -197,7 +197,7 @@ class SnapshotThread:
     ) -> None:
         self.model, self.every, self.steps, self.offer = model, every, steps, offer
         self.limit = model.recipe.checkpoint.save_total_limit
-        self.told: queue.SimpleQueue[Event] = queue.SimpleQueue()  # events for the views
+        self.news: queue.SimpleQueue[Event] = queue.SimpleQueue()  # events for the views
         self.warned: set[str] = set()  # kinds of warnings that are told once
         self.last = 0  # step of the newest snapshot, or of the one being made
         self.stopped = threading.Event()
@@ -228,7 +228,7 @@ class SnapshotThread:
         """Yield the events since the last call."""
         while True:
             try:
-                yield self.told.get_nowait()
+                yield self.news.get_nowait()
             except queue.Empty:
                 return
 
@@ -259,7 +259,7 @@ class SnapshotThread:
         from recipes.weight_files import atomic_folder, weights_file_in
 
         began, folder = time.monotonic(), self.model.snapshots / str(round)
-        meter = ProgressMeter(self.told.put, f"snapshot of round {round}", "bytes")
+        meter = ProgressMeter(self.news.put, f"snapshot of round {round}", "bytes")
         try:
             with self.model.fold(round, self.stopped.is_set, meter) as fold, atomic_folder(folder) as part:
                 if not fold.source.on_disk:
@@ -279,7 +279,7 @@ class SnapshotThread:
         for old in whole[: -self.limit]:
             shutil.rmtree(old.folder, ignore_errors=True)  # in use, on Windows: with the next one
         size, seconds = weights_file_in(folder).stat().st_size, time.monotonic() - began
-        self.told.put(Checkpoint(round, step, str(folder), size, seconds, f"{number:016x}"))
+        self.news.put(Checkpoint(round, step, str(folder), size, seconds, f"{number:016x}"))
         self._push(folder, step)
 
     def _push(self, folder: Path, step: int) -> None:
@@ -309,12 +309,12 @@ class SnapshotThread:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             self._warn_once("disk", f"no snapshots while the disk is full: {error.strerror}")
         else:
-            self.told.put(Warning(f"no snapshot of round {round}: {explain(error).message}"))
+            self.news.put(Warning(f"no snapshot of round {round}: {explain(error).message}"))
 
     def _warn_once(self, kind: str, message: str) -> None:
         if kind not in self.warned:
             self.warned.add(kind)
-            self.told.put(Warning(message))
+            self.news.put(Warning(message))
 
 
 def snapshot_object(snapshots: Path, name: str) -> bytes | Path:

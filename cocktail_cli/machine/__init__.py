@@ -1,40 +1,40 @@
 """This machine: devices, identity, address, cache, the runs it knows."""
 
-from .cache_locks import claimed, clear
+from .cache_locks import locked_folder, remove_unlocked
 from .devices import (
+    default_peer_name,
     hardware,
     limit_memory,
     memory_of,
-    own_name,
     pick_device,
     pick_devices,
     split_devices,
 )
 from .gpu_catalogue import GIB, RUNTIME, Gpu, gpu_of, this_machine
-from .hide_argv import hide
-from .identity import own_keys, under
+from .hide_argv import hide_token
+from .identity import own_keys, registered_as
 from .network_address import (
     EVERYWHERE,
     INTERNET,
     ListenAddress,
+    network_of,
     parse_listen,
     reach_of,
-    where_from,
 )
-from .remote_code_consent import check_trust, own_modules
+from .remote_code_consent import check_trust, isolate_model_code
 from .run_registry import (
     RunRecord,
     State,
     cache,
     home,
     known_runs,
-    load,
+    load_run,
     new_name,
-    newest,
-    read,
-    save,
+    read_run,
+    reread_run,
+    save_run,
 )
-from .units import as_text, parse_rate, parse_size
+from .units import parse_rate, parse_size, rate_text
 
 __all__ = [
     "EVERYWHERE",
@@ -45,34 +45,34 @@ __all__ = [
     "ListenAddress",
     "RunRecord",
     "State",
-    "as_text",
     "cache",
     "check_trust",
-    "claimed",
-    "clear",
+    "default_peer_name",
     "gpu_of",
     "hardware",
-    "hide",
+    "hide_token",
     "home",
+    "isolate_model_code",
     "known_runs",
     "limit_memory",
-    "load",
+    "load_run",
+    "locked_folder",
     "memory_of",
+    "network_of",
     "new_name",
-    "newest",
     "own_keys",
-    "own_modules",
-    "own_name",
     "parse_listen",
     "parse_rate",
     "parse_size",
     "pick_device",
     "pick_devices",
+    "rate_text",
     "reach_of",
-    "read",
-    "save",
+    "read_run",
+    "registered_as",
+    "remove_unlocked",
+    "reread_run",
+    "save_run",
     "split_devices",
     "this_machine",
-    "under",
-    "where_from",
 ]

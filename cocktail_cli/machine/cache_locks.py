@@ -13,7 +13,7 @@ MOST = 64  # processes of one machine that want the same folder
 
 
 @contextmanager
-def claimed(wanted: Path) -> Iterator[Path]:
+def locked_folder(wanted: Path) -> Iterator[Path]:
     """Lock the first of `wanted`, `wanted`-2, ... that no live process works in, and make it if it is
     missing.
 
@@ -46,7 +46,7 @@ def lock_of(folder: Path) -> Path:
     return folder.with_name(folder.name + ".lock")
 
 
-def clear(folder: Path, keep: str) -> None:
+def remove_unlocked(folder: Path, keep: str) -> None:
     """Remove the folders in `folder` that no live process works in, except those named `keep`..."""
     from transport.ledger import lock_exclusively
     from transport.protocol import LedgerBusy

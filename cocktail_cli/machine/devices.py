@@ -84,7 +84,7 @@ def hardware(device: str, count: int = 1) -> str:
     return f"CPU, {os.cpu_count()} cores"
 
 
-def own_name() -> str:
+def default_peer_name() -> str:
     """Return this machine's default peer name: its host name, as a slug."""
     return re.sub(r"[^a-z0-9-]+", "-", platform.node().partition(".")[0].lower()).strip("-")[:40] or "peer"
 

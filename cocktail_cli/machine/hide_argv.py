@@ -13,7 +13,7 @@ SCHEME = "cocktail://"
 TYPED = "COCKTAIL_TYPED_URL"  # the URL that was an argument
 
 
-def hide() -> None:
+def hide_token() -> None:
     """Start this process anew without the token; in the new process put the URL back into sys.argv.
 
     Call it first. It does nothing on Windows, which does not show arguments to other users, or where sys.argv

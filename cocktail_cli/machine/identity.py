@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from cocktail_cli.errors import Failure
 
-from .cache_locks import claimed
+from .cache_locks import locked_folder
 from .run_registry import home, write_private
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ def own_keys() -> CurveKeys:
 
 
 @contextmanager
-def under(run: str, name: str) -> Iterator[bool]:
+def registered_as(run: str, name: str) -> Iterator[bool]:
     """Register this process in a run under a name; yield False where another live process has that name too.
 
     A hub cannot tell a killed peer that comes back from a second process beside one whose connection is lost
     at the moment: their keys are the same.
     """
     place = home() / "here" / hashlib.sha256(f"{run}/{name}".encode()).hexdigest()[:32]
-    with claimed(place) as mine:
+    with locked_folder(place) as mine:
         try:
             yield mine == place
         finally:

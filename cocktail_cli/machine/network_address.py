@@ -85,7 +85,7 @@ def kind_of(host: str) -> str:
 INTERNET, NETWORK = "the internet", "this network"
 
 
-def where_from(origin: str) -> str:
+def network_of(origin: str) -> str:
     """Classify a peer's address: INTERNET, NETWORK, or "" for this machine or an unknown one."""
     try:
         address = ipaddress.ip_address(origin)

@@ -29,7 +29,7 @@ def check_trust(recipe: Recipe, trusted: bool, code: str = "usage") -> None:
         )
 
 
-def own_modules(trusted: bool) -> None:
+def isolate_model_code(trusted: bool) -> None:
     """Have transformers copy such code to a temporary folder of this process, before transformers is
     imported.
 

@@ -108,7 +108,7 @@ def new_name() -> str:
     return f"{dice.choice(ADJECTIVES.split())}-{dice.choice(NOUNS.split())}-{dice.randrange(10, 100)}"
 
 
-def save(record: RunRecord) -> None:
+def save_run(record: RunRecord) -> None:
     """Write run.json and the pointer to it, atomically."""
     write_private(Path(record.output_dir) / FILE, json.dumps(asdict(record), indent=1))
     write_private(home() / "runs" / record.run, record.output_dir)
@@ -127,7 +127,7 @@ def write_private(path: Path, text: str) -> None:
         raise
 
 
-def load(run: str) -> RunRecord:
+def load_run(run: str) -> RunRecord:
     """Read the record of a run by its name or its output folder.
 
     Raises:
@@ -138,14 +138,14 @@ def load(run: str) -> RunRecord:
         pointer = home() / "runs" / run
         named = re.fullmatch(r"[a-z0-9][a-z0-9.-]*", run) is not None and pointer.is_file()
         folder = Path(pointer.read_text(encoding="utf-8").strip()) if named else folder
-    record = read(folder)
+    record = read_run(folder)
     if record is None:
         names = ", ".join(known.run for known in known_runs()) or "none"
         raise Failure("run_unknown", f"no run {run!r} on this machine", hints=(f"runs known here: {names}",))
     return record
 
 
-def read(folder: Path) -> RunRecord | None:
+def read_run(folder: Path) -> RunRecord | None:
     """Read the record in an output folder; None where there is no readable one."""
     try:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
@@ -155,9 +155,9 @@ def read(folder: Path) -> RunRecord | None:
         return None
 
 
-def newest(record: RunRecord) -> RunRecord:
+def reread_run(record: RunRecord) -> RunRecord:
     """Read the record again: another command may have changed it."""
-    return read(Path(record.output_dir)) or record
+    return read_run(Path(record.output_dir)) or record
 
 
 def known_runs() -> Iterator[RunRecord]:
@@ -166,6 +166,6 @@ def known_runs() -> Iterator[RunRecord]:
     for pointer in sorted(pointers.iterdir()) if pointers.is_dir() else []:
         if pointer.name.endswith(".tmp"):
             continue
-        record = read(Path(pointer.read_text(encoding="utf-8").strip()))
+        record = read_run(Path(pointer.read_text(encoding="utf-8").strip()))
         if record is not None and record.run == pointer.name:
             yield record

@@ -24,7 +24,7 @@ def parse_rate(text: str) -> float:
     return rate
 
 
-def as_text(rate: float) -> str:
+def rate_text(rate: float) -> str:
     """Format a rate so that `parse_rate` reads it."""
     return f"{rate:.0f}B/s"
 

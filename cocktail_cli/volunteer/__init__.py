@@ -12,24 +12,26 @@ from .availability import (
     parse_time,
     take_turns,
 )
-from .base_weights import folder_of, room, to_fetch
+from .base_weights import base_folder, bytes_to_fetch, free_bytes
 from .bootstrap import micro_batch_of
 from .join_prompt import read_url
 from .limits import Resources, VolunteerLimits, lacking, requirements_column
 from .session import VolunteerSession
 
 if TYPE_CHECKING:
-    from .loopback_link import Mirror
+    from .loopback_link import LoopbackLink
 
 __all__ = [
     "Availability",
     "AvailabilityMonitor",
     "DailyHours",
-    "Mirror",
+    "LoopbackLink",
     "Resources",
     "VolunteerLimits",
     "VolunteerSession",
-    "folder_of",
+    "base_folder",
+    "bytes_to_fetch",
+    "free_bytes",
     "lacking",
     "micro_batch_of",
     "next_at",
@@ -37,14 +39,14 @@ __all__ = [
     "parse_time",
     "read_url",
     "requirements_column",
-    "room",
     "take_turns",
-    "to_fetch",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import Mirror at first use: it brings in transport and ZeroMQ, and `cocktail --help` must be fast."""
-    if name != "Mirror":
+    """Import LoopbackLink at first use: it brings in transport and ZeroMQ, and `cocktail --help` must be
+    fast.
+    """
+    if name != "LoopbackLink":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module(".loopback_link", __name__).Mirror
+    return import_module(".loopback_link", __name__).LoopbackLink

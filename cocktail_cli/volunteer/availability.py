@@ -272,14 +272,14 @@ class AvailabilityMonitor:
 
     def wait(self, show: Callable[[Event], None]) -> int | None:
         """Block until this machine is available; return an exit status where it leaves for good."""
-        told = ""
+        shown = ""
         with leave_on_signal(lambda why: None) as stop:
             try:
                 with stop.raising():
                     while (state := self.update(None)).pause:
-                        if state.pause != told:
-                            told = state.pause
-                            show(Progressed(f"paused: {told}"))
+                        if state.pause != shown:
+                            shown = state.pause
+                            show(Progressed(f"paused: {shown}"))
                         clock.sleep(POLL_S)
             except StopAsked:
                 return EXIT["lost"] if stop.reason == "SIGTERM" else 0

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from cocktail_cli.errors import Failure, writing_to
-from cocktail_cli.machine import cache, claimed, clear
+from cocktail_cli.machine import cache, locked_folder, remove_unlocked
 from cocktail_cli.ui import megabytes
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def is_weights(file: File) -> bool:
     return WEIGHTS.fullmatch(file.name) is not None
 
 
-def folder_of(files: Sequence[File]) -> Path:
+def base_folder(files: Sequence[File]) -> Path:
     """Return the cache folder of this set of files."""
     return cache() / "base" / digest_of(files)[:32]
 
@@ -85,16 +85,16 @@ def digest_of(files: Sequence[File]) -> str:
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-def lacking(files: Sequence[File], folder: Path) -> list[File]:
+def missing_files(files: Sequence[File], folder: Path) -> list[File]:
     """List the files that are missing or of another size; `damaged` compares the contents."""
     return [file for file in files if size_of(folder / file.name) != file.size]
 
 
-def to_fetch(files: Sequence[File], folder: Path) -> int:
+def bytes_to_fetch(files: Sequence[File], folder: Path) -> int:
     """Count the bytes to fetch, by file sizes; partial downloads count as present."""
     begun = folder / FETCHING
     parts = {file.name: size_of(begun / f"{file.name}.part") for file in files}
-    return sum(max(0, file.size - (parts[file.name] or 0)) for file in lacking(files, folder))
+    return sum(max(0, file.size - (parts[file.name] or 0)) for file in missing_files(files, folder))
 
 
 def size_of(path: Path) -> int | None:
@@ -107,10 +107,10 @@ def size_of(path: Path) -> int | None:
 
 def damaged(files: Sequence[File], folder: Path, go_on: Callable[[], object]) -> list[File]:
     """List the files whose content is not what was announced. Reads them whole; `go_on` may raise."""
-    return [file for file in files if not is_whole(folder / file.name, file, go_on)]
+    return [file for file in files if not is_intact(folder / file.name, file, go_on)]
 
 
-def is_whole(path: Path, file: File, go_on: Callable[[], object] = lambda: None) -> bool:
+def is_intact(path: Path, file: File, go_on: Callable[[], object] = lambda: None) -> bool:
     if size_of(path) != file.size:
         return False
     digest = hashlib.sha256()
@@ -121,27 +121,27 @@ def is_whole(path: Path, file: File, go_on: Callable[[], object] = lambda: None)
     return digest.hexdigest() == file.sha256
 
 
-def room(most: int | None = None) -> int:
+def free_bytes(most: int | None = None) -> int:
     """Return the bytes of disk that may be filled. `most`: limit for all fetched models together."""
     place = cache()
     place.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(place).free - SPARE
-    return free if most is None else min(free, most - taken(place))
+    return free if most is None else min(free, most - folder_bytes(place))
 
 
-def taken(place: Path) -> int:
+def folder_bytes(place: Path) -> int:
     """Sum the bytes of the files in a folder."""
     return sum(size_of(path) or 0 for path in place.rglob("*"))
 
 
-def check_room(needed: int, most: int | None = None) -> None:
+def check_free(needed: int, most: int | None = None) -> None:
     """Raise Failure (out_of_disk) where `needed` bytes do not fit."""
-    free = room(most)
-    if most is not None and room() >= needed > free:
+    free = free_bytes(most)
+    if most is not None and free_bytes() >= needed > free:
         raise Failure(
             "out_of_disk",
             f"--max-disk {megabytes(most)}: the model needs {megabytes(needed)} at {cache()}, where "
-            f"{megabytes(taken(cache()))} are taken",
+            f"{megabytes(folder_bytes(cache()))} are taken",
             hints=(f"allow more, or remove what no run needs any more from {cache()}",),
         )
     if needed > max(0, free):
@@ -165,11 +165,11 @@ def fetch_base(
     Raises:
         Failure: out_of_disk, and what `fetch` and `go_on` raise.
     """
-    check_room(to_fetch(files, folder), most)
-    bring(lacking(files, folder), folder, fetch, go_on)
+    check_free(bytes_to_fetch(files, folder), most)
+    fetch_files(missing_files(files, folder), folder, fetch, go_on)
 
 
-def bring(
+def fetch_files(
     files: Sequence[File], folder: Path, fetch: Fetch, go_on: Callable[[], object] = lambda: None
 ) -> None:
     """Fetch files into the folder; of partial or damaged ones only the wrong chunks.
@@ -182,7 +182,7 @@ def bring(
     bad = damaged(files, folder, go_on)
     if not bad:
         return
-    with claimed(folder / FETCHING) as slot:
+    with locked_folder(folder / FETCHING) as slot:
         bad = damaged(bad, folder, go_on)  # once more: another peer may have had this folder until now
         wanted = [WantedFile(f"base/{f.name}", slot / f.name, f.size, f.sha256, f.hashes) for f in bad]
         for file in wanted:
@@ -221,12 +221,12 @@ def fetched_snapshot(
     if not SHA256.fullmatch(offer.sha256):
         raise Failure("rejected", f"the run announces {offer.sha256[:80]!r} as a sha256, which is none")
     small = snapshot_files(files)
-    base = folder_of(files)
-    bring(small, base, fetch, go_on)
+    base = base_folder(files)
+    fetch_files(small, base, fetch, go_on)
     place = cache() / "snapshots" / offer.sha256[:32]
-    clear(place.parent, keep=place.name)
-    check_room(offer.size - sum(part.stat().st_size for part in place.glob("*.part")), most)
-    with claimed(place) as folder:
+    remove_unlocked(place.parent, keep=place.name)
+    check_free(offer.size - sum(part.stat().st_size for part in place.glob("*.part")), most)
+    with locked_folder(place) as folder:
         name = f"snapshot/{offer.round}/model.safetensors"
         with writing_to(folder):
             fetch([WantedFile(name, folder / "model.safetensors", offer.size, hashes=offer.sha256)])

@@ -19,16 +19,16 @@ from cocktail_cli.ui import Event, Progressed, Warning, counted
 
 from .base_weights import (
     File,
-    bring,
+    base_folder,
+    bytes_to_fetch,
     check_names,
     fetch_base,
+    fetch_files,
     fetched_snapshot,
-    folder_of,
+    free_bytes,
     is_weights,
-    lacking,
-    room,
+    missing_files,
     snapshot_files,
-    to_fetch,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from transport.peer import Progress
 
     from .checkpoint_store import StoredCheckpoint
-    from .gpu_processes import Ranks
+    from .gpu_processes import GpuProcesses
     from .limits import VolunteerLimits
 
 LEAVE_WITHIN = 5.0  # seconds
@@ -80,27 +80,27 @@ class Bootstrap:
         self.recipe = recipe_from_json(welcome.recipe)
         check_names(welcome.base, self.recipe.model.trust_remote_code)
         self.link, self.limits, self.show, self.interruptible = link, limits, show, interruptible
-        self.files, self.folder = welcome.base, folder_of(welcome.base)
+        self.files, self.folder = welcome.base, base_folder(welcome.base)
         self.micro_batch = micro_batch_of(self.recipe, limits.micro_batch_size)
         self.imports = Imports(self.recipe)
         self.frozen = self.recipe.lora is not None  # the base is then needed whatever way the model comes
-        self.ranks: Ranks | None = None  # over which the peer is spread
+        self.ranks: GpuProcesses | None = None  # over which the peer is spread
         weights = [file for file in self.files if is_weights(file)]
-        missing = to_fetch(weights, self.folder)
+        missing = bytes_to_fetch(weights, self.folder)
         # A checkpoint is loaded into a model made from the base: without base weights it is no way by itself.
         own = LocalCopy(checkpoint.round) if checkpoint is not None and (self.frozen or not missing) else None
-        disk = room(limits.max_disk)
+        disk = free_bytes(limits.max_disk)
         self.checkpoint, self.machine = checkpoint, CatchUp(welcome, missing, own, disk, self.frozen)
 
     @property
     def bytes(self) -> int:
         """Bytes to fetch before this peer can train, as far as known."""
-        return to_fetch(snapshot_files(self.files), self.folder) + self.machine.plan.bytes
+        return bytes_to_fetch(snapshot_files(self.files), self.folder) + self.machine.plan.bytes
 
     @property
     def bytes_here(self) -> int:
         """Bytes of the base model that are on the disk already."""
-        return sum(file.size for file in self.files) - to_fetch(self.files, self.folder)
+        return sum(file.size for file in self.files) - bytes_to_fetch(self.files, self.folder)
 
     @property
     def way(self) -> str:
@@ -140,7 +140,7 @@ class Bootstrap:
 
     def _by_plan(self, supply: CatchUpDownloads) -> Prepared:
         plan, go_on = self.machine.plan, self.link.raise_if_leaving
-        small, new = snapshot_files(self.files), lacking(self.files, self.folder)
+        small, new = snapshot_files(self.files), missing_files(self.files, self.folder)
         fetch_base(small, self.folder, supply.files, go_on, self.limits.max_disk)
         self.imports.read(self.folder)
         needed = self.files if self.frozen or plan.offer is None else small
@@ -152,7 +152,7 @@ class Bootstrap:
                 snapshot = guest.enter_context(fetched)
             self.machine.weights_here()
             supply.ask_ahead()
-            bring([file for file in needed if file not in new], self.folder, supply.files, go_on)
+            fetch_files([file for file in needed if file not in new], self.folder, supply.files, go_on)
             return self._loaded(snapshot, plan.start, needed)
 
     def restore_checkpoint(self, peer: Peer) -> None:

@@ -39,7 +39,7 @@ Answer = dict[str, Any]
 
 
 @dataclass
-class Crew:
+class Generation:
     """The processes of all ranks, and their answers."""
 
     processes: list[subprocess.Popen[bytes]]
@@ -65,7 +65,7 @@ class Crew:
                     pipe.close()
 
 
-class Ranks:
+class GpuProcesses:
     """Runs one process for each device.
 
     Args:
@@ -94,8 +94,8 @@ class Ranks:
     def processes(self) -> list[subprocess.Popen[bytes]]:
         return self.crew.processes
 
-    def fresh(self) -> Crew:
-        crew = Crew([self.spawn(rank) for rank in range(self.count)])
+    def fresh(self) -> Generation:
+        crew = Generation([self.spawn(rank) for rank in range(self.count)])
         for rank in range(self.count):
             crew.listeners.append(threading.Thread(target=self.listen, args=(crew, rank), daemon=True))
             crew.listeners[-1].start()
@@ -194,7 +194,7 @@ class Ranks:
         for path in saved:
             os.unlink(path)
 
-    def listen(self, crew: Crew, rank: int) -> None:
+    def listen(self, crew: Generation, rank: int) -> None:
         stdout = crew.processes[rank].stdout
         assert stdout is not None
         for line in stdout:
@@ -216,7 +216,7 @@ class Ranks:
         for rank, answer in last.items():
             if answer is None:
                 return self.killed(rank)
-        failures = [self.told(rank, answer["error"]) for rank, answer in last.items() if answer is not None]
+        failures = [self.failed(rank, answer["error"]) for rank, answer in last.items() if answer is not None]
         return next((failure for failure in failures if failure.code != "unexpected"), failures[0])
 
     def killed(self, rank: int) -> Failure:
@@ -231,7 +231,7 @@ class Ranks:
         hints = ("the system does that where memory is short: `dmesg` tells",) if status == -9 else ()
         return Failure("rank_lost", f"{self.name(rank)} {how}", hints=hints)
 
-    def told(self, rank: int, error: dict[str, Any]) -> Failure:
+    def failed(self, rank: int, error: dict[str, Any]) -> Failure:
         if error["code"] == "unexpected":
             logging.getLogger(__name__).error("%s", self.log(rank).read_text(errors="replace"))
         return Failure(error["code"], f"{self.name(rank)}: {error['message']}", hints=tuple(error["hints"]))

@@ -51,7 +51,7 @@ def read_url(given: str | None) -> str:
     return given
 
 
-def screen(url: RunURL, bootstrap: Bootstrap, availability: list[str]) -> Iterator[str]:
+def prompt_lines(url: RunURL, bootstrap: Bootstrap, availability: list[str]) -> Iterator[str]:
     """Yield the lines above the question. `availability`: the rules by which this machine takes part."""
     recipe, files, limits = bootstrap.recipe, bootstrap.files, bootstrap.limits
     model = printable(recipe.model.model_name_or_path)
@@ -76,7 +76,7 @@ def screen(url: RunURL, bootstrap: Bootstrap, availability: list[str]) -> Iterat
     yield "              read or send a file of yours · stay when you press Ctrl-C"
 
 
-def fitted(line: str, width: int) -> list[str]:
+def wrap_line(line: str, width: int) -> list[str]:
     """Wrap one of these lines between words to a terminal's width, with a hanging indent."""
     return textwrap.wrap(
         line, max(width, 40), subsequent_indent=" " * 14, break_long_words=False, break_on_hyphens=False
@@ -152,7 +152,7 @@ def fetched_soon(link: PeerLink, file: File) -> bytes | None:
         link.forget(download)
 
 
-def says_yes(question: str) -> bool:
+def confirm(question: str) -> bool:
     try:
         return typer.confirm(question, default=True, err=True)
     except typer.Abort:  # the end of the input

@@ -9,7 +9,7 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.machine import hardware, memory_of
 from cocktail_cli.ui import megabytes
 
-from .base_weights import room
+from .base_weights import free_bytes
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -51,7 +51,7 @@ class Resources:
         """Measure this machine within its limits. `fetched`: bytes of the base model already on the disk."""
         memory = sum(min(memory_of(d), limits.vram_limit or memory_of(d)) for d in set(limits.devices))
         rates = [rate for rate in (limits.max_up, limits.max_down) if rate]
-        return cls(memory, room(limits.max_disk) + fetched, min(rates, default=0.0))
+        return cls(memory, free_bytes(limits.max_disk) + fetched, min(rates, default=0.0))
 
 
 def lacking(recipe: Recipe, have: Resources) -> list[str]:

@@ -10,7 +10,7 @@ from transport.protocol import Committed, Round
 
 
 @dataclass
-class Mirror:
+class LoopbackLink:
     """Serves `rounds` rounds of one lease, as recipes.training's Link."""
 
     lease: bytes

@@ -14,7 +14,7 @@ import typer
 
 from cocktail_cli.errors import EXIT, explain
 from cocktail_cli.host import hold_life_line
-from cocktail_cli.machine import cache, check_trust, own_keys, parse_listen, under
+from cocktail_cli.machine import cache, check_trust, own_keys, parse_listen, registered_as
 from cocktail_cli.signals import (
     LEAVE_WITHIN,
     PAUSE_WITHIN,
@@ -37,12 +37,12 @@ from cocktail_cli.ui import (
 
 from . import checkpoint_store
 from .availability import AvailabilityMonitor
-from .base_weights import taken
+from .base_weights import folder_bytes
 from .bootstrap import Bootstrap
-from .gpu_processes import Ranks
-from .join_prompt import fitted, says_yes, screen
+from .gpu_processes import GpuProcesses
+from .join_prompt import confirm, prompt_lines, wrap_line
 from .limits import Resources, VolunteerLimits, check_requirements
-from .step_events import OwnSteps
+from .step_events import StepMeter
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -102,7 +102,7 @@ class VolunteerSession:
 
         limits, keys = self.limits, own_keys()
         with ExitStack() as stack:
-            alone = stack.enter_context(under(self.url.run, limits.name))
+            alone = stack.enter_context(registered_as(self.url.run, limits.name))
             reachable = self._open_server(keys)
             if self.server is not None:
                 stack.enter_context(closing(self.server))
@@ -187,7 +187,7 @@ class VolunteerSession:
         with ExitStack() as stack:
             ours = {os.getpid()}
             if len(limits.devices) > 1:
-                ranks = Ranks(limits.devices, lambda: self.leave(link, "rank lost"), limits.vram_limit)
+                ranks = GpuProcesses(limits.devices, lambda: self.leave(link, "rank lost"), limits.vram_limit)
                 bootstrap.ranks = stack.enter_context(closing(ranks))
                 ours |= {process.pid for process in ranks.processes}
             stack.enter_context(self.monitor.watching(ours, partial(self.leave, link)))
@@ -202,10 +202,10 @@ class VolunteerSession:
 
         recipe = bootstrap.recipe
         if self.limits.ask:
-            for line in screen(self.url, bootstrap, self.monitor.rules.lines()):
-                for part in fitted(line, shutil.get_terminal_size().columns):
+            for line in prompt_lines(self.url, bootstrap, self.monitor.rules.lines()):
+                for part in wrap_line(line, shutil.get_terminal_size().columns):
                     typer.echo(part, err=True)
-            if not says_yes(f'Join as "{welcome.name}"?'):
+            if not confirm(f'Join as "{welcome.name}"?'):
                 return False
         every, size = recipe.logging.logging_steps, bootstrap.bytes
         self.view.show(Joined(welcome.run, welcome.name, recipe.name, welcome.recipe_hash, size, every))
@@ -257,7 +257,7 @@ class VolunteerSession:
         from transport.protocol import SessionRenewed
 
         while True:
-            steps = OwnSteps(run)
+            steps = StepMeter(run)
             try:
                 # The cast: messages are frozen, and a Protocol's plain attributes promise to be settable.
                 for event in finetune(cast("Link", run), peer, run.link.welcome.round):
@@ -268,7 +268,7 @@ class VolunteerSession:
                 run.name = run.link.name
                 self.warn(str(renewed))
 
-    def _show(self, event: object, steps: OwnSteps, peer: Peer) -> None:
+    def _show(self, event: object, steps: StepMeter, peer: Peer) -> None:
         from recipes.training import CaughtUp, HandedOver, Lowered, StepDone
 
         if isinstance(event, CaughtUp) and event.packets:
@@ -285,7 +285,7 @@ class VolunteerSession:
             if event.refused:
                 said = f"the aggregator refused this peer's packet of round {event.round}: {event.refused}"
                 self.warn(printable(said, 1000))
-            self.view.show(steps.told(event, peer))
+            self.view.show(steps.measure(event, peer))
 
     # ---- afterwards ----------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class VolunteerSession:
         elif self.peer is not None:
             self.storing = True
             most = self.limits.max_disk
-            room = None if most is None else most - taken(cache())
+            room = None if most is None else most - folder_bytes(cache())
             key = checkpoint_store.CheckpointKey.of(welcome)
             size = checkpoint_store.store(self.peer, key, self.warn, room)
             self.storing = False

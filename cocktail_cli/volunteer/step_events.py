@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from .run_link import RunLink
 
 
-class OwnSteps:
+class StepMeter:
     """Measures each step from bytes and time at the end of the previous one."""
 
     def __init__(self, run: RunLink) -> None:
         self.run, self.before = run, run.traffic
         self.at: float | None = None  # end of the previous step; None: the start of the first is unknown
 
-    def told(self, done: StepDone, peer: Peer) -> Step:
+    def measure(self, done: StepDone, peer: Peer) -> Step:
         now, (up, down) = time.monotonic(), self.run.traffic
         seconds = 0.0 if self.at is None else now - self.at
         sent, received = up - self.before[0], down - self.before[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cocktail_cli.dashboard.run_folder_reader import RunFolderReader
 from cocktail_cli.host import run_folder as in_folder
-from cocktail_cli.machine.run_registry import RunRecord, save
+from cocktail_cli.machine.run_registry import RunRecord, save_run
 from cocktail_cli.ui.events import Event, PeerJoined, PeerLeft, RunFinished, RunStarted, Step, as_json
 from recipes.config.loader import load_recipe
 from transport import RunKeys
@@ -98,7 +98,7 @@ class ARun:
         self.ledger.evaluated(EvaluationRow(self.rounds, self.rounds, loss, 100, False))
 
     def finish(self, seconds: float) -> None:
-        save(self.record.ended("finished", self.rounds, None))
+        save_run(self.record.ended("finished", self.rounds, None))
         self.tell(RunFinished(self.record.run, "out", self.rounds, None, "every sample was counted"), seconds)
 
 
@@ -123,7 +123,7 @@ def a_run(folder: Path) -> Iterator[ARun]:
         base_sha256="ba5e" * 16,
         data_sha256="da7a" * 16,
     )
-    save(record)
+    save_run(record)
     with Ledger(folder / in_folder.LEDGER, run=record.run, samples=10_000) as ledger:
         run = ARun(folder, record, ledger)
         run.start()

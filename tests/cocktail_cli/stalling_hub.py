@@ -19,6 +19,7 @@ from recipes.data.corpus import Corpus, build_corpus
 from recipes.models.base_model import Base, load_tokenizer, prepare_base
 from transport import Hub, Ledger, RunKeys, RunURL
 from transport.ledger.run_ledger import RoundRow
+from transport.protocol import WeightedPacket
 from transport.protocol import events as told
 
 SMALL = ["data.max_length=32", "data.val_set_size=8", "global_batch_size=16", "max_steps=1000"]
@@ -102,5 +103,5 @@ def write_rounds(ledger: Ledger, work: HeldWork, rounds: int) -> None:
     mix, seed = compressor_of(work.recipe.compression), work.recipe.training.seed
     for round in range(rounds):
         noise = torch.randn(mix.draw(work.parameters, seed, round).m) * 1e-4
-        packet = work.durable.aggregate(round, [("ghost", mix.encode(noise).packet, 1.0)])
+        packet = work.durable.aggregate(round, [WeightedPacket("ghost", mix.encode(noise).packet, 1.0)])
         ledger.commit(RoundRow(round, round, 0.0, 0.0, 0, ("ghost",), ("ghost",), None, 0), packet, ())

@@ -11,7 +11,7 @@ import typer.main
 from processor_time import half_a_second, timed
 
 from cocktail_cli.completion import overrides, recipe_names, run_names
-from cocktail_cli.machine.run_registry import RunRecord, save
+from cocktail_cli.machine.run_registry import RunRecord, save_run
 from cocktail_cli.main import app
 
 
@@ -58,7 +58,7 @@ def test_runs_of_this_machine_are_offered(tmp_path: Path, monkeypatch: pytest.Mo
     assert run_names("") == []
 
     out = str(tmp_path / "out")
-    save(
+    save_run(
         RunRecord("amber-otter-42", "u", {}, 1, 2, "b", out, "base", "smoke", "9f", "2026", state="finished")
     )
 

@@ -106,7 +106,7 @@ def files_of(folder: Path) -> Iterator[Path]:
 
 def secrets_of(run: str) -> dict[str, bytes]:
     """What must be nowhere else; of the token the part that its checksum in the URL does not change."""
-    keys = run_registry.load(run).keys
+    keys = run_registry.load_run(run).keys
     found = {"hub's key": keys["secret"], "owner's secret": keys["stop"], "token": keys["token"][:21]}
     return {what: text.encode() for what, text in (found | {"peer": identity.own_keys().secret}).items()}
 

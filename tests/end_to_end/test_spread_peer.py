@@ -20,7 +20,7 @@ import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 from torch import Tensor
 
-from cocktail_cli.volunteer.gpu_processes import Ranks
+from cocktail_cli.volunteer.gpu_processes import GpuProcesses
 from cocktail_cli.volunteer.run_link import RunLink
 from recipes.config.schema import Recipe
 from recipes.data.corpus import Sample
@@ -40,8 +40,8 @@ LEASE = 5  # samples; in micro-batches of 2 that leaves one of two ranks without
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with closing(Ranks(["cpu", "cpu"], lambda: None)) as started:
+def ranks() -> Iterator[GpuProcesses]:
+    with closing(GpuProcesses(["cpu", "cpu"], lambda: None)) as started:
         yield started
     assert [process.returncode for process in started.processes] == [-9, -9]
 
@@ -89,7 +89,9 @@ def limit(process: int, room: int) -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "gpt2_tied", "qwen3"])
-def test_two_ranks_compute_what_one_computes(ranks: Ranks, tmp_path: Path, data: Path, family: str) -> None:
+def test_two_ranks_compute_what_one_computes(
+    ranks: GpuProcesses, tmp_path: Path, data: Path, family: str
+) -> None:
     """Gradient, clipping, step, evaluation, and what is sent of x_i; also where weights are tied."""
     recipe = recipe_of(
         save_tiny(family, tmp_path / "model"), data, compression={"random_ratio": 0.3, "shards": 2}
@@ -132,7 +134,7 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_is_trained_two_ranks_step_as_one_does(
-    ranks: Ranks, tmp_path: Path, data: Path, kind: str
+    ranks: GpuProcesses, tmp_path: Path, data: Path, kind: str
 ) -> None:
     base = save_tiny("llama", tmp_path / "model")
     lora, dtype = KINDS[kind]
@@ -152,7 +154,7 @@ def test_whatever_is_trained_two_ranks_step_as_one_does(
 
 
 def test_each_rank_holds_half_of_model_gradient_and_optimizer(
-    ranks: Ranks, tmp_path: Path, data: Path
+    ranks: GpuProcesses, tmp_path: Path, data: Path
 ) -> None:
     peer = build_fsdp_peer(
         ranks, save_tiny("llama", tmp_path / "model"), None, recipe_of(tmp_path / "model", data), 2
@@ -169,7 +171,7 @@ def test_each_rank_holds_half_of_model_gradient_and_optimizer(
 
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
 def test_what_it_kept_is_taken_up_by_one_process_or_two(
-    ranks: Ranks, tmp_path: Path, data: Path, optim: str
+    ranks: GpuProcesses, tmp_path: Path, data: Path, optim: str
 ) -> None:
     recipe = recipe_of(save_tiny("gpt_neox", tmp_path / "model"), data, training={"optim": optim})
     two = build_fsdp_peer(ranks, tmp_path / "model", None, recipe, 2)
@@ -192,7 +194,7 @@ def test_what_it_kept_is_taken_up_by_one_process_or_two(
 
 
 def test_what_8_bits_keep_is_taken_up_to_the_bit_by_as_many_ranks_and_begins_anew_in_one(
-    ranks: Ranks, tmp_path: Path, data: Path
+    ranks: GpuProcesses, tmp_path: Path, data: Path
 ) -> None:
     pytest.importorskip("bitsandbytes")
     recipe = recipe_of(save_tiny("llama", tmp_path / "model"), data, training={"optim": "adamw_8bit"})
@@ -228,7 +230,7 @@ def test_what_8_bits_keep_is_taken_up_to_the_bit_by_as_many_ranks_and_begins_ane
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of another process")
 def test_the_micro_batch_that_is_found_is_one_for_which_every_rank_has_memory(
-    ranks: Ranks, tmp_path: Path, data: Path
+    ranks: GpuProcesses, tmp_path: Path, data: Path
 ) -> None:
     """Found as on accelerators, in two processes of which one may take little."""
     short = recipe_of(save_tiny("llama", tmp_path / "model"), data)
@@ -247,7 +249,7 @@ def test_the_micro_batch_that_is_found_is_one_for_which_every_rank_has_memory(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of another process")
 def test_memory_that_runs_out_in_one_rank_halves_the_micro_batch_and_the_step_is_the_same(
-    ranks: Ranks, tmp_path: Path, data: Path
+    ranks: GpuProcesses, tmp_path: Path, data: Path
 ) -> None:
     """The other waits in the middle of a layer. What both held is there again, of 8 bits where it can be."""
     optim = "adamw_8bit" if find_spec("bitsandbytes") else "adamw_torch"
@@ -278,7 +280,7 @@ def test_memory_that_runs_out_in_one_rank_halves_the_micro_batch_and_the_step_is
     torch.testing.assert_close(x_of(two), x_of(alone), rtol=1e-4, atol=1e-5)
 
 
-def spread_member(swarm: Swarm, ranks: Ranks, name: str) -> Member:
+def spread_member(swarm: Swarm, ranks: GpuProcesses, name: str) -> Member:
     """A peer of the run that is spread over the ranks."""
     link = swarm.memory.link(name)
     link.connect(10)
@@ -290,7 +292,7 @@ def spread_member(swarm: Swarm, ranks: Ranks, name: str) -> Member:
 
 
 def test_beside_a_peer_of_one_process_it_holds_the_same_model_and_the_loss_falls(
-    ranks: Ranks, tmp_path: Path, data: Path
+    ranks: GpuProcesses, tmp_path: Path, data: Path
 ) -> None:
     recipe = recipe_of(save_tiny("gpt_neox", tmp_path / "model"), data, training={"num_train_epochs": 2})
     with Swarm(recipe, tmp_path / "run", min_peers=2) as swarm:
@@ -309,7 +311,7 @@ def test_beside_a_peer_of_one_process_it_holds_the_same_model_and_the_loss_falls
         swarm.audit()
 
 
-def test_alone_it_learns_as_one_process_does(ranks: Ranks, tmp_path: Path, data: Path) -> None:
+def test_alone_it_learns_as_one_process_does(ranks: GpuProcesses, tmp_path: Path, data: Path) -> None:
     """The same loss in every step, where nothing is rounded on the way."""
     plain = {"random_ratio": 1.0, "topk_ratio": 1.0, "quant_bits": 32}
     recipe = recipe_of(save_tiny("qwen3", tmp_path / "model"), data, compression=plain)
@@ -328,7 +330,7 @@ def test_alone_it_learns_as_one_process_does(ranks: Ranks, tmp_path: Path, data:
 
 
 def test_asked_to_leave_it_hands_over_and_comes_back_with_what_it_kept(
-    ranks: Ranks, tmp_path: Path, data: Path
+    ranks: GpuProcesses, tmp_path: Path, data: Path
 ) -> None:
     lossy = {"random_ratio": 0.5, "topk_ratio": 0.2}
     recipe = recipe_of(save_tiny("llama", tmp_path / "model"), data, compression=lossy)

@@ -99,10 +99,10 @@ def down_rate(link: PeerLink) -> float:
 
 def fetched(link: PeerLink) -> Finding:
     """Report the download rate, and how much of the base model is missing here."""
-    from cocktail_cli.volunteer import folder_of, room, to_fetch
+    from cocktail_cli.volunteer import base_folder, bytes_to_fetch, free_bytes
 
     files, rate = link.welcome.base, down_rate(link)
-    lacking, free = to_fetch(files, folder_of(files)), room()
+    lacking, free = bytes_to_fetch(files, base_folder(files)), free_bytes()
     text = f"{8 * rate / 1e6:.0f} Mbit/s down; the base model is {megabytes(sum(f.size for f in files))}"
     if lacking > free:
         return found(

@@ -10,7 +10,7 @@ import typer
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import run_folder as in_folder
-from cocktail_cli.machine import check_trust, load
+from cocktail_cli.machine import check_trust, load_run
 from cocktail_cli.options import Json, ProgressOption, Quiet, RunArgument, TrustCode
 from cocktail_cli.ui import Display, ProgressMeter, open_view
 
@@ -61,7 +61,7 @@ def export(
     from recipes.config import recipe_from_json
     from recipes.downloads import Repository
 
-    record = load(run)
+    record = load_run(run)
     if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
         raise Failure(
             "output_in_use", f"{output_dir} is not an empty folder", hints=("choose another: -o DIR",)

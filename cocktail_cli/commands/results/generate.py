@@ -12,7 +12,7 @@ import typer
 
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import load
+from cocktail_cli.machine import load_run
 from cocktail_cli.options import Json, TrustCode
 
 
@@ -54,8 +54,8 @@ def generate(
 
     if base and interactive:
         raise Failure("usage", "one of --base and -i at a time")
-    start = Path(load(model).base) if base else None
-    folder = Path(model) if Path(model).is_dir() else Path(load(model).output_dir)
+    start = Path(load_run(model).base) if base else None
+    folder = Path(model) if Path(model).is_dir() else Path(load_run(model).output_dir)
     if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         hint = "of a run that was cut short: cocktail export RUN -o DIR"
         raise Failure("model_invalid", f"{folder} holds no model (no config.json)", hints=(hint,))

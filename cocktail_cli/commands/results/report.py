@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element
 
 import typer
 
-from cocktail_cli.machine import load
+from cocktail_cli.machine import load_run
 from cocktail_cli.options import Json, Quiet, RunArgument
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def report(
     """
     from cocktail_cli.dashboard import RunFolderReader
 
-    record = load(run)
+    record = load_run(run)
     told = RunFolderReader(record).look()
     if text:
         for line in as_text(told):

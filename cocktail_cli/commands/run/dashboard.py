@@ -13,7 +13,7 @@ import typer
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import hold_life_line
-from cocktail_cli.machine import RunRecord, known_runs, load, newest
+from cocktail_cli.machine import RunRecord, known_runs, load_run, reread_run
 from cocktail_cli.options import Json, Quiet
 from cocktail_cli.volunteer import read_url
 
@@ -110,10 +110,10 @@ def source_of(run: str | None) -> tuple[Source, Callable[[], str]]:
         remote = RemoteReader(run)
         remote.watch()
         return remote, lambda: f"cocktail join {run}"
-    record = load(run)
+    record = load_run(run)
     reader = RunFolderReader(record)
     reader.look()  # an unreadable run is found now
-    return reader, lambda: invitation(newest(record))
+    return reader, lambda: invitation(reread_run(record))
 
 
 def invitation(record: RunRecord) -> str:

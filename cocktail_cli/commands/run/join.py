@@ -11,7 +11,7 @@ import typer
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import log_to
-from cocktail_cli.machine import limit_memory, own_modules, own_name, pick_devices
+from cocktail_cli.machine import default_peer_name, isolate_model_code, limit_memory, pick_devices
 from cocktail_cli.options import (
     CacheDir,
     Device,
@@ -118,9 +118,9 @@ def join(
     if not yes and not sys.stdin.isatty():
         raise Failure("usage", "there is no terminal to ask on", hints=("-y joins without being asked",))
     log_to(None, verbose)
-    own_modules(trust_remote_code)
+    isolate_model_code(trust_remote_code)
     limits = VolunteerLimits(
-        name=name or own_name(),
+        name=name or default_peer_name(),
         devices=pick_devices(device, gpus),
         micro_batch_size=micro_batch_size,
         ask=not yes,

@@ -10,7 +10,7 @@ from cocktail_cli.commands.check.plan import plan
 from cocktail_cli.commands.check.validate import validate
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import BIND, PORT, LaunchSettings, Listen, LocalSettings, launch_run
-from cocktail_cli.machine import own_modules, split_devices
+from cocktail_cli.machine import isolate_model_code, split_devices
 from cocktail_cli.options import (
     DataPath,
     Device,
@@ -122,7 +122,7 @@ def launch(
     if detach and dashboard:
         hint = "cocktail dashboard RUN shows it at any time"
         raise Failure("usage", "with --detach there is nobody to show a page to", hints=(hint,))
-    own_modules(trust_remote_code)
+    isolate_model_code(trust_remote_code)
     local = LocalSettings(device, micro_batch_size, max_up, max_down, gpus, vram_limit, trust_remote_code)
     wanted = LaunchSettings(
         recipe=recipe,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import RunRecord, load, save
+from cocktail_cli.machine import RunRecord, load_run, save_run
 from cocktail_cli.options import Json, Quiet, RunArgument
 from cocktail_cli.ui import duration_text, megabytes, printable
 
@@ -52,7 +52,7 @@ def peers(
     given = [(order, word) for order, word in wanted if word is not None]
     if len(given) > 1:
         raise Failure("usage", "one of --approve, --deny, --unban and --rotate-token at a time")
-    record = load(run)
+    record = load_run(run)
     if rotate_token:
         rotate(record, as_json)
     elif given:
@@ -79,7 +79,7 @@ def kick(
     Example: cocktail kick amber-otter-42 attic-3090 --ban
     """
     order: AdminCommand = "ban" if ban else "kick"
-    tell(ask(load(run), order, peer=peer, reason=reason), as_json, quiet)
+    tell(ask(load_run(run), order, peer=peer, reason=reason), as_json, quiet)
 
 
 def ask(record: RunRecord, order: Any, **fields: str) -> dict[str, Any]:
@@ -111,12 +111,12 @@ def rotate(record: RunRecord, as_json: bool) -> None:
     if record.state == "finished":
         raise Failure("run_unknown", f"the run {record.run} is over: nobody can join it")
     new = record.with_token(RunKeys.new_token())
-    save(new)
+    save_run(new)
     if record.state == "running":
         try:
             ask(record, "token", token=new.keys["token"])
         except RefusedByHub:
-            save(record)
+            save_run(record)
             raise
     if as_json:
         typer.echo(json.dumps({"v": 1, "did": "rotated", "run": new.run, "url": new.url}))

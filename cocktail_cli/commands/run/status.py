@@ -16,7 +16,7 @@ import typer
 
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import RunRecord, known_runs, load
+from cocktail_cli.machine import RunRecord, known_runs, load_run
 from cocktail_cli.options import Json, Quiet
 from cocktail_cli.ui import Display, duration_text, megabytes, printable, short, timestamp
 
@@ -179,7 +179,7 @@ def ask(run: str) -> dict[str, Any]:
 
     if run.startswith("cocktail:"):
         return ask_status(parse_url(run), TIMEOUT)
-    record = load(run)
+    record = load_run(run)
     if record.state != "running":
         return remembered(record)
     try:

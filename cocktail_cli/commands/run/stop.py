@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cocktail_cli.machine import load
+from cocktail_cli.machine import load_run
 from cocktail_cli.options import Json, Quiet, RunArgument
 
 from .status import unreachable
@@ -35,7 +35,7 @@ def stop(
     from transport import ask_stop, parse_url
     from transport.protocol import Unreachable
 
-    record = load(run)
+    record = load_run(run)
     if record.state == "running":
         try:
             ask_stop(parse_url(record.local_url()), record.keys["stop"], now, pause, TIMEOUT)

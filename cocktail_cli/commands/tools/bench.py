@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cocktail_cli.machine import check_trust, own_modules, pick_device
+from cocktail_cli.machine import check_trust, isolate_model_code, pick_device
 from cocktail_cli.options import (
     DataPath,
     Device,
@@ -136,7 +136,7 @@ def step(
 
     from .bench_step import measured, table
 
-    own_modules(trust_remote_code)
+    isolate_model_code(trust_remote_code)
     loaded = load_recipe(recipe, overrides or [], data, model)
     check_trust(loaded, trust_remote_code)
     many = peers or loaded.swarm.min_peers

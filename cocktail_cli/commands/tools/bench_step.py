@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
 from cocktail_cli.ui import Event, Progressed, ProgressMeter, megabytes
-from cocktail_cli.volunteer import Mirror, micro_batch_of
+from cocktail_cli.volunteer import LoopbackLink, micro_batch_of
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -70,7 +70,7 @@ def measured(
         )
         if micro_batch_of(recipe, micro_batch) is None:
             peer.micro_batch = micro_batch_for(peer.trainer, recipe)
-        link = Mirror(pack_samples(lease), len(lease), WARM + math.ceil(steps / every), every)
+        link = LoopbackLink(pack_samples(lease), len(lease), WARM + math.ceil(steps / every), every)
         rounds = list(rounds_of(link, peer, lease, tell))
     return row(recipe, device, peer, rounds)
 
@@ -84,7 +84,7 @@ def first(recipe: Recipe, tokenizer: Any, count: int) -> Sequence[Sample]:
 
 
 def rounds_of(
-    link: Mirror, peer: Peer, lease: Sequence[Sample], tell: Callable[[Event], None]
+    link: LoopbackLink, peer: Peer, lease: Sequence[Sample], tell: Callable[[Event], None]
 ) -> Iterator[Measured]:
     """Run round after round and yield their times; warm-up rounds are left out."""
     from recipes.training import StepDone, finetune

@@ -17,7 +17,7 @@ from cocktail_cli.commands.run.dashboard import source_of
 from cocktail_cli.dashboard.remote_reader import RemoteReader
 from cocktail_cli.host.dashboard_process import DashboardProcess
 from cocktail_cli.host.run_folder import Recorder
-from cocktail_cli.machine.run_registry import save
+from cocktail_cli.machine.run_registry import save_run
 from cocktail_cli.ui.events import PageOpened, Warning
 from transport import RunKeys
 
@@ -82,7 +82,7 @@ def test_the_line_is_the_newest_and_none_where_the_run_is_over(tmp_path: Path) -
     with a_run(tmp_path / "out") as run:
         _, line = source_of(run.record.run)
         new = run.record.with_token(RunKeys.new_token())
-        save(new)
+        save_run(new)
         rotated = line()
         run.finish(9.0)
 

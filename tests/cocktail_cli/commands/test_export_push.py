@@ -22,7 +22,7 @@ from test_snapshot_thread import RECIPE, Story
 from cocktail_cli.errors import Failure
 from cocktail_cli.host.host_session import HostSession as Launch
 from cocktail_cli.host.snapshot_thread import SnapshotThread
-from cocktail_cli.machine.run_registry import RunRecord, save
+from cocktail_cli.machine.run_registry import RunRecord, save_run
 from recipes.algorithm.compressor import compressor_of
 from recipes.algorithm.global_model import GlobalModel
 from recipes.config.loader import load_recipe
@@ -99,7 +99,7 @@ def story_of(recipe: Recipe, base: Path, folder: Path) -> Story:
     record = RunRecord(
         "amber-otter-42", "url", {}, 1, 1, "", str(folder), str(folder / "base"), "r", "h", "t"
     )
-    save(record.ended("finished", 6, None))
+    save_run(record.ended("finished", 6, None))
     return story
 
 

@@ -14,7 +14,7 @@ from in_this_process import Run
 from toy_swarm import ToyPeer, ToyWork, toy_settings
 
 from cocktail_cli.machine.identity import own_keys
-from cocktail_cli.machine.run_registry import RunRecord, load, save
+from cocktail_cli.machine.run_registry import RunRecord, load_run, save_run
 from recipes.config.loader import load_recipe
 from recipes.errors import RecipeError
 from transport import Hub, Ledger, PeerLink, RunKeys, ask_admin, parse_url
@@ -47,7 +47,7 @@ class Running:
             recipe_hash="",
             started="",
         )
-        save(self.record)
+        save_run(self.record)
         self.hub.start()
         threading.Thread(target=lambda: self.events.extend(self.hub.events()), daemon=True).start()
 
@@ -151,8 +151,8 @@ def test_a_new_join_line_is_the_only_one_for_newcomers(cocktail: Run, running: R
     said = cocktail("peers", "toy-run", "--rotate-token")
     new = parse_url(said.out)
     assert replace(new, token=running.url.token) == running.url
-    assert load("toy-run").url == said.out.strip(), "a resumed run has the new one"
-    assert load("toy-run").keys["token"] == new.token
+    assert load_run("toy-run").url == said.out.strip(), "a resumed run has the new one"
+    assert load_run("toy-run").keys["token"] == new.token
     with pytest.raises(RefusedByHub, match="no longer"):
         PeerLink(running.url, PeerIdentity("bob")).connect()
     outside = PeerLink(new, PeerIdentity("bob"))
@@ -169,10 +169,10 @@ def test_a_new_join_line_is_the_only_one_for_newcomers(cocktail: Run, running: R
 def test_a_run_that_is_to_be_resumed_has_its_new_token_then(cocktail: Run, tmp_path: Path) -> None:
     run = Running(tmp_path)
     run.close()
-    save(replace(run.record, state="failed"))
+    save_run(replace(run.record, state="failed"))
     said = cocktail("peers", "toy-run", "--rotate-token", "--json")
 
-    assert load("toy-run").url == json.loads(said.out)["url"] != run.record.url
+    assert load_run("toy-run").url == json.loads(said.out)["url"] != run.record.url
 
 
 def test_the_recipe_says_whether_the_owner_is_asked() -> None:
@@ -186,6 +186,6 @@ def test_what_the_owner_gets_wrong_is_told(cocktail: Run, running: Running) -> N
     nobody = cocktail("kick", "toy-run", "eve")
     assert (nobody.exit, nobody.err.splitlines()[0]) == (2, "error: no peer is called 'eve'")
     assert cocktail("peers", "toy-run", "--approve", "a", "--deny", "b").exit == 2
-    save(replace(running.record, state="finished"))
+    save_run(replace(running.record, state="finished"))
     assert cocktail("peers", "toy-run").exit == 3
     assert cocktail("peers", "toy-run", "--rotate-token").exit == 3

@@ -20,7 +20,7 @@ from cocktail_cli.host.host_session import HostSession
 from cocktail_cli.host.hub_delegate import settings_of
 from cocktail_cli.host.resume_run import Listen, as_begun, check_corpus, same_address, same_base, unfinished
 from cocktail_cli.host.run_folder import appended, claim
-from cocktail_cli.machine.run_registry import RunRecord, save
+from cocktail_cli.machine.run_registry import RunRecord, save_run
 from recipes.config.loader import load_recipe, recipe_from_json
 from recipes.models.base_model import prepare_base
 from transport import Ledger
@@ -48,14 +48,14 @@ def record(folder: Path, **changes: Any) -> RunRecord:
 
 def test_a_run_that_was_left_by_its_hub_may_go_on(tmp_path: Path) -> None:
     for state in ("running", "failed"):
-        save(record(tmp_path, state=state))
+        save_run(record(tmp_path, state=state))
         Ledger(tmp_path / "ledger", run="amber-otter-42", samples=9).close()
 
         assert unfinished(tmp_path, SMOKE).run == "amber-otter-42"
 
 
 def test_an_output_folder_with_an_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
-    save(record(tmp_path))
+    save_run(record(tmp_path))
     with pytest.raises(Failure, match="holds the unfinished run amber-otter-42 of this recipe") as refused:
         claim(tmp_path, SMOKE.recipe_hash)
     assert "--resume" in refused.value.hints[0]
@@ -68,7 +68,7 @@ def test_an_output_folder_with_an_unfinished_run_says_how_to_go_on(tmp_path: Pat
 def test_a_launch_that_ends_unfinished_says_again_the_url_and_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save(record(tmp_path, url="cocktail://k.new-token@203.0.113.7:29444/amber-otter-42"))
+    save_run(record(tmp_path, url="cocktail://k.new-token@203.0.113.7:29444/amber-otter-42"))
     monkeypatch.setattr("sys.argv", ["cocktail", "launch", "smoke", "max_steps=9"])
     told: list[Any] = []
     diary: list[Any] = []
@@ -95,7 +95,7 @@ def test_a_launch_that_ends_unfinished_says_again_the_url_and_how_to_go_on(
 def test_another_run_than_the_unfinished_one_of_this_recipe_is_refused(
     tmp_path: Path, changes: dict[str, Any], exit: int, message: str
 ) -> None:
-    save(record(tmp_path, **changes))
+    save_run(record(tmp_path, **changes))
 
     with pytest.raises(Failure, match=message) as refused:
         unfinished(tmp_path, SMOKE)
@@ -104,7 +104,7 @@ def test_another_run_than_the_unfinished_one_of_this_recipe_is_refused(
 
 
 def test_a_run_whose_hub_lives_is_refused_in_words(cocktail: Command, tmp_path: Path) -> None:
-    save(record(tmp_path / "out"))
+    save_run(record(tmp_path / "out"))
     with Ledger(tmp_path / "out" / "ledger", run="amber-otter-42", samples=9):
         said = cocktail("launch", "smoke", "-o", "out", "--resume")
 
@@ -164,7 +164,7 @@ def test_a_run_goes_on_with_the_commits_that_it_began_with(tmp_path: Path) -> No
     pinned = SMOKE.model_copy(update={"model": SMOKE.model.model_copy(update={"model_revision": "a0" * 20})})
     (tmp_path / "recipe.json").write_text(pinned.to_json())
     old = record(tmp_path, recipe_hash=pinned.recipe_hash, asked_hash=SMOKE.recipe_hash)
-    save(old)
+    save_run(old)
     Ledger(tmp_path / "ledger", run="amber-otter-42", samples=9).close()
 
     assert unfinished(tmp_path, SMOKE) == unfinished(tmp_path, pinned) == old

@@ -17,7 +17,7 @@ from test_run_registry import record
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import detached
 from cocktail_cli.host.run_folder import unused_folder
-from cocktail_cli.machine.run_registry import load, save
+from cocktail_cli.machine.run_registry import load_run, save_run
 from cocktail_cli.ui.events import Event, Progressed, RunStarted, Warning, as_json, from_json
 
 STARTED = RunStarted(
@@ -106,7 +106,7 @@ def test_the_other_process_is_given_the_same_words_in_the_folder_that_was_found(
 def test_a_fresh_run_lies_beside_the_one_that_is_there(tmp_path: Path) -> None:
     folder = tmp_path / "smoke"
     assert unused_folder(folder) == folder
-    save(record(folder))
+    save_run(record(folder))
     assert unused_folder(folder) == tmp_path / "smoke-2"
     (tmp_path / "smoke-2").mkdir()
 
@@ -130,7 +130,7 @@ def test_what_contradicts_itself_is_a_usage_error(
 
 
 def test_a_paused_run_says_how_it_goes_on(cocktail: Run, tmp_path: Path) -> None:
-    save(replace(record(tmp_path / "out"), state="paused", steps=7, planned=20))
+    save_run(replace(record(tmp_path / "out"), state="paused", steps=7, planned=20))
 
     assert "amber-otter-42 · paused · step 7/20" in cocktail("status", "amber-otter-42").out
     assert "with --resume" in cocktail("status", "amber-otter-42").err
@@ -141,13 +141,13 @@ def test_a_paused_run_says_how_it_goes_on(cocktail: Run, tmp_path: Path) -> None
 def test_a_detached_run_outlives_its_launch_is_reached_and_paused(cocktail: Run, tmp_path: Path) -> None:
     options = ["--no-train", "--port", "0", "--bind", "127.0.0.1", "-o", "out", "data.max_length=32"]
     said = cocktail("launch", "smoke", "--detach", "-q", *options)
-    run = load("out")
+    run = load_run("out")
 
     assert (said.exit, said.out.strip()) == (0, run.url)
     assert json.loads(cocktail("status", run.run, "--json").out)["state"] == "waiting"
     assert cocktail("stop", run.run, "--pause").exit == 0
     deadline = time.monotonic() + 60
-    while load("out").state == "running" and time.monotonic() < deadline:
+    while load_run("out").state == "running" and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert load("out").state == "paused"
+    assert load_run("out").state == "paused"
     assert "is paused after 0 of" in (tmp_path / "out" / "cocktail.log").read_text()

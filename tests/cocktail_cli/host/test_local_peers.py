@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cocktail_cli.host.local_peers import LocalPeers, LocalSettings, last_words
-from cocktail_cli.machine.devices import own_name, pick_device, split_devices
+from cocktail_cli.machine.devices import default_peer_name, pick_device, split_devices
 from cocktail_cli.machine.network_address import ListenAddress, parse_listen
 
 
@@ -53,7 +53,7 @@ def test_a_device_may_be_named_plainly() -> None:
 
 
 def test_this_machine_has_a_name_that_can_be_shown() -> None:
-    assert own_name().replace("-", "").isalnum()
+    assert default_peer_name().replace("-", "").isalnum()
 
 
 LIFE_LINE = """

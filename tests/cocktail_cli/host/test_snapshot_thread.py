@@ -87,7 +87,7 @@ def minding(story: Story, every: int = 4) -> Iterator[tuple[SnapshotThread, list
 
 
 def told(snapshots: SnapshotThread) -> Event:
-    return snapshots.told.get(timeout=PATIENCE)
+    return snapshots.news.get(timeout=PATIENCE)
 
 
 def here(story: Story) -> list[str]:

@@ -15,8 +15,8 @@ from cocktail_cli.machine.hide_argv import masked
 URL = "cocktail://KEY.TOKEN@127.0.0.1:29400/amber-otter-42"
 COMMAND = """
 import json, sys
-from cocktail_cli.machine.hide_argv import hide
-hide()
+from cocktail_cli.machine.hide_argv import hide_token
+hide_token()
 print(json.dumps(sys.argv), flush=True)
 input()
 """

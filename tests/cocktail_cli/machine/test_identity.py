@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine.identity import FILE, own_keys, under
+from cocktail_cli.machine.identity import FILE, own_keys, registered_as
 from cocktail_cli.machine.run_registry import home
 from transport.protocol.keys import CurveKeys
 
@@ -36,9 +36,13 @@ def test_processes_that_begin_together_have_one_pair(monkeypatch: pytest.MonkeyP
 
 
 def test_a_second_process_of_a_machine_knows_that_it_is_not_alone() -> None:
-    with under("run", "ann") as first, under("run", "ann") as second, under("run", "bob") as other:
+    with (
+        registered_as("run", "ann") as first,
+        registered_as("run", "ann") as second,
+        registered_as("run", "bob") as other,
+    ):
         assert (first, second, other) == (True, False, True)
-    with under("run", "ann") as later:
+    with registered_as("run", "ann") as later:
         assert later
 
 

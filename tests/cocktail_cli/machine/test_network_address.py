@@ -7,11 +7,11 @@ import pytest
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine.network_address import (
     kind_of,
+    network_of,
     own_address,
     parse_advertised,
     parse_listen,
     reach_of,
-    where_from,
 )
 from transport.protocol.run_url import parse_address
 
@@ -104,8 +104,8 @@ def test_a_place_to_listen_at_that_is_none_is_a_usage_error(text: str) -> None:
     ],
 )
 def test_where_a_joiner_comes_from_says_from_where_the_hub_is_reached(origin: str, where: str) -> None:
-    assert where_from(origin) == where
+    assert network_of(origin) == where
 
 
 def test_a_joiner_of_this_very_machine_confirms_nothing() -> None:
-    assert where_from(own_address()) == ""
+    assert network_of(own_address()) == ""

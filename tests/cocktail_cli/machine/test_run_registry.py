@@ -12,7 +12,16 @@ import pytest
 
 from cocktail_cli.commands.run.status import list_runs
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine.run_registry import FILE, RunRecord, home, known_runs, load, new_name, read, save
+from cocktail_cli.machine.run_registry import (
+    FILE,
+    RunRecord,
+    home,
+    known_runs,
+    load_run,
+    new_name,
+    read_run,
+    save_run,
+)
 from transport import RunKeys
 
 
@@ -38,25 +47,25 @@ def test_the_hub_is_found_on_its_own_machine_without_its_public_address(tmp_path
 
 
 def test_a_run_is_found_by_its_name_and_by_its_folder(tmp_path: Path) -> None:
-    save(record(tmp_path))
+    save_run(record(tmp_path))
 
-    assert load("amber-otter-42") == load(str(tmp_path)) == record(tmp_path)
+    assert load_run("amber-otter-42") == load_run(str(tmp_path)) == record(tmp_path)
     assert [known.run for known in known_runs()] == ["amber-otter-42"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no mode bits; the user's profile is private there")
 def test_the_file_with_the_secrets_is_its_users_alone(tmp_path: Path) -> None:
-    save(record(tmp_path))
+    save_run(record(tmp_path))
 
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
     assert stat.S_IMODE((home() / "runs" / "amber-otter-42").stat().st_mode) == 0o600
 
 
 def test_an_unknown_run_is_one_error_that_names_the_known_ones(tmp_path: Path) -> None:
-    save(record(tmp_path))
+    save_run(record(tmp_path))
 
     with pytest.raises(Failure, match="no run 'amber-oter'") as caught:
-        load("amber-oter")
+        load_run("amber-oter")
 
     assert caught.value.exit == 3
     assert "amber-otter-42" in caught.value.hints[0]
@@ -66,11 +75,11 @@ def test_a_name_cannot_point_out_of_the_registry(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text(str(tmp_path))
 
     with pytest.raises(Failure):
-        load("../elsewhere")
+        load_run("../elsewhere")
 
 
 def test_a_folder_that_is_gone_is_no_longer_known(tmp_path: Path) -> None:
-    save(record(tmp_path / "run"))
+    save_run(record(tmp_path / "run"))
     (tmp_path / "run" / FILE).unlink()
 
     assert list(known_runs()) == []
@@ -79,7 +88,7 @@ def test_a_folder_that_is_gone_is_no_longer_known(tmp_path: Path) -> None:
 def test_a_damaged_record_reads_as_none(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"run": "amb')
 
-    assert read(tmp_path) is None
+    assert read_run(tmp_path) is None
 
 
 def test_new_names_can_stand_in_a_url() -> None:
@@ -95,7 +104,7 @@ def test_a_run_whose_hub_is_gone_is_listed_as_dead(
     with socket.create_server(("127.0.0.1", 0)) as somebody:
         port = somebody.getsockname()[1]
         url = str(keys.url("127.0.0.1", port, "amber-otter-42"))
-        save(replace(record(tmp_path), url=url, port=port, bind="127.0.0.1"))
+        save_run(replace(record(tmp_path), url=url, port=port, bind="127.0.0.1"))
         list_runs(as_json=False, quiet=False)
     list_runs(as_json=False, quiet=False)
 

@@ -9,7 +9,7 @@ import typer
 from in_this_process import Run
 
 from cocktail_cli.host.local_peers import LocalPeers, LocalSettings
-from cocktail_cli.machine.units import as_text, parse_rate
+from cocktail_cli.machine.units import parse_rate, rate_text
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_rate_is_read_in_bytes_a_second_and_written_so_that_it_is_read_again(
     text: str, rate: float
 ) -> None:
     assert parse_rate(text) == rate
-    assert parse_rate(as_text(rate)) == rate
+    assert parse_rate(rate_text(rate)) == rate
 
 
 @pytest.mark.parametrize("text", ["20", "20mb", "2MB", "2mb/s", "-1mbit", "fast", "", "1e3kbit", "infbit"])

@@ -24,7 +24,7 @@ from cocktail_cli.ui.events import (
 )
 from cocktail_cli.ui.live_view import LiveView
 from cocktail_cli.ui.wording import step_line
-from cocktail_cli.volunteer.join_prompt import fitted
+from cocktail_cli.volunteer.join_prompt import wrap_line
 
 URL = "cocktail://" + "k" * 43 + "." + "t" * 24 + "@203.0.113.7:29400/amber-otter-42"
 STARTED = RunStarted("amber-otter-42", URL, "smoke", "9f2c41ab" * 8, 860_160, 80, "outputs/smoke")
@@ -233,8 +233,8 @@ def test_in_a_slim_terminal_names_are_whole_and_nothing_is_cut_off() -> None:
 def test_what_is_said_before_a_join_is_broken_between_words() -> None:
     line = "it will       download 65.5 kB (base model and packets; 4.1 MB are here)"
 
-    assert fitted(line, 80) == [line]
-    assert fitted(line, 45) == [
+    assert wrap_line(line, 80) == [line]
+    assert wrap_line(line, 45) == [
         "it will       download 65.5 kB (base model",
         "              and packets; 4.1 MB are here)",
     ]

@@ -35,7 +35,7 @@ from cocktail_cli.volunteer.availability import (
     take_turns,
 )
 from cocktail_cli.volunteer.availability import AvailabilityState as State
-from cocktail_cli.volunteer.base_weights import room
+from cocktail_cli.volunteer.base_weights import free_bytes
 from transport.protocol.errors import RefusedByHub
 
 NIGHT = DailyHours(time(22), time(7))
@@ -281,6 +281,6 @@ def test_fetched_models_take_no_more_than_their_owner_allows(
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "base").write_bytes(bytes(1000))
 
-    assert room(5000) == 4000
-    assert room(500) == -500
-    assert room() > 10**6
+    assert free_bytes(5000) == 4000
+    assert free_bytes(500) == -500
+    assert free_bytes() > 10**6

@@ -11,18 +11,18 @@ from typing import BinaryIO
 import pytest
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine.cache_locks import claimed
+from cocktail_cli.machine.cache_locks import locked_folder
 from cocktail_cli.machine.run_registry import cache
 from cocktail_cli.volunteer import base_weights
 from cocktail_cli.volunteer.base_weights import (
-    bring,
+    base_folder,
+    bytes_to_fetch,
     check_names,
     damaged,
     fetch_base,
+    fetch_files,
     fetched_snapshot,
-    folder_of,
-    lacking,
-    to_fetch,
+    missing_files,
 )
 from transport import WantedFile
 from transport.protocol.errors import NotServed
@@ -62,7 +62,7 @@ def go_on() -> None:
 
 def fetched(hub: FakeHub) -> Path:
     """The folder with what the hub has."""
-    folder = folder_of(hub.files())
+    folder = base_folder(hub.files())
     fetch_base(hub.files(), folder, hub.fetch)
     return folder
 
@@ -83,7 +83,7 @@ def test_a_damaged_file_is_found_and_mended_from_what_is_left_of_it() -> None:
     folder = fetched(hub)
     (folder / "model.safetensors").write_bytes(b"weighty")
     bad = damaged(hub.files(), folder, go_on)
-    bring(bad, folder, hub.fetch)
+    fetch_files(bad, folder, hub.fetch)
 
     assert [file.name for file in bad] == ["model.safetensors"]
     assert hub.asked[2:] == ["base/model.safetensors"]
@@ -95,18 +95,18 @@ def test_an_attempt_that_ended_early_is_gone_on_with() -> None:
     hub = FakeHub({"config.json": b"{}", "model.safetensors": b"weights"}, dies="model.safetensors")
     with pytest.raises(NotServed):
         fetched(hub)
-    hub.dies, folder = "", folder_of(hub.files())
+    hub.dies, folder = "", base_folder(hub.files())
 
-    assert to_fetch(hub.files()[1:], folder) == 4, "three bytes are here"
+    assert bytes_to_fetch(hub.files()[1:], folder) == 4, "three bytes are here"
     fetched(hub)
     assert hub.begun == [b"wei"] or hub.begun == [b"{}", b"wei"]
-    assert not lacking(hub.files(), folder)
+    assert not missing_files(hub.files(), folder)
 
 
 def test_two_peers_of_one_machine_do_not_meet_in_one_file(tmp_path: Path) -> None:
-    with claimed(tmp_path / "w") as first, claimed(tmp_path / "w") as second:
+    with locked_folder(tmp_path / "w") as first, locked_folder(tmp_path / "w") as second:
         names = [first.name, second.name]
-    with claimed(tmp_path / "w") as third:
+    with locked_folder(tmp_path / "w") as third:
         assert third == first, "what the first left is the third's to go on with"
 
     assert names == ["w", "w-2"]
@@ -114,33 +114,33 @@ def test_two_peers_of_one_machine_do_not_meet_in_one_file(tmp_path: Path) -> Non
 
 def test_a_base_that_another_peer_is_fetching_is_fetched_beside_it() -> None:
     hub = FakeHub({"config.json": b"{}", "model.safetensors": b"weights"})
-    folder = folder_of(hub.files())
-    with claimed(folder / ".fetching") as others:
+    folder = base_folder(hub.files())
+    with locked_folder(folder / ".fetching") as others:
         (others / "model.safetensors.part").write_bytes(b"wei")
         fetched(hub)
 
         assert (others / "model.safetensors.part").read_bytes() == b"wei"
     assert hub.begun == []
-    assert not lacking(hub.files(), folder)
+    assert not missing_files(hub.files(), folder)
 
 
 def test_what_another_peer_of_this_machine_made_whole_is_not_taken_from_it() -> None:
     hub = FakeHub({"config.json": b"{}", "model.safetensors": b"weights"})
-    folder = folder_of(hub.files())
+    folder = base_folder(hub.files())
     folder.mkdir(parents=True)
-    wanted = lacking(hub.files(), folder)
+    wanted = missing_files(hub.files(), folder)
 
     def fetch(files: Sequence[WantedFile]) -> None:
         """Another peer is done first, and reads its model, while this one is at it."""
-        bring(wanted, folder, hub.fetch)
+        fetch_files(wanted, folder, hub.fetch)
         others.append((folder / "model.safetensors").open("rb"))
         hub.fetch(files)
         assert (folder / "model.safetensors").read_bytes() == b"weights"
 
     others: list[BinaryIO] = []
-    bring(wanted, folder, fetch)
+    fetch_files(wanted, folder, fetch)
     count = len(hub.asked)
-    bring(wanted, folder, hub.fetch)  # which was found lacking before anybody was done
+    fetch_files(wanted, folder, hub.fetch)  # which was found lacking before anybody was done
 
     assert others[0].read() == b"weights"
     others[0].close()
@@ -157,7 +157,7 @@ def test_a_file_under_repair_stays_where_it_is() -> None:
         assert (folder / "model.safetensors").read_bytes() == b"weighty"
         hub.fetch(files)
 
-    bring(hub.files(), folder, fetch)
+    fetch_files(hub.files(), folder, fetch)
     assert damaged(hub.files(), folder, go_on) == []
 
 
@@ -189,7 +189,7 @@ def test_a_snapshot_that_did_not_come_whole_stays_for_the_next_attempt() -> None
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = FakeHub({"model.safetensors": b"weights"})
-    monkeypatch.setattr(base_weights, "room", lambda most=None: 6)
+    monkeypatch.setattr(base_weights, "free_bytes", lambda most=None: 6)
     with pytest.raises(Failure, match="the model needs") as caught:
         fetched(hub)
 

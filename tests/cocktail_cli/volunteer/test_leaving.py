@@ -17,7 +17,7 @@ import pytest
 from forked import Command, Forked, needs_fork
 from stalling_hub import SMALL, Material, Running, stalling_hub
 
-from cocktail_cli.volunteer.base_weights import fetch_base, folder_of
+from cocktail_cli.volunteer.base_weights import base_folder, fetch_base
 from scripts.swarms.tcp_link import Link
 from transport import WantedFile
 from transport.protocol.messages import File
@@ -187,7 +187,7 @@ def cache(material: Material) -> None:
         for file in wanted:
             file.path.write_bytes((material.base.folder / file.path.name).read_bytes())
 
-    fetch_base(files, folder_of(files), copy)
+    fetch_base(files, base_folder(files), copy)
 
 
 @pytest.mark.parametrize(

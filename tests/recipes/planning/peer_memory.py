@@ -224,7 +224,7 @@ def leases(given: argparse.Namespace, words: int) -> list[bytes]:
 
 def train(folder: Path, given: argparse.Namespace, memory: Host | Cuda) -> dict[str, int]:
     """Build a peer and let it train; the parts that it had."""
-    from cocktail_cli.volunteer.loopback_link import Mirror
+    from cocktail_cli.volunteer.loopback_link import LoopbackLink
     from recipes.models.trainable import load_trained
     from recipes.training.loop import build_peer, finetune
 
@@ -235,7 +235,7 @@ def train(folder: Path, given: argparse.Namespace, memory: Host | Cuda) -> dict[
     peer = build_peer(model, recipe, given.micro_batch)
     del model
     watch = Watch(peer, memory, before)
-    link, waiting = Mirror(b"", given.micro_batch, given.rounds), leases(given, peer.vocabulary)
+    link, waiting = LoopbackLink(b"", given.micro_batch, given.rounds), leases(given, peer.vocabulary)
     opened = link.next_round
 
     def next_round() -> Any:

@@ -12,7 +12,7 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.host import as_yaml
 from cocktail_cli.machine import pick_device
 from cocktail_cli.options import Device, Json, Quiet, Recipe
-from cocktail_cli.volunteer import Resources, VolunteerLimits, missing_files, requirements_column
+from cocktail_cli.volunteer import Resources, VolunteerLimits, lacking, requirements_column
 
 app = typer.Typer(no_args_is_help=True, help="Shipped recipes, and the keys of a recipe.")
 
@@ -42,7 +42,7 @@ def list_(
             "needs": requirements_column(recipe),
         }
         if here is not None:
-            row["here"] = "; ".join(missing_files(recipe, here)) or "fits"
+            row["here"] = "; ".join(lacking(recipe, here)) or "fits"
         rows.append(row | {"description": recipe.description})
     if as_json:
         typer.echo(json.dumps({"v": 1, "recipes": rows}))

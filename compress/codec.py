@@ -1,10 +1,9 @@
-"""The mix: sample a share p of the coordinates, keep the K largest of them, quantize to q bits, write a
-packet.
+"""The compressor: sample a share p of the coordinates, select the K largest, quantize them, write a packet.
 
-mix = Cocktail(random_ratio=0.1, topk_ratio=0.2, quant_bits=4)
-s = mix.draw(len(x), seed, round)           # the same on every peer; no byte is sent for it
-sent = mix.encode(s.difference(x, common))
-s.add_(common, sent.update())               # what `decode(sent.packet, s.m)` gives at the other end
+cocktail = Cocktail(random_ratio=0.1, topk_ratio=0.2, quant_bits=4)
+sample = cocktail.draw(len(x), seed, round)         # the same on every peer; no bytes are sent for it
+encoded = cocktail.encode(sample.difference(x, global_model))
+sample.add_(global_model, encoded.update())  # what a receiver's `decode(packet, sample.m)` gives
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from .sparse_update import Update
 
 @dataclass(frozen=True)
 class Encoded:
-    """A packet, with what its update is made of: a sender need not decode what it has encoded."""
+    """A packet and the parts of its update: a sender need not decode what it has encoded."""
 
     packet: bytes
     m: int  # length of the sampled vector
@@ -121,14 +120,14 @@ class Cocktail:
             if self.topk_chunk and self.topk_ratio < 1:
                 return self._encode_chunks(v, seed)
             if usable(v) if kernels is None else kernels:
-                return self._encode_there(v, seed)
+                return self._encode_on_device(v, seed)
             loops = compiled(len(v)) if kernels is None else None
-            return self._encode_here(v.cpu().numpy(), seed, loops)
+            return self._encode_on_host(v.cpu().numpy(), seed, loops)
         except NonFiniteError as error:
             raise NonFiniteError(error.value, error.position, names and names(error.position)) from None
 
-    def _encode_here(self, v: np.ndarray, seed: int, loops: ModuleType | None = None) -> Encoded:
-        if self._whole:  # the identity keeps zeros and denormals too
+    def _encode_on_host(self, v: np.ndarray, seed: int, loops: ModuleType | None = None) -> Encoded:
+        if self._is_identity:  # the identity keeps zeros and denormals too
             return self._pack(len(v), topk.everything(v), seed)
         source = loops.Vector(v) if loops else topk.Plain(v)
         return self._pack(len(v), topk.largest(source, self._count(len(v))), seed, loops)
@@ -142,15 +141,15 @@ class Cocktail:
         packet = format.write(m, index_coding.encode_positions(kept.positions, m, loops), codes)
         return Encoded(packet, m, torch.from_numpy(kept.positions), codes)
 
-    def _encode_there(self, v: torch.Tensor, seed: int) -> Encoded:
+    def _encode_on_device(self, v: torch.Tensor, seed: int) -> Encoded:
         from compress.backends.triton import (  # imports triton: only where a tensor is on a GPU
             code_kernels,
             selection_kernels,
         )
 
         m = len(v)
-        if m == 0 or self._whole:
-            return self._encode_here(v.cpu().numpy(), seed)
+        if m == 0 or self._is_identity:
+            return self._encode_on_host(v.cpu().numpy(), seed)
         kept = selection_kernels.largest(v, self._count(m))
         if (
             self.stochastic_rounding
@@ -167,7 +166,7 @@ class Cocktail:
         return Encoded(packet, m, kept.positions, quantized)
 
     @property
-    def _whole(self) -> bool:
+    def _is_identity(self) -> bool:
         return self.topk_ratio == 1 and self.quant_bits == 32
 
     def _count(self, m: int) -> int:

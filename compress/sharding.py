@@ -1,4 +1,4 @@
-"""A long vector in shards: contiguous ranges that are sampled, compressed and owned each on its own.
+"""A long vector in shards: contiguous ranges that are sampled, compressed and aggregated each on its own.
 
 The packets of all shards travel as one:
 

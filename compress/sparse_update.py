@@ -26,7 +26,7 @@ class Update:
         out[self.positions] = self.values
         return out
 
-    # ---- on the host, where an `Expanded` may stand for it -------------------------------------------------
+    # ---- on the host; a `PackedUpdate` has the same methods ------------------------------------------------
 
     @property
     def count(self) -> int:

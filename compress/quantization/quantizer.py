@@ -23,7 +23,7 @@ from compress.bit_packing import lookup, pack
 from . import levels as fitted
 
 BITS = (1, 2, 3, 4, 8, 16, 32)
-CHUNK = 1 << 16  # values at a time: the arrays of one piece stay in L2
+CHUNK = 1 << 16  # values at a time: the arrays of one chunk stay in L2
 SEEN = 1 << 17  # values that the levels are fitted to, about
 HEAVY = {2: 0.18, 3: 0.05, 4: 0.015}  # error of levels over the mean that Laplace tails don't reach
 

@@ -114,7 +114,7 @@ def in_chunks(v: torch.Tensor, topk_chunk: int, topk_ratio: float) -> Survivors:
     ]
     at = torch.cat(found)
     values, positions = v[at].cpu().numpy(), at.cpu().numpy().astype(index_type(len(v)))
-    wrong = np.flatnonzero(~np.isfinite(values))  # above everything, so it was kept
+    wrong = np.flatnonzero(~np.isfinite(values))  # NaN and infinity rank first, so they were selected
     if len(wrong):
         raise NonFiniteError(float(values[wrong[0]]), int(positions[wrong[0]]))
     there = np.flatnonzero((values.view(np.int32) & MAGNITUDE) >= TINY)

@@ -31,13 +31,11 @@ def test_unpacking_undoes_packing(width: int, data: st.DataObject) -> None:
         (3, [7, 0, 5], [0b01_000_111, 0b1]),
     ],
 )
-def test_the_first_number_lies_in_the_lowest_bits(
-    width: int, numbers: list[int], expected: list[int]
-) -> None:
+def test_the_first_number_is_in_the_lowest_bits(width: int, numbers: list[int], expected: list[int]) -> None:
     assert pack(np.array(numbers, np.uint8), width).tolist() == expected
 
 
-def test_a_table_is_read_once_a_byte() -> None:
+def test_lookup_reads_its_table_once_a_byte() -> None:
     assert lookup(np.array([10.0, 20, 30, 40]), np.array([0b11_10_01_00], np.uint8), 2).tolist() == [
         10,
         20,

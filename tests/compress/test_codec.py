@@ -95,7 +95,7 @@ def test_the_error_is_never_above_that_of_exact_topk_and_a_grid(name: str, keep:
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8, 16, 32])
 @pytest.mark.parametrize("name", DATA)
-def test_it_contracts(name: str, bits: int) -> None:
+def test_compression_contracts(name: str, bits: int) -> None:
     """|C(v) - v|^2 <= (1 - d) |v|^2 with d > 0: what error feedback needs. At K = 0.2 the claim is d >=
     0.2.
     """
@@ -142,7 +142,7 @@ def test_a_packet_is_as_small_as_promised(keep: float, bits: int, most: float) -
 
 
 @pytest.mark.parametrize("keep", [0.1, 0.2])
-def test_k_is_honoured(keep: float) -> None:
+def test_exactly_k_values_are_sent(keep: float) -> None:
     for v in DATA.values():
         assert len(decode(Cocktail(topk_ratio=keep).encode(v).packet, len(v)).values) == round(keep * len(v))
 

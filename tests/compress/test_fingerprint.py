@@ -34,13 +34,13 @@ def plain(x: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize("n", [0, 1, 1000, 65536 + 3])
-def test_it_is_the_sum_of_the_specification(n: int) -> None:
+def test_the_fingerprint_is_the_sum_of_the_specification(n: int) -> None:
     assert fingerprint(some(n)) == plain(some(n))
 
 
 @settings(max_examples=50)
 @given(at=st.integers(0, 69_999), bit=st.integers(0, 31))
-def test_any_single_bit_changes_it(at: int, bit: int) -> None:
+def test_any_single_bit_changes_the_fingerprint(at: int, bit: int) -> None:
     x = some(70_000)
     before = fingerprint(x)
     x.view(torch.int32)[at] ^= np.int32(np.uint32(1 << bit).astype(np.int32))
@@ -48,7 +48,7 @@ def test_any_single_bit_changes_it(at: int, bit: int) -> None:
     assert fingerprint(x) != before
 
 
-def test_two_elements_exchanged_change_it() -> None:
+def test_two_exchanged_elements_change_the_fingerprint() -> None:
     x = some(200_000)
     y = x.clone()
     y[[3, 140_000]] = x[[140_000, 3]]
@@ -57,7 +57,7 @@ def test_two_elements_exchanged_change_it() -> None:
 
 
 @pytest.mark.parametrize("n", [10, 1000, 300_000])
-def test_it_follows_an_update_from_the_changed_elements_alone(n: int) -> None:
+def test_the_fingerprint_follows_an_update_from_the_changed_elements_alone(n: int) -> None:
     x = some(n)
     before = fingerprint(x)
     at = torch.randperm(n, generator=torch.Generator().manual_seed(1))[: n // 10].sort().values
@@ -69,20 +69,20 @@ def test_it_follows_an_update_from_the_changed_elements_alone(n: int) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 65_535, 65_536, 70_000, 131_073])
-def test_parts_of_a_vector_add_up_wherever_it_is_cut(cut: int) -> None:
+def test_fingerprints_of_parts_add_up_wherever_a_vector_is_cut(cut: int) -> None:
     x = some(200_000)
 
     together = fingerprint(x[:cut]) + fingerprint(x[cut : cut + 9], cut) + fingerprint(x[cut + 9 :], cut + 9)
     assert together & 0xFFFFFFFFFFFFFFFF == fingerprint(x)
 
 
-def test_no_change_leaves_it() -> None:
+def test_no_change_leaves_the_fingerprint() -> None:
     nothing = torch.empty(0)
 
     assert fingerprint_after(7, torch.empty(0, dtype=torch.int64), nothing, nothing) == 7
 
 
-def test_the_way_of_a_device_gives_the_number_of_the_host() -> None:
+def test_a_device_computes_the_fingerprint_of_the_host() -> None:
     """On a device the rows are multiplied in torch rather than in NumPy."""
     from compress.fingerprint import _across, _inner, _long
 

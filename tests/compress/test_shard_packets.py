@@ -14,12 +14,12 @@ PACKETS = st.one_of(st.just(b""), st.binary(max_size=40).map(lambda rest: b"CK" 
 
 
 @given(st.lists(PACKETS, min_size=1, max_size=9))
-def test_what_is_joined_is_split_again(packets: list[bytes]) -> None:
+def test_joined_packets_are_split_again(packets: list[bytes]) -> None:
     assert split(join(packets), len(packets)) == packets
     assert [bytes(part) for part in split(memoryview(join(packets)), len(packets))] == packets
 
 
-def test_one_packet_is_joined_to_itself_and_none_is_said() -> None:
+def test_a_single_shard_is_its_packet_as_it_stands() -> None:
     assert join([b"CK of its own"]) == b"CK of its own"
     assert split(join([b""]), 1) == [b""]
 
@@ -36,7 +36,7 @@ def test_shards_are_the_whole_vector_each_coordinate_once_and_nearly_alike(n: in
     assert len({s.seed for s in shards}) == count
 
 
-def test_shards_of_one_length_visit_other_places() -> None:
+def test_shards_of_one_length_have_different_samples() -> None:
     mix = Cocktail(shards=2, block_size=16)
     one, other = (mix.draw(s.size, s.seed, 3).units.tolist() for s in mix.cut(20_000, seed=1))
     assert one != other
@@ -62,6 +62,6 @@ def test_more_shards_than_coordinates_are_refused() -> None:
         (struct.pack("<2sBBI", b"CS", 1, 0, 1 << 31) + bytes(16), "2,147,483,648 shards, expected 2"),
     ],
 )
-def test_what_was_not_joined_is_refused_before_memory_is_taken_for_it(packet: bytes, message: str) -> None:
+def test_a_false_table_of_shards_is_refused_before_memory_is_allocated(packet: bytes, message: str) -> None:
     with pytest.raises(PacketError, match=message):
         split(packet, 2)

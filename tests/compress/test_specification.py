@@ -114,7 +114,7 @@ def test_the_text_reads_every_golden_packet(golden: dict[str, object]) -> None:
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8, 16, 32])
 @pytest.mark.parametrize("keep", [0.01, 0.2, 0.6, 1.0])
 @pytest.mark.parametrize("m", [1, 77, 12_000])
-def test_the_text_reads_what_the_room_writes(m: int, keep: float, bits: int) -> None:
+def test_the_text_reads_what_the_encoder_writes(m: int, keep: float, bits: int) -> None:
     v = torch.randn(m, generator=torch.Generator().manual_seed(m))
     packet = Cocktail(topk_ratio=keep, quant_bits=bits).encode(v).packet
     update = decode(packet, m)
@@ -170,7 +170,7 @@ def plain_draw(n: int, p: float, block: int, seed: int, round: int) -> list[int]
 @pytest.mark.parametrize("round", [0, 3, 12, 1_000_003])
 @pytest.mark.parametrize("p", [0.1, 0.3, 1 / 3, 0.137, 1.0])
 @pytest.mark.parametrize(("n", "block"), [(1, 256), (1000, 4), (5003, 1), (20_000, 256)])
-def test_the_text_draws_the_sample_of_the_room(n: int, block: int, p: float, round: int) -> None:
+def test_the_text_draws_the_same_sample(n: int, block: int, p: float, round: int) -> None:
     mix = Cocktail(random_ratio=p, sample_kind="element" if block == 1 else "block", block_size=block)
     s = mix.draw(n, 2026, round)
 

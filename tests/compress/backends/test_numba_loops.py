@@ -112,7 +112,7 @@ def test_a_packet_decodes_to_the_same_bits_as_with_numpy(kind: str, keep: float)
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_is_found_at_the_same_place(wrong: float) -> None:
+def test_a_nonfinite_value_is_found_at_the_same_position(wrong: float) -> None:
     v = vector("gaussian", 5000)
     v[4321] = wrong
 
@@ -161,7 +161,7 @@ def test_a_position_outside_the_sample_is_refused_before_anything_is_written(pos
     assert not x.any()
 
 
-def test_long_gaps_are_told_from_short_ones() -> None:
+def test_the_longest_gap_is_returned() -> None:
     out = np.empty(3, np.uint8)
 
     assert compiled.gaps(np.array([0, 255, 256], np.int32), out) == 254
@@ -177,7 +177,7 @@ def test_an_escape_among_gaps_is_not_taken_for_a_gap() -> None:
     assert not compiled.positions(np.array([0, 255, 3], np.uint8), -1, out)
 
 
-def test_where_no_folder_can_be_written_it_is_compiled_without_keeping(
+def test_without_a_writable_folder_loops_are_compiled_uncached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = compiled.numba.njit

@@ -47,7 +47,7 @@ def vector(kind: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8, 16, 32])
 @pytest.mark.parametrize("kind", ["gaussian", "heavy", "outliers"])
-def test_a_packet_decodes_to_the_same_bits_on_both(kind: str, bits: int) -> None:
+def test_a_packet_decodes_to_the_same_bits_on_host_and_device(kind: str, bits: int) -> None:
     packet = Cocktail(topk_ratio=0.2, quant_bits=bits).encode(vector(kind), kernels=False).packet
 
     here = decode(packet, M, kernels=False)
@@ -61,7 +61,7 @@ def test_a_packet_decodes_to_the_same_bits_on_both(kind: str, bits: int) -> None
     "kind", ["gaussian", "heavy", "outliers", "ties", "zeros", "sparse", "huge", "denormal"]
 )
 @pytest.mark.parametrize("keep", [0.01, 0.3])
-def test_the_same_elements_survive(kind: str, keep: float) -> None:
+def test_host_and_device_select_the_same_elements(kind: str, keep: float) -> None:
     v, mix = vector(kind), Cocktail(topk_ratio=keep)
 
     here, there = (decode(mix.encode(v, kernels=k).packet, M) for k in (False, True))
@@ -80,7 +80,7 @@ def test_the_update_that_encode_returns_is_what_its_packet_decodes_to(bits: int)
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("kind", ["gaussian", "heavy", "outliers"])
-def test_the_error_is_that_of_the_host(kind: str, bits: int) -> None:
+def test_the_device_loses_as_much_as_the_host(kind: str, bits: int) -> None:
     v, mix = vector(kind), Cocktail(topk_ratio=0.3, quant_bits=bits)
     lost = [
         float((decode(mix.encode(v, kernels=k).packet, M).dense() - v.cpu()).square().sum())
@@ -97,13 +97,13 @@ def test_buckets_that_are_no_power_of_two_go_through_the_host(bits: int) -> None
     assert mix.encode(v, kernels=True).packet == mix.encode(v, kernels=False).packet
 
 
-def test_all_of_a_vector_and_none_of_it() -> None:
+def test_the_identity_and_an_empty_vector_are_encoded_as_on_the_host() -> None:
     for mix in (Cocktail(random_ratio=1, topk_ratio=1, quant_bits=32), Cocktail(stochastic_rounding=True)):
         for v in (vector("gaussian"), torch.empty(0, device=DEVICE)):
             assert mix.encode(v, kernels=True).packet == mix.encode(v, kernels=False).packet
 
 
-def test_a_nonfinite_number_is_found() -> None:
+def test_a_nonfinite_number_is_found_on_the_device() -> None:
     v = vector("gaussian")
     v[4321] = float("inf")
 
@@ -147,7 +147,7 @@ def test_long_vectors_take_the_sampled_threshold() -> None:
     assert np.array_equal(here.values, there.values.cpu().numpy())
 
 
-def test_gaps_computed_there_are_those_computed_here() -> None:
+def test_the_device_encodes_gaps_as_the_host_does() -> None:
     from compress.backends.triton import selection_kernels as select
 
     at = torch.arange(0, 60_000, 7)
@@ -156,7 +156,7 @@ def test_gaps_computed_there_are_those_computed_here() -> None:
 
 
 @pytest.mark.parametrize(("gaps", "m"), [([3, 255], 300), ([3, 9], 10)])
-def test_gaps_that_make_no_sense_are_refused_there_too(gaps: list[int], m: int) -> None:
+def test_impossible_gaps_are_refused_on_the_device(gaps: list[int], m: int) -> None:
     from compress.backends.triton import selection_kernels as select
 
     coded = EncodedPositions(GAPS, 0, Section(STORED, len(gaps), bytes(gaps)), Section(STORED, 0, b""))
@@ -165,7 +165,7 @@ def test_gaps_that_make_no_sense_are_refused_there_too(gaps: list[int], m: int) 
         select.decode_positions(coded, m, len(gaps), torch.device(DEVICE))
 
 
-def test_gaps_are_added_up_there() -> None:
+def test_the_device_adds_up_gaps() -> None:
     """Long packets hold gaps of a byte each."""
     v = torch.randn(40_000, generator=torch.Generator().manual_seed(4))
     packet = Cocktail(topk_ratio=0.2, quant_bits=1).encode(v).packet

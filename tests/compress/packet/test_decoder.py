@@ -42,7 +42,7 @@ def assert_same(a: Update, b: Update) -> None:
 
 @settings(max_examples=100)
 @given(data=st.data())
-def test_pieces_put_together_are_the_update_bit_for_bit(data: st.DataObject) -> None:
+def test_windows_put_together_are_the_update_bit_for_bit(data: st.DataObject) -> None:
     """Any width, bucket, kind of positions and size of a piece; values that repeat and values that do not."""
     m = data.draw(st.integers(1, 3000))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -62,7 +62,7 @@ def test_pieces_put_together_are_the_update_bit_for_bit(data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda g: g["name"].replace(" ", "-"))
-def test_golden_packets_in_pieces_are_the_same_for_ever(golden: dict[str, object]) -> None:
+def test_golden_packets_in_windows_are_the_same_for_ever(golden: dict[str, object]) -> None:
     packet = base64.b64decode(golden["packet"])
 
     for at_most in (8, 1000):
@@ -71,7 +71,7 @@ def test_golden_packets_in_pieces_are_the_same_for_ever(golden: dict[str, object
 
 @settings(max_examples=150)
 @given(data=st.data())
-def test_what_decode_refuses_pieces_refuse_and_what_they_take_is_the_same(data: st.DataObject) -> None:
+def test_windows_refuse_what_decode_refuses_and_agree_on_the_rest(data: st.DataObject) -> None:
     """Bytes overwritten at random under a right checksum."""
     golden = data.draw(st.sampled_from(GOLDEN))
     packet, m = bytearray(base64.b64decode(golden["packet"])), golden["m"]
@@ -97,7 +97,7 @@ def entries(packet: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize("changes", [{"k": 181}, {"m": 901}, {"kind": 9}, {"zero": 1}])
-def test_a_header_that_lies_is_refused_before_the_first_piece(changes: dict[str, int]) -> None:
+def test_a_header_that_lies_is_refused_before_the_first_window(changes: dict[str, int]) -> None:
     with pytest.raises(PacketError):
         list(decode_windows(memoryview(forged(**changes)), 900))
 
@@ -186,7 +186,7 @@ def test_a_packet_stays_in_its_file_until_its_bytes_are_asked_for(tmp_path: Path
             bytes(FileSlice(file, 6, len(packet) + 100))
 
 
-def test_a_large_packet_in_pieces_takes_a_fraction_of_its_memory() -> None:
+def test_a_large_packet_in_windows_takes_a_fraction_of_its_memory() -> None:
     v = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0))
     packet = Cocktail(topk_ratio=0.2, quant_bits=4).encode(v).packet
     whole = decode(packet, len(v))

@@ -173,7 +173,7 @@ def test_a_header_that_lies_is_refused_with_what_was_met(changes: dict[str, int]
 
 
 @pytest.mark.parametrize("head", [b"PK", b"\0\0"])
-def test_something_else_is_told_from_a_packet(head: bytes) -> None:
+def test_bytes_that_are_no_packet_are_named(head: bytes) -> None:
     with pytest.raises(PacketError, match="begins with"):
         decode(head + some()[2:], M)
 

@@ -53,7 +53,7 @@ def entropy(d: float) -> float:
 @pytest.mark.parametrize("kind", WAYS)
 @settings(max_examples=60)
 @given(data=st.data())
-def test_each_way_comes_back(kind: int, data: st.DataObject) -> None:
+def test_every_coding_is_decoded_to_its_positions(kind: int, data: st.DataObject) -> None:
     m = data.draw(st.integers(1, 3000))
     positions = sorted(data.draw(st.sets(st.integers(0, m - 1), min_size=1, max_size=200)))
 
@@ -65,7 +65,7 @@ def test_each_way_comes_back(kind: int, data: st.DataObject) -> None:
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_the_chosen_way_comes_back(data: st.DataObject) -> None:
+def test_the_chosen_coding_is_decoded_to_its_positions(data: st.DataObject) -> None:
     m = data.draw(st.integers(0, 3000))
     positions = sorted(data.draw(st.sets(st.integers(0, max(m - 1, 0)), max_size=min(m, 300))))
 
@@ -73,7 +73,7 @@ def test_the_chosen_way_comes_back(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("gap", [1, 2, 254, 255, 256, 257, 509, 510, 511, 70_000])
-def test_gaps_around_the_escape_come_back(gap: int) -> None:
+def test_gaps_around_the_escape_are_decoded(gap: int) -> None:
     positions = np.cumsum([0, gap, 1, gap, gap]).astype(np.int64)
     m = int(positions[-1]) + 1
 
@@ -81,7 +81,7 @@ def test_gaps_around_the_escape_come_back(gap: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [ELIAS_FANO, PLAIN, GAPS])
-def test_positions_beyond_four_billion_come_back(kind: int) -> None:
+def test_positions_beyond_four_billion_are_decoded(kind: int) -> None:
     positions = np.array([0, 2**32, 2**39 + 5])
 
     assert back(WAYS[kind](positions, 2**39 + 6), 2**39 + 6, 3) == positions.tolist()
@@ -139,7 +139,7 @@ def stored(numbers: list[int]) -> Section:
         (PLAIN, 0, [255] * 8, [], 2**33, 1),                    # beyond 63 bits
     ],
 )  # fmt: skip
-def test_positions_that_make_no_sense_are_refused(
+def test_impossible_positions_are_refused(
     kind: int, shift: int, main: list[int], low: list[int], m: int, k: int
 ) -> None:
     with pytest.raises(PacketError):
@@ -149,6 +149,6 @@ def test_positions_that_make_no_sense_are_refused(
 @pytest.mark.parametrize(
     ("kind", "shift", "m", "k"), [(5, 0, 10, 1), (ALL, 0, 10, 9), (GAPS, 4, 10, 1), (ELIAS_FANO, 63, 10, 1)]
 )
-def test_a_header_that_makes_no_sense_is_refused(kind: int, shift: int, m: int, k: int) -> None:
+def test_an_impossible_header_is_refused(kind: int, shift: int, m: int, k: int) -> None:
     with pytest.raises(PacketError):
         section_sizes(kind, shift, m, k)

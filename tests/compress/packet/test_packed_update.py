@@ -55,7 +55,7 @@ def test_a_sum_made_window_by_window_is_that_of_the_decoded_update(bits: int, bu
 
 
 @pytest.mark.parametrize("keep", [0.1, 0.2])
-def test_it_decodes_to_the_same_update_and_has_its_count_and_norm_in_an_eighth_of_the_memory(
+def test_a_packed_update_has_the_same_values_count_and_norm_in_an_eighth_of_the_memory(
     keep: float,
 ) -> None:
     packet = Cocktail(topk_ratio=keep).encode(vector()).packet
@@ -79,7 +79,7 @@ def test_it_decodes_to_the_same_update_and_has_its_count_and_norm_in_an_eighth_o
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_kept_so_is_decoded(mix: Cocktail, what: str) -> None:
+def test_a_packet_that_cannot_stay_packed_is_decoded(mix: Cocktail, what: str) -> None:
     assert isinstance(decode_packed(mix.encode(vector()).packet, M), Update)
 
 
@@ -93,7 +93,7 @@ def test_gaps_with_an_escape_are_decoded() -> None:
     assert torch.equal(found.positions, decode(Cocktail().encode(v).packet, M).positions)
 
 
-def test_short_vectors_leave_the_compiler_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_vectors_do_not_wait_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "WORTH", M + 1)
 
     assert isinstance(decode_packed(Cocktail().encode(vector()).packet, M), Update)

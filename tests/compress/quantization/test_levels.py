@@ -37,7 +37,7 @@ def uniform(y: np.ndarray, bits: int) -> float:
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("kind", ["gaussian", "laplace", "student"])
-def test_they_lose_less_than_a_grid(kind: str, bits: int) -> None:
+def test_fitted_levels_lose_less_than_a_grid(kind: str, bits: int) -> None:
     y = rows(kind)
     if bits == 8:  # as the packet does it: over the largest
         y = y / y.max(1, keepdims=True)
@@ -55,7 +55,7 @@ def test_four_bits_keep_to_their_budget(kind: str) -> None:
     assert -(share * np.log2(share)).sum() < BUDGET[4] + 0.02
 
 
-def test_the_error_it_reports_is_the_error_it_makes() -> None:
+def test_the_reported_error_is_the_real_error() -> None:
     y = rows("laplace")
     level = fit(y, np.ones(len(y), np.float32), 3)
 
@@ -82,7 +82,7 @@ def test_large_buckets_count_for_more() -> None:
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
-def test_nothing_to_fit_gives_levels_all_the_same(bits: int) -> None:
+def test_zeros_are_fitted_without_an_error(bits: int) -> None:
     level = fit(np.zeros((1, 128), np.float32), np.zeros(1, np.float32), bits)
 
     assert len(level.at) == 2 ** (bits - 1)

@@ -29,7 +29,7 @@ sent = st.floats(2.0**-99, LARGE, width=32) | st.floats(
 @pytest.mark.parametrize("bits", BITS)
 @settings(max_examples=60)
 @given(v=hnp.arrays(np.float32, st.integers(0, 50), elements=sent), bucket=st.sampled_from([1, 7, 16, 128]))
-def test_sizes_are_as_announced_and_all_is_finite(bits: int, v: np.ndarray, bucket: int) -> None:
+def test_codes_have_their_announced_sizes_and_finite_values(bits: int, v: np.ndarray, bucket: int) -> None:
     codes = quantize(v, bits, bucket)
     back = dequantize(codes)
 

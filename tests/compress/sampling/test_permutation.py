@@ -46,7 +46,7 @@ def test_twenty_billion_places_need_no_table() -> None:
     assert some.max() < 20_000_000_000
 
 
-def test_where_a_unit_stands_is_even_over_seeds() -> None:
+def test_the_place_of_a_unit_is_uniform_over_seeds() -> None:
     """Chi-square over 64 cells of 3,200 first places: 63 degrees of freedom, 120 is beyond one in 10,000."""
     firsts = np.array([int(permute(np.zeros(1, np.int64), 64, keys(seed))[0]) for seed in range(3200)])
     counts = np.bincount(firsts, minlength=64)
@@ -62,7 +62,7 @@ def test_neighbours_do_not_stay_neighbours() -> None:
 
 @settings(max_examples=60)
 @given(n=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1))
-def test_a_unit_says_at_which_place_it_stands(n: int, seed: int) -> None:
+def test_place_of_inverts_permute(n: int, seed: int) -> None:
     spots = np.arange(n, dtype=np.int64)
 
     assert (place_of(permute(spots, n, keys(seed)), n, keys(seed)) == spots).all()

@@ -74,7 +74,7 @@ def test_p_is_honoured_and_not_only_one_over_an_integer(p: float, kind: str) -> 
     assert all(abs(m / n - p) < 0.005 * p + 300 / n for m in sizes)
 
 
-def test_a_new_order_is_drawn_when_the_walk_is_back_at_its_start() -> None:
+def test_a_new_order_is_drawn_when_the_ring_is_back_at_its_start() -> None:
     mix = Cocktail(random_ratio=0.25)
 
     assert visited(mix.draw(10_000, 1, 0)) != visited(mix.draw(10_000, 1, 4))
@@ -159,7 +159,7 @@ def test_a_name_is_found_for_a_position() -> None:
         assert name(position).startswith(which + ", element ")
 
 
-def test_what_does_not_fit_the_sample_is_refused_with_both_numbers() -> None:
+def test_a_vector_of_another_length_is_refused_with_both_numbers() -> None:
     s = Cocktail().draw(1000, 1, 1)
 
     with pytest.raises(ValueError, match=r"1,000.*\(999,\)"):

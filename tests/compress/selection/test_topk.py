@@ -22,7 +22,7 @@ def plain(v: np.ndarray, k: int) -> list[int]:
 
 @settings(max_examples=200)
 @given(v=hnp.arrays(np.float32, st.integers(0, 60), elements=finite), share=st.floats(0, 1))
-def test_it_is_what_sorting_gives(v: np.ndarray, share: float) -> None:
+def test_topk_is_what_sorting_gives(v: np.ndarray, share: float) -> None:
     k = max(round(share * len(v)), 1)
 
     kept = largest(v, k)
@@ -66,7 +66,7 @@ def long(kind: str) -> np.ndarray:
     ],
 )
 @pytest.mark.slow
-def test_on_long_vectors_k_is_met_and_nobody_smaller_is_preferred(kind: str, share: float) -> None:
+def test_on_long_vectors_k_is_met_and_no_smaller_value_is_preferred(kind: str, share: float) -> None:
     v = long(kind)
     k = round(share * len(v))
     able = int((np.abs(v) >= 2.0**-100).sum())
@@ -87,7 +87,7 @@ def test_ties_at_the_border_go_to_the_first() -> None:
     assert largest(v, 3).positions.tolist() == [0, 1, 2]
 
 
-def test_what_is_too_small_to_send_is_not_sent() -> None:
+def test_magnitudes_below_the_limit_are_not_sent() -> None:
     assert np.int32(TINY).view(np.float32) == 2.0**-100
     assert len(largest(np.full(10, 1e-38, np.float32), 5).positions) == 0
     assert len(largest(np.zeros(10, np.float32), 5).positions) == 0

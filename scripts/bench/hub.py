@@ -41,6 +41,7 @@ from scripts.swarms.lab import parser
 from scripts.swarms.processes import Line, Process, program, say
 from transport import Hub, Ledger, RunKeys, RunSettings
 from transport.hub.malloc_tuning import keep_freed_memory
+from transport.protocol import WeightedPacket
 from transport.protocol import messages as m
 from transport.protocol.events import RoundCommitted, RunEnded, Warned
 from transport.protocol.keys import CurveKeys, as_z85
@@ -53,13 +54,9 @@ SEED, VARIANTS = 1, 8  # different packets, sent in turn
 BITS = 0.1341  # of a packet at the defaults, a parameter
 WARM = 3  # rounds before the clock starts: connections, a compiler, files
 TICKS = os.sysconf("SC_CLK_TCK")
-PARTS = {  # of the hub's threads, by the beginning of their names
-    "cocktail-hub": "I/O",
-    "cocktail-opener": "open",
-    "cocktail-commit": "commit",
-    "cocktail-reader": "read",
-    "ZMQbg": "ZeroMQ",
-}
+# parts of the hub's threads, by the beginning of their names
+PARTS = {"cocktail-hub": "I/O", "cocktail-opener": "open", "cocktail-commit": "commit"}
+PARTS |= {"cocktail-reader": "read", "ZMQbg": "ZeroMQ"}
 
 
 def parameters(size: int) -> int:
@@ -89,7 +86,7 @@ class Aggregating(IdleDelegate):
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         self.durable.aggregator.add(round, peer, packet)
 
-    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+    def aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:
         return self.durable.aggregate(round, updates)
 
     def committed(self, round: int, packet: bytes) -> None:

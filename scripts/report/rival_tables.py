@@ -10,6 +10,8 @@ from statistics import mean
 
 from scripts import ROOT
 from scripts.comparison import work
+from scripts.comparison.links import SPEEDS
+from scripts.comparison.systems import SYSTEMS
 from scripts.report.markdown import NOTHING, dates, section, table
 from scripts.report.plot import svg
 from scripts.report.rows import Row, read
@@ -18,17 +20,6 @@ from scripts.study.cells import Found
 from scripts.study.train import Setting, Size
 
 QUALITY = ROOT / "recipes" / "quality.jsonl"
-SPEEDS = ("unthrottled", "1000", "500", "100", "20", "100 down, 20 up")
-SYSTEMS = (
-    "cocktail",
-    "cocktail, the hub on such a line",
-    "torch DDP FP32",
-    "torch DDP FP16",
-    "torch DDP PowerSGD",
-    "DiLoCo FP16",
-    "hivemind FP16",
-    "hivemind 8-bit",
-)
 LOCAL = (50, 500)  # steps between DiLoCo's exchanges, a row each
 BySpeed = Mapping[str, Mapping[str, float]]  # system -> speed -> a figure
 
@@ -242,10 +233,10 @@ def faults(folder: Path) -> str:
     rows = read(folder / "faults.jsonl")
     if not rows:
         return NOTHING
-    order = list(FAULTS)
+    order, systems = list(FAULTS), list(SYSTEMS)
     body = [
         [FAULTS[r["fault"]], r["system"], stalled(r), peers_apart(r), lost(r), noted(r)]
-        for r in sorted(rows, key=lambda r: (order.index(r["fault"]), SYSTEMS.index(r["system"])))
+        for r in sorted(rows, key=lambda r: (order.index(r["fault"]), systems.index(r["system"])))
     ]
     head = ["fault of one peer of four", "system", "seconds lost", "peers apart", "samples lost", ""]
     return section("faults", dates=dates(rows), table=table(head, body))

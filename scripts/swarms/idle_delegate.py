@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transport.protocol import WeightedPacket
+
 TOKENS = 10  # of each sample
 
 
@@ -19,8 +21,8 @@ class IdleDelegate:
     def arrived(self, round: int, peer: str, packet: bytes) -> None:
         """Ignore it until the round closes."""
 
-    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
-        return updates[0][1]
+    def aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:
+        return updates[0].packet
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         """Drop it."""

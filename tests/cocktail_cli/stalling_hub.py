@@ -47,7 +47,7 @@ class HeldWork(RunDelegate):
         super().__init__(material.recipe, material.base, material.corpus, ledger)
         self.go = threading.Event()
 
-    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+    def aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:
         assert self.go.wait(120), "the test has forgotten its hub"
         return super().aggregate(round, updates)
 

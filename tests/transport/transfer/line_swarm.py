@@ -28,6 +28,7 @@ from scripts.swarms.idle_delegate import TOKENS, IdleDelegate
 from scripts.swarms.processes import Line, Process, say
 from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, parse_url
 from transport.peer import PeerIdentity
+from transport.protocol import WeightedPacket
 from transport.protocol.errors import RunOver, SessionRenewed, TransportError
 from transport.protocol.messages import Chunk, Get, Over, Ping, Pong, PutDone, Report, Round
 
@@ -91,7 +92,7 @@ class Mean(IdleDelegate):
     def samples(self, ids: Sequence[int]) -> bytes:
         return json.dumps(list(ids)).encode()
 
-    def aggregate(self, round: int, updates: Sequence[tuple[str, bytes, float]]) -> bytes:
+    def aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:
         total, self.residual = self.residual, np.zeros_like(self.x)
         whole = sum(weight for _, _, weight in updates)
         for _, packet, weight in updates:  # ordered by name: float sums depend on order

@@ -1,7 +1,4 @@
-"""Carries bytes between peers and keeps the books of a run. The protocol: transport/PROTOCOL.md.
-
-Beside these names: `transport.events`, `transport.errors`, `transport.messages`, `transport.memory`.
-"""
+"""Connects peers with their hub and stores the decisions of a run. The protocol: transport/PROTOCOL.md."""
 
 from transport.hub import Hub
 from transport.ledger import Ledger

@@ -21,14 +21,6 @@ def sample_ids(ranges: Iterable[tuple[int, int]]) -> list[int]:
     return [i for start, stop in ranges for i in range(start, stop)]
 
 
-def compact(ids: Iterable[int]) -> SampleRanges:
-    """Compute the ranges of `ids`. Raises ValueError for a duplicate."""
-    pool = SamplePool()
-    for i in sorted(ids):
-        pool.put(((i, i + 1),))
-    return pool.ranges
-
-
 def pack_ranges(ranges: SampleRanges) -> bytes:
     return msgspec.msgpack.encode(ranges)
 

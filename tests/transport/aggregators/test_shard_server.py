@@ -1,4 +1,4 @@
-"""An owner's door and the links to it, on the loopback."""
+"""An aggregator's server and the links to it, on the loopback."""
 
 from __future__ import annotations
 
@@ -22,62 +22,62 @@ from transport.wire.frames import HubWire
 from transport.wire.rate_limit import Bandwidth, RateLimits
 from transport.wire.zeromq_sockets import RouterWire, is_reachable
 
-KEYS = {name: CurveKeys.generate() for name in ("owner", "hub", "ann", "eve")}
+KEYS = {name: CurveKeys.generate() for name in ("aggregator", "hub", "ann", "eve")}
 
 
 class House:
-    """A door that is open to ann, and what came in."""
+    """A shard server for ann, and the parts it received."""
 
     def __init__(self) -> None:
         def knows(key: str) -> bool:
-            return key == KEYS["hub"].public or self.door.knows(key)
+            return key == KEYS["hub"].public or self.server.knows(key)
 
-        wire = RouterWire("127.0.0.1", 0, KEYS["owner"], allowed=knows)
+        wire = RouterWire("127.0.0.1", 0, KEYS["aggregator"], allowed=knows)
         self.port = wire.port
-        self.door = ShardServer(wire, "toy-run")
+        self.server = ShardServer(wire, "toy-run")
         self.came: list[tuple[int, str, bytes]] = []
-        self.door.on_part = lambda *what: self.came.append(what)
-        self.door.opened(3, {"ann": KEYS["ann"].public}, 1000)
-        self.door.start()
+        self.server.on_part = lambda *what: self.came.append(what)
+        self.server.opened(3, {"ann": KEYS["ann"].public}, 1000)
+        self.server.start()
 
     def link(self, name: str, keys: str, port: int = 0) -> PeerLink:
-        url = RunURL(KEYS["owner"].public, "", "127.0.0.1", port or self.port, "toy-run")
+        url = RunURL(KEYS["aggregator"].public, "", "127.0.0.1", port or self.port, "toy-run")
         return PeerLink(url, PeerIdentity(name, keys=KEYS[keys]), LinkLimits(patience=1.0, flows=1))
 
     @property
-    def owner(self) -> AggregatorInfo:
+    def aggregator(self) -> AggregatorInfo:
         return self.at(self.port)
 
     def at(self, port: int) -> AggregatorInfo:
-        return AggregatorInfo("owner", [0], KEYS["owner"].public, f"127.0.0.1:{port}")
+        return AggregatorInfo("aggregator", [0], KEYS["aggregator"].public, f"127.0.0.1:{port}")
 
 
 @pytest.fixture
 def house() -> Iterator[House]:
     house = House()
     yield house
-    house.door.close()
+    house.server.close()
 
 
 def test_a_member_brings_its_part_and_fetches_the_packet(house: House) -> None:
-    direct = ShardClients(lambda owner: house.link("ann", "ann"))
-    house.door.serve(3, b"packet of shards")
+    direct = ShardClients(lambda aggregator: house.link("ann", "ann"))
+    house.server.serve(3, b"packet of shards")
 
-    assert direct.send(3, [house.owner], {"owner": b"a part", "hub": b"left"}, lambda: False) == {
+    assert direct.send(3, [house.aggregator], {"aggregator": b"a part", "hub": b"left"}, lambda: False) == {
         "hub": b"left"
     }
     until(lambda: house.came == [(3, "ann", b"a part")])
-    assert direct.fetch(3, [house.owner], 1 << 20) == {"owner": b"packet of shards"}
-    assert direct.fetch(2, [house.owner], 1 << 20) == {}, "it is not served"
+    assert direct.fetch(3, [house.aggregator], 1 << 20) == {"aggregator": b"packet of shards"}
+    assert direct.fetch(2, [house.aggregator], 1 << 20) == {}, "it is not served"
     direct.close()
 
 
-def test_a_member_takes_no_more_from_a_door_than_the_round_has(house: House) -> None:
-    direct = ShardClients(lambda owner: house.link("ann", "ann"))
-    house.door.serve(3, b"packet of shards")
+def test_a_member_fetches_no_more_from_a_shard_server_than_the_round_has(house: House) -> None:
+    direct = ShardClients(lambda aggregator: house.link("ann", "ann"))
+    house.server.serve(3, b"packet of shards")
 
-    assert direct.fetch(3, [house.owner], 16) == {"owner": b"packet of shards"}
-    assert direct.fetch(3, [house.owner], 15) == {}
+    assert direct.fetch(3, [house.aggregator], 16) == {"aggregator": b"packet of shards"}
+    assert direct.fetch(3, [house.aggregator], 15) == {}
     direct.close()
 
 
@@ -87,9 +87,9 @@ def test_nobody_else_comes_in(house: House) -> None:
         house.link("ann", "eve").connect(0.3, 0.3)
     with pytest.raises(RefusedByHub):
         house.link("bob", "ann").connect(2.0, 2.0)
-    assert is_reachable(f"127.0.0.1:{house.port}", KEYS["owner"].public, KEYS["hub"])
+    assert is_reachable(f"127.0.0.1:{house.port}", KEYS["aggregator"].public, KEYS["hub"])
     assert not is_reachable(f"127.0.0.1:{house.port}", KEYS["eve"].public, KEYS["hub"], 0.5)
-    assert not is_reachable("nonsense", KEYS["owner"].public, KEYS["hub"])
+    assert not is_reachable("nonsense", KEYS["aggregator"].public, KEYS["hub"])
 
 
 @pytest.mark.parametrize(
@@ -122,31 +122,31 @@ def until(there: Callable[[], bool]) -> None:
 def test_a_link_whose_connections_ended_goes_on_where_it_was(house: House, line: Link) -> None:
     """The one for control is idle, and ends where TCP's probe of it after 30 s is lost."""
     link = house.link("ann", "ann", line.port)
-    direct, owner = ShardClients(lambda owner: link), house.at(line.port)
-    assert direct.send(3, [owner], {"owner": b"a part"}, lambda: False) == {}
-    sessions = dict(house.door._sessions)
+    direct, aggregator = ShardClients(lambda aggregator: link), house.at(line.port)
+    assert direct.send(3, [aggregator], {"aggregator": b"a part"}, lambda: False) == {}
+    sessions = dict(house.server._sessions)
     line.light.clear()  # or it is up again before anybody looks
     line.cut()
     until(lambda: not link._connections.connected)
     line.light.set()
 
-    assert direct.send(4, [owner], {"owner": b"a part"}, lambda: False) == {}
-    assert house.door._sessions == sessions
+    assert direct.send(4, [aggregator], {"aggregator": b"a part"}, lambda: False) == {}
+    assert house.server._sessions == sessions
     direct.close()
 
 
 def test_a_session_is_resumed_by_the_key_that_began_it_and_no_other() -> None:
     said: list[Message] = []
     wire = SimpleNamespace(send=lambda conn, frames: said.append(decode_to_peer(frames[0])) or True)
-    door = ShardServer(cast(HubWire, wire), "toy-run")
-    door.opened(3, {"ann": "key-a", "bob": "key-b"}, 1000)
-    door._receive(b"key-a.1", [encode(Hello(PROTOCOL, "", "toy-run", "ann", "", {}))])
+    server = ShardServer(cast(HubWire, wire), "toy-run")
+    server.opened(3, {"ann": "key-a", "bob": "key-b"}, 1000)
+    server._receive(b"key-a.1", [encode(Hello(PROTOCOL, "", "toy-run", "ann", "", {}))])
     session = cast(Welcome, said[-1]).session
     resume = [encode(Resume(PROTOCOL, "toy-run", "ann", session))]
 
-    door._receive(b"key-b.1", resume)
+    server._receive(b"key-b.1", resume)
     assert isinstance(said[-1], Refused)
-    door._receive(b"key-a.2", resume)
+    server._receive(b"key-a.2", resume)
     assert isinstance(said[-1], Welcome)
     assert (said[-1].session, said[-1].resumed) == (session, True)
 
@@ -154,60 +154,64 @@ def test_a_session_is_resumed_by_the_key_that_began_it_and_no_other() -> None:
 def test_a_link_that_was_lost_between_two_rounds_is_dialled_anew(house: House, line: Link) -> None:
     dialled: list[PeerLink] = []
 
-    def dial(owner: AggregatorInfo) -> PeerLink:
+    def dial(aggregator: AggregatorInfo) -> PeerLink:
         dialled.append(house.link("ann", "ann", line.port))
         return dialled[-1]
 
-    direct, owner = ShardClients(dial), house.at(line.port)
-    assert direct.send(3, [owner], {"owner": b"a part"}, lambda: False) == {}
-    house.door._sessions.clear()  # as after a new start, before it heard who takes part
-    house.door.opened(4, {}, 1000)
+    direct, aggregator = ShardClients(dial), house.at(line.port)
+    assert direct.send(3, [aggregator], {"aggregator": b"a part"}, lambda: False) == {}
+    house.server._sessions.clear()  # as after a new start, before it heard who takes part
+    house.server.opened(4, {}, 1000)
     line.cut()
     until(lambda: dialled[0].lost)
-    house.door.opened(4, {"ann": KEYS["ann"].public}, 1000)
+    house.server.opened(4, {"ann": KEYS["ann"].public}, 1000)
 
-    assert direct.send(4, [owner], {"owner": b"a part"}, lambda: False) == {}
+    assert direct.send(4, [aggregator], {"aggregator": b"a part"}, lambda: False) == {}
     assert len(dialled) == 2
     direct.close()
 
 
-def test_an_owner_that_cannot_be_dialled_costs_seconds_once() -> None:
-    nowhere = AggregatorInfo("owner", [0], KEYS["owner"].public, "127.0.0.1:1")
+def test_an_aggregator_that_cannot_be_dialled_costs_seconds_once() -> None:
+    nowhere = AggregatorInfo("aggregator", [0], KEYS["aggregator"].public, "127.0.0.1:1")
     dialled: list[AggregatorInfo] = []
 
-    def dial(owner: AggregatorInfo) -> PeerLink:
-        dialled.append(owner)
-        url = RunURL(owner.key, "", "127.0.0.1", 1, "toy-run")
+    def dial(aggregator: AggregatorInfo) -> PeerLink:
+        dialled.append(aggregator)
+        url = RunURL(aggregator.key, "", "127.0.0.1", 1, "toy-run")
         return PeerLink(url, PeerIdentity("ann", keys=KEYS["ann"]), LinkLimits(patience=0.5, flows=1))
 
     direct, started = ShardClients(dial), time.monotonic()
     for round in (3, 4, 5):
-        assert direct.send(round, [nowhere], {"owner": b"a part"}, lambda: False) == {"owner": b"a part"}
+        assert direct.send(round, [nowhere], {"aggregator": b"a part"}, lambda: False) == {
+            "aggregator": b"a part"
+        }
         assert direct.fetch(round, [nowhere], 1 << 20) == {}
     assert len(dialled) == 1
     assert time.monotonic() - started < 10
     direct.close()
 
 
-def test_what_goes_through_a_door_is_within_what_is_lent(house: House) -> None:
-    house.door.opened(3, {"ann": KEYS["ann"].public}, 1 << 20)
-    house.door.rate_limits = RateLimits(Bandwidth(up=1e6, down=1e6))
-    house.door.serve(3, bytes(300_000))
-    direct, started = ShardClients(lambda owner: house.link("ann", "ann")), time.monotonic()
+def test_traffic_of_a_shard_server_is_within_the_rate_limits(house: House) -> None:
+    house.server.opened(3, {"ann": KEYS["ann"].public}, 1 << 20)
+    house.server.rate_limits = RateLimits(Bandwidth(up=1e6, down=1e6))
+    house.server.serve(3, bytes(300_000))
+    direct, started = ShardClients(lambda aggregator: house.link("ann", "ann")), time.monotonic()
 
-    assert direct.send(3, [house.owner], {"owner": bytes(300_000)}, lambda: False) == {}
+    assert direct.send(3, [house.aggregator], {"aggregator": bytes(300_000)}, lambda: False) == {}
     assert time.monotonic() - started > 0.2
-    assert direct.fetch(3, [house.owner], 1 << 20) == {"owner": bytes(300_000)}
+    assert direct.fetch(3, [house.aggregator], 1 << 20) == {"aggregator": bytes(300_000)}
     assert time.monotonic() - started > 0.45
     direct.close()
 
 
-def test_an_owner_that_takes_nothing_is_given_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aggregator_that_takes_nothing_is_given_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is frozen: its connections are up, and nobody reads what comes."""
     monkeypatch.setattr("transport.aggregators.shard_clients.STILL_S", 0.3)
-    direct = ShardClients(lambda owner: house.link("ann", "ann"))
-    assert direct.send(3, [house.owner], {"owner": b"a part"}, lambda: False) == {}
-    monkeypatch.setattr(house.door, "_receive", lambda conn, frames: None)
+    direct = ShardClients(lambda aggregator: house.link("ann", "ann"))
+    assert direct.send(3, [house.aggregator], {"aggregator": b"a part"}, lambda: False) == {}
+    monkeypatch.setattr(house.server, "_receive", lambda conn, frames: None)
 
-    assert direct.send(4, [house.owner], {"owner": b"a part"}, lambda: False) == {"owner": b"a part"}
+    assert direct.send(4, [house.aggregator], {"aggregator": b"a part"}, lambda: False) == {
+        "aggregator": b"a part"
+    }
     direct.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from transport.protocol.sample_ranges import (
     SamplePool,
     SampleRanges,
-    compact,
     count_samples,
     pack_ranges,
     sample_ids,
@@ -19,6 +19,14 @@ from transport.protocol.sample_ranges import (
 from transport.scheduling.leases import Leases, complement
 
 id_sets = st.sets(st.integers(0, 200))
+
+
+def compact(ids: Iterable[int]) -> SampleRanges:
+    """Compute the ranges of `ids`, one by one."""
+    pool = SamplePool()
+    for i in sorted(ids):
+        pool.put(((i, i + 1),))
+    return pool.ranges
 
 
 @given(id_sets)

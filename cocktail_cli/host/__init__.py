@@ -26,11 +26,12 @@ __all__ = [
     "versions",
 ]
 
-# Imported at first use, as these bring in transport and ZeroMQ: `cocktail --help` must be fast.
 _LAZY = {"versions": ".hub_delegate", "CommittedModel": ".snapshot_thread"}
 
+if not TYPE_CHECKING:  # a type checker must not accept any name
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name], __name__), name)
+    def __getattr__(name: str) -> Any:
+        """Import at first use what brings in transport and ZeroMQ: `cocktail --help` must be fast."""
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_LAZY[name], __name__), name)

@@ -42,11 +42,10 @@ __all__ = [
     "take_turns",
 ]
 
+if not TYPE_CHECKING:  # a type checker must not accept any name
 
-def __getattr__(name: str) -> Any:
-    """Import LoopbackLink at first use: it brings in transport and ZeroMQ, and `cocktail --help` must be
-    fast.
-    """
-    if name != "LoopbackLink":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module(".loopback_link", __name__).LoopbackLink
+    def __getattr__(name: str) -> Any:
+        """Import LoopbackLink at first use, as it brings in ZeroMQ: `cocktail --help` must be fast."""
+        if name != "LoopbackLink":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return import_module(".loopback_link", __name__).LoopbackLink

@@ -1,4 +1,4 @@
-"""The owner's error survives a hub that is killed, at whichever step of a round."""
+"""The hub's error feedback survives a kill at any step of a round."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ def updates_of(round: int, salt: int = 0) -> list[WeightedPacket]:
     return [WeightedPacket("ann", packets[0], 3.0), WeightedPacket("bob", packets[1], 0.7)]
 
 
-def legacies_before(round: int) -> list[WeightedPacket]:
-    """What leavers hand over before a round: in every third two of them."""
+def handoffs_before(round: int) -> list[WeightedPacket]:
+    """The handoffs before a round: in every third one two peers leave."""
     if round % 3 != 2:
         return []
     generator = torch.Generator().manual_seed(50 + round)
     whole = handoff_compressor(MIX, 0.1)
 
-    def legacy() -> bytes:
+    def handoff() -> bytes:
         return join([whole.encode(torch.randn(s.size, generator=generator)).packet for s in MIX.cut(P, SEED)])
 
-    return [WeightedPacket(name, legacy(), 0.3) for name in ("eve", "dan")]
+    return [WeightedPacket(name, handoff(), 0.3) for name in ("eve", "dan")]
 
 
-def error_of(kept: DurableAggregator) -> torch.Tensor:
-    return torch.cat([owner.error for owner in kept.aggregator.assigned.values()])
+def error_of(durable: DurableAggregator) -> torch.Tensor:
+    return torch.cat([shard.error for shard in durable.aggregator.assigned.values()])
 
 
 def undisturbed() -> list[bytes]:
-    owner, packets = Aggregator(P, MIX, SEED), []
+    aggregator, packets = Aggregator(P, MIX, SEED), []
     for round in range(ROUNDS):
-        for legacy in legacies_before(round):
-            owner.merge_handoff(*legacy)
-        packets.append(owner.step(round, updates_of(round)))
+        for handoff in handoffs_before(round):
+            aggregator.merge_handoff(*handoff)
+        packets.append(aggregator.step(round, updates_of(round)))
     return packets
 
 
@@ -88,8 +88,8 @@ class Life:
         """Rounds to the end; in the second one it dies at the step called `dies`."""
         for round in range(self.round, ROUNDS):
             mortal = round == self.round + 1
-            for legacy in legacies_before(round):
-                self.durable.inherit(*legacy)
+            for handoff in handoffs_before(round):
+                self.durable.inherit(*handoff)
             if mortal and dies == "logged":  # never committed, and done again with other updates
                 self.durable.aggregate(round, updates_of(round, salt=1))
                 raise Killed
@@ -132,13 +132,13 @@ def test_killed_at_any_step_the_run_is_what_it_would_have_been(
     assert (tmp_path / ERROR).exists() == (least == 0 or dies == "saved")
 
 
-def test_e_is_not_saved_with_a_legacy_that_the_next_rounds_record_is_to_have(tmp_path: Path) -> None:
+def test_e_is_not_saved_with_a_handoff_that_the_next_rounds_record_is_to_have(tmp_path: Path) -> None:
     """Else it would be in e twice after a replay."""
     life = Life(tmp_path, 0)
     life.durable.longest = 0
     commit(life.ledger, 0, life.durable.aggregate(0, updates_of(0)))
-    for legacy in legacies_before(2):
-        life.durable.inherit(*legacy)
+    for handoff in handoffs_before(2):
+        life.durable.inherit(*handoff)
     life.durable.committed(0)
     assert not (tmp_path / ERROR).exists()
     commit(life.ledger, 1, life.durable.aggregate(1, updates_of(1)))
@@ -168,7 +168,7 @@ def test_a_round_done_again_without_a_rejected_peer_is_replayed_as_it_was_commit
     again.end()
 
 
-def test_a_legacy_that_was_shortened_is_shortened_again_after_a_restart(tmp_path: Path) -> None:
+def test_a_handoff_that_was_shortened_is_shortened_again_after_a_restart(tmp_path: Path) -> None:
     """By what the round before it held, whether that round is replayed or older than the saved e."""
     life = Life(tmp_path, 1 << 30)
     for round in range(4):
@@ -243,7 +243,7 @@ def test_what_counts_for_less_is_logged_with_the_weight_that_it_had_and_judged_w
     work.probing.weights = {"bob": 0.25}
     with Ledger(tmp_path, run="toy", samples=9) as ledger:
         work.durable.recover(ledger)
-        work.inherit("bob", legacies_before(2)[0][1], 0.4)
+        work.inherit("bob", handoffs_before(2)[0][1], 0.4)
         work.aggregate(0, updates_of(0))
         assert work.durable.log is not None
         [logged] = work.durable.log.rounds(0, 1)
@@ -265,14 +265,16 @@ def test_more_shards_than_the_model_has_parameters_are_refused(
         RunDelegate(recipe, Base(tmp_path, ()), nothing, tmp_path)
 
 
-OWNED = ([0, 1], [0, 1], [0], [0], [], [1], [0, 1], [0, 1])  # in each round
+ASSIGNED = ([0, 1], [0, 1], [0], [0], [], [1], [0, 1], [0, 1])  # in each round
 
 
-def keep_for_others(life: Life, owned: list[int], *, dies: bool) -> Callable[[bytes], int]:
+def keep_for_others(life: Life, assigned: list[int], *, dies: bool) -> Callable[[bytes], int]:
     """As the hub does it, for whoever owns the other shards next."""
 
     def keep(errors: bytes) -> int:
-        number = life.ledger.handoffs.add(PendingHandoff(HUB, 1.0, frozenset(range(2)) - set(owned)), errors)
+        number = life.ledger.handoffs.add(
+            PendingHandoff(HUB, 1.0, frozenset(range(2)) - set(assigned)), errors
+        )
         if dies:
             raise Killed
         return number
@@ -280,7 +282,7 @@ def keep_for_others(life: Life, owned: list[int], *, dies: bool) -> Callable[[by
     return keep
 
 
-def test_a_round_whose_owners_were_all_lost_is_logged_again_by_a_hub_that_owns_its_shards_then(
+def test_a_round_whose_aggregators_were_all_lost_is_logged_again_by_a_hub_that_aggregates_its_shards_then(
     tmp_path: Path,
 ) -> None:
     life = Life(tmp_path, 1 << 30)
@@ -304,29 +306,29 @@ def test_a_round_whose_owners_were_all_lost_is_logged_again_by_a_hub_that_owns_i
 def test_killed_after_every_step_while_shards_come_and_go_e_is_what_it_would_have_been(
     tmp_path: Path, least: int, dies: bool
 ) -> None:
-    """What others own moves by their packets, and is none of this owner's."""
+    """Shards of other aggregators move by their packets, and have no error feedback here."""
     theirs, reference, kept = undisturbed(), Aggregator(P, MIX, SEED), list[bytes]()
-    for round, owned in enumerate(OWNED):
-        kept += filter(None, [reference.assign(owned)])
+    for round, assigned in enumerate(ASSIGNED):
+        kept += filter(None, [reference.assign(assigned)])
         life = Life(tmp_path, least)
         with suppress(Killed):
-            life.durable.own(round, owned, keep_for_others(life, owned, dies=dies))
+            life.durable.own(round, assigned, keep_for_others(life, assigned, dies=dies))
         life.end()
         life = Life(tmp_path, least)
-        life.durable.own(round, owned, lambda errors: pytest.fail("these are on the disk for others"))
+        life.durable.own(round, assigned, lambda errors: pytest.fail("these are on the disk for others"))
         assert [life.ledger.handoffs.packet(number) for number in life.ledger.handoffs.rows()] == kept
-        for legacy in legacies_before(round):
-            reference.merge_handoff(*legacy)
-            life.durable.inherit(*legacy)
+        for handoff in handoffs_before(round):
+            reference.merge_handoff(*handoff)
+            life.durable.inherit(*handoff)
         own = life.durable.aggregate(round, updates_of(round))
         assert own == reference.step(round, updates_of(round))
-        others = [shard for shard in range(2) if shard not in owned]
+        others = [shard for shard in range(2) if shard not in assigned]
         part = select_shards(theirs[round], others, 2)
         commit(life.ledger, round, life.durable.joined(round, own, [("bob", others, part)]))
         life.durable.committed(round)
         life.end()
 
     again = Life(tmp_path, least)
-    assert list(again.durable.aggregator.assigned) == OWNED[-1]
+    assert list(again.durable.aggregator.assigned) == ASSIGNED[-1]
     assert torch.equal(error_of(again.durable), torch.cat([o.error for o in reference.assigned.values()]))
     again.end()

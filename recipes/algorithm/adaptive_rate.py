@@ -54,7 +54,7 @@ class AdaptiveRate:
 
     @property
     def spread(self) -> float:
-        """How many times more values the richest packet has than the sparsest."""
+        """Ratio of values in the richest packet to those in the sparsest."""
         return self.ladder[-1].topk_ratio / self.ladder[0].topk_ratio
 
     def sent(self, size: float) -> AdaptiveRate:

@@ -58,7 +58,7 @@ Log = Callable[[Mapping[int, AggregateStep]], Callable[[], object]]
 
 
 def unlogged(steps: Mapping[int, AggregateStep]) -> Callable[[], object]:
-    """No-op persistence hook."""
+    """Log nothing."""
     return lambda: None
 
 

@@ -28,7 +28,7 @@ def packet_of(rate: AdaptiveRate, coordinates: float, skew: float = 1.0) -> floa
 
 
 def settled(rate: AdaptiveRate, coordinates: float, room: float, skew: float = 1.0) -> list[int]:
-    """Where it is, round after round, on a line that stays as it is."""
+    """List the places, round after round, on a line that stays as it is."""
     found = []
     for _ in range(ROUNDS):
         rate = rate.sent(packet_of(rate, coordinates, skew)).within(room)
@@ -153,21 +153,21 @@ def test_real_packets_fit_after_a_few_rounds_whatever_fits() -> None:
         assert 0.6 * fits <= sizes[-1] <= 1.05 * fits
 
 
-def test_peers_that_differ_and_an_owner_that_follows_the_slowest_agree_to_the_bit_and_e_is_replayed() -> None:
+def test_peers_that_differ_and_an_aggregator_at_the_slowest_agree_to_the_bit_and_e_is_replayed() -> None:
     torch.manual_seed(0)
     n, mix, rate = 100_000, compressor_of(RICH), adaptive_rate_of(RICH)
     workers = [Worker(torch.zeros(n), GlobalModel(torch.zeros(n), mix, 1), rate=rate) for _ in range(3)]
-    owner, again = (Aggregator(n, rate, 1) for _ in range(2))
+    aggregator, again = (Aggregator(n, rate, 1) for _ in range(2))
     packets, kept = [], []
     for round in range(16):
         for worker in workers:
             worker.x.add_(torch.randn(n) ** 3)
         parts = [worker.start(fits) for worker, fits in zip(workers, (300, 1000, 8000), strict=True)]
         updates = [(str(i), part.packet, 1.0) for i, part in enumerate(parts)]
-        owner.set_budget(2000)
-        packets.append(owner.step(round, updates))
+        aggregator.set_budget(2000)
+        packets.append(aggregator.step(round, updates))
         again.replay(round, updates, packets[-1])
-        m = mix.draw(n, owner.shards[0].seed, round).m
+        m = mix.draw(n, aggregator.shards[0].seed, round).m
         kept.append([decode(part.packet, m).positions.numel() for part in parts])
         for worker, part in zip(workers, parts, strict=True):
             worker.finish(packets[-1], part)
@@ -178,29 +178,29 @@ def test_peers_that_differ_and_an_owner_that_follows_the_slowest_agree_to_the_bi
     assert (
         fold(GlobalModel(torch.zeros(n), mix, 1), packets).fingerprint == workers[0].global_model.fingerprint
     )
-    assert torch.equal(owner.assigned[0].error, again.assigned[0].error)
+    assert torch.equal(aggregator.assigned[0].error, again.assigned[0].error)
 
 
 @pytest.mark.parametrize(("peers", "alike"), [(2, 0.9), (2, 0.0), (4, 0.5), (8, 0.0)])
 @pytest.mark.parametrize(("line", "at"), [(10**9, "usual"), (1200, "what fits")])
-def test_peers_with_wide_lines_and_their_owner_grow_to_the_same_step(
+def test_peers_with_wide_lines_and_their_aggregator_grow_to_the_same_step(
     peers: int, alike: float, line: int, at: str
 ) -> None:
     torch.manual_seed(0)
     n, mix, rate = 100_000, compressor_of(Compression()), adaptive_rate_of(Compression())
     workers = [Worker(torch.zeros(n), GlobalModel(torch.zeros(n), mix, 1), rate=rate) for _ in range(peers)]
-    owner = Aggregator(n, rate, 1)
+    aggregator = Aggregator(n, rate, 1)
     for round in range(15):
         common = torch.randn(n)
         for worker in workers:
             worker.x.add_(alike * common + (1 - alike) * torch.randn(n))
         parts = [worker.start(10**9 if round else 0) for worker in workers]
-        owner.set_budget(line if round else 0)
-        aggregate = owner.step(round, [(str(i), part.packet, 1.0) for i, part in enumerate(parts)])
+        aggregator.set_budget(line if round else 0)
+        aggregate = aggregator.step(round, [(str(i), part.packet, 1.0) for i, part in enumerate(parts)])
         for worker, part in zip(workers, parts, strict=True):
             worker.finish(aggregate, part)
 
     keeps = {worker.rate.compressor.topk_ratio for worker in workers}
-    assert all(0.85 < keep / owner.rate.compressor.topk_ratio < 1.15 for keep in keeps)
-    assert at == "what fits" or owner.rate.at == owner.rate.usual == workers[0].rate.at
+    assert all(0.85 < keep / aggregator.rate.compressor.topk_ratio < 1.15 for keep in keeps)
+    assert at == "what fits" or aggregator.rate.at == aggregator.rate.usual == workers[0].rate.at
     assert at == "usual" or SPARE**2 * line <= len(aggregate) <= 1.05 * line

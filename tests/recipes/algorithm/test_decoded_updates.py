@@ -34,7 +34,7 @@ def bits(x: Tensor) -> list[int]:
 
 
 def one_after_another(error: Tensor, updates: Updates, scales: dict[str, float]) -> Tensor:
-    """What ledgers were written with: by peer, each packet added to the whole vector."""
+    """Sum as ledgers were written: by peer, each packet added to the whole vector."""
     total = sum(weight for _, _, weight in updates)
     out = torch.zeros(len(error)) if scales else error.clone()
     for peer, packet, weight in sorted(updates):
@@ -107,7 +107,7 @@ def test_what_is_kept_decoded_stays_within_its_room_however_often_packets_come()
     assert len(packets._decoded) == 9, "of a peer only the last"
 
 
-def test_an_owner_that_saw_packets_arrive_makes_the_packet_of_one_that_did_not() -> None:
+def test_an_aggregator_that_saw_packets_arrive_makes_the_packet_of_one_that_did_not() -> None:
     """Also where some came too late, were of another round, were damaged, or were replaced."""
     early, late = Aggregator(M, MIX, SEED), Aggregator(M, MIX, SEED)
     for t in range(3):
@@ -125,10 +125,10 @@ def test_an_owner_that_saw_packets_arrive_makes_the_packet_of_one_that_did_not()
 
 
 def test_a_packet_that_cannot_be_used_is_refused_at_the_close() -> None:
-    owner = Aggregator(M, MIX, SEED)
-    updates = sent(3, owner.assigned[0].sample(0).m)
-    owner.add(0, "p01", b"damaged")
+    aggregator = Aggregator(M, MIX, SEED)
+    updates = sent(3, aggregator.assigned[0].sample(0).m)
+    aggregator.add(0, "p01", b"damaged")
 
     with pytest.raises(RejectedUpdate, match="p01 is refused"):
-        owner.step(0, [updates[0], ("p01", b"damaged", 1.0), updates[2]])
-    assert not owner.assigned[0].error.any()
+        aggregator.step(0, [updates[0], ("p01", b"damaged", 1.0), updates[2]])
+    assert not aggregator.assigned[0].error.any()

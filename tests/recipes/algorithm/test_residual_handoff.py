@@ -1,4 +1,4 @@
-"""A leaver's residual in the owner's hands: nothing of the swarm's mean is lost."""
+"""A leaver's residual in the aggregator's hands: nothing of the swarm's mean is lost."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Swarm:
     """Three peers whose shares of the mean stay what they are."""
 
     workers: dict[str, Worker]
-    owner: Aggregator
+    aggregator: Aggregator
 
     def round(self, steps: dict[str, Tensor]) -> None:
         sent = {name: worker.start() for name, worker in self.workers.items()}
         for name, step in steps.items():
             self.workers[name].x.add_(step)
         updates = [(name, part.packet, WEIGHTS[name]) for name, part in sent.items()]
-        packet = self.owner.step(self.round_number, updates)
+        packet = self.aggregator.step(self.round_number, updates)
         for name, worker in self.workers.items():
             worker.finish(packet, sent[name])
 
@@ -44,18 +44,20 @@ class Swarm:
         return self.workers["ann"].global_model.round
 
     def mass(self) -> Tensor:
-        """What x' becomes once everything has been sent."""
+        """Compute x' once everything has been sent."""
         shares = {name: weight / sum(WEIGHTS.values()) for name, weight in WEIGHTS.items()}
         common = self.workers["ann"].global_model.vector
         residuals = sum(shares[n] * (w.x - w.global_model.vector) for n, w in self.workers.items())
-        return common + self.owner.assigned[0].error + residuals
+        return common + self.aggregator.assigned[0].error + residuals
 
     def leave(self, name: str, room: int = ROOM) -> None:
-        """It hands over. In its place is one without a residual, so that the others keep their shares."""
+        """Let a peer hand its residual off. In its place is one without a residual, so that the others keep
+        their shares.
+        """
         worker = self.workers[name]
         part = worker.handoff(room)
         assert part is not None
-        self.owner.merge_handoff(name, part.packet, WEIGHTS[name] / sum(WEIGHTS.values()))
+        self.aggregator.merge_handoff(name, part.packet, WEIGHTS[name] / sum(WEIGHTS.values()))
         worker.subtract(part)
 
 
@@ -75,7 +77,7 @@ def drained(swarm: Swarm) -> Tensor:
     """x' once nobody computes any more and all has been sent."""
     for _ in range(80):
         swarm.round({})
-    assert swarm.owner.assigned[0].error.abs().max() < 1e-6
+    assert swarm.aggregator.assigned[0].error.abs().max() < 1e-6
     assert all(worker.residual_norm() < 1e-4 for worker in swarm.workers.values())
     return swarm.workers["ann"].global_model.vector
 
@@ -118,7 +120,7 @@ def test_the_largest_coordinates_go_first_and_the_packet_fits() -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "other length"])
-def test_a_legacy_that_is_none_is_refused_by_name_and_changes_nothing(damage: str) -> None:
+def test_a_handoff_that_is_none_is_refused_by_name_and_changes_nothing(damage: str) -> None:
     swarm = swarm_after(5)
     part = swarm.workers["bob"].handoff(ROOM)
     assert part is not None
@@ -129,11 +131,11 @@ def test_a_legacy_that_is_none_is_refused_by_name_and_changes_nothing(damage: st
         packet[len(packet) // 2] ^= 0xFF
     else:
         packet = bytearray(EXACT.encode(torch.ones(N - 1)).packet)
-    error = swarm.owner.assigned[0].error.clone()
+    error = swarm.aggregator.assigned[0].error.clone()
     with pytest.raises(RejectedUpdate, match="the update of mallory is refused"):
-        swarm.owner.merge_handoff("mallory", bytes(packet), 10.0)
+        swarm.aggregator.merge_handoff("mallory", bytes(packet), 10.0)
 
-    assert torch.equal(swarm.owner.assigned[0].error, error)
+    assert torch.equal(swarm.aggregator.assigned[0].error, error)
 
 
 # ---- what a liar can hand over -----------------------------------------------------------------------------
@@ -147,18 +149,18 @@ def handoff_of(norm: float) -> bytes:
 
 
 @pytest.mark.parametrize("mix", [EXACT, COCKTAIL], ids=["exact", "cocktail"])
-def test_an_honest_legacy_is_taken_whole(mix: Cocktail) -> None:
+def test_an_honest_handoff_is_taken_whole(mix: Cocktail) -> None:
     swarm = swarm_after(30, mix, MEAN)
     for name, worker in swarm.workers.items():
         part = worker.handoff(ROOM)
 
         assert part is not None
-        assert swarm.owner.merge_handoff(name, part.packet, 1 / 3) == 1.0
+        assert swarm.aggregator.merge_handoff(name, part.packet, 1 / 3) == 1.0
 
 
 @pytest.mark.parametrize("rounds", [2, 5, 30])
-def test_an_honest_owners_error_is_taken_whole_by_the_next_owner(rounds: int) -> None:
-    one = swarm_after(rounds, COCKTAIL, MEAN).owner
+def test_an_honest_aggregators_error_is_taken_whole_by_the_next_aggregator(rounds: int) -> None:
+    one = swarm_after(rounds, COCKTAIL, MEAN).aggregator
     two = Aggregator(N, COCKTAIL, SEED)
     two.assigned[0].usual = one.assigned[0].usual  # it has aggregated a round by then
 
@@ -169,25 +171,25 @@ def test_an_honest_owners_error_is_taken_whole_by_the_next_owner(rounds: int) ->
     assert torch.equal(two.assigned[0].error, one.assigned[0].error)
 
 
-def test_a_legacy_longer_than_a_residual_can_be_is_shortened_to_what_the_round_before_held() -> None:
+def test_a_handoff_longer_than_a_residual_can_be_is_shortened_to_what_the_round_before_held() -> None:
     swarm = swarm_after(30, COCKTAIL, MEAN)
     longest = max(worker.residual_norm() for worker in swarm.workers.values())
-    before = swarm.owner.assigned[0].error.clone()
-    scale = swarm.owner.merge_handoff("mallory", handoff_of(20 * longest), 1.0)
+    before = swarm.aggregator.assigned[0].error.clone()
+    scale = swarm.aggregator.merge_handoff("mallory", handoff_of(20 * longest), 1.0)
 
-    moved = float((swarm.owner.assigned[0].error - before).norm())
-    limit = HELD * swarm.owner.assigned[0].usual * N**0.5
+    moved = float((swarm.aggregator.assigned[0].error - before).norm())
+    limit = HELD * swarm.aggregator.assigned[0].usual * N**0.5
     assert moved == pytest.approx(scale * 20 * longest, rel=1e-4)
     assert moved == pytest.approx(limit, rel=1e-4)
     assert moved < 5 * longest, "what an honest leaver could have moved, five times"
     with pytest.raises(RejectedUpdate, match=r"mallory is refused: its norm \S+ is more than 20 times"):
-        swarm.owner.merge_handoff("mallory", handoff_of(1.1 * REFUSED / HELD * limit), 1.0)
+        swarm.aggregator.merge_handoff("mallory", handoff_of(1.1 * REFUSED / HELD * limit), 1.0)
 
 
 def test_who_leaves_before_anything_was_sent_has_nothing_to_hand_over() -> None:
-    owner = Aggregator(N, COCKTAIL, SEED)
-    nothing = COCKTAIL.encode(torch.zeros(owner.assigned[0].sample(0).m)).packet
-    owner.step(0, [(name, nothing, 1.0) for name in WEIGHTS])
+    aggregator = Aggregator(N, COCKTAIL, SEED)
+    nothing = COCKTAIL.encode(torch.zeros(aggregator.assigned[0].sample(0).m)).packet
+    aggregator.step(0, [(name, nothing, 1.0) for name in WEIGHTS])
 
-    assert owner.merge_handoff("mallory", handoff_of(1.0), 1.0) == 0.0
-    assert not owner.assigned[0].error.any()
+    assert aggregator.merge_handoff("mallory", handoff_of(1.0), 1.0) == 0.0
+    assert not aggregator.assigned[0].error.any()

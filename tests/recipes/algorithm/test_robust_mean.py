@@ -1,4 +1,4 @@
-"""What liars can do to the aggregate of a round, and what honest peers must not suffer from its defence."""
+"""Bounds on what liars do to the aggregate of a round, and on what its defence costs honest peers."""
 
 from __future__ import annotations
 
@@ -89,15 +89,15 @@ def test_what_is_too_long_is_held_to_a_multiple_of_the_median(liars: int, honest
 @pytest.mark.parametrize("factor", [1.0, 1e3, 1e12])
 def test_what_no_honest_peer_reaches_is_refused_with_norm_and_median(factor: float) -> None:
     updates = swarm([normal(50, 1.5 * REFUSED * factor)], 4)
-    owner = Aggregator(M, ALL, 0)
+    aggregator = Aggregator(M, ALL, 0)
 
     with pytest.raises(
         RejectedUpdate, match=r"norm \S+ is more than 20 times 1\.\d+, the median .* 5 packets"
     ):
-        owner.step(0, updates)
-    assert not owner.assigned[0].error.any()
-    owner.step(0, updates[1:])
-    assert owner.shortened == ()
+        aggregator.step(0, updates)
+    assert not aggregator.assigned[0].error.any()
+    aggregator.step(0, updates[1:])
+    assert aggregator.shortened == ()
 
 
 def test_values_that_are_finite_and_a_norm_that_is_not_are_refused_even_of_a_single_peer() -> None:
@@ -140,7 +140,7 @@ def test_weights_shape_the_mean_and_not_the_norms() -> None:
 
 
 @every_rule
-def test_the_owner_replays_a_round_with_liars_to_the_bit(rule: Rule) -> None:
+def test_the_aggregator_replays_a_round_with_liars_to_the_bit(rule: Rule) -> None:
     mix = Cocktail(random_ratio=0.5, topk_ratio=0.2, quant_bits=4, block_size=16)
     here, again = Aggregator(M, mix, 7, rule), Aggregator(M, mix, 7, rule)
     for t in range(4):
@@ -167,19 +167,19 @@ def test_peers_that_agree_get_what_they_said_and_the_error_beside_it(rule: Rule)
 
 
 @every_rule
-def test_nothing_of_what_the_rule_makes_is_lost_at_the_owner(rule: Rule) -> None:
-    """Law 3 at the owner: A(packets) + e = the change of x' + e'."""
+def test_nothing_of_what_the_rule_makes_is_lost_at_the_aggregator(rule: Rule) -> None:
+    """Law 3 at the aggregator: A(packets) + e = the change of x' + e'."""
     mix = Cocktail(random_ratio=0.5, topk_ratio=0.2, quant_bits=4, block_size=16)
-    owner = Aggregator(M, mix, 7, rule)
+    aggregator = Aggregator(M, mix, 7, rule)
     for t in range(3):
-        sample, before = mix.draw(M, 7, t), owner.assigned[0].error.clone()
+        sample, before = mix.draw(M, 7, t), aggregator.assigned[0].error.clone()
         updates = said([normal(10 * t + i, m=sample.m) for i in range(5)], mix)
         made = collected(torch.zeros(sample.m), updates, rule).D
-        packet = owner.step(t, updates)
+        packet = aggregator.step(t, updates)
         change = sample.add_(torch.zeros(M), decode(packet, sample.m))
 
         want = sample.put_(torch.zeros(M), made) + before
-        torch.testing.assert_close(change + owner.assigned[0].error, want, rtol=0, atol=1e-6)
+        torch.testing.assert_close(change + aggregator.assigned[0].error, want, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("trim", [0.1, 0.2, 0.5])
@@ -207,7 +207,7 @@ def test_a_trimmed_mean_is_what_it_is_one_coordinate_at_a_time(trim: float) -> N
 
 
 def test_a_coordinate_that_one_or_two_peers_sent_is_what_the_mean_makes_of_it() -> None:
-    """Who has not sent it counts as zero, as in the mean: its residual still has it."""
+    """A peer that has not sent it counts as zero, as in the mean: its residual still has it."""
     sent = np.full((2, 10), np.nan, np.float32)
     sent[0, 3] = 5.0
     sent[1, 3:5] = 5.0, -1.0
@@ -258,19 +258,19 @@ def trained(rule: Rule, liars: int) -> float:
     mix, n = Cocktail(random_ratio=0.5, topk_ratio=0.4, quant_bits=4, block_size=16), 200
     target, generator = normal(3, 10.0, n), torch.Generator().manual_seed(4)
     workers = [Worker(torch.zeros(n), GlobalModel(torch.zeros(n), mix, 7)) for _ in range(10)]
-    owner = Aggregator(n, mix, 7, rule)
+    aggregator = Aggregator(n, mix, 7, rule)
     for t in range(60):
         parts = [worker.start() for worker in workers]
         lies = [mix.encode(-10 * part.shard_updates[0].update.dense()).packet for part in parts[:liars]]
         packets = lies + [part.packet for part in parts[liars:]]
-        packet = owner.step(t, [(f"p{i}", p, 1.0) for i, p in enumerate(packets)])
+        packet = aggregator.step(t, [(f"p{i}", p, 1.0) for i, p in enumerate(packets)])
         for worker, part in zip(workers, parts, strict=True):
             worker.x.sub_(0.1 * (worker.x - target + torch.randn(n, generator=generator)))
             worker.finish(packet, part)
     return float((workers[-1].global_model.vector - target).square().mean())
 
 
-def test_two_liars_of_ten_ruin_a_run_slow_it_or_cost_little_by_the_rule_of_its_owner() -> None:
+def test_two_liars_of_ten_ruin_a_run_slow_it_or_cost_little_by_the_rule_of_its_aggregator() -> None:
     honest = trained(OPEN, 0)
 
     assert trained(Rule(), 0) == honest, "nobody honest is held"

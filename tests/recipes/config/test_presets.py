@@ -25,7 +25,7 @@ SEED, N, PEERS = 7, 600, 3
 
 
 class Trio:
-    """Peers of one preset and their owner; each pulls towards an optimum of its own, by plain SGD."""
+    """Peers of one preset and their aggregator; each pulls towards an optimum of its own, by plain SGD."""
 
     def __init__(self, rate: float = 0.1, **compression: object) -> None:
         self.asked, self.rate = Compression.model_validate(compression), rate
@@ -36,7 +36,7 @@ class Trio:
         self.workers = [
             Worker(x0.clone(), GlobalModel(x0.clone(), mix, SEED), decay=decay) for _ in range(PEERS)
         ]
-        self.owner = Aggregator(N, mix, SEED, outer=outer_optimizer_of(self.asked))
+        self.aggregator = Aggregator(N, mix, SEED, outer=outer_optimizer_of(self.asked))
         self.sent: list[DecodedPacket] = []
         self.taken: list[tuple[str, bytes, float]] = []
 
@@ -46,7 +46,7 @@ class Trio:
 
     @property
     def error(self) -> Tensor:
-        return torch.cat([owner.error for owner in self.owner.assigned.values()])
+        return torch.cat([aggregator.error for aggregator in self.aggregator.assigned.values()])
 
     def steps(self) -> None:
         for worker, optimum in zip(self.workers, self.optima, strict=True):
@@ -64,7 +64,7 @@ class Trio:
         self.sent = sent
         round = self.workers[0].global_model.round
         self.taken = [(str(i), s.packet, weights[i]) for i, s in enumerate(sent) if i not in late]
-        packet = self.owner.step(round, self.taken)
+        packet = self.aggregator.step(round, self.taken)
         for i, (worker, part) in enumerate(zip(self.workers, sent, strict=True)):
             worker.finish(packet, None if i in late else part)
         return packet
@@ -183,11 +183,11 @@ def test_onebit_sends_signs_after_its_first_steps_and_loses_nothing_on_either_si
     trio = Trio(preset="onebit", uncompressed_steps=2)
     sizes = []
     for _ in range(5):
-        common, error = trio.common.clone(), trio.owner.assigned[0].error.clone()
+        common, error = trio.common.clone(), trio.aggregator.assigned[0].error.clone()
         packet = trio.round()
         sizes.append(len(packet))
         mean = sum(part.shard_updates[0].update.dense() for part in trio.sent) / PEERS
-        close(mean + error, trio.common - common + trio.owner.assigned[0].error)
+        close(mean + error, trio.common - common + trio.aggregator.assigned[0].error)
     update = decode(packet, N)
 
     assert len(update.positions) == N
@@ -223,7 +223,7 @@ MIXES: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
-def test_an_owner_that_is_started_again_has_its_momentum_to_the_bit(
+def test_an_aggregator_that_is_started_again_has_its_momentum_to_the_bit(
     mix: dict[str, object], tmp_path: Path
 ) -> None:
     """Saved after round 3, replayed to round 8: e and v, and the packets from there on."""
@@ -232,15 +232,15 @@ def test_an_owner_that_is_started_again_has_its_momentum_to_the_bit(
     for t in range(8):
         packet = trio.round()
         if t == 3:
-            trio.owner.save(tmp_path / "error", t + 1)
+            trio.aggregator.save(tmp_path / "error", t + 1)
             assert again.load(tmp_path / "error") == 4
         elif t > 3:
             again.replay(t, [(str(i), part.packet, 1.0) for i, part in enumerate(trio.sent)], packet)
 
-    for number, owner in trio.owner.assigned.items():
-        assert owner.momentum.any()
-        assert torch.equal(owner.momentum, again.assigned[number].momentum)
-        assert torch.equal(owner.error, again.assigned[number].error)
+    for number, aggregator in trio.aggregator.assigned.items():
+        assert aggregator.momentum.any()
+        assert torch.equal(aggregator.momentum, again.assigned[number].momentum)
+        assert torch.equal(aggregator.error, again.assigned[number].error)
 
 
 WHOLE: dict[str, object] = {"preset": "allreduce", "quant_bits": 32, "outer_learning_rate": "packets"}
@@ -266,7 +266,7 @@ def test_of_packets_that_weigh_unlike_the_mean_is_taken_as_often_as_there_are_so
 
 
 @pytest.mark.parametrize("members", [1, 3, MOST, MOST + 1, 64])
-def test_beyond_so_many_the_owners_step_is_no_longer_and_a_peers_share_no_smaller(members: int) -> None:
+def test_beyond_so_many_the_aggregators_step_is_no_longer_and_a_peers_share_no_smaller(members: int) -> None:
     outer = OuterOptimizer("packets")
 
     assert outer.rate_of(members) == min(members, MOST)
@@ -296,14 +296,14 @@ def test_a_sum_is_replayed_to_the_bit_however_many_packets_each_round_had(
     for t, late in enumerate([(), (1,), (0, 2), (), (2,)]):
         packet = trio.round(late, (1000.0, 700.0, 3.0))
         if t == 1:
-            trio.owner.save(tmp_path / "error", 2)
+            trio.aggregator.save(tmp_path / "error", 2)
             again.load(tmp_path / "error")
-            assert again.assigned[0].packets == trio.owner.assigned[0].packets == 2
+            assert again.assigned[0].packets == trio.aggregator.assigned[0].packets == 2
         elif t > 1:
             again.replay(t, trio.taken, packet)
 
     assert torch.equal(trio.error, again.assigned[0].error)
-    assert torch.equal(trio.owner.assigned[0].momentum, again.assigned[0].momentum)
+    assert torch.equal(trio.aggregator.assigned[0].momentum, again.assigned[0].momentum)
 
 
 def test_of_a_sum_nothing_is_lost_and_nothing_counts_twice_whoever_is_late_or_leaves() -> None:
@@ -321,20 +321,20 @@ def test_of_a_sum_nothing_is_lost_and_nothing_counts_twice_whoever_is_late_or_le
     for late in ([], [1], [0, 2], [0], []):
         trio.round(late)
     leaver = trio.workers.pop()
-    legacy = leaver.handoff(1 << 20)
-    assert legacy is not None
-    trio.owner.merge_handoff("2", legacy.packet, 1 / 3)
-    leaver.subtract(legacy)
+    handoff = leaver.handoff(1 << 20)
+    assert handoff is not None
+    trio.aggregator.merge_handoff("2", handoff.packet, 1 / 3)
+    leaver.subtract(handoff)
     unsent = sum((worker.x - trio.common).double() for worker in (*trio.workers, leaver))
 
     torch.testing.assert_close(trio.common + trio.error + unsent, start + made, rtol=0, atol=1e-5)
 
 
-def test_an_owners_error_that_changes_hands_counts_once_however_many_packets_there_are() -> None:
+def test_an_aggregators_error_that_changes_hands_counts_once_however_many_packets_there_are() -> None:
     trio, heir = Trio(outer_learning_rate="packets"), Trio(outer_learning_rate="packets")
     trio.round(), trio.round(), heir.round(), heir.round()
     before, given = heir.error, trio.error
-    assert heir.owner.merge_handoff("owner", trio.owner.assign([]), 1.0) == 1
+    assert heir.aggregator.merge_handoff("aggregator", trio.aggregator.assign([]), 1.0) == 1
     assert given.any()
 
     assert torch.equal(heir.error, before + given)
@@ -343,27 +343,27 @@ def test_an_owners_error_that_changes_hands_counts_once_however_many_packets_the
 def test_an_aggregate_that_was_not_committed_leaves_no_momentum() -> None:
     trio = Trio(preset="diloco", local_steps=2)
     trio.round()
-    owner = trio.owner.assigned[0]
-    before = owner.momentum.clone()
+    aggregator = trio.aggregator.assigned[0]
+    before = aggregator.momentum.clone()
     trio.round()
 
-    assert not torch.equal(owner.momentum, before)
-    trio.owner.undo()
-    assert torch.equal(owner.momentum, before)
+    assert not torch.equal(aggregator.momentum, before)
+    trio.aggregator.undo()
+    assert torch.equal(aggregator.momentum, before)
 
 
 def test_momentum_moves_only_what_a_round_visits() -> None:
     trio = Trio(preset="streaming-diloco", rate=0.01)
     trio.round(), trio.round()
-    [owner] = trio.owner.assigned.values()
-    before = owner.momentum.clone()
+    [aggregator] = trio.aggregator.assigned.values()
+    before = aggregator.momentum.clone()
     trio.round()
     [piece] = trio.sent[0].shard_updates
     inside = piece.sample.coordinates(torch.arange(piece.sample.m))
     outside = torch.ones(N, dtype=torch.bool).index_fill_(0, inside, False)
 
-    assert torch.equal(owner.momentum[outside], before[outside])
-    assert not torch.equal(owner.momentum[inside], before[inside])
+    assert torch.equal(aggregator.momentum[outside], before[outside])
+    assert not torch.equal(aggregator.momentum[inside], before[inside])
 
 
 def test_without_decay_at_either_side_nothing_stays_and_what_was_not_visited_does() -> None:
@@ -376,7 +376,7 @@ def test_without_decay_at_either_side_nothing_stays_and_what_was_not_visited_doe
 
     close(residual[inside], torch.zeros(piece.sample.m))
     assert (residual.abs() > 1e-6).sum() == N - len(inside)
-    assert not trio.owner.assigned[0].error.any()
+    assert not trio.aggregator.assigned[0].error.any()
 
 
 def test_what_was_not_taken_does_not_decay() -> None:
@@ -384,7 +384,7 @@ def test_what_was_not_taken_does_not_decay() -> None:
     trio.steps()
     worker = trio.workers[0]
     part, before = worker.start(), worker.x - worker.global_model.vector
-    worker.finish(trio.owner.step(0, [("other", part.packet, 1.0)]), None)
+    worker.finish(trio.aggregator.step(0, [("other", part.packet, 1.0)]), None)
 
     close(worker.x - worker.global_model.vector, before)
 

@@ -1,4 +1,4 @@
-"""Who is found to hurt, who counts for less, and that what is measured is what happens to the loss."""
+"""The contribution score finds peers that do harm, weighs useless ones less, and measures the loss."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Rounds:
         return list(found)
 
     def counts(self) -> dict[str, float]:
-        """How much the packets of each peer count."""
+        """Weigh the packets of each peer."""
         return {p: self.evidence.doubts[p].weight if p in self.evidence.doubts else 1.0 for p in PEERS}
 
     def until_found(self, most: int, **gains: float) -> int:
@@ -86,7 +86,7 @@ def test_long_good_conduct_is_no_credit() -> None:
 
 @pytest.mark.parametrize("gain", [0.0, 0.3, -0.2])
 def test_a_peer_of_little_use_or_none_is_not_a_liar(gain: float) -> None:
-    """Noise, old packets, and honest peers whose data have nothing to do with the owner's."""
+    """Noise, old packets, and honest peers whose data have nothing to do with the aggregator's."""
     swarm = Rounds()
 
     assert not any(swarm.next(p0=gain, p1=gain) for _ in range(100))
@@ -203,7 +203,7 @@ def test_who_is_of_use_again_counts_in_full_again() -> None:
 
 @pytest.mark.parametrize("rounds", [50, 400])
 def test_a_newcomer_whose_residual_has_yet_to_fill_counts_in_full(rounds: int) -> None:
-    """It does as little good as its packets are short, and nobody holds that against it."""
+    """A newcomer does as little good as its packets are short, and that counts against no peer."""
     swarm = settled()
     for round in range(rounds):
         grown = min((round + 1) / 50, 1.0)

@@ -125,5 +125,5 @@ def test_a_lease_of_which_some_steps_are_made_is_work_that_others_will_do_again(
     events = list(finetune(hub, peer, now=0))
 
     assert any(isinstance(event, HandedOver) for event in events) == handed
-    assert bool(hub.legacies) == handed
+    assert bool(hub.handoffs) == handed
     assert [delivery.delivers for delivery in hub.deliveries] == [[0]]

@@ -66,11 +66,13 @@ class FakeHub:
     said: list[tuple[object, ...]] = field(default_factory=list)
     room: int = 0
     takes: bool | None = True  # whether it has what is handed over
-    legacies: list[bytes] = field(default_factory=list)
+    handoffs: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         parameters = VOCABULARY * VOCABULARY
-        self.owner = Aggregator(parameters, compressor_of(self.recipe.compression), self.recipe.training.seed)
+        self.aggregator = Aggregator(
+            parameters, compressor_of(self.recipe.compression), self.recipe.training.seed
+        )
 
     def fetch(self, name: str) -> bytes:
         kind, _, number = name.partition("/")
@@ -99,14 +101,14 @@ class FakeHub:
         self.deliveries.append(delivery)
         late = delivery.round in self.late
         updates = [] if late else [(self.name, packet, 1.0)]
-        self.aggregates.append(self.owner.step(delivery.round, updates))
+        self.aggregates.append(self.aggregator.step(delivery.round, updates))
         return SimpleNamespace(accepted=[] if late else [self.name], refused={})
 
     def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:
         self.said.append(("evaluated", round, part, tokens))
 
     def hand_over(self, round: int, packet: bytes) -> bool | None:
-        self.legacies.append(packet)
+        self.handoffs.append(packet)
         return self.takes
 
     def leave(self, reason: str) -> None:
@@ -186,7 +188,7 @@ def test_what_came_too_late_is_delivered_with_the_next_packet() -> None:
     assert ("ready", 3) in hub.said
 
 
-def test_of_two_members_each_takes_half_a_step_where_the_owner_takes_the_sum_and_says_the_swarms_rate() -> (
+def test_of_two_members_each_takes_half_a_step_where_the_aggregate_is_a_sum_and_says_the_swarms_rate() -> (
     None
 ):
     moved = []
@@ -250,10 +252,12 @@ def test_a_leaver_hands_over_what_it_delivered_the_lease_of_and_nothing_else(
     steps = sum(event.loss is not None for event in events if isinstance(event, StepDone))
     assert leases == [0, 1]
     assert steps == 2, "each step that was made is delivered, no other was made"
-    hub.owner.merge_handoff("ann", hub.legacies[0], 1.0)
-    assert hub.owner.assigned[0].error.any()
+    hub.aggregator.merge_handoff("ann", hub.handoffs[0], 1.0)
+    assert hub.aggregator.assigned[0].error.any()
     common = peer.worker.global_model.vector
-    torch.testing.assert_close(common + hub.owner.assigned[0].error, alone(hub, steps), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        common + hub.aggregator.assigned[0].error, alone(hub, steps), rtol=0, atol=1e-5
+    )
 
 
 def alone(hub: FakeHub, count: int) -> Tensor:
@@ -272,11 +276,11 @@ def test_work_that_others_will_do_again_is_not_handed_over() -> None:
 
     assert [lease.round for lease in peer.undelivered] == [1]
     assert not any(isinstance(event, HandedOver) for event in events)
-    assert hub.legacies == []
+    assert hub.handoffs == []
 
 
 @pytest.mark.parametrize("takes", [True, False, None])
-def test_what_the_owner_has_or_may_have_is_in_the_residual_no_more(takes: bool | None) -> None:
+def test_what_the_aggregator_has_or_may_have_is_in_the_residual_no_more(takes: bool | None) -> None:
     hub = FakeHub(recipe(**LOSSY), [OneRound(t, t) for t in range(9)], room=10**6, takes=takes)
     peer = leaver(hub, 10)
     list(finetune(hub, peer, now=0))
@@ -289,11 +293,11 @@ def test_a_small_room_is_kept_and_no_room_takes_nothing() -> None:
     events = list(finetune(hub, leaver(hub, 10), now=0))
 
     (handed_over,) = [event for event in events if isinstance(event, HandedOver)]
-    assert handed_over.size == len(hub.legacies[0]) <= 120
+    assert handed_over.size == len(hub.handoffs[0]) <= 120
     assert 0 < handed_over.smaller < 0.99
     nothing = FakeHub(recipe(**LOSSY), [OneRound(t, t) for t in range(9)], room=20)
     list(finetune(nothing, leaver(nothing, 10), now=0))
-    assert nothing.legacies == []
+    assert nothing.handoffs == []
 
 
 @pytest.mark.parametrize("arrived", [True, False, None])

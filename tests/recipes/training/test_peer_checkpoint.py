@@ -1,4 +1,4 @@
-"""What a peer keeps between two stays: the same bits again, or nothing at all."""
+"""The checkpoint of a peer between two sessions: the same bits again, or nothing at all."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def test_a_peer_that_comes_back_is_what_it_was_to_the_bit_and_goes_on_alike(
     assert torch.equal(other.worker.global_model.vector, peer.worker.global_model.vector)
     assert same_state(peer, other)
     assert abs((tmp_path / "kept").stat().st_size - size_of(peer)) < 4000
-    error = hub.owner.assigned[0].error.clone()
+    error = hub.aggregator.assigned[0].error.clone()
     ends = []
     for each in (peer, other):
-        hub.owner.assigned[0].error.copy_(error)
+        hub.aggregator.assigned[0].error.copy_(error)
         del hub.aggregates[4:]
         hub.rounds, hub.ended = [OneRound(t, t) for t in range(4, 8)], None
         steps(hub, each)

@@ -30,14 +30,14 @@ MIXES = {
 
 @dataclass
 class Swarm:
-    """N workers and their owner, without a network."""
+    """N workers and their aggregator, without a network."""
 
     workers: list[Worker]
-    owner: Aggregator
+    aggregator: Aggregator
 
     @property
     def error(self) -> Tensor:
-        return torch.cat([owner.error for owner in self.owner.assigned.values()])
+        return torch.cat([aggregator.error for aggregator in self.aggregator.assigned.values()])
 
     def round(self, steps: list[Tensor], weights: list[float] | None = None) -> bytes:
         """One round in which worker i's optimizer adds steps[i]."""
@@ -45,7 +45,7 @@ class Swarm:
         for worker, step in zip(self.workers, steps, strict=True):
             worker.x.add_(step)
         updates = [(f"peer-{i}", part.packet, weights[i] if weights else 1.0) for i, part in enumerate(sent)]
-        packet = self.owner.step(self.workers[0].global_model.round, updates)
+        packet = self.aggregator.step(self.workers[0].global_model.round, updates)
         for worker, part in zip(self.workers, sent, strict=True):
             worker.finish(packet, part)
         return packet
@@ -113,7 +113,7 @@ def test_lossless_and_fresh_it_is_synchronous_sgd_on_the_whole_batch() -> None:
             worker.x.sub_(lr * rows.T @ (rows @ worker.x - b[share]) / len(rows))
         sent = [worker.start() for worker in trio.workers]
         updates = [(str(i), s.packet, float(len(b[shares[i]]))) for i, s in enumerate(sent)]
-        packet = trio.owner.step(t, updates)
+        packet = trio.aggregator.step(t, updates)
         for worker, part in zip(trio.workers, sent, strict=True):
             worker.finish(packet, part)
 
@@ -193,7 +193,7 @@ def test_a_packet_that_came_too_late_stays_in_the_residual() -> None:
     sent = punctual.start()
     late.start()
     late.x.add_(step)
-    packet = group.owner.step(1, [("punctual", sent.packet, 1.0)])
+    packet = group.aggregator.step(1, [("punctual", sent.packet, 1.0)])
 
     punctual.finish(packet, sent)
     late.finish(packet, None)
@@ -212,25 +212,27 @@ def test_a_packet_that_does_not_decode_is_refused_by_name_and_changes_nothing() 
     broken[len(broken) // 2] ^= 0xFF
 
     with pytest.raises(RejectedUpdate, match="the update of mallory is refused"):
-        group.owner.step(1, [("alice", sent[0].packet, 1.0), ("mallory", bytes(broken), 1.0)])
+        group.aggregator.step(1, [("alice", sent[0].packet, 1.0), ("mallory", bytes(broken), 1.0)])
 
     assert torch.equal(group.error, error)
 
 
 @pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
-def test_an_owner_that_replays_what_was_committed_goes_on_to_the_bit(mix: Cocktail, tmp_path: Path) -> None:
+def test_an_aggregator_that_replays_what_was_committed_goes_on_to_the_bit(
+    mix: Cocktail, tmp_path: Path
+) -> None:
     """Killed after round 9, with e of round 4 on its disk: the same e, the same packet of round 10."""
     group = swarm(mix)
     n = len(group.error)
     history = []
     for t in range(10):
         if t == 4:
-            group.owner.save(tmp_path / "error", t)
+            group.aggregator.save(tmp_path / "error", t)
         sent = [worker.start() for worker in group.workers]
         updates = [(f"peer-{i}", part.packet, 0.1 + i) for i, part in enumerate(sent)]
         for worker, step in zip(group.workers, steps_of(4, n, t), strict=True):
             worker.x.add_(step)
-        packet = group.owner.step(t, updates)
+        packet = group.aggregator.step(t, updates)
         for worker, part in zip(group.workers, sent, strict=True):
             worker.finish(packet, part)
         history.append((updates, packet))
@@ -248,7 +250,7 @@ def test_an_owner_that_replays_what_was_committed_goes_on_to_the_bit(mix: Cockta
         assert torch.equal(error.view(torch.int32), group.error.view(torch.int32))
         assert error.any() == (mix != LOSSLESS)  # which sends all of D
         packets.append(again.step(10, last))
-    assert packets == [group.owner.step(10, last)] * 2
+    assert packets == [group.aggregator.step(10, last)] * 2
 
 
 def test_a_saved_error_of_another_length_or_no_error_at_all_is_refused(tmp_path: Path) -> None:
@@ -270,7 +272,7 @@ def test_the_sum_does_not_depend_on_the_order_of_arrival() -> None:
     other = Aggregator(n, mix, SEED)
     other.assigned[0].error.copy_(group.error)
 
-    assert group.owner.step(1, updates) == other.step(1, updates[::-1])
+    assert group.aggregator.step(1, updates) == other.step(1, updates[::-1])
 
 
 def test_a_diverged_model_is_reported_with_the_name_of_the_parameter() -> None:

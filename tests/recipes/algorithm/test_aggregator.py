@@ -47,7 +47,7 @@ def test_a_vector_of_one_shard_sends_what_it_sent_before_there_were_shards() -> 
 
 
 def test_each_shard_is_a_vector_of_its_own() -> None:
-    """Its packet is the one of an owner and of peers that know nothing but that range."""
+    """Its packet is the one of an aggregator and of peers that know nothing but that range."""
     peers = workers()
     packet = Aggregator(N, MIX, SEED).step(0, updates_of(peers))
 
@@ -80,9 +80,9 @@ def test_a_shard_that_the_aggregate_leaves_out_has_not_moved_and_stays_in_the_re
 
 def test_a_packet_of_which_one_shard_is_refused_moves_no_error() -> None:
     peers = workers()
-    owners, updates = Aggregator(N, MIX, SEED), updates_of(peers)
-    owners.step(0, updates)
-    errors = [owner.error.clone() for owner in owners.assigned.values()]
+    aggregator, updates = Aggregator(N, MIX, SEED), updates_of(peers)
+    aggregator.step(0, updates)
+    errors = [own.error.clone() for own in aggregator.assigned.values()]
     assert all(bool(error.any()) for error in errors)
     for worker in peers:
         worker.global_model.round = 1
@@ -91,22 +91,24 @@ def test_a_packet_of_which_one_shard_is_refused_moves_no_error() -> None:
 
     for bad in (join([*parts[:2], b""]), join([*parts[:2], parts[0]]), parts[0], join(parts)[:-1]):
         with pytest.raises(RejectedUpdate, match="the update of peer-2 is refused"):
-            owners.step(1, [*updates[:2], ("peer-2", bad, 1.0)])
+            aggregator.step(1, [*updates[:2], ("peer-2", bad, 1.0)])
         with pytest.raises(RejectedUpdate, match="the update of peer-2 is refused"):
-            owners.merge_handoff("peer-2", bad, 1.0)
+            aggregator.merge_handoff("peer-2", bad, 1.0)
 
-    assert all(torch.equal(o.error, error) for o, error in zip(owners.assigned.values(), errors, strict=True))
+    assert all(
+        torch.equal(o.error, error) for o, error in zip(aggregator.assigned.values(), errors, strict=True)
+    )
 
 
 def test_a_round_in_which_a_shard_did_not_move_is_replayed_without_it() -> None:
-    peers, owners, again = workers(), Aggregator(N, MIX, SEED), Aggregator(N, MIX, SEED)
+    peers, aggregator, again = workers(), Aggregator(N, MIX, SEED), Aggregator(N, MIX, SEED)
     updates = updates_of(peers)
-    parts = split(owners.step(0, updates), 3)
+    parts = split(aggregator.step(0, updates), 3)
 
     again.replay(0, updates, join([parts[0], b"", parts[2]]))
 
-    assert torch.equal(again.assigned[0].error, owners.assigned[0].error)
-    assert torch.equal(again.assigned[2].error, owners.assigned[2].error)
+    assert torch.equal(again.assigned[0].error, aggregator.assigned[0].error)
+    assert torch.equal(again.assigned[2].error, aggregator.assigned[2].error)
     assert not again.assigned[1].error.any()
 
 
@@ -114,35 +116,35 @@ def test_a_round_in_which_a_shard_did_not_move_is_replayed_without_it() -> None:
     "outer", [OuterOptimizer(), OuterOptimizer(0.7, 0.9, 0.95)], ids=["plain", "with momentum"]
 )
 def test_what_a_round_came_to_moves_e_as_its_packets_did(outer: OuterOptimizer) -> None:
-    peers, owners, again = workers(), *(Aggregator(N, MIX, SEED, outer=outer) for _ in range(2))
+    peers, aggregator, again = workers(), *(Aggregator(N, MIX, SEED, outer=outer) for _ in range(2))
     for round in range(3):
         written: list[bytes] = []
 
         def keep(found: Mapping[int, AggregateStep], to: list[bytes] = written) -> Callable[[], object]:
-            to.append(b"".join(owners.serialize(found)))
+            to.append(b"".join(aggregator.serialize(found)))
             return lambda: None
 
-        packet = owners.step(round, updates_of(peers), keep)
+        packet = aggregator.step(round, updates_of(peers), keep)
         again.replay_step(round, *written, packet)
         for peer in peers:
             peer.catch_up(packet)
 
-        assert len(written[0]) - owners.step_bytes(round) in range(1, 600)
-        for number, owner in owners.assigned.items():
-            assert torch.equal(owner.error, again.assigned[number].error)
-            assert torch.equal(owner.momentum, again.assigned[number].momentum)
-            assert owner.usual == again.assigned[number].usual
+        assert len(written[0]) - aggregator.step_bytes(round) in range(1, 600)
+        for number, own in aggregator.assigned.items():
+            assert torch.equal(own.error, again.assigned[number].error)
+            assert torch.equal(own.momentum, again.assigned[number].momentum)
+            assert own.usual == again.assigned[number].usual
     with pytest.raises(ValueError, match="came to is not of these shards"):
         Aggregator(N, MIX, SEED, assigned=[1]).replay_step(0, written[0][:-1], packet)
 
 
 def test_errors_come_back_from_the_disk_shard_by_shard(tmp_path: Path) -> None:
-    owners, again = Aggregator(N, MIX, SEED), Aggregator(N, MIX, SEED)
-    owners.step(0, updates_of(workers()))
-    owners.save(tmp_path / "errors", 1)
+    aggregator, again = Aggregator(N, MIX, SEED), Aggregator(N, MIX, SEED)
+    aggregator.step(0, updates_of(workers()))
+    aggregator.save(tmp_path / "errors", 1)
 
     assert again.load(tmp_path / "errors") == 1
-    assert all(torch.equal(owner.error, owners.assigned[n].error) for n, owner in again.assigned.items())
+    assert all(torch.equal(own.error, aggregator.assigned[n].error) for n, own in again.assigned.items())
     with pytest.raises(ValueError, match="another number of shards"):
         Aggregator(N, Cocktail(shards=2), SEED).load(tmp_path / "errors")
 
@@ -167,23 +169,23 @@ def test_the_largest_of_each_shard_are_handed_over_within_the_room() -> None:
 
     assert part is not None
     assert len(part.packet) <= 700
-    owners = Aggregator(N, MIX, SEED, OPEN)
-    owners.merge_handoff("bob", part.packet, 0.5)
-    for shard, owner, piece in zip(
-        MIX.cut(N, SEED), owners.assigned.values(), part.shard_updates, strict=True
+    aggregator = Aggregator(N, MIX, SEED, OPEN)
+    aggregator.merge_handoff("bob", part.packet, 0.5)
+    for shard, own, piece in zip(
+        MIX.cut(N, SEED), aggregator.assigned.values(), part.shard_updates, strict=True
     ):
         d = shard.of(worker.x - worker.global_model.vector).abs()
         sent = piece.update.positions
         assert d[sent].min() >= d.sort(descending=True).values[len(sent) - 1]
-        assert torch.equal(owner.error[sent], 0.5 * piece.update.values)
+        assert torch.equal(own.error[sent], 0.5 * piece.update.values)
     worker.subtract(part)
     assert worker.residual_norm() < before
 
 
-# ---- owners of some shards ---------------------------------------------------------------------------------
+# ---- aggregators of some shards ---------------------------------------------------------------------------
 
 
-def test_owners_of_some_shards_together_are_the_owner_of_all() -> None:
+def test_aggregators_of_some_shards_together_are_the_aggregator_of_all() -> None:
     peers, one, two = workers(), Aggregator(N, MIX, SEED), Aggregator(N, MIX, SEED)
     one.assign([0, 2])
     two.assign([1])
@@ -200,7 +202,7 @@ def test_a_shard_that_changes_hands_takes_its_error_along() -> None:
     peers, one, two = workers(), Aggregator(N, MIX, SEED), Aggregator(N, MIX, SEED)
     two.assign([])
     one.step(0, updates_of(peers))
-    errors = [owner.error.clone() for owner in one.assigned.values()]
+    errors = [own.error.clone() for own in one.assigned.values()]
 
     assert two.assign([1]) == b"", "there is nothing in it"
     given = one.assign([0, 2])
@@ -213,25 +215,25 @@ def test_a_shard_that_changes_hands_takes_its_error_along() -> None:
 
 
 def test_an_aggregate_that_was_not_committed_is_taken_back() -> None:
-    peers, owners = workers(), Aggregator(N, MIX, SEED)
-    owners.step(0, updates_of(peers))
-    errors = [owner.error.clone() for owner in owners.assigned.values()]
+    peers, aggregator = workers(), Aggregator(N, MIX, SEED)
+    aggregator.step(0, updates_of(peers))
+    errors = [own.error.clone() for own in aggregator.assigned.values()]
     for worker in peers:
         worker.global_model.round = 1
-    packet = owners.step(1, updates_of(peers))
-    owners.undo()
+    packet = aggregator.step(1, updates_of(peers))
+    aggregator.undo()
 
-    assert all(torch.equal(o.error, e) for o, e in zip(owners.assigned.values(), errors, strict=True))
-    assert owners.step(1, updates_of(peers)) == packet
+    assert all(torch.equal(o.error, e) for o, e in zip(aggregator.assigned.values(), errors, strict=True))
+    assert aggregator.step(1, updates_of(peers)) == packet
 
 
-def test_what_an_owner_sends_for_its_shards_is_looked_at() -> None:
-    owners = Aggregator(N, MIX, SEED)
-    good = owners.step(0, updates_of(workers()))
+def test_what_an_aggregator_sends_for_its_shards_is_looked_at() -> None:
+    aggregator = Aggregator(N, MIX, SEED)
+    good = aggregator.step(0, updates_of(workers()))
     for bad in (good[:-1], select_shards(good, [0], 3), join([good, good, good])):
         with pytest.raises(
             RejectedUpdate, match="the update of eve is refused: as the aggregator of shard 1"
         ):
-            owners.assemble(0, select_shards(good, [0], 3), [("ann", [2], good), ("eve", [1], bad)])
+            aggregator.assemble(0, select_shards(good, [0], 3), [("ann", [2], good), ("eve", [1], bad)])
 
-    assert split(owners.assemble(0, select_shards(good, [0, 2], 3), []), 3)[1] == b"", "it has not moved"
+    assert split(aggregator.assemble(0, select_shards(good, [0, 2], 3), []), 3)[1] == b"", "it has not moved"

@@ -9,14 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recipes.errors import DataError, HubUnreachable, ModelError
 
 from .remote_code import CODE_FILES
-
-if TYPE_CHECKING:
-    from huggingface_hub.errors import HfHubHTTPError
 
 DISK_RESERVE = 256 << 20  # bytes that stay free on the disk
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
@@ -66,14 +63,7 @@ def fetch_model_files(
 
     Errors: ModelError where there is no such model or it may not be read, HubUnreachable.
     """
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import HfApi, errors, snapshot_download
 
     try:
         found = HfApi().model_info(name, revision=revision, files_metadata=True)
@@ -84,20 +74,20 @@ def fetch_model_files(
         lacking = check_cache_space(name, str(found.sha), sizes)
         bars = progress_bars(lacking, progress)
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, tqdm_class=bars))
-    except HFValidationError as error:
+    except errors.HFValidationError as error:
         raise ModelError(f"{name}: neither a folder nor the id of a model on the hub") from error
-    except GatedRepoError as error:
+    except errors.GatedRepoError as error:
         raise ModelError(f"{name}: access is gated {licence_hint(name)}") from error
-    except RevisionNotFoundError as error:
+    except errors.RevisionNotFoundError as error:
         hint = f"(hint: its revisions: https://huggingface.co/{name}/tree/main)"
         raise ModelError(f"{name} has no revision {revision} {hint}") from error
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         hint = "(hint: of a private one `hf auth login` first)"
         raise ModelError(f"{name}: no such folder, and no such model on the hub {hint}") from error
     except Exception as error:
         if is_hub_outage(error):
             return _cached(name, revision, error)
-        if isinstance(error, HfHubHTTPError):
+        if isinstance(error, errors.HfHubHTTPError):
             raise ModelError(f"{name}: the hub answers {refusal_text(error)}") from error
         raise
 
@@ -108,28 +98,22 @@ def dataset_commit(name: str, revision: str | None) -> str | None:
 
     Errors: DataError where there is no such data set, or no such revision of it, or it may not be read.
     """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import HfApi, errors
 
     try:
         return HfApi().dataset_info(name, revision=revision).sha
-    except GatedRepoError as error:
+    except errors.GatedRepoError as error:
         raise DataError(f"{name}: access is gated {licence_hint(f'datasets/{name}')}") from error
-    except RevisionNotFoundError as error:
+    except errors.RevisionNotFoundError as error:
         hint = f"(hint: its revisions: https://huggingface.co/datasets/{name}/tree/main)"
         raise DataError(f"{name} has no revision {revision} {hint}") from error
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         hint = "(hint: of a private one `hf auth login` first)"
         raise DataError(f"{name}: no such file, and no such data set on the hub {hint}") from error
     except Exception as error:
         if is_hub_outage(error):
             return None
-        if isinstance(error, HfHubHTTPError):
+        if isinstance(error, errors.HfHubHTTPError):
             raise DataError(f"{name}: the hub answers {refusal_text(error)}") from error
         raise
 
@@ -139,8 +123,7 @@ def fetch_dataset_files(name: str, commit: str, files: Sequence[str], progress: 
 
     Errors: DataError, HubUnreachable, OSError where there is no room for them.
     """
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub import HfApi, errors, snapshot_download
 
     try:
         found = HfApi().dataset_info(name, revision=commit, files_metadata=True)
@@ -152,7 +135,7 @@ def fetch_dataset_files(name: str, commit: str, files: Sequence[str], progress: 
     except Exception as error:
         if is_hub_outage(error):
             raise HubUnreachable(f"the hub did not answer for the data set {name}: {error}") from error
-        if isinstance(error, HfHubHTTPError):
+        if isinstance(error, errors.HfHubHTTPError):
             raise DataError(f"{name}: the hub answers {refusal_text(error)}") from error
         raise
 
@@ -162,7 +145,7 @@ def licence_hint(name: str) -> str:
     return f"(hint: accept the licence at https://huggingface.co/{name}, then `hf auth login`)"
 
 
-def refusal_text(error: HfHubHTTPError) -> str:
+def refusal_text(error: BaseException) -> str:
     """The status of an HTTP error, with a hint where one is known."""
     status = http_status(error)
     hint = " (hint: is this machine's token still valid? `hf auth login`)"
@@ -211,12 +194,11 @@ def check_cache_space(name: str, commit: str, sizes: Mapping[str, int], kind: st
 
 
 def _cached(name: str, revision: str | None, no_answer: Exception) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub import errors, snapshot_download
 
     try:
         return Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except LocalEntryNotFoundError:
+    except errors.LocalEntryNotFoundError:
         message = f"the hub did not answer for {name}, and it is not in the cache: {no_answer}"
         raise HubUnreachable(message) from no_answer
 
@@ -270,15 +252,15 @@ class Repository:
 
 @contextmanager
 def _pushing(name: str) -> Iterator[None]:
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+    from huggingface_hub import errors
 
     try:
         yield
-    except HFValidationError as error:
+    except errors.HFValidationError as error:
         raise ModelError(f"checkpoint.hub_model_id `{name}` is no id of a model: {error}") from error
-    except LocalTokenNotFoundError as error:
+    except errors.LocalTokenNotFoundError as error:
         raise ModelError(f"{name}: no token to write with {TOKEN_HINT}") from error
-    except HfHubHTTPError as error:
+    except errors.HfHubHTTPError as error:
         if http_status(error) in (401, 403):
             raise ModelError(f"{name}: this machine's token may not write there {TOKEN_HINT}") from error
         raise HubUnreachable(f"{name} could not be written: {error}") from error

@@ -71,7 +71,7 @@ class RunLink:
             packet = self.link.fetch(name) if joined is None else joined
         if kind == "packet":
             now = time.monotonic()
-            self.budget = self.budget.came(len(packet), now - started).ended(now - self.opened_at)
+            self.budget = self.budget.received(len(packet), now - started).ended(now - self.opened_at)
         return packet
 
     def packets(self, start: int, stop: int) -> Iterator[bytes]:

@@ -36,14 +36,14 @@ class WantedFile:
 
 
 class CatchUpDownloads:
-    """The downloads of one joining peer. `told` is called with the progress, in the thread that waits
+    """The downloads of one joining peer. `on_progress` is called with the progress, in the thread that waits
     here."""
 
     def __init__(
-        self, link: PeerLink, machine: CatchUp, told: Callable[[Progress], None] = lambda _: None
+        self, link: PeerLink, machine: CatchUp, on_progress: Callable[[Progress], None] = lambda _: None
     ) -> None:
-        self.link, self.machine, self._told = link, machine, told
-        self.came = 0  # bytes of files fetched
+        self.link, self.machine, self._on_progress = link, machine, on_progress
+        self.received = 0  # bytes of files fetched
         self._files: list[Download] = []
         self._ranges: deque[tuple[Range, Download]] = deque()  # under way, in order
 
@@ -52,7 +52,7 @@ class CatchUpDownloads:
 
         Raises NotServed, OSError, Leaving, RunOver, LinkLost.
         """
-        came = self.came
+        before = self.received
         try:
             for file in wanted:
                 hashes = self._hashes(file)
@@ -64,7 +64,7 @@ class CatchUpDownloads:
             raise NotServed(str(error.args[0])) from error
         finally:
             self.link.forget(*self._files)
-            self.came = came + sum(download.received for download in self._files)
+            self.received = before + sum(download.received for download in self._files)
             self._files = []
 
     def _hashes(self, file: WantedFile) -> bytes:
@@ -128,9 +128,9 @@ class CatchUpDownloads:
                 continue
 
     def _tick(self) -> None:
-        self.machine.weights_came(self.came + sum(download.received for download in self._files))
+        self.machine.weights_came(self.received + sum(download.received for download in self._files))
         under = sum(download.received for _, download in self._ranges)
-        self._told(self.machine.progress(time.monotonic(), under))
+        self._on_progress(self.machine.progress(time.monotonic(), under))
 
     def close(self) -> None:
         """Drop the downloads under way."""

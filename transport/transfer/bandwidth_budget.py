@@ -51,7 +51,7 @@ class BandwidthBudget:
         full = 0 < FULL * self.up <= size
         return replace(self, ups=measured(self.ups, size, seconds), spent=seconds, full=full)
 
-    def came(self, size: int, seconds: float) -> BandwidthBudget:
+    def received(self, size: int, seconds: float) -> BandwidthBudget:
         full, spent = self.full or 0 < FULL * self.down <= size, self.spent + seconds
         return replace(self, downs=measured(self.downs, size, seconds), spent=spent, full=full)
 

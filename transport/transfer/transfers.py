@@ -129,7 +129,7 @@ class Upload:
     name: str
     data: bytes
     sha256: bytes
-    fragment: int  # bytes of a chunk
+    fragment: int  # bytes of its chunks
     put_on: int | None = None  # flow that carries the unanswered Put
     agreed: bool = False  # Have has arrived
     # At first the hub has nothing of it: chunks follow the Put at once on the same flow, to save a round

@@ -91,7 +91,7 @@ class Joiner:
         machine.weights_here()
         self.packets = dict(supply.packets())
         supply.close()
-        self.came = supply.came
+        self.received = supply.received
         return machine
 
 
@@ -129,7 +129,7 @@ def test_a_snapshot_that_vanishes_while_it_is_fetched_is_replaced_by_the_newer_o
     assert machine.plan.offer == second
     assert sorted(joiner.packets) == list(range(30, 40))
     assert (tmp_path / "w").read_bytes() == WEIGHTS
-    assert SIZE <= joiner.came < SIZE + CHUNK
+    assert SIZE <= joiner.received < SIZE + CHUNK
 
 
 def test_a_snapshot_whose_file_rots_on_the_hub_is_given_up_for_the_base(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_connection_that_is_lost_while_files_and_packets_come_costs_nothing_tw
         packets = dict(supply.packets())
 
     assert packets == dict(enumerate(work.packets[20:], 20))
-    assert SIZE <= supply.came < 2 * SIZE
+    assert SIZE <= supply.received < 2 * SIZE
 
 
 def test_of_a_damaged_snapshot_on_the_disk_only_the_wrong_mib_comes_over_the_line(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_of_a_damaged_snapshot_on_the_disk_only_the_wrong_mib_comes_over_the_lin
 
     assert (tmp_path / "w").read_bytes() == WEIGHTS
     assert (
-        HASH_BLOCK <= supply.came < HASH_BLOCK + CHUNK
+        HASH_BLOCK <= supply.received < HASH_BLOCK + CHUNK
     )  # part of a chunk may come twice while fragments are fitted
     assert down < 1.02 * (HASH_BLOCK + CHUNK)
 
@@ -246,7 +246,7 @@ def test_a_download_goes_on_where_a_peer_was_killed(tmp_path: Path) -> None:
         link.close()
 
     assert (tmp_path / "w").read_bytes() == WEIGHTS
-    assert supply.came < SIZE - HASH_BLOCK + CHUNK
+    assert supply.received < SIZE - HASH_BLOCK + CHUNK
 
 
 def test_asked_to_leave_a_joiner_leaves_in_the_middle(tmp_path: Path) -> None:

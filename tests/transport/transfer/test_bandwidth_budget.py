@@ -28,7 +28,7 @@ def test_of_what_was_not_measured_nothing_is_known() -> None:
 
 @given(st.floats(0.1, 100), st.floats(1e4, 1e8))
 def test_each_way_carries_its_share_of_the_compute_at_its_rate(seconds: float, rate: float) -> None:
-    slot = BandwidthBudget().computed(seconds).sent(10**6, 10**6 / rate).came(10**6, 10**6 / (2 * rate))
+    slot = BandwidthBudget().computed(seconds).sent(10**6, 10**6 / rate).received(10**6, 10**6 / (2 * rate))
 
     assert abs(slot.up - SHARE * seconds * rate) <= 2
     assert abs(slot.down - 2 * slot.up) <= 4
@@ -40,19 +40,19 @@ def test_what_goes_up_and_comes_down_fills_the_compute_whatever_else_a_round_doe
 ) -> None:
     """`other`: of the compute, for encoding and the sum."""
     slot = replace(BandwidthBudget().computed(seconds).sent(10**6, 10**6 / rate), share=start)
-    slot = slot.came(10**6, 10**6 / (downs * rate))
+    slot = slot.received(10**6, 10**6 / (downs * rate))
     used = []
     for _ in range(100):
         up, down = slot.up, slot.down
         took = seconds * other + up / rate + down / (downs * rate)
-        slot = slot.sent(up, up / rate).came(down, down / (downs * rate)).ended(took)
+        slot = slot.sent(up, up / rate).received(down, down / (downs * rate)).ended(took)
         used.append(took / seconds)
 
     assert all(LOW <= part <= HIGH for part in used[-10:])
 
 
 def test_who_waits_for_others_sends_no_less_for_it() -> None:
-    slot = BandwidthBudget().computed(1.0).sent(10**6, 0.1).came(10**6, 0.1)
+    slot = BandwidthBudget().computed(1.0).sent(10**6, 0.1).received(10**6, 0.1)
 
     assert slot.ended(10.0) == slot
     assert slot.ended(0.7).share == slot.share, "what fits is more than there is to send"
@@ -65,7 +65,7 @@ def test_whatever_is_measured_a_direction_has_its_part_of_the_compute(
 ) -> None:
     slot = BandwidthBudget().computed(1.0)
     for up, down, took in rounds:
-        slot = slot.sent(10**6, up).came(10**6, down).ended(took)
+        slot = slot.sent(10**6, up).received(10**6, down).ended(took)
 
     assert LEAST_SHARE <= slot.share <= MOST_SHARE
 

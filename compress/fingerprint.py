@@ -56,8 +56,8 @@ def _inner(rows: torch.Tensor) -> torch.Tensor:
             out[i] = int(np.dot(pattern[i].astype(np.int64), across))  # wraps modulo 2**64, as C does
         return out
     for start in range(0, len(rows), ROWS_AT_ONCE):
-        piece = rows[start : start + ROWS_AT_ONCE]
-        out[start : start + len(piece)] = (_long(piece) * _across().to(rows.device)).sum(1)
+        block = rows[start : start + ROWS_AT_ONCE]
+        out[start : start + len(block)] = (_long(block) * _across().to(rows.device)).sum(1)
     return out
 
 

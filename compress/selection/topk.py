@@ -201,13 +201,13 @@ class Plain:
         values = np.empty(room, np.float32)
         count = 0
         for start in range(0, len(v), CHUNK):
-            piece = v[start : start + CHUNK]
-            here = np.flatnonzero((piece.view(np.int32) & MAGNITUDE) >= low)
+            chunk = v[start : start + CHUNK]
+            here = np.flatnonzero((chunk.view(np.int32) & MAGNITUDE) >= low)
             stop = count + len(here)
             if stop > len(values):  # more than the sample promised
                 positions, values = (np.resize(a, min(2 * stop, len(v))) for a in (positions, values))
             np.add(here, start, out=positions[count:stop], casting="unsafe")
-            piece.take(here, out=values[count:stop], mode="clip")
+            chunk.take(here, out=values[count:stop], mode="clip")
             count = stop
         return Survivors(positions[:count], values[:count])
 

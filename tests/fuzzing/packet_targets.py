@@ -122,9 +122,9 @@ def check_packet(case: bytes) -> bool:
         parts = list(decode_windows(memoryview(packet), m, 64))
     except PacketError:
         lz4 = LZ4 in [entry >> 5 for entry in packet[47:80:8]]  # its library reads a match 0 bytes back
-        assert update is None or lz4, "decode takes what pieces refuses"
+        assert update is None or lz4, "decode takes what its windows refuse"
         return False
-    assert update is not None, "pieces takes what decode refuses"
+    assert update is not None, "its windows take what decode refuses"
     at = update.positions
     assert bool((at[1:] > at[:-1]).all())
     assert not len(at) or (int(at[0]) >= 0 and int(at[-1]) < m)
@@ -141,9 +141,9 @@ def check_sum(packet: bytes, m: int, update: Update | None) -> None:
         try:
             found = decode_packed(packet, m)
         except PacketError:
-            assert update is None, "decode takes what cannot be expanded"
+            assert update is None, "decode takes what decode_packed refuses"
             return
-    assert update is not None, "what decode refuses is expanded"
+    assert update is not None, "decode_packed takes what decode refuses"
     sums = [torch.linspace(-1, 1, m) for _ in range(2)]
     for start, stop in ((0, m // 3), (m // 3, m)):
         found.add_to(sums[0], start, stop, 0.7)

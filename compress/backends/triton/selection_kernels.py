@@ -88,15 +88,15 @@ def _guess(bits: torch.Tensor, k: int, sigmas: float) -> int:
 
 
 def _reaching(bits: torch.Tensor, low: int) -> Survivors:
-    pieces = triton.cdiv(len(bits), BLOCK)
-    counts = torch.empty(pieces, dtype=torch.int64, device=bits.device)
-    _count[(pieces,)](bits, len(bits), low, counts, BLOCK)
+    blocks = triton.cdiv(len(bits), BLOCK)
+    counts = torch.empty(blocks, dtype=torch.int64, device=bits.device)
+    _count[(blocks,)](bits, len(bits), low, counts, BLOCK)
     ends = counts.cumsum(0)
-    k = int(ends[-1]) if pieces else 0
+    k = int(ends[-1]) if blocks else 0
     positions = torch.empty(k, dtype=torch.int64, device=bits.device)
     values = torch.empty(k, dtype=torch.int32, device=bits.device)
     if k:
-        _gather[(pieces,)](bits, len(bits), low, ends - counts, positions, values, BLOCK)
+        _gather[(blocks,)](bits, len(bits), low, ends - counts, positions, values, BLOCK)
     return Survivors(positions, values.view(torch.float32))
 
 

@@ -1,4 +1,4 @@
-"""The thread beside the hub: who was found is refused, and the run never waits for the probe."""
+"""The probe thread beside the hub: harmful peers are refused, and the run never waits for the probe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT = 10.0  # seconds, where something is expected
 
 @dataclass
 class FakeProbe:
-    """Of ten peers the first hurts, and the second is of no use."""
+    """Scores ten peers: the first is harmful, the second useless."""
 
     look_ends: threading.Event = field(default_factory=threading.Event)
     applied: list[bytes] = field(default_factory=list)

@@ -217,7 +217,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_nothing(
 
 
 def test_ctrl_c_does_not_wait_for_a_fold(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is abandoned between two windows, and nothing of it stays."""
+    """The fold is cancelled between two windows, and nothing of it stays."""
     story.commit(9)
     plain, begun = snapshot_fold.Fold._poll, threading.Event()
 

@@ -18,7 +18,7 @@ NAN = float("nan")
 
 
 def followed(tmp_path: Path, losses: list[float | None], *overrides: str) -> object:
-    """How a launch ends whose hub commits rounds with these losses, and then is done."""
+    """Follow a hub that commits rounds with these losses, and then ends."""
     rounds = [committed(round=i, loss=loss) for i, loss in enumerate(losses)]
     hub: Any = SimpleNamespace(events=lambda: iter([*rounds, RunEnded(0.0, True, "over", 0, 9, 9)]))
     silent: Any = SimpleNamespace(

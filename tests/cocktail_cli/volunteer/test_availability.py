@@ -131,12 +131,12 @@ def test_nobody_is_asked_about_a_gpu_that_the_terms_do_not_name(rules: Availabil
 
 
 class NotSupported(Exception):
-    """What NVML says of much."""
+    """NVML's error for what a device does not support."""
 
 
 @dataclass
 class Driver:
-    """As pynvml is used."""
+    """The functions of pynvml that are used."""
 
     NVMLError = NotSupported
     running: list[int] = field(default_factory=list)
@@ -170,7 +170,7 @@ def test_what_others_take_of_a_gpu_is_the_mean_of_their_samples_and_never_our_ow
 
 
 def test_a_driver_that_does_not_know_our_own_process_calls_nobody_another() -> None:
-    """In a container it knows processes by other numbers, on Windows it tells none."""
+    """In a container it numbers processes differently, on Windows it lists none."""
     said: list[str] = []
     gpus = NvidiaGpus(Driver([4711], [(4711, 90, 1)]), ["gpu"], said.append)
 
@@ -206,7 +206,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Event]:
 
 
 class Scripted(AvailabilityMonitor):
-    """Decides as told, in this order."""
+    """Decides these states, in this order."""
 
     def __init__(self, *states: State) -> None:
         super().__init__(Availability(), [], pytest.fail)

@@ -1,4 +1,6 @@
-"""What a peer keeps for its return: found by itself in the same run alone, gone once it is of no use."""
+"""A leaving peer's checkpoint: only the same peer of the same run finds it, and it is deleted once
+useless.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def told() -> list[str]:
     return []
 
 
-def test_the_same_peer_of_the_same_run_finds_it_once(told: list[str]) -> None:
+def test_the_same_peer_of_the_same_run_restores_its_checkpoint_once(told: list[str]) -> None:
     left, back = peer(), peer(moved=False)
     assert checkpoint_store.store(left, KEY, told.append) > 0
     kept = checkpoint_store.find(KEY, told.append)
@@ -70,7 +72,7 @@ def test_the_same_peer_of_the_same_run_finds_it_once(told: list[str]) -> None:
     ("changed", "what"),
     [("run", None), ("peer", None), ("recipe", "another recipe"), ("base", "another base")],
 )
-def test_nobody_else_does(changed: str, what: str | None, told: list[str]) -> None:
+def test_no_other_peer_run_recipe_or_base_finds_it(changed: str, what: str | None, told: list[str]) -> None:
     checkpoint_store.store(peer(), KEY, told.append)
     other = replace(KEY, **{changed: "other"})
 
@@ -79,7 +81,7 @@ def test_nobody_else_does(changed: str, what: str | None, told: list[str]) -> No
     assert what is None or (len(told) == 1 and what in told[0])
 
 
-def test_a_damaged_one_is_told_and_removed(told: list[str]) -> None:
+def test_a_damaged_checkpoint_is_a_warning_and_removed(told: list[str]) -> None:
     checkpoint_store.store(peer(), KEY, told.append)
     path = KEY.path
     data = bytearray(path.read_bytes())
@@ -91,7 +93,7 @@ def test_a_damaged_one_is_told_and_removed(told: list[str]) -> None:
     assert not path.exists()
 
 
-def test_a_disk_without_room_is_told_and_nothing_is_written(
+def test_a_full_disk_is_a_warning_and_nothing_is_written(
     told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = SimpleNamespace(free=checkpoint_store.SPARE)
@@ -102,12 +104,12 @@ def test_a_disk_without_room_is_told_and_nothing_is_written(
     assert not list(checkpoint_store.folder().rglob("*.*"))
 
 
-def test_a_peer_without_anything_of_its_own_keeps_nothing(told: list[str]) -> None:
+def test_a_peer_without_state_of_its_own_stores_nothing(told: list[str]) -> None:
     assert checkpoint_store.store(peer(moved=False), KEY, told.append) == 0
     assert (told, checkpoint_store.folder().exists()) == ([], False)
 
 
-def test_a_run_that_is_over_and_one_long_silent_leave_nothing(told: list[str]) -> None:
+def test_checkpoints_of_ended_and_long_silent_runs_are_deleted(told: list[str]) -> None:
     checkpoint_store.store(peer(), KEY, told.append)
     checkpoint_store.store(peer(), replace(KEY, run="old-newt-7"), told.append)
     checkpoint_store.delete_run(KEY.run)
@@ -121,7 +123,7 @@ def test_a_run_that_is_over_and_one_long_silent_leave_nothing(told: list[str]) -
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other rights")
-def test_nobody_else_on_the_machine_can_read_it(told: list[str]) -> None:
+def test_no_other_user_of_the_machine_can_read_it(told: list[str]) -> None:
     checkpoint_store.store(peer(), KEY, told.append)
     path = KEY.path
 
@@ -129,13 +131,13 @@ def test_nobody_else_on_the_machine_can_read_it(told: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["../ann", "", "a/b", ".hidden", "x" * 300])
-def test_a_name_that_is_none_for_a_file_is_refused(name: str, told: list[str]) -> None:
+def test_a_name_that_is_no_file_name_is_refused(name: str, told: list[str]) -> None:
     with pytest.raises(Failure, match="the hub gives the name"):
         checkpoint_store.find(replace(KEY, peer=name), told.append)
 
 
 class Shown:
-    """What a user would see."""
+    """A view that collects events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -148,7 +150,7 @@ class Shown:
 
 
 class FakeLink:
-    """A link whose run ends as told, or is lost."""
+    """A link whose run ends with this error."""
 
     name = "ann"
     leave_requested = threading.Event()
@@ -171,10 +173,10 @@ class FakeLink:
     ],
     ids=["hub lost", "Ctrl-C", "run failed", "run finished", "run stopped"],
 )
-def test_a_stay_keeps_what_is_its_own_unless_the_run_is_over(
+def test_a_session_stores_a_checkpoint_unless_the_run_is_over(
     end: Exception, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An earlier state of a run that is over goes as well."""
+    """An earlier checkpoint of a run that is over is deleted as well."""
     view, link = Shown(), FakeLink(end)
     limits = VolunteerLimits("ann", ["cpu"])
     monitor = AvailabilityMonitor(Availability(), ["cpu"], pytest.fail)

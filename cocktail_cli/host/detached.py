@@ -84,7 +84,7 @@ def in_this_folder(arguments: list[str], folder: str) -> list[str]:
 
 
 class DetachedView:
-    """In the background process: a view whose output is read until the run has started."""
+    """The view of the background process, whose output is read until the run has started."""
 
     def __init__(self, view: View) -> None:
         self.view = view

@@ -33,7 +33,7 @@ NOUNS = "badger crane dormouse finch heron lynx marten newt otter owl plover rav
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What the host's machine stores about a run."""
+    """The record of a run on its host's machine."""
 
     run: str
     url: str  # with the join token: for `status`, and to be shown again

@@ -209,9 +209,12 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_importing_the_command_leaves_torch_alone() -> None:
+def test_importing_the_command_leaves_torch_and_rich_alone() -> None:
     done = run(
-        "-c", "import sys, cocktail_cli.main; print(sorted(set(sys.modules) & set(sys.argv[1:])))", *HEAVY
+        "-c",
+        "import sys, cocktail_cli.main; print(sorted(set(sys.modules) & set(sys.argv[1:])))",
+        *HEAVY,
+        "rich",
     )
 
     assert done.returncode == 0, done.stderr

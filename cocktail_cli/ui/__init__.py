@@ -1,5 +1,8 @@
 """The user interface: events, terminal views, metrics lines, trackers."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .board import (
     counted,
     duration_text,
@@ -34,11 +37,13 @@ from .events import (
     timestamp,
 )
 from .findings import found, print_findings
-from .live_view import LiveView
 from .metrics_lines import Line, Metrics, missing_lines, read_written
 from .progress_meter import ProgressMeter
 from .trackers import FOLDER, Tracker, trackers_of
 from .wording import sentence, step_line
+
+if TYPE_CHECKING:
+    from .live_view import LiveView
 
 __all__ = [
     "FOLDER",
@@ -82,3 +87,11 @@ __all__ = [
     "timestamp",
     "trackers_of",
 ]
+
+if not TYPE_CHECKING:  # a type checker must not accept any name
+
+    def __getattr__(name: str) -> Any:
+        """Import LiveView at first use, as it brings in rich: `cocktail --help` must be fast."""
+        if name != "LiveView":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return import_module(".live_view", __name__).LiveView

@@ -1,1 +1,1 @@
-"""Harnesses that measurements and tests share: peers in lockstep, and real processes."""
+"""Harnesses of real processes that measurements and tests share."""

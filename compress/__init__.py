@@ -18,28 +18,3 @@ from compress.reference import (
 from compress.sampling import Sample
 from compress.sharding import Shard, join, split
 from compress.sparse_update import Update
-
-__all__ = [
-    "PACKET_VERSION",
-    "Cocktail",
-    "Encoded",
-    "NonFiniteError",
-    "PackedUpdate",
-    "PacketError",
-    "Sample",
-    "Shard",
-    "Update",
-    "decode",
-    "decode_packed",
-    "decode_windows",
-    "entropy",
-    "entropy_bound",
-    "fingerprint",
-    "fingerprint_after",
-    "heavy_tailed_models",
-    "heavy_tailed_packet",
-    "join",
-    "reference_packet",
-    "reference_values",
-    "split",
-]

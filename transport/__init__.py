@@ -15,8 +15,3 @@ from transport.peer import (
 )
 from transport.protocol import RunKeys, RunSettings, RunURL, parse_url
 from transport.wire import Bandwidth
-
-__all__ = [
-    "Bandwidth", "CatchUp", "CatchUpDownloads", "Hub", "Ledger", "LinkLimits", "PeerIdentity", "PeerLink",
-    "RunKeys", "RunSettings", "RunURL", "WantedFile", "ask_admin", "ask_status", "ask_stop", "parse_url",
-]  # fmt: skip

@@ -1,5 +1,3 @@
 """Aggregators whose error feedback survives a crash."""
 
 from .durable_aggregator import DurableAggregator, DurableShards
-
-__all__ = ["DurableAggregator", "DurableShards"]

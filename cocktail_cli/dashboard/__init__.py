@@ -3,34 +3,7 @@
 from .charts import downsample
 from .markup import el, html
 from .remote_reader import RemoteReader
-from .report_page import (
-    headline,
-    participants,
-    section,
-    sections,
-    utc,
-    words,
-)
+from .report_page import headline, participants, section, sections, utc, words
 from .run_folder_reader import RunFolderReader
 from .run_history import RunHistory
 from .web_server import Source, application, listen, read_part, server
-
-__all__ = [
-    "RemoteReader",
-    "RunFolderReader",
-    "RunHistory",
-    "Source",
-    "application",
-    "downsample",
-    "el",
-    "headline",
-    "html",
-    "listen",
-    "participants",
-    "read_part",
-    "section",
-    "sections",
-    "server",
-    "utc",
-    "words",
-]

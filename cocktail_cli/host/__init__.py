@@ -12,20 +12,6 @@ if TYPE_CHECKING:
     from .hub_delegate import versions
     from .snapshot_thread import CommittedModel
 
-__all__ = [
-    "BIND",
-    "PORT",
-    "CommittedModel",
-    "LaunchSettings",
-    "Listen",
-    "LocalSettings",
-    "as_yaml",
-    "hold_life_line",
-    "launch_run",
-    "log_to",
-    "versions",
-]
-
 _LAZY = {"versions": ".hub_delegate", "CommittedModel": ".snapshot_thread"}
 
 if not TYPE_CHECKING:  # a type checker must not accept any name

@@ -13,14 +13,7 @@ from .devices import (
 from .gpu_catalogue import GIB, RUNTIME, Gpu, gpu_of, this_machine
 from .hide_argv import hide_token
 from .identity import own_keys, registered_as
-from .network_address import (
-    EVERYWHERE,
-    INTERNET,
-    ListenAddress,
-    network_of,
-    parse_listen,
-    reach_of,
-)
+from .network_address import EVERYWHERE, INTERNET, ListenAddress, network_of, parse_listen, reach_of
 from .remote_code_consent import check_trust, isolate_model_code
 from .run_registry import (
     RunRecord,
@@ -35,44 +28,3 @@ from .run_registry import (
     save_run,
 )
 from .units import parse_rate, parse_size, rate_text
-
-__all__ = [
-    "EVERYWHERE",
-    "GIB",
-    "INTERNET",
-    "RUNTIME",
-    "Gpu",
-    "ListenAddress",
-    "RunRecord",
-    "State",
-    "cache",
-    "check_trust",
-    "default_peer_name",
-    "gpu_of",
-    "hardware",
-    "hide_token",
-    "home",
-    "isolate_model_code",
-    "known_runs",
-    "limit_memory",
-    "load_run",
-    "locked_folder",
-    "memory_of",
-    "network_of",
-    "new_name",
-    "own_keys",
-    "parse_listen",
-    "parse_rate",
-    "parse_size",
-    "pick_device",
-    "pick_devices",
-    "rate_text",
-    "reach_of",
-    "read_run",
-    "registered_as",
-    "remove_unlocked",
-    "reread_run",
-    "save_run",
-    "split_devices",
-    "this_machine",
-]

@@ -3,21 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .board import (
-    counted,
-    duration_text,
-    megabytes,
-    printable,
-    short,
-    sparkline,
-)
-from .display import (
-    Display,
-    Progress,
-    View,
-    open_view,
-    poll_status,
-)
+from .board import counted, duration_text, megabytes, printable, short, sparkline
+from .display import Display, Progress, View, open_view, poll_status
 from .events import (
     VERSION,
     Checkpoint,
@@ -45,48 +32,6 @@ from .wording import sentence, step_line
 if TYPE_CHECKING:
     from .live_view import LiveView
 
-__all__ = [
-    "FOLDER",
-    "VERSION",
-    "Checkpoint",
-    "Display",
-    "Event",
-    "Joined",
-    "Left",
-    "Line",
-    "LiveView",
-    "Metrics",
-    "PageOpened",
-    "Progress",
-    "ProgressMeter",
-    "Progressed",
-    "Reached",
-    "RunFinished",
-    "RunPaused",
-    "RunStarted",
-    "Step",
-    "Tracker",
-    "View",
-    "Warning",
-    "as_json",
-    "counted",
-    "duration_text",
-    "found",
-    "from_json",
-    "megabytes",
-    "missing_lines",
-    "open_view",
-    "poll_status",
-    "print_findings",
-    "printable",
-    "read_written",
-    "sentence",
-    "short",
-    "sparkline",
-    "step_line",
-    "timestamp",
-    "trackers_of",
-]
 
 if not TYPE_CHECKING:  # a type checker must not accept any name
 

@@ -21,26 +21,6 @@ from .session import VolunteerSession
 if TYPE_CHECKING:
     from .loopback_link import LoopbackLink
 
-__all__ = [
-    "Availability",
-    "AvailabilityMonitor",
-    "DailyHours",
-    "LoopbackLink",
-    "Resources",
-    "VolunteerLimits",
-    "VolunteerSession",
-    "base_folder",
-    "bytes_to_fetch",
-    "free_bytes",
-    "lacking",
-    "micro_batch_of",
-    "next_at",
-    "parse_hours",
-    "parse_time",
-    "read_url",
-    "requirements_column",
-    "take_turns",
-]
 
 if not TYPE_CHECKING:  # a type checker must not accept any name
 

@@ -1,9 +1,3 @@
 """Compiled loops for the host (numba) and for GPUs (Triton)."""
 
 from .dispatch import WORTH, compiled, usable
-
-__all__ = [
-    "WORTH",
-    "compiled",
-    "usable",
-]

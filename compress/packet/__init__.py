@@ -13,23 +13,3 @@ from .index_coding import (
 )
 from .packed_update import PackedUpdate, decode_packed
 from .section_streams import Bytes, FileSlice
-
-__all__ = [
-    "CROWDED",
-    "FEW",
-    "GAPS",
-    "VERSION",
-    "Bytes",
-    "EncodedPositions",
-    "FileSlice",
-    "PackedUpdate",
-    "decode",
-    "decode_packed",
-    "decode_positions",
-    "decode_windows",
-    "encode_positions",
-    "encode_steps",
-    "read_header",
-    "window_memory",
-    "write",
-]

@@ -12,16 +12,3 @@ from .quantizer import (
     table_size,
     widen,
 )
-
-__all__ = [
-    "BITS",
-    "Codes",
-    "dequantize",
-    "packed_size",
-    "planes",
-    "quantize",
-    "signed_levels",
-    "signed_table",
-    "table_size",
-    "widen",
-]

@@ -1,9 +1,3 @@
 """The coordinates that a round visits, drawn from (seed, round) alone."""
 
 from .schedule import Sample, Schedule, schedule
-
-__all__ = [
-    "Sample",
-    "Schedule",
-    "schedule",
-]

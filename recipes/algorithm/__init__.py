@@ -15,33 +15,3 @@ from .global_model import DecodedPacket, GlobalModel, ShardUpdate, decode_packet
 from .outer_optimizer import OuterOptimizer, outer_optimizer_of
 from .robust_mean import FEWEST, HELD, AggregateStep, median_of, norm_of
 from .worker import Worker, worker_of
-
-__all__ = [
-    "FEWEST",
-    "HELD",
-    "AggregateStep",
-    "Aggregator",
-    "DecodedPacket",
-    "GlobalModel",
-    "OuterOptimizer",
-    "RejectedUpdate",
-    "ShardUpdate",
-    "WeightedPackets",
-    "Worker",
-    "adaptive_rate_of",
-    "aggregator_of",
-    "compressor_of",
-    "decode_packet",
-    "equal_weights",
-    "fold",
-    "handoff_compressor",
-    "median_of",
-    "merge_packets",
-    "newest_given",
-    "norm_of",
-    "outer_optimizer_of",
-    "select_shards",
-    "shards_in",
-    "warm_up_codec",
-    "worker_of",
-]

@@ -1,13 +1,6 @@
 """Recipes: schema, presets, loading, checks. Needs pydantic and YAML only."""
 
-from .loader import (
-    Resolved,
-    list_recipes,
-    load_recipe,
-    load_resolved,
-    recipe_from_json,
-    source_of,
-)
+from .loader import Resolved, list_recipes, load_recipe, load_resolved, recipe_from_json, source_of
 from .locations import LOADERS, is_hub_id, looks_like_data_file, looks_like_path
 from .schema import (
     Compression,
@@ -22,28 +15,3 @@ from .schema import (
     parse_size,
 )
 from .schema_reference import describe_keys, json_schema
-
-__all__ = [
-    "LOADERS",
-    "Compression",
-    "Data",
-    "Dataset",
-    "Logging",
-    "Lora",
-    "Model",
-    "Recipe",
-    "Resolved",
-    "Training",
-    "describe_keys",
-    "is_hub_id",
-    "json_schema",
-    "list_recipes",
-    "load_recipe",
-    "load_resolved",
-    "looks_like_data_file",
-    "looks_like_path",
-    "parse_duration",
-    "parse_size",
-    "recipe_from_json",
-    "source_of",
-]

@@ -6,23 +6,3 @@ from .samples import Sample, batches, collate, pack_samples, unpack_samples
 from .sources import count_lines, count_rows, prefetch_dataset, read_rows
 from .streaming import StreamedCorpus
 from .tokenization import RowTokenizer, detect_row_type
-
-__all__ = [
-    "Corpus",
-    "Preview",
-    "RowTokenizer",
-    "Sample",
-    "StreamedCorpus",
-    "batches",
-    "build_corpus",
-    "collate",
-    "count_lines",
-    "count_rows",
-    "detect_row_type",
-    "pack_samples",
-    "prefetch_dataset",
-    "preview_data",
-    "read_rows",
-    "shuffled_order",
-    "unpack_samples",
-]

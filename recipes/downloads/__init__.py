@@ -12,22 +12,3 @@ from .hugging_face import (
     licence_hint,
 )
 from .remote_code import CODE_FILES, from_pretrained_options
-
-__all__ = [
-    "CODE_FILES",
-    "OFFLINE",
-    "DownloadError",
-    "Progress",
-    "Repository",
-    "ask_hub",
-    "dataset_commit",
-    "fetch_dataset_files",
-    "fetch_model_files",
-    "fetch_text",
-    "from_pretrained_options",
-    "gated_models",
-    "hub_cache",
-    "is_hub_outage",
-    "licence_hint",
-    "open_url",
-]

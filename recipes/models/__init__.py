@@ -12,14 +12,7 @@ from .base_model import (
     prepare_base,
 )
 from .causal_lm import TextGenerator, evaluate, load_model, loss_sum, open_vector
-from .model_card import (
-    RunSummary,
-    method_of,
-    package_versions,
-    public_name,
-    published_recipe,
-    render_card,
-)
+from .model_card import RunSummary, method_of, package_versions, public_name, published_recipe, render_card
 from .packing_isolation import check_packing_isolation
 from .revision_pinning import pin_revisions
 from .trainable import (
@@ -35,45 +28,3 @@ from .trainable import (
     prepare_for_training,
     trained_dtype,
 )
-
-__all__ = [
-    "BUILTIN_MODELS",
-    "DTYPES",
-    "AdapterVector",
-    "Base",
-    "BaseFile",
-    "RunSummary",
-    "TextGenerator",
-    "autocast_dtype",
-    "available_attention",
-    "base_digests",
-    "base_manifest",
-    "base_parameter_name",
-    "cached_commit",
-    "check_fit",
-    "check_packing_isolation",
-    "check_trainable",
-    "config_folder",
-    "convert_dtype",
-    "count_trainable",
-    "evaluate",
-    "fetch_model",
-    "load_model",
-    "load_tokenizer",
-    "load_trained",
-    "loss_sum",
-    "meta_trained_model",
-    "method_of",
-    "open_tokenizer",
-    "open_trained",
-    "open_vector",
-    "package_versions",
-    "pin_revisions",
-    "prepare_base",
-    "prepare_for_training",
-    "public_name",
-    "published_recipe",
-    "render_card",
-    "trained_dtype",
-    "write_merged",
-]

@@ -3,10 +3,3 @@
 from .fsdp_peer import build_fsdp_peer, check_fsdp
 from .fsdp_worker import FsdpWorker
 from .shared_memory import anonymous_file
-
-__all__ = [
-    "FsdpWorker",
-    "anonymous_file",
-    "build_fsdp_peer",
-    "check_fsdp",
-]

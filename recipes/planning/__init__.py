@@ -13,18 +13,3 @@ from .step_cost import (
     survey_data,
     topk_within,
 )
-
-__all__ = [
-    "LinkSpeed",
-    "Machine",
-    "MemoryPlan",
-    "StepCost",
-    "compute_seconds",
-    "cost_of_step",
-    "examine",
-    "packet_bytes",
-    "plan_memory",
-    "samples_per_peer",
-    "survey_data",
-    "topk_within",
-]

@@ -8,14 +8,3 @@ from .snapshot_folders import (
     remove_unfinished_snapshots,
     write_chunk_hashes,
 )
-
-__all__ = [
-    "Fold",
-    "KnownFingerprint",
-    "Snapshot",
-    "SnapshotCancelled",
-    "WrongFold",
-    "list_snapshots",
-    "remove_unfinished_snapshots",
-    "write_chunk_hashes",
-]

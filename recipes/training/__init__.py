@@ -2,16 +2,7 @@
 
 from .contribution_score import Evidence, Probe, UsefulnessScore
 from .loop import build_peer, finetune
-from .micro_batch import (
-    LEAVE,
-    MOST,
-    ON_CPU,
-    first_line,
-    is_full,
-    micro_batch_for,
-    share_taken,
-    sizes_of,
-)
+from .micro_batch import LEAVE, MOST, ON_CPU, first_line, is_full, micro_batch_for, share_taken, sizes_of
 from .optimizers import STATE, build_optimizer, set_learning_rate
 from .peer_checkpoint import read, restore, restore_residual
 from .trainer import (
@@ -31,48 +22,3 @@ from .trainer import (
     states_of,
 )
 from .types import CaughtUp, Delivery, HandedOver, Interrupted, Link, Lowered, Peer, StepDone, Trainer
-
-__all__ = [
-    "LEAVE",
-    "LOCAL",
-    "MOST",
-    "ON_CPU",
-    "OPTIMIZER",
-    "PLAIN",
-    "RANK",
-    "STATE",
-    "CaughtUp",
-    "Delivery",
-    "Evidence",
-    "HandedOver",
-    "Interrupted",
-    "Lazy",
-    "Link",
-    "LossScale",
-    "Lowered",
-    "Peer",
-    "Probe",
-    "StepDone",
-    "Trainer",
-    "UsefulnessScore",
-    "backward",
-    "batch_of",
-    "build_optimizer",
-    "build_peer",
-    "finetune",
-    "first_line",
-    "is_full",
-    "load_state",
-    "load_states",
-    "micro_batch_for",
-    "packed",
-    "parameters_of",
-    "parsed",
-    "read",
-    "restore",
-    "restore_residual",
-    "set_learning_rate",
-    "share_taken",
-    "sizes_of",
-    "states_of",
-]

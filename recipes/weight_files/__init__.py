@@ -23,32 +23,3 @@ from .safetensors_files import (
     write_safetensors,
 )
 from .stored_vector import StoredVector, meta_model, open_stored_vector, tied_names, vector_of_model
-
-__all__ = [
-    "ADAPTER_FILE",
-    "GRADIENT_CHUNK",
-    "WEIGHTS_FILE",
-    "FlatParameters",
-    "Layout",
-    "StoredTensor",
-    "StoredVector",
-    "TensorSpec",
-    "atomic_folder",
-    "check_disk_space",
-    "check_model_folder",
-    "float32_header",
-    "layout_of",
-    "meta_model",
-    "open_stored_vector",
-    "open_tensors",
-    "quiet_transformers",
-    "read_header",
-    "safetensors_header",
-    "safetensors_writer",
-    "stored_from_tensor",
-    "tied_names",
-    "vector_of_model",
-    "weights_file_in",
-    "write_model_files",
-    "write_safetensors",
-]

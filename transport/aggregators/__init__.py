@@ -7,8 +7,3 @@ from .shard_clients import DIAL_S, DIRECT_FRAGMENT, ShardClients
 from .shard_coordinator import ShardCoordinator
 from .shard_server import ShardServer
 from .sharded_exchange import PacketSharding, ShardedExchange
-
-__all__ = [
-    "DIAL_S", "DIRECT_FRAGMENT", "AggregatorThread", "PacketSharding", "ShardAggregation", "ShardClients",
-    "ShardCoordinator", "ShardServer", "ShardedExchange", "digest_of",
-]  # fmt: skip

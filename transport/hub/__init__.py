@@ -3,9 +3,3 @@
 from .hub_state import HubState
 from .malloc_tuning import keep_freed_memory
 from .server import Hub
-
-__all__ = [
-    "Hub",
-    "HubState",
-    "keep_freed_memory",
-]

@@ -21,17 +21,4 @@ from .run_ledger import (
     RoundRow,
     lock_exclusively,
 )
-from .update_log import (
-    RoundUpdates,
-    UpdateLog,
-    pack_updates,
-    scan_rounds,
-    unpack_updates,
-)
-
-__all__ = [
-    "HEADER_SIZE", "HUB", "Counted", "Deliveries", "EvaluationRow", "KnownPeer", "Ledger", "OpenSession",
-    "PacketLog", "PendingHandoff", "Recovered", "RoundRow", "RoundUpdates", "UpdateLog", "WeightedPacket",
-    "after_deliveries", "handoffs_for", "lock_exclusively", "merge_deliveries", "pack_updates",
-    "read_packets", "scan_rounds", "unpack_updates",
-]  # fmt: skip
+from .update_log import RoundUpdates, UpdateLog, pack_updates, scan_rounds, unpack_updates

@@ -14,24 +14,3 @@ from .sessions import (
     wrong_token,
     wrong_version,
 )
-
-__all__ = [
-    "AWAKE_S",
-    "CATCHING_UP",
-    "KEY_TRANSITIONS",
-    "SESSION_TRANSITIONS",
-    "STRIKES",
-    "Admission",
-    "KeyEvent",
-    "Roster",
-    "Session",
-    "SessionEvent",
-    "Standing",
-    "State",
-    "differences",
-    "refusal",
-    "same",
-    "wrong_run",
-    "wrong_token",
-    "wrong_version",
-]

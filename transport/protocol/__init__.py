@@ -68,47 +68,8 @@ from .messages import (
     Wait,
     Welcome,
 )
-from .object_names import (
-    ERROR,
-    HANDOFF,
-    PART,
-    SHARD,
-    TRIAL,
-    UPDATE,
-    round_and_name,
-    round_of,
-)
+from .object_names import ERROR, HANDOFF, PART, SHARD, TRIAL, UPDATE, round_and_name, round_of
 from .run_settings import RunSettings
-from .run_url import (
-    TOKEN_BYTES,
-    RunURL,
-    parse_address,
-    parse_url,
-    to_base64,
-    to_bytes,
-)
-from .sample_ranges import (
-    SamplePool,
-    SampleRanges,
-    count_samples,
-    pack_ranges,
-    sample_ids,
-    unpack_ranges,
-)
+from .run_url import TOKEN_BYTES, RunURL, parse_address, parse_url, to_base64, to_bytes
+from .sample_ranges import SamplePool, SampleRanges, count_samples, pack_ranges, sample_ids, unpack_ranges
 from .traffic import Traffic, TrafficDelta
-
-__all__ = [
-    "ERROR", "HANDOFF", "MAX_CHUNK", "MAX_CONTROL", "PART", "PAUSED", "PROTOCOL", "SHARD", "TOKEN_BYTES",
-    "TRIAL", "UPDATE", "UPLOAD_TAG", "VERSIONS", "Ack", "AddressInUse", "AdminCommand", "AggregatorInfo",
-    "AskAdmin", "AskStatus", "AskStop", "Attach", "Attached", "Chunk", "Close", "Committed", "CurveKeys",
-    "Data", "Evaluated", "Event", "File", "Get", "HandoffOffer", "Have", "Hello", "Holds", "HubDelegate",
-    "Leave", "Leaving", "LedgerBusy", "LedgerError", "LinkLost", "Message", "NoObject", "NotServed",
-    "OtherVersion", "Over", "Ping", "Pong", "ProtocolError", "Put", "PutDone", "Ready", "Refused",
-    "RefusedByHub", "Reopened", "Report", "Resigns", "Resume", "Round", "RoundCommitted", "RunEnded",
-    "RunKeys", "RunOver", "RunSettings", "RunURL", "SamplePool", "SampleRanges", "SessionRenewed",
-    "ShardPacket", "SnapshotOffer", "Status", "ToHub", "ToPeer", "Traffic", "TrafficDelta",
-    "TransportError", "Unreachable", "Unusable", "UpdateRejected", "UrlError", "Wait", "Warned",
-    "WeightedPacket", "Welcome", "as_z85", "count_samples", "decode_to_hub", "decode_to_peer", "encode",
-    "pack_ranges", "parse_address", "parse_url", "round_and_name", "round_of", "sample_ids", "short_key",
-    "to_base64", "to_bytes", "unpack_ranges", "versions",
-]  # fmt: skip

@@ -3,13 +3,3 @@
 from .exchange import Exchange, row_of
 from .round_history import RoundHistory
 from .rounds import PHASES, Phase, Progress, Rounds
-
-__all__ = [
-    "PHASES",
-    "Exchange",
-    "Phase",
-    "Progress",
-    "RoundHistory",
-    "Rounds",
-    "row_of",
-]

@@ -7,9 +7,3 @@ from .connection_registry import MAX_CONNECTIONS, ConnectionRegistry
 from .object_store import ObjectSource, ObjectStore, memory_source
 from .transfers import CHUNK, Download, PeerTransfers, Upload
 from .upload_inbox import MAX_UPLOADS, CompletedUpload, Inbox
-
-__all__ = [
-    "CHUNK", "HASH_BLOCK", "MAX_CONNECTIONS", "MAX_OBJECT", "MAX_UPLOADS", "MIN_FRAGMENT",
-    "BandwidthBudget", "ChunkBuffer", "ChunkFile", "CompletedUpload", "ConnectionRegistry", "Download",
-    "Inbox", "ObjectSource", "ObjectStore", "PeerTransfers", "Upload", "memory_source",
-]  # fmt: skip

@@ -29,7 +29,7 @@ class Liar(Worker):
     def start(self, fits: int = 0, alone: bool = False) -> DecodedPacket:
         part = super().start(fits, alone)
         [piece] = part.shard_updates
-        return replace(part, packet=self.global_model.mix.encode(-10 * piece.update.dense()).packet)
+        return replace(part, packet=self.global_model.compressor.encode(-10 * piece.update.dense()).packet)
 
 
 def error_of(work: RunDelegate) -> torch.Tensor:
@@ -91,6 +91,6 @@ def test_who_undoes_the_work_of_others_is_put_out_with_the_reason_and_e_is_repla
         assert not any(step.refused for step in swarm.members[name].steps)
     again = RunDelegate(recipe, swarm.base, swarm.corpus, tmp_path / "run" / "ledger")
     with Ledger(tmp_path / "run" / "ledger", run="test-run", samples=len(swarm.corpus)) as ledger:
-        again.owner.recover(ledger)
-    again.owner.close()
+        again.durable.recover(ledger)
+    again.durable.close()
     assert torch.equal(error_of(again).view(torch.int32), error.view(torch.int32))

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from compress.backends import compiled, usable
-from compress.packet import format, index_coding
+from compress.coding import encode_positions
+from compress.packet import write
 from compress.quantization import BITS, Codes, dequantize, quantize
 from compress.sampling import Sample, Schedule, schedule
 from compress.selection import topk
@@ -138,7 +139,7 @@ class Cocktail:
 
     def _pack(self, m: int, kept: topk.Survivors, seed: int, loops: ModuleType | None = None) -> Encoded:
         codes = quantize(kept.values, self.quant_bits, self.quant_bucket_size, self._noise(seed), loops)
-        packet = format.write(m, index_coding.encode_positions(kept.positions, m, loops), codes)
+        packet = write(m, encode_positions(kept.positions, m, loops), codes)
         return Encoded(packet, m, torch.from_numpy(kept.positions), codes)
 
     def _encode_on_device(self, v: torch.Tensor, seed: int) -> Encoded:
@@ -162,7 +163,7 @@ class Cocktail:
             )
         else:
             quantized = code_kernels.quantize(kept.values, self.quant_bits, self.quant_bucket_size)
-        packet = format.write(m, selection_kernels.encode_positions(kept.positions, m), quantized)
+        packet = write(m, selection_kernels.encode_positions(kept.positions, m), quantized)
         return Encoded(packet, m, kept.positions, quantized)
 
     @property

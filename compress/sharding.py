@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import torch
 
-from compress.packet import Bytes
+from compress.coding import Bytes
 
 from .errors import PacketError
 

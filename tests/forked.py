@@ -32,7 +32,7 @@ MODULES = (
     "cocktail_cli.main",
     "cocktail_cli.volunteer.run_link",
     "cocktail_cli.host.host_session",
-    "cocktail_cli.host.hub_delegate",
+    "cocktail_cli.host.run_delegate",
     "recipes.training.loop",
 )
 MODULES += ("datasets", "zmq", "transformers.models.gpt_neox.modeling_gpt_neox", "transformers.optimization")

@@ -3,16 +3,17 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import run_folder
 from .host_session import LaunchSettings, launch_run
 from .local_peers import LocalSettings, hold_life_line
 from .resume_run import BIND, PORT, Listen
 from .run_folder import as_yaml, log_to
 
 if TYPE_CHECKING:
-    from .hub_delegate import versions
+    from .run_delegate import versions
     from .snapshot_thread import CommittedModel
 
-_LAZY = {"versions": ".hub_delegate", "CommittedModel": ".snapshot_thread"}
+_LAZY = {"versions": ".run_delegate", "CommittedModel": ".snapshot_thread"}
 
 if not TYPE_CHECKING:  # a type checker must not accept any name
 

@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from transport.protocol import Event as HubEvent
     from transport.protocol import RunEnded
 
-    from .hub_delegate import RunDelegate
     from .narrator import Narrator
+    from .run_delegate import RunDelegate
     from .snapshot_thread import SnapshotThread
 
 STATUS_TIMEOUT = 5.0  # seconds for the hub to answer how its peers are
@@ -210,7 +210,7 @@ class HostSession:
         from recipes.data import read_rows
         from recipes.models import check_fit, load_tokenizer, open_tokenizer, prepare_base
 
-        from .hub_delegate import RunDelegate
+        from .run_delegate import RunDelegate
 
         stored, model = self.folder / in_folder.TOKENIZER, self.recipe.model
         if (repository := self.repository) is not None:
@@ -278,7 +278,7 @@ class HostSession:
         from transport import Hub, Ledger, RunKeys, ask_status, parse_url
         from transport.hub import keep_freed_memory
 
-        from .hub_delegate import settings_of
+        from .run_delegate import settings_of
 
         old = self.resumed
         keys, name = (RunKeys(**old.keys), old.run) if old else (RunKeys.generate(), new_name())

@@ -90,7 +90,7 @@ class CommittedModel:
         """Open the fold up to `round` (None: all committed rounds), from the newest snapshot not after it,
         else from the base. Valid inside the `with`.
         """
-        from compress.packet import FileSlice
+        from compress.coding import FileSlice
         from recipes.algorithm import compressor_of
         from recipes.models import open_trained
         from recipes.snapshots import Fold, KnownFingerprint

@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import events
 from .board import counted, duration_text, megabytes, printable, short, sparkline
 from .display import Display, Progress, View, open_view, poll_status
 from .events import (

@@ -14,13 +14,12 @@ import numpy as np
 import torch
 
 from compress.backends import compiled, usable
+from compress.coding import Bytes, Stream, decode_positions, held
 from compress.errors import PacketError
 from compress.quantization import dequantize
 from compress.sparse_update import Update
 
 from .format import Header, read_header
-from .index_coding import decode_positions
-from .section_streams import Bytes, Stream, held
 
 WINDOW = 1 << 16  # values
 EACH = 48  # bytes of memory a value takes while its window is decoded

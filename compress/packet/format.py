@@ -8,12 +8,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from compress.coding import (
+    LZ4,
+    LZ4_MOST,
+    STORED,
+    Bytes,
+    EncodedPositions,
+    Section,
+    expand,
+    section_sizes,
+    shrink,
+)
 from compress.errors import PacketError
 from compress.quantization import BITS, Codes, packed_size, planes, table_size, widen
-
-from .entropy_coding import LZ4, LZ4_MOST, STORED, Section, expand, shrink
-from .index_coding import EncodedPositions, section_sizes
-from .section_streams import Bytes
 
 MAGIC, VERSION = b"CK", 1
 HEAD = struct.Struct("<2sBBI")  # magic, version, quant_bits, CRC-32 of all that follows

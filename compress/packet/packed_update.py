@@ -17,13 +17,13 @@ import torch
 
 from compress.backends import compiled
 from compress.bit_packing import lookup
+from compress.coding import GAPS
 from compress.errors import PacketError
 from compress.quantization import Codes, dequantize, signed_table, widen
 from compress.sparse_update import Update
 
 from .decoder import decode_expanded
 from .format import read_header
-from .index_coding import GAPS
 
 STRIDE = 1 << 10  # values from one whose position is known to the next
 

@@ -1,5 +1,6 @@
 """Quantize values to codes of q bits, and dequantize them to the bit."""
 
+from . import levels, quantizer
 from .quantizer import (
     BITS,
     Codes,

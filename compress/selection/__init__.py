@@ -1,1 +1,3 @@
 """Top-K by magnitude."""
+
+from . import topk

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from compress import Cocktail, PacketError, Shard, decode_windows, fingerprint, split
-from compress.packet import Bytes, FileSlice, window_memory
+from compress.coding import Bytes, FileSlice
+from compress.packet import window_memory
 from compress.sampling import Schedule
 from recipes.errors import ModelError
 from recipes.weight_files import StoredVector, TensorSpec, check_disk_space, safetensors_header

@@ -1,5 +1,6 @@
 """One peer's training: gradient, optimizer, exchange, checkpoint."""
 
+from . import peer_checkpoint
 from .contribution_score import Evidence, Probe, UsefulnessScore
 from .loop import build_peer, finetune
 from .micro_batch import LEAVE, MOST, ON_CPU, first_line, is_full, micro_batch_for, share_taken, sizes_of

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compress.packet import Bytes, FileSlice
+from compress.coding import Bytes, FileSlice
 from recipes.errors import ModelError
 
 WEIGHTS_FILE = "model.safetensors"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cocktail_cli.host.hub_delegate import RunDelegate, settings_of
+from cocktail_cli.host.run_delegate import RunDelegate, settings_of
 from recipes.algorithm.compressor import compressor_of
 from recipes.config.loader import load_recipe
 from recipes.config.schema import Recipe

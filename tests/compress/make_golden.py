@@ -17,7 +17,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from compress import Cocktail, decode
-from compress.packet import format, index_coding
+from compress.coding import index_coding
+from compress.packet import format
 from compress.quantization.quantizer import quantize
 
 M = 700

@@ -30,7 +30,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from cocktail_cli.host.hub_delegate import RunDelegate, settings_of
+from cocktail_cli.host.run_delegate import RunDelegate, settings_of
 from cocktail_cli.host.snapshot_thread import CommittedModel
 from cocktail_cli.volunteer.run_link import RunLink
 from cocktail_cli.volunteer.shard_aggregator_link import exchange_by_shard, shard_backend

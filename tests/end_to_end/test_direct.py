@@ -12,7 +12,7 @@ import pytest
 import torch
 from in_process import recipe_of, rows
 
-from cocktail_cli.host.hub_delegate import RunDelegate, settings_of
+from cocktail_cli.host.run_delegate import RunDelegate, settings_of
 from cocktail_cli.host.snapshot_thread import CommittedModel
 from cocktail_cli.volunteer.run_link import RunLink
 from cocktail_cli.volunteer.shard_aggregator_link import (

@@ -15,7 +15,7 @@ import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 from safetensors.torch import save_file
 
-from cocktail_cli.host.hub_delegate import versions
+from cocktail_cli.host.run_delegate import versions
 from cocktail_cli.host.snapshot_thread import CommittedModel
 from cocktail_cli.machine.run_registry import cache
 from cocktail_cli.ui.events import Event, Progressed

@@ -12,7 +12,7 @@ import pytest
 import torch
 from in_process import Member, Swarm, recipe_of, rows, save_tiny
 
-from cocktail_cli.host.hub_delegate import RunDelegate
+from cocktail_cli.host.run_delegate import RunDelegate
 from recipes.algorithm.global_model import DecodedPacket
 from recipes.algorithm.worker import Worker
 from recipes.training.contribution_score import Evidence, Verdict

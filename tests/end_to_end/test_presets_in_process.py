@@ -10,7 +10,7 @@ import pytest
 import torch
 from in_process import Member, Swarm, recipe_of
 
-from cocktail_cli.host.hub_delegate import RunDelegate
+from cocktail_cli.host.run_delegate import RunDelegate
 from recipes.config.presets import PRESETS
 from recipes.training.types import Event, StepDone
 from transport import Ledger

@@ -19,7 +19,7 @@ import torch
 
 from compress import Cocktail, PacketError, Update, decode, decode_packed, decode_windows
 from compress.backends import dispatch
-from compress.packet.entropy_coding import LZ4
+from compress.coding.entropy_coding import LZ4
 from compress.packet.format import BODY, HEAD, LEVELS
 from recipes.algorithm.aggregator import Aggregator
 from recipes.algorithm.decoded_updates import RejectedUpdate

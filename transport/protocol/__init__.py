@@ -1,5 +1,6 @@
 """The wire contract: messages, the run URL, keys, errors, events, settings."""
 
+from . import events
 from .errors import (
     AddressInUse,
     Leaving,

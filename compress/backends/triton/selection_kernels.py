@@ -10,9 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from compress import packet as host
+from compress.coding import CROWDED, FEW, GAPS, EncodedPositions, encode_steps, index_coding
 from compress.errors import NonFiniteError, PacketError
-from compress.packet import CROWDED, FEW, GAPS, EncodedPositions, encode_steps
 from compress.selection import topk
 
 BLOCK = 4096
@@ -59,7 +58,7 @@ def encode_positions(positions: torch.Tensor, m: int) -> EncodedPositions:
         step = positions.diff(prepend=positions.new_tensor([-1]))
         if int(step.max()) <= 255:
             return encode_steps(step.to(torch.uint8).cpu().numpy())
-    return host.encode_positions(positions.cpu().numpy(), m)
+    return index_coding.encode_positions(positions.cpu().numpy(), m)
 
 
 def decode_positions(coded: EncodedPositions, m: int, k: int, device: torch.device) -> torch.Tensor:
@@ -67,7 +66,7 @@ def decode_positions(coded: EncodedPositions, m: int, k: int, device: torch.devi
     are added up there; every other kind is decoded on the host.
     """
     if coded.kind != GAPS or coded.shift or coded.main.raw != k or k == 0:
-        windows = list(host.decode_positions(coded, m, k, 1 << 16))
+        windows = list(index_coding.decode_positions(coded, m, k, 1 << 16))
         return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *windows])).to(device)
     gaps = torch.from_numpy(np.frombuffer(coded.main.data, np.uint8).copy()).to(device)
     positions = (gaps + 1).to(torch.int64).cumsum(0).sub_(1)  # 255 + 1 wraps to 0, but 255 is refused

@@ -13,7 +13,7 @@ import torch
 
 from cocktail_cli.aggregation.durable_aggregator import ERROR, UPDATES, DurableAggregator
 from cocktail_cli.host.contribution_probe import ProbeThread
-from cocktail_cli.host.hub_delegate import RunDelegate
+from cocktail_cli.host.run_delegate import RunDelegate
 from compress import Cocktail, join
 from recipes.algorithm.aggregator import Aggregator
 from recipes.algorithm.compressor import handoff_compressor

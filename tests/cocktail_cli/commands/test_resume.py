@@ -17,8 +17,8 @@ from test_processes import LAUNCH
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.host.host_session import HostSession
-from cocktail_cli.host.hub_delegate import settings_of
 from cocktail_cli.host.resume_run import Listen, as_begun, check_corpus, same_address, same_base, unfinished
+from cocktail_cli.host.run_delegate import settings_of
 from cocktail_cli.host.run_folder import appended, claim
 from cocktail_cli.machine.run_registry import RunRecord, save_run
 from recipes.config.loader import load_recipe, recipe_from_json

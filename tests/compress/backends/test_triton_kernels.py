@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from compress import Cocktail, NonFiniteError, PacketError, decode
-from compress.packet.entropy_coding import STORED, Section
+from compress.coding.entropy_coding import STORED, Section
+from compress.coding.index_coding import GAPS, EncodedPositions, encode_positions
 from compress.packet.format import BODY
-from compress.packet.index_coding import GAPS, EncodedPositions, encode_positions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 M = 6000

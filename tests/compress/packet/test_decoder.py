@@ -18,10 +18,10 @@ from test_format import forged, sealed
 from test_format import some as small_packet
 
 from compress import Cocktail, PacketError, Update, decode, decode_windows
-from compress.packet.entropy_coding import LZ4, STORED, ZSTD, Section, expand, shrink
+from compress.coding.entropy_coding import LZ4, STORED, ZSTD, Section, expand, shrink
+from compress.coding.index_coding import _elias_fano, _gaps, _mask, _plain, encode_positions
+from compress.coding.section_streams import FileSlice, Stream
 from compress.packet.format import write
-from compress.packet.index_coding import _elias_fano, _gaps, _mask, _plain, encode_positions
-from compress.packet.section_streams import FileSlice, Stream
 from compress.quantization.quantizer import quantize, table_size
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text(encoding="utf-8"))

@@ -347,7 +347,7 @@ MEASURED = """
 import sys
 from pathlib import Path
 from compress import Cocktail
-from compress.packet.section_streams import FileSlice
+from compress.coding.section_streams import FileSlice
 from recipes.weight_files.parameter_layout import Layout
 from recipes.weight_files.snapshot_fold import Fold
 from recipes.weight_files.stored_weights import Stored, StoredVector

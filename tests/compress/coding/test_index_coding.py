@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress import PacketError
-from compress.packet import index_coding as places
-from compress.packet.entropy_coding import STORED, Section
-from compress.packet.index_coding import (
+from compress.coding import index_coding as places
+from compress.coding.entropy_coding import STORED, Section
+from compress.coding.index_coding import (
     ALL,
     ELIAS_FANO,
     GAPS,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress import PacketError
-from compress.packet.entropy_coding import LZ4, STORED, ZSTD, Section, expand, shrink
+from compress.coding.entropy_coding import LZ4, STORED, ZSTD, Section, expand, shrink
 
 RNG = np.random.default_rng(0)
 

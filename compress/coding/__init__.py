@@ -1,0 +1,15 @@
+"""Sections of a packet: positions as small numbers (index coding), bytes made smaller (entropy coding)."""
+
+from . import index_coding
+from .entropy_coding import LZ4, LZ4_MOST, STORED, Section, expand, shrink
+from .index_coding import (
+    CROWDED,
+    FEW,
+    GAPS,
+    EncodedPositions,
+    decode_positions,
+    encode_positions,
+    encode_steps,
+    section_sizes,
+)
+from .section_streams import Bytes, FileSlice, Stream, held

@@ -1,4 +1,6 @@
-"""The house keeps its walls: who may import what, what a start costs, what runs on every system."""
+"""The folder tree shows the architecture: who may import what, fronts, no import cycle, names that occur
+once, and what a start of the command costs.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,10 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,35 +32,233 @@ MAY_IMPORT = {
     "transformers yaml pynvml",
 }
 
-# What Windows lacks, by module; much of it macOS as well.
-UNIX_ONLY = {
-    "os": "chown chroot fchdir fchmod fchown fork forkpty getegid geteuid getgid getgroups "
-    "getloadavg getpgid getpriority getsid getuid killpg lchown memfd_create mkfifo mknod "
-    "nice openpty pipe2 posix_fadvise posix_fallocate posix_spawn pread preadv pwrite pwritev "
-    "sched_getaffinity sched_setaffinity sched_setscheduler sched_yield sendfile setegid "
-    "seteuid setgid setpgid setpriority setsid setuid splice statvfs sysconf uname wait wait3 "
-    "wait4 waitid WNOHANG O_CLOEXEC O_DIRECT O_DIRECTORY O_NOFOLLOW O_TMPFILE",
-    "signal": "SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGSTOP SIGTSTP SIGUSR1 SIGUSR2 alarm "
-    "getitimer pause pthread_kill pthread_sigmask setitimer siginterrupt sigwait",
-    "socket": "AF_UNIX AF_NETLINK SO_REUSEPORT sendmsg recvmsg",
-    "time": "clock_gettime tzset",
-    "mmap": "MAP_SHARED MAP_PRIVATE PROT_READ PROT_WRITE MADV_DONTNEED",
+# Modules of transport that may wait, read a clock or open a socket. All others are told the time and are
+# given bytes, so tests run them without waiting.
+SHELLS = {
+    "aggregators": "aggregator_thread shard_aggregation shard_barrier shard_clients shard_server "
+    "sharded_exchange",
+    "hub": "commit_thread server",
+    "peer": "admin_client aggregator_orders catch_up_downloads connection_manager peer_link stop_request",
+    "protocol": "keys",
+    "wire": "connection_guard memory_sockets rate_limit zeromq_sockets",
 }
-UNIX_MODULES = {"fcntl", "pwd", "grp", "resource", "termios", "tty", "pty", "curses", "readline", "syslog"}
-UNIX_ARGUMENTS = {"pass_fds", "preexec_fn"}  # of subprocess
-UNIX_PATHS = ("/proc", "/sys/", "/dev/", "/tmp", "/etc/", "/var/", "/usr/")
-# What runs behind a guard elsewhere: where, and what guards it.
-GUARDED = {
-    "cocktail_cli/volunteer/gpu_processes.py pass_fds": "machine.pick_devices refuses --gpus on Windows"
-}
-FORKS = {"fork", "forkserver"}  # as a word: multiprocessing's ways to start a process
+
+MODULES_IN_A_PACKAGE = 14
+PARAMETERS = 6
+# Functions that may take more parameters: a command has one for each of its options, a kernel one for each
+# of its pointers and strides.
+MANY_PARAMETERS = ("cocktail_cli/commands/", "compress/backends/")
+KNOWN = ["recipes/multi_gpu/fsdp_peer.py: build_fsdp_peer takes 7"]  # as `build_peer`, and the workers
+SAME_BASENAME = {"__init__", "__main__", "errors", "events"}
+# A docstring is a sentence with a verb. These words open a clause that lacks its subject.
+OPENERS = re.compile(
+    r"(Of|What|As|It|That|Those|Who|Whose|Where|How|Whether|Is|In|So|By|No|Nobody|Nothing)\b"
+)
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every product module by its dotted name; a package by the name of its folder."""
+    found = {}
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def is_package(module: str) -> bool:
+    return module in modules() and modules()[module].name == "__init__.py"
+
+
+def package_of(module: str) -> str:
+    return module if is_package(module) else module.rpartition(".")[0]
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(modules()[module].read_text(encoding="utf-8"))
+
+
+@cache
+def house_imports(module: str) -> tuple[tuple[str, str], ...]:
+    """(module, name) for each name that a module imports from the house, wherever the statement stands:
+    in functions and under TYPE_CHECKING too. The name is "" where the module itself is imported.
+    """
+    found = []
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, "") for alias in node.names if alias.name in modules()]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = package_of(module).split(".")
+                parts = parts[: len(parts) - node.level + 1]
+                base = ".".join([*parts, base] if base else parts)
+            for alias in node.names:
+                if f"{base}.{alias.name}" in modules() and alias.name not in exports(base):
+                    found.append((f"{base}.{alias.name}", ""))
+                elif base in modules():
+                    found.append((base, alias.name))
+    return tuple(found)
+
+
+@cache
+def exports(package: str) -> dict[str, str]:
+    """name -> module that defines it (or is it), for the names that the front of a package hands on."""
+    if not is_package(package):
+        return {}
+    found = {}
+    for node in ast.walk(tree(package)):
+        if isinstance(node, ast.ImportFrom):
+            parts = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*parts, node.module] if node.module else parts)
+            for alias in node.names:
+                whole = f"{base}.{alias.name}"
+                if base in modules():
+                    found[alias.asname or alias.name] = whole if whole in modules() else base
+    return found
+
+
+def defined_in(module: str, name: str) -> str:
+    """The module that defines a name, followed through the fronts that hand it on."""
+    while is_package(module) and name in exports(module):
+        module = exports(module)[name]
+    return module
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    """module -> modules it needs, fronts resolved to the modules behind them."""
+    edges: dict[str, set[str]] = defaultdict(set)
+    for module in modules():
+        if not is_package(module):
+            edges[module] = {defined_in(base, name) for base, name in house_imports(module)} - {module}
+    return edges
+
+
+def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one node (Tarjan, 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(edges.get(node, ())):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            component = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for node in sorted(edges):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def test_no_import_cycle_between_modules() -> None:
+    """Imports in functions and under TYPE_CHECKING count: they hide a cycle, they do not undo it."""
+    assert cycles(graph()) == []
+
+
+def test_no_import_cycle_between_packages() -> None:
+    """A room's own modules (errors, options) are nodes of their own, as they are no package."""
+
+    def node(module: str) -> str:
+        package = package_of(module)
+        return module if package in ROOMS else package
+
+    edges: dict[str, set[str]] = defaultdict(set)
+    for module, needed in graph().items():
+        edges[node(module)] |= {node(other) for other in needed} - {node(module)}
+
+    assert cycles(edges) == []
+
+
+def past_a_front() -> Iterator[str]:
+    for module, path in modules().items():
+        for base, name in house_imports(module):
+            own = package_of(module)
+            inside = package_of(base)
+            if base == inside or inside == own or own.startswith(f"{inside}."):
+                continue  # through a front, or the package's own module, or one that encloses it
+            if inside in ROOMS or (inside == "cocktail_cli.commands" or ".commands." in f"{base}."):
+                continue  # a leaf of a room (errors, options); main.py hangs up each command by its module
+            if own == inside.rpartition(".")[0] and is_package(module):
+                continue  # a front may gather what its own subpackages hold
+            yield f"{path.relative_to(ROOT).as_posix()}: {base}{'.' if name else ''}{name}"
+
+
+def test_packages_are_imported_through_their_fronts() -> None:
+    assert sorted(set(past_a_front())) == []
+
+
+def test_a_folder_has_at_most_fourteen_modules() -> None:
+    places = [*modules().values(), *(ROOT / "scripts").rglob("*.py")]
+    counted = Counter(path.parent.relative_to(ROOT).as_posix() for path in places if path.stem != "__init__")
+
+    assert {folder: n for folder, n in counted.items() if n > MODULES_IN_A_PACKAGE} == {}
+
+
+def test_a_basename_occurs_once() -> None:
+    counted = Counter(path.stem for path in modules().values() if path.stem not in SAME_BASENAME)
+
+    assert [name for name, n in counted.items() if n > 1] == []
+
+
+def functions(module: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    given = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
+    return len(given) - bool(given and given[0].arg in ("self", "cls"))
+
+
+def test_a_function_takes_at_most_six_parameters() -> None:
+    found = [
+        f"{path.relative_to(ROOT).as_posix()}: {function.name} takes {parameters(function)}"
+        for module, path in modules().items()
+        for function in functions(module)
+        if parameters(function) > PARAMETERS
+        and not path.relative_to(ROOT).as_posix().startswith(MANY_PARAMETERS)
+    ]
+
+    assert found == KNOWN
+
+
+def test_a_docstring_opens_with_its_verb_or_its_subject() -> None:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
+    found = [
+        f"{path.relative_to(ROOT).as_posix()}:{getattr(node, 'lineno', 1)} {text.splitlines()[0]}"
+        for module, path in modules().items()
+        for node in ast.walk(tree(module))
+        if isinstance(node, kinds) and (text := ast.get_docstring(node)) and OPENERS.match(text)
+    ]
+
+    assert found == []
+
+
+def test_every_package_says_what_it_is_for() -> None:
+    assert [m for m in modules() if is_package(m) and not ast.get_docstring(tree(m))] == []
 
 
 def files(room: str) -> list[Path]:
     return sorted((ROOT / room).rglob("*.py"))
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
+def imported(tree: ast.AST) -> Iterator[str]:
     """Every module that is imported, anywhere in the file."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -75,7 +277,7 @@ def at_the_top(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             continue
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from imports(node)
+            yield from imported(node)
         waiting += ast.iter_child_nodes(node)
 
 
@@ -86,7 +288,7 @@ def test_a_room_imports_only_what_the_table_allows(room: str) -> None:
     strangers = [
         f"{path.relative_to(ROOT)}: {module}"
         for path in files(room)
-        for module in imports(ast.parse(path.read_text(encoding="utf-8")))
+        for module in imported(ast.parse(path.read_text(encoding="utf-8")))
         if module.split(".")[0] not in allowed
     ]
 
@@ -112,7 +314,7 @@ def test_only_the_live_view_imports_rich() -> None:
 
 
 def tops(path: Path) -> set[str]:
-    return {module.split(".")[0] for module in imports(ast.parse(path.read_text(encoding="utf-8")))}
+    return {module.split(".")[0] for module in imported(ast.parse(path.read_text(encoding="utf-8")))}
 
 
 def test_click_is_never_imported_because_typer_brings_its_own() -> None:
@@ -120,88 +322,11 @@ def test_click_is_never_imported_because_typer_brings_its_own() -> None:
 
 
 def test_sockets_and_clocks_of_transport_stay_in_its_shells() -> None:
-    """The state machines are told the time and are given bytes, so they can be run in a test without
-    waiting.
-    """
-    for name in ("hub_state", "peer_state", "messages"):
-        path = ROOT / "transport" / f"{name}.py"
-        if path.exists():
-            assert tops(path).isdisjoint({"zmq", "socket", "time", "threading", "asyncio", "selectors"}), path
+    shells = {f"transport.{package}.{name}" for package, names in SHELLS.items() for name in names.split()}
+    world = {"zmq", "socket", "time", "threading", "asyncio", "selectors"}
+    found = {name for name in modules() if name.startswith("transport.") and tops(modules()[name]) & world}
 
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_nothing_in_a_room_runs_on_unix_only(room: str) -> None:
-    """What Windows lacks stands under a test of the platform, or in a `try` that takes what is missing."""
-    found = [line for path in files(room) for line in unix_only(path)]
-
-    assert [line for line in found if re.sub(r":\d+", "", line) not in GUARDED] == []
-
-
-def test_what_is_guarded_elsewhere_is_still_there() -> None:
-    found = {re.sub(r":\d+", "", line) for path in files("cocktail_cli") for line in unix_only(path)}
-
-    assert found == GUARDED.keys()
-
-
-def unix_only(path: Path) -> Iterator[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    guarded = {id(inner) for node in ast.walk(tree) if asks_for_platform(node) for inner in ast.walk(node)}
-    for node in ast.walk(tree):
-        if id(node) not in guarded:
-            for what in lacking_on_windows(node):
-                yield f"{path.relative_to(ROOT).as_posix()}:{getattr(node, 'lineno', 0)} {what}"
-
-
-def lacking_on_windows(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        if node.attr in UNIX_ONLY.get(node.value.id, "").split():
-            yield f"{node.value.id}.{node.attr}"
-    elif isinstance(node, ast.Import | ast.ImportFrom):
-        yield from set(imports(node)) & UNIX_MODULES
-        if isinstance(node, ast.ImportFrom):
-            yield from {alias.name for alias in node.names} & set(
-                UNIX_ONLY.get(node.module or "", "").split()
-            )
-    elif isinstance(node, ast.keyword) and node.arg in UNIX_ARGUMENTS:
-        yield str(node.arg)
-    elif isinstance(node, ast.Constant):
-        text = node.value if isinstance(node.value, str) else ""
-        if text.startswith(UNIX_PATHS) or text in FORKS:
-            yield repr(text)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import os\nos.fork()",
-        "import signal\nsignal.SIGKILL",
-        "import fcntl",
-        "from os import killpg",
-        "import os\nos.getuid()",
-        "open('/proc/self/statm')",
-        "get_context('fork')",
-        "Popen(['x'], preexec_fn=f)",
-        "import resource",
-    ],
-)
-def test_what_windows_lacks_is_found_where_nothing_asks_for_the_platform(source: str) -> None:
-    assert [what for node in ast.walk(ast.parse(source)) for what in lacking_on_windows(node)] != []
-
-
-def test_what_windows_has_is_not_called_unix_only() -> None:
-    tree = ast.parse("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nopen('data/x')")
-
-    assert [what for node in ast.walk(tree) for what in lacking_on_windows(node)] == []
-
-
-def asks_for_platform(node: ast.AST) -> bool:
-    if isinstance(node, ast.Try):
-        taken = " ".join(ast.dump(handler) for handler in node.handlers)
-        return "ImportError" in taken or "AttributeError" in taken
-    if not isinstance(node, (ast.If, ast.IfExp)):
-        return False
-    test = ast.unparse(node.test)
-    return "os.name" in test or "sys.platform" in test or "hasattr(" in test
+    assert found == shells
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from transport.ledger import EvaluationRow, KnownPeer
-from transport.protocol import AggregatorInfo, Event, HandoffOffer, Message, SampleRanges, events
+from transport.protocol import Event, SampleRanges, events, messages
 
 
 @dataclass(frozen=True)
 class Send:
     conn: bytes
-    message: Message
+    message: messages.Message
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SendDurably:
     """Send this once everything requested before is in the ledger."""
 
     conn: bytes
-    message: Message
+    message: messages.Message
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class Commit:
     claims: tuple[Claim, ...]  # sorted by peer
     fingerprint: int
     hub_shards: tuple[int, ...] = (0,)
-    aggregators: dict[str, AggregatorInfo] = field(default_factory=dict)  # by session
+    aggregators: dict[str, messages.AggregatorInfo] = field(default_factory=dict)  # by session
     handoffs: tuple[
-        HandoffOffer, ...
+        messages.HandoffOffer, ...
     ] = ()  # the hub adds these to its error feedback once the round is durable
 
 
@@ -225,7 +225,7 @@ class Outbox:
     def add(self, action: Action) -> None:
         self._actions.append(action)
 
-    def send(self, conn: bytes | None, message: Message) -> None:
+    def send(self, conn: bytes | None, message: messages.Message) -> None:
         """Send, or drop where the connection is lost: what matters is said again when the peer is back."""
         if conn is not None:
             self.add(Send(conn, message))

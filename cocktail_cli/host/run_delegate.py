@@ -15,7 +15,7 @@ from cocktail_cli import __version__
 from cocktail_cli.aggregation import DurableAggregator
 from cocktail_cli.ui import counted
 from transport import Ledger, RunSettings
-from transport.protocol import File, ShardPacket, UpdateRejected, WeightedPacket
+from transport.protocol import ShardPacket, UpdateRejected, WeightedPacket, messages
 
 from .contribution_probe import ProbeThread
 from .snapshot_thread import CommittedModel, snapshot_object
@@ -201,8 +201,8 @@ def settings_of(work: RunDelegate, run: str, first_peers: int = 1, own_key: str 
     )
 
 
-def announced(file: BaseFile) -> File:
-    return File(file.name, file.size, file.sha256, hashlib.sha256(file.blocks).hexdigest())
+def announced(file: BaseFile) -> messages.File:
+    return messages.File(file.name, file.size, file.sha256, hashlib.sha256(file.blocks).hexdigest())
 
 
 def package_versions() -> dict[str, str]:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 from cocktail_cli.errors import explain
 from cocktail_cli.ui import Checkpoint, Event, ProgressMeter, Warning
 from transport import Ledger
-from transport.protocol import SnapshotOffer, count_samples
+from transport.protocol import count_samples, messages
 
 from . import run_folder as in_folder
 
@@ -193,7 +193,11 @@ class SnapshotThread:
     """
 
     def __init__(
-        self, model: CommittedModel, every: int, steps: int, offer: Callable[[list[SnapshotOffer]], None]
+        self,
+        model: CommittedModel,
+        every: int,
+        steps: int,
+        offer: Callable[[list[messages.SnapshotOffer]], None],
     ) -> None:
         self.model, self.every, self.steps, self.offer = model, every, steps, offer
         self.limit = model.recipe.checkpoint.save_total_limit
@@ -301,7 +305,9 @@ class SnapshotThread:
             record = ledger.record(one.round)
             assert record is not None, "its fingerprint was found there"
             digest = hashlib.sha256(one.hashes.read_bytes()).hexdigest()
-            offers.append(SnapshotOffer(one.round, one.weights.stat().st_size, digest, record.offset))
+            offers.append(
+                messages.SnapshotOffer(one.round, one.weights.stat().st_size, digest, record.offset)
+            )
         if offers:
             self.offer(offers)
 

@@ -23,7 +23,7 @@ from cocktail_cli.ui import megabytes
 
 if TYPE_CHECKING:
     from transport import WantedFile
-    from transport.protocol import SnapshotOffer
+    from transport.protocol import messages
 
 # A base consists of data only: no pickle (a host converts `.bin` before serving it), and no Python unless
 # this
@@ -203,7 +203,7 @@ def snapshot_files(files: Sequence[File]) -> list[File]:
 
 @contextmanager
 def fetched_snapshot(
-    offer: SnapshotOffer,
+    offer: messages.SnapshotOffer,
     files: Sequence[File],
     fetch: Fetch,
     go_on: Callable[[], object] = lambda: None,

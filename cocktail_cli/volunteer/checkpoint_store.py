@@ -25,7 +25,7 @@ from .base_weights import PLAIN, SPARE, digest_of
 
 if TYPE_CHECKING:
     from recipes.training import Peer
-    from transport.protocol import Welcome
+    from transport.protocol import messages
 
 OLD_S = 30 * 24 * 3600.0  # seconds after which no run is expected to go on
 
@@ -42,7 +42,7 @@ class CheckpointKey:
     base: str  # digest of the base model's files
 
     @classmethod
-    def of(cls, welcome: Welcome) -> CheckpointKey:
+    def of(cls, welcome: messages.Welcome) -> CheckpointKey:
         return cls(welcome.run, welcome.name, welcome.recipe_hash, digest_of(welcome.base))
 
     @property

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from transport.protocol import Committed, Round
+from transport.protocol import messages
 
 
 @dataclass
@@ -33,17 +33,19 @@ class LoopbackLink:
 
     def ready(self, round: int, fingerprint: int) -> None: ...
 
-    def next_round(self) -> Round | None:
+    def next_round(self) -> messages.Round | None:
         if self.done == self.rounds:
             self.ended = "that was enough"
             return None
         number, self.done = self.done, self.done + 1
         every = self.local_steps
-        return Round(number, number * every, self.rounds * every, [self.name], self.samples, exchange=True)
+        return messages.Round(
+            number, number * every, self.rounds * every, [self.name], self.samples, exchange=True
+        )
 
-    def exchange(self, packet: bytes, delivery: object) -> Committed:
+    def exchange(self, packet: bytes, delivery: object) -> messages.Committed:
         self.packet = packet
-        return Committed(self.done - 1, len(packet), "", [self.name])  # it comes back unchecked
+        return messages.Committed(self.done - 1, len(packet), "", [self.name])  # it comes back unchecked
 
     def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None: ...
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from transport.ledger import read_packets
-from transport.protocol import Committed, Leaving, Over, Report, Round, RunOver
+from transport.protocol import Leaving, RunOver, messages
 from transport.transfer import BandwidthBudget
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class RunLink:
         self.name = link.name  # known once the hub has welcomed this peer
         self.leaving: threading.Event = link.leave_requested
         self.holds: dict[str, str] = {}  # what this peer's model was made from
-        self.round: Round | None = None  # the newest that was announced
+        self.round: messages.Round | None = None  # the newest that was announced
         self.ended: str | None = None  # why the run is over, once it is
         self.finished = False  # whether it reached its end
         self.resumable = False  # whether it failed and may be started again
@@ -83,10 +83,10 @@ class RunLink:
     def ready(self, round: int, fingerprint: int) -> None:
         self.link.ready(round, fingerprint, self.holds)
 
-    def next_round(self) -> Round | None:
+    def next_round(self) -> messages.Round | None:
         """Wait for the next round of this peer; None when the run is over or this peer was asked to leave."""
         message = self.link.next_round()
-        if isinstance(message, Over):
+        if isinstance(message, messages.Over):
             if not self.leaving.is_set():
                 self.ended, self.finished = message.reason, message.finished
                 self.resumable = message.resumable
@@ -95,9 +95,9 @@ class RunLink:
         self.round, self.opened_at = message, time.monotonic()
         return message
 
-    def exchange(self, packet: bytes, delivery: Delivery) -> Committed:
+    def exchange(self, packet: bytes, delivery: Delivery) -> messages.Committed:
         self.budget = self.budget.computed(delivery.compute_s / self.spans)
-        report = Report(**asdict(delivery), fits=self.budget.down)
+        report = messages.Report(**asdict(delivery), fits=self.budget.down)
         with self.waiting():
             if self.sharded is not None and self.round is not None:
                 committed = self.sharded.exchange(self.round, packet, report)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from recipes.training import Link, Peer
     from transport import PeerLink, RunURL
     from transport.aggregators import ShardServer
-    from transport.protocol import CurveKeys, Welcome
+    from transport.protocol import CurveKeys, messages
 
     from .run_link import RunLink
 
@@ -196,7 +196,7 @@ class VolunteerSession:
                 bootstrap.ranks.check()
         return True
 
-    def _agreed(self, welcome: Welcome, bootstrap: Bootstrap) -> bool:
+    def _agreed(self, welcome: messages.Welcome, bootstrap: Bootstrap) -> bool:
         """Show what the run is and will do here, and ask whether to join."""
         from transport import ask_status
 
@@ -214,7 +214,7 @@ class VolunteerSession:
 
     # ---- training ------------------------------------------------------------------------------------------
 
-    def train_and_store(self, run: RunLink, welcome: Welcome, bootstrap: Bootstrap) -> None:
+    def train_and_store(self, run: RunLink, welcome: messages.Welcome, bootstrap: Bootstrap) -> None:
         """Train from the welcome to the goodbye, then store a checkpoint in case this peer returns."""
         from transport.protocol import Leaving, LinkLost, RunOver
 
@@ -289,7 +289,7 @@ class VolunteerSession:
 
     # ---- afterwards ----------------------------------------------------------------------------------------
 
-    def _store(self, run: RunLink, welcome: Welcome) -> None:
+    def _store(self, run: RunLink, welcome: messages.Welcome) -> None:
         """Store a checkpoint while the run goes on without this peer; delete it where the run is over."""
         if run.ended is not None and not run.resumable:
             checkpoint_store.delete_run(welcome.run)

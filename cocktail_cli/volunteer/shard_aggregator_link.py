@@ -20,7 +20,7 @@ from transport.aggregators import (
     ShardServer,
 )
 from transport.peer import LinkLimits, PeerIdentity
-from transport.protocol import AggregatorInfo, CurveKeys, parse_address
+from transport.protocol import CurveKeys, messages, parse_address
 from transport.wire import RouterWire
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def open_shard_server(host: str, port: int, keys: CurveKeys, url: RunURL) -> tup
 def connect_aggregators(link: PeerLink, keys: CurveKeys) -> ShardClients:
     """Make this peer's connections to the aggregators of its rounds, under its own name and keys."""
 
-    def dial(aggregator: AggregatorInfo) -> PeerLink:
+    def dial(aggregator: messages.AggregatorInfo) -> PeerLink:
         host, port = parse_address(aggregator.address)
         url = RunURL(aggregator.key, "", host, port, link.url.run)
         return PeerLink(

@@ -23,8 +23,8 @@ from recipes.algorithm.aggregator import Aggregator, Log, unlogged
 from recipes.algorithm.compressor import handoff_compressor
 from transport import Ledger
 from transport.ledger.run_ledger import RoundRow
+from transport.protocol import messages
 from transport.protocol.events import Event
-from transport.protocol.messages import Over, Round
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,7 @@ class KeptWork(ToyWork):
     updates: list[Updates] = field(default_factory=list)
     errors: list[Tensor] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    over: list[Over | None] = field(default_factory=list)  # what each peer heard last
+    over: list[messages.Over | None] = field(default_factory=list)  # what each peer heard last
     legacies: dict[int, Legacy] = field(default_factory=dict)  # by the round they were inherited before
 
     def aggregate(self, round: int, updates: Updates) -> bytes:
@@ -132,7 +132,7 @@ def run(folder: Path, names: Sequence[str], leaver: str = "", crashes: Crashes |
     return work
 
 
-def leave(wish: threading.Event, opened: Round) -> None:
+def leave(wish: threading.Event, opened: messages.Round) -> None:
     if opened.round == 3:
         wish.set()
 

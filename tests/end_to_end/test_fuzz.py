@@ -11,8 +11,8 @@ from transport_targets import HUB_BYTES, PEER_BYTES, hear, joined_connections, o
 
 from scripts.fuzzing.fuzz import GROUPS, Tally, TooMuch, case_of, fuzz, keep, replay, targets, try_case
 from scripts.fuzzing.mutate import Target, message
+from transport.protocol import messages
 from transport.protocol.message_codec import encode
-from transport.protocol.messages import Evaluated
 from transport.wire.frames import Received
 from transport.wire.rate_limit import TokenBuckets
 
@@ -99,7 +99,7 @@ def test_an_evaluation_over_no_tokens_is_no_number_and_a_large_one_fits_the_ledg
     for tokens, loss in ((0, None), (2**40, 0.0)):
         hub = open_hub()
         for part in (0, 1):
-            hear(hub, part, encode(Evaluated(1, part, 0.0, tokens)))
+            hear(hub, part, encode(messages.Evaluated(1, part, 0.0, tokens)))
 
         assert hub._state.rounds.evaluations.now is None, "both parts are here"
         assert (hub._state.rounds.history.eval_loss, hub.error) == (loss, None)

@@ -28,8 +28,8 @@ from recipes.training.types import StepDone
 from transport import RunSettings
 from transport.membership.sessions import refusal
 from transport.peer.catch_up import CatchUpSource
+from transport.protocol import messages
 from transport.protocol.errors import RefusedByHub
-from transport.protocol.messages import Hello, Refused, SnapshotOffer
 from transport.transfer.chunks import block_hashes
 
 AT = 4  # round of the snapshot
@@ -62,7 +62,7 @@ def in_the_middle(folder: Path, family: str = "gpt2_tied", **sections: Any) -> I
             go_on.set()
 
 
-def offer_snapshot(swarm: Swarm, folder: Path) -> SnapshotOffer:
+def offer_snapshot(swarm: Swarm, folder: Path) -> messages.SnapshotOffer:
     """x' of round AT as the hub will write it, offered."""
     x = CommittedModel(swarm.recipe, swarm.base.folder, swarm.folder).load(AT)
     file = folder / "snapshot.safetensors"
@@ -71,12 +71,12 @@ def offer_snapshot(swarm: Swarm, folder: Path) -> SnapshotOffer:
     return offer(swarm, file)
 
 
-def offer(swarm: Swarm, file: Path) -> SnapshotOffer:
+def offer(swarm: Swarm, file: Path) -> messages.SnapshotOffer:
     name, hashes = f"snapshot/{AT}/model.safetensors", block_hashes(file)
     swarm.work.files[name] = file
     swarm.work.hashes[f"hashes/{name}"] = hashes
     before = swarm.memory.ledger.rounds()[AT].offset
-    offered = SnapshotOffer(AT, file.stat().st_size, hashlib.sha256(hashes).hexdigest(), before)
+    offered = messages.SnapshotOffer(AT, file.stat().st_size, hashlib.sha256(hashes).hexdigest(), before)
     swarm.memory.hub.offer([offered])
     return offered
 
@@ -179,6 +179,8 @@ def test_a_cached_base_that_was_damaged_is_mended_before_it_is_loaded(tmp_path: 
 
 def test_a_peer_of_another_codec_is_refused_with_both_versions() -> None:
     settings = RunSettings("run", "{}", "00", 1, 1, versions={"codec": "99"})
-    refused = refusal(Hello(1, "t", "run", "bob", "", versions()), settings, "t", over=False, peers=0)
+    refused = refusal(
+        messages.Hello(1, "t", "run", "bob", "", versions()), settings, "t", over=False, peers=0
+    )
 
-    assert refused == Refused("version", f"codec: you have {PACKET_VERSION}, the run has 99")
+    assert refused == messages.Refused("version", f"codec: you have {PACKET_VERSION}, the run has 99")

@@ -25,9 +25,9 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from transport import parse_url
+from transport.protocol import messages
 from transport.protocol.keys import CurveKeys, as_z85
 from transport.protocol.message_codec import decode_to_peer, encode
-from transport.protocol.messages import Attach, Attached, Get, Hello, Message, Pong, Welcome
 from transport.protocol.run_url import RunURL
 from transport.wire.zeromq_sockets import MAX_FRAME, raise_file_limit
 
@@ -66,13 +66,13 @@ class Attack:
         return sock
 
     def hello(self, name: str, token: str = "") -> bytes:
-        return encode(Hello(1, token or self.url.token, self.url.run, name))
+        return encode(messages.Hello(1, token or self.url.token, self.url.run, name))
 
     def session(self, keys: CurveKeys, name: str = "mallory") -> tuple[zmq.Socket[bytes], str]:
         """Open a control connection that is welcomed; it, and its session."""
         sock = self.dealer(keys)
         sock.send(self.hello(name))
-        while not isinstance(answer := decode_to_peer(sock.recv()), Welcome):
+        while not isinstance(answer := decode_to_peer(sock.recv()), messages.Welcome):
             pass
         return sock, answer.session
 
@@ -144,10 +144,10 @@ def newcomers(attack: Attack) -> None:
 
 def talk(attack: Attack) -> None:
     """Control messages as fast as the line takes them, on 8 connections."""
-    flood(attack, Pong(1.0))
+    flood(attack, messages.Pong(1.0))
 
 
-def flood(attack: Attack, message: Message) -> None:
+def flood(attack: Attack, message: messages.Message) -> None:
     socks, said = [attack.dealer() for _ in range(8)], encode(message)
     while time.monotonic() < attack.until:
         for sock in socks:
@@ -163,9 +163,9 @@ def unread(attack: Attack) -> None:
     control, session = attack.session(keys)
     socks = [attack.dealer(keys, RCVHWM=1) for _ in range(8)]
     for sock in socks:
-        sock.send(encode(Attach(session)))
-        assert isinstance(decode_to_peer(sock.recv()), Attached)
-    asked = encode(Get(BLOB, 0, MIB))
+        sock.send(encode(messages.Attach(session)))
+        assert isinstance(decode_to_peer(sock.recv()), messages.Attached)
+    asked = encode(messages.Get(BLOB, 0, MIB))
     for number in attack.paced(2000):
         with contextlib.suppress(zmq.Again):
             socks[number % 8].send(asked, zmq.DONTWAIT)

@@ -17,7 +17,7 @@ from transport.aggregators.shard_assignment import digest_of
 from transport.aggregators.shard_coordinator import ShardCoordinator
 from transport.ledger.residual_handoffs import PendingHandoff
 from transport.peer.peer_state import PeerState, SessionState
-from transport.protocol.messages import AggregatorInfo, Close, Committed, Hello, Holds, Report, Round
+from transport.protocol import messages
 
 SHARDS = 4
 KINDS = ("hub", "door", "none")  # how others reach the first peer, the second, the third, and so on
@@ -31,7 +31,7 @@ class SimAggregator(SimPeer):
     def __init__(self, swarm: ShardedSim, name: str, staleness: int, kind: str) -> None:
         super().__init__(swarm, name, staleness)
         self.kind, address = kind, "h:1" if kind == "door" else ""
-        hello = Hello(1, TOKEN, swarm.settings.run, name, owns=kind != "none", address=address)
+        hello = messages.Hello(1, TOKEN, swarm.settings.run, name, owns=kind != "none", address=address)
         self.state = PeerState(hello)
         self.brought: set[str] = set()  # aggregators that have their part, "": the hub
         self.parts: dict[tuple[int, str], str] = {}  # (round, peer) -> digest, at its door and its own
@@ -41,12 +41,12 @@ class SimAggregator(SimPeer):
         assert self.state.welcome is not None
         return self.state.welcome.name
 
-    def part_for(self, aggregator: AggregatorInfo) -> str:
+    def part_for(self, aggregator: messages.AggregatorInfo) -> str:
         """The digest of it."""
         ids = [i for lease in self.sent for i in self.pending[lease]]
         return digest_of(json.dumps([ids, aggregator.shards]).encode())
 
-    def report(self, opened: Round) -> Report:
+    def report(self, opened: messages.Round) -> messages.Report:
         assert self.state.welcome is not None
         ids = [i for lease in self.sent for i in self.pending[lease]]
         self.swarm.packets[self.state.welcome.session, opened.round] = ids
@@ -81,7 +81,7 @@ class SimAggregator(SimPeer):
         else:
             self.uploaded = len(self.brought) == len(self.round.owners)
 
-    def bring(self, aggregator: AggregatorInfo, r: int) -> bool:
+    def bring(self, aggregator: messages.AggregatorInfo, r: int) -> bool:
         swarm, digest = self.swarm, self.part_for(aggregator)
         assert self.state.welcome is not None
         if aggregator.name == self.name:
@@ -100,7 +100,7 @@ class SimAggregator(SimPeer):
         swarm.tell(lambda shards: shards.part_uploaded(session, whose, r, digest, swarm.now))
         return True
 
-    def aggregates_as(self, aggregator: AggregatorInfo) -> bool:
+    def aggregates_as(self, aggregator: messages.AggregatorInfo) -> bool:
         return self.state.welcome is not None and self.name == aggregator.name
 
     def take(self, r: int, peer: str, digest: str) -> None:
@@ -111,13 +111,13 @@ class SimAggregator(SimPeer):
     def hold(self, r: int) -> None:
         here = {name: digest for (round, name), digest in self.parts.items() if round == r}
         if here:
-            self.say(self.state.holding(Holds(r, here)))
+            self.say(self.state.holding(messages.Holds(r, here)))
 
-    def obey(self, order: Round | Close | Committed) -> None:
-        if isinstance(order, Round):
+    def obey(self, order: messages.Round | messages.Close | messages.Committed) -> None:
+        if isinstance(order, messages.Round):
             self.parts = {key: digest for key, digest in self.parts.items() if key[0] >= order.round}
             self.hold(order.round)
-        elif isinstance(order, Close):
+        elif isinstance(order, messages.Close):
             assert self.state.welcome is not None
             session, ex = self.state.welcome.session, self.swarm.hub.rounds.exchange
             name = f"shard/{order.round}/{order.attempt}"

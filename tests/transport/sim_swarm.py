@@ -18,9 +18,9 @@ from transport import actions as do
 from transport.hub.hub_state import HubState
 from transport.ledger.run_ledger import RECENT, EvaluationRow, KnownPeer, OpenSession, Recovered, RoundRow
 from transport.peer.peer_state import PeerState, SessionState
+from transport.protocol import messages
 from transport.protocol.events import Event, RunEnded
 from transport.protocol.message_codec import decode_to_hub, decode_to_peer, encode
-from transport.protocol.messages import Evaluated, Hello, Leave, Message, Ready, Report, Round
 from transport.protocol.run_settings import RunSettings
 from transport.protocol.sample_ranges import SamplePool, sample_ids
 from transport.scheduling.rounds import Phase
@@ -63,11 +63,11 @@ class SimPeer:
 
     def __init__(self, swarm: SimSwarm, name: str, staleness: int) -> None:
         self.swarm, self.staleness = swarm, staleness
-        self.state = PeerState(Hello(1, TOKEN, swarm.settings.run, name))
+        self.state = PeerState(messages.Hello(1, TOKEN, swarm.settings.run, name))
         self.key = name  # that the wire proves
         self.cable: Cable | None = None
         self.pending: dict[int, list[int]] = {}  # leases trained, not delivered
-        self.round: Round | None = None  # in exchange
+        self.round: messages.Round | None = None  # in exchange
         self.sent: list[int] = []  # rounds the packet of this exchange delivers
         self.session = 0
         self.dead = False
@@ -75,9 +75,9 @@ class SimPeer:
         self.compute_s, self.fits = 0.0, 0  # as it says
         self.skew = 0  # makes its fingerprints wrong
 
-    def say(self, messages: list[Message]) -> None:
+    def say(self, said: list[messages.Message]) -> None:
         if self.cable is not None:
-            self.cable.up.extend(encode(m) for m in messages)
+            self.cable.up.extend(encode(m) for m in said)
 
     def fingerprint(self, round: int) -> int:
         return 1000 + round + self.skew
@@ -91,7 +91,7 @@ class SimPeer:
             self.session = state.sessions
             self.pending.clear()
             self.round = None
-            self.say(state.ready(Ready(state.newest + 1, self.fingerprint(state.newest + 1))))
+            self.say(state.ready(messages.Ready(state.newest + 1, self.fingerprint(state.newest + 1))))
         if self.round is not None and self.round.round in state.commits:
             committed = state.commits[self.round.round]
             assert state.welcome is not None
@@ -99,7 +99,7 @@ class SimPeer:
                 for r in self.sent:
                     del self.pending[r]
             if self.round.spans > 1:
-                self.say(state.ready(Ready(state.newest + 1, self.fingerprint(state.newest + 1))))
+                self.say(state.ready(messages.Ready(state.newest + 1, self.fingerprint(state.newest + 1))))
             self.round = None
         if state.offer_again:
             state.offer_again = self.uploaded = False
@@ -113,7 +113,7 @@ class SimPeer:
         if opened is None:
             return
         if opened.eval_parts:
-            self.say(self.state.evaluated(Evaluated(opened.round, opened.eval_part, 2.0, 1)))
+            self.say(self.state.evaluated(messages.Evaluated(opened.round, opened.eval_part, 2.0, 1)))
         if not opened.exchange:
             return
         self.sent = sorted(self.pending)
@@ -128,9 +128,9 @@ class SimPeer:
         self.round, self.uploaded = opened, False
         self.say(self.state.report(self.report(opened)))
 
-    def report(self, opened: Round) -> Report:
+    def report(self, opened: messages.Round) -> messages.Report:
         many = len(self.sent)
-        said = Report(opened.round, self.fingerprint(opened.round), self.sent, 1.0 * many, many)
+        said = messages.Report(opened.round, self.fingerprint(opened.round), self.sent, 1.0 * many, many)
         return replace(said, compute_s=self.compute_s, fits=self.fits)
 
     def upload(self) -> None:
@@ -172,7 +172,7 @@ class SimSwarm:
         self.packets: dict[tuple[str, int], list[int]] = {}
         self.events: list[Event] = []
         self.trained: list[int] = []  # every sample in x', as often as it is
-        self.said: list[Message] = []  # answers to the host
+        self.said: list[messages.Message] = []  # answers to the host
         self.reject: str = ""
         self.came: set[str] = set()  # aggregators whose packets are in the round (sim_aggregators.py)
         self._cables = 0
@@ -227,7 +227,7 @@ class SimSwarm:
         welcome = peer.state.welcome
         if welcome is not None and self.hub.uploads.refusal(welcome.session, "legacy/0", 100) is None:
             self.apply(lambda _: self.hub.uploads.handed_over(welcome.session, 100))
-        peer.say(peer.state.leave(Leave("enough")))
+        peer.say(peer.state.leave(messages.Leave("enough")))
 
     def job(self) -> None:
         """The commit thread does its next job."""

@@ -21,9 +21,9 @@ from transport.aggregators.shard_assignment import digest_of
 from transport.aggregators.shard_clients import ShardClients
 from transport.aggregators.shard_server import ShardServer
 from transport.peer import PeerIdentity
+from transport.protocol import messages
 from transport.protocol.errors import Reopened, UpdateRejected
 from transport.protocol.keys import CurveKeys
-from transport.protocol.messages import Committed, Report, Round
 
 SHARDS = 6
 
@@ -171,14 +171,16 @@ class AggregatingPeer(ToyPeer):
             self.owning.start()
         super().join()
 
-    def exchange(self, opened: Round, packet: bytes, report: Report) -> Committed:
+    def exchange(self, opened: messages.Round, packet: bytes, report: messages.Report) -> messages.Committed:
         while True:
             try:
                 return self.cut_and_exchange(opened, packet, report)
             except Reopened as reopened:
                 opened = reopened.again
 
-    def cut_and_exchange(self, opened: Round, packet: bytes, report: Report) -> Committed:
+    def cut_and_exchange(
+        self, opened: messages.Round, packet: bytes, report: messages.Report
+    ) -> messages.Committed:
         ids, parts, left = json.loads(packet), {}, set(range(SHARDS))
         for aggregator in opened.owners:
             parts[aggregator.name] = part_of(ids, aggregator.shards)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transport import PeerLink, RunSettings
+from transport.protocol import messages
 from transport.protocol.errors import Leaving, RunOver, SessionRenewed, TransportError, UpdateRejected
-from transport.protocol.messages import Committed, Over, Report, Round
 
 TOKENS = 10  # of each sample
 
@@ -107,13 +107,13 @@ class ToyPeer:
 
     link: PeerLink
     staleness: int = 1
-    before_exchange: Callable[[Round], None] = lambda _: None
+    before_exchange: Callable[[messages.Round], None] = lambda _: None
     pack: Callable[[int, list[int]], bytes] = lambda _, ids: json.dumps(ids).encode()  # the packet of a round
     legacy: bytes = b""  # what it hands over when it is asked to leave
     packets: list[bytes] = field(default_factory=list)  # x'
     pending: dict[int, list[int]] = field(default_factory=dict)  # leases trained and not delivered
     rounds: list[int] = field(default_factory=list)
-    over: Over | None = None
+    over: messages.Over | None = None
     error: BaseException | None = None
     renewed: int = 0
     refused: list[str] = field(default_factory=list)  # why packets of its own could not be used
@@ -130,9 +130,9 @@ class ToyPeer:
                     self.pending.clear()
                     self.join()
                 except RunOver as over:
-                    self.over = Over(str(over), over.finished)
+                    self.over = messages.Over(str(over), over.finished)
                 except Leaving:
-                    self.over = Over("asked to leave", False)
+                    self.over = messages.Over("asked to leave", False)
             if self.legacy and self.link.leave_requested.is_set():
                 self.link.hand_over(len(self.packets), self.legacy)
             self.part()
@@ -151,7 +151,7 @@ class ToyPeer:
 
     def turn(self) -> None:
         opened = self.link.next_round()
-        if isinstance(opened, Over):
+        if isinstance(opened, messages.Over):
             self.over = opened
             if opened.finished:
                 self.catch_up(self.link.newest_round + 1)
@@ -168,7 +168,7 @@ class ToyPeer:
             self.train(opened)
         delivers = sorted(self.pending)
         ids = [i for r in delivers for i in self.pending[r]]
-        report = Report(
+        report = messages.Report(
             opened.round,
             toy_fingerprint(self.packets),
             delivers,
@@ -189,10 +189,10 @@ class ToyPeer:
     def part(self) -> None:
         """Before the goodbye."""
 
-    def exchange(self, opened: Round, packet: bytes, report: Report) -> Committed:
+    def exchange(self, opened: messages.Round, packet: bytes, report: messages.Report) -> messages.Committed:
         return self.link.exchange(opened.round, packet, report)
 
-    def train(self, opened: Round) -> None:
+    def train(self, opened: messages.Round) -> None:
         if opened.samples:
             lease = self.link.fetch(f"lease/{opened.round}")
             assert isinstance(lease, bytes)

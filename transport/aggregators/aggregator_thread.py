@@ -19,15 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from transport.peer import HANDOFF_S, POLL_S, PeerLink
-from transport.protocol import (
-    Close,
-    Committed,
-    Round,
-    TransportError,
-    Unusable,
-    UpdateRejected,
-    WeightedPacket,
-)
+from transport.protocol import TransportError, UpdateRejected, WeightedPacket, messages
 
 from .shard_assignment import digest_of
 from .shard_server import ShardServer
@@ -161,8 +153,8 @@ class AggregatorThread:
                 self._notify(f"this peer aggregates no shards any more: {error}")
                 self.link.orders.resign(last=False, lost=True)
 
-    def _handle(self, order: Round | Close | Committed) -> None:
-        if isinstance(order, Committed):
+    def _handle(self, order: messages.Round | messages.Close | messages.Committed) -> None:
+        if isinstance(order, messages.Committed):
             self._committed(order)
             return
         if self.backend.pending is not None:
@@ -170,12 +162,12 @@ class AggregatorThread:
                 self.backend.undo()  # the round is reopened, or closed again
             else:
                 self._settle_by_packet(self.backend.pending[0])  # the end of its round was not received
-        if isinstance(order, Close):
+        if isinstance(order, messages.Close):
             self._close(order)
         elif order.exchange:  # without an exchange the round only evaluates
             self._opened(order)
 
-    def _opened(self, order: Round) -> None:
+    def _opened(self, order: messages.Round) -> None:
         with self._lock:
             self._parts = {key: part for key, part in self._parts.items() if key[0] >= order.round}
         mine = [owner.shards for owner in order.owners if owner.name == self.link.name]
@@ -199,7 +191,7 @@ class AggregatorThread:
             self.backend.handed()
         return not self._unsent
 
-    def _close(self, close: Close) -> None:
+    def _close(self, close: messages.Close) -> None:
         link, round, weights = self.link, close.round, close.weights
         left = [WeightedPacket(e.peer, link.fetch(f"estate/{e.number}"), e.share) for e in close.estates]
         parts = {peer: self._part_of(peer, round, close.parts.get(peer, "")) for peer in sorted(weights)}
@@ -207,7 +199,7 @@ class AggregatorThread:
             updates = [WeightedPacket(peer, part, weights[peer]) for peer, part in parts.items()]
             packet = self.backend.aggregate(round, updates, left)
         except UpdateRejected as error:
-            link.orders.report_unusable(Unusable(round, close.attempt, error.peer, error.reason))
+            link.orders.report_unusable(messages.Unusable(round, close.attempt, error.peer, error.reason))
             return
         self._packet = round, packet
         if self.server is not None:
@@ -219,7 +211,7 @@ class AggregatorThread:
             found, part = self._parts.get((round, peer), ("", b""))
         return part if found == digest else self.link.fetch(f"part/{round}/{peer}")
 
-    def _committed(self, committed: Committed) -> None:
+    def _committed(self, committed: messages.Committed) -> None:
         if self.backend.pending is not None and self.backend.pending[0] <= committed.round:
             if committed.recalled or self.backend.pending[0] < committed.round:
                 self._settle_by_packet(self.backend.pending[0])

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from transport.peer import POLL_S, PeerLink
-from transport.protocol import AggregatorInfo, LinkLost, ProtocolError, TransportError
+from transport.protocol import LinkLost, ProtocolError, TransportError, messages
 from transport.transfer import Download, Upload
 
 log = logging.getLogger(__name__)
@@ -28,9 +28,9 @@ class ShardClients:
     """Links by the name of an aggregator. `dial` makes a link that is not connected yet. Calls are made by
     one thread at a time."""
 
-    def __init__(self, dial: Callable[[AggregatorInfo], PeerLink]) -> None:
+    def __init__(self, dial: Callable[[messages.AggregatorInfo], PeerLink]) -> None:
         self._dial = dial
-        self._links: dict[str, tuple[AggregatorInfo, PeerLink]] = {}
+        self._links: dict[str, tuple[messages.AggregatorInfo, PeerLink]] = {}
         self._rests: dict[str, int] = {}  # name -> first round in which it is tried again
         self._threads = ThreadPoolExecutor(64, thread_name_prefix="cocktail-direct")
         self._lock = threading.Lock()
@@ -47,7 +47,7 @@ class ShardClients:
     def send(
         self,
         round: int,
-        aggregators: Sequence[AggregatorInfo],
+        aggregators: Sequence[messages.AggregatorInfo],
         parts: Mapping[str, bytes],
         enough: Callable[[], bool],
     ) -> dict[str, bytes]:
@@ -69,7 +69,7 @@ class ShardClients:
     def _went(self, future: Future[bool]) -> bool:
         return future.done() and future.result()
 
-    def _put(self, aggregator: AggregatorInfo, round: int, part: bytes) -> bool:
+    def _put(self, aggregator: messages.AggregatorInfo, round: int, part: bytes) -> bool:
         try:
             return self._link(aggregator).put(f"part/{round}", part, StallDetector().upload) is True
         except (TransportError, KeyError) as error:
@@ -77,7 +77,9 @@ class ShardClients:
             self._rest(aggregator.name, round)
             return False
 
-    def fetch(self, round: int, aggregators: Sequence[AggregatorInfo], most: int) -> dict[str, bytes]:
+    def fetch(
+        self, round: int, aggregators: Sequence[messages.AggregatorInfo], most: int
+    ) -> dict[str, bytes]:
         """Fetch the packets of these aggregators' shards, each of at most `most` bytes; failed ones are left
         out."""
         begun: dict[str, tuple[PeerLink, Download]] = {}
@@ -97,10 +99,12 @@ class ShardClients:
                 self._rest(name, round)
         return found
 
-    def _reachable(self, aggregators: Sequence[AggregatorInfo], round: int) -> list[AggregatorInfo]:
+    def _reachable(
+        self, aggregators: Sequence[messages.AggregatorInfo], round: int
+    ) -> list[messages.AggregatorInfo]:
         return [a for a in aggregators if a.address and self._rests.get(a.name, 0) <= round]
 
-    def _link(self, aggregator: AggregatorInfo) -> PeerLink:
+    def _link(self, aggregator: messages.AggregatorInfo) -> PeerLink:
         """Return the link to an aggregator, redialled if it was lost. Raises TransportError if it cannot be
         reached."""
         with self._lock:

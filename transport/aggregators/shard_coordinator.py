@@ -13,22 +13,7 @@ from transport import actions as do
 from transport.actions import Outbox
 from transport.ledger import Deliveries, PendingHandoff, after_deliveries, handoffs_for, merge_deliveries
 from transport.membership import Roster, Session, SessionEvent, State
-from transport.protocol import (
-    ERROR,
-    PART,
-    SHARD,
-    AggregatorInfo,
-    Close,
-    HandoffOffer,
-    Holds,
-    Resigns,
-    Round,
-    RunSettings,
-    ToHub,
-    Unusable,
-    round_and_name,
-    round_of,
-)
+from transport.protocol import ERROR, PART, SHARD, RunSettings, messages, round_and_name, round_of
 from transport.scheduling import Exchange, Phase, Rounds
 
 from .shard_assignment import assign
@@ -49,10 +34,10 @@ class ShardCoordinator:
     ) -> None:
         self.settings, self._out, self._members, self._rounds = settings, out, members, rounds
         self.handoffs = dict(handoffs)
-        self.handlers: dict[type[ToHub], Callable[[Session, Any, float], None]] = {
-            Holds: self._holds,
-            Unusable: self._unusable,
-            Resigns: self._resigns,
+        self.handlers: dict[type[messages.ToHub], Callable[[Session, Any, float], None]] = {
+            messages.Holds: self._holds,
+            messages.Unusable: self._unusable,
+            messages.Resigns: self._resigns,
         }
 
     # ---- a round, as Rounds goes through it ----------------------------------------------------------------
@@ -66,10 +51,10 @@ class ShardCoordinator:
         taken = {shard for shards in ex.aggregators.values() for shard in shards}
         ex.hub_shards = tuple(shard for shard in range(self.settings.shards) if shard not in taken)
 
-    def announcement(self, ex: Exchange, session: Session, message: Round) -> Round:
+    def announcement(self, ex: Exchange, session: Session, message: messages.Round) -> messages.Round:
         """Add the aggregators to a round's announcement; for them, the keys of those that may connect."""
         sessions = self._members.present(sorted(ex.aggregators, key=lambda s: ex.members[s]))
-        infos = [AggregatorInfo(s.name, ex.aggregators[s.id], s.key, s.address) for s in sessions]
+        infos = [messages.AggregatorInfo(s.name, ex.aggregators[s.id], s.key, s.address) for s in sessions]
         return replace(message, owners=infos, keys=dict(ex.keys) if session.id in ex.aggregators else {})
 
     def closes(self, ex: Exchange) -> None:
@@ -142,7 +127,7 @@ class ShardCoordinator:
             if session is not None:
                 self._rounds.check_arrived(session, now)
 
-    def _holds(self, session: Session, m: Holds, now: float) -> None:
+    def _holds(self, session: Session, m: messages.Holds, now: float) -> None:
         """Note which members' parts an aggregator has."""
         ex = self._rounds.exchange
         if ex is None or ex.round != m.round or session.id not in ex.aggregators:
@@ -154,7 +139,7 @@ class ShardCoordinator:
                 if (sender := self._members.get(member)) is not None:
                     self._rounds.check_arrived(sender, now)
 
-    def _unusable(self, session: Session, m: Unusable, now: float) -> None:
+    def _unusable(self, session: Session, m: messages.Unusable, now: float) -> None:
         ex = self._rounds.exchange
         order = ex.closes.get(session.id) if ex is not None and ex.round == m.round else None
         if order is None or order.attempt != m.attempt or m.peer not in order.weights:
@@ -162,7 +147,7 @@ class ShardCoordinator:
         else:
             self._out.add(do.RejectPart(session.id, m.attempt, m.peer, m.reason))
 
-    def _resigns(self, session: Session, m: Resigns, now: float) -> None:
+    def _resigns(self, session: Session, m: messages.Resigns, now: float) -> None:
         """Assign no more shards to this peer; those of the open round are its last."""
         session.can_aggregate = False
         if m.lost:
@@ -189,7 +174,9 @@ class ShardCoordinator:
             if session.id not in ex.lost:
                 shards = ex.aggregators[session.id]
                 parts = ex.parts_for(session.id, weights)
-                order = Close(round, attempt, shards, dict(weights), parts, self._handoffs_for(shards))
+                order = messages.Close(
+                    round, attempt, shards, dict(weights), parts, self._handoffs_for(shards)
+                )
                 ex.closes[session.id] = order
                 self._out.send(session.conn, order)
 
@@ -234,9 +221,9 @@ class ShardCoordinator:
         for session in self._members.present(ex.members):
             self._rounds.check_arrived(session, now)
 
-    def _handoffs_for(self, shards: Iterable[int]) -> list[HandoffOffer]:
+    def _handoffs_for(self, shards: Iterable[int]) -> list[messages.HandoffOffer]:
         found = sorted(handoffs_for(self.handoffs, shards).items())
-        return [HandoffOffer(number, one.peer, one.share) for number, one in found]
+        return [messages.HandoffOffer(number, one.peer, one.share) for number, one in found]
 
 
 def merged_by(ex: Exchange, aggregators: Iterable[str]) -> Deliveries:

@@ -13,31 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from transport.protocol import (
-    MAX_CONTROL,
-    PART,
-    PROTOCOL,
-    SHARD,
-    Attach,
-    Attached,
-    Chunk,
-    Data,
-    Get,
-    Hello,
-    Leave,
-    Message,
-    NoObject,
-    Over,
-    ProtocolError,
-    Put,
-    Refused,
-    Resume,
-    ToHub,
-    Welcome,
-    decode_to_hub,
-    encode,
-    round_of,
-)
+from transport.protocol import PART, SHARD, ProtocolError, decode_to_hub, encode, messages, round_of
 from transport.transfer import MAX_CONNECTIONS, CompletedUpload, Inbox, ObjectSource, memory_source
 from transport.wire import GUARD_S, Bandwidth, Frames, HubWire, RateLimits, key_of, wire_size
 
@@ -125,29 +101,29 @@ class ShardServer:
     def _receive(self, conn: bytes, frames: Frames) -> None:
         self._count(0, wire_size(frames))
         try:
-            if not 1 <= len(frames) <= 2 or len(frames[0]) > MAX_CONTROL:
+            if not 1 <= len(frames) <= 2 or len(frames[0]) > messages.MAX_CONTROL:
                 raise ProtocolError(f"{len(frames)} frames")
             self._handle(conn, decode_to_hub(frames[0]), frames[1] if len(frames) > 1 else b"")
         except ProtocolError as error:
             log.debug("at the shard server", exc_info=error)
 
-    def _handle(self, conn: bytes, message: ToHub, payload: bytes | memoryview) -> None:
+    def _handle(self, conn: bytes, message: messages.ToHub, payload: bytes | memoryview) -> None:
         session = self._flows.get(conn)
-        if isinstance(message, Hello):
+        if isinstance(message, messages.Hello):
             self._welcome_member(conn, message)
-        elif isinstance(message, Resume | Attach):
+        elif isinstance(message, messages.Resume | messages.Attach):
             name, key = self._sessions.get(message.session, ("", ""))
             if key != key_of(conn):
-                self._send(conn, Refused("session", "no such visitor"))
+                self._send(conn, messages.Refused("session", "no such visitor"))
                 return
             self._flows[conn] = message.session
             for old in [c for c, s in self._flows.items() if s == message.session][:-MAX_CONNECTIONS]:
                 del self._flows[old]
             again = self._welcome(name, message.session, resumed=True)
-            self._send(conn, Attached(CREDIT) if isinstance(message, Attach) else again)
-        elif isinstance(message, Leave):
-            self._send(conn, Over("left", False))
-        elif session is not None and isinstance(message, Put | Chunk):
+            self._send(conn, messages.Attached(CREDIT) if isinstance(message, messages.Attach) else again)
+        elif isinstance(message, messages.Leave):
+            self._send(conn, messages.Over("left", False))
+        elif session is not None and isinstance(message, messages.Put | messages.Chunk):
             for answer in self._inbox.receive(session, message, payload):
                 if isinstance(answer, CompletedUpload):
                     round = round_of(PART, answer.name)
@@ -155,13 +131,13 @@ class ShardServer:
                     self.on_part(round, self._sessions[session][0], answer.parts.data())
                 else:
                     self._send(conn, answer)
-        elif session is not None and isinstance(message, Get):
+        elif session is not None and isinstance(message, messages.Get):
             self._serve_chunk(conn, message)
 
-    def _welcome_member(self, conn: bytes, m: Hello) -> None:
+    def _welcome_member(self, conn: bytes, m: messages.Hello) -> None:
         key = key_of(conn)
         if m.run != self.run or self._members.get(m.name) != key:
-            self._send(conn, Refused("kicked", f"{m.name!r} with this key is not in the round"))
+            self._send(conn, messages.Refused("kicked", f"{m.name!r} with this key is not in the round"))
             return
         session = secrets.token_urlsafe(16)
         for old in [s for s, who in self._sessions.items() if who == (m.name, key)]:
@@ -171,8 +147,8 @@ class ShardServer:
         self._sessions[session], self._flows[conn] = (m.name, key), session
         self._send(conn, self._welcome(m.name, session, resumed=False))
 
-    def _welcome(self, name: str, session: str, *, resumed: bool) -> Welcome:
-        return Welcome(PROTOCOL, self.run, name, session, "", "", [], 0, QUIET_S, resumed)
+    def _welcome(self, name: str, session: str, *, resumed: bool) -> messages.Welcome:
+        return messages.Welcome(messages.PROTOCOL, self.run, name, session, "", "", [], 0, QUIET_S, resumed)
 
     def _refuses(self, session: str, name: str, size: int) -> str | None:
         round, who = round_of(PART, name), self._sessions[session]
@@ -183,16 +159,16 @@ class ShardServer:
             return f"{who[0]} is not in the round"
         return f"a part of {size} bytes, the longest has {self.limit}" if size > self.limit else None
 
-    def _serve_chunk(self, conn: bytes, m: Get) -> None:
+    def _serve_chunk(self, conn: bytes, m: messages.Get) -> None:
         try:
             source = self._served[round_of(SHARD, m.name)]  # type: ignore[index]
             payload = source.read(m.index, m.chunk)
         except KeyError:
-            self._send(conn, NoObject(m.name, "it is not served here, or not any more"))
+            self._send(conn, messages.NoObject(m.name, "it is not served here, or not any more"))
             return
-        self._send(conn, Data(m.name, m.index, source.size, source.sha256), payload)
+        self._send(conn, messages.Data(m.name, m.index, source.size, source.sha256), payload)
 
-    def _send(self, conn: bytes, message: Message, payload: bytes | None = None) -> None:
+    def _send(self, conn: bytes, message: messages.Message, payload: bytes | None = None) -> None:
         frames = [encode(message)] if payload is None else [encode(message), payload]
         self._count(wire_size(frames), 0)
         if not self._wire.send(conn, frames):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from transport.peer import LEAVE_S, PeerLink
-from transport.protocol import Committed, Reopened, Report, Round
+from transport.protocol import Reopened, messages
 
 from .aggregator_thread import AggregatorThread
 from .shard_assignment import digest_of
@@ -53,8 +53,8 @@ class ShardedExchange:
         aggregator: AggregatorThread | None = None,
     ) -> None:
         self.aggregator, self._link, self._sharding, self._clients = aggregator, link, sharding, clients
-        self._round: Round | None = None  # the newest exchanged, as it was opened last
-        self._committed: Committed | None = None
+        self._round: messages.Round | None = None  # the newest exchanged, as it was opened last
+        self._committed: messages.Committed | None = None
         self.upload_s = 0.0  # seconds that the newest upload took, directly and through the hub
 
     @property
@@ -64,7 +64,7 @@ class ShardedExchange:
         server = self.aggregator.server if self.aggregator is not None else None
         return (up + server.bytes_up, down + server.bytes_down) if server is not None else (up, down)
 
-    def exchange(self, round: Round, packet: bytes, report: Report) -> Committed:
+    def exchange(self, round: messages.Round, packet: bytes, report: messages.Report) -> messages.Committed:
         """Upload the packet by shard and wait for the commit; again if the round is reopened with other
         aggregators. Raises as PeerLink.exchange, except Reopened."""
         while True:
@@ -75,7 +75,7 @@ class ShardedExchange:
             except Reopened as reopened:
                 round = reopened.again
 
-    def _upload(self, round: Round, packet: bytes, report: Report) -> Committed:
+    def _upload(self, round: messages.Round, packet: bytes, report: messages.Report) -> messages.Committed:
         rest, parts = self._cut(round, packet)
         report = replace(report, parts={name: digest_of(part) for name, part in parts.items()})
         mine = parts.pop(self._link.name, None)
@@ -90,7 +90,7 @@ class ShardedExchange:
         self.upload_s = directly + self._link.upload_s
         return committed
 
-    def _cut(self, round: Round, packet: bytes) -> tuple[bytes, dict[str, bytes]]:
+    def _cut(self, round: messages.Round, packet: bytes) -> tuple[bytes, dict[str, bytes]]:
         """Return the hub's part, empty if it aggregates no shard, and each aggregator's."""
         if not round.owners:
             return packet, {}
@@ -126,7 +126,7 @@ class ShardedExchange:
             return None
         return packet if hashlib.sha256(packet).hexdigest() == committed.sha256 else None
 
-    def _follower(self, round: Round, name: str) -> str:
+    def _follower(self, round: messages.Round, name: str) -> str:
         """Return the member after this one, which gets its packet from the hub."""
         members = round.members
         return members[(members.index(name) + 1) % len(members)] if name in members else ""

@@ -9,17 +9,7 @@ from typing import Any
 from transport import actions as do
 from transport.actions import Outbox
 from transport.membership import Admission, KeyEvent, Roster, Session, Standing, same
-from transport.protocol import (
-    TOKEN_BYTES,
-    AskAdmin,
-    AskStop,
-    Over,
-    Refused,
-    Status,
-    Traffic,
-    short_key,
-    to_bytes,
-)
+from transport.protocol import TOKEN_BYTES, Traffic, messages, short_key, to_bytes
 from transport.scheduling import Rounds
 from transport.wire import key_of
 
@@ -49,19 +39,19 @@ class AdminCommands:
         self._out, self._members, self._admission = out, members, admission
         self._rounds, self._handshake, self._secret = rounds, handshake, secret
 
-    def stop(self, conn: bytes, m: AskStop, now: float) -> None:
+    def stop(self, conn: bytes, m: messages.AskStop, now: float) -> None:
         """End or pause the run."""
         if not same(m.secret, self._secret):
-            self._out.send(conn, Refused("token", "only the run's host can stop it"))
+            self._out.send(conn, messages.Refused("token", "only the run's host can stop it"))
             return
-        self._out.send(conn, Over("stopping", self._rounds.over.finished))
+        self._out.send(conn, messages.Over("stopping", self._rounds.over.finished))
         how = "paused" if m.pause else "stopped"
         self._rounds.stop(f"{how} by its host", now, at_once=m.now, pause=m.pause)
 
-    def execute(self, conn: bytes, m: AskAdmin, now: float) -> None:
+    def execute(self, conn: bytes, m: messages.AskAdmin, now: float) -> None:
         """Execute a command. The answer goes once its effects are in the ledger."""
         if not same(m.secret, self._secret):
-            self._out.send(conn, Refused("token", "only the run's host can ask this"))
+            self._out.send(conn, messages.Refused("token", "only the run's host can ask this"))
             return
         commands: dict[str, Callable[[], Answer]] = {
             "list": lambda: {"join": self._admission.settings.join, "peers": self._list(now)},
@@ -75,9 +65,9 @@ class AdminCommands:
         try:
             answer = commands[m.order]()
         except UnknownPeer as error:
-            self._out.send(conn, Refused("unknown", str(error)))
+            self._out.send(conn, messages.Refused("unknown", str(error)))
         else:
-            self._out.add(do.SendDurably(conn, Status(json.dumps(answer))))
+            self._out.add(do.SendDurably(conn, messages.Status(json.dumps(answer))))
 
     # ---- commands ------------------------------------------------------------------------------------------
 
@@ -95,7 +85,7 @@ class AdminCommands:
         self._admission.move(key, KeyEvent.BANNED if ban else KeyEvent.KICKED, name, why)
         for session in sessions:
             self._members.kick(session, "kicked", why)
-        self._admission.dismiss(self._admission.waiting(key), Refused("kicked", why))
+        self._admission.dismiss(self._admission.waiting(key), messages.Refused("kicked", why))
         return done(did, key, [s.name for s in sessions] or [word])
 
     def _unban(self, word: str) -> Answer:
@@ -119,7 +109,7 @@ class AdminCommands:
         key = key_of_one("peer that waits", word, self._waiting)
         names = [self._admission.asking[conn].name for conn in self._admission.waiting(key)]
         why = "the run's host says no" + (f": {reason}" if reason else "")
-        self._admission.dismiss(self._admission.waiting(key), Refused("approval", why))
+        self._admission.dismiss(self._admission.waiting(key), messages.Refused("approval", why))
         return done("denied", key, names)
 
     def _rotate(self, token: str) -> Answer:

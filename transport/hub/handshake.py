@@ -16,7 +16,7 @@ from transport.membership import (
     differences,
     refusal,
 )
-from transport.protocol import PROTOCOL, Hello, Ready, Refused, Resume, RunSettings, Welcome, events
+from transport.protocol import RunSettings, events, messages
 from transport.scheduling import Phase, Rounds
 from transport.wire import key_of, origin_of
 
@@ -39,7 +39,7 @@ class Handshake:
         self._admission, self._rounds, self._term = admission, rounds, term
         self.replaced = False  # peers have met a hub of a later term
 
-    def hello(self, conn: bytes, m: Hello, now: float, *, approved: bool = False) -> None:
+    def hello(self, conn: bytes, m: messages.Hello, now: float, *, approved: bool = False) -> None:
         """Begin a session, let the connection wait for approval, or refuse it."""
         if self._refuse_banned(conn):
             return
@@ -54,11 +54,13 @@ class Handshake:
         elif standing is not Standing.MEMBER and self.settings.join == "approve":
             self._admission.ask(conn, m, now)
         elif not self._members.make_room(origin_of(conn)):
-            self._out.send(conn, Refused("full", f"{CATCHING_UP} others are catching up: try again later"))
+            self._out.send(
+                conn, messages.Refused("full", f"{CATCHING_UP} others are catching up: try again later")
+            )
         else:
             self._begin(conn, m, now)
 
-    def _begin(self, conn: bytes, m: Hello, now: float) -> None:
+    def _begin(self, conn: bytes, m: messages.Hello, now: float) -> None:
         session = self._members.begin(conn, m, now)
         self._admission.move(session.key, KeyEvent.ADMITTED, session.name)
         self._welcome(session, resumed=False)
@@ -66,7 +68,7 @@ class Handshake:
         origin = session.origin.replace("-", ".")  # wire.origin_of has no dots
         self._out.tell(events.PeerJoined(0.0, session.name, session.hardware, self._rounds.round, origin))
 
-    def resume(self, conn: bytes, m: Resume, now: float) -> None:
+    def resume(self, conn: bytes, m: messages.Resume, now: float) -> None:
         """Give a session its new connection, and say again everything that the peer may have missed."""
         session, rounds = self._members.get(m.session), self._rounds
         if self._refuse_banned(conn):
@@ -79,11 +81,11 @@ class Handshake:
                 self.replaced = True
                 told = f"{REPLACED} (term {m.term}, this one is of term {self._term}): stop this one"
                 self._out.warn(told, m.name)
-            self._out.send(conn, Refused("term", REPLACED))
+            self._out.send(conn, messages.Refused("term", REPLACED))
         elif rounds.phase is Phase.ENDED:
             self._out.send(conn, rounds.over)
         elif session is None or (session.name, session.key) != (m.name, key_of(conn)):
-            self._out.send(conn, Refused("session", "the hub does not know this session any more"))
+            self._out.send(conn, messages.Refused("session", "the hub does not know this session any more"))
         elif not rounds.can_repeat(m.waiting):
             session.conn = conn
             self._members.kick(session, "session", f"away since round {m.waiting}")
@@ -96,7 +98,7 @@ class Handshake:
             self._welcome(session, resumed=True)
             rounds.repeat(session, m.waiting)
 
-    def ready(self, session: Session, m: Ready, now: float) -> None:
+    def ready(self, session: Session, m: messages.Ready, now: float) -> None:
         """Accept a peer that holds x' of a round, if that is the run's x', made from the run's files."""
         joining = session.state is State.JOINING
         if differ := differences(m.holds, self.settings.holds):
@@ -110,7 +112,7 @@ class Handshake:
     def _refuse_banned(self, conn: bytes) -> bool:
         banned = self._admission.standing(key_of(conn)) is Standing.BANNED
         if banned:
-            self._out.send(conn, Refused("kicked", self._admission.known[key_of(conn)].reason))
+            self._out.send(conn, messages.Refused("kicked", self._admission.known[key_of(conn)].reason))
         return banned
 
     def _dial(self, session: Session) -> None:
@@ -121,8 +123,8 @@ class Handshake:
 
     def _welcome(self, session: Session, *, resumed: bool) -> None:
         s, history = self.settings, self._rounds.history
-        message = Welcome(
-            protocol=PROTOCOL,
+        message = messages.Welcome(
+            protocol=messages.PROTOCOL,
             run=s.run,
             name=session.name,
             session=session.id,

@@ -20,23 +20,7 @@ from transport import actions as do
 from transport.actions import Outbox
 from transport.ledger import Recovered
 from transport.membership import Admission, Roster, Session, same, wrong_run, wrong_token
-from transport.protocol import (
-    AskAdmin,
-    AskStatus,
-    AskStop,
-    Evaluated,
-    Hello,
-    Leave,
-    Over,
-    Pong,
-    Ready,
-    Refused,
-    Report,
-    Resume,
-    RunSettings,
-    Status,
-    ToHub,
-)
+from transport.protocol import RunSettings, messages
 from transport.scheduling import Phase, Rounds
 
 from .admin_commands import AdminCommands
@@ -49,7 +33,9 @@ if TYPE_CHECKING:
 
 SessionHandler = Callable[[Session, Any, float], None]
 RequestHandler = Callable[[bytes, Any, float], None]
-Request = Hello | Resume | AskStatus | AskStop | AskAdmin  # messages that need no session
+Request = (
+    messages.Hello | messages.Resume | messages.AskStatus | messages.AskStop | messages.AskAdmin
+)  # messages that need no session
 
 
 class HubState:
@@ -80,24 +66,24 @@ class HubState:
         self.handshake = Handshake(settings, out, members, admission, rounds, recovered.term)
         self.admin = AdminCommands(out, members, admission, rounds, self.handshake, stop_secret)
         self._of_requests: dict[type[Request], RequestHandler] = {
-            Hello: self.handshake.hello,
-            Resume: self.handshake.resume,
-            AskStatus: self._answer_status,
-            AskStop: self.admin.stop,
-            AskAdmin: self.admin.execute,
+            messages.Hello: self.handshake.hello,
+            messages.Resume: self.handshake.resume,
+            messages.AskStatus: self._answer_status,
+            messages.AskStop: self.admin.stop,
+            messages.AskAdmin: self.admin.execute,
         }
-        self._of_sessions: dict[type[ToHub], SessionHandler] = {
-            Ready: self.handshake.ready,
-            Report: rounds.report,
-            Evaluated: lambda session, m, now: rounds.evaluated(session, m),
-            Leave: self._leave,
-            Pong: self._pong,
+        self._of_sessions: dict[type[messages.ToHub], SessionHandler] = {
+            messages.Ready: self.handshake.ready,
+            messages.Report: rounds.report,
+            messages.Evaluated: lambda session, m, now: rounds.evaluated(session, m),
+            messages.Leave: self._leave,
+            messages.Pong: self._pong,
             **(self.shards.handlers if self.shards else {}),
         }
 
     # ---- from peers ----------------------------------------------------------------------------------------
 
-    def receive(self, conn: bytes, message: ToHub, now: float) -> list[do.Action]:
+    def receive(self, conn: bytes, message: messages.ToHub, now: float) -> list[do.Action]:
         """Take a checked message from a control connection."""
         session = self.members.by_conn(conn)
         if session is not None:
@@ -109,7 +95,7 @@ class HubState:
                 self._of_requests[type(message)](conn, message, now)
         elif session is None:
             if not self.admission.heard(conn, message, now):
-                self.out.send(conn, Refused("session", "the hub does not know this session"))
+                self.out.send(conn, messages.Refused("session", "the hub does not know this session"))
         elif (handle := self._of_sessions.get(type(message))) is not None:
             handle(session, message, now)
         else:
@@ -149,19 +135,19 @@ class HubState:
 
     # ---- handlers ------------------------------------------------------------------------------------------
 
-    def _answer_status(self, conn: bytes, m: AskStatus, now: float) -> None:
+    def _answer_status(self, conn: bytes, m: messages.AskStatus, now: float) -> None:
         known = same(m.token, self.admission.token)
-        self.out.send(conn, Status(self.status(now, m.recipe)) if known else wrong_token())
+        self.out.send(conn, messages.Status(self.status(now, m.recipe)) if known else wrong_token())
 
-    def _leave(self, session: Session, m: Leave, now: float) -> None:
-        self.out.send(session.conn, Over(f"left: {m.reason}", self.rounds.over.finished))
+    def _leave(self, session: Session, m: messages.Leave, now: float) -> None:
+        self.out.send(session.conn, messages.Over(f"left: {m.reason}", self.rounds.over.finished))
         self.members.end(session, f"left: {m.reason}")
 
-    def _pong(self, session: Session, m: Pong, now: float) -> None:
+    def _pong(self, session: Session, m: messages.Pong, now: float) -> None:
         session.rtt = max(0.0, now - m.sent)
 
     def _drain(self, now: float) -> list[do.Action]:
         self.rounds.progress(now)
         if self.rounds.phase is Phase.ENDED:
-            self.admission.dismiss(self.admission.asking, Refused("over", self.rounds.over.reason))
+            self.admission.dismiss(self.admission.asking, messages.Refused("over", self.rounds.over.reason))
         return self.out.drain()

@@ -24,30 +24,19 @@ from transport.ledger import Ledger
 from transport.membership import AWAKE_S, wrong_version
 from transport.protocol import (
     HANDOFF,
-    MAX_CONTROL,
     TRIAL,
     UPDATE,
-    Attach,
-    Attached,
-    Chunk,
     CurveKeys,
     Event,
-    Get,
-    Hello,
     HubDelegate,
-    Message,
     OtherVersion,
-    Ping,
     ProtocolError,
-    Put,
-    Refused,
     RunKeys,
     RunSettings,
-    SnapshotOffer,
     Warned,
-    Welcome,
     decode_to_hub,
     encode,
+    messages,
     round_of,
     sample_ids,
 )
@@ -166,14 +155,14 @@ class Hub:
         """End the run, after the exchange in flight, or `now`. Returns at once; `events` ends with it."""
         self.apply(lambda t: self._rounds.stop(reason, t, at_once=now))
 
-    def offer(self, offers: Sequence[SnapshotOffer]) -> None:
+    def offer(self, offers: Sequence[messages.SnapshotOffer]) -> None:
         """Announce the newest two of these snapshots to peers that join from now on; from any thread.
 
         Other snapshots may be deleted then: a peer that is fetching one is told so and plans anew.
         """
         self._call(lambda: self._offer(list(offers)))
 
-    def _offer(self, offers: list[SnapshotOffer]) -> None:
+    def _offer(self, offers: list[messages.SnapshotOffer]) -> None:
         history = self._rounds.history
         history.offer(offers)
         kept = {f"snapshot/{offer.round}/" for offer in history.snapshots}
@@ -266,7 +255,7 @@ class Hub:
             self._wire.hang_up(conn)
             return
         try:
-            if not 1 <= len(frames) <= 2 or len(frames[0]) > MAX_CONTROL:
+            if not 1 <= len(frames) <= 2 or len(frames[0]) > messages.MAX_CONTROL:
                 raise ProtocolError(f"{len(frames)} frames")
             message = decode_to_hub(frames[0])
         except OtherVersion as error:
@@ -277,21 +266,21 @@ class Hub:
             return
         self._connections.costs(conn, message, now)
         payload = frames[1] if len(frames) == 2 else b""
-        if isinstance(message, Attach):
+        if isinstance(message, messages.Attach):
             self._attach(conn, message)
-        elif isinstance(message, Put | Chunk):
+        elif isinstance(message, messages.Put | messages.Chunk):
             self._put(conn, message, payload, now)
-        elif isinstance(message, Get):
+        elif isinstance(message, messages.Get):
             self._get(conn, message)
         else:
-            if isinstance(message, Hello):
+            if isinstance(message, messages.Hello):
                 self._look_for(message.name, key_of(conn), now)
             self._act(self._state.receive(conn, message, now))
 
     def _look_for(self, name: str, key: str, now: float) -> None:
         """Ping earlier sessions of this peer: it may be back before the loss of a connection was noticed."""
         for conn in self._members.conns_of(name, key):
-            self._send(conn, Ping(now))
+            self._send(conn, messages.Ping(now))
         self._run_calls()
 
     def _run_calls(self) -> None:
@@ -307,18 +296,20 @@ class Hub:
             self._members.traffic[session].up += HANDSHAKE_UP + self._hello_size
             self._members.traffic[session].down += HANDSHAKE_DOWN
 
-    def _attach(self, conn: bytes, message: Attach) -> None:
+    def _attach(self, conn: bytes, message: messages.Attach) -> None:
         session = self._members.get(message.session)
         if session is None or session.key != key_of(conn):
-            self._send(conn, Refused("session", "the hub does not know this session"))
+            self._send(conn, messages.Refused("session", "the hub does not know this session"))
             return
         self._own(conn, message.session)
-        self._send(conn, Attached(self.settings.credit))
+        self._send(conn, messages.Attached(self.settings.credit))
 
-    def _put(self, conn: bytes, message: Put | Chunk, payload: bytes | memoryview, now: float) -> None:
+    def _put(
+        self, conn: bytes, message: messages.Put | messages.Chunk, payload: bytes | memoryview, now: float
+    ) -> None:
         session = self._connections.owners.get(conn)
         if session is None:
-            self._send(conn, Refused("session", "this connection belongs to no session"))
+            self._send(conn, messages.Refused("session", "this connection belongs to no session"))
             return
         for answer in self._inbox.receive(session, message, payload):
             if isinstance(answer, CompletedUpload):
@@ -341,10 +332,10 @@ class Hub:
             self._handoffs[session] = upload.parts
             self._change(lambda _: self._state.uploads.handed_over(session, upload.parts.map.size))
 
-    def _get(self, conn: bytes, message: Get) -> None:
+    def _get(self, conn: bytes, message: messages.Get) -> None:
         session = self._connections.owners.get(conn)
         if session is None:
-            self._send(conn, Refused("session", "this connection belongs to no session"))
+            self._send(conn, messages.Refused("session", "this connection belongs to no session"))
             return
         if self._end_at is not None:  # a peer still fetches: the end waits for it
             self._end_at = min(self._end_by, time.monotonic() + self.settings.linger_s)
@@ -358,11 +349,11 @@ class Hub:
         else:
             self._reader.submit(self._read, conn, session, message, size)
 
-    def _send(self, conn: bytes, message: Message, payload: bytes | None = None) -> None:
+    def _send(self, conn: bytes, message: messages.Message, payload: bytes | None = None) -> None:
         frames = [encode(message)] if payload is None else [encode(message), payload]
-        if isinstance(message, Welcome):
+        if isinstance(message, messages.Welcome):
             self._own(conn, message.session)
-        self._members.refused += isinstance(message, Refused)
+        self._members.refused += isinstance(message, messages.Refused)
         self._connections.costs(conn, message, time.monotonic())
         owner = self._connections.owners.get(conn)
         if owner is not None:
@@ -435,7 +426,7 @@ class Hub:
 
     # ---- the reader thread ---------------------------------------------------------------------------------
 
-    def _read(self, conn: bytes, session: str, message: Get, size: int) -> None:
+    def _read(self, conn: bytes, session: str, message: messages.Get, size: int) -> None:
         answer, payload = self._objects.answer(session, message)
 
         def send() -> None:

@@ -14,18 +14,7 @@ from enum import Enum
 from transport import actions as do
 from transport.actions import Outbox
 from transport.ledger import KnownPeer
-from transport.protocol import (
-    Hello,
-    Leave,
-    Message,
-    Over,
-    Ping,
-    Refused,
-    RunSettings,
-    Wait,
-    events,
-    short_key,
-)
+from transport.protocol import RunSettings, events, messages, short_key
 from transport.wire import TokenBuckets, key_of, origin_of
 
 from .sessions import clean_name, wrong_token
@@ -84,7 +73,7 @@ KEY_TRANSITIONS: dict[Standing, dict[KeyEvent, Standing]] = {
 class Asking:
     """A connection that waits for the host's approval."""
 
-    hello: Hello
+    hello: messages.Hello
     since: float
     seen: float
     pinged: float
@@ -146,27 +135,29 @@ class Admission:
 
     # ---- waiting connections -------------------------------------------------------------------------------
 
-    def ask(self, conn: bytes, m: Hello, now: float) -> None:
+    def ask(self, conn: bytes, m: messages.Hello, now: float) -> None:
         """Let a connection that has the token wait for approval; the host is told, once a key."""
         key = key_of(conn)
         if conn not in self.asking and len(self.asking) >= MOST:
             self._out.send(
-                conn, Refused("full", f"{MOST} others wait for the host's approval: try again later")
+                conn, messages.Refused("full", f"{MOST} others wait for the host's approval: try again later")
             )
             return
         if self.move(key, KeyEvent.ASKS):
             self._out.tell(events.PeerAsks(0.0, clean_name(m.name), m.hardware, short_key(key)))
         self.asking[conn] = Asking(m, now, now, now)
         name = self.asking[conn].name
-        self._out.send(conn, Wait(f"waiting for the host's approval, as {name}, key {short_key(key)}"))
+        self._out.send(
+            conn, messages.Wait(f"waiting for the host's approval, as {name}, key {short_key(key)}")
+        )
 
-    def heard(self, conn: bytes, message: Message, now: float) -> bool:
+    def heard(self, conn: bytes, message: messages.Message, now: float) -> bool:
         """Take a message of a waiting connection: only Leave means something yet. False: it does not wait."""
         if conn not in self.asking:
             return False
         self.asking[conn].seen = now
-        if isinstance(message, Leave):
-            self._out.send(conn, Over("left", False))
+        if isinstance(message, messages.Leave):
+            self._out.send(conn, messages.Over("left", False))
             self.gone(conn)
         return True
 
@@ -183,7 +174,7 @@ class Admission:
                 self.move(key, KeyEvent.GONE)
             del self.asking[conn]
 
-    def dismiss(self, conns: Iterable[bytes], refused: Refused) -> None:
+    def dismiss(self, conns: Iterable[bytes], refused: messages.Refused) -> None:
         """Refuse these waiting connections."""
         for conn in list(conns):
             self._out.send(conn, refused)
@@ -196,13 +187,14 @@ class Admission:
             asking.seen += asleep
             if now >= asking.since + PATIENCE_S:
                 self.dismiss(
-                    [conn], Refused("approval", "the run's host has not approved this peer within an hour")
+                    [conn],
+                    messages.Refused("approval", "the run's host has not approved this peer within an hour"),
                 )
             elif now >= asking.seen + self.settings.peer_timeout:
                 self.gone(conn)
             elif now >= asking.pinged + self.settings.ping_s:
                 asking.pinged = now
-                self._out.send(conn, Ping(now))
+                self._out.send(conn, messages.Ping(now))
 
     def deadline(self) -> float:
         """Return when `tick` has something to do. inf: never."""

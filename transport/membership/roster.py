@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from transport import actions as do
 from transport.actions import Outbox
 from transport.ledger import OpenSession
-from transport.protocol import Hello, Ping, Refused, RunSettings, Traffic, TrafficDelta, events
+from transport.protocol import RunSettings, Traffic, TrafficDelta, events, messages
 from transport.wire import key_of, origin_of
 
 from .sessions import SESSION_TRANSITIONS, Session, SessionEvent, State, clean_name, unique_name
@@ -41,7 +41,7 @@ class Roster:
 
     # ---- beginning and end -------------------------------------------------------------------------------
 
-    def begin(self, conn: bytes, m: Hello, now: float) -> Session:
+    def begin(self, conn: bytes, m: messages.Hello, now: float) -> Session:
         """Begin a session for an accepted Hello."""
         name, key = clean_name(m.name), key_of(conn)
         for old in list(self.sessions.values()):
@@ -110,7 +110,7 @@ class Roster:
             self._out.tell(events.PeerLeft(0.0, session.name, reason, returned, session.handoff))
 
     def kick(self, session: Session, code: str, reason: str) -> None:
-        self._out.send(session.conn, Refused(code, reason))
+        self._out.send(session.conn, messages.Refused(code, reason))
         self.end(session, reason)
 
     def kick_other_state(self, session: Session, round: int) -> None:
@@ -234,7 +234,7 @@ class Roster:
                 continue
             elif now >= session.pinged + s.ping_s:
                 session.pinged = now
-                self._out.send(session.conn, Ping(now))
+                self._out.send(session.conn, messages.Ping(now))
             if now >= self.owing(session) + s.lease_s:
                 self.kick(session, "session", f"delivered nothing for {now - self.owing(session):.0f} s")
         return asleep

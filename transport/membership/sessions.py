@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from transport.protocol import VERSIONS, Hello, Refused, RunSettings, versions
+from transport.protocol import RunSettings, messages, versions
 
 CALLED = {"base": "base weights"}  # names for people, where they differ
 SHOWN = 12  # of a hash
@@ -98,20 +98,22 @@ class Session:
     trials: int = 0  # uploads that measured its line
 
 
-def refusal(m: Hello, settings: RunSettings, token: str | None, *, over: bool, peers: int) -> Refused | None:
+def refusal(
+    m: messages.Hello, settings: RunSettings, token: str | None, *, over: bool, peers: int
+) -> messages.Refused | None:
     """Return why this Hello gets no session, or None. `token`: None where a known key needs none."""
-    if m.protocol not in VERSIONS:
+    if m.protocol not in messages.VERSIONS:
         return wrong_version(m.protocol)
     if m.run != settings.run:
         return wrong_run(m.run)
     if token is not None and not same(m.token, token):
         return wrong_token()
     if over:
-        return Refused("over", "the run is over")
+        return messages.Refused("over", "the run is over")
     if differ := differences(m.versions, settings.versions):
-        return Refused("version", differ)
+        return messages.Refused("version", differ)
     if settings.max_peers is not None and peers >= settings.max_peers:
-        return Refused("full", f"the run has its {settings.max_peers} peers")
+        return messages.Refused("full", f"the run has its {settings.max_peers} peers")
     return None
 
 
@@ -124,18 +126,22 @@ def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
     )
 
 
-def wrong_version(protocol: int) -> Refused:
-    update = "update cocktail" if protocol < max(VERSIONS) else "ask the run's host to update cocktail"
-    return Refused("protocol", f"you speak protocol {protocol}, this run needs {versions()}: {update}")
+def wrong_version(protocol: int) -> messages.Refused:
+    update = (
+        "update cocktail" if protocol < max(messages.VERSIONS) else "ask the run's host to update cocktail"
+    )
+    return messages.Refused(
+        "protocol", f"you speak protocol {protocol}, this run needs {versions()}: {update}"
+    )
 
 
-def wrong_run(run: str) -> Refused:
+def wrong_run(run: str) -> messages.Refused:
     """Refuse without naming the run that is here: anyone with the hub's key can ask."""
-    return Refused("run", f"no run {run!r} here")
+    return messages.Refused("run", f"no run {run!r} here")
 
 
-def wrong_token() -> Refused:
-    return Refused("token", "the token in the run URL is not the one of this run, or no longer")
+def wrong_token() -> messages.Refused:
+    return messages.Refused("token", "the token in the run URL is not the one of this run, or no longer")
 
 
 def same(a: str, b: str) -> bool:

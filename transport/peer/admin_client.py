@@ -6,23 +6,7 @@ import json
 import time
 from typing import Any
 
-from transport.protocol import (
-    PROTOCOL,
-    AdminCommand,
-    AskAdmin,
-    AskStatus,
-    AskStop,
-    LinkLost,
-    Message,
-    Over,
-    Refused,
-    RefusedByHub,
-    RunURL,
-    Status,
-    Unreachable,
-    decode_to_peer,
-    encode,
-)
+from transport.protocol import LinkLost, RefusedByHub, RunURL, Unreachable, decode_to_peer, encode, messages
 from transport.wire import Connected, DealerWire, Disconnected, Received
 
 ADMIN_S = 60.0  # for an answer: a decision waits until the round being committed is durable
@@ -31,9 +15,9 @@ ADMIN_S = 60.0  # for an answer: a decision waits until the round being committe
 def ask_status(url: RunURL, timeout: float = 10.0, recipe: bool = False) -> dict[str, Any]:
     """Return the object of `cocktail status --json`, with the recipe's text if `recipe`. Raises Unreachable,
     RefusedByHub, LinkLost."""
-    question = AskStatus(PROTOCOL, url.token, url.run, recipe)
+    question = messages.AskStatus(messages.PROTOCOL, url.token, url.run, recipe)
     answer = ask(url.host, url.port, url.key, question, timeout)
-    if not isinstance(answer, Status):
+    if not isinstance(answer, messages.Status):
         raise LinkLost(f"the hub answered {type(answer).__name__} to a question for its status")
     status = json.loads(answer.status)
     assert isinstance(status, dict)
@@ -43,7 +27,7 @@ def ask_status(url: RunURL, timeout: float = 10.0, recipe: bool = False) -> dict
 def ask_stop(url: RunURL, secret: str, now: bool = False, pause: bool = False, timeout: float = 10.0) -> None:
     """End or pause the run; returns when the hub has acknowledged it. Raises Unreachable, RefusedByHub,
     LinkLost."""
-    question = AskStop(PROTOCOL, secret, url.run, now, pause)
+    question = messages.AskStop(messages.PROTOCOL, secret, url.run, now, pause)
     try:
         answer = ask(url.host, url.port, url.key, question, timeout)
     except LinkLost:  # a hub without peers ends at once, and its answer may be lost with the connection
@@ -51,23 +35,25 @@ def ask_stop(url: RunURL, secret: str, now: bool = False, pause: bool = False, t
             answer = ask(url.host, url.port, url.key, question, timeout)
         except Unreachable:
             return
-    if not isinstance(answer, Over):
+    if not isinstance(answer, messages.Over):
         raise LinkLost(f"the hub answered {type(answer).__name__} to a stop")
 
 
-def ask_admin(url: RunURL, secret: str, order: AdminCommand, **fields: str) -> dict[str, Any]:
+def ask_admin(url: RunURL, secret: str, order: messages.AdminCommand, **fields: str) -> dict[str, Any]:
     """List the peers of the run, or decide on one (messages.AskAdmin has the `fields`); returns when durable.
 
     Raises Unreachable, RefusedByHub, LinkLost.
     """
-    question = AskAdmin(PROTOCOL, secret, url.run, order, **fields)
+    question = messages.AskAdmin(messages.PROTOCOL, secret, url.run, order, **fields)
     answer = ask(url.host, url.port, url.key, question, ADMIN_S)
-    if not isinstance(answer, Status):
+    if not isinstance(answer, messages.Status):
         raise LinkLost(f"the hub answered {type(answer).__name__} to its owner")
     return dict(json.loads(answer.status))
 
 
-def ask(host: str, port: int, server_key: str, question: Message, timeout: float) -> Message:
+def ask(
+    host: str, port: int, server_key: str, question: messages.Message, timeout: float
+) -> messages.Message:
     """Send one message on a connection of its own and return the answer."""
     wire, until = DealerWire(host, port, server_key), time.monotonic() + timeout
     try:
@@ -80,7 +66,7 @@ def ask(host: str, port: int, server_key: str, question: Message, timeout: float
                     raise event.error or LinkLost("the hub hung up without an answer")
                 elif isinstance(event, Received):
                     answer = decode_to_peer(event.frames[0])
-                    if isinstance(answer, Refused):
+                    if isinstance(answer, messages.Refused):
                         raise RefusedByHub(answer.code, answer.reason)
                     return answer
         raise Unreachable(host, port, "tcp", f"no answer from {host}:{port} within {timeout:.0f} s")

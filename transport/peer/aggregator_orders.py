@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from transport.protocol import Close, Committed, Holds, Round, SessionRenewed, TransportError, Unusable
+from transport.protocol import SessionRenewed, TransportError, messages
 
 from .connection_manager import ConnectionManager
 from .stop_request import StopRequest
@@ -35,7 +35,7 @@ class AggregatorOrders:
         """True in the aggregator thread: SessionRenewed is for the other threads."""
         return threading.get_ident() == self._thread
 
-    def next(self) -> Round | Close | Committed | None:
+    def next(self) -> messages.Round | messages.Close | messages.Committed | None:
         """Wait for the next order; None once the run is over, or the orders before `stop` have been returned.
 
         A request to leave is passed on to the hub, which then gives this aggregator no other round.
@@ -70,7 +70,7 @@ class AggregatorOrders:
             self._stopped = True
             self._connections.changed.notify_all()
 
-    def report_unusable(self, message: Unusable) -> None:
+    def report_unusable(self, message: messages.Unusable) -> None:
         """Tell the hub that a peer's part cannot be used."""
         with self._connections.changed:
             self._connections.say([message])
@@ -78,4 +78,4 @@ class AggregatorOrders:
     def report_parts(self, round: int, parts: Mapping[str, str]) -> None:
         """Tell the hub all parts of `round` that are here: name -> digest."""
         with self._connections.changed:
-            self._connections.say(self._state.holding(Holds(round, dict(parts))))
+            self._connections.say(self._state.holding(messages.Holds(round, dict(parts))))

@@ -20,7 +20,7 @@ from enum import Enum
 from math import inf
 
 from transport.ledger import HEADER_SIZE
-from transport.protocol import SnapshotOffer, Welcome
+from transport.protocol import messages
 
 RANGE = 4 << 20  # bytes of packets requested as one object, about
 LONGEST = 4096  # rounds of one object
@@ -84,7 +84,7 @@ class Plan:
     start: int  # round of the weights
     weights: int  # bytes of weights to fetch
     packets: int  # bytes of the packets from `start` on, as the hub said
-    offer: SnapshotOffer | None = None
+    offer: messages.SnapshotOffer | None = None
 
     @property
     def bytes(self) -> int:
@@ -115,7 +115,7 @@ class Progress:
     eta: float | None  # seconds; None: unknown, or rounds are committed faster than this line fetches
 
 
-def ways(welcome: Welcome, base: int, own: LocalCopy | None, frozen: bool = False) -> list[Plan]:
+def ways(welcome: messages.Welcome, base: int, own: LocalCopy | None, frozen: bool = False) -> list[Plan]:
     """List all plans. `base`: bytes of base weights not on the disk; `frozen`: every plan needs them."""
     log, now = welcome.log_bytes, welcome.round
     beside = base if frozen else 0
@@ -149,7 +149,7 @@ class CatchUp:
 
     def __init__(
         self,
-        welcome: Welcome,
+        welcome: messages.Welcome,
         base: int,
         own: LocalCopy | None = None,
         room: float = inf,
@@ -162,7 +162,7 @@ class CatchUp:
 
     # ---- the plan ------------------------------------------------------------------------------------------
 
-    def _choose(self, welcome: Welcome) -> None:
+    def _choose(self, welcome: messages.Welcome) -> None:
         self.plans += 1
         possible = [
             plan
@@ -181,7 +181,7 @@ class CatchUp:
         self._seen: deque[tuple[float, int, float]] = deque()  # (now, done, total)
         self._move(CatchUpEvent.CHOSEN)
 
-    def gone(self, welcome: Callable[[], Welcome]) -> bool:
+    def gone(self, welcome: Callable[[], messages.Welcome]) -> bool:
         """Replan, with the offers of `welcome()`: the weights are gone. Returns False if no plan is left."""
         self._move(CatchUpEvent.GONE)
         if self.plan.offer is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from transport.ledger import read_packets
-from transport.protocol import LedgerError, NotServed, ProtocolError, SessionRenewed, Welcome
+from transport.protocol import LedgerError, NotServed, ProtocolError, SessionRenewed, messages
 from transport.transfer import HASH_BLOCK, Download
 
 from .catch_up import CatchUp, CatchUpState, Progress, Range
@@ -74,7 +74,7 @@ class CatchUpDownloads:
             raise ProtocolError(f"the hub announces no hashes of {file.name}")
         return self._again(lambda: self.link.fetch(f"hashes/{file.name}", file.hashes))
 
-    def ask_anew(self) -> Welcome:
+    def ask_anew(self) -> messages.Welcome:
         """Ask the hub for its current offers."""
         return self._again(self.link.ask_anew)
 

@@ -15,20 +15,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from transport.protocol import (
-    Attach,
-    Attached,
-    Committed,
-    Data,
     LinkLost,
-    Message,
     ProtocolError,
-    Refused,
-    Round,
     TransportError,
     Unreachable,
-    Welcome,
     decode_to_peer,
     encode,
+    messages,
 )
 from transport.transfer import CHUNK, MIN_FRAGMENT, ChunkBuffer, PeerTransfers
 from transport.wire import (
@@ -88,7 +81,7 @@ class ConnectionManager:
         self._heard_at: dict[int, float] = {}  # when a flow last received, or began to wait for an answer
         self._bulk_heard_at = 0.0  # when any bulk flow last received
         self._attach_sent_at: dict[int, float] = {}  # when a bulk flow sent Attach
-        self._outbox: deque[Message] = deque()
+        self._outbox: deque[messages.Message] = deque()
         self._thread = threading.Thread(target=self._run, name="cocktail-link", daemon=True)
 
     # ---- called by the threads that use the link -----------------------------------------------------------
@@ -97,9 +90,9 @@ class ConnectionManager:
         self._give_up_at = give_up_at
         self._thread.start()
 
-    def say(self, messages: Iterable[Message] = ()) -> None:
+    def say(self, said: Iterable[messages.Message] = ()) -> None:
         """Queue messages for the control connection and wake the thread. The caller holds the lock."""
-        self._outbox.extend(messages)
+        self._outbox.extend(said)
         self._wire.wake()
 
     @property
@@ -170,7 +163,7 @@ class ConnectionManager:
             self._redial_silent(now)
         elif self.state.welcome is not None:
             self._attach_sent_at[flow] = now
-            self._send(flow, Attach(self.state.welcome.session))
+            self._send(flow, messages.Attach(self.state.welcome.session))
 
     def _flow_down(self, flow: int, error: Unreachable | None, now: float) -> None:
         """Handle the end of a flow: dial again, a little later each time."""
@@ -204,7 +197,7 @@ class ConnectionManager:
         if self.state.link is SessionState.OFFLINE:  # it was a hub of an older term
             self._hang_up(CONTROL, now + LAST_RETRY)
             return
-        if isinstance(message, Welcome):
+        if isinstance(message, messages.Welcome):
             self._give_up_at = None
             if self.state.sessions != sessions:
                 self._new_session(now)
@@ -214,9 +207,9 @@ class ConnectionManager:
         if self.state.reopened is message:  # the parts for the earlier aggregators are void
             for name in [n for n in self.transfers.uploads if n.startswith(("update/", "part/"))]:
                 self.transfers.withdraw(name)
-        if isinstance(message, Round) and message.samples:
+        if isinstance(message, messages.Round) and message.samples:
             self._prefetch(f"lease/{message.round}", 0)
-        elif isinstance(message, Committed) and self.state.takes_part and not self.state.assembles:
+        elif isinstance(message, messages.Committed) and self.state.takes_part and not self.state.assembles:
             self._prefetch(f"packet/{message.round}", message.size)
 
     def _prefetch(self, name: str, size: int) -> None:
@@ -228,14 +221,14 @@ class ConnectionManager:
             self.transfers.forget(ahead[0].name)
         self.transfers.fetch(name, chunk_buffer, size, prefetched=True)
 
-    def _received_bulk(self, event: Received, message: Message, now: float) -> None:
+    def _received_bulk(self, event: Received, message: messages.Message, now: float) -> None:
         self._heard_at[event.flow] = self._bulk_heard_at = now
-        if isinstance(message, Attached):
+        if isinstance(message, messages.Attached):
             self.transfers.up(event.flow, message.credit, now - self._attach_sent_at[event.flow], now)
-        elif isinstance(message, Refused):  # the session is over; the control connection is told too
+        elif isinstance(message, messages.Refused):  # the session is over; the control connection is told too
             self._hang_up(event.flow, now + 1.0)
         else:
-            if isinstance(message, Data):  # it was charged when it was asked for
+            if isinstance(message, messages.Data):  # it was charged when it was asked for
                 self._down_bucket.take(-self.transfers.expected(message.name, message.index), now)
             self.transfers.receive(message, event.frames[1] if len(event.frames) > 1 else b"", now)
 
@@ -323,7 +316,7 @@ class ConnectionManager:
             else:
                 self._down_bucket.take(out.answer, now)
 
-    def _send(self, flow: int, message: Message, payload: memoryview | None = None) -> bool:
+    def _send(self, flow: int, message: messages.Message, payload: memoryview | None = None) -> bool:
         frames: list[bytes | memoryview] = [encode(message)]
         if payload is not None:
             frames.append(payload)

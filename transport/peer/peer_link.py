@@ -15,25 +15,16 @@ from math import inf
 from pathlib import Path
 
 from transport.protocol import (
-    PROTOCOL,
-    Committed,
     CurveKeys,
-    Evaluated,
-    Hello,
-    Leave,
     Leaving,
     LinkLost,
-    Over,
-    Ready,
     RefusedByHub,
     Reopened,
-    Report,
-    Round,
     RunOver,
     RunURL,
     SessionRenewed,
     TransportError,
-    Welcome,
+    messages,
 )
 from transport.transfer import CHUNK, MAX_OBJECT, ChunkBuffer, ChunkFile, Download, Upload
 from transport.wire import DealerWire, PeerWire, RateLimits
@@ -92,7 +83,7 @@ class PeerLink:
         self.leave_requested = StopRequest()  # set it, from a signal handler too: waiting calls end
         me = identity
         about = me.name, me.hardware, me.versions, me.alone, me.owns, me.reachable
-        self._state = PeerState(Hello(PROTOCOL, url.token, url.run, *about))
+        self._state = PeerState(messages.Hello(messages.PROTOCOL, url.token, url.run, *about))
         wire = wire or DealerWire(url.host, url.port, url.key, me.keys)
         self.rate_limits = rate_limits or RateLimits(limits.bandwidth)
         self._connections = ConnectionManager(wire, self._state, url.address, limits, self.rate_limits)
@@ -111,7 +102,7 @@ class PeerLink:
     # ---- state ---------------------------------------------------------------------------------------------
 
     @property
-    def welcome(self) -> Welcome:
+    def welcome(self) -> messages.Welcome:
         """The newest Welcome: of the present session, with the round the run was at when it began."""
         assert self._state.welcome is not None, "connect first"
         return self._state.welcome
@@ -142,7 +133,7 @@ class PeerLink:
 
     # ---- calls that wait -----------------------------------------------------------------------------------
 
-    def connect(self, timeout: float = 0.0, welcome_s: float = WELCOME_S) -> Welcome:
+    def connect(self, timeout: float = 0.0, welcome_s: float = WELCOME_S) -> messages.Welcome:
         """Dial the hub and complete the handshake. While the hub is unreachable go on dialling for `timeout`
         seconds; if the host has to approve this peer, wait for the answer.
 
@@ -257,7 +248,7 @@ class PeerLink:
             self._connections.say()
             return download
 
-    def ask_anew(self) -> Welcome:
+    def ask_anew(self) -> messages.Welcome:
         """Ask for a new Welcome, with the round the run is at now and its snapshots. Raises as `fetch`."""
         old = self.welcome
         with self._changed:
@@ -265,10 +256,10 @@ class PeerLink:
         self._wait("the hub's welcome", lambda: self.welcome is not old, WELCOME_S)
         return self.welcome
 
-    def next_round(self) -> Round | Over:
+    def next_round(self) -> messages.Round | messages.Over:
         """Wait for the next round this peer is a member of. Returns Over at the end of the run, or once this
         peer was asked to leave."""
-        taken: list[Round] = []
+        taken: list[messages.Round] = []
 
         def there() -> bool:
             if not taken and (round := self._state.take_round()) is not None:
@@ -278,15 +269,15 @@ class PeerLink:
         try:
             self._wait("the next round", there, None)
         except Leaving:
-            return Over("asked to leave", False)
+            return messages.Over("asked to leave", False)
         if taken:
             return taken[0]
         assert self._state.over is not None
         return self._state.over
 
     def exchange(
-        self, round: int, packet: bytes, report: Report, parts: Mapping[str, bytes] | None = None
-    ) -> Committed:
+        self, round: int, packet: bytes, report: messages.Report, parts: Mapping[str, bytes] | None = None
+    ) -> messages.Committed:
         """Upload this peer's packet of `round` and wait until the round is durable. If this peer's name is
         not in `accepted`, the packet came too late and stays in the residual.
 
@@ -382,19 +373,19 @@ class PeerLink:
         messages.Ready."""
         with self._changed:
             self._check()
-            self._connections.say(self._state.ready(Ready(round, fingerprint, holds or {})))
+            self._connections.say(self._state.ready(messages.Ready(round, fingerprint, holds or {})))
 
     def evaluated(self, round: int, part: int, loss_sum: float, tokens: int) -> None:
         """Report the loss of the global model of `round` over this part of the evaluation set."""
         with self._changed:
             self._check()
-            self._connections.say(self._state.evaluated(Evaluated(round, part, loss_sum, tokens)))
+            self._connections.say(self._state.evaluated(messages.Evaluated(round, part, loss_sum, tokens)))
 
     def leave(self, reason: str, timeout: float = 2.0) -> None:
         """Send Leave, wait up to `timeout` seconds for the hub's answer, and close."""
         with self._changed:
             if self._state.link in (SessionState.JOINED, SessionState.OVER) and self._connections.alive:
-                self._connections.say(self._state.leave(Leave(reason)))
+                self._connections.say(self._state.leave(messages.Leave(reason)))
                 self._changed.wait_for(lambda: self._state.parted or not self._connections.connected, timeout)
         self.close()
 

@@ -15,29 +15,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 
-from transport.protocol import (
-    PROTOCOL,
-    AggregatorInfo,
-    Close,
-    Committed,
-    Evaluated,
-    Hello,
-    Holds,
-    Leave,
-    Message,
-    Over,
-    Ping,
-    Pong,
-    Ready,
-    Refused,
-    Report,
-    Resigns,
-    Resume,
-    Round,
-    ToPeer,
-    Wait,
-    Welcome,
-)
+from transport.protocol import messages
 
 
 class SessionState(Enum):
@@ -49,11 +27,19 @@ class SessionState(Enum):
 
 
 # the messages handled in each state; others are ignored and counted
-HEARD: dict[SessionState, tuple[type[Message], ...]] = {
+HEARD: dict[SessionState, tuple[type[messages.Message], ...]] = {
     SessionState.OFFLINE: (),
-    SessionState.GREETING: (Welcome, Wait, Refused, Over, Ping),
-    SessionState.JOINED: (Welcome, Round, Close, Committed, Over, Refused, Ping),
-    SessionState.OVER: (Ping, Over),
+    SessionState.GREETING: (messages.Welcome, messages.Wait, messages.Refused, messages.Over, messages.Ping),
+    SessionState.JOINED: (
+        messages.Welcome,
+        messages.Round,
+        messages.Close,
+        messages.Committed,
+        messages.Over,
+        messages.Refused,
+        messages.Ping,
+    ),
+    SessionState.OVER: (messages.Ping, messages.Over),
     SessionState.REFUSED: (),
 }
 KEPT_COMMITS = 64
@@ -64,19 +50,19 @@ SILENT_PINGS = 6  # a hub silent for this many pings is redialled
 class PeerState:
     """One peer's session. Methods return the control messages to send."""
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, hello: messages.Hello) -> None:
         self.hello = hello
         self.link = SessionState.OFFLINE
-        self.welcome: Welcome | None = None
+        self.welcome: messages.Welcome | None = None
         self.sessions = 0  # how many sessions this peer has had
         self.newest = -1  # newest committed round known
-        self.commits: dict[int, Committed] = {}
-        self.rounds: deque[Round] = deque(maxlen=OPENED)  # opened, not yet taken by `next_round`
+        self.commits: dict[int, messages.Committed] = {}
+        self.rounds: deque[messages.Round] = deque(maxlen=OPENED)  # opened, not yet taken by `next_round`
         self.taken = -1  # newest round taken
         # for a peer that aggregates shards
-        self.orders: deque[Round | Close | Committed] = deque(maxlen=OPENED)
-        self.over: Over | None = None
-        self.refused: Refused | None = None
+        self.orders: deque[messages.Round | messages.Close | messages.Committed] = deque(maxlen=OPENED)
+        self.over: messages.Over | None = None
+        self.refused: messages.Refused | None = None
         self.waits = ""  # what the hub waits for before it welcomes this peer
         self.heard = 0.0  # when the hub last sent something
         self.parted = False  # the hub has answered this peer's Leave
@@ -85,21 +71,21 @@ class PeerState:
         self.term = 0  # the highest met: a hub of a lower term was replaced and is ignored
         self.replaced = ""  # why the hub that answers is ignored, since the newest Welcome
         self._holds: set[int] = set()  # rounds whose leases this peer has received and not delivered
-        self._ready: Ready | None = None
+        self._ready: messages.Ready | None = None
         self._was_ready = False
-        self._report: Report | None = None
-        self._evaluated: deque[Evaluated] = deque(maxlen=4)
-        self._leave: Leave | None = None
-        self._holding: Holds | None = None  # of an aggregator, until its round is committed
-        self._resigns: Resigns | None = None  # of an aggregator that is to leave
-        self.owners: list[AggregatorInfo] = []  # of the newest round taken
-        self.reopened: Round | None = None  # the newest round taken, reopened with other aggregators
+        self._report: messages.Report | None = None
+        self._evaluated: deque[messages.Evaluated] = deque(maxlen=4)
+        self._leave: messages.Leave | None = None
+        self._holding: messages.Holds | None = None  # of an aggregator, until its round is committed
+        self._resigns: messages.Resigns | None = None  # of an aggregator that is to leave
+        self.owners: list[messages.AggregatorInfo] = []  # of the newest round taken
+        self.reopened: messages.Round | None = None  # the newest round taken, reopened with other aggregators
         self.assembles = False  # the packet of the newest round is joined from its aggregators'
         self._said_hello = False
 
     # ---- from the wire -------------------------------------------------------------------------------------
 
-    def connected(self, now: float) -> list[Message]:
+    def connected(self, now: float) -> list[messages.Message]:
         self.heard, self.link = now, SessionState.GREETING
         self._said_hello = self.welcome is None
         if self.welcome is None:
@@ -107,9 +93,9 @@ class PeerState:
         w, waiting = self.welcome, -1 if self._report is None else self._report.round
         holds = sorted(self._holds)
         said = waiting, self._was_ready, holds, self.term, self.hello.owns, self.hello.address
-        return [Resume(PROTOCOL, w.run, w.name, w.session, *said)]
+        return [messages.Resume(messages.PROTOCOL, w.run, w.name, w.session, *said)]
 
-    def ask_anew(self, now: float) -> list[Message]:
+    def ask_anew(self, now: float) -> list[messages.Message]:
         """Resume on the connection that is up, to get a new Welcome with the hub's current offers."""
         return self.connected(now) if self.link is SessionState.JOINED else []
 
@@ -117,31 +103,31 @@ class PeerState:
         if self.link not in (SessionState.OVER, SessionState.REFUSED):
             self.link = SessionState.OFFLINE
 
-    def receive(self, message: ToPeer, now: float) -> list[Message]:
+    def receive(self, message: messages.ToPeer, now: float) -> list[messages.Message]:
         self.heard = now
         if not isinstance(message, HEARD[self.link]):
             self.ignored += 1
             return []
-        if isinstance(message, Ping):
-            return [Pong(message.sent)]
-        if isinstance(message, Welcome):
+        if isinstance(message, messages.Ping):
+            return [messages.Pong(message.sent)]
+        if isinstance(message, messages.Welcome):
             return self._welcomed(message)
-        if self.hello.owns and isinstance(message, Round | Close | Committed):
+        if self.hello.owns and isinstance(message, messages.Round | messages.Close | messages.Committed):
             self.orders.append(message)
-        if isinstance(message, Wait):
+        if isinstance(message, messages.Wait):
             self.waits = message.reason
-        if isinstance(message, Refused):
+        if isinstance(message, messages.Refused):
             return self._refuse(message)
-        if isinstance(message, Over):
+        if isinstance(message, messages.Over):
             self.over, self.link = self.over or message, SessionState.OVER
             self.parted = self._leave is not None
-        elif isinstance(message, Round):
+        elif isinstance(message, messages.Round):
             return self._opened(message)
-        elif isinstance(message, Committed):
+        elif isinstance(message, messages.Committed):
             return self._committed(message)
         return []
 
-    def _welcomed(self, message: Welcome) -> list[Message]:
+    def _welcomed(self, message: messages.Welcome) -> list[messages.Message]:
         if message.term < self.term:
             self._ignore_hub(f"it is of term {message.term}, the newest met is {self.term}")
             return []
@@ -156,7 +142,7 @@ class PeerState:
             self._holds.clear()
         self.welcome = message
         self.newest = max(self.newest, message.round - 1)
-        again: list[Message | None] = [
+        again: list[messages.Message | None] = [
             self._ready,
             self._report,
             *self._evaluated,
@@ -166,7 +152,7 @@ class PeerState:
         ]
         return [m for m in again if m is not None]
 
-    def _refuse(self, message: Refused) -> list[Message]:
+    def _refuse(self, message: messages.Refused) -> list[messages.Message]:
         if message.code == "session":  # the hub was restarted, or gave this peer up: begin a new session
             if self._said_hello:  # more answers to messages of the old session
                 self.ignored += 1
@@ -183,7 +169,7 @@ class PeerState:
         """Hang up on a hub that was replaced; redial until the newer one answers."""
         self.replaced, self.link = why, SessionState.OFFLINE
 
-    def _opened(self, message: Round) -> list[Message]:
+    def _opened(self, message: messages.Round) -> list[messages.Message]:
         self._ready = None
         self.assembles = any(owner.address for owner in message.owners)
         while self._evaluated and self._evaluated[0].round < message.round:
@@ -203,14 +189,14 @@ class PeerState:
         self.rounds.append(message)
         return []
 
-    def _committed(self, message: Committed) -> list[Message]:
+    def _committed(self, message: messages.Committed) -> list[messages.Message]:
         self.commits[message.round] = message
         while len(self.commits) > KEPT_COMMITS:
             del self.commits[min(self.commits)]
         self.newest = max(self.newest, message.round)
         if self._holding is not None and self._holding.round <= message.round:
             self._holding = None
-        report, again = self._report, list[Message]()
+        report, again = self._report, list[messages.Message]()
         if report is not None and report.round <= message.round:
             if report.round == message.round and self.welcome and self.welcome.name in message.accepted:
                 self._holds.difference_update(report.delivers)
@@ -223,28 +209,28 @@ class PeerState:
 
     # ---- from the caller -----------------------------------------------------------------------------------
 
-    def ready(self, message: Ready) -> list[Message]:
+    def ready(self, message: messages.Ready) -> list[messages.Message]:
         self._ready, self._was_ready = message, True
         return self._if_joined(message)
 
-    def report(self, message: Report) -> list[Message]:
+    def report(self, message: messages.Report) -> list[messages.Message]:
         if message.round not in self.commits:
             self._report = message
         return self._if_joined(message)
 
-    def evaluated(self, message: Evaluated) -> list[Message]:
+    def evaluated(self, message: messages.Evaluated) -> list[messages.Message]:
         self._evaluated.append(message)
         return self._if_joined(message)
 
-    def holding(self, message: Holds) -> list[Message]:
+    def holding(self, message: messages.Holds) -> list[messages.Message]:
         self._holding = message
         return self._if_joined(message)
 
-    def resigns(self, last: bool, lost: bool = False) -> list[Message]:
-        self._resigns = Resigns(last, lost)
+    def resigns(self, last: bool, lost: bool = False) -> list[messages.Message]:
+        self._resigns = messages.Resigns(last, lost)
         return self._if_joined(self._resigns)
 
-    def leave(self, message: Leave) -> list[Message]:
+    def leave(self, message: messages.Leave) -> list[messages.Message]:
         self._leave = message
         return [message] if self.link in (SessionState.JOINED, SessionState.OVER) else []
 
@@ -253,7 +239,7 @@ class PeerState:
         """True once this peer has taken a round in this session."""
         return self.taken >= 0
 
-    def take_round(self) -> Round | None:
+    def take_round(self) -> messages.Round | None:
         """Pop the next round to work on, if one is open."""
         if not self.rounds:
             return None
@@ -265,14 +251,14 @@ class PeerState:
         """True if the round is committed or reopened, or the run is over."""
         return round in self.commits or self.reopened is not None or self.over is not None
 
-    def take_reopened(self) -> Round | None:
+    def take_reopened(self) -> messages.Round | None:
         """Pop the round that was taken, if it was reopened with other aggregators: its parts are void."""
         round, self.reopened = self.reopened, None
         if round is not None:
             self.owners = round.owners
         return round
 
-    def _if_joined(self, message: Message) -> list[Message]:
+    def _if_joined(self, message: messages.Message) -> list[messages.Message]:
         return [message] if self.link is SessionState.JOINED else []
 
     def silent_until(self) -> float:

@@ -1,6 +1,6 @@
 """The wire contract: messages, the run URL, keys, errors, events, settings."""
 
-from . import events
+from . import events, messages
 from .errors import (
     AddressInUse,
     Leaving,
@@ -22,53 +22,6 @@ from .events import PAUSED, Event, RoundCommitted, RunEnded, Warned
 from .hub_delegate import HubDelegate, ShardPacket, WeightedPacket
 from .keys import CurveKeys, RunKeys, as_z85, short_key
 from .message_codec import OtherVersion, decode_to_hub, decode_to_peer, encode, versions
-from .messages import (
-    MAX_CHUNK,
-    MAX_CONTROL,
-    PROTOCOL,
-    UPLOAD_TAG,
-    VERSIONS,
-    Ack,
-    AdminCommand,
-    AggregatorInfo,
-    AskAdmin,
-    AskStatus,
-    AskStop,
-    Attach,
-    Attached,
-    Chunk,
-    Close,
-    Committed,
-    Data,
-    Evaluated,
-    File,
-    Get,
-    HandoffOffer,
-    Have,
-    Hello,
-    Holds,
-    Leave,
-    Message,
-    NoObject,
-    Over,
-    Ping,
-    Pong,
-    Put,
-    PutDone,
-    Ready,
-    Refused,
-    Report,
-    Resigns,
-    Resume,
-    Round,
-    SnapshotOffer,
-    Status,
-    ToHub,
-    ToPeer,
-    Unusable,
-    Wait,
-    Welcome,
-)
 from .object_names import ERROR, HANDOFF, PART, SHARD, TRIAL, UPDATE, round_and_name, round_of
 from .run_settings import RunSettings
 from .run_url import TOKEN_BYTES, RunURL, parse_address, parse_url, to_base64, to_bytes

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from transport import actions as do
 from transport.ledger import RoundRow
-from transport.protocol import AggregatorInfo, Close, HandoffOffer, Report, Round, events
+from transport.protocol import events, messages
 
 from .evaluation import Evaluation
 from .leases import Leases
@@ -31,7 +31,7 @@ class Exchange:
     spans: dict[str, int] = field(default_factory=dict)  # session -> rounds its lease lasts, above 1
     fits: int = 0  # bytes of an aggregate that all members can fetch beside their compute; 0: not known
 
-    reports: dict[str, Report] = field(default_factory=dict)
+    reports: dict[str, messages.Report] = field(default_factory=dict)
     uploads: set[str] = field(default_factory=set)  # sessions whose packet is here, whole
     claims: dict[str, list[int]] = field(default_factory=dict)  # session -> rounds its update delivers
     arrived: dict[str, float] = field(default_factory=dict)  # session -> seconds after the opening
@@ -41,15 +41,16 @@ class Exchange:
     news: bool = False  # the two counts have changed since
 
     hub_shards: tuple[int, ...] = (0,)
-    handoffs: list[HandoffOffer] = field(default_factory=list)  # the hub adds these to its error feedback
+    # the hub adds these to its error feedback
+    handoffs: list[messages.HandoffOffer] = field(default_factory=list)
     # A run in star mode leaves the rest empty.
     aggregators: dict[str, list[int]] = field(default_factory=dict)  # session -> its shards
     delivered: dict[Pair, str] = field(default_factory=dict)  # digest of the part that the aggregator reports
     relayed: dict[Pair, str] = field(default_factory=dict)  # digest of the part that lies at the hub for it
     lost: set[str] = field(default_factory=set)  # aggregators that are gone or silent
-    closes: dict[str, Close] = field(default_factory=dict)  # aggregator -> the newest order to aggregate
+    closes: dict[str, messages.Close] = field(default_factory=dict)  # aggregator -> its newest order
 
-    def has_current_parts(self, report: Report) -> bool:
+    def has_current_parts(self, report: messages.Report) -> bool:
         """Tell whether a report's parts are for this round's aggregators, not for those before a restart."""
         return report.parts.keys() <= {self.members[session] for session in self.aggregators}
 
@@ -62,12 +63,14 @@ class Exchange:
         """Sessions with an update, by name, never by arrival: float sums depend on order."""
         return sorted(self.claims, key=lambda session: self.members[session])
 
-    def message(self, session: str, steps: int, samples: int, ev: Evaluation | None) -> Round:
+    def message(self, session: str, steps: int, samples: int, ev: Evaluation | None) -> messages.Round:
         """Announce the round to a member: its lease, and its part where this round evaluates."""
         part = ev.part_of(session) if ev is not None and ev.round == self.round else None
         parts = ev.parts if ev is not None and part is not None else 0
         spans = self.spans.get(session, 1)
-        message = Round(self.round, self.step, steps, list(self.names), samples, True, part or 0, parts)
+        message = messages.Round(
+            self.round, self.step, steps, list(self.names), samples, True, part or 0, parts
+        )
         return replace(message, spans=spans, fits=self.fits)
 
     def whole(self, session: str) -> bool:
@@ -111,7 +114,7 @@ class Exchange:
             fingerprint=self.reports[self.by_name[0]].fingerprint,
             hub_shards=self.hub_shards,
             aggregators={
-                s: AggregatorInfo(self.members[s], shards)
+                s: messages.AggregatorInfo(self.members[s], shards)
                 for s, shards in self.aggregators.items()
                 if s not in self.lost
             },

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from transport import actions as do
 from transport.ledger import HEADER_SIZE, Recovered
-from transport.protocol import Committed, SnapshotOffer
+from transport.protocol import messages
 
 from .exchange import Exchange
 
@@ -43,21 +43,21 @@ class RoundHistory:
 
     def __init__(self, recovered: Recovered) -> None:
         last, evaluation = recovered.last, recovered.evaluation
-        self.commits: dict[int, Committed] = {}
+        self.commits: dict[int, messages.Committed] = {}
         self.fingerprints: dict[int, int] = {}  # x' by round, as the accepted reports agreed
         self.loss = last.loss if last else None  # of the newest round that trained
         self.curve, self.held_out = Curve(recovered.losses), Curve(recovered.held_out)
         self.eval_loss = evaluation.loss if evaluation else None
         self.tokens = 0  # counted since this hub started
         self.log_bytes = last.record.end if last else 0  # of the packet log
-        self.snapshots: list[SnapshotOffer] = []  # what a joiner may begin with
+        self.snapshots: list[messages.SnapshotOffer] = []  # what a joiner may begin with
         if last is not None:
-            self.commits[last.round] = Committed(
+            self.commits[last.round] = messages.Committed(
                 last.round, last.length, last.sha256.hex(), list(last.accepted), recalled=True
             )
             self.fingerprints[last.round] = last.fingerprint
 
-    def add(self, ex: Exchange, accepted: list[str], done: do.CommitDone) -> Committed:
+    def add(self, ex: Exchange, accepted: list[str], done: do.CommitDone) -> messages.Committed:
         """Add a durable round with the updates of these sessions. Returns the message for all peers."""
         reports = [ex.reports[s] for s in accepted]
         tokens = sum(r.tokens for r in reports)
@@ -71,7 +71,7 @@ class RoundHistory:
         refused = {name: why[:REASON] for name, why in sorted(done.rejected.items())[:REASONS]}
         lost = sorted(ex.members[s] for s in ex.aggregators if s not in done.moved)
         moved = {ex.members[s]: digest for s, digest in done.moved.items()}
-        message = Committed(ex.round, done.size, done.sha256.hex(), names, refused, lost, moved)
+        message = messages.Committed(ex.round, done.size, done.sha256.hex(), names, refused, lost, moved)
         self.commits[ex.round] = message
         self.commits.pop(ex.round - KEPT, None)
         self.fingerprints.pop(ex.round - KEPT, None)
@@ -82,7 +82,7 @@ class RoundHistory:
         self.eval_loss = loss
         self.held_out.add(step, loss)
 
-    def offer(self, offers: Iterable[SnapshotOffer]) -> None:
+    def offer(self, offers: Iterable[messages.SnapshotOffer]) -> None:
         """Announce the newest of these snapshots from now on."""
         self.snapshots = sorted(offers, key=lambda o: o.round)[-OFFERED:]
 

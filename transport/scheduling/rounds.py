@@ -22,16 +22,7 @@ from transport import actions as do
 from transport.actions import Outbox
 from transport.ledger import EvaluationRow, Recovered
 from transport.membership import Admission, Roster, Session, SessionEvent, State
-from transport.protocol import (
-    Evaluated,
-    Over,
-    Report,
-    Round,
-    RunSettings,
-    SampleRanges,
-    count_samples,
-    events,
-)
+from transport.protocol import RunSettings, SampleRanges, count_samples, events, messages
 
 from .evaluation import Evaluations, Part
 from .exchange import Exchange
@@ -73,7 +64,7 @@ class Sharding(Protocol):
     """Hooks of a run whose shards peers aggregate, see aggregators.ShardCoordinator. Star mode has none."""
 
     def opens(self, ex: Exchange, ready: list[Session]) -> None: ...
-    def announcement(self, ex: Exchange, session: Session, message: Round) -> Round: ...
+    def announcement(self, ex: Exchange, session: Session, message: messages.Round) -> messages.Round: ...
     def closes(self, ex: Exchange) -> None: ...
     def committed(self, ex: Exchange, done: do.CommitDone) -> None: ...
     def tick(self, ex: Exchange, now: float) -> None: ...
@@ -112,7 +103,7 @@ class Rounds:
         self.history = RoundHistory(recovered)
         self.evaluations = Evaluations(settings.eval, settings.eval_every, recovered.evaluation)
         self.sharding: Sharding | None = None
-        self.over = Over("", False)  # how the run ended
+        self.over = messages.Over("", False)  # how the run ended
         self._deadline, self._balancer = StragglerDeadline(settings.step_timeout), LoadBalancer()
         self._started, self._counted_at_start = now, self.leases.counted
         self._stop_at: float | None = None  # when a stop no longer waits for the exchange
@@ -130,7 +121,7 @@ class Rounds:
 
     # ---- messages of sessions ------------------------------------------------------------------------------
 
-    def report(self, session: Session, m: Report, now: float) -> None:
+    def report(self, session: Session, m: messages.Report, now: float) -> None:
         ex = self.open_to(session.id, m.round)
         if ex is not None:
             if session.id not in ex.claims and ex.has_current_parts(m):  # the newest counts
@@ -176,7 +167,7 @@ class Rounds:
             self._out.warn(f"claims to deliver leases it does not hold: {void[:SHOWN]}", session.name)
         self._members.move(session, SessionEvent.ARRIVED)
 
-    def evaluated(self, session: Session, m: Evaluated) -> None:
+    def evaluated(self, session: Session, m: messages.Evaluated) -> None:
         """Take one part of an evaluation."""
         ev = self.evaluations.now
         known = ev is not None and ev.round == m.round
@@ -544,7 +535,9 @@ class Rounds:
         part = ev.part_of(session.id) if ev is not None and ev.final else None
         if ev is not None and part is not None:
             names = sorted(p.name for p in self._members.present(ev.holders.values()))
-            self._out.send(session.conn, Round(ev.round, ev.step, ev.step, names, 0, False, part, ev.parts))
+            self._out.send(
+                session.conn, messages.Round(ev.round, ev.step, ev.step, names, 0, False, part, ev.parts)
+            )
 
     def stop(self, reason: str, now: float, *, at_once: bool = False, pause: bool = False) -> None:
         """End the run by the host's wish, after the exchange in flight unless `at_once`."""
@@ -557,7 +550,7 @@ class Rounds:
         """End the run at once."""
         if self.phase is Phase.ENDED:
             return
-        self.over = Over(reason, finished, exit_code != 0)
+        self.over = messages.Over(reason, finished, exit_code != 0)
         self._enter(Phase.ENDED)
         self._members.quiet = True
         for session in self._members:

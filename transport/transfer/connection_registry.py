@@ -5,7 +5,7 @@ A session has one connection for control and a few for bulk.
 
 from __future__ import annotations
 
-from transport.protocol import AskAdmin, AskStatus, AskStop, Hello, Message, Refused, Resume
+from transport.protocol import messages
 from transport.wire import MAX_BUFFERED, TokenBuckets
 
 from .congestion_window import MIN_FRAGMENT
@@ -16,7 +16,7 @@ MAX_CONNECTIONS = 8  # of one session; a peer has five, a bad line leaves some b
 MESSAGES, MESSAGES_S = 2000.0, 1000.0
 KIB = 1024  # bytes of a message that cost as much as one more message
 HANDSHAKE_COST = 50.0  # messages that a handshake message counts as, and its refusal again
-HANDSHAKES = (Hello, Resume, AskStatus, AskStop, AskAdmin)
+HANDSHAKES = (messages.Hello, messages.Resume, messages.AskStatus, messages.AskStop, messages.AskAdmin)
 
 
 class ConnectionRegistry:
@@ -58,9 +58,9 @@ class ConnectionRegistry:
         """True if a message of `size` bytes is within the rate limit of its connection."""
         return self._said.take(conn, now, 1 + size // KIB)
 
-    def costs(self, conn: bytes, message: Message, now: float) -> None:
+    def costs(self, conn: bytes, message: messages.Message, now: float) -> None:
         """Charge a connection for a costly message, in either direction."""
-        if isinstance(message, (*HANDSHAKES, Refused)):
+        if isinstance(message, (*HANDSHAKES, messages.Refused)):
             self._said.fine(conn, now, HANDSHAKE_COST)
 
     def begin_read(self, session: str, chunk: int, held: int) -> int:

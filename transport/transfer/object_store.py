@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from transport.ledger import Ledger
-from transport.protocol import Data, Get, HubDelegate, Message, NoObject
+from transport.protocol import HubDelegate, messages
 from transport.wire import SharedPayload
 
 KEPT = 256  # leases and ranges cached
@@ -68,7 +68,7 @@ class ObjectStore:
         self._leases: OrderedDict[tuple[str, int], ObjectSource] = OrderedDict()
         self._owned: OrderedDict[tuple[str, str], ObjectSource] = OrderedDict()  # parts, estates
         self._newest = "", memory_source(b"")  # the name of the newest packet, and the packet
-        self._chunks: OrderedDict[Get, SharedPayload] = OrderedDict()
+        self._chunks: OrderedDict[messages.Get, SharedPayload] = OrderedDict()
 
     def find(self, session: str, name: str) -> ObjectSource:
         """Find an object for a session. Raises KeyError, whose text is for the peer, if it has no such
@@ -88,22 +88,22 @@ class ObjectStore:
             self._given[name] = self._ask(name)
         return self._given[name]
 
-    def answer(self, session: str, m: Get) -> tuple[Message, bytes | None]:
+    def answer(self, session: str, m: messages.Get) -> tuple[messages.Message, bytes | None]:
         """Answer a request for a chunk: the message, and the chunk if there is one."""
         try:
             source = self.find(session, m.name)
-            return Data(m.name, m.index, source.size, source.sha256), source.read(m.index, m.chunk)
+            return messages.Data(m.name, m.index, source.size, source.sha256), source.read(m.index, m.chunk)
         except KeyError as error:
-            return NoObject(m.name, str(error.args[0])), None
+            return messages.NoObject(m.name, str(error.args[0])), None
         except Exception as error:
-            return NoObject(m.name, f"the hub cannot read it: {type(error).__name__}: {error}"), None
+            return messages.NoObject(m.name, f"the hub cannot read it: {type(error).__name__}: {error}"), None
 
     def committed(self, round: int, packet: bytes, sha256: bytes) -> None:
         """Cache the newest packet, which all members will fetch. Called by the commit thread before they are
         told."""
         self._newest = f"packet/{round}", ObjectSource(packet, 0, len(packet), sha256)
 
-    def at_hand(self, m: Get) -> tuple[Data, bytes] | None:
+    def at_hand(self, m: messages.Get) -> tuple[messages.Data, bytes] | None:
         """Return a chunk of the newest packet, the same bytes object for all. Called by the I/O thread."""
         name, source = self._newest
         if m.name != name or m.index * m.chunk >= source.size:
@@ -113,7 +113,7 @@ class ObjectStore:
             if len(self._chunks) > CACHED_CHUNKS:
                 _, old = self._chunks.popitem(last=False)
                 old.made = None  # it refers back to the chunk: a cycle that would not be freed for long
-        return Data(name, m.index, source.size, source.sha256), self._chunks[m]
+        return messages.Data(name, m.index, source.size, source.sha256), self._chunks[m]
 
     def keep_snapshots(self, offered: set[str]) -> None:
         """Serve these snapshots ("snapshot/<round>/") only; files of others are closed and may be deleted."""

@@ -19,19 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
-from transport.protocol import (
-    UPLOAD_TAG,
-    Ack,
-    Chunk,
-    Data,
-    Get,
-    Have,
-    Message,
-    NoObject,
-    ProtocolError,
-    Put,
-    PutDone,
-)
+from transport.protocol import ProtocolError, messages
 
 from .chunks import MAX_OBJECT, ChunkBuffer, ChunkFile, ChunkMap
 from .congestion_window import MIN_FRAGMENT, CongestionWindow, Sent
@@ -136,11 +124,11 @@ class Upload:
     # trip.
     eager: bool = True
     todo: deque[int] = field(default_factory=deque)
-    done: PutDone | None = None
+    done: messages.PutDone | None = None
 
     @property
-    def put(self) -> Put:
-        return Put(self.name, len(self.data), self.sha256, self.fragment)
+    def put(self) -> messages.Put:
+        return messages.Put(self.name, len(self.data), self.sha256, self.fragment)
 
     def missing(self, have: int = 0) -> list[int]:
         """List the chunks whose bit is not set in `have`."""
@@ -162,7 +150,7 @@ class Outgoing:
     """One message to send on a flow."""
 
     flow: int
-    message: Put | Chunk | Get
+    message: messages.Put | messages.Chunk | messages.Get
     payload: memoryview | None = None
     answer: int = 0  # bytes of payload that will certainly arrive for it
 
@@ -253,31 +241,31 @@ class PeerTransfers:
         self.uploads.pop(name, None)
         self._drop_all(up=True, name=name)
 
-    def receive(self, message: Message, payload: bytes, now: float) -> None:
+    def receive(self, message: messages.Message, payload: bytes, now: float) -> None:
         """Handle a message from any flow. Answers to transfers that were dropped are ignored."""
-        if isinstance(message, Data):
+        if isinstance(message, messages.Data):
             asked = self._answered(FragmentKey(False, message.name, message.index), len(payload), now)
             if asked and message.name in self.downloads:
                 self._data(self.downloads[message.name], message, payload)
-        elif isinstance(message, NoObject) and message.name in self.downloads:
+        elif isinstance(message, messages.NoObject) and message.name in self.downloads:
             self.downloads[message.name].refused = message.reason
             self._drop_all(up=False, name=message.name)
-        elif isinstance(message, Have) and message.name in self.uploads:
+        elif isinstance(message, messages.Have) and message.name in self.uploads:
             upload = self.uploads[message.name]
             missing = upload.missing(int.from_bytes(message.chunks, "little"))
             upload.todo = deque(i for i in missing if FragmentKey(True, message.name, i) not in self._under)
             upload.agreed, upload.put_on = True, None
-        elif isinstance(message, Ack):
+        elif isinstance(message, messages.Ack):
             fragment = FragmentKey(True, message.name, message.index)
             sent = self._under.get(fragment)
             self._answered(fragment, sent.size if sent else 0, now)
-        elif isinstance(message, PutDone) and message.name in self.uploads:
+        elif isinstance(message, messages.PutDone) and message.name in self.uploads:
             upload = self.uploads[message.name]
             upload.done = upload.done or message  # a chunk sent twice is answered twice
             upload.put_on = None
             self._drop_all(up=True, name=message.name)
 
-    def _data(self, download: Download, message: Data, payload: bytes) -> None:
+    def _data(self, download: Download, message: messages.Data, payload: bytes) -> None:
         if download.done:
             return
         try:
@@ -332,7 +320,11 @@ class PeerTransfers:
                 index = upload.todo.popleft()
                 data = upload.chunk(index)
                 flow = self._mark(FragmentKey(True, upload.name, index), len(data), 0, now, upload.put_on)
-                out.append(Outgoing(flow, Chunk(upload.name, index, upload.sha256[:UPLOAD_TAG]), data))
+                out.append(
+                    Outgoing(
+                        flow, messages.Chunk(upload.name, index, upload.sha256[: messages.UPLOAD_TAG]), data
+                    )
+                )
                 up -= len(data)
         for download in sorted(self.downloads.values(), key=lambda d: len(d.todo) > FEW):
             self._fit(download)
@@ -343,7 +335,7 @@ class PeerTransfers:
                 flow = self._mark(
                     FragmentKey(False, download.name, index), size or download.fragment, size, now, None
                 )
-                out.append(Outgoing(flow, Get(download.name, index, download.fragment), answer=size))
+                out.append(Outgoing(flow, messages.Get(download.name, index, download.fragment), answer=size))
                 down -= size
         return out
 
@@ -358,10 +350,10 @@ class PeerTransfers:
     def unsent(self, out: Outgoing) -> None:
         """Requeue a message that the wire did not take."""
         m = out.message
-        if isinstance(m, Put):
+        if isinstance(m, messages.Put):
             self._renegotiate(self.uploads[m.name])
         else:
-            up = isinstance(m, Chunk)
+            up = isinstance(m, messages.Chunk)
             self._drop(FragmentKey(up, m.name, m.index))
             todo = self.uploads[m.name].todo if up else self.downloads[m.name].asks
             todo.appendleft(m.index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from transport.protocol import UPLOAD_TAG, Ack, Chunk, Have, Message, ProtocolError, Put, PutDone
+from transport.protocol import ProtocolError, messages
 
 from .chunks import ChunkBuffer
 
@@ -31,38 +31,38 @@ class Inbox:
         self._parts: dict[tuple[str, str], ChunkBuffer] = {}
 
     def receive(
-        self, session: str, message: Put | Chunk, payload: bytes | memoryview
-    ) -> list[Message | CompletedUpload]:
+        self, session: str, message: messages.Put | messages.Chunk, payload: bytes | memoryview
+    ) -> list[messages.Message | CompletedUpload]:
         """Return the answers to one message, and the upload if it is complete now."""
         key = (session, message.name)
-        if isinstance(message, Put):
+        if isinstance(message, messages.Put):
             return [self._put(key, message)]
         parts = self._parts.get(key)
         if parts is None:
-            return [PutDone(message.name, False, "no upload of this name is under way")]
-        if message.of not in (b"", parts.sha256[:UPLOAD_TAG]):
+            return [messages.PutDone(message.name, False, "no upload of this name is under way")]
+        if message.of not in (b"", parts.sha256[: messages.UPLOAD_TAG]):
             return []  # it was sent before this `Put`, on another connection: no answer is awaited
         try:
             parts.add(message.index, payload)
         except ProtocolError as error:
             del self._parts[key]
-            return [PutDone(message.name, False, str(error))]
+            return [messages.PutDone(message.name, False, str(error))]
         if not parts.map.whole:
-            return [Ack(message.name, message.index)]
+            return [messages.Ack(message.name, message.index)]
         del self._parts[key]
-        return [PutDone(message.name, True), CompletedUpload(session, message.name, parts)]
+        return [messages.PutDone(message.name, True), CompletedUpload(session, message.name, parts)]
 
-    def _put(self, key: tuple[str, str], m: Put) -> Message:
+    def _put(self, key: tuple[str, str], m: messages.Put) -> messages.Message:
         reason = self._refuses(*key, m.size)
         if reason is not None:
             self._parts.pop(key, None)
-            return PutDone(m.name, False, reason)
+            return messages.PutDone(m.name, False, reason)
         old = self._parts.get(key)
         if old is None or (old.map.size, old.map.chunk, old.sha256) != (m.size, m.chunk, m.sha256):
             old = self._parts[key] = ChunkBuffer(m.size, m.sha256, m.chunk)
             for other in [k for k in self._parts if k[0] == key[0]][: -self.at_once]:
                 del self._parts[other]
-        return Have(m.name, old.map.bitmap())
+        return messages.Have(m.name, old.map.bitmap())
 
     def drop(self, session: str) -> None:
         """Forget the uploads of a session that is over."""

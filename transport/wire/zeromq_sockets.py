@@ -23,13 +23,12 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from transport.protocol import (
-    MAX_CHUNK,
-    MAX_CONTROL,
     AddressInUse,
     CurveKeys,
     Unreachable,
     UrlError,
     as_z85,
+    messages,
     parse_address,
     to_base64,
 )
@@ -37,7 +36,7 @@ from transport.protocol import (
 from .connection_guard import ConnectionGuard, origin
 from .frames import Connected, Disconnected, Frames, Received, SharedPayload, wire_size
 
-MAX_FRAME = MAX_CHUNK + 1024  # CURVE adds 33
+MAX_FRAME = messages.MAX_CHUNK + 1024  # CURVE adds 33
 LAST_WORDS_MS = 300  # to send the last messages if a hub ends without waiting for its peers
 MANY_FILES = 1 << 20  # if a system names no limit
 HANDSHAKE_S = 10.0  # from TCP connected to the key proven
@@ -450,4 +449,4 @@ def raise_file_limit() -> int:
     return limit if limit > 0 else MANY_FILES
 
 
-assert MAX_CONTROL < MAX_FRAME
+assert messages.MAX_CONTROL < MAX_FRAME

@@ -16,7 +16,7 @@ from cocktail_cli.ui import duration_text, megabytes, printable
 from .status import unreachable
 
 if TYPE_CHECKING:
-    from transport.protocol import AdminCommand
+    from transport.protocol import messages
 
 WHOM = "PEER"  # a name, or the 16 digits of a key
 
@@ -78,7 +78,7 @@ def kick(
 
     Example: cocktail kick amber-otter-42 attic-3090 --ban
     """
-    order: AdminCommand = "ban" if ban else "kick"
+    order: messages.AdminCommand = "ban" if ban else "kick"
     tell(ask(load_run(run), order, peer=peer, reason=reason), as_json, quiet)
 
 

@@ -7,7 +7,7 @@ import pytest
 from cocktail_cli.volunteer.run_link import RunLink
 from recipes.training.types import Delivery
 from transport.peer.stop_request import StopRequest
-from transport.protocol.messages import Committed, Report, Round
+from transport.protocol import messages
 from transport.transfer.bandwidth_budget import SHARE
 
 SIZE = 10**6
@@ -20,20 +20,20 @@ class Line:
 
     def __init__(self, spans: int) -> None:
         self.leave_requested, self.upload_s = StopRequest(), 0.0
-        self.rounds = [Round(n, n, 9, ["ann"], 4, True, spans=spans) for n in range(3)]
-        self.reports: list[Report] = []
+        self.rounds = [messages.Round(n, n, 9, ["ann"], 4, True, spans=spans) for n in range(3)]
+        self.reports: list[messages.Report] = []
 
-    def next_round(self) -> Round:
+    def next_round(self) -> messages.Round:
         return self.rounds.pop(0)
 
     def fetch(self, name: str) -> bytes:
         time.sleep(0.01)
         return bytes(SIZE)
 
-    def exchange(self, round: int, packet: bytes, report: Report) -> Committed:
+    def exchange(self, round: int, packet: bytes, report: messages.Report) -> messages.Committed:
         self.reports.append(report)
         self.upload_s = 2.0
-        return Committed(round, SIZE, "", ["ann"])
+        return messages.Committed(round, SIZE, "", ["ann"])
 
 
 @pytest.mark.parametrize("spans", [1, 4])

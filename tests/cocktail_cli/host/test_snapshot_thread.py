@@ -27,7 +27,7 @@ from recipes.snapshots import snapshot_fold
 from recipes.weight_files.parameter_layout import FlatParameters
 from transport import Ledger
 from transport.ledger.run_ledger import RoundRow
-from transport.protocol.messages import SnapshotOffer
+from transport.protocol import messages
 
 PATIENCE = 60.0  # seconds for a fold on a busy machine
 RECIPE = load_recipe("smoke", ["save_steps=4", "max_steps=40"])
@@ -75,8 +75,10 @@ def story(base: Path, tmp_path: Path) -> Iterator[Story]:
 
 
 @contextmanager
-def minding(story: Story, every: int = 4) -> Iterator[tuple[SnapshotThread, list[list[SnapshotOffer]]]]:
-    offers: list[list[SnapshotOffer]] = []
+def minding(
+    story: Story, every: int = 4
+) -> Iterator[tuple[SnapshotThread, list[list[messages.SnapshotOffer]]]]:
+    offers: list[list[messages.SnapshotOffer]] = []
     snapshots = SnapshotThread(story.model, every, 40, offers.append)
     snapshots.start()
     try:
@@ -128,7 +130,7 @@ def test_an_offer_says_what_to_fetch_and_how_to_check_it_and_nothing_else_is_ser
     data = weights.read_bytes()
     chunks = [data[at : at + (1 << 20)] for at in range(0, len(data), 1 << 20)]
     assert hashes == b"".join(hashlib.sha256(chunk).digest() for chunk in chunks)
-    assert offer == SnapshotOffer(
+    assert offer == messages.SnapshotOffer(
         8, len(data), hashlib.sha256(hashes).hexdigest(), story.ledger.rounds()[8].offset
     )
     for name in ("snapshot/9/model.safetensors", "snapshot/8/config.json", "snapshot/../8", "anything"):

@@ -17,7 +17,7 @@ from cocktail_cli.machine.remote_code_consent import check_trust
 from cocktail_cli.volunteer.base_weights import check_names
 from recipes.config.loader import load_recipe
 from recipes.models.base_model import BUILTIN_MODELS
-from transport.protocol.messages import File
+from transport.protocol import messages
 
 WANTS = "model.trust_remote_code=true"
 MODELING = """
@@ -65,7 +65,7 @@ def test_a_recipe_alone_does_not_make_code_run(cocktail: Run, command: tuple[str
 
 def test_a_flag_alone_lets_no_file_of_code_in() -> None:
     """A run whose recipe says nothing of code cannot have a peer fetch some."""
-    files = [File("config.json", 2, "0" * 64), File("modeling.py", 2, "0" * 64)]
+    files = [messages.File("config.json", 2, "0" * 64), messages.File("modeling.py", 2, "0" * 64)]
     check_trust(load_recipe("smoke"), trusted=True)
 
     check_names(files, code=True)

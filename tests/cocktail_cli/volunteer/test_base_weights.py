@@ -25,10 +25,10 @@ from cocktail_cli.volunteer.base_weights import (
     missing_files,
 )
 from transport import WantedFile
+from transport.protocol import messages
 from transport.protocol.errors import NotServed
-from transport.protocol.messages import File, SnapshotOffer
 
-OFFER = SnapshotOffer(7, 5, "ab" * 32, 0)
+OFFER = messages.SnapshotOffer(7, 5, "ab" * 32, 0)
 
 
 @dataclass
@@ -40,8 +40,8 @@ class FakeHub:
     begun: list[bytes] = field(default_factory=list)  # what was there before
     dies: str = ""
 
-    def files(self) -> list[File]:
-        return [File(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in self.contents.items()]
+    def files(self) -> list[messages.File]:
+        return [messages.File(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in self.contents.items()]
 
     def fetch(self, wanted: Sequence[WantedFile]) -> None:
         for file in wanted:
@@ -212,21 +212,21 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_fetched(monkeypatch: 
 )
 def test_a_file_that_could_leave_the_folder_or_be_code_is_refused(name: str) -> None:
     with pytest.raises(Failure) as caught:
-        check_names([File(name, 1, "")])
+        check_names([messages.File(name, 1, "")])
 
     assert caught.value.exit == 6
 
 
 def test_a_file_may_come_once_only() -> None:
     with pytest.raises(Failure):
-        check_names([File("config.json", 1, ""), File("config.json", 2, "")])
+        check_names([messages.File("config.json", 1, ""), messages.File("config.json", 2, "")])
 
 
 def test_what_is_no_sha256_is_no_name_of_a_folder() -> None:
     with pytest.raises(Failure, match="as a sha256"):
-        check_names([File("config.json", 1, "../..")])
+        check_names([messages.File("config.json", 1, "../..")])
     with (
         pytest.raises(Failure, match="as a sha256"),
-        fetched_snapshot(SnapshotOffer(1, 1, "../../../etc", 0), [], FakeHub({}).fetch),
+        fetched_snapshot(messages.SnapshotOffer(1, 1, "../../../etc", 0), [], FakeHub({}).fetch),
     ):
         pass

@@ -20,7 +20,7 @@ from stalling_hub import SMALL, Material, Running, stalling_hub
 from cocktail_cli.volunteer.base_weights import base_folder, fetch_base
 from scripts.swarms.tcp_link import Link
 from transport import WantedFile
-from transport.protocol.messages import File
+from transport.protocol import messages
 
 pytestmark = [pytest.mark.slow, needs_fork]
 
@@ -181,7 +181,7 @@ def terminal_of(stack: ExitStack) -> str:
 
 def cache(material: Material) -> None:
     """The base model is in the cache of this machine, as after an earlier stay."""
-    files = [File(file.name, file.size, file.sha256) for file in material.base.files]
+    files = [messages.File(file.name, file.size, file.sha256) for file in material.base.files]
 
     def copy(wanted: Sequence[WantedFile]) -> None:
         for file in wanted:

@@ -14,10 +14,10 @@ from transport import PeerLink, RunURL
 from transport.aggregators.shard_clients import ShardClients
 from transport.aggregators.shard_server import ShardServer
 from transport.peer import LinkLimits, PeerIdentity
+from transport.protocol import messages
 from transport.protocol.errors import RefusedByHub, TransportError
 from transport.protocol.keys import CurveKeys
 from transport.protocol.message_codec import decode_to_peer, encode
-from transport.protocol.messages import PROTOCOL, AggregatorInfo, Hello, Message, Refused, Resume, Welcome
 from transport.wire.frames import HubWire
 from transport.wire.rate_limit import Bandwidth, RateLimits
 from transport.wire.zeromq_sockets import RouterWire, is_reachable
@@ -45,11 +45,11 @@ class House:
         return PeerLink(url, PeerIdentity(name, keys=KEYS[keys]), LinkLimits(patience=1.0, flows=1))
 
     @property
-    def aggregator(self) -> AggregatorInfo:
+    def aggregator(self) -> messages.AggregatorInfo:
         return self.at(self.port)
 
-    def at(self, port: int) -> AggregatorInfo:
-        return AggregatorInfo("aggregator", [0], KEYS["aggregator"].public, f"127.0.0.1:{port}")
+    def at(self, port: int) -> messages.AggregatorInfo:
+        return messages.AggregatorInfo("aggregator", [0], KEYS["aggregator"].public, f"127.0.0.1:{port}")
 
 
 @pytest.fixture
@@ -136,25 +136,25 @@ def test_a_link_whose_connections_ended_goes_on_where_it_was(house: House, line:
 
 
 def test_a_session_is_resumed_by_the_key_that_began_it_and_no_other() -> None:
-    said: list[Message] = []
+    said: list[messages.Message] = []
     wire = SimpleNamespace(send=lambda conn, frames: said.append(decode_to_peer(frames[0])) or True)
     server = ShardServer(cast(HubWire, wire), "toy-run")
     server.opened(3, {"ann": "key-a", "bob": "key-b"}, 1000)
-    server._receive(b"key-a.1", [encode(Hello(PROTOCOL, "", "toy-run", "ann", "", {}))])
-    session = cast(Welcome, said[-1]).session
-    resume = [encode(Resume(PROTOCOL, "toy-run", "ann", session))]
+    server._receive(b"key-a.1", [encode(messages.Hello(messages.PROTOCOL, "", "toy-run", "ann", "", {}))])
+    session = cast(messages.Welcome, said[-1]).session
+    resume = [encode(messages.Resume(messages.PROTOCOL, "toy-run", "ann", session))]
 
     server._receive(b"key-b.1", resume)
-    assert isinstance(said[-1], Refused)
+    assert isinstance(said[-1], messages.Refused)
     server._receive(b"key-a.2", resume)
-    assert isinstance(said[-1], Welcome)
+    assert isinstance(said[-1], messages.Welcome)
     assert (said[-1].session, said[-1].resumed) == (session, True)
 
 
 def test_a_link_that_was_lost_between_two_rounds_is_dialled_anew(house: House, line: Link) -> None:
     dialled: list[PeerLink] = []
 
-    def dial(aggregator: AggregatorInfo) -> PeerLink:
+    def dial(aggregator: messages.AggregatorInfo) -> PeerLink:
         dialled.append(house.link("ann", "ann", line.port))
         return dialled[-1]
 
@@ -172,10 +172,10 @@ def test_a_link_that_was_lost_between_two_rounds_is_dialled_anew(house: House, l
 
 
 def test_an_aggregator_that_cannot_be_dialled_costs_seconds_once() -> None:
-    nowhere = AggregatorInfo("aggregator", [0], KEYS["aggregator"].public, "127.0.0.1:1")
-    dialled: list[AggregatorInfo] = []
+    nowhere = messages.AggregatorInfo("aggregator", [0], KEYS["aggregator"].public, "127.0.0.1:1")
+    dialled: list[messages.AggregatorInfo] = []
 
-    def dial(aggregator: AggregatorInfo) -> PeerLink:
+    def dial(aggregator: messages.AggregatorInfo) -> PeerLink:
         dialled.append(aggregator)
         url = RunURL(aggregator.key, "", "127.0.0.1", 1, "toy-run")
         return PeerLink(url, PeerIdentity("ann", keys=KEYS["ann"]), LinkLimits(patience=0.5, flows=1))

@@ -23,8 +23,8 @@ from transport.aggregators.shard_barrier import ShardBarrier
 from transport.ledger.residual_handoffs import PendingHandoff, handoffs_for
 from transport.ledger.run_ledger import Ledger, Recovered
 from transport.membership.roster import Roster
+from transport.protocol import messages
 from transport.protocol.events import Warned
-from transport.protocol.messages import Close, Committed, Hello, Report, Round
 from transport.scheduling.exchange import Exchange
 from transport.scheduling.round_history import RoundHistory
 
@@ -86,7 +86,7 @@ def an_exchange() -> Exchange:
     """Round 3, in which ann aggregates all shards and bob is a member."""
     ex = Exchange(3, 3, {"s-ann": "ann", "s-bob": "bob"}, 8, 0.0, 9.0)
     ex.aggregators, ex.hub_shards = {"s-ann": [0, 1]}, ()
-    ex.reports["s-bob"] = Report(3, 7, [], parts={"ann": digest_of(b"new")})
+    ex.reports["s-bob"] = messages.Report(3, 7, [], parts={"ann": digest_of(b"new")})
     return ex
 
 
@@ -98,7 +98,7 @@ def test_a_stale_part_is_not_the_one_that_was_reported() -> None:
 
     ex.relayed["s-ann", "s-bob"] = digest_of(b"new")
     assert ex.whole("s-bob")
-    ex.reports["s-bob"] = Report(3, 7, [])
+    ex.reports["s-bob"] = messages.Report(3, 7, [])
     assert not ex.whole("s-bob"), "it has reported no part"
 
 
@@ -116,7 +116,7 @@ def test_an_aggregator_that_is_lost_after_its_packet_came_has_done_its_part() ->
 def test_a_new_session_may_hand_over_error_feedback_of_the_old_one() -> None:
     members, hello = (
         Roster(sharded_settings(), Outbox(), lambda session: 0, 0.0),
-        Hello(1, "", "toy-run", "ann"),
+        messages.Hello(1, "", "toy-run", "ann"),
     )
     old = members.begin(b"a-key.1", hello, 0.0)
     old.aggregated = {1, 2}
@@ -363,8 +363,8 @@ def test_an_aggregator_that_missed_the_end_of_a_round_fetches_it(lost: bool, tmp
         hear, put = orders.next, peers[0].link.put
         swarm.hub._shards.barrier.patience = 0.3
 
-        def deaf() -> Round | Close | Committed | None:
-            while isinstance(order := hear(), Committed) and order.round == 2:
+        def deaf() -> messages.Round | messages.Close | messages.Committed | None:
+            while isinstance(order := hear(), messages.Committed) and order.round == 2:
                 pass
             return order
 

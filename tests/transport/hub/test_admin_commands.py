@@ -11,9 +11,8 @@ from toy_swarm import toy_settings
 
 from transport.membership.admission import KEY_TRANSITIONS, MOST, PATIENCE_S, KeyEvent, Standing
 from transport.peer.peer_state import SessionState
-from transport.protocol import events
+from transport.protocol import events, messages
 from transport.protocol.keys import short_key
-from transport.protocol.messages import AskAdmin, AskStop, Refused, Status
 from transport.protocol.run_url import to_base64
 
 NEW = to_base64(b"a new token, yes")
@@ -34,19 +33,19 @@ def go_on(swarm: SimSwarm, steps: int = 6) -> None:
 
 def ordered(swarm: SimSwarm, order: Any, peer: str = "", **fields: str) -> dict[str, Any]:
     """Return the hub's answer to the host, given once its effects are in the ledger."""
-    question = AskAdmin(1, STOP, "toy-run", order, peer, **fields)
+    question = messages.AskAdmin(1, STOP, "toy-run", order, peer, **fields)
     swarm.act(swarm.hub.receive(b"host.1", question, swarm.now))
     swarm.said.clear()
     while swarm.jobs and not swarm.said:
         swarm.job()
     (answer,) = swarm.said
-    assert isinstance(answer, Status)
+    assert isinstance(answer, messages.Status)
     return dict(json.loads(answer.status))
 
 
-def refused(swarm: SimSwarm, question: AskAdmin) -> str:
+def refused(swarm: SimSwarm, question: messages.AskAdmin) -> str:
     sent = [a.message for a in swarm.hub.receive(b"host.1", question, swarm.now) if hasattr(a, "message")]  # type: ignore[union-attr]
-    (answer,) = (m for m in sent if isinstance(m, Refused))
+    (answer,) = (m for m in sent if isinstance(m, messages.Refused))
     return f"{answer.code}: {answer.reason}"
 
 
@@ -142,8 +141,8 @@ def test_an_ambiguous_name_is_refused() -> None:
         ordered(swarm, "ban", back(swarm, "bob", key).state.hello.name)
         go_on(swarm)
 
-    assert "no peer is called 'eve'" in refused(swarm, AskAdmin(1, STOP, "toy-run", "kick", "eve"))
-    several = refused(swarm, AskAdmin(1, STOP, "toy-run", "unban", "bob"))
+    assert "no peer is called 'eve'" in refused(swarm, messages.AskAdmin(1, STOP, "toy-run", "kick", "eve"))
+    several = refused(swarm, messages.AskAdmin(1, STOP, "toy-run", "unban", "bob"))
     assert short_key("one") in several
     assert short_key("two") in several
     assert ordered(swarm, "unban", short_key("two"))["key"] == short_key("two")
@@ -153,7 +152,7 @@ def test_an_ambiguous_name_is_refused() -> None:
 def test_only_the_host_is_asked_and_obeyed(secret: str) -> None:
     swarm = swarm_of("ann")
     for order in ("list", "kick", "ban"):
-        assert "only the run's host" in refused(swarm, AskAdmin(1, secret, "toy-run", order, "ann"))
+        assert "only the run's host" in refused(swarm, messages.AskAdmin(1, secret, "toy-run", order, "ann"))
 
     assert states(swarm) == {"ann": "training"}
 
@@ -183,7 +182,7 @@ def test_a_new_token_refuses_newcomers_and_keeps_members() -> None:
 def test_a_malformed_token_is_refused() -> None:
     swarm = swarm_of("ann")
 
-    assert "16 bytes" in refused(swarm, AskAdmin(1, STOP, "toy-run", "token"))
+    assert "16 bytes" in refused(swarm, messages.AskAdmin(1, STOP, "toy-run", "token"))
     assert swarm.hub.admission.token == TOKEN
 
 
@@ -264,7 +263,7 @@ def test_waiting_connections_hear_of_a_new_token_and_of_the_end() -> None:
     go_on(swarm)
     assert "no longer" in why(swarm.peers[0])
     swarm = swarm_of("ann", join="approve")
-    swarm.act(swarm.hub.receive(b"host.1", AskStop(1, STOP, "toy-run", True), swarm.now))
+    swarm.act(swarm.hub.receive(b"host.1", messages.AskStop(1, STOP, "toy-run", True), swarm.now))
     go_on(swarm)
 
     assert swarm.peers[0].state.refused is not None

@@ -16,9 +16,9 @@ from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings
 from transport import Bandwidth, PeerLink
 from transport.peer import LinkLimits, PeerIdentity
 from transport.peer import peer_link as peer_module
+from transport.protocol import messages
 from transport.protocol.errors import RefusedByHub, RunOver
 from transport.protocol.events import PeerLeft, Warned
-from transport.protocol.messages import Report, Round
 from transport.wire import MemoryPeerWire
 
 START = toy_fingerprint([])
@@ -201,10 +201,10 @@ def test_leaving_ends_in_time_whatever_the_uplink(tmp_path: Path, monkeypatch: p
         )
         link.connect(10.0)
         link.ready(0, START)
-        assert isinstance(link.next_round(), Round)
+        assert isinstance(link.next_round(), messages.Round)
         assert link.room == 0, "nothing is known of the uplink yet"
         packet = json.dumps([7] * 3000).encode()
-        link.exchange(0, packet, Report(0, START, []))
+        link.exchange(0, packet, messages.Report(0, START, []))
         link.leave_requested.set()
         began = time.monotonic()
         assert 0 < link.room < 100_000

@@ -16,6 +16,7 @@ from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 from scripts.swarms.tcp_link import Link
 from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, RunURL, ask_status, ask_stop
 from transport.peer import LinkLimits, PeerIdentity
+from transport.protocol import messages
 from transport.protocol.errors import (
     AddressInUse,
     Leaving,
@@ -27,7 +28,6 @@ from transport.protocol.errors import (
 from transport.protocol.events import Event, PeerJoined, PeerLeft, RoundCommitted, RunEnded
 from transport.protocol.keys import CurveKeys
 from transport.protocol.message_codec import decode_to_peer, encode
-from transport.protocol.messages import Hello, Over, Refused
 from transport.transfer.chunks import block_hashes
 from transport.transfer.transfers import CHUNK
 from transport.wire.frames import Connected, Received
@@ -176,9 +176,9 @@ def test_a_wrong_token_or_run_is_reported(
 
 def test_other_protocol_versions_are_told_which_are_supported(start: Callable[..., Running]) -> None:
     running = start(versions={"codec": "2"})
-    answer = say(running.url, [encode(Hello(7, running.url.token, "toy-run", "ann"))])
+    answer = say(running.url, [encode(messages.Hello(7, running.url.token, "toy-run", "ann"))])
 
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, messages.Refused)
     assert answer.code == "protocol"
     assert "you speak protocol 7, this run needs version 1" in answer.reason
     with pytest.raises(RefusedByHub, match="codec: you have 1, the run has 2"):
@@ -232,7 +232,7 @@ def test_status_and_stop(start: Callable[..., Running]) -> None:
     link.leave("bye")
 
     assert [(p["name"], p["gpu"], p["state"]) for p in status["peers"]] == [("ann", "CPU", "syncing")]
-    assert over == Over("stopped by its host", False)
+    assert over == messages.Over("stopped by its host", False)
     assert running.ended() == RunEnded(running.ended().at, False, "stopped by its host", 0, 0, 0)
 
 
@@ -282,7 +282,7 @@ def test_a_leaving_peers_samples_are_leased_again(start: Callable[..., Running])
     ended = running.ended()
     threads[0].join(5.0)
 
-    assert going.over == Over("asked to leave", False) or isinstance(going.error, Leaving)
+    assert going.over == messages.Over("asked to leave", False) or isinstance(going.error, Leaving)
     assert ended.finished
     assert trained(running.work) == list(range(400))
 

@@ -15,24 +15,8 @@ import pytest
 from memory_swarm import MemorySwarm
 from toy_swarm import ToyPeer, ToyWork, toy_settings, trained
 
+from transport.protocol import messages
 from transport.protocol.message_codec import decode_to_peer, encode
-from transport.protocol.messages import (
-    PROTOCOL,
-    Attach,
-    Attached,
-    Chunk,
-    Committed,
-    Data,
-    Get,
-    Hello,
-    Message,
-    Put,
-    PutDone,
-    Ready,
-    Report,
-    Round,
-    Welcome,
-)
 from transport.scheduling import round_history
 from transport.transfer import object_store
 from transport.wire import MemoryPeerWire
@@ -59,19 +43,19 @@ class Bare:
 
     def __init__(self, swarm: MemorySwarm, name: str) -> None:
         self.wire = MemoryPeerWire(swarm.wire, f"key-of-{name}")
-        self.came: list[Message] = []
+        self.came: list[messages.Message] = []
         for flow in (0, 1):
             self.wire.dial(flow)
-        self.say(0, Hello(PROTOCOL, swarm.keys.token, swarm.settings.run, name))
-        welcome = self.until(Welcome)
-        self.say(1, Attach(welcome.session))  # type: ignore[attr-defined]
-        self.until(Attached)
-        self.say(0, Ready(0, SAME))
+        self.say(0, messages.Hello(messages.PROTOCOL, swarm.keys.token, swarm.settings.run, name))
+        welcome = self.until(messages.Welcome)
+        self.say(1, messages.Attach(welcome.session))  # type: ignore[attr-defined]
+        self.until(messages.Attached)
+        self.say(0, messages.Ready(0, SAME))
 
-    def say(self, flow: int, message: Message, *payload: bytes) -> None:
+    def say(self, flow: int, message: messages.Message, *payload: bytes) -> None:
         assert self.wire.send(flow, [encode(message), *payload])
 
-    def until(self, kind: type[Message]) -> Message:
+    def until(self, kind: type[messages.Message]) -> messages.Message:
         """The next message of this kind; those that came before it stay."""
         while not (found := [m for m in self.came if isinstance(m, kind)]):
             events = self.wire.poll(5.0)
@@ -81,19 +65,19 @@ class Bare:
         return found[0]
 
     def upload(self) -> None:
-        round = self.until(Round).round  # type: ignore[attr-defined]
-        self.came = [m for m in self.came if isinstance(m, Round | Committed)]
+        round = self.until(messages.Round).round  # type: ignore[attr-defined]
+        self.came = [m for m in self.came if isinstance(m, messages.Round | messages.Committed)]
         name, packet = f"update/{round}", b"%6d" % round * 500
-        self.say(1, Put(name, len(packet), hashlib.sha256(packet).digest(), 1024))
+        self.say(1, messages.Put(name, len(packet), hashlib.sha256(packet).digest(), 1024))
         for i in range(3):
-            self.say(1, Chunk(name, i), packet[i * 1024 : (i + 1) * 1024])
-        self.say(1, Get(f"lease/{round}", 0, 1024))
-        self.say(0, Report(round, SAME, [round], 1.0, 10))
-        assert self.until(PutDone).ok  # type: ignore[attr-defined]
+            self.say(1, messages.Chunk(name, i), packet[i * 1024 : (i + 1) * 1024])
+        self.say(1, messages.Get(f"lease/{round}", 0, 1024))
+        self.say(0, messages.Report(round, SAME, [round], 1.0, 10))
+        assert self.until(messages.PutDone).ok  # type: ignore[attr-defined]
 
     def fetch(self) -> None:
-        self.say(1, Get(f"packet/{self.until(Committed).round}", 0, 1024))  # type: ignore[attr-defined]
-        self.until(Data)
+        self.say(1, messages.Get(f"packet/{self.until(messages.Committed).round}", 0, 1024))  # type: ignore[attr-defined]
+        self.until(messages.Data)
 
 
 @contextmanager

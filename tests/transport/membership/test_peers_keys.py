@@ -14,19 +14,9 @@ from transport import Hub, Ledger, PeerLink, RunKeys, RunURL
 from transport.actions import Outbox
 from transport.membership.roster import Roster
 from transport.peer import PeerIdentity
+from transport.protocol import messages
 from transport.protocol.keys import CurveKeys, short_key
 from transport.protocol.message_codec import decode_to_peer, encode
-from transport.protocol.messages import (
-    PROTOCOL,
-    Attach,
-    Hello,
-    Leave,
-    Message,
-    Refused,
-    Resume,
-    ToPeer,
-    Welcome,
-)
 from transport.wire.frames import Connected, Received
 from transport.wire.zeromq_sockets import DealerWire
 
@@ -42,7 +32,7 @@ def url(tmp_path: Path) -> Iterator[RunURL]:
         hub.join(10.0)
 
 
-def answer_to(url: RunURL, message: Message, keys: CurveKeys) -> ToPeer:
+def answer_to(url: RunURL, message: messages.Message, keys: CurveKeys) -> messages.ToPeer:
     """Return the hub's answer to a message on a new connection with these keys."""
     wire, end = DealerWire(url.host, url.port, url.key, keys), time.monotonic() + 5.0
     try:
@@ -62,13 +52,13 @@ def test_a_stolen_session_is_of_no_use_without_its_key(url: RunURL) -> None:
     keys, thief = CurveKeys.generate(), CurveKeys.generate()
     link = PeerLink(url, PeerIdentity("ann", keys=keys))
     session = link.connect().session
-    resume = Resume(1, url.run, "ann", session)
+    resume = messages.Resume(1, url.run, "ann", session)
 
-    for message in (resume, Attach(session)):
+    for message in (resume, messages.Attach(session)):
         refused = answer_to(url, message, thief)
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, messages.Refused)
         assert refused.code == "session"
-    assert isinstance(answer_to(url, resume, keys), Welcome)
+    assert isinstance(answer_to(url, resume, keys), messages.Welcome)
     link.close()
 
 
@@ -78,7 +68,7 @@ def test_messages_on_another_keys_connection_are_not_the_peers() -> None:
     swarm.step()
     assert ann.cable is not None
     of_mallory = ann.cable.name.replace(b"ann", b"mallory")
-    swarm.act(swarm.hub.receive(of_mallory, Leave("bye"), swarm.now))
+    swarm.act(swarm.hub.receive(of_mallory, messages.Leave("bye"), swarm.now))
 
     assert [s.name for s in swarm.hub.members] == ["ann"]
 
@@ -120,7 +110,7 @@ def test_a_key_is_shown_as_sixteen_digits() -> None:
 def test_a_lost_session_ends_when_its_peer_returns_but_not_for_a_second_peer(alone: bool, named: str) -> None:
     """A restarted hub hears first from another peer than the one whose session it remembers."""
     members = Roster(toy_settings(), Outbox(), lambda _: 0, 0.0)
-    hello = Hello(PROTOCOL, "token", "toy-run", "ann", alone=alone)
+    hello = messages.Hello(messages.PROTOCOL, "token", "toy-run", "ann", alone=alone)
     members.begin(b"key.1", hello, 0.0)
     members.lost(b"key.1", 1.0)
 

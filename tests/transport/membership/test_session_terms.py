@@ -18,14 +18,14 @@ from transport.hub.hub_state import HubState
 from transport.ledger.run_ledger import KnownPeer, Recovered
 from transport.peer import LinkLimits, PeerIdentity, connection_manager, peer_link
 from transport.peer.peer_state import SessionState
+from transport.protocol import messages
 from transport.protocol.errors import LinkLost
 from transport.protocol.events import PeerJoined, RoundCommitted, Warned
-from transport.protocol.messages import Hello, Refused, Resume, Welcome
 from transport.wire import MemoryPeerWire
 
 
-def of_term(term: int, session: str = "s1") -> Welcome:
-    return Welcome(1, "run", "ann", session, "{}", "00", [], 0, 1.0, True, term)
+def of_term(term: int, session: str = "s1") -> messages.Welcome:
+    return messages.Welcome(1, "run", "ann", session, "{}", "00", [], 0, 1.0, True, term)
 
 
 def test_each_opening_for_writing_is_a_term(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_welcome_of_a_lower_term_is_ignored_and_the_peer_dials_again() -> None
     (resume,) = state.connected(2.0)
     state.receive(of_term(2, "other"), 2.1)
 
-    assert isinstance(resume, Resume)
+    assert isinstance(resume, messages.Resume)
     assert resume.term == 3
     assert (state.link, state.replaced) == (SessionState.OFFLINE, "it is of term 2, the newest met is 3")
     assert state.welcome == of_term(3)
@@ -65,25 +65,27 @@ def test_a_welcome_of_a_lower_term_is_ignored_and_the_peer_dials_again() -> None
 def test_a_hub_that_is_told_of_a_higher_term_warns_once_and_gives_no_session() -> None:
     ann = KnownPeer("key-of-ann", "ann", "member")
     hub = HubState(toy_settings(), "token", "secret", 0.0, Recovered(term=2, peers=(ann,)))
-    said = Resume(1, "toy-run", "ann", "s", -1, True, [], 3)
+    said = messages.Resume(1, "toy-run", "ann", "s", -1, True, [], 3)
     actions = [action for _ in range(2) for action in hub.receive(b"key-of-ann.1", said, 1.0)]
     warned = [a.event for a in actions if isinstance(getattr(a, "event", None), Warned)]
     sent = [a.message for a in actions if hasattr(a, "message")]
 
     assert len(warned) == 1
     assert "another hub of this run has been started since (term 3, this one is of term 2)" in str(warned[0])
-    assert {m.code for m in sent if isinstance(m, Refused)} == {"term"}
+    assert {m.code for m in sent if isinstance(m, messages.Refused)} == {"term"}
     assert not hub.members.sessions
-    assert hub.receive(b"d", Hello(1, "token", "toy-run", "bob"), 2.0), "who has met no other is taken"
+    assert hub.receive(b"d", messages.Hello(1, "token", "toy-run", "bob"), 2.0), (
+        "who has met no other is taken"
+    )
 
 
 def test_a_strangers_higher_term_causes_no_warning() -> None:
     hub = HubState(toy_settings(), "token", "secret", 0.0, Recovered(term=2))
-    said = hub.receive(b"eve.1", Resume(1, "toy-run", "ann", "s", -1, True, [], 3), 1.0)
+    said = hub.receive(b"eve.1", messages.Resume(1, "toy-run", "ann", "s", -1, True, [], 3), 1.0)
 
-    assert [a.message.code for a in said if isinstance(a, Send) and isinstance(a.message, Refused)] == [
-        "term"
-    ]
+    assert [
+        a.message.code for a in said if isinstance(a, Send) and isinstance(a.message, messages.Refused)
+    ] == ["term"]
     assert not any(isinstance(getattr(a, "event", None), Warned) for a in said)
     assert not hub.handshake.replaced
 

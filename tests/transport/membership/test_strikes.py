@@ -11,8 +11,7 @@ from transport import actions as do
 from transport.hub.hub_state import HubState
 from transport.ledger.run_ledger import KnownPeer, Ledger, Recovered
 from transport.membership.admission import STRIKES
-from transport.protocol import events
-from transport.protocol.messages import AskAdmin, Hello, Welcome
+from transport.protocol import events, messages
 
 
 def told(swarm: SimSwarm, kind: type[events.Event]) -> list[events.Event]:
@@ -63,10 +62,10 @@ def test_strikes_belong_to_a_key_over_sessions_and_restarts() -> None:
 def test_the_host_forgives_by_lifting_the_ban() -> None:
     known = KnownPeer("eve", "eve", "banned", "3 unusable packets", 3)
     hub = HubState(toy_settings(), TOKEN, STOP, 0.0, Recovered(peers=(known,)))
-    hub.receive(b"host.1", AskAdmin(1, STOP, "toy-run", "unban", "eve"), 1.0)
-    said = hub.receive(b"eve.2", Hello(1, TOKEN, "toy-run", "eve"), 2.0)
+    hub.receive(b"host.1", messages.AskAdmin(1, STOP, "toy-run", "unban", "eve"), 1.0)
+    said = hub.receive(b"eve.2", messages.Hello(1, TOKEN, "toy-run", "eve"), 2.0)
 
-    assert any(isinstance(a, do.Send) and isinstance(a.message, Welcome) for a in said)
+    assert any(isinstance(a, do.Send) and isinstance(a.message, messages.Welcome) for a in said)
     assert hub.admission.known["eve"].strikes == 0
 
 

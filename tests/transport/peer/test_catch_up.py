@@ -18,14 +18,14 @@ from transport.peer.catch_up import (
     LocalCopy,
     ways,
 )
-from transport.protocol.messages import SnapshotOffer, Welcome
+from transport.protocol import messages
 
 MB = 1 << 20
 
 
-def welcome(round: int, log: int, *snapshots: tuple[int, int, int]) -> Welcome:
-    offers = [SnapshotOffer(s, size, "00", before) for s, size, before in snapshots]
-    return Welcome(1, "run", "ann", "s", "{}", "00", [], round, 1.0, False, 1, log, offers)
+def welcome(round: int, log: int, *snapshots: tuple[int, int, int]) -> messages.Welcome:
+    offers = [messages.SnapshotOffer(s, size, "00", before) for s, size, before in snapshots]
+    return messages.Welcome(1, "run", "ann", "s", "{}", "00", [], round, 1.0, False, 1, log, offers)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from transport.ledger.packet_log import pack_header
 from transport.ledger.run_ledger import RoundRow
 from transport.peer import LinkLimits, PeerIdentity
 from transport.peer.catch_up import CatchUpSource, Progress
+from transport.protocol import messages
 from transport.protocol.errors import Leaving, NotServed, RefusedByHub
 from transport.protocol.events import Event, PeerReady, RoundCommitted
-from transport.protocol.messages import SnapshotOffer, Welcome
 from transport.transfer.chunks import HASH_BLOCK, block_hashes
 from transport.transfer.transfers import CHUNK
 
@@ -53,16 +53,16 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda _: None)
 
 
-def snapshot(folder: Path, work: ToyWork, round: int, log_bytes: int) -> SnapshotOffer:
+def snapshot(folder: Path, work: ToyWork, round: int, log_bytes: int) -> messages.SnapshotOffer:
     """A snapshot of `round` that the hub can serve."""
     file = folder / f"snapshot-{round}"
     file.write_bytes(WEIGHTS)
     name, hashes = f"snapshot/{round}/model.safetensors", block_hashes(file)
     work.objects |= {name: file, f"hashes/{name}": hashes}
-    return SnapshotOffer(round, SIZE, hashlib.sha256(hashes).hexdigest(), log_bytes)
+    return messages.SnapshotOffer(round, SIZE, hashlib.sha256(hashes).hexdigest(), log_bytes)
 
 
-def wanted(offer: SnapshotOffer, folder: Path) -> list[WantedFile]:
+def wanted(offer: messages.SnapshotOffer, folder: Path) -> list[WantedFile]:
     return [
         WantedFile(f"snapshot/{offer.round}/model.safetensors", folder / "w", offer.size, hashes=offer.sha256)
     ]
@@ -367,7 +367,7 @@ class LyingLink:
 
 
 def test_packets_of_other_rounds_are_not_applied() -> None:
-    machine = CatchUp(Welcome(1, "run", "ann", "s", "{}", "00", [], 1, 1.0, log_bytes=62), base=0)
+    machine = CatchUp(messages.Welcome(1, "run", "ann", "s", "{}", "00", [], 1, 1.0, log_bytes=62), base=0)
     machine.weights_here()
 
     with pytest.raises(NotServed, match="packets/0-1 has round 7, not 0"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transport.peer.connection_manager import BACKED_OFF_S, CONTROL, ConnectionManager, LinkLimits
 from transport.peer.peer_state import PeerState
-from transport.protocol.messages import Ack, Hello, Welcome
+from transport.protocol import messages
 from transport.transfer.congestion_window import FIRST_FRAGMENT
 from transport.wire.frames import Connected, Disconnected, Frames, Received
 from transport.wire.rate_limit import Bandwidth, RateLimits
@@ -35,12 +35,12 @@ class SilentWire:
 
 def joined(wire: SilentWire) -> ConnectionManager:
     """With two bulk flows, at the time 1."""
-    state = PeerState(Hello(1, "token", "run", "ann"))
+    state = PeerState(messages.Hello(1, "token", "run", "ann"))
     connections = ConnectionManager(wire, state, "hub:1", LinkLimits(), RateLimits(Bandwidth()))
     connections._maintain(0.0)
     wire.did.clear()
     connections._flow_up(CONTROL, 0.0)
-    state.receive(Welcome(1, "run", "ann", "s1", "{}", "00", [], 0, 1.0), 1.0)
+    state.receive(messages.Welcome(1, "run", "ann", "s1", "{}", "00", [], 0, 1.0), 1.0)
     for flow in (1, 2):
         connections._flow_up(flow, 1.0)
     return connections
@@ -75,13 +75,13 @@ def test_a_flow_that_the_others_leave_behind_is_dialled_anew_though_the_line_is_
     while now < 1.0 + BACKED_OFF_S - 0.1:
         now += 0.05
         (index,) = (fragment.index for fragment, on in connections.transfers._under.items() if on.flow == 2)
-        connections._received_bulk(Received(2, []), Ack("update/0", index), now)
+        connections._received_bulk(Received(2, []), messages.Ack("update/0", index), now)
         connections.transfers.outgoing(now=now)
         connections._maintain(now)
     assert wire.did == []
     connections._maintain(now + BACKED_OFF_S)
     assert wire.did == [], "nothing has come on any since"
-    connections._received_bulk(Received(2, []), Ack("update/0", index), now + 0.2)
+    connections._received_bulk(Received(2, []), messages.Ack("update/0", index), now + 0.2)
     connections._maintain(now + 0.2)
 
     assert wire.did == [("hang up", 1), ("dial", 1)]

@@ -3,32 +3,17 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from transport.peer.peer_state import PeerState, SessionState
-from transport.protocol.messages import (
-    AggregatorInfo,
-    Committed,
-    Evaluated,
-    Hello,
-    Leave,
-    Over,
-    Ping,
-    Pong,
-    Ready,
-    Refused,
-    Report,
-    Resume,
-    Round,
-    Welcome,
-)
+from transport.protocol import messages
 
-HELLO = Hello(1, "token", "run", "ann")
+HELLO = messages.Hello(1, "token", "run", "ann")
 
 
-def welcome(session: str = "s1", round: int = 0, resumed: bool = False) -> Welcome:
-    return Welcome(1, "run", "ann", session, "{}", "00", [], round, 1.0, resumed)
+def welcome(session: str = "s1", round: int = 0, resumed: bool = False) -> messages.Welcome:
+    return messages.Welcome(1, "run", "ann", session, "{}", "00", [], round, 1.0, resumed)
 
 
-def opened(round: int, samples: int = 4, exchange: bool = True) -> Round:
-    return Round(round, round, 9, ["ann"], samples, exchange)
+def opened(round: int, samples: int = 4, exchange: bool = True) -> messages.Round:
+    return messages.Round(round, round, 9, ["ann"], samples, exchange)
 
 
 def joined() -> PeerState:
@@ -41,7 +26,7 @@ def joined() -> PeerState:
 def test_a_ping_is_answered_and_counts_as_a_sign_of_life() -> None:
     state = joined()
 
-    assert state.receive(Ping(7.0), 50.0) == [Pong(7.0)]
+    assert state.receive(messages.Ping(7.0), 50.0) == [messages.Pong(7.0)]
     assert state.silent_until() == 56.0
 
 
@@ -49,25 +34,25 @@ def test_what_is_said_offline_is_said_when_the_hub_is_back() -> None:
     state = joined()
     state.disconnected()
 
-    assert state.ready(Ready(0, 5)) == []
-    assert state.connected(1.0) == [Resume(1, "run", "ann", "s1", -1, True, [])]
-    assert state.receive(welcome(resumed=True), 1.1) == [Ready(0, 5)]
+    assert state.ready(messages.Ready(0, 5)) == []
+    assert state.connected(1.0) == [messages.Resume(1, "run", "ann", "s1", -1, True, [])]
+    assert state.receive(welcome(resumed=True), 1.1) == [messages.Ready(0, 5)]
 
 
 def test_a_report_is_said_again_until_its_round_is_committed() -> None:
     state = joined()
     state.receive(opened(3), 1.0)
     assert state.take_round() == opened(3)
-    report = Report(3, 5, [2])
+    report = messages.Report(3, 5, [2])
     assert state.report(report) == [report]
     state.disconnected()
     (resume,) = state.connected(2.0)
 
-    assert resume == Resume(1, "run", "ann", "s1", 3, False, [3])
+    assert resume == messages.Resume(1, "run", "ann", "s1", 3, False, [3])
     assert state.receive(welcome(resumed=True), 2.1) == [report]
-    assert state.receive(Committed(3, 10, "00", ["ann"]), 2.2) == []
+    assert state.receive(messages.Committed(3, 10, "00", ["ann"]), 2.2) == []
     state.disconnected()
-    assert state.connected(3.0) == [Resume(1, "run", "ann", "s1", -1, False, [3])]
+    assert state.connected(3.0) == [messages.Resume(1, "run", "ann", "s1", -1, False, [3])]
     assert state.receive(welcome(resumed=True), 3.1) == []
 
 
@@ -75,11 +60,11 @@ def test_a_report_whose_packet_came_too_late_is_said_once_more() -> None:
     state = joined()
     state.receive(opened(2), 1.0)
     state.take_round()
-    report = Report(2, 5, [1])
+    report = messages.Report(2, 5, [1])
     state.report(report)
 
-    assert state.receive(Committed(2, 10, "00", ["bob"]), 1.0) == [report]
-    assert state.receive(Committed(2, 10, "00", ["bob"]), 1.1) == []
+    assert state.receive(messages.Committed(2, 10, "00", ["bob"]), 1.0) == [report]
+    assert state.receive(messages.Committed(2, 10, "00", ["bob"]), 1.1) == []
 
 
 def test_a_delivered_lease_is_not_held_any_more_and_a_refused_one_is() -> None:
@@ -87,19 +72,19 @@ def test_a_delivered_lease_is_not_held_any_more_and_a_refused_one_is() -> None:
     for r in (1, 2):
         state.receive(opened(r), 1.0)
         state.take_round()
-    state.report(Report(2, 5, [1]))
-    state.receive(Committed(2, 10, "00", ["bob"]), 1.0)
+    state.report(messages.Report(2, 5, [1]))
+    state.receive(messages.Committed(2, 10, "00", ["bob"]), 1.0)
     state.disconnected()
     (late,) = state.connected(2.0)
     state.receive(welcome(resumed=True), 2.0)
-    state.report(Report(3, 5, [1, 2]))
-    state.receive(Committed(3, 10, "00", ["ann"]), 2.1)
+    state.report(messages.Report(3, 5, [1, 2]))
+    state.receive(messages.Committed(3, 10, "00", ["ann"]), 2.1)
     state.disconnected()
     (done,) = state.connected(3.0)
 
-    assert isinstance(late, Resume)
+    assert isinstance(late, messages.Resume)
     assert late.holds == [1, 2]
-    assert isinstance(done, Resume)
+    assert isinstance(done, messages.Resume)
     assert done.holds == []
 
 
@@ -107,7 +92,7 @@ def test_a_round_announced_again_asks_for_the_update_again_and_is_not_taken_twic
     state = joined()
     state.receive(opened(3), 1.0)
     state.take_round()
-    report = Report(3, 5, [])
+    report = messages.Report(3, 5, [])
     state.report(report)
 
     assert state.receive(opened(3), 2.0) == [report]
@@ -118,7 +103,7 @@ def test_a_round_announced_again_asks_for_the_update_again_and_is_not_taken_twic
 def test_a_round_that_went_on_without_this_peer_is_still_taken() -> None:
     state = joined()
     state.receive(opened(3), 1.0)
-    state.receive(Committed(3, 10, "00", ["bob"]), 2.0)
+    state.receive(messages.Committed(3, 10, "00", ["bob"]), 2.0)
 
     assert state.take_round() == opened(3), "its lease is this peer's to deliver"
 
@@ -127,8 +112,8 @@ def test_an_unknown_session_is_begun_anew_with_one_hello() -> None:
     state = joined()
     state.receive(opened(3), 1.0)
     state.take_round()
-    state.report(Report(3, 5, [2]))
-    gone = Refused("session", "the hub does not know this session any more")
+    state.report(messages.Report(3, 5, [2]))
+    gone = messages.Refused("session", "the hub does not know this session any more")
 
     assert state.receive(gone, 2.0) == [HELLO]
     assert state.receive(gone, 2.0) == [], "the answer to what else was said in the old session"
@@ -140,7 +125,7 @@ def test_an_unknown_session_is_begun_anew_with_one_hello() -> None:
 def test_a_refusal_is_final() -> None:
     state = PeerState(HELLO)
     state.connected(0.0)
-    state.receive(Refused("full", "the run has its 4 peers"), 0.1)
+    state.receive(messages.Refused("full", "the run has its 4 peers"), 0.1)
     state.disconnected()
 
     assert state.link is SessionState.REFUSED
@@ -150,19 +135,19 @@ def test_a_refusal_is_final() -> None:
 
 def test_the_end_is_remembered_and_a_goodbye_is_heard_after_it() -> None:
     state = joined()
-    state.receive(Over("every sample was counted", True), 1.0)
+    state.receive(messages.Over("every sample was counted", True), 1.0)
     assert state.link is SessionState.OVER
     assert not state.parted
-    assert state.leave(Leave("done")) == [Leave("done")]
-    state.receive(Over("left: done", True), 1.1)
+    assert state.leave(messages.Leave("done")) == [messages.Leave("done")]
+    state.receive(messages.Over("left: done", True), 1.1)
 
     assert state.parted
-    assert state.over == Over("every sample was counted", True)
+    assert state.over == messages.Over("every sample was counted", True)
 
 
 def test_evaluations_are_said_again_until_a_later_round_opens() -> None:
     state = joined()
-    part = Evaluated(3, 0, 1.0, 10)
+    part = messages.Evaluated(3, 0, 1.0, 10)
     state.evaluated(part)
     state.disconnected()
     state.connected(1.0)
@@ -178,7 +163,7 @@ def test_what_means_nothing_in_a_state_is_ignored_and_counted() -> None:
     state = PeerState(HELLO)
     state.connected(0.0)
     state.receive(opened(1), 0.1)
-    state.receive(Committed(1, 1, "", []), 0.1)
+    state.receive(messages.Committed(1, 1, "", []), 0.1)
 
     assert (state.ignored, state.take_round(), state.commits) == (2, None, {})
 
@@ -186,19 +171,19 @@ def test_what_means_nothing_in_a_state_is_ignored_and_counted() -> None:
 def test_commits_in_any_order_are_remembered_up_to_a_number() -> None:
     state = joined()
     for round in range(10_000, 9_000, -1):
-        state.receive(Committed(round, 1, "00", []), 0.2)
+        state.receive(messages.Committed(round, 1, "00", []), 0.2)
 
     assert len(state.commits) == 64
 
 
 def test_a_round_that_is_open_again_is_cut_anew_where_others_own_its_shards() -> None:
     state = joined()
-    owned, others = ([AggregatorInfo(name, [0])] for name in ("bob", "cat"))
+    owned, others = ([messages.AggregatorInfo(name, [0])] for name in ("bob", "cat"))
     state.receive(replace(opened(3), owners=owned), 1.0)
     state.take_round()
-    state.report(Report(3, 5, []))
+    state.report(messages.Report(3, 5, []))
 
-    assert state.receive(replace(opened(3), owners=owned), 2.0) == [Report(3, 5, [])]
+    assert state.receive(replace(opened(3), owners=owned), 2.0) == [messages.Report(3, 5, [])]
     assert state.offer_again
     assert not state.settled(3)
     assert state.receive(replace(opened(3), owners=others), 3.0) == []

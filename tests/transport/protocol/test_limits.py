@@ -17,7 +17,7 @@ from transport.hub.upload_policy import LONGEST
 from transport.ledger.run_ledger import KnownPeer, OpenSession, Recovered
 from transport.membership import roster
 from transport.membership.admission import HELLOS, HELLOS_S
-from transport.protocol.messages import AskAdmin, AskStatus, Hello, Message, Ready, Refused, Resume, Welcome
+from transport.protocol import messages
 from transport.protocol.run_settings import RunSettings
 from transport.transfer.connection_registry import (
     HANDSHAKE_COST,
@@ -35,8 +35,8 @@ from transport.wire.rate_limit import MAX_NAMES, TokenBuckets
 HERE, THERE = "10-0-0-1", "10-0-0-2"
 
 
-def hello(name: str = "ann") -> Hello:
-    return Hello(1, TOKEN, "toy-run", name)
+def hello(name: str = "ann") -> messages.Hello:
+    return messages.Hello(1, TOKEN, "toy-run", name)
 
 
 def conn(number: int, where: str = HERE) -> bytes:
@@ -44,7 +44,7 @@ def conn(number: int, where: str = HERE) -> bytes:
     return f"k{number}.{where}.{number}".encode()
 
 
-def answers(hub: HubState, conn: bytes, message: object, now: float) -> list[Message]:
+def answers(hub: HubState, conn: bytes, message: object, now: float) -> list[messages.Message]:
     said = hub.receive(conn, message, now)  # type: ignore[arg-type]
     return [a.message for a in said if isinstance(a, do.Send) and a.conn == conn]
 
@@ -118,7 +118,7 @@ def test_greetings_beyond_the_rate_of_one_address_wait_and_another_address_does_
     taken = [bool(answers(hub, conn(n), hello(f"m{n}"), 1.0)) for n in range(most + 40)]
     assert taken == [True] * most + [False] * 40
     assert hub.members.refused == 40, "they are counted, and dial again"
-    assert isinstance(answers(hub, conn(9000, THERE), hello(), 1.0)[0], Welcome)
+    assert isinstance(answers(hub, conn(9000, THERE), hello(), 1.0)[0], messages.Welcome)
 
     again = [bool(answers(hub, conn(5000 + n), hello(f"n{n}"), 2.0)) for n in range(40)]
     assert sum(again) == HELLOS_S
@@ -138,9 +138,9 @@ def test_a_swarm_of_one_house_comes_back_at_once_after_a_restart() -> None:
     known = tuple(KnownPeer(f"k{i}", f"m{i}", "member") for i in range(n))
     hub = HubState(toy_settings(min_peers=n), TOKEN, STOP, 0.0, Recovered(3, sessions=old, peers=known))
     for i in range(n):
-        greeting = Resume(1, "toy-run", f"m{i}", f"s{i}", -1, True) if i < n // 2 else hello(f"m{i}")
+        greeting = messages.Resume(1, "toy-run", f"m{i}", f"s{i}", -1, True) if i < n // 2 else hello(f"m{i}")
         (welcome,) = answers(hub, conn(i), greeting, 0.01 * i)
-        assert isinstance(welcome, Welcome)
+        assert isinstance(welcome, messages.Welcome)
         assert welcome.resumed == (i < n // 2)
 
     assert len(hub.members.sessions) == n
@@ -160,7 +160,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> HubState:
 
 def test_a_crowd_that_never_says_ready_makes_room_for_a_newcomer_from_elsewhere(few: HubState) -> None:
     done = few.receive(conn(9, THERE), hello("bob"), 5.0)
-    refused = [a for a in done if isinstance(a, do.Send) and isinstance(a.message, Refused)]
+    refused = [a for a in done if isinstance(a, do.Send) and isinstance(a.message, messages.Refused)]
 
     assert [(a.conn, a.message.code) for a in refused] == [(conn(0), "full")]  # type: ignore[union-attr]
     assert sorted(s.name for s in few.members.sessions.values()) == ["bob", "m1", "m2", "m3"]
@@ -169,15 +169,15 @@ def test_a_crowd_that_never_says_ready_makes_room_for_a_newcomer_from_elsewhere(
 def test_another_of_the_crowd_is_told_that_it_is_full(few: HubState) -> None:
     (answer,) = answers(few, conn(9), hello("m9"), 5.0)
 
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, messages.Refused)
     assert answer.code == "full"
     assert len(few.members.sessions) == 4
 
 
 def test_who_has_said_ready_is_no_more_of_the_crowd(few: HubState) -> None:
-    few.receive(conn(0), Ready(0, 0), 4.0)
+    few.receive(conn(0), messages.Ready(0, 0), 4.0)
 
-    assert isinstance(answers(few, conn(9), hello("m9"), 5.0)[0], Welcome)
+    assert isinstance(answers(few, conn(9), hello("m9"), 5.0)[0], messages.Welcome)
 
 
 # ---- connections -------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_a_connection_may_say_so_much_and_long_messages_and_questions_are_dear()
         while flows.may_say(b"c", size, 0.0):
             count += 1
             if ask:
-                flows.costs(b"c", AskStatus(1, TOKEN, "toy-run"), 0.0)
+                flows.costs(b"c", messages.AskStatus(1, TOKEN, "toy-run"), 0.0)
         return count
 
     assert said(30) == MESSAGES
@@ -229,12 +229,17 @@ def test_what_is_read_for_a_session_and_what_it_does_not_take_are_bounded_togeth
 
 
 @pytest.mark.parametrize(
-    "greeting", [Hello(1, TOKEN, "x", "eve"), AskStatus(1, TOKEN, "x"), AskAdmin(1, STOP, "x", "list")]
+    "greeting",
+    [
+        messages.Hello(1, TOKEN, "x", "eve"),
+        messages.AskStatus(1, TOKEN, "x"),
+        messages.AskAdmin(1, STOP, "x", "list"),
+    ],
 )
-def test_who_names_another_run_is_not_told_which_this_is(greeting: Message) -> None:
+def test_who_names_another_run_is_not_told_which_this_is(greeting: messages.Message) -> None:
     (answer,) = answers(HubState(toy_settings(), TOKEN, STOP, 0.0), b"eve.1", greeting, 1.0)
 
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, messages.Refused)
     assert (answer.code, answer.reason) == ("run", "no run 'x' here")
 
 

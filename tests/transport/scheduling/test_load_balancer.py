@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from sim_swarm import SimPeer, SimSwarm
 from toy_swarm import toy_settings
 
+from transport.protocol import messages
 from transport.protocol.events import RoundCommitted
-from transport.protocol.messages import Message, Round, ToPeer
 from transport.scheduling.load_balancer import MOST, WINDOW, LoadBalancer, Portion, split
 from transport.scheduling.rounds import Phase
 
@@ -124,7 +124,7 @@ class Worker(SimPeer):
 
     per_sample = 1.0
     busy = 0.0  # until when
-    told: Round | None = None
+    told: messages.Round | None = None
 
     def work(self) -> None:
         if self.swarm.now < self.busy:
@@ -193,8 +193,8 @@ def test_a_lease_names_the_least_that_members_can_fetch_apart_from_those_that_sk
     told: dict[int, int] = {}
     hears = swarm.peers[0].state.receive
 
-    def hear(message: ToPeer, now: float) -> list[Message]:
-        if isinstance(message, Round):
+    def hear(message: messages.ToPeer, now: float) -> list[messages.Message]:
+        if isinstance(message, messages.Round):
             told[message.round] = message.fits
         return hears(message, now)
 

@@ -28,9 +28,8 @@ from scripts.swarms.idle_delegate import TOKENS, IdleDelegate
 from scripts.swarms.processes import Line, Process, say
 from transport import Hub, Ledger, PeerLink, RunKeys, RunSettings, parse_url
 from transport.peer import PeerIdentity
-from transport.protocol import WeightedPacket
+from transport.protocol import WeightedPacket, messages
 from transport.protocol.errors import RunOver, SessionRenewed, TransportError
-from transport.protocol.messages import Chunk, Get, Over, Ping, Pong, PutDone, Report, Round
 
 BLOB = "base/blob"
 SLOWER = 10  # times as long SIGUSR1 makes a peer compute
@@ -130,7 +129,7 @@ def run_hub(asked: Line) -> None:
 
     def receive(conn: bytes, message: Any, now: float) -> Any:
         session = hub._state.members.by_conn(conn)
-        if isinstance(message, Pong) and session is not None:
+        if isinstance(message, messages.Pong) and session is not None:
             say("pong", peer=session.name, s=now - message.sent)
         return hears(conn, message, now)
 
@@ -166,7 +165,7 @@ class Peer:
     def rounds(self) -> None:
         """Take part until the run is over."""
         self.join()
-        over: Over | None = None
+        over: messages.Over | None = None
         while over is None:
             try:
                 over = self.turn()
@@ -175,7 +174,7 @@ class Peer:
                 self.pending.clear()
                 self.join()
             except RunOver as error:
-                over = Over(str(error), error.finished)
+                over = messages.Over(str(error), error.finished)
         self.catch_up(self.link.newest_round + 1)
         say("over", reason=over.reason, finished=over.finished, round=self.round, sha256=digest(self.x))
 
@@ -190,9 +189,9 @@ class Peer:
             self.x += np.frombuffer(packet, np.float32)
             self.round += 1
 
-    def turn(self) -> Over | None:
+    def turn(self) -> messages.Over | None:
         opened = self.link.next_round()
-        if not isinstance(opened, Round):
+        if not isinstance(opened, messages.Round):
             return opened
         self.catch_up(opened.round)
         if opened.samples:
@@ -205,7 +204,7 @@ class Peer:
         delivers = sorted(self.pending)
         ids = [i for r in delivers for i in self.pending[r]]
         packet = np.full_like(self.x, np.float32(sum(ids))).tobytes()
-        report = Report(opened.round, fingerprint(self.x), delivers, 0.0, TOKENS * len(ids))
+        report = messages.Report(opened.round, fingerprint(self.x), delivers, 0.0, TOKENS * len(ids))
         committed = self.link.exchange(opened.round, packet, report)
         for r in delivers if self.link.name in committed.accepted else ():
             del self.pending[r]
@@ -215,11 +214,11 @@ class Peer:
         """Upload one update of `size` bytes, in the middle of silence."""
         self.join()
         opened = self.link.next_round()
-        assert isinstance(opened, Round)
+        assert isinstance(opened, messages.Round)
         packet = bytes(self.asked["size"])
         time.sleep(self.asked["quiet_s"])
         say("begins")
-        self.link.exchange(opened.round, packet, Report(opened.round, fingerprint(self.x), []))
+        self.link.exchange(opened.round, packet, messages.Report(opened.round, fingerprint(self.x), []))
         time.sleep(self.asked["quiet_s"])
 
     def down(self) -> None:
@@ -261,20 +260,20 @@ class Watched:
         hears, sends, takes = state.receive, connections._send, transfers.receive
 
         def receive(message: Any, now: float) -> Any:
-            if isinstance(message, Ping):
+            if isinstance(message, messages.Ping):
                 say("ping", s=now - message.sent)
             return hears(message, now)
 
         def send(flow: int, message: Any, payload: Any = None) -> bool:
             done = sends(flow, message, payload)
-            if done and isinstance(message, Chunk):
+            if done and isinstance(message, messages.Chunk):
                 self.bulk += len(payload)
-            elif done and isinstance(message, Get) and message.name == BLOB:
+            elif done and isinstance(message, messages.Get) and message.name == BLOB:
                 self.bulk += min(message.chunk, blob - message.index * message.chunk)
             return done
 
         def take(message: Any, payload: bytes, now: float) -> None:
-            if isinstance(message, PutDone) and message.ok and asked["does"] == "up":
+            if isinstance(message, messages.PutDone) and message.ok and asked["does"] == "up":
                 say("ends")
             self.window = max([self.window, *(w.limit for w in transfers.windows.values())])
             takes(message, payload, now)

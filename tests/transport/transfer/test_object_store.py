@@ -8,7 +8,7 @@ from pathlib import Path
 from test_run_ledger import begin, commit
 from toy_swarm import ToyWork
 
-from transport.protocol.messages import Data, Get
+from transport.protocol import messages
 from transport.transfer import object_store
 from transport.transfer.object_store import ObjectStore
 
@@ -22,7 +22,7 @@ def test_the_newest_packet_is_given_from_memory_and_each_fragment_is_made_once(t
             row = commit(ledger, round, data)
             served = ObjectStore(ledger, ToyWork(), lambda session, round: None, lambda session, name: b"")
             served.committed(round, data, row.sha256)
-        asked = [Get("packet/1", i, CHUNK) for i in range(object_store.CACHED_CHUNKS + 2)]
+        asked = [messages.Get("packet/1", i, CHUNK) for i in range(object_store.CACHED_CHUNKS + 2)]
 
         first = served.at_hand(asked[0])
         assert first is not None
@@ -31,12 +31,14 @@ def test_the_newest_packet_is_given_from_memory_and_each_fragment_is_made_once(t
         again = served.at_hand(asked[-1])
 
         assert b"".join(fragment for _, fragment in given) == packet
-        assert given[0][0] == Data("packet/1", 0, len(packet), hashlib.sha256(packet).digest())
+        assert given[0][0] == messages.Data("packet/1", 0, len(packet), hashlib.sha256(packet).digest())
         assert given == [served.answer("ann", m) for m in asked], "what the reader makes of the file"
         assert again is not None
         assert again[1] is given[-1][1]
         assert len(served._chunks) == object_store.CACHED_CHUNKS
         assert first[1].made is None, "the oldest fragment is in no circle"
-        assert served.at_hand(Get("packet/0", 0, CHUNK)) is None, "older ones are in the file"
-        assert served.at_hand(Get("packet/1", len(asked), CHUNK)) is None, "there is no such fragment"
+        assert served.at_hand(messages.Get("packet/0", 0, CHUNK)) is None, "older ones are in the file"
+        assert served.at_hand(messages.Get("packet/1", len(asked), CHUNK)) is None, (
+            "there is no such fragment"
+        )
         served.close()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transport.protocol import messages
 from transport.protocol.errors import ProtocolError
-from transport.protocol.messages import UPLOAD_TAG, Chunk, Data, Get, Have, Message, NoObject, Put, PutDone
 from transport.transfer import CompletedUpload, Inbox, PeerTransfers, transfers
 from transport.transfer.chunks import ChunkBuffer, ChunkMap
 
@@ -36,7 +36,9 @@ class Link:
         self.peer, self.inbox = PeerTransfers(), Inbox(lambda session, name, size: self.refused.get(name))
         self.refused: dict[str, str] = {}
         self.objects, self.credit = objects, credit
-        self.wires: dict[int, tuple[deque[tuple[Message, bytes]], deque[tuple[Message, bytes]]]] = {}
+        self.wires: dict[
+            int, tuple[deque[tuple[messages.Message, bytes]], deque[tuple[messages.Message, bytes]]]
+        ] = {}
         self.arrived: dict[str, bytes] = {}
         self.chunks = 0
         for flow in range(1, flows + 1):
@@ -61,11 +63,11 @@ class Link:
         if flow not in self.wires or not self.wires[flow][0]:
             return
         message, payload = self.wires[flow][0].popleft()
-        if isinstance(message, Get):
+        if isinstance(message, messages.Get):
             self.wires[flow][1].append(self.serve(message))
             return
-        assert isinstance(message, Put | Chunk)
-        self.chunks += isinstance(message, Chunk)
+        assert isinstance(message, messages.Put | messages.Chunk)
+        self.chunks += isinstance(message, messages.Chunk)
         for answer in self.inbox.receive("session", message, payload):
             if isinstance(answer, CompletedUpload):
                 assert answer.name not in self.arrived, "an upload arrives once"
@@ -74,12 +76,12 @@ class Link:
             else:
                 self.wires[flow][1].append((answer, b""))
 
-    def serve(self, get: Get) -> tuple[Message, bytes]:
+    def serve(self, get: messages.Get) -> tuple[messages.Message, bytes]:
         data = self.objects.get(get.name)
         if data is None:
-            return NoObject(get.name, "there is none"), b""
+            return messages.NoObject(get.name, "there is none"), b""
         fragment = data[get.index * get.chunk : (get.index + 1) * get.chunk]
-        return Data(get.name, get.index, len(data), sha(data)), fragment
+        return messages.Data(get.name, get.index, len(data), sha(data)), fragment
 
     def down(self, flow: int) -> None:
         if flow in self.wires and self.wires[flow][1]:
@@ -142,8 +144,8 @@ def test_chunks_follow_the_first_put_at_once_and_wait_for_an_answer_after_a_cut(
     second = [type(m) for m, _ in link.wires[1][0]]
     link.settle()
 
-    assert first == [Put] + [Chunk] * 5
-    assert second == [Put]
+    assert first == [messages.Put] + [messages.Chunk] * 5
+    assert second == [messages.Put]
     assert link.arrived["update/1"] == some(5 * CHUNK)
     assert link.chunks == 5, "what had come through is not sent again"
 
@@ -153,7 +155,7 @@ def test_an_object_of_known_size_is_asked_for_at_once() -> None:
     link.peer.fetch("packet/1", lambda size, digest: ChunkBuffer(size, digest, CHUNK), 3 * CHUNK)
     link.say()
 
-    assert [m.index for m, _ in link.wires[1][0] if isinstance(m, Get)] == [0, 1, 2]
+    assert [m.index for m, _ in link.wires[1][0] if isinstance(m, messages.Get)] == [0, 1, 2]
 
 
 def downloading(size: int, fragment: int, known: bool) -> tuple[PeerTransfers, transfers.Download]:
@@ -177,12 +179,12 @@ def test_on_a_slow_line_a_chunk_comes_in_fragments(
     peer, download = downloading(size, 16384, known)
     for _ in range(100):
         for out in peer.outgoing(now=now):
-            assert isinstance(out.message, Get)
+            assert isinstance(out.message, messages.Get)
             now += 0.05
             start = out.message.index * out.message.chunk
             fragment = data[start : start + out.message.chunk]
             largest = max(largest, len(fragment))
-            peer.receive(Data("base/a", out.message.index, size, sha(data)), fragment, now)
+            peer.receive(messages.Data("base/a", out.message.index, size, sha(data)), fragment, now)
 
     assert download.error is None
     assert download.sink is not None
@@ -195,11 +197,11 @@ def test_fragments_that_a_flow_lost_are_asked_for_again(monkeypatch: pytest.Monk
     monkeypatch.setattr(transfers, "CHUNK", 65536)
     data = some(100_000)
     peer, download = downloading(len(data), 16384, True)
-    asked = [out.message.index for out in peer.outgoing(now=1.0) if isinstance(out.message, Get)]
-    peer.receive(Data("base/a", 0, len(data), sha(data)), data[:16384], 1.1)
+    asked = [out.message.index for out in peer.outgoing(now=1.0) if isinstance(out.message, messages.Get)]
+    peer.receive(messages.Data("base/a", 0, len(data), sha(data)), data[:16384], 1.1)
     peer.down(1)
     peer.up(2, 32, 0.05, 1.2)
-    again = [out.message.index for out in peer.outgoing(now=1.2) if isinstance(out.message, Get)]
+    again = [out.message.index for out in peer.outgoing(now=1.2) if isinstance(out.message, messages.Get)]
 
     assert asked[:2] == [0, 1]
     assert sorted(again)[0] == 1, "the first is here"
@@ -212,22 +214,24 @@ def test_fragments_change_their_size_between_two_chunks_and_none_is_asked_for_tw
     monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     monkeypatch.setattr(transfers, "CHUNK", 65536)
-    data, now, asked = some(300_000), 1.0, list[Get]()
+    data, now, asked = some(300_000), 1.0, list[messages.Get]()
     peer, download = downloading(len(data), 16384, known)
     window = peer.windows[False]
-    queue = [out.message for out in peer.outgoing(now=now) if isinstance(out.message, Get)]
+    queue = [out.message for out in peer.outgoing(now=now) if isinstance(out.message, messages.Get)]
     window.answered(window.sent(1, 0, 0, now), 1 << 30, now + 0.1, more=False)  # the line is fast in truth
-    queue += [out.message for out in peer.outgoing(now=now) if isinstance(out.message, Get)]
+    queue += [out.message for out in peer.outgoing(now=now) if isinstance(out.message, messages.Get)]
     meanwhile = len(queue)
     while queue:
         get = queue.pop(0)
         asked.append(get)
         start = get.index * get.chunk
         peer.receive(
-            Data("base/a", get.index, 300_000, sha(data)), data[start : start + get.chunk], now + 0.2
+            messages.Data("base/a", get.index, 300_000, sha(data)), data[start : start + get.chunk], now + 0.2
         )
         if not queue:
-            queue += [out.message for out in peer.outgoing(now=now + 0.2) if isinstance(out.message, Get)]
+            queue += [
+                out.message for out in peer.outgoing(now=now + 0.2) if isinstance(out.message, messages.Get)
+            ]
 
     assert {get.chunk for get in asked[:meanwhile]} == {16384}
     assert asked[-1].chunk == (16384 if known else 65536), "where all of it was not under way before"
@@ -242,15 +246,17 @@ def test_a_late_answer_to_a_fetch_that_was_given_up_harms_no_later_one(
     monkeypatch.setattr(transfers, "CHUNK", 65536)
     data = some(60_000)
     peer, _ = downloading(len(data), 16384, True)
-    late = [out.message for out in peer.outgoing(now=1.0) if isinstance(out.message, Get)]
+    late = [out.message for out in peer.outgoing(now=1.0) if isinstance(out.message, messages.Get)]
     peer.forget("base/a")
     window = peer.windows[False]
     window.answered(window.sent(1, 0, 0, 1.0), 1 << 30, 1.1, more=False)
     download = peer.fetch("base/a", lambda n, digest: ChunkBuffer(n, digest, transfers.CHUNK), len(data))
-    asked = [out.message for out in peer.outgoing(now=1.2) if isinstance(out.message, Get)]
+    asked = [out.message for out in peer.outgoing(now=1.2) if isinstance(out.message, messages.Get)]
     for get in late + asked:
         start = get.index * get.chunk
-        peer.receive(Data("base/a", get.index, 60_000, sha(data)), data[start : start + get.chunk], 1.3)
+        peer.receive(
+            messages.Data("base/a", get.index, 60_000, sha(data)), data[start : start + get.chunk], 1.3
+        )
 
     assert {get.chunk for get in asked} == {16384}
     assert download.error is None
@@ -264,7 +270,7 @@ def test_a_lease_does_not_stand_behind_the_weights_of_a_model() -> None:
     peer.fetch("base/weights", lambda size, digest: ChunkBuffer(size, digest, CHUNK), 100 * CHUNK)
     first = peer.outgoing(now=0.0)
     peer.fetch("lease/1", lambda size, digest: ChunkBuffer(size, digest, CHUNK))
-    peer.receive(Data("base/weights", 0, 100 * CHUNK, b""), bytes(CHUNK), 0.1)
+    peer.receive(messages.Data("base/weights", 0, 100 * CHUNK, b""), bytes(CHUNK), 0.1)
     then = peer.outgoing(now=0.1)
 
     assert [out.message.name for out in first] == ["base/weights"] * 4
@@ -276,7 +282,7 @@ def test_a_size_that_was_announced_wrongly_is_an_error_and_no_hang() -> None:
     peer.up(1, 4, 0.05, 0.0)
     download = peer.fetch("packet/1", lambda size, digest: ChunkBuffer(size, digest, CHUNK), 100)
     peer.outgoing(now=0.0)
-    peer.receive(Data("packet/1", 0, 5000, b""), bytes(CHUNK), 0.1)
+    peer.receive(messages.Data("packet/1", 0, 5000, b""), bytes(CHUNK), 0.1)
 
     assert str(download.error) == "packet/1 has 5000 bytes, expected 100"
 
@@ -287,7 +293,7 @@ def test_a_refused_upload_ends_with_its_reason() -> None:
     upload = link.peer.upload("update/1", some(5000), sha(some(5000)))
     link.settle()
 
-    assert upload.done == PutDone("update/1", False, "round 1 is closed")
+    assert upload.done == messages.PutDone("update/1", False, "round 1 is closed")
     assert not link.arrived
 
 
@@ -314,17 +320,19 @@ def test_a_hub_that_lost_an_upload_is_given_it_again() -> None:
 @pytest.mark.parametrize(
     ("put", "chunk", "payload", "told"),
     [
-        (Put("u", 100, b"", 1024), Chunk("u", 0), b"x" * 99, "99 bytes, expected 100"),
-        (Put("u", 100, b"", 1024), Chunk("u", 1), b"x", "chunk 1 of an object with 1"),
-        (Put("u", 100, b"", 1024), Chunk("v", 0), b"x", "no upload of this name"),
+        (messages.Put("u", 100, b"", 1024), messages.Chunk("u", 0), b"x" * 99, "99 bytes, expected 100"),
+        (messages.Put("u", 100, b"", 1024), messages.Chunk("u", 1), b"x", "chunk 1 of an object with 1"),
+        (messages.Put("u", 100, b"", 1024), messages.Chunk("v", 0), b"x", "no upload of this name"),
     ],
 )
-def test_chunks_that_do_not_fit_end_the_upload(put: Put, chunk: Chunk, payload: bytes, told: str) -> None:
+def test_chunks_that_do_not_fit_end_the_upload(
+    put: messages.Put, chunk: messages.Chunk, payload: bytes, told: str
+) -> None:
     inbox = Inbox(lambda session, name, size: None)
     inbox.receive("s", put, b"")
     (answer,) = inbox.receive("s", chunk, payload)
 
-    assert isinstance(answer, PutDone)
+    assert isinstance(answer, messages.PutDone)
     assert not answer.ok
     assert told in answer.reason
 
@@ -332,11 +340,11 @@ def test_chunks_that_do_not_fit_end_the_upload(put: Put, chunk: Chunk, payload: 
 def test_a_chunk_of_an_upload_that_another_has_replaced_is_no_part_of_it() -> None:
     inbox = Inbox(lambda session, name, size: None)
     old, new = some(2000), some(2000)[::-1]
-    inbox.receive("s", Put("u", 2000, sha(old), 1024), b"")
-    inbox.receive("s", Put("u", 2000, sha(new), 1024), b"")
-    late = inbox.receive("s", Chunk("u", 0, sha(old)[:UPLOAD_TAG]), old[:1024])
-    inbox.receive("s", Chunk("u", 0, sha(new)[:UPLOAD_TAG]), new[:1024])
-    _, arrived = inbox.receive("s", Chunk("u", 1, sha(new)[:UPLOAD_TAG]), new[1024:])
+    inbox.receive("s", messages.Put("u", 2000, sha(old), 1024), b"")
+    inbox.receive("s", messages.Put("u", 2000, sha(new), 1024), b"")
+    late = inbox.receive("s", messages.Chunk("u", 0, sha(old)[: messages.UPLOAD_TAG]), old[:1024])
+    inbox.receive("s", messages.Chunk("u", 0, sha(new)[: messages.UPLOAD_TAG]), new[:1024])
+    _, arrived = inbox.receive("s", messages.Chunk("u", 1, sha(new)[: messages.UPLOAD_TAG]), new[1024:])
 
     assert late == []
     assert isinstance(arrived, CompletedUpload)
@@ -355,26 +363,34 @@ def test_uploads_of_closed_rounds_and_ended_sessions_are_forgotten() -> None:
     inbox = Inbox(lambda session, name, size: None)
     for session in ("s", "t"):
         for name in ("update/1", "update/2"):
-            inbox.receive(session, Put(name, 2000, b"", 1024), b"")
-            inbox.receive(session, Chunk(name, 0), b"x" * 1024)
+            inbox.receive(session, messages.Put(name, 2000, b"", 1024), b"")
+            inbox.receive(session, messages.Chunk(name, 0), b"x" * 1024)
     inbox.drop("t")
     inbox.forget(lambda name: name != "update/2")
 
-    assert inbox.receive("s", Put("update/2", 2000, b"", 1024), b"") == [Have("update/2", b"\1")]
-    assert inbox.receive("s", Put("update/1", 2000, b"", 1024), b"") == [Have("update/1", b"\0")]
-    assert inbox.receive("t", Put("update/2", 2000, b"", 1024), b"") == [Have("update/2", b"\0")]
+    assert inbox.receive("s", messages.Put("update/2", 2000, b"", 1024), b"") == [
+        messages.Have("update/2", b"\1")
+    ]
+    assert inbox.receive("s", messages.Put("update/1", 2000, b"", 1024), b"") == [
+        messages.Have("update/1", b"\0")
+    ]
+    assert inbox.receive("t", messages.Put("update/2", 2000, b"", 1024), b"") == [
+        messages.Have("update/2", b"\0")
+    ]
 
 
 def test_a_session_has_two_uploads_under_way_and_the_oldest_makes_room() -> None:
     inbox = Inbox(lambda session, name, size: None)
     for name in ("legacy/1", "legacy/2", "legacy/3"):
-        inbox.receive("s", Put(name, 2000, b"", 1024), b"")
-        inbox.receive("s", Chunk(name, 0), b"x" * 1024)
+        inbox.receive("s", messages.Put(name, 2000, b"", 1024), b"")
+        inbox.receive("s", messages.Chunk(name, 0), b"x" * 1024)
 
-    assert inbox.receive("s", Chunk("legacy/1", 1), b"x" * 976) == [
-        PutDone("legacy/1", False, "no upload of this name is under way")
+    assert inbox.receive("s", messages.Chunk("legacy/1", 1), b"x" * 976) == [
+        messages.PutDone("legacy/1", False, "no upload of this name is under way")
     ]
-    assert inbox.receive("s", Put("legacy/3", 2000, b"", 1024), b"") == [Have("legacy/3", b"\1")]
+    assert inbox.receive("s", messages.Put("legacy/3", 2000, b"", 1024), b"") == [
+        messages.Have("legacy/3", b"\1")
+    ]
 
 
 @pytest.mark.parametrize("known", [0, 2**40])
@@ -387,7 +403,7 @@ def test_an_object_that_no_memory_holds_is_refused_before_its_chunks_are_counted
     tracemalloc.start()
     download = peer.fetch("packet/1", lambda size, digest: ChunkBuffer(size, digest, transfers.CHUNK), known)
     size = peer.outgoing(now=0.0)[0].answer or transfers.CHUNK
-    peer.receive(Data("packet/1", 0, 2**40, b""), bytes(size), 0.1)
+    peer.receive(messages.Data("packet/1", 0, 2**40, b""), bytes(size), 0.1)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
@@ -416,7 +432,7 @@ def test_an_upload_that_is_not_wanted_any_more_leaves_the_download_of_its_name_a
     peer.upload("part/3/bob", b"mine", sha(b"mine"))
     peer.outgoing(now=0.0)
     peer.withdraw("part/3/bob")
-    peer.receive(Data("part/3/bob", 0, 4, sha(b"bobs")), b"bobs", 0.1)
+    peer.receive(messages.Data("part/3/bob", 0, 4, sha(b"bobs")), b"bobs", 0.1)
 
     assert download.sink is not None
     assert download.sink.finish() == b"bobs"

@@ -13,9 +13,9 @@ from toy_swarm import ToyPeer, ToyWork, toy_fingerprint, toy_settings, trained
 from transport import Ledger, PeerLink
 from transport.ledger.packet_log import read_packets
 from transport.peer import peer_link as peer_module
+from transport.protocol import messages
 from transport.protocol.errors import Leaving, LinkLost, RefusedByHub, SessionRenewed
 from transport.protocol.events import EvaluationDone, PeerLeft, RoundCommitted
-from transport.protocol.messages import Over, Report, Round
 
 QUICK = {"ping_s": 0.02, "grace_s": 0.1}
 
@@ -134,7 +134,7 @@ def test_a_leave_ends_a_wait_at_once(tmp_path: Path) -> None:
         timer.start()
         started = time.monotonic()
 
-        assert link.next_round() == Over("asked to leave", False)
+        assert link.next_round() == messages.Over("asked to leave", False)
         assert time.monotonic() - started < 1.0
         with pytest.raises(Leaving, match="while waiting for the object eval"):
             link.fetch("eval")
@@ -158,9 +158,9 @@ def test_an_update_that_is_too_large_puts_its_sender_out(tmp_path: Path) -> None
         link.connect()
         link.ready(0, work.fingerprint(0))
         opened = link.next_round()
-        assert isinstance(opened, Round)
+        assert isinstance(opened, messages.Round)
         with pytest.raises(RefusedByHub, match="2000 bytes, the limit of this run is 1000"):
-            link.exchange(0, b"x" * 2000, Report(0, work.fingerprint(0), []))
+            link.exchange(0, b"x" * 2000, messages.Report(0, work.fingerprint(0), []))
 
 
 def test_a_packet_that_cannot_be_used_puts_its_sender_out(tmp_path: Path) -> None:
@@ -299,13 +299,13 @@ def test_a_lost_connection_is_told_and_not_waited_for_when_asked_to_leave(
         link._notify = told.append
         link.connect(5.0)
         link.ready(0, toy_fingerprint([]))
-        assert isinstance(link.next_round(), Round)
+        assert isinstance(link.next_round(), messages.Round)
         swarm.wire.close()
         raised: list[BaseException] = []
 
         def exchange() -> None:
             try:
-                link.exchange(0, b"[]", Report(0, toy_fingerprint([]), []))
+                link.exchange(0, b"[]", messages.Report(0, toy_fingerprint([]), []))
             except Leaving as leaving:
                 raised.append(leaving)
 

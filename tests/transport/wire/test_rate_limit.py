@@ -16,7 +16,7 @@ from toy_swarm import ToyWork, toy_settings
 
 from transport import Bandwidth, Hub, Ledger, PeerLink, RunKeys
 from transport.peer import LinkLimits, PeerIdentity
-from transport.protocol.messages import Chunk, Data, Get, Report, Round
+from transport.protocol import messages
 from transport.transfer.chunks import ChunkBuffer
 from transport.transfer.transfers import CHUNK, PeerTransfers
 from transport.wire.rate_limit import SLACK_S, TokenBucket
@@ -78,14 +78,18 @@ def test_bulk_sends_and_asks_only_while_there_is_something_left() -> None:
     peer.fetch("packet/0", lambda size, digest: ChunkBuffer(size, digest, CHUNK), 5 * CHUNK + 7)
 
     def kinds(up: float, down: float) -> list[type]:
-        return [type(out.message) for out in peer.outgoing(up, down) if isinstance(out.message, Chunk | Get)]
+        return [
+            type(out.message)
+            for out in peer.outgoing(up, down)
+            if isinstance(out.message, messages.Chunk | messages.Get)
+        ]
 
     assert kinds(0, 0) == []
-    assert kinds(1, -5) == [Chunk], "the last one may be larger than what is left"
-    assert kinds(-1, CHUNK + 1) == [Get, Get]
-    assert kinds(2 * CHUNK, 0) == [Chunk, Chunk]
+    assert kinds(1, -5) == [messages.Chunk], "the last one may be larger than what is left"
+    assert kinds(-1, CHUNK + 1) == [messages.Get, messages.Get]
+    assert kinds(2 * CHUNK, 0) == [messages.Chunk, messages.Chunk]
     rest = peer.outgoing()
-    assert [out.answer for out in rest if isinstance(out.message, Get)] == [CHUNK] * 3 + [7]
+    assert [out.answer for out in rest if isinstance(out.message, messages.Get)] == [CHUNK] * 3 + [7]
 
 
 def test_a_chunk_asked_for_is_expected_once() -> None:
@@ -96,7 +100,7 @@ def test_a_chunk_asked_for_is_expected_once() -> None:
 
     assert [peer.expected("packet/0", i) for i in (0, 1, 2)] == [CHUNK, 7, 0]
     assert peer.expected("lease/1", 0) == 0, "its size is not known yet"
-    peer.receive(Data("packet/0", 1, CHUNK + 7, b""), bytes(7), 0.0)
+    peer.receive(messages.Data("packet/0", 1, CHUNK + 7, b""), bytes(7), 0.0)
     assert peer.expected("packet/0", 1) == 0
 
 
@@ -147,10 +151,10 @@ def test_two_megabytes_up_at_16_mbit_take_a_second_and_pings_are_answered(tmp_pa
     assert len(packet) == 2_000_000
     with hub_and_peer(tmp_path, ToyWork(), Bandwidth(up=RATE)) as (hub, link):
         link.ready(0, 0)
-        assert isinstance(link.next_round(), Round)
+        assert isinstance(link.next_round(), messages.Round)
         with SlowestPing(hub) as pings:
             started = time.monotonic()
-            link.exchange(0, packet, Report(0, 0, [], 0.0, 0, 0.0, 0.0))
+            link.exchange(0, packet, messages.Report(0, 0, [], 0.0, 0, 0.0, 0.0))
             took = time.monotonic() - started
 
     assert 0.85 < took < 2.0  # never faster; slower only where the machine is busy

@@ -16,10 +16,10 @@ from test_hub_and_peer import FAST, Running, say
 from toy_swarm import toy_settings
 
 from transport import ask_status
+from transport.protocol import messages
 from transport.protocol.errors import Unreachable
 from transport.protocol.keys import CurveKeys, as_z85
 from transport.protocol.message_codec import encode
-from transport.protocol.messages import Hello
 from transport.wire.frames import Disconnected
 from transport.wire.zeromq_sockets import MAX_FRAME, DealerWire
 
@@ -89,7 +89,7 @@ def no_curve(running: Running) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as sock:
         sock.linger = 0
         sock.connect(f"tcp://127.0.0.1:{running.hub.port}")
-        sock.send(encode(Hello(1, running.keys.token, "toy-run", "eve")))
+        sock.send(encode(messages.Hello(1, running.keys.token, "toy-run", "eve")))
         assert not sock.poll(300)
 
 
@@ -186,7 +186,7 @@ def test_who_speaks_another_language_or_has_no_token_and_what_is_no_message_is_c
     before, expected = ask_status(running.url)["refused"], len(SPOKEN) + 2
     for said in SPOKEN.values():
         spoken(said)(running)
-    say(running.url, [encode(Hello(1, "guess", "toy-run", "eve"))])
+    say(running.url, [encode(messages.Hello(1, "guess", "toy-run", "eve"))])
     say(running.url, [b"\x81\xa1a" * 20_000])
     deadline = time.monotonic() + PATIENCE_S
     while ask_status(running.url)["refused"] < before + expected and time.monotonic() < deadline:

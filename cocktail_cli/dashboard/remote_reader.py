@@ -63,21 +63,18 @@ class RemoteReader:
         Raises:
             RefusedByHub, Unreachable: at the first question.
         """
-        with self.lock:
-            return self.asked()
-
-    def asked(self) -> RunHistory:
         from transport import ask_status
         from transport.protocol import LinkLost, Unreachable
 
-        try:
-            self.hear(ask_status(self.url, TIMEOUT, recipe=not self.answer), time.time())
-        except (Unreachable, LinkLost):
-            if not self.answer:
-                raise
-            over = self.answer["state"] in ("paused", "finished", "failed")
-            return self.told(self.answer["state"] if over else "unreachable")
-        return self.told(self.answer["state"])
+        with self.lock:
+            try:
+                self.hear(ask_status(self.url, TIMEOUT, recipe=not self.answer), time.time())
+            except (Unreachable, LinkLost):
+                if not self.answer:
+                    raise
+                if self.answer["state"] not in ("paused", "finished", "failed"):
+                    return self.told("unreachable")
+            return self.told(self.answer["state"])
 
     def hear(self, answer: Mapping[str, Any], now: float) -> None:
         """Apply one answer, received at `now`."""
@@ -89,10 +86,8 @@ class RemoteReader:
             self.gone = [*self.gone[-STAYS:], replace(self.stays.pop(name), left=now)]
         for name in peers.keys() - self.stays.keys():
             self.stays[name] = Presence(name, now - peers[name]["joined_s"])
-        had, self.peers = (
-            self.peers,
-            self.peers | {name: contribution_of(name, peer) for name, peer in peers.items()},
-        )
+        had = self.peers
+        self.peers = had | {name: contribution_of(name, peer) for name, peer in peers.items()}
         self.tokens |= {name: peer["tokens"] for name, peer in peers.items()}
         if before and answer["round"] > before["round"]:
             self.add_round(before, had, now)

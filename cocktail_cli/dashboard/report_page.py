@@ -109,6 +109,7 @@ def figures(c: RunHistory) -> Element:
     """Render the key figures."""
     losses = [loss for _, loss in c.losses]
     share, times = idle_of(c.rounds), ratio_of(c)
+    running = c.state == "running"
     shown = [
         ("state", "no answer" if c.state == "unreachable" else c.state),
         ("step", f"{c.step:,} / {c.steps:,}"),
@@ -117,10 +118,7 @@ def figures(c: RunHistory) -> Element:
         ("peers now", f"{len(c.present)}"),
         ("below FP16", f"{times:,.0f}x" if times else "-"),
         ("idle", f"{share:.1%}" if share is not None else "-"),
-        (
-            "left" if c.state == "running" else "took",
-            time_left(c) if c.state == "running" else duration_text(duration(c)),
-        ),
+        ("left" if running else "took", time_left(c) if running else duration_text(duration(c))),
     ]
     return el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in shown), class_="figures")
 
@@ -157,16 +155,11 @@ def utc(seconds: float) -> str:
 # ---- charts ------------------------------------------------------------------------------------------------
 
 
-def figure(chart: Element, table: Element) -> Element:
-    return el("figure", chart, table)
-
-
 def loss(c: RunHistory) -> Element:
-    trained = c.losses
     held = [(float(e.step), e.loss) for e in c.evaluations]
-    series = [Series("training", trained, "a"), Series("held-out", held, "b")]
-    said = f"Loss in training {trend([y for _, y in trained])}."
-    return curves(Plot("curve", "Loss by step", said, series, "step", lambda y: f"{y:.4g}"))
+    series = [Series("training", c.losses, "a"), Series("held-out", held, "b")]
+    said = f"Loss in training {trend([y for _, y in c.losses])}."
+    return curves(Plot("curve", "Loss by step", said, series, "step", "{:.4g}".format))
 
 
 def traffic(c: RunHistory) -> Iterator[Element]:
@@ -188,9 +181,7 @@ def traffic(c: RunHistory) -> Iterator[Element]:
         title, said = "Times fewer bytes than FP16", f"In the newest round {ratios[-1][1]:,.0f} times fewer."
         series, times = [Series("times fewer than FP16", ratios, "a")], [ratio for _, ratio in ratios]
         log = max(times) > 5 * median(times)  # the first round has almost nothing to send
-        yield curves(
-            Plot("ratio", title, said, series, "round", lambda y: f"{y:,.0f}x", log=log, zero=not log)
-        )
+        yield curves(Plot("ratio", title, said, series, "round", "{:,.0f}x".format, log=log, zero=not log))
 
 
 def idle(c: RunHistory) -> Element:
@@ -199,29 +190,23 @@ def idle(c: RunHistory) -> Element:
         return el("p", "How long devices waited is not known.")
     said = f"All rounds together: {idle_of(c.rounds) or 0:.1%}. The mean over the peers of each round."
     series = [Series("share of a step spent waiting", points, "a")]
-    return curves(Plot("idle", "Idle share by round", said, series, "round", percent, zero=True))
+    return curves(Plot("idle", "Idle share by round", said, series, "round", "{:.3g} %".format, zero=True))
 
 
 def short_bytes(value: float) -> str:
     return megabytes(value).replace(".0 ", " ")
 
 
-def percent(value: float) -> str:
-    return f"{value:.3g} %"
-
-
 def curves(plot: Plot) -> Element:
     """Render a chart and the table with its numbers."""
     shown = [one for one in plot.series if one.points]
-    if not shown:
-        return el("p", plot.said)
     columns = [dict(downsample(one.points)) for one in shown]
     xs = sorted({x for column in columns for x in column})
     body = [[f"{x:,.0f}", *(plot.text(column[x]) if x in column else "" for column in columns)] for x in xs]
     many = max(len(one.points) for one in shown)
     averaged = f" ({many:,} points, neighbours averaged)" if many > len(xs) else ""
     numbers = table(plot.title + averaged, [plot.x_name, *(one.name for one in shown)], body)
-    return figure(line_chart(plot), collapsible(f"{plot.name}-table", numbers))
+    return el("figure", line_chart(plot), collapsible(f"{plot.name}-table", numbers))
 
 
 def timeline(c: RunHistory) -> Element:
@@ -242,7 +227,7 @@ def timeline(c: RunHistory) -> Element:
     ]
     stays = table("Who came and went, newest first", ["peer", "joined", "left", "why"], body)
     chart = row_chart("timeline", "Peers over time", said, drawn, timed=True)
-    return figure(chart, collapsible("timeline-table", stays))
+    return el("figure", chart, collapsible("timeline-table", stays))
 
 
 def bars_of(stay: Presence, start: float, end: float) -> Iterator[Bar]:

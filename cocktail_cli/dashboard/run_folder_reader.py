@@ -55,14 +55,13 @@ class RunFolderReader:
         for event in self.tail.new():
             self.hear(event)
         self.read_ledger()
-        newest_step = self.rounds[-1].step if self.rounds else 0
         state = self.state(time.time())
         total = sum(one.samples for one in self.by_peer.values()) or 1
         parts = [replace(one, part=one.samples / total) for one in self.by_peer.values()]
         return RunHistory(
             about=self.about,
             state=state,
-            step=newest_step,
+            step=self.rounds[-1].step if self.rounds else 0,
             steps=self.steps,
             started=self.started,
             seen=self.seen,
@@ -125,12 +124,14 @@ class RunFolderReader:
 
     def hear(self, event: Mapping[str, Any]) -> None:
         """Apply one line of events.jsonl; lines of an unknown kind or version are ignored."""
-        at, kind = seconds_of(event["t"]), event["event"]
+        kind, at = event["event"], datetime.fromisoformat(event["t"].replace("Z", "+00:00")).timestamp()
         self.seen = max(self.seen or 0.0, at)
         if kind == "run_started":
             self.begin(event, at)
         elif kind == "peer_joined":
-            self.come(event["peer"], event["hardware"], at)
+            peer = event["peer"]
+            self.by_peer[peer] = replace(self.add(peer), hardware=event["hardware"])
+            self.stays = [*self.stays[-STAYS:], Presence(peer, at)]
         elif kind == "peer_ready":
             self.change(event["peer"], ready=at)
         elif kind == "peer_left":
@@ -150,10 +151,6 @@ class RunFolderReader:
         self.about = replace(self.about, parameters=event["parameters"], versions=event.get("versions", {}))
         for peer in {stay.peer for stay in self.stays if stay.left is None}:
             self.change(peer, left=at, reason="the hub was started again")
-
-    def come(self, peer: str, hardware: str, at: float) -> None:
-        self.by_peer[peer] = replace(self.add(peer), hardware=hardware)
-        self.stays = [*self.stays[-STAYS:], Presence(peer, at)]
 
     def change(self, peer: str, **news: Any) -> None:
         """Update a peer's newest presence."""
@@ -246,8 +243,3 @@ def with_recipe(known: About, text: str) -> About:
         data=tuple(public_name(dataset.path) for dataset in recipe.datasets),
         method=method_of(recipe),
     )
-
-
-def seconds_of(stamp: str) -> float:
-    """Parse a timestamp of events.timestamp to seconds since 1970."""
-    return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()

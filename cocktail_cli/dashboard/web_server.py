@@ -158,8 +158,8 @@ def application(source: Source, key: str, join_line: Callable[[], str], again: f
 
     def join(request: Request) -> Response:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        local = request.client is not None and is_loopback(request.client.host)
-        if not (local and hmac.compare_digest(given.encode(), key.encode())):
+        client = address_of(request.client.host) if request.client else None
+        if not (client and client.is_loopback and hmac.compare_digest(given.encode(), key.encode())):
             return PlainTextResponse("The join line is for the run's host.", 403)
         line = join_line()
         return PlainTextResponse(line, 200 if line else 204)  # a browser logs 404 as an error
@@ -221,20 +221,13 @@ def is_own_host(host: str) -> bool:
     sends that name.
     """
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    if name == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
+    return name == "localhost" or address_of(name.strip("[]")) is not None
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host)
+    return None
 
 
 # ---- the server --------------------------------------------------------------------------------------------
@@ -255,10 +248,11 @@ def listen(bind: str, port: int | None) -> socket.socket:
     except socket.gaierror as error:
         raise Failure("preflight", f"no address to listen on: {bind}: {error.strerror}") from error
     except OSError as error:
-        hints = ("choose another: --port 0 takes a free one",)
-        raise Failure(
-            "port_in_use", f"cannot listen on {bind}:{port}: {error.strerror}", hints=hints
-        ) from error
+        message, hint = (
+            f"cannot listen on {bind}:{port}: {error.strerror}",
+            "choose another: --port 0 takes a free one",
+        )
+        raise Failure("port_in_use", message, hints=(hint,)) from error
 
 
 def server(app: Starlette) -> Server:

@@ -10,20 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from .events import (
-    Eval,
-    Event,
-    Joined,
-    Left,
-    PeerJoined,
-    PeerLeft,
-    PeerReady,
-    Progressed,
-    RunFinished,
-    RunPaused,
-    RunStarted,
-    Step,
-)
+from . import events
 
 BARS = "▁▂▃▄▅▆▇█"
 TOP = 10  # peers shown by name; the others are only counted
@@ -73,7 +60,7 @@ def amount(count: float, unit: str) -> str:
     return megabytes(count) if unit == "bytes" else f"{count:,.0f} {unit}".rstrip()
 
 
-def progress_text(event: Progressed) -> str:
+def progress_text(event: events.Progressed) -> str:
     """Format progress as ` 3.1 MB of 12.1 GB`, or ` 3.1 MB` where the total is unknown."""
     if not event.total:
         return f" {amount(event.done, event.unit)}" if event.rate else ""
@@ -81,7 +68,7 @@ def progress_text(event: Progressed) -> str:
     return f" {done} of {amount(event.total, event.unit)}"
 
 
-def rate_text(event: Progressed) -> str:
+def rate_text(event: events.Progressed) -> str:
     """Format the rate and the time left, as far as they are known: `, 11.8 MB/s, 3 min left`."""
     if not event.rate or (event.total and event.done >= event.total):
         return ""
@@ -89,7 +76,7 @@ def rate_text(event: Progressed) -> str:
     return f", {amount(event.rate, event.unit)}/s{left}"
 
 
-def progress_bar(event: Progressed, width: int) -> str:
+def progress_bar(event: events.Progressed, width: int) -> str:
     """Draw one line: `fetching the base  ━━━━━━━━─────  3.1 MB of 12.1 GB, 61 MB/s, 3 min left`."""
     said = f"{progress_text(event)}{rate_text(event)}"
     room = min(40, width - len(event.state) - len(said) - 3)
@@ -170,42 +157,42 @@ class Board:
     moved: float = 0.0  # bytes exchanged so far, both ways, all members; downloads of joiners excluded
     full: float = 0.0  # bytes that FP16 would have taken
     state: str = "starting"
-    progress: Progressed | None = None
+    progress: events.Progressed | None = None
     progressed: float = 0.0  # time of the last Progressed
     peers: dict[str, PeerRow] = field(default_factory=dict)
     said: deque[str] = field(default_factory=lambda: deque(maxlen=3))
 
-    def take(self, event: Event) -> None:
+    def take(self, event: events.Event) -> None:
         """Apply one event."""
         match event:
-            case RunStarted():
+            case events.RunStarted():
                 self.run, self.recipe, self.steps, self.me = event.run, event.recipe, event.steps, ""
                 self.state = "waiting for peers"
-            case Joined():
+            case events.Joined():
                 self.run, self.recipe, self.me, self.state = event.run, event.recipe, event.peer, "joined"
-            case PeerJoined():
+            case events.PeerJoined():
                 self.peers[event.peer] = PeerRow(event.hardware)
                 self.note(f"{event.peer} joined")
-            case PeerReady():
+            case events.PeerReady():
                 self.peers.setdefault(event.peer, PeerRow()).state = "waiting"
-            case PeerLeft():
+            case events.PeerLeft():
                 self.peers.pop(event.peer, None)
                 self.note(f"{event.peer} left: {event.reason.removeprefix('left: ')}")
-            case Step():
+            case events.Step():
                 self.count(event)
-            case Eval():
+            case events.Eval():
                 self.evals.append(event.loss)
-            case Progressed():
+            case events.Progressed():
                 measured = event.total > 0 or event.rate > 0
                 self.progress, self.progressed = (event if measured else None), time.monotonic()
                 self.state = self.state if measured and self.losses else event.state
-            case Left() | RunFinished() | RunPaused():
+            case events.Left() | events.RunFinished() | events.RunPaused():
                 self.state = event.reason
 
     def note(self, what: str) -> None:
         self.said.append(f"{time.strftime('%H:%M:%S')} {what}")
 
-    def count(self, event: Step) -> None:
+    def count(self, event: events.Step) -> None:
         self.step, self.steps, self.state = event.step, event.steps, "training"
         self.step_s = event.step_s or self.step_s
         if not self.me:  # a peer's steps count its own tokens only; the hub reports the sum

@@ -17,19 +17,8 @@ from typing import Any, Literal, Protocol, TextIO
 
 from cocktail_cli.errors import disk_is_full
 
+from . import events
 from .board import progress_text, rate_text
-from .events import (
-    Event,
-    Joined,
-    PeerAsks,
-    Progressed,
-    RunFinished,
-    RunStarted,
-    Step,
-    Warning,
-    as_json,
-    timestamp,
-)
 from .wording import farewell, invitation, sentence, step_line
 
 Progress = Literal["auto", "rich", "plain", "none"]
@@ -56,7 +45,7 @@ class Display:
 class View(Protocol):
     """A sink for events. Both methods are called from the main thread only."""
 
-    def show(self, event: Event) -> None: ...
+    def show(self, event: events.Event) -> None: ...
     def close(self) -> None: ...
 
 
@@ -78,7 +67,7 @@ class DiskFullTolerantView:
     def __init__(self, view: View) -> None:
         self.view = view
 
-    def show(self, event: Event) -> None:
+    def show(self, event: events.Event) -> None:
         with suppressed_if_full():
             self.view.show(event)
 
@@ -124,8 +113,8 @@ class JsonView:
     def __init__(self, out: TextIO) -> None:
         self.out = out
 
-    def show(self, event: Event) -> None:
-        print(as_json(event), file=self.out, flush=True)
+    def show(self, event: events.Event) -> None:
+        print(events.as_json(event), file=self.out, flush=True)
 
     def close(self) -> None:
         self.out.flush()
@@ -137,12 +126,12 @@ class QuietView:
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self.out, self.err = out, err
 
-    def show(self, event: Event) -> None:
-        if isinstance(event, RunStarted):
+    def show(self, event: events.Event) -> None:
+        if isinstance(event, events.RunStarted):
             print(event.url, file=self.out, flush=True)
-        elif isinstance(event, RunFinished):
+        elif isinstance(event, events.RunFinished):
             print(event.model, file=self.out, flush=True)
-        elif isinstance(event, (Warning, PeerAsks)):
+        elif isinstance(event, (events.Warning, events.PeerAsks)):
             print(sentence(event), file=self.err, flush=True)
 
     def close(self) -> None:
@@ -163,22 +152,22 @@ class PlainView:
         self.state, self.told = "", 0.0
         self.every = 1  # steps between two lines
 
-    def show(self, event: Event) -> None:
-        if isinstance(event, (RunStarted, Joined)):
+    def show(self, event: events.Event) -> None:
+        if isinstance(event, (events.RunStarted, events.Joined)):
             self.every = event.logging_steps
-        if isinstance(event, RunStarted):
+        if isinstance(event, events.RunStarted):
             invitation(event, self.out, self.err)
-        elif isinstance(event, RunFinished):
+        elif isinstance(event, events.RunFinished):
             farewell(event, self.out, self.err)
-        elif isinstance(event, Step):
+        elif isinstance(event, events.Step):
             if self.steps and event.step % self.every == 0:
                 self.line(step_line(event, self.verbose))
-        elif isinstance(event, Progressed):
+        elif isinstance(event, events.Progressed):
             self.progress(event)
         else:
             self.line(sentence(event) or "")
 
-    def progress(self, event: Progressed) -> None:
+    def progress(self, event: events.Progressed) -> None:
         now = time.monotonic()
         if event.state == self.state and now - self.told < 10:
             return
@@ -186,7 +175,7 @@ class PlainView:
         self.line(event.state + progress_text(event) + rate_text(event))
 
     def line(self, text: str) -> None:
-        print(f"{timestamp()} {text}", file=self.err, flush=True)
+        print(f"{events.timestamp()} {text}", file=self.err, flush=True)
 
     def close(self) -> None:
         self.err.flush()

@@ -21,13 +21,16 @@ def print_findings(
     failure: str,
     strict: bool = False,
     **beside: object,
-) -> int:
-    """Print findings as they come, or as one JSON object with the fields of `beside`; return the exit status.
+) -> None:
+    """Print findings as they come, or as one JSON object with the fields of `beside`.
 
     Args:
         quiet: omit findings of level `ok`.
         failure: the key of EXIT for a failed check that carries no error.
         strict: count a warning as a failure.
+
+    Raises:
+        Exit: with the exit status of the first failure.
     """
     told: list[Finding] = []
     for finding in findings:
@@ -37,7 +40,10 @@ def print_findings(
     if as_json:
         rows = [{"level": f.level, "about": f.about, "text": f.text, "hint": f.hint} for f in told]
         typer.echo(json.dumps({"v": 1, **beside, "findings": rows}))
-    return status(told, failure, strict)
+    counts = ("fail", "warn") if strict else ("fail",)
+    for finding in told:
+        if finding.level in counts:
+            raise typer.Exit(explain(finding.error).exit if finding.error else EXIT[failure])
 
 
 def line(finding: Finding) -> str:
@@ -45,15 +51,6 @@ def line(finding: Finding) -> str:
     text = " ".join(finding.text.split())
     hint = f"   hint: {finding.hint}" if finding.hint else ""
     return f"{finding.level:<5} {finding.about:<9} {text}{hint}"
-
-
-def status(findings: Iterable[Finding], failure: str, strict: bool) -> int:
-    """Return 0, or the exit status of the first failure."""
-    counts = ("fail", "warn") if strict else ("fail",)
-    for finding in findings:
-        if finding.level in counts:
-            return explain(finding.error).exit if finding.error else EXIT[failure]
-    return 0
 
 
 def found(level: Literal["ok", "warn", "fail"], about: str, text: str, hint: str = "") -> Finding:

@@ -17,24 +17,12 @@ from rich.control import Control
 from rich.segment import ControlType
 from rich.text import Text
 
+from . import events
 from .board import Board
-from .events import (
-    Checkpoint,
-    Event,
-    Joined,
-    Left,
-    PageOpened,
-    PeerAsks,
-    Progressed,
-    Reached,
-    RunFinished,
-    RunPaused,
-    RunStarted,
-    Warning,
-)
 from .wording import farewell, invitation, sentence
 
-SAID = (Warning, PageOpened, PeerAsks, Reached, Left, Joined, Checkpoint, RunPaused)  # above the table
+# events that change only the table; the others are said above it
+DRAWN = (events.Eval, events.PeerJoined, events.PeerLeft, events.PeerReady, events.Progressed, events.Step)
 REDRAW_S = 1.0  # seconds; some cells change by themselves, such as when a peer was last seen
 ASK_S = 3.0
 
@@ -52,22 +40,22 @@ class LiveView:
         self.threads: list[threading.Thread] = []
         self.above, sys.stderr = sys.stderr, cast("TextIO", StderrAboveTable(self, sys.stderr))
 
-    def show(self, event: Event) -> None:
+    def show(self, event: events.Event) -> None:
         with self.lock:
             self.board.take(event)
-            if isinstance(event, RunStarted):
+            if isinstance(event, events.RunStarted):
                 self.erase()
                 invitation(event, self.out, self.err)
                 self.draw()
-            elif isinstance(event, RunFinished):
+            elif isinstance(event, events.RunFinished):
                 self.close()
                 farewell(event, self.out, self.err)
-            elif isinstance(event, SAID):
-                self.say(sentence(event))
-            elif isinstance(event, Progressed) and self.board.progress is None and not self.board.run:
+            elif isinstance(event, events.Progressed) and self.board.progress is None and not self.board.run:
                 self.say(event.state)
-            else:
+            elif isinstance(event, DRAWN):
                 self.draw()
+            else:
+                self.say(sentence(event))
 
     def say(self, text: str | None) -> None:
         """Print a line above the table."""

@@ -103,8 +103,7 @@ def missing_lines(ledger: Path, known: Written, batch: int, steps: int) -> Itera
     """
     from transport import Ledger
 
-    opened = Ledger(ledger, write=False)
-    try:
+    with Ledger(ledger, write=False) as opened:
         evaluated = {row.round: row for row in opened.evaluations() if row.round > known.evaluated}
         counted = tokens = 0
         for row in opened.rounds():
@@ -114,8 +113,6 @@ def missing_lines(ledger: Path, known: Written, batch: int, steps: int) -> Itera
             counted, tokens = counted + row.counted, tokens + row.tokens
             if row.round > known.round:
                 yield line_of_round(row, min(steps, counted // batch), tokens)
-    finally:
-        opened.close()
 
 
 def line_of_round(row: RoundRow, step: int, tokens: int) -> Line:

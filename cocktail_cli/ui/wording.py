@@ -4,51 +4,27 @@ from __future__ import annotations
 
 from typing import TextIO
 
+from . import events
 from .board import megabytes
-from .events import (
-    Checkpoint,
-    Eval,
-    Event,
-    Joined,
-    Left,
-    PageOpened,
-    PeerAsks,
-    PeerJoined,
-    PeerLeft,
-    PeerReady,
-    Reached,
-    RunFinished,
-    RunPaused,
-    RunStarted,
-    Step,
-    Warning,
-)
 from .metrics_lines import step_numbers
 
 
-def invitation(event: RunStarted, out: TextIO, err: TextIO) -> None:
+def invitation(event: events.RunStarted, out: TextIO, err: TextIO) -> None:
     """Print a run's first words. The run URL stands alone on stdout, unwrapped."""
-    size = (
-        f"{event.parameters / 1e6:,.2f} M parameters"
-        if event.parameters < 1e9
-        else (f"{event.parameters / 1e9:,.2f} B parameters")
-    )
+    million = event.parameters / 1e6
+    size = f"{million:,.2f} M" if million < 1e3 else f"{million / 1e3:,.2f} B"
     print(f"recipe    {event.recipe}  sha256 {event.recipe_hash[:8]}", file=err)
-    print(f"training  {size}, {event.steps} steps", file=err)
+    print(f"training  {size} parameters, {event.steps} steps", file=err)
     if event.round:
         print(f"resumed   {event.round} rounds are committed; peers that were here come back", file=err)
     print(f"reach     {event.reach}", file=err)
     print("Pass on the next line; whoever has it types `cocktail join` and the line:\n", file=err, flush=True)
     print(event.url, file=out, flush=True)
-    folder = event.output_dir
-    print(
-        f"\nUseful: cocktail status {event.run} · cocktail stop {event.run} · log: {folder}/cocktail.log\n",
-        file=err,
-        flush=True,
-    )
+    useful = f"cocktail status {event.run} · cocktail stop {event.run} · log: {event.output_dir}/cocktail.log"
+    print(f"\nUseful: {useful}\n", file=err, flush=True)
 
 
-def farewell(event: RunFinished, out: TextIO, err: TextIO) -> None:
+def farewell(event: events.RunFinished, out: TextIO, err: TextIO) -> None:
     """Print a run's last words: where the model is, and the command to type next."""
     loss = "" if event.eval_loss is None else f", held-out loss {event.eval_loss:.4f}"
     of = f" of {event.planned}" if event.planned > event.steps else ""
@@ -58,41 +34,41 @@ def farewell(event: RunFinished, out: TextIO, err: TextIO) -> None:
     print(f'Next: cocktail generate {event.model} "Once upon a time"', file=err, flush=True)
 
 
-def sentence(event: Event) -> str | None:
+def sentence(event: events.Event) -> str | None:
     """Format an event as a line; None for steps and for events that other functions print."""
     match event:
-        case Joined():
+        case events.Joined():
             fetch = f", {megabytes(event.download_bytes)} to download" if event.download_bytes else ""
             return f"joined {event.run} as {event.peer}: recipe {event.recipe}{fetch}"
-        case PageOpened():
+        case events.PageOpened():
             return f"page: {event.url}"
-        case PeerJoined():
+        case events.PeerJoined():
             return f"{event.peer} joined" + (f" ({event.hardware})" if event.hardware else "")
-        case Reached():
+        case events.Reached():
             return f"reach: confirmed by {event.peer}, from {event.where}"
-        case PeerReady():
+        case events.PeerReady():
             return f"{event.peer} is ready, after {event.joining_s:.1f} s"
-        case PeerAsks():
+        case events.PeerAsks():
             what = f" ({event.hardware})" if event.hardware else ""
             return f"{event.peer}{what} asks to join: cocktail peers RUN --approve {event.key}, or --deny"
-        case PeerLeft():
+        case events.PeerLeft():
             return f"{event.peer} left: {event.reason.removeprefix('left: ')}"
-        case Eval():
+        case events.Eval():
             return f"eval step={event.step} loss={event.loss:.4f}"
-        case Checkpoint():
+        case events.Checkpoint():
             return f"snapshot of round {event.round} in {event.model}: {megabytes(event.bytes)}"
-        case RunPaused():
+        case events.RunPaused():
             return f"{event.run} is paused after {event.steps} of {event.planned} steps"
-        case Warning():
+        case events.Warning():
             return f"warning: {event.message}"
-        case Left():
+        case events.Left():
             sent = f"sent {megabytes(event.up_bytes)}, received {megabytes(event.down_bytes)}"
             return f"left {event.run}: {event.reason}; {event.steps} steps, {sent}"
         case _:
             return None
 
 
-def step_line(event: Step, verbose: int) -> str:
+def step_line(event: events.Step, verbose: int) -> str:
     """Format a step as `step=131/452 round=131 loss=1.8420 peers=2 ...`, for `cut` and `awk`."""
     fields = [f"step={event.step}/{event.steps}", f"round={event.round}"]
     if event.loss is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -84,9 +84,7 @@ def doctor(
         for line in environment():
             typer.echo(line)
         return
-    code = print_findings(checks(run_url, device, port), as_json, quiet, "preflight")
-    if code:
-        raise typer.Exit(code)
+    print_findings(checks(run_url, device, port), as_json, quiet, "preflight")
 
 
 def environment() -> Iterator[str]:
@@ -211,10 +209,9 @@ def memory() -> Finding:
     total = memory_of("cpu")
     if not total:
         return found("warn", "memory", "how much this machine has is not known")
-    level: Literal["ok", "warn"] = "ok" if total >= MEMORY else "warn"
-    return found(
-        level, "memory", f"{gib(total)} GiB", "" if level == "ok" else "a small model: cocktail plan RECIPE"
-    )
+    if total < MEMORY:
+        return found("warn", "memory", f"{gib(total)} GiB", "a small model: cocktail plan RECIPE")
+    return found("ok", "memory", f"{gib(total)} GiB")
 
 
 def curve() -> Finding:

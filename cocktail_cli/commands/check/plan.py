@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -73,19 +72,18 @@ class Asked:
 class Plan:
     """The answer: memory, step time, duration, cost, and a hint."""
 
+    asked: Asked
     recipe: Resolved
-    gpu: Gpu
     peers: int
     micro_batch: int
     memory: MemoryPlan
     step: StepCost
     steps: int | None
-    price: float | None
-    hint: str
+    hint: str = ""
 
     @property
     def fits(self) -> bool:
-        return self.memory.bytes + RUNTIME <= self.gpu.bytes
+        return self.memory.bytes + RUNTIME <= self.asked.gpu.bytes
 
     @property
     def hours(self) -> float | None:
@@ -93,7 +91,8 @@ class Plan:
 
     @property
     def cost(self) -> float | None:
-        return self.hours * self.peers * self.price if self.hours and self.price else None
+        price = self.asked.price
+        return self.hours * self.peers * price if self.hours and price else None
 
 
 def plan(
@@ -148,20 +147,8 @@ def plan(
         measured = float(parse_duration(step_time)) if step_time else None
     except ValueError as error:
         raise Failure("usage", f"--step-time: {error}") from error
-    rate = bandwidth or RATE
-    asked = Asked(
-        recipe,
-        overrides or [],
-        data,
-        model,
-        wanted,
-        gpus,
-        peers,
-        LinkSpeed(rate, rate),
-        micro_batch_size,
-        measured,
-        price,
-    )
+    line, more = LinkSpeed(bandwidth or RATE, bandwidth or RATE), overrides or []
+    asked = Asked(recipe, more, data, model, wanted, gpus, peers, line, micro_batch_size, measured, price)
     check_trust(asked.load(), trust_remote_code)
     made = make(asked)
     if as_json:
@@ -169,8 +156,8 @@ def plan(
     elif quiet:
         typer.echo("fits" if made.fits else "does not fit")
     else:
-        for line in lines(made, asked.line):
-            typer.echo(line)
+        for text in lines(made):
+            typer.echo(text)
     if not made.fits:
         raise typer.Exit(EXIT["preflight"])
 
@@ -181,11 +168,11 @@ def make(asked: Asked) -> Plan:
     Raises:
         the errors of recipes, for a recipe, model or data set that cannot be used.
     """
-    from recipes.models import check_fit, load_tokenizer
+    from recipes.models import check_fit, config_folder, load_tokenizer
     from recipes.planning import compute_seconds, cost_of_step, packet_bytes, samples_per_peer, survey_data
 
     recipe = asked.load()
-    folder = outlined(recipe)
+    folder = config_folder(recipe.model)
     tokenizer = load_tokenizer(recipe.model, folder)
     check_fit(recipe, folder, tokenizer)
     peers = asked.peers or recipe.swarm.min_peers
@@ -200,19 +187,19 @@ def make(asked: Asked) -> Plan:
     samples = known.samples(recipe)
     most = recipe.training.max_steps
     steps = most if most > 0 else recipe.training.total_steps(samples) if samples else None
-    made = Plan(recipe, asked.gpu, peers, micro_batch, memory, step, steps, asked.price, "")
-    hint = quicker(asked, made) if made.fits else smaller(asked, made)
-    return replace(made, hint=hint)
+    made = Plan(asked, recipe, peers, micro_batch, memory, step, steps)
+    return replace(made, hint=quicker(made) if made.fits else smaller(made))
 
 
 def fitted(asked: Asked, recipe: Resolved) -> tuple[int, MemoryPlan]:
     """Return the requested micro-batch, or the largest power of two that fits, and the memory it takes."""
     from cocktail_cli.volunteer import micro_batch_of
+    from recipes.models import config_folder
     from recipes.planning import plan_memory
     from recipes.training import LEAVE, MOST, ON_CPU
 
     def needed(size: int) -> MemoryPlan:
-        return plan_memory(recipe, outlined(recipe), size, asked.machine)
+        return plan_memory(recipe, config_folder(recipe.model), size, asked.machine)
 
     size = micro_batch_of(recipe, asked.micro_batch)
     if size is not None:
@@ -235,24 +222,18 @@ def computes_in(recipe: Resolved, asked: Asked) -> str:
     return "half" if training.bf16 == "auto" and asked.machine.gpu else "float32"
 
 
-def outlined(recipe: Resolved) -> Path:
-    """Return a folder with the model's config."""
-    from recipes.models import config_folder
-
-    return config_folder(recipe.model)
-
-
 # ---- what would be better ----------------------------------------------------------------------------------
 
 
-def smaller(asked: Asked, plan: Plan) -> str:
+def smaller(plan: Plan) -> str:
     """Suggest the first change that makes the model fit, or else the one that saves most."""
     from recipes.errors import RecipeError
+    from recipes.models import config_folder
     from recipes.planning import plan_memory
 
-    size, least, best = plan.micro_batch, plan.memory.bytes, ""
+    asked, size, least, best = plan.asked, plan.micro_batch, plan.memory.bytes, ""
     while (size := size // 2) >= 1:
-        memory = plan_memory(plan.recipe, outlined(plan.recipe), size, asked.machine)
+        memory = plan_memory(plan.recipe, config_folder(plan.recipe.model), size, asked.machine)
         if memory.bytes + RUNTIME <= asked.gpu.bytes:
             return f"--micro-batch-size {size} needs {gib(memory.bytes + RUNTIME)}"
     last = "model.load_in_4bit=true" if plan.recipe.lora else "lora.lora_r=16"
@@ -270,26 +251,21 @@ def smaller(asked: Asked, plan: Plan) -> str:
     return f"{best} needs {gib(least + RUNTIME)}, still too much: {too_much}" if best else too_much
 
 
-def quicker(asked: Asked, plan: Plan) -> str:
+def quicker(plan: Plan) -> str:
     """Suggest a change for the bottleneck, compute or network."""
     from recipes.algorithm import adaptive_rate_of
     from recipes.planning import topk_within
 
     step, recipe = plan.step, plan.recipe
     if step.bottleneck == "network":
-        keep = topk_within(recipe, plan.memory.parameters, asked.line, step.compute * step.every)
+        keep = topk_within(recipe, plan.memory.parameters, plan.asked.line, step.compute * step.every)
         if keep is not None:
-            alone = (
-                "; compression.auto does so"
-                if keep >= adaptive_rate_of(recipe.compression).ladder[0].topk_ratio
-                else ""
-            )
+            lowest = adaptive_rate_of(recipe.compression).ladder[0].topk_ratio
+            alone = "; compression.auto does so" if keep >= lowest else ""
             return f"compression.topk_ratio={keep:g} hides the exchange behind the compute{alone}"
         return "a larger training.global_batch_size gives the line more time"
-    most = min(
-        math.floor(plan.peers * step.compute / max(step.exchange, 1e-9)),
-        recipe.training.global_batch_size,
-    )
+    busy = math.floor(plan.peers * step.compute / max(step.exchange, 1e-9))
+    most = min(busy, recipe.training.global_batch_size)
     if most > plan.peers:
         return f"up to {most:,} such peers make it faster; now their lines wait"
     return ""
@@ -298,20 +274,20 @@ def quicker(asked: Asked, plan: Plan) -> str:
 # ---- text --------------------------------------------------------------------------------------------------
 
 
-def lines(plan: Plan, line: LinkSpeed) -> Iterator[str]:
-    recipe, memory, step = plan.recipe, plan.memory, plan.step
+def lines(plan: Plan) -> Iterator[str]:
+    asked, recipe, memory, step = plan.asked, plan.recipe, plan.memory, plan.step
     count = memory.parameters
     size = f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
     yield f"model    {recipe.model.model_name_or_path}: trains {size} parameters"
     parts = " + ".join(f"{part.name} {in_gib(part.bytes)}" for part in memory.parts if not part.host)
-    total = f"{gib(memory.bytes + RUNTIME)} of {gib(plan.gpu.bytes)} of {plan.gpu.name}"
+    total = f"{gib(memory.bytes + RUNTIME)} of {gib(asked.gpu.bytes)} of {asked.gpu.name}"
     yield f"memory   {parts} + runtime {in_gib(RUNTIME)} GiB, micro-batch {plan.micro_batch}"
     yield f"         = {total}: {'fits' if plan.fits else 'does not fit'}"
     for part in memory.parts:
         if part.host:
             yield f"         in the host's memory: {part.name} {gib(part.bytes)}"
     full = 2 * count
-    rate = f"{8 * line.up / 1e6:g} Mbit/s"
+    rate = f"{8 * asked.line.up / 1e6:g} Mbit/s"
     ratio = f"{megabytes(full)} a step as FP16: {full * step.every / step.packet:.0f}x"
     every = f" every {step.every} steps" if step.every > 1 else ""
     ways = f"up {step.up:.1f} s, down {step.down:.1f} s at {rate}"
@@ -324,7 +300,7 @@ def lines(plan: Plan, line: LinkSpeed) -> Iterator[str]:
     if plan.hours is None:
         yield "time     not known: the data set does not say how many rows it has (training.max_steps does)"
     else:
-        cost = f", ~{plan.cost:.2f} at {plan.price:g} a GPU hour" if plan.cost is not None else ""
+        cost = f", ~{plan.cost:.2f} at {asked.price:g} a GPU hour" if plan.cost is not None else ""
         yield f"time     {plan.steps:,} steps = {hours(plan.hours)}{cost}"
     if plan.hint:
         yield f"hint     {plan.hint}"
@@ -336,7 +312,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "v": 1,
         "recipe": plan.recipe.name,
         "hash": plan.recipe.recipe_hash,
-        "gpu": plan.gpu.name,
+        "gpu": plan.asked.gpu.name,
         "peers": plan.peers,
         "micro_batch": plan.micro_batch,
         "parameters": memory.parameters,
@@ -344,7 +320,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
             "parts": [asdict(part) for part in memory.parts],
             "runtime": RUNTIME,
             "bytes": memory.bytes + RUNTIME,
-            "available": plan.gpu.bytes,
+            "available": plan.asked.gpu.bytes,
             "fits": plan.fits,
         },
         "traffic": {

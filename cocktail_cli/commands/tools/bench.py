@@ -27,11 +27,6 @@ from cocktail_cli.volunteer import read_url
 app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
 
 
-@app.callback()
-def root() -> None:
-    """Measure this machine."""
-
-
 @app.command("compress")
 def compress(
     params: Annotated[

@@ -9,9 +9,7 @@ Child = Element | str | None  # None: nothing
 
 
 def el(tag: str, *children: Child, **attributes: str | float | bool | None) -> Element:
-    """Create an element: `el("th", "peer", scope="col")`. `class_` is class, `aria_label` is aria-label;
-    None is omitted.
-    """
+    """Create an element. `class_` is class, `aria_label` is aria-label; None is omitted."""
     made = Element(tag)
     for name, value in attributes.items():
         if value is not None and value is not False:

@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 from cocktail_cli.ui import counted, duration_text, megabytes, timestamp
 
 from .charts import Bar, Plot, Row, Series, downsample, line_chart, row_chart
-from .markup import Child, el
+from .markup import Child, el, html
 from .run_history import Contribution, Presence, Round, RunHistory
 
 PEERS = 200  # peers in a table by name
@@ -46,6 +46,16 @@ def sections(c: RunHistory) -> list[Element]:
     if c.about.recipe_text:
         made.append(section("recipe", "Recipe", *recipe(c)))
     return made
+
+
+def document(c: RunHistory, head: Sequence[Element], top: Sequence[Element], *body: Element) -> str:
+    """Render a whole page; `head` and `top` are added to its head and to its header."""
+    charset, title = el("meta", charset="utf-8"), el("title", headline(c))
+    viewport = el("meta", name="viewport", content="width=device-width, initial-scale=1")
+    sub = f"cocktail · recipe {c.about.recipe}" if c.about.recipe else "cocktail"
+    header = el("header", el("h1", c.about.run), el("p", sub, class_="sub"), *top)
+    page = el("html", el("head", charset, title, viewport, *head), el("body", header, *body), lang="en")
+    return "<!doctype html>\n" + html(page)
 
 
 def section(name: str, title: str, *children: Child) -> Element:

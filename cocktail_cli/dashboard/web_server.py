@@ -26,7 +26,7 @@ from xml.etree.ElementTree import Element
 from cocktail_cli.errors import Failure
 
 from .markup import el, html
-from .report_page import headline, sections
+from .report_page import document, headline, sections
 from .run_history import RunHistory
 
 if TYPE_CHECKING:
@@ -87,27 +87,19 @@ def render(c: RunHistory) -> Rendering:
     """Render the whole page, readable without JavaScript."""
     shown = sections(c)
     tag = hashlib.sha256("".join(map(html, shown)).encode()).hexdigest()[:32]
-    head = el(
-        "head",
-        el("meta", charset="utf-8"),
-        el("title", headline(c)),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+    head = [
         el("link", rel="stylesheet", href="style.css"),
         el("link", rel="icon", href="icon.svg"),
         el("script", src="page.js", defer=True),
-    )
-    top = el(
-        "header",
-        el("h1", c.about.run),
-        el("p", f"cocktail · recipe {c.about.recipe}" if c.about.recipe else "cocktail", class_="sub"),
+    ]
+    top = [
         el("p", id="notice", role="alert", hidden=True),
         el("p", id="said", class_="unseen", role="status"),
         el("noscript", el("p", "Without JavaScript this page does not renew itself: reload it.")),
         invitation(),
-    )
+    ]
     main = el("main", *shown, data_tag=f'"{tag}"', data_headline=headline(c))
-    page = el("html", head, el("body", top, main), lang="en")
-    return Rendering(f'"{tag}"', "<!doctype html>\n" + html(page))
+    return Rendering(f'"{tag}"', document(c, head, top, main))
 
 
 def invitation() -> Element:
@@ -248,11 +240,10 @@ def listen(bind: str, port: int | None) -> socket.socket:
     except socket.gaierror as error:
         raise Failure("preflight", f"no address to listen on: {bind}: {error.strerror}") from error
     except OSError as error:
-        message, hint = (
-            f"cannot listen on {bind}:{port}: {error.strerror}",
-            "choose another: --port 0 takes a free one",
-        )
-        raise Failure("port_in_use", message, hints=(hint,)) from error
+        hints = ("choose another: --port 0 takes a free one",)
+        raise Failure(
+            "port_in_use", f"cannot listen on {bind}:{port}: {error.strerror}", hints=hints
+        ) from error
 
 
 def server(app: Starlette) -> Server:

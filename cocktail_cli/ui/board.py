@@ -116,9 +116,7 @@ class PeerRow:
             self.sums.popleft()
 
     def rates(self) -> tuple[float, ...] | None:
-        """Compute tokens, bytes up and bytes down per second over the last OF_LATE seconds, or None
-        before two samples.
-        """
+        """Compute tokens, bytes up and bytes down per second of late; None before two samples."""
         if len(self.sums) < 2 or (span := self.sums[-1][0] - self.sums[0][0]) <= 0:
             return None
         first, last = self.sums[0], self.sums[-1]
@@ -212,9 +210,7 @@ class Board:
             row.state, row.seen = "training" if name in event.accepted else "late", now
 
     def look(self, status: Mapping[str, Any]) -> None:
-        """Apply a hub's answer to `cocktail status`: the peers as they are now, with sums since they
-        joined.
-        """
+        """Apply a hub's answer to `cocktail status`: the peers as they are now, with their sums."""
         now, there = time.monotonic(), {printable(str(peer["name"])): peer for peer in status["peers"]}
         for name in self.peers.keys() - there.keys():
             del self.peers[name]

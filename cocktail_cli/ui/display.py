@@ -60,9 +60,7 @@ def open_view(display: Display) -> Iterator[View]:
 
 
 class DiskFullTolerantView:
-    """A view whose output may go to a file on a full disk: training goes on, and later output is tried
-    again.
-    """
+    """A view whose output may go to a file on a full disk: training goes on."""
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -142,10 +140,7 @@ class QuietView:
 
 
 class PlainView:
-    """Write one line per event with its time, for logs and pipes. Progress appears on a change of
-    state and every
-    ten seconds.
-    """
+    """Write one line per event with its time, for logs and pipes; progress every ten seconds."""
 
     def __init__(self, out: TextIO, err: TextIO, steps: bool = True, verbose: int = 0) -> None:
         self.out, self.err, self.steps, self.verbose = out, err, steps, verbose

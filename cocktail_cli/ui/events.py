@@ -106,9 +106,7 @@ class PeerLeft:
 
 @dataclass(frozen=True)
 class Step:
-    """A round is committed. A round with `loss` null delivered no new gradient (the drain after the last
-    step).
-    """
+    """A round is committed. Its `loss` is null if it has no new gradient (the drain after the last step)."""
 
     step: int
     steps: int

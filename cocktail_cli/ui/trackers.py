@@ -101,9 +101,7 @@ class Hosted:
 
 
 class FaultTolerantTracker:
-    """Wrap a tracker that may fail: `told` receives the first failure, then the tracker receives nothing
-    more.
-    """
+    """Wrap a tracker that may fail: `told` receives the first failure, and it is called no more."""
 
     def __init__(self, name: str, tracker: Tracker, told: Callable[[str], None]) -> None:
         self.name, self.tracker, self.told = name, tracker, told

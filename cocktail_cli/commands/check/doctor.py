@@ -141,9 +141,8 @@ def guarded(about: str, check: Callable[[], Finding]) -> Finding:
 def python() -> Finding:
     text = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     if sys.prefix == sys.base_prefix:
-        return found(
-            "warn", "python", f"{text}, no environment of its own", "uv tool install, pipx or a venv"
-        )
+        hint = "uv tool install, pipx or a venv"
+        return found("warn", "python", f"{text}, no environment of its own", hint)
     return found("ok", "python", text)
 
 
@@ -196,9 +195,8 @@ def trains_on(wanted: str) -> Finding:
         return found("ok", "device", text)
     if device == "cpu" and driver():
         hint = "install torch for this driver: https://pytorch.org/get-started/locally"
-        return found(
-            "fail", "device", f"an NVIDIA driver is here, but this torch cannot use it ({cuda()})", hint
-        )
+        text = f"an NVIDIA driver is here, but this torch cannot use it ({cuda()})"
+        return found("fail", "device", text, hint)
     if device == "cpu":
         text = f"the CPU, {os.cpu_count()} cores: enough to own a run, slow to train in one"
         return found("warn", "device", text, "a GPU, or join with another machine")
@@ -237,9 +235,8 @@ def disk() -> Finding:
     text = ", ".join(f"{megabytes(size)} free at {place}" for place, size in free.items())
     least = min(free, key=lambda place: free[place])
     if free[least] < DISK:
-        return found(
-            "warn", "disk", text, f"make room at {least}, or set HF_HOME and COCKTAIL_HOME to another disk"
-        )
+        hint = f"make room at {least}, or set HF_HOME and COCKTAIL_HOME to another disk"
+        return found("warn", "disk", text, hint)
     return found("ok", "disk", text)
 
 
@@ -267,18 +264,15 @@ def listens(port: int) -> Finding:
             probe.bind((EVERYWHERE[0], port))
         except OSError as error:
             text = f"{port} cannot be listened on: {error.strerror}"
-            return found(
-                "warn", "port", text, "to host a run: cocktail launch --port 0, or end what holds it"
-            )
+            hint = "to host a run: cocktail launch --port 0, or end what holds it"
+            return found("warn", "port", text, hint)
     return found("ok", "port", f"{port} is free; {reach_of(BIND, port, None).known}")
 
 
 def proxy() -> Finding:
-    named = [
-        name for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy") if os.environ.get(name)
-    ]
-    if named:
-        text = f"{named[0]} is set: the Hugging Face hub is asked through it, a run is not"
+    names = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+    if named := next(filter(os.environ.get, names), None):
+        text = f"{named} is set: the Hugging Face hub is asked through it, a run is not"
         return found("warn", "proxy", text, "the run's TCP port must be reachable directly")
     return found("ok", "proxy", "none")
 

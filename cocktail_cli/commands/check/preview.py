@@ -94,12 +94,8 @@ def parts(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[s
         places = range(start, start + length)
         for trained, run in groupby(places, key=lambda place: bool(sample.trained[place])):
             ids = sample.tokens[list(run)]
-            yield {
-                "text": tokenizer.decode(ids),
-                "tokens": len(ids),
-                "trained": trained,
-                "document": start,
-            }
+            text = tokenizer.decode(ids)
+            yield {"text": text, "tokens": len(ids), "trained": trained, "document": start}
         start += length
 
 

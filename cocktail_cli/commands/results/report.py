@@ -68,30 +68,19 @@ def report(
 
 
 def as_html(c: RunHistory) -> str:
-    from cocktail_cli.dashboard import el, headline, html, read_part, section, sections, utc
+    from cocktail_cli.dashboard import document, el, read_part, section, sections, utc
 
     style = read_part("style.css")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    head = el(
-        "head",
-        el("meta", charset="utf-8"),
-        # forbids the browser to load or run anything, whatever the file contains
-        el(
-            "meta",
-            http_equiv="Content-Security-Policy",
-            content=f"default-src 'none'; style-src 'sha256-{digest}'",
-        ),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("title", headline(c)),
-        el("style", style),
-    )
-    top = el("header", el("h1", c.about.run), el("p", f"cocktail · recipe {c.about.recipe}", class_="sub"))
+    # forbids the browser to load or run anything, whatever the file contains
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'"
+    head = [el("meta", http_equiv="Content-Security-Policy", content=policy), el("style", style)]
     again = section("again", "How to do it again", el("ol", *(el("li", *step) for step in steps(c))))
     main = el("main", *sections(c), again, *versions(c))
     for details in main.iterfind("section[@id='recipe']/details"):
         details.set("open", "")
     foot = el("footer", f"Written from the run's ledger and diary, as of {utc(c.seen or 0.0)}.")
-    return "<!doctype html>\n" + html(el("html", head, el("body", top, main, foot), lang="en"))
+    return document(c, head, [], main, foot)
 
 
 def steps(c: RunHistory) -> Iterator[list[Element | str]]:

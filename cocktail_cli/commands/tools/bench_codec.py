@@ -125,9 +125,7 @@ def energy_lost(delta: torch.Tensor, sent: torch.Tensor) -> float:
 
 
 def read(sample: Sample, pair: Models) -> torch.Tensor:
-    """Read the sampled values once. The host gathers and adds up those of both models; a GPU moves as many
-    bytes as that reads, in one straight copy.
-    """
+    """Read the sampled values once: the host gathers those of both models, a GPU copies as many bytes."""
     import torch
 
     if pair.local.is_cuda:

@@ -28,8 +28,6 @@ WARM = 1  # warm-up rounds: the first compiles, and has nothing to exchange
 class Measured:
     """Seconds of one step by phase, and bytes of its packet."""
 
-    samples: int
-    tokens: int  # tokens in the step
     step_s: float
     compute_s: float
     codec_s: float  # encoding and decoding; in parallel with compute where staleness is 1
@@ -71,8 +69,8 @@ def measured(
         if micro_batch_of(recipe, micro_batch) is None:
             peer.micro_batch = micro_batch_for(peer.trainer, recipe)
         link = LoopbackLink(pack_samples(lease), len(lease), WARM + math.ceil(steps / every), every)
-        rounds = list(rounds_of(link, peer, lease, tell))
-    return row(recipe, device, peer, rounds)
+        rounds = list(rounds_of(link, peer, tell))
+    return row(recipe, device, peer, lease, rounds)
 
 
 def first(recipe: Recipe, tokenizer: Any, count: int) -> Sequence[Sample]:
@@ -83,14 +81,11 @@ def first(recipe: Recipe, tokenizer: Any, count: int) -> Sequence[Sample]:
     return list(islice(cycle(samples), count))
 
 
-def rounds_of(
-    link: LoopbackLink, peer: Peer, lease: Sequence[Sample], tell: Callable[[Event], None]
-) -> Iterator[Measured]:
+def rounds_of(link: LoopbackLink, peer: Peer, tell: Callable[[Event], None]) -> Iterator[Measured]:
     """Run round after round and yield their times; warm-up rounds are left out."""
     from recipes.training import StepDone, finetune
 
-    every, tokens = link.local_steps, sum(sample.count for sample in lease)
-    before = time.monotonic()
+    every, before = link.local_steps, time.monotonic()
     # Cast, as a Protocol's plain attributes must be settable.
     for event in finetune(cast("Link", link), peer, 0):
         if not isinstance(event, StepDone):
@@ -99,31 +94,28 @@ def rounds_of(
         tell(Progressed("training", event.round + 1, link.rounds, "rounds"))
         if event.round >= WARM:
             compute = (event.compute_finished or 0.0) - (event.compute_started or 0.0)
-            yield Measured(
-                len(lease) // every,
-                tokens // every,
-                (now - before) / every,
-                compute / every,
-                (event.exchange_finished - event.exchange_started) / every,
-                event.sent_bytes,
-            )
+            codec = event.exchange_finished - event.exchange_started
+            yield Measured((now - before) / every, compute / every, codec / every, event.sent_bytes)
         before = now
 
 
-def row(recipe: Recipe, device: str, peer: Peer, rounds: Sequence[Measured]) -> dict[str, Any]:
+def row(
+    recipe: Recipe, device: str, peer: Peer, lease: Sequence[Sample], rounds: Sequence[Measured]
+) -> dict[str, Any]:
     """Summarize the rounds by medians."""
-    step = median(one.step_s for one in rounds)
+    step, every = median(one.step_s for one in rounds), recipe.compression.local_steps
+    tokens = sum(sample.count for sample in lease) // every
     return {
         "recipe": recipe.name,
         "device": device,
         "parameters": peer.trainer.layout.size,
         "micro_batch": peer.micro_batch,
-        "samples": rounds[0].samples,
-        "tokens": rounds[0].tokens,
+        "samples": len(lease) // every,
+        "tokens": tokens,
         "step_s": step,
         "compute_s": median(one.compute_s for one in rounds),
         "codec_s": median(one.codec_s for one in rounds),
-        "tokens_per_s": rounds[0].tokens / step,
+        "tokens_per_s": tokens / step,
         "packet_bytes": rounds[-1].packet,
         "slowest_s": max(one.step_s for one in rounds),
         "memory_bytes": most_memory(device),
@@ -131,9 +123,7 @@ def row(recipe: Recipe, device: str, peer: Peer, rounds: Sequence[Measured]) -> 
 
 
 def most_memory(device: str) -> int | None:
-    """Return peak memory in bytes: allocated on the GPU, or of this process; None where the system does
-    not say.
-    """
+    """Return the peak bytes allocated on the GPU, or of this process; None where not known."""
     if device.startswith("cuda"):
         import torch
 

@@ -1,8 +1,8 @@
 """The decoder: a packet to an update, window by window, the same bits on every device.
 
 `decode_windows` reads the sections as streams, so its memory does not grow with the packet. `decode`
-decompresses all sections first and puts the same windows together. A GPU decodes the expanded sections in
-one step of its own; it shares the header and the checks.
+decompresses all sections first and takes them as one window. A GPU decodes the expanded sections in one step
+of its own; it shares the header and the checks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from compress.backends import compiled, usable
 from compress.coding import Bytes, Stream, decode_positions, held
 from compress.errors import PacketError
-from compress.quantization import dequantize
+from compress.quantization import Codes, dequantize
 from compress.sparse_update import Update
 
 from .format import Header, read_header
@@ -49,11 +49,11 @@ def decode(
 
 def decode_expanded(header: Header, m: int, loops: ModuleType | None) -> Update:
     """Decode a packet whose sections are in memory, on the host: in one window."""
-    window = max(-(-header.k // 8) * 8, 8)
-    positions = list(decode_positions(header.positions, m, header.k, window, loops))
-    values = list(_values(header, window))
-    where, what = (positions[0], values[0]) if header.k else (np.empty(0, np.int64), np.empty(0, np.float32))
-    return Update(m, torch.from_numpy(where), torch.from_numpy(what))
+    values = _finite_values(header.codes())
+    whole = (m + 8) & ~7  # a window that holds every position
+    windows = list(decode_positions(header.positions, m, header.k, whole, loops))
+    positions = windows[0] if windows else np.empty(0, np.int64)
+    return Update(m, torch.from_numpy(positions), torch.from_numpy(values))
 
 
 def decode_windows(packet: Bytes, m: int, at_most: int = WINDOW) -> Iterator[Update]:
@@ -87,7 +87,7 @@ def _values(header: Header, window: int) -> Iterator[np.ndarray]:
     bits, bucket, k = header.quant_bits, header.quant_bucket_size, header.k
     codes = header.sections[2]
     widths, starts = [bits], [0]  # bits of a value in each plane, and the byte where the plane begins
-    if bits in PLANES and window < k:  # else the planes are read as they lie
+    if bits in PLANES:
         widths = [1, 2] if bits == 3 else [8] * PLANES[bits]
         starts = [0, -(-k // 8)] if bits == 3 else [i * k for i in range(len(widths))]
     planes = [Stream(codes, start) for start in starts]
@@ -95,16 +95,19 @@ def _values(header: Header, window: int) -> Iterator[np.ndarray]:
     scales = np.empty(0, np.uint16)  # of the buckets that reach into the window
     for start in range(0, k, window):
         count, inside = min(window, k - start), start % bucket  # values of the first bucket passed already
-        sizes = [-(-count * width // 8) for width in widths] if window < k else [codes.raw]
-        parts = [plane.read(size) for plane, size in zip(planes, sizes, strict=True)]
+        parts = [plane.read(-(-count * width // 8)) for plane, width in zip(planes, widths, strict=True)]
         packed = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if bits < 32:
             scales = scales[-1:] if inside else scales[:0]
             more = -(-(inside + count) // bucket) - len(scales)
             scales = np.concatenate([scales, header.scales(low.read(more), high.read(more))])
-        values = dequantize(header.window(count, packed, scales), inside)
-        if bits == 32 and not np.isfinite(values).all():
-            raise PacketError("a value that is not finite")
-        yield values
+        yield _finite_values(header.window(count, packed, scales), inside)
     for stream in (planes[-1], low, high):
         stream.end()
+
+
+def _finite_values(codes: Codes, inside: int = 0) -> np.ndarray:
+    values = dequantize(codes, inside)
+    if codes.quant_bits == 32 and not np.isfinite(values).all():
+        raise PacketError("a value that is not finite")
+    return values

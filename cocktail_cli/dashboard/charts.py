@@ -190,23 +190,16 @@ def tooltips(drawn: Sequence[Series], x: Axis, plot: Plot) -> Element:
     made = el("g", class_="hints")
     for place, (left, right) in zip(places, pairwise(edges), strict=True):
         words = f"{plot.x_name} {place:,.0f}: {', '.join(said[place])}"
-        strip = el("rect", el("title", words), x=left, y=TOP, width=max(right - left, 0.5))
-        strip.set("height", f"{HEIGHT - TOP - BOTTOM:.0f}")
-        made.append(strip)
+        size = {"width": max(right - left, 0.5), "height": HEIGHT - TOP - BOTTOM}
+        made.append(el("rect", el("title", words), x=left, y=TOP, **size))
     return made
 
 
 # ---- rows --------------------------------------------------------------------------------------------------
 
 
-def row_chart(
-    name: str,
-    title: str,
-    said: str,
-    drawn: Sequence[Row],
-    timed: bool = False,  # with an axis in seconds
-) -> Element:
-    """Draw a row for each peer: its presence over time, or its share of the work."""
+def row_chart(name: str, title: str, said: str, drawn: Sequence[Row], timed: bool = False) -> Element:
+    """Draw a row for each peer: its presence over time (`timed`, in seconds), or its share of the work."""
     shown = drawn[:ROWS]
     stop = max((bar.stop for row in drawn for bar in row.bars), default=1.0)
     x = Axis(0.0, stop or 1.0, NAME, WIDTH - RIGHT - (0 if timed else 50))
@@ -246,9 +239,8 @@ def one_row(row: Row, x: Axis, top: float) -> Element:
     for bar in row.bars:
         wide = max(x(bar.stop) - x(bar.start), 2.0)
         look = "bar pale" if bar.pale else "bar"
-        drawn = el("rect", el("title", bar.title), x=x(bar.start), y=top + 5, width=wide, class_=look)
-        drawn.set("height", f"{ROW - 10:.0f}")
-        group.append(drawn)
+        place = {"x": x(bar.start), "y": top + 5, "width": wide, "height": ROW - 10}
+        group.append(el("rect", el("title", bar.title), class_=look, **place))
     group.extend(cross(x(bar.start), top + ROW / 2, bar.title) for bar in row.marks)
     if row.text:
         group.append(el("text", row.text, x=x(row.bars[-1].stop) + 6, y=top + 17))

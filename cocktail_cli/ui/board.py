@@ -124,9 +124,7 @@ class PeerRow:
 
     def cells(self, name: str, now: float) -> dict[str, str]:
         rates = self.rates()
-        tokens, up, down = ["-"] * 3
-        if rates is not None:
-            tokens, up, down = map(short, rates)
+        tokens, up, down = ["-"] * 3 if rates is None else map(short, rates)
         last = "-" if not self.seen else f"{max(0.0, now - self.seen):.0f} s"
         rtt = "-" if self.rtt is None else f"{self.rtt:.0f} ms"
         share = "-" if self.share is None else f"{100 * self.share:.0f}%"

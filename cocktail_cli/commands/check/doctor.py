@@ -81,8 +81,7 @@ def doctor(
     {"v": 1, "findings": [{"level", "about", "text", "hint"}]}
     """
     if env:
-        for line in environment():
-            typer.echo(line)
+        typer.echo("\n".join(environment()))
         return
     print_findings(checks(run_url, device, port), as_json, quiet, "preflight")
 
@@ -119,20 +118,15 @@ def checks(run_url: str | None, device: str, port: int) -> Iterator[Finding]:
         ("power", power),
     ]
     for about, check in simple:
-        yield guarded(about, check)
+        try:
+            yield check()
+        except Exception as error:  # a check that breaks is a finding, and the next is run
+            yield found("warn", about, f"could not be checked: {type(error).__name__}: {error}")
     yield from hub()
     if run_url is not None:
         from .doctor_run_url import run
 
         yield from run(run_url)
-
-
-def guarded(about: str, check: Callable[[], Finding]) -> Finding:
-    """Run a check; one that breaks becomes a finding, and the next is run."""
-    try:
-        return check()
-    except Exception as error:
-        return found("warn", about, f"could not be checked: {type(error).__name__}: {error}")
 
 
 # ---- this machine ------------------------------------------------------------------------------------------

@@ -156,8 +156,7 @@ def plan(
     elif quiet:
         typer.echo("fits" if made.fits else "does not fit")
     else:
-        for text in lines(made):
-            typer.echo(text)
+        typer.echo("\n".join(lines(made)))
     if not made.fits:
         raise typer.Exit(EXIT["preflight"])
 

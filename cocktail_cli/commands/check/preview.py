@@ -60,8 +60,7 @@ def preview(
         return
     color = sys.stdout.isatty() and not no_color and not os.environ.get("NO_COLOR")
     for one in seen:
-        for line in lines(one, tokenizer, longest, count, color):
-            typer.echo(line)
+        typer.echo("\n".join(lines(one, tokenizer, longest, count, color)))
     given = [*(overrides or []), *(["--data", data] if data else []), *(["--model", model] if model else [])]
     typer.echo(f"Next: cocktail launch {shlex.join([recipe, *given])}", err=True)
 

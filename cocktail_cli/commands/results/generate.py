@@ -77,11 +77,9 @@ def generate(
     if not prompt.strip():
         raise Failure("usage", "the prompt is empty", hints=('cocktail generate DIR "a prompt"',))
     # one after the other, as two models may not fit; both use the run's tokenizer
-    before = (
-        TextGenerator(start, trust_remote_code, tokenizer=folder).generate(prompt, *settings)
-        if start
-        else None
-    )
+    before = None
+    if start:
+        before = TextGenerator(start, trust_remote_code, tokenizer=folder).generate(prompt, *settings)
     text = TextGenerator(folder, trust_remote_code).generate(prompt, *settings)
     if as_json:
         compared = {} if before is None else {"base": str(start), "base_text": before}

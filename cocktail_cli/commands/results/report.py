@@ -49,8 +49,7 @@ def report(
     record = load_run(run)
     told = RunFolderReader(record).look()
     if text:
-        for line in as_text(told):
-            typer.echo(line)
+        typer.echo("\n".join(as_text(told)))
         return
     path = (output or Path(record.output_dir) / FILE).absolute()
     path.write_text(as_html(told), encoding="utf-8")

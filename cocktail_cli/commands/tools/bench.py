@@ -142,7 +142,6 @@ def step(
     elif quiet:
         typer.echo(f"{row['step_s']:.3f}")
     else:
-        for line in table(row):
-            typer.echo(line)
+        typer.echo("\n".join(table(row)))
         took = math.ceil(100 * row["compute_s"]) / 100
         typer.echo(f"Next: cocktail plan {recipe} --peers {many} --step-time {took:g}s", err=True)

@@ -78,8 +78,8 @@ def measure(pair: Models, mix: Cocktail, times: int) -> dict[str, Any]:
     best = {name: 1e3 * min(clocks[name] for clocks in spent[1:]) for name in spent[0]}
     sample, p = samples[-1], mix.random_ratio
     delta = sample.difference(pair.local, pair.shared)
-    packet = mix.encode(delta).packet
-    bits = len(packet) * 8 / sample.m * p
+    packet, m = mix.encode(delta).packet, sample.m
+    bits = len(packet) * 8 / m * p
     reference = reference_values(delta, mix.topk_ratio, mix.quant_bits)
     return {
         "data": pair.name,
@@ -87,24 +87,21 @@ def measure(pair: Models, mix: Cocktail, times: int) -> dict[str, Any]:
         "K": mix.topk_ratio,
         "bits": mix.quant_bits,
         "bits_per_param": bits,
-        "bound": entropy_bound(packet, sample.m) * p,
+        "bound": entropy_bound(packet, m) * p,
         "ratio_fp16": 16 / bits,
         "encode_ms": best["encode"],
         "decode_ms": best["decode"],
         "reference_encode_ms": best["reference"],
         "floor_ms": best["floor"],
-        "error": energy_lost(delta, decode(packet, sample.m, device).dense()),
+        "error": energy_lost(delta, decode(packet, m, device).dense()),
         "reference_error": energy_lost(delta, reference),
-        "peak_vectors": peak(
-            lambda: mix.encode(sample.difference(pair.local, pair.shared)), sample.m, device
-        ),
+        "peak_vectors": peak(lambda: mix.encode(sample.difference(pair.local, pair.shared)), m, device),
     }
 
 
 def _seconds(
     pair: Models, mix: Cocktail, sample: Sample, round: int, target: torch.Tensor
 ) -> dict[str, float]:
-    """Time one round."""
     from compress import decode, reference_packet
 
     device, every = pair.local.device, int(1 / mix.random_ratio)

@@ -10,20 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cocktail_cli import options
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.machine import GIB, RUNTIME, Gpu, check_trust, gpu_of, parse_rate, pick_device, this_machine
-from cocktail_cli.options import (
-    DataPath,
-    Device,
-    Gpus,
-    Json,
-    MicroBatch,
-    ModelName,
-    Overrides,
-    Quiet,
-    Recipe,
-    TrustCode,
-)
 from cocktail_cli.ui import counted, megabytes
 
 if TYPE_CHECKING:
@@ -96,8 +85,8 @@ class Plan:
 
 
 def plan(
-    recipe: Recipe,
-    overrides: Overrides = None,
+    recipe: options.Recipe,
+    overrides: options.Overrides = None,
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -121,14 +110,14 @@ def plan(
         str | None,
         typer.Option("--step-time", metavar="TIME", help="Measured compute time of one step on a peer: 8s."),
     ] = None,
-    data: DataPath = None,
-    model: ModelName = None,
-    device: Device = "auto",
-    gpus: Gpus = 1,
-    micro_batch_size: MicroBatch = None,
-    trust_remote_code: TrustCode = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    data: options.DataPath = None,
+    model: options.ModelName = None,
+    device: options.Device = "auto",
+    gpus: options.Gpus = 1,
+    micro_batch_size: options.MicroBatch = None,
+    trust_remote_code: options.TrustCode = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Plan a run: memory by part, bytes, seconds, hours, cost. No weights are fetched; speeds are estimates.
 

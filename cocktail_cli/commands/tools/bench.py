@@ -8,19 +8,8 @@ from typing import Annotated
 
 import typer
 
+from cocktail_cli import options
 from cocktail_cli.machine import check_trust, isolate_model_code, pick_device
-from cocktail_cli.options import (
-    DataPath,
-    Device,
-    Json,
-    MicroBatch,
-    ModelName,
-    Overrides,
-    ProgressOption,
-    Quiet,
-    Recipe,
-    TrustCode,
-)
 from cocktail_cli.ui import Display, megabytes, open_view
 from cocktail_cli.volunteer import read_url
 
@@ -33,7 +22,7 @@ def compress(
         float, typer.Option("--params", min=1000, help="Size of the vector: 40e6, 6.05e9.")
     ] = 40e6,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "cpu",
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Encode and decode as a run would, and print bytes, times and errors.
 
@@ -54,7 +43,7 @@ def net(
         str,
         typer.Argument(metavar="RUN_URL", help="The run URL; @FILE or - reads it from a file or stdin."),
     ],
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Measure the line to a run: round trip, both directions, and a packet of the run over it.
 
@@ -101,21 +90,21 @@ def megabit(rate: float | None) -> str:
 
 @app.command("step")
 def step(
-    recipe: Recipe,
-    overrides: Overrides = None,
+    recipe: options.Recipe,
+    overrides: options.Overrides = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to measure, after one to warm up.")] = 5,
     peers: Annotated[
         int | None,
         typer.Option("--peers", min=1, help="Peers that share a batch (default: the recipe's min_peers)."),
     ] = None,
-    data: DataPath = None,
-    model: ModelName = None,
-    device: Device = "auto",
-    micro_batch_size: MicroBatch = None,
-    trust_remote_code: TrustCode = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    progress: ProgressOption = "auto",
+    data: options.DataPath = None,
+    model: options.ModelName = None,
+    device: options.Device = "auto",
+    micro_batch_size: options.MicroBatch = None,
+    trust_remote_code: options.TrustCode = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    progress: options.ProgressOption = "auto",
 ) -> None:
     """Train alone for a few steps, without a network, and print what a step takes here.
 

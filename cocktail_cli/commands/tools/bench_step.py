@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
-from cocktail_cli.ui import Event, Progressed, ProgressMeter, megabytes
+from cocktail_cli.ui import ProgressMeter, events, megabytes
 from cocktail_cli.volunteer import LoopbackLink, micro_batch_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def measured(
     micro_batch: int | None,
     steps: int,
     peers: int,
-    tell: Callable[[Event], None],
+    tell: Callable[[events.Event], None],
 ) -> dict[str, Any]:
     """Build a peer as `join` would, train on the first rows of the data, and measure.
 
@@ -52,7 +52,7 @@ def measured(
     from recipes.planning import samples_per_peer
     from recipes.training import build_peer, micro_batch_for
 
-    tell(Progressed("preparing the base model"))
+    tell(events.Progressed("preparing the base model"))
     with tempfile.TemporaryDirectory(prefix="cocktail-", ignore_cleanup_errors=True) as place:
         name = recipe.model.model_name_or_path
         base = prepare_base(
@@ -62,7 +62,7 @@ def measured(
         check_fit(recipe, base, tokenizer)
         every = recipe.compression.local_steps
         lease = first(recipe, tokenizer, math.ceil(samples_per_peer(recipe, peers)) * every)
-        tell(Progressed("loading the model"))
+        tell(events.Progressed("loading the model"))
         peer = build_peer(
             load_trained(recipe, base, device), recipe, micro_batch_of(recipe, micro_batch) or 1
         )
@@ -81,7 +81,7 @@ def first(recipe: Recipe, tokenizer: Any, count: int) -> Sequence[Sample]:
     return list(islice(cycle(samples), count))
 
 
-def rounds_of(link: LoopbackLink, peer: Peer, tell: Callable[[Event], None]) -> Iterator[Measured]:
+def rounds_of(link: LoopbackLink, peer: Peer, tell: Callable[[events.Event], None]) -> Iterator[Measured]:
     """Run round after round and yield their times; warm-up rounds are left out."""
     from recipes.training import StepDone, finetune
 
@@ -91,7 +91,7 @@ def rounds_of(link: LoopbackLink, peer: Peer, tell: Callable[[Event], None]) -> 
         if not isinstance(event, StepDone):
             continue
         now = time.monotonic()
-        tell(Progressed("training", event.round + 1, link.rounds, "rounds"))
+        tell(events.Progressed("training", event.round + 1, link.rounds, "rounds"))
         if event.round >= WARM:
             compute = (event.compute_finished or 0.0) - (event.compute_started or 0.0)
             codec = event.exchange_finished - event.exchange_started

@@ -122,7 +122,7 @@ class RemoteReader:
         ]
 
     def told(self, state: str) -> RunHistory:
-        answer, total = self.answer, sum(self.tokens.values()) or 1
+        answer = self.answer
         return RunHistory(
             about=self.about,
             state=state,
@@ -134,9 +134,7 @@ class RemoteReader:
             before=self.before,
             evaluations=tuple(Evaluation(0, s, loss) for s, loss in answer["eval_losses"]),
             stays=(*self.gone, *self.stays.values()),
-            contributions=ranked(
-                replace(one, part=self.tokens[name] / total) for name, one in self.peers.items()
-            ),
+            contributions=ranked(self.peers, self.tokens),
             note=NOTE,
         )
 

@@ -56,8 +56,6 @@ class RunFolderReader:
             self.hear(event)
         self.read_ledger()
         state = self.state(time.time())
-        total = sum(one.samples for one in self.by_peer.values()) or 1
-        parts = [replace(one, part=one.samples / total) for one in self.by_peer.values()]
         return RunHistory(
             about=self.about,
             state=state,
@@ -68,7 +66,7 @@ class RunFolderReader:
             rounds=tuple(self.rounds),
             evaluations=self.evaluations,
             stays=tuple(self.stays if state == "running" else self.over()),
-            contributions=ranked(parts),
+            contributions=ranked(self.by_peer, {peer: one.samples for peer, one in self.by_peer.items()}),
             reason=self.reason,
         )
 
@@ -174,15 +172,10 @@ class RunFolderReader:
             wait_s=sum(wait.values()),
             local_steps=event.get("local_steps", 1),
         )
-        for peer in sorted({*up, *down, *compute, *wait}):
-            self.add(
-                peer,
-                up=up.get(peer, 0),
-                down=down.get(peer, 0),
-                fetched=fetched.get(peer, 0),
-                compute_s=compute.get(peer, 0.0),
-                wait_s=wait.get(peer, 0.0),
-            )
+        sums = {"up": up, "down": down, "fetched": fetched, "compute_s": compute, "wait_s": wait}
+        for name, by_peer in sums.items():
+            for peer, value in by_peer.items():
+                self.add(peer, **{name: value})
 
 
 class Tail:

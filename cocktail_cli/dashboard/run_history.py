@@ -5,7 +5,7 @@ run_folder_reader.py reads one from a run's folder, remote_reader.py builds one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 BYTES_FP16 = 2  # bytes of one parameter
@@ -134,5 +134,8 @@ class RunHistory:
         return sorted({stay.peer for stay in self.stays if stay.left is None})
 
 
-def ranked(parts: Iterable[Contribution]) -> tuple[Contribution, ...]:
+def ranked(by_peer: Mapping[str, Contribution], work: Mapping[str, int]) -> tuple[Contribution, ...]:
+    """Set each peer's share of the work; the largest comes first."""
+    whole = sum(work.values()) or 1
+    parts = (replace(one, part=work[peer] / whole) for peer, one in by_peer.items())
     return tuple(sorted(parts, key=lambda one: (-one.part, one.peer)))

@@ -16,7 +16,7 @@ from cocktail_cli.machine import GIB, RUNTIME, Gpu, check_trust, gpu_of, parse_r
 from cocktail_cli.ui import counted, megabytes
 
 if TYPE_CHECKING:
-    from recipes.config import Recipe as Resolved
+    from recipes.config import Recipe
     from recipes.planning import LinkSpeed, Machine, MemoryPlan, StepCost
 
 RATE = 100e6 / 8  # default rate, bytes per second
@@ -51,7 +51,7 @@ class Asked:
 
         return Machine(self.gpu.bytes, self.gpu.name != "cpu", self.gpus)
 
-    def load(self, *more: str) -> Resolved:
+    def load(self, *more: str) -> Recipe:
         from recipes.config import load_recipe
 
         return load_recipe(self.recipe, [*self.overrides, *more], self.data, self.model)
@@ -62,7 +62,7 @@ class Plan:
     """The answer: memory, step time, duration, cost, and a hint."""
 
     asked: Asked
-    recipe: Resolved
+    recipe: Recipe
     peers: int
     micro_batch: int
     memory: MemoryPlan
@@ -179,7 +179,7 @@ def make(asked: Asked) -> Plan:
     return replace(made, hint=quicker(made) if made.fits else smaller(made))
 
 
-def fitted(asked: Asked, recipe: Resolved) -> tuple[int, MemoryPlan]:
+def fitted(asked: Asked, recipe: Recipe) -> tuple[int, MemoryPlan]:
     """Return the requested micro-batch, or the largest power of two that fits, and the memory it takes."""
     from cocktail_cli.volunteer import micro_batch_of
     from recipes.models import config_folder
@@ -202,7 +202,7 @@ def fitted(asked: Asked, recipe: Resolved) -> tuple[int, MemoryPlan]:
     return size, {1: one, 2: two}.get(size) or needed(size)
 
 
-def computes_in(recipe: Resolved, asked: Asked) -> str:
+def computes_in(recipe: Recipe, asked: Asked) -> str:
     """Return the number format of the matrix products."""
     training, dtype = recipe.training, recipe.model.dtype
     if training.bf16 is True or training.fp16 or dtype in ("bfloat16", "float16"):

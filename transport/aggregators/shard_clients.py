@@ -25,8 +25,7 @@ RESTS = 16  # rounds in which an unreachable aggregator is not tried again
 
 
 class ShardClients:
-    """Links by the name of an aggregator. `dial` makes a link that is not connected yet. Calls are made by
-    one thread at a time."""
+    """Links by the name of an aggregator; `dial` makes an unconnected one. One thread at a time may call."""
 
     def __init__(self, dial: Callable[[messages.AggregatorInfo], PeerLink]) -> None:
         self._dial = dial
@@ -51,8 +50,7 @@ class ShardClients:
         parts: Mapping[str, bytes],
         enough: Callable[[], bool],
     ) -> dict[str, bytes]:
-        """Upload each aggregator its part and return the parts that did not arrive. Ends early once
-        `enough()`: the round is over without them."""
+        """Upload each aggregator its part until `enough()`; return the parts that did not arrive."""
         for gone in self._links.keys() - {aggregator.name for aggregator in aggregators}:
             self._drop(gone)
         wanted = [a for a in self._reachable(aggregators, round) if a.name in parts]
@@ -80,8 +78,7 @@ class ShardClients:
     def fetch(
         self, round: int, aggregators: Sequence[messages.AggregatorInfo], most: int
     ) -> dict[str, bytes]:
-        """Fetch the packets of these aggregators' shards, each of at most `most` bytes; failed ones are left
-        out."""
+        """Fetch the packets of these aggregators' shards, each of at most `most` bytes; skip failed ones."""
         begun: dict[str, tuple[PeerLink, Download]] = {}
         for aggregator in self._reachable(aggregators, round):
             try:
@@ -105,8 +102,7 @@ class ShardClients:
         return [a for a in aggregators if a.address and self._rests.get(a.name, 0) <= round]
 
     def _link(self, aggregator: messages.AggregatorInfo) -> PeerLink:
-        """Return the link to an aggregator, redialled if it was lost. Raises TransportError if it cannot be
-        reached."""
+        """Return the link to an aggregator, redialled if it was lost. Raises TransportError."""
         with self._lock:
             known, old = self._links.get(aggregator.name, (aggregator, None))
         moved = (known.key, known.address) != (aggregator.key, aggregator.address)

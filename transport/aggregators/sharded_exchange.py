@@ -23,9 +23,7 @@ from .aggregator_thread import AggregatorThread
 from .shard_assignment import digest_of
 from .shard_clients import ShardClients
 
-HAND_OVER_S = (
-    5.0  # for an aggregator to hear the hub's last messages, before it hands over its error feedback
-)
+HAND_OVER_S = 5.0  # for an aggregator to hear the hub's last messages, before it hands over
 
 
 @dataclass(frozen=True)

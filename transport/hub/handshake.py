@@ -74,10 +74,8 @@ class Handshake:
         if self._refuse_banned(conn):
             return
         if m.term > self._term:
-            member = (
-                self._admission.standing(key_of(conn)) is Standing.MEMBER
-            )  # a stranger may claim anything
-            if member and not self.replaced:
+            # a stranger may claim anything
+            if self._admission.standing(key_of(conn)) is Standing.MEMBER and not self.replaced:
                 self.replaced = True
                 told = f"{REPLACED} (term {m.term}, this one is of term {self._term}): stop this one"
                 self._out.warn(told, m.name)

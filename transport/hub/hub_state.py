@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
 SessionHandler = Callable[[Session, Any, float], None]
 RequestHandler = Callable[[bytes, Any, float], None]
-Request = (
-    messages.Hello | messages.Resume | messages.AskStatus | messages.AskStop | messages.AskAdmin
-)  # messages that need no session
+# messages that need no session
+Request = messages.Hello | messages.Resume | messages.AskStatus | messages.AskStop | messages.AskAdmin
 
 
 class HubState:

@@ -111,8 +111,7 @@ class PacketLog:
         return self.seal(round)
 
     def begin(self, payload: Iterable[bytes | memoryview]) -> None:
-        """Write the payload of the next record, or its first parts. It is no record before `seal`; another
-        `begin` overwrites it."""
+        """Write parts of the next record's payload. Nothing counts before `seal`; `begin` overwrites it."""
         self._file.seek(self._end + HEADER_SIZE)
         self._digest, self._length = hashlib.sha256(), 0
         self._write(payload)

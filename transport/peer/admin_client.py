@@ -25,8 +25,7 @@ def ask_status(url: RunURL, timeout: float = 10.0, recipe: bool = False) -> dict
 
 
 def ask_stop(url: RunURL, secret: str, now: bool = False, pause: bool = False, timeout: float = 10.0) -> None:
-    """End or pause the run; returns when the hub has acknowledged it. Raises Unreachable, RefusedByHub,
-    LinkLost."""
+    """End or pause the run; wait for the hub's answer. Raises Unreachable, RefusedByHub, LinkLost."""
     question = messages.AskStop(messages.PROTOCOL, secret, url.run, now, pause)
     try:
         answer = ask(url.host, url.port, url.key, question, timeout)

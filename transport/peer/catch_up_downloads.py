@@ -36,8 +36,7 @@ class WantedFile:
 
 
 class CatchUpDownloads:
-    """The downloads of one joining peer. `on_progress` is called with the progress, in the thread that waits
-    here."""
+    """The downloads of one joining peer. The thread that waits here calls `on_progress`."""
 
     def __init__(
         self, link: PeerLink, machine: CatchUp, on_progress: Callable[[Progress], None] = lambda _: None

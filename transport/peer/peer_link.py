@@ -174,8 +174,7 @@ class PeerLink:
         )
 
     def finish(self, download: Download, tick: Callable[[], None] = lambda: None) -> bytes:
-        """Wait for a download of `begin`, calling `tick` now and then. Raises as `fetch`; may be called again
-        after SessionRenewed."""
+        """Wait for a download of `begin`, calling `tick` now and then. Raises as `fetch`; may be repeated."""
         self._finished(download, tick)
         assert isinstance(download.sink, ChunkBuffer)
         self.forget(download)
@@ -257,8 +256,7 @@ class PeerLink:
         return self.welcome
 
     def next_round(self) -> messages.Round | messages.Over:
-        """Wait for the next round this peer is a member of. Returns Over at the end of the run, or once this
-        peer was asked to leave."""
+        """Wait for this peer's next round; Over at the end of the run, or once it was asked to leave."""
         taken: list[messages.Round] = []
 
         def there() -> bool:
@@ -369,8 +367,7 @@ class PeerLink:
     # ---- calls that do not wait ----------------------------------------------------------------------------
 
     def ready(self, round: int, fingerprint: int, holds: dict[str, str] | None = None) -> None:
-        """Tell the hub that this peer has the global model of `round` and can be given work. `holds`: see
-        messages.Ready."""
+        """Tell the hub that this peer has the global model of `round`. `holds`: see messages.Ready."""
         with self._changed:
             self._check()
             self._connections.say(self._state.ready(messages.Ready(round, fingerprint, holds or {})))
@@ -408,8 +405,7 @@ class PeerLink:
         give_up: bool = True,
         leave_s: float = 0.0,
     ) -> None:
-        """Wait until `there()`; raise if that has become impossible. After `timeout` raise LinkLost if
-        `give_up`, else return."""
+        """Wait until `there()`, or raise. After `timeout` raise LinkLost if `give_up`, else return."""
         started = time.monotonic()
         if self.orders.in_aggregator_thread:  # the exchange in flight needs the aggregator to its end
             leave_s = HANDOFF_S

@@ -52,8 +52,7 @@ class HubDelegate(Protocol):
         """
 
     def fits(self, size: int) -> None:
-        """Limit the aggregates to come to `size` bytes, which every member can fetch beside its compute.
-        Called only where members say so."""
+        """Limit the next aggregates to `size` bytes, which all members can fetch beside their compute."""
 
     def aggregate(self, round: int, updates: Sequence[WeightedPacket]) -> bytes:
         """Aggregate the hub's shards: one packet from the updates, which are sorted by peer.
@@ -66,8 +65,7 @@ class HubDelegate(Protocol):
         shards. Raises UpdateRejected, whose `peer` is the `aggregator` at fault."""
 
     def restricted(self, peer: str, packet: bytes, shards: Collection[int]) -> tuple[bytes, list[int]]:
-        """Restrict a peer's packet to these shards. Returns the packet, and the shards among them that it
-        moves. Raises UpdateRejected."""
+        """Return a peer's packet of these shards only, and the ones that it moves. Raises UpdateRejected."""
 
     def inherit(self, peer: str, packet: bytes, share: float) -> None:
         """Merge a residual handoff into the error feedback; `share` is the peer's share of the mean. It goes

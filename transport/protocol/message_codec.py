@@ -34,8 +34,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode_to_hub(data: bytes | memoryview) -> ToHub:
-    """Decode a message for the hub. Raises OtherVersion for a handshake in another version, else
-    ProtocolError."""
+    """Decode a message for the hub. Raises ProtocolError; OtherVersion for a handshake in another version."""
     try:
         return checked(_TO_HUB.decode(data))
     except NO_MESSAGE as error:

@@ -160,8 +160,7 @@ class AskStatus(Message, frozen=True, omit_defaults=True):
 
 
 class AskStop(Message, frozen=True):
-    """The host ends the run or pauses it: `cocktail stop`. `secret` is in the host's run.json, not in the
-    URL."""
+    """The host ends or pauses the run: `cocktail stop`. `secret` is in its run.json, not in the URL."""
 
     protocol: int
     secret: Word
@@ -171,8 +170,7 @@ class AskStop(Message, frozen=True):
 
 
 class AskAdmin(Message, frozen=True, tag="AskOwner"):
-    """The host lists the peers or decides on one (admin_commands.py). `secret` as in AskStop. Answered by
-    Status or Refused."""
+    """The host lists the peers or decides on one (admin_commands.py). Answered by Status or Refused."""
 
     protocol: int
     secret: Word
@@ -224,8 +222,7 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """A session is refused. `code` is one of REFUSALS; `reason` is for the user. This struct never
-    changes."""
+    """A session is refused. `code`: one of REFUSALS; `reason`: for the user. This struct never changes."""
 
     code: str
     reason: str
@@ -307,8 +304,7 @@ class Over(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """Answer to AskStatus: the object of `cocktail status --json`, as JSON text. To AskAdmin: what was
-    done."""
+    """Answer to AskStatus: the JSON text of `cocktail status --json`. To AskAdmin: what was done."""
 
     status: str
 

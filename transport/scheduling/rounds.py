@@ -368,8 +368,7 @@ class Rounds:
         self._out.add(do.Lease(self.round, granted, ex.hub_shards, len(ex.aggregators), ex.fits))
 
     def _grant(self, ready: list[Session]) -> tuple[dict[str, SampleRanges], dict[str, int]]:
-        """Lease a global batch a local step. Returns samples by session, and the rounds that leases of more
-        than one round last."""
+        """Lease a global batch a local step. Returns samples by session, and rounds of longer leases."""
         s, round, free = self.settings, self.round, self.leases.free
         granted = self.leases.of(round, [p.id for p in ready])
         takers = [p.id for p in ready if p.id not in granted]
@@ -450,8 +449,7 @@ class Rounds:
     # ---- committing ----------------------------------------------------------------------------------------
 
     def _strike(self, rejected: dict[str, str], keys: dict[str, str], *, at_once: bool) -> None:
-        """Count packets that could not be used against their senders. `at_once`: the round had no other
-        packet, so the senders go."""
+        """Count unusable packets against their senders, who go `at_once` if the round had no other packet."""
         for name, reason in sorted(rejected.items()):
             self._out.warn(f"its packet cannot be used: {reason}", name)
             banned = self._admission.strike(keys[name], name, reason)

@@ -87,8 +87,7 @@ class ChunkBuffer:
         return b"".join(self._parts[i] for i in range(self.map.count))
 
     def finish(self) -> bytes:
-        """Return the object. Raises ProtocolError if its hash is not `sha256`; an empty one is not
-        checked."""
+        """Return the object. Raises ProtocolError if its hash is not `sha256` (empty: not checked)."""
         data = self.data()
         if self.sha256 not in (b"", hashlib.sha256(data).digest()):
             raise ProtocolError("the checksum of the whole is wrong")
@@ -123,8 +122,7 @@ class ChunkFile:
         self._file: BinaryIO = open(self._part, "r+b", buffering=0)  # noqa: SIM115
 
     def verify(self, go_on: Callable[[], object] = lambda: None) -> int:
-        """Check the blocks on the disk and return their right bytes. `go_on` is called before each block, and
-        may raise."""
+        """Check the blocks on disk and return their right bytes. `go_on`, called before each, may raise."""
         there = self._file.seek(0, 2)
         found = 0
         for block in range(min(count_blocks(self.map.size), -(-there // HASH_BLOCK))):

@@ -71,8 +71,7 @@ class ObjectStore:
         self._chunks: OrderedDict[messages.Get, SharedPayload] = OrderedDict()
 
     def find(self, session: str, name: str) -> ObjectSource:
-        """Find an object for a session. Raises KeyError, whose text is for the peer, if it has no such
-        object."""
+        """Find an object for a session. Raises KeyError, whose text is for the peer, if there is none."""
         kind, _, rest = name.partition("/")
         if kind == "lease" and re.fullmatch(r"[0-9]{1,18}", rest):
             return self._find_lease(session, int(rest))
@@ -99,8 +98,7 @@ class ObjectStore:
             return messages.NoObject(m.name, f"the hub cannot read it: {type(error).__name__}: {error}"), None
 
     def committed(self, round: int, packet: bytes, sha256: bytes) -> None:
-        """Cache the newest packet, which all members will fetch. Called by the commit thread before they are
-        told."""
+        """Cache the newest packet, which all members will fetch. Called by the commit thread."""
         self._newest = f"packet/{round}", ObjectSource(packet, 0, len(packet), sha256)
 
     def at_hand(self, m: messages.Get) -> tuple[messages.Data, bytes] | None:

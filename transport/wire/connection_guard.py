@@ -71,8 +71,7 @@ class TcpCounters:
 
 
 class ConnectionGuard:
-    """All connections of a ROUTER, created before it is bound. `files`: this process's limit of
-    descriptors."""
+    """All connections of a ROUTER, created before it is bound. `files`: the limit of descriptors."""
 
     port = 0  # the hub's, once bound; descriptors of other ports are left alone
 
@@ -227,8 +226,7 @@ class ConnectionGuard:
             self._hang_up(number)
 
     def _hang_up(self, number: int) -> None:
-        """Shut the socket down: libzmq sees the end of the stream and closes it. Silent ones are counted
-        then."""
+        """Shut the socket down: libzmq sees the end of the stream and closes it; silent ones count then."""
         if number not in self._shut:
             self._shut.add(number)
             self._refused += number in self._lines

@@ -26,15 +26,13 @@ class HubWire(Protocol):
     port: int
 
     def poll(self, timeout: float) -> Sequence[tuple[bytes, Frames]]:
-        """Return (connection, frames) of the messages received; wait `timeout` seconds for one, or for
-        `wake`."""
+        """Return (connection, frames) of the messages received; wait `timeout` seconds, or for `wake`."""
 
     def send(self, conn: bytes, frames: Frames) -> bool:
         """Send a message; returns False if the connection is closed, or its queue full."""
 
     def held(self, conn: bytes) -> int:
-        """Return the bytes held for a connection: received and not read, or sent and not acknowledged. 0: not
-        known."""
+        """Count bytes held for a connection: not read, or sent and not acknowledged. 0: not known."""
 
     def hang_up(self, conn: bytes) -> None:
         """Close a connection that misbehaves; its origin is charged when it dials again."""
@@ -52,14 +50,11 @@ class HubWire(Protocol):
 
 
 GUARD_S = 0.1  # in which 12 MB come at 1 Gbit/s
-MAX_BUFFERED = (
-    32 << 20
-)  # bytes of one session: four times its credit, as dead connections keep theirs for 8 s
+MAX_BUFFERED = 32 << 20  # bytes of a session: four times its credit; dead connections keep theirs for 8 s
 
 
 def origin_of(conn: bytes) -> str:
-    """Return the origin of a connection, or "". Limits hold for each origin, so a crowd behind one address
-    does not displace peers of another."""
+    """Return the origin of a connection, or "". Limits per origin protect peers of others from a crowd."""
     parts = conn.split(b".", 2)
     return parts[1].decode() if len(parts) == 3 else ""
 
@@ -94,8 +89,7 @@ class Received:
 
 
 class PeerWire(Protocol):
-    """A peer's end: flow 0 is control, the others bulk. Each is one connection, redialled after
-    Disconnected."""
+    """A peer's end: flow 0 is control, the others bulk. Each is one connection, redialled if it ends."""
 
     def dial(self, flow: int) -> None:
         """Begin to connect; Connected or Disconnected follows within seconds."""

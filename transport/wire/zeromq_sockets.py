@@ -82,8 +82,7 @@ PEER = {
 
 
 class RouterWire:
-    """The hub's ROUTER: a HubWire. Raises AddressInUse. `wake` may be called from any thread, the rest from
-    one."""
+    """The hub's ROUTER: a HubWire. Raises AddressInUse. Any thread may call `wake`, one all else."""
 
     def __init__(
         self,
@@ -141,9 +140,7 @@ class RouterWire:
         return came
 
     def _read(self) -> tuple[bytes, Frames]:
-        """Read one message. The key is known only of a first frame that is not copied; the others are large
-        and stay in ZeroMQ's memory.
-        """
+        """Read one message, without a copy: only so is the key known, and payloads are large."""
         id = self._router.recv(NOW)
         last = first = self._router.recv(NOW, copy=False)
         frames: list[bytes | memoryview] = [first.bytes]
@@ -197,8 +194,7 @@ class RouterWire:
 
 
 class DealerWire:
-    """A peer's connections to one hub: a PeerWire. `wake` may be called from any thread, the rest from
-    one."""
+    """A peer's connections to one hub: a PeerWire. Any thread may call `wake`, one all else."""
 
     def __init__(self, host: str, port: int, server_key: str, keys: CurveKeys | None = None) -> None:
         self._host, self._port = host, port
@@ -341,8 +337,7 @@ class DealerWire:
 
 
 def is_reachable(address: str, server_key: str, keys: CurveKeys, timeout: float = 5.0) -> bool:
-    """Try to connect to `address`; returns whether a server with this key answers within `timeout`
-    seconds."""
+    """Return whether a server with this key answers at `address` within `timeout` seconds."""
     until = time.monotonic() + timeout
     try:
         host, port = parse_address(address)
@@ -435,8 +430,7 @@ def reach(host: str, port: int, timeout: float = 5.0) -> str:
 
 
 def raise_file_limit() -> int:
-    """Raise the limit of descriptors to the system's maximum and return it: out of descriptors, a hub's I/O
-    thread would spin."""
+    """Raise the limit of descriptors to the maximum and return it: without any, the I/O thread spins."""
     try:
         import resource
     except ImportError:  # not on Windows, which has no such limit

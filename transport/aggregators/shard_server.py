@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from transport.protocol import PART, SHARD, ProtocolError, decode_to_hub, encode, messages, round_of
-from transport.transfer import MAX_CONNECTIONS, CompletedUpload, Inbox, ObjectSource, memory_source
+from transport.transfer import CompletedUpload, ConnectionRegistry, Inbox, ObjectSource, memory_source
 from transport.wire import GUARD_S, Bandwidth, Frames, HubWire, RateLimits, key_of, wire_size
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class ShardServer:
         self._round = 0  # parts of earlier rounds are refused
         self._served: dict[int, ObjectSource] = {}  # round -> the packet of the shards
         self._sessions: dict[str, tuple[str, str]] = {}  # session -> name, key
-        self._flows: dict[bytes, str] = {}  # connection -> session
+        self._connections = ConnectionRegistry()
         self._inbox = Inbox(self._refuses)
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="cocktail-shard-server", daemon=True)
@@ -83,7 +83,7 @@ class ShardServer:
                     self._receive(*waiting.popleft())
                 if time.monotonic() >= guard_at:
                     guard_at = time.monotonic() + GUARD_S
-                    self._wire.guard(time.monotonic(), self._flows.get)
+                    self._wire.guard(time.monotonic(), self._connections.owners.get)
         finally:
             self._wire.close()
 
@@ -108,7 +108,7 @@ class ShardServer:
             log.debug("at the shard server", exc_info=error)
 
     def _handle(self, conn: bytes, message: messages.ToHub, payload: bytes | memoryview) -> None:
-        session = self._flows.get(conn)
+        session = self._connections.owners.get(conn)
         if isinstance(message, messages.Hello):
             self._welcome_member(conn, message)
         elif isinstance(message, messages.Resume | messages.Attach):
@@ -116,9 +116,7 @@ class ShardServer:
             if key != key_of(conn):
                 self._send(conn, messages.Refused("session", "no such visitor"))
                 return
-            self._flows[conn] = message.session
-            for old in [c for c, s in self._flows.items() if s == message.session][:-MAX_CONNECTIONS]:
-                del self._flows[old]
+            self._connections.own(conn, message.session, None)
             again = self._welcome(name, message.session, resumed=True)
             self._send(conn, messages.Attached(CREDIT) if isinstance(message, messages.Attach) else again)
         elif isinstance(message, messages.Leave):
@@ -142,9 +140,10 @@ class ShardServer:
         session = secrets.token_urlsafe(16)
         for old in [s for s, who in self._sessions.items() if who == (m.name, key)]:
             del self._sessions[old]
-            self._flows = {c: s for c, s in self._flows.items() if s != old}
+            self._connections.forget(old)
             self._inbox.drop(old)
-        self._sessions[session], self._flows[conn] = (m.name, key), session
+        self._sessions[session] = m.name, key
+        self._connections.own(conn, session, None)
         self._send(conn, self._welcome(m.name, session, resumed=False))
 
     def _welcome(self, name: str, session: str, *, resumed: bool) -> messages.Welcome:
@@ -172,4 +171,4 @@ class ShardServer:
         frames = [encode(message)] if payload is None else [encode(message), payload]
         self._count(wire_size(frames), 0)
         if not self._wire.send(conn, frames):
-            self._flows.pop(conn, None)
+            self._connections.drop(conn)

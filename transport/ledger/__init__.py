@@ -1,7 +1,5 @@
 """Durable state: a run's ledger, append-only packet logs, and residual handoffs."""
 
-from transport.protocol import WeightedPacket
-
 from .packet_log import HEADER_SIZE, PacketLog, read_packets
 from .residual_handoffs import (
     HUB,
@@ -21,4 +19,4 @@ from .run_ledger import (
     RoundRow,
     lock_exclusively,
 )
-from .update_log import RoundUpdates, UpdateLog, pack_updates, scan_rounds, unpack_updates
+from .update_log import UpdateLog, pack_updates, scan_rounds, unpack_updates

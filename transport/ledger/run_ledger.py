@@ -18,7 +18,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -239,8 +239,7 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- written by the hub
-    # ----------------------------------------------------------------------------------
+    # ---- written by the hub --------------------------------------------------------------------------------
 
     def session(self, session: str, name: str, hardware: str, key: str) -> None:
         row = (session, name, hardware, key)
@@ -248,11 +247,10 @@ class Ledger:
 
     def stand(self, known: KnownPeer) -> None:
         """Store the standing of a key; a stranger is deleted."""
-        row = (known.key, known.name, known.standing, known.reason, known.strikes)
         if known.standing == "stranger":
-            self._db.execute("DELETE FROM peers WHERE key=?", row[:1])
+            self._db.execute("DELETE FROM peers WHERE key=?", (known.key,))
         else:
-            self._db.execute("INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?)", row)
+            self._db.execute("INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?)", astuple(known))
 
     def gone(self, session: str) -> None:
         """Delete a session that is over, with its undelivered leases."""
@@ -316,10 +314,7 @@ class Ledger:
         self._db.execute("COMMIT")
 
     def evaluated(self, row: EvaluationRow) -> None:
-        self._db.execute(
-            "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?)",
-            (row.round, row.step, row.loss, row.tokens, row.final),
-        )
+        self._db.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?)", astuple(row))
 
     # ---- read by any process -------------------------------------------------------------------------------
 

@@ -66,17 +66,6 @@ class UpdateLog:
         """Bytes in the file."""
         return self._log.end
 
-    def append(
-        self,
-        round: int,
-        sha256: bytes,
-        updates: Sequence[WeightedPacket],
-        inherited: Sequence[WeightedPacket] = (),
-    ) -> None:
-        """Log a round that is about to be committed, and wait until it is on the disk."""
-        self.begin(round, updates, inherited)
-        self.seal(sha256)
-
     def begin(
         self,
         round: int,

@@ -1,21 +1,4 @@
-"""The errors of this room. A class's docstring is the user's first line, the message holds the particulars.
-
-TransportError
-    UrlError            the run URL cannot be used
-    AddressInUse        the hub's port is taken
-    Unreachable         no hub at that address: the name, the TCP connection or the key failed
-    RefusedByHub        the hub answered, and its answer is no
-    NotServed           the hub lacks, or has damaged, an object that a joining peer needs
-    LinkLost            the session was lost and cannot be resumed
-    RunOver             the run ended while the caller waited for something in it
-    SessionRenewed      the session is new: undelivered work of the old one was given to other peers
-    Reopened            the round was reopened with other aggregators: the parts for the old ones are void
-    Leaving             the caller was asked to leave while it waited
-    ProtocolError       bytes that are not this protocol
-    LedgerError         the ledger is damaged, or another one than expected
-        LedgerBusy      another process writes this ledger
-UpdateRejected          raised by HubDelegate.aggregate: one peer's packet cannot be used
-"""
+"""Errors of this room. A class's docstring is the user's first line, the message has the particulars."""
 
 from __future__ import annotations
 

@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-
-from .traffic import TrafficDelta
+from dataclasses import dataclass, field
 
 PAUSED = 75  # exit code of a run that was paused, to be continued
 
@@ -89,15 +86,6 @@ class RoundCommitted(Event):
     down: dict[str, int] = field(default_factory=dict)  # hub to peer; both include ZMTP and CURVE framing
     fetched: dict[str, int] = field(default_factory=dict)  # of `down`: fetched before the peer was ready
     deadline: float = 0.0  # straggler deadline, seconds after the opening, as the last awaited update left it
-
-    def with_bytes(self, moved: Mapping[str, TrafficDelta]) -> RoundCommitted:
-        """Return a copy with each peer's bytes."""
-        return replace(
-            self,
-            up={peer: m.up for peer, m in moved.items()},
-            down={peer: m.down for peer, m in moved.items()},
-            fetched={peer: m.fetched for peer, m in moved.items() if m.fetched},
-        )
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,7 @@ class RunKeys:
     @classmethod
     def generate(cls) -> RunKeys:
         pair = CurveKeys.generate()
-        return cls(
-            pair.public, pair.secret, to_base64(secrets.token_bytes(16)), to_base64(secrets.token_bytes(16))
-        )
+        return cls(pair.public, pair.secret, cls.new_token(), cls.new_token())
 
     @staticmethod
     def new_token() -> str:

@@ -11,12 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from transport.ledger import EvaluationRow
-
-
-@dataclass(frozen=True)
-class Part:
-    loss_sum: float
-    tokens: int
+from transport.protocol import messages
 
 
 @dataclass
@@ -28,13 +23,13 @@ class Evaluation:
     parts: int
     final: bool
     holders: dict[int, str] = field(default_factory=dict)  # part -> session
-    results: dict[int, Part] = field(default_factory=dict)
+    results: dict[int, messages.Evaluated] = field(default_factory=dict)  # by part
 
-    def arrived(self, session: str, part: int, result: Part) -> bool:
+    def arrived(self, session: str, m: messages.Evaluated) -> bool:
         """Take the result of a part; False where this session does not hold that part."""
-        if self.holders.get(part) != session or part in self.results:
+        if m.round != self.round or self.holders.get(m.part) != session or m.part in self.results:
             return False
-        self.results[part] = result
+        self.results[m.part] = m
         return True
 
     def lost(self, session: str) -> bool:

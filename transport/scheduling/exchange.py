@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from transport import actions as do
 from transport.ledger import RoundRow
-from transport.protocol import events, messages
+from transport.protocol import TrafficDelta, events, messages
 
 from .evaluation import Evaluation
 from .leases import Leases
@@ -121,7 +121,9 @@ class Exchange:
             handoffs=tuple(self.handoffs),
         )
 
-    def event(self, accepted: list[str], done: do.CommitDone, now: float) -> events.RoundCommitted:
+    def event(
+        self, accepted: list[str], done: do.CommitDone, moved: Mapping[str, TrafficDelta], now: float
+    ) -> events.RoundCommitted:
         """Describe the durable round to the host; the caller fills in `step`, `steps` and `counted`."""
         reports = {self.members[s]: self.reports[s] for s in accepted}
         tokens = sum(r.tokens for r in reports.values())
@@ -142,6 +144,9 @@ class Exchange:
             compute_s={name: r.compute_s for name, r in reports.items()},
             wait_s={name: r.wait_s for name, r in reports.items()},
             seconds=now - self.opened,
+            up={peer: m.up for peer, m in moved.items()},
+            down={peer: m.down for peer, m in moved.items()},
+            fetched={peer: m.fetched for peer, m in moved.items() if m.fetched},
             deadline=self.deadline - self.opened,
         )
 

@@ -27,7 +27,7 @@ class Leases:
     def __init__(self, total: int, counted: SampleRanges = ()) -> None:
         self.total = total
         self.counted = count_samples(counted)
-        self._pool = SamplePool(complement(counted, total))
+        self._pool = SamplePool(minus((0, total), counted))
         self._leases: dict[str, dict[int, Lease]] = {}  # session -> round -> lease
 
     @property
@@ -122,11 +122,6 @@ class Leases:
         """Count samples in the pool, in leases, and counted ones; they always sum to the total."""
         leased = sum(count_samples(lease.ids) for mine in self._leases.values() for lease in mine.values())
         return self.free, leased, self.counted
-
-
-def complement(runs: SampleRanges, total: int) -> SampleRanges:
-    """Return the ids of 0 .. total-1 that are not in `runs`."""
-    return minus((0, total), runs)
 
 
 def minus(run: tuple[int, int], runs: SampleRanges) -> SampleRanges:

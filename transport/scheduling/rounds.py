@@ -24,7 +24,7 @@ from transport.ledger import EvaluationRow, Recovered
 from transport.membership import Admission, Roster, Session, SessionEvent, State
 from transport.protocol import RunSettings, SampleRanges, count_samples, events, messages
 
-from .evaluation import Evaluations, Part
+from .evaluation import Evaluations
 from .exchange import Exchange
 from .leases import Leases
 from .load_balancer import LoadBalancer
@@ -170,8 +170,7 @@ class Rounds:
     def evaluated(self, session: Session, m: messages.Evaluated) -> None:
         """Take one part of an evaluation."""
         ev = self.evaluations.now
-        known = ev is not None and ev.round == m.round
-        if ev is None or not known or not ev.arrived(session.id, m.part, Part(m.loss_sum, m.tokens)):
+        if ev is None or not ev.arrived(session.id, m):
             self._members.ignored += 1
             return
         if ev.final:
@@ -474,7 +473,7 @@ class Rounds:
                     self._members.kick_other_state(session, session.ready_claim[0])
                 session.ready_claim = None
         self.round += 1
-        event = ex.event(accepted, done, now).with_bytes(self._members.tell_traffic())
+        event = ex.event(accepted, done, self._members.tell_traffic(), now)
         steps, counted = self.settings.steps, self.leases.counted
         self._out.tell(replace(event, step=self.step, steps=steps, counted=counted))
         self._wait_again(now)

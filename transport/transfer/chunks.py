@@ -55,14 +55,6 @@ class ChunkMap:
     def whole(self) -> bool:
         return self._here == self.count
 
-    @property
-    def bytes_here(self) -> int:
-        return min(self.size, self._here * self.chunk)
-
-    @property
-    def bits(self) -> int:
-        return self._bits
-
     def bitmap(self) -> bytes:
         """Return the bitmap as bytes: bit i, lowest of the first byte first, is chunk i."""
         return self._bits.to_bytes((self.count + 7) // 8, "little")

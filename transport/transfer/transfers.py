@@ -58,11 +58,6 @@ class Download:
             or (self.sink is not None and self.sink.map.whole)
         )
 
-    @property
-    def progress(self) -> tuple[int, int]:
-        """Return (bytes here, bytes in all); (0, 0) before the first chunk."""
-        return (0, 0) if self.sink is None else (self.sink.map.bytes_here, self.sink.map.size)
-
     def length(self, fragment: int) -> int:
         """Return the bytes of one fragment; 0 if not known yet."""
         size = self.size if self.sink is None else self.sink.map.size

@@ -6,7 +6,7 @@ import pytest
 
 from cocktail_cli.volunteer.run_link import RunLink
 from recipes.training.types import Delivery
-from transport.peer.stop_request import StopRequest
+from transport.peer.peer_link import StopRequest
 from transport.protocol import messages
 from transport.transfer.bandwidth_budget import SHARE
 

@@ -14,6 +14,7 @@ from toy_aggregators import SHARDS, AggregatingPeer, ShardedWork, reachable, sha
 
 from transport import Ledger, PeerLink
 from transport.actions import Abandoned, Commit
+from transport.ledger import PendingHandoff
 from transport.peer import PeerIdentity
 from transport.protocol import WeightedPacket
 from transport.protocol.events import RoundCommitted
@@ -79,24 +80,29 @@ def test_a_handoff_in_transit_outlives_the_hub(tmp_path: Path) -> None:
         AggregatingPeer(PeerLink(first.url, PeerIdentity(name, owns=True))) for name in ("ann", "bob", "cat")
     ]
     shards = first.hub._shards
-    aggregate = shards.aggregate
+    aggregate, store = shards.aggregate, shards._store
+    stored: list[int] = []  # handoffs of bob; on a busy machine another may be taken for lost before him
 
-    def of_bob() -> bool:  # on a busy machine another aggregator may be taken for lost before him
-        return any(left.peer == "bob" for left in first.hub._state.shards.handoffs.values())
+    def note_bob(handoff: PendingHandoff, packet: bytes) -> int:
+        number = store(handoff, packet)
+        if handoff.peer == "bob":
+            stored.append(number)
+        return number
 
-    def until_one_has_left(action: Commit, updates: Sequence[WeightedPacket]) -> bytes | None:
+    def until_bob_has_left(action: Commit, updates: Sequence[WeightedPacket]) -> bytes | None:
         # The others would go on without him, perhaps to the end of the run before his handoff is here.
-        if of_bob() or (peers[1].link.leave_requested.is_set() and "bob" not in action.members):
+        alone = peers[1].link.leave_requested.is_set() and "bob" not in action.members
+        if stored or alone:
             raise Abandoned
         return aggregate(action, updates)
 
-    shards.aggregate = until_one_has_left  # type: ignore[method-assign]
+    shards._store, shards.aggregate = note_bob, until_bob_has_left  # type: ignore[method-assign]
     threads = [peer.start() for peer in peers]
     first.until(lambda events: first.committed() >= 4)
     peers[1].link.leave_requested.set()
     threads[1].join(15)
     assert peers[1].handed_over
-    first.until(lambda events: of_bob())
+    first.until(lambda events: stored and stored[0] in first.hub._state.shards.handoffs)
     handoffs = dict(first.hub._state.shards.handoffs)
     kill(first)
     go_on(tmp_path, first, peers)

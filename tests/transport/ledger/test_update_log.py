@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,15 @@ def updates_of(round: int) -> list[WeightedPacket]:
     return [WeightedPacket("ann", b"a" * (round + 1), 3.0), WeightedPacket("bob \N{SNOWMAN}", b"", 0.1)]
 
 
+def append(log: UpdateLog, round: int, sha256: bytes, updates: Sequence[WeightedPacket]) -> None:
+    log.begin(round, updates)
+    log.seal(sha256)
+
+
 def some(path: Path, rounds: int = 3) -> UpdateLog:
     log = UpdateLog(path, 0)
     for round in range(rounds):
-        log.append(round, bytes([round]) * 32, updates_of(round))
+        append(log, round, bytes([round]) * 32, updates_of(round))
     return log
 
 
@@ -53,12 +59,12 @@ def test_another_process_reads_the_rounds_and_goes_on(tmp_path: Path) -> None:
     some(tmp_path / "log").close()
 
     log = UpdateLog(tmp_path / "log", 3)
-    log.append(3, bytes([3]) * 32, updates_of(3))
+    append(log, 3, bytes([3]) * 32, updates_of(3))
 
     assert list(log.rounds(0, 4)) == expected(0, 4)
     assert list(log.rounds(2, 4)) == expected(2, 4)
     with pytest.raises(LedgerError, match="of round 6 cannot follow those of round 3"):
-        log.append(6, bytes(32), [])
+        append(log, 6, bytes(32), [])
     log.close()
 
 
@@ -66,7 +72,7 @@ def test_a_round_that_was_never_committed_is_dropped(tmp_path: Path) -> None:
     some(tmp_path / "log").close()
 
     log = UpdateLog(tmp_path / "log", 2)
-    log.append(2, bytes(32), [("eve", b"other", 1.0)])
+    append(log, 2, bytes(32), [("eve", b"other", 1.0)])
 
     assert [r.updates[0][0] for r in log.rounds(0, 3)] == ["ann", "ann", "eve"]
     log.close()
@@ -82,7 +88,7 @@ def test_a_tail_torn_at_any_byte_is_cut_and_the_round_logged_again(tmp_path: Pat
     for cut in range(begun, len(data) + 1):
         path.write_bytes(data[:cut])
         log = UpdateLog(path, 2)
-        log.append(2, bytes([2]) * 32, updates_of(2))
+        append(log, 2, bytes([2]) * 32, updates_of(2))
         assert list(log.rounds(0, 3)) == expected(0, 3)
         log.close()
 
@@ -129,7 +135,7 @@ def test_a_cleared_log_begins_with_the_next_round(tmp_path: Path) -> None:
     log = some(tmp_path / "log", 3)
     log.clear(3)
     assert log.size == 0
-    log.append(3, bytes([3]) * 32, updates_of(3))
+    append(log, 3, bytes([3]) * 32, updates_of(3))
     log.close()
 
     again = UpdateLog(tmp_path / "log", 4)
@@ -139,10 +145,10 @@ def test_a_cleared_log_begins_with_the_next_round(tmp_path: Path) -> None:
 
 def test_the_newest_round_is_logged_again_where_it_was_not_committed(tmp_path: Path) -> None:
     log = some(tmp_path / "log", 2)
-    log.append(2, bytes(32), [("eve", b"of no use" * 99, 1.0)])
+    append(log, 2, bytes(32), [("eve", b"of no use" * 99, 1.0)])
     log.begin(2, [("eve", b"refused", 1.0)])  # no packet came of it
-    log.append(2, bytes([2]) * 32, updates_of(2))
-    log.append(3, bytes([3]) * 32, updates_of(3))
+    append(log, 2, bytes([2]) * 32, updates_of(2))
+    append(log, 3, bytes([3]) * 32, updates_of(3))
     with pytest.raises(LedgerError, match="cannot follow"):
         log.begin(2, updates_of(2))
 

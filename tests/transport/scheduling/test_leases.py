@@ -16,7 +16,7 @@ from transport.protocol.sample_ranges import (
     sample_ids,
     unpack_ranges,
 )
-from transport.scheduling.leases import Leases, complement
+from transport.scheduling.leases import Leases, minus
 
 id_sets = st.sets(st.integers(0, 200))
 
@@ -37,7 +37,7 @@ def test_runs_are_the_set_they_were_made_of(ids: set[int]) -> None:
     assert count_samples(runs) == len(ids)
     assert unpack_ranges(pack_ranges(runs)) == runs
     assert all(a[1] < b[0] for a, b in pairwise(runs)), "sorted, and neighbours are joined"
-    assert sample_ids(complement(runs, 201)) == sorted(set(range(201)) - ids)
+    assert sample_ids(minus((0, 201), runs)) == sorted(set(range(201)) - ids)
 
 
 @given(id_sets, st.integers(0, 300))

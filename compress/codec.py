@@ -119,7 +119,8 @@ class Cocktail:
         v = v.detach().contiguous()
         try:
             if self.topk_chunk and self.topk_ratio < 1:
-                return self._encode_chunks(v, seed)
+                # selected on the device of v, quantized on the host
+                return self._pack(len(v), topk.in_chunks(v, self.topk_chunk, self.topk_ratio), seed)
             if usable(v) if kernels is None else kernels:
                 return self._encode_on_device(v, seed)
             loops = compiled(len(v)) if kernels is None else None
@@ -131,11 +132,7 @@ class Cocktail:
         if self._is_identity:  # the identity keeps zeros and denormals too
             return self._pack(len(v), topk.everything(v), seed)
         source = loops.Vector(v) if loops else topk.Plain(v)
-        return self._pack(len(v), topk.largest(source, self._count(len(v))), seed, loops)
-
-    def _encode_chunks(self, v: torch.Tensor, seed: int) -> Encoded:
-        """Select on the device of v, and quantize on the host."""
-        return self._pack(len(v), topk.in_chunks(v, self.topk_chunk, self.topk_ratio), seed)
+        return self._pack(len(v), topk.largest(source, topk.share_of(len(v), self.topk_ratio)), seed, loops)
 
     def _pack(self, m: int, kept: topk.Survivors, seed: int, loops: ModuleType | None = None) -> Encoded:
         codes = quantize(kept.values, self.quant_bits, self.quant_bucket_size, self._noise(seed), loops)
@@ -143,35 +140,22 @@ class Cocktail:
         return Encoded(packet, m, torch.from_numpy(kept.positions), codes)
 
     def _encode_on_device(self, v: torch.Tensor, seed: int) -> Encoded:
-        from compress.backends.triton import (  # imports triton: only where a tensor is on a GPU
-            code_kernels,
-            selection_kernels,
-        )
+        from compress.backends.triton import code_kernels, selection_kernels  # imports triton
 
-        m = len(v)
+        m, bits, bucket = len(v), self.quant_bits, self.quant_bucket_size
         if m == 0 or self._is_identity:
             return self._encode_on_host(v.cpu().numpy(), seed)
-        kept = selection_kernels.largest(v, self._count(m))
-        if (
-            self.stochastic_rounding
-            or self.quant_bits > 8
-            or not len(kept.values)
-            or self.quant_bucket_size & (self.quant_bucket_size - 1)
-        ):
-            quantized = quantize(
-                kept.values.cpu().numpy(), self.quant_bits, self.quant_bucket_size, self._noise(seed)
-            )
+        kept = selection_kernels.largest(v, topk.share_of(m, self.topk_ratio))
+        if self.stochastic_rounding or bits > 8 or not len(kept.values) or bucket & (bucket - 1):
+            quantized = quantize(kept.values.cpu().numpy(), bits, bucket, self._noise(seed))
         else:
-            quantized = code_kernels.quantize(kept.values, self.quant_bits, self.quant_bucket_size)
+            quantized = code_kernels.quantize(kept.values, bits, bucket)
         packet = write(m, selection_kernels.encode_positions(kept.positions, m), quantized)
         return Encoded(packet, m, kept.positions, quantized)
 
     @property
     def _is_identity(self) -> bool:
         return self.topk_ratio == 1 and self.quant_bits == 32
-
-    def _count(self, m: int) -> int:
-        return topk.share_of(m, self.topk_ratio)
 
     def _noise(self, seed: int) -> np.random.Generator | None:
         return np.random.Generator(np.random.Philox(seed)) if self.stochastic_rounding else None

@@ -97,9 +97,8 @@ def _across() -> torch.Tensor:
 
 
 def _down(rows: int) -> torch.Tensor:
-    return _odd(1 << max(rows - 1, 1).bit_length(), 0x7368616B656E2121)[
-        :rows
-    ]  # powers of two: few in the cache
+    whole = 1 << max(rows - 1, 1).bit_length()  # powers of two: few in the cache
+    return _odd(whole, 0x7368616B656E2121)[:rows]
 
 
 @lru_cache(maxsize=8)

@@ -18,10 +18,8 @@ class Update:
     positions: torch.Tensor  # (k,) int64, ascending, each once
     values: torch.Tensor  # (k,) float32, finite
 
-    def dense(self, m: int | None = None) -> torch.Tensor:
+    def dense(self) -> torch.Tensor:
         """Write the update out, (m,) float32, with zeros where nothing was sent."""
-        if m is not None and m != self.size:
-            raise ValueError(f"an update of {self.size:,} sampled elements, asked for {m:,}")
         out = torch.zeros(self.size, device=self.values.device)
         out[self.positions] = self.values
         return out

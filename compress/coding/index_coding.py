@@ -227,15 +227,13 @@ def _elias_fano(positions: np.ndarray, m: int) -> EncodedPositions:
     upper = np.zeros(k + (m >> shift) + 1, bool)
     upper[(positions >> shift) + np.arange(k)] = True
     low = pack(positions & ((1 << shift) - 1), shift)
-    return EncodedPositions(
-        ELIAS_FANO, shift, shrink(np.packbits(upper, bitorder="little").data), shrink(low.data)
-    )
+    main = np.packbits(upper, bitorder="little")
+    return EncodedPositions(ELIAS_FANO, shift, shrink(main.data), shrink(low.data))
 
 
 def _plain(positions: np.ndarray, m: int) -> EncodedPositions:
-    return EncodedPositions(
-        PLAIN, 0, shrink(positions.astype("<u4" if m <= 1 << 32 else "<u8").data.cast("B")), shrink(b"")
-    )
+    main = positions.astype("<u4" if m <= 1 << 32 else "<u8")
+    return EncodedPositions(PLAIN, 0, shrink(main.data.cast("B")), shrink(b""))
 
 
 def _low_bytes(k: int, shift: int) -> int:

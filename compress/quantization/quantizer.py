@@ -259,17 +259,10 @@ def _evenly(values: np.ndarray, bits: int, bucket: int, noise: np.random.Generat
             codes[here] = np.where(place < half, 2 * half - 1 - place, place - half)
         scales[first : first + step] = scale
     if bits == 16:
-        return Codes(
-            16,
-            bucket,
-            k,
-            planes(codes.view(np.uint8), 2),
-            _words(0),
-            _patterns(scales, np.array([top], np.uint16)),
-        )
-    packed = _join(
-        (codes & (half - 1)).astype(np.uint8), np.where(codes < half, np.float32(1), np.float32(-1)), bits
-    )
+        patterns = _patterns(scales, np.array([top], np.uint16))
+        return Codes(16, bucket, k, planes(codes.view(np.uint8), 2), _words(0), patterns)
+    signs = np.where(codes < half, np.float32(1), np.float32(-1))
+    packed = _join((codes & (half - 1)).astype(np.uint8), signs, bits)
     table = np.arange(1, top + 1, 2, dtype=np.uint16)
     return Codes(bits, bucket, k, packed, table, _patterns(scales, table))
 

@@ -16,10 +16,8 @@ that goes through the vector window by window asks for the place of each unit. `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -161,9 +159,12 @@ class Sample:
             raise ValueError(f"an update of {update.size:,} sampled elements for a sample of {self.m:,}")
         if not len(update.positions):
             return x
-        loops = compiled(self.m) if x.device.type == "cpu" else None
-        if loops:
-            self._add_compiled(x, update, alpha, loops)
+        if x.device.type == "cpu" and (loops := compiled(self.m)):
+            positions, values = update.positions.cpu().numpy(), update.values.cpu().numpy()
+            if not 0 <= positions.min() <= positions.max() < self.m:  # the loop does not check
+                met = f"positions from {positions.min():,} to {positions.max():,}"
+                raise IndexError(f"{met}, {self.m:,} sampled")
+            loops.add(x.numpy(), self.units.cpu().numpy(), self._shift, positions, values, alpha < 0)
             return x
         where = self.coordinates(update.positions.to(x.device))
         if usable(x):
@@ -184,25 +185,6 @@ class Sample:
             at = positions.numpy()
             return torch.from_numpy(jump.numpy().take(at >> shift) + at)
         return positions + jump[positions >> shift]
-
-    def namer(self, names: Sequence[str], offsets: Sequence[int]) -> Callable[[int], str]:
-        """Return a function from a position in the sampled vector to the name of its parameter.
-
-        offsets: where each named parameter starts in the full vector, ascending.
-        """
-
-        def name(position: int) -> str:
-            at = int(self.coordinates(torch.tensor([position]))[0])
-            which = int(np.searchsorted(np.asarray(offsets), at, side="right")) - 1
-            return f"{names[which]}, element {at - offsets[which]:,}"
-
-        return name
-
-    def _add_compiled(self, x: torch.Tensor, update: Update, alpha: int, loops: ModuleType) -> None:
-        positions, values = update.positions.cpu().numpy(), update.values.cpu().numpy()
-        if not 0 <= positions.min() <= positions.max() < self.m:  # the loop does not check
-            raise IndexError(f"positions from {positions.min():,} to {positions.max():,}, {self.m:,} sampled")
-        loops.add(x.numpy(), self.units.cpu().numpy(), self._shift, positions, values, alpha < 0)
 
     @property
     def _shift(self) -> int:

@@ -93,11 +93,10 @@ def unpack_samples(data: bytes, vocabulary: int | None = None) -> list[Sample]:
     magic, width, flags, count = HEADER.unpack_from(data)
     if magic != MAGIC or width not in (2, 4) or flags & ~(MASK | DOCUMENTS):
         raise DataError("these bytes are no packed samples")
-    body = memoryview(data)[HEADER.size :]
-    counts = np.ones(0, dtype=np.int64)  # documents of each sample, where they are given
+    body, documents = memoryview(data)[HEADER.size :], count
     if flags & DOCUMENTS:
-        counts, body = _lengths(body, count, data), body[4 * count :]
-    documents = int(counts.sum()) if flags & DOCUMENTS else count
+        counts, body = _lengths(body, count, data), body[4 * count :]  # documents of each sample
+        documents = int(counts.sum())
     lengths, body = _lengths(body, documents, data), body[4 * documents :]
     total = int(lengths.sum())
     wanted = width * total + ((total + 7) // 8 if flags & MASK else 0)
@@ -117,11 +116,11 @@ def unpack_samples(data: bytes, vocabulary: int | None = None) -> list[Sample]:
         if trained[firsts].any():
             raise DataError("the first token of a document cannot be trained: nothing predicts it")
     trained[firsts] = False
-    if not flags & DOCUMENTS:
-        parts = zip(np.split(tokens.astype(np.int32), firsts[1:]), np.split(trained, firsts[1:]), strict=True)
-        return [Sample(t, m) for t, m in parts]
-    owns = np.split(lengths, np.cumsum(counts)[:-1])  # the documents of each sample
-    cuts = np.cumsum([own.sum() for own in owns])[:-1]
+    starts = np.cumsum(counts) - counts if flags & DOCUMENTS else np.arange(count)
+    owns, cuts = (
+        np.split(lengths, starts[1:]),
+        firsts[starts[1:]],
+    )  # lengths, then first token, of each sample
     sequences = zip(np.split(tokens.astype(np.int32), cuts), np.split(trained, cuts), owns, strict=True)
     return [Sample(t, m, tuple(own.tolist()) if len(own) > 1 else ()) for t, m, own in sequences]
 

@@ -66,30 +66,24 @@ def fetch_model_files(
     from huggingface_hub import HfApi, errors, snapshot_download
 
     try:
-        found = HfApi().model_info(name, revision=revision, files_metadata=True)
-        listed = found.siblings or []
-        safe = any(file.rfilename.endswith(".safetensors") for file in listed)
-        wanted = [*files, *([] if safe else otherwise)]
-        sizes = {f.rfilename: f.size or 0 for f in listed if any(fnmatch(f.rfilename, w) for w in wanted)}
-        lacking = check_cache_space(name, str(found.sha), sizes)
-        bars = progress_bars(lacking, progress)
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, tqdm_class=bars))
+        with _refusals(name, revision):
+            found = HfApi().model_info(name, revision=revision, files_metadata=True)
+            listed = found.siblings or []
+            safe = any(file.rfilename.endswith(".safetensors") for file in listed)
+            wanted = [*files, *([] if safe else otherwise)]
+            sizes = {f.rfilename: f.size or 0 for f in listed if any(fnmatch(f.rfilename, w) for w in wanted)}
+            bars = progress_bars(check_cache_space(name, str(found.sha), sizes), progress)
+            return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, tqdm_class=bars))
     except errors.HFValidationError as error:
         raise ModelError(f"{name}: neither a folder nor the id of a model on the hub") from error
-    except errors.GatedRepoError as error:
-        raise ModelError(f"{name}: access is gated {licence_hint(name)}") from error
-    except errors.RevisionNotFoundError as error:
-        hint = f"(hint: its revisions: https://huggingface.co/{name}/tree/main)"
-        raise ModelError(f"{name} has no revision {revision} {hint}") from error
-    except errors.RepositoryNotFoundError as error:
-        hint = "(hint: of a private one `hf auth login` first)"
-        raise ModelError(f"{name}: no such folder, and no such model on the hub {hint}") from error
     except Exception as error:
-        if is_hub_outage(error):
-            return _cached(name, revision, error)
-        if isinstance(error, errors.HfHubHTTPError):
-            raise ModelError(f"{name}: the hub answers {refusal_text(error)}") from error
-        raise
+        if not is_hub_outage(error):
+            raise
+        try:
+            return Path(snapshot_download(name, revision=revision, local_files_only=True))
+        except errors.LocalEntryNotFoundError:
+            message = f"the hub did not answer for {name}, and it is not in the cache: {error}"
+            raise HubUnreachable(message) from error
 
 
 def dataset_commit(name: str, revision: str | None) -> str | None:
@@ -98,23 +92,14 @@ def dataset_commit(name: str, revision: str | None) -> str | None:
 
     Errors: DataError where there is no such data set, or no such revision of it, or it may not be read.
     """
-    from huggingface_hub import HfApi, errors
+    from huggingface_hub import HfApi
 
     try:
-        return HfApi().dataset_info(name, revision=revision).sha
-    except errors.GatedRepoError as error:
-        raise DataError(f"{name}: access is gated {licence_hint(f'datasets/{name}')}") from error
-    except errors.RevisionNotFoundError as error:
-        hint = f"(hint: its revisions: https://huggingface.co/datasets/{name}/tree/main)"
-        raise DataError(f"{name} has no revision {revision} {hint}") from error
-    except errors.RepositoryNotFoundError as error:
-        hint = "(hint: of a private one `hf auth login` first)"
-        raise DataError(f"{name}: no such file, and no such data set on the hub {hint}") from error
+        with _refusals(name, revision, data_set=True):
+            return HfApi().dataset_info(name, revision=revision).sha
     except Exception as error:
         if is_hub_outage(error):
             return None
-        if isinstance(error, errors.HfHubHTTPError):
-            raise DataError(f"{name}: the hub answers {refusal_text(error)}") from error
         raise
 
 
@@ -123,21 +108,43 @@ def fetch_dataset_files(name: str, commit: str, files: Sequence[str], progress: 
 
     Errors: DataError, HubUnreachable, OSError where there is no room for them.
     """
-    from huggingface_hub import HfApi, errors, snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
 
     try:
-        found = HfApi().dataset_info(name, revision=commit, files_metadata=True)
-        sizes = {f.rfilename: f.size or 0 for f in found.siblings or [] if f.rfilename in files}
-        bars = progress_bars(check_cache_space(name, commit, sizes, "dataset"), progress)
-        snapshot_download(
-            name, repo_type="dataset", revision=commit, allow_patterns=list(sizes), tqdm_class=bars
-        )
+        with _refusals(name, commit, data_set=True):
+            found = HfApi().dataset_info(name, revision=commit, files_metadata=True)
+            sizes = {f.rfilename: f.size or 0 for f in found.siblings or [] if f.rfilename in files}
+            bars = progress_bars(check_cache_space(name, commit, sizes, "dataset"), progress)
+            snapshot_download(
+                name, repo_type="dataset", revision=commit, allow_patterns=list(sizes), tqdm_class=bars
+            )
     except Exception as error:
         if is_hub_outage(error):
             raise HubUnreachable(f"the hub did not answer for the data set {name}: {error}") from error
-        if isinstance(error, errors.HfHubHTTPError):
-            raise DataError(f"{name}: the hub answers {refusal_text(error)}") from error
         raise
+
+
+@contextmanager
+def _refusals(name: str, revision: str | None, data_set: bool = False) -> Iterator[None]:
+    """Turn the hub's refusals into ModelError, or DataError of a data set; an outage passes unchanged."""
+    from huggingface_hub import errors
+
+    Refused = DataError if data_set else ModelError
+    page = f"datasets/{name}" if data_set else name
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise Refused(f"{name}: access is gated {licence_hint(page)}") from error
+    except errors.RevisionNotFoundError as error:
+        hint = f"(hint: its revisions: https://huggingface.co/{page}/tree/main)"
+        raise Refused(f"{name} has no revision {revision} {hint}") from error
+    except errors.RepositoryNotFoundError as error:
+        what = "no such file, and no such data set" if data_set else "no such folder, and no such model"
+        raise Refused(f"{name}: {what} on the hub (hint: of a private one `hf auth login` first)") from error
+    except errors.HfHubHTTPError as error:
+        if is_hub_outage(error):
+            raise
+        raise Refused(f"{name}: the hub answers {refusal_text(error)}") from error
 
 
 def licence_hint(name: str) -> str:
@@ -191,16 +198,6 @@ def check_cache_space(name: str, commit: str, sizes: Mapping[str, int], kind: st
     if needed > max(0, shutil.disk_usage(there).free - DISK_RESERVE):
         raise OSError(errno.ENOSPC, f"{name} has {needed / 1e9:.1f} GB still to fetch", str(place))
     return needed
-
-
-def _cached(name: str, revision: str | None, no_answer: Exception) -> Path:
-    from huggingface_hub import errors, snapshot_download
-
-    try:
-        return Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except errors.LocalEntryNotFoundError:
-        message = f"the hub did not answer for {name}, and it is not in the cache: {no_answer}"
-        raise HubUnreachable(message) from no_answer
 
 
 def is_hub_outage(error: BaseException) -> bool:

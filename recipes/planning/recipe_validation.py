@@ -110,11 +110,8 @@ def data_of(
     if tokenizer is None:
         yield Finding("ok", "data", f"{dataset.path}: {kind}; its rows are not read, for want of a tokenizer")
         return
-    encoder, tally, limit = (
-        RowTokenizer(tokenizer, recipe.data, dataset, kind),
-        Tally(),
-        HUB_ROWS if hub else LOCAL_ROWS,
-    )
+    encoder, tally = RowTokenizer(tokenizer, recipe.data, dataset, kind), Tally()
+    limit = HUB_ROWS if hub else LOCAL_ROWS
     longest = None if recipe.data.packing else recipe.data.max_length
     for row in islice(chain([first], source), limit):
         tally.rows += 1

@@ -237,11 +237,6 @@ def test_an_update_owns_its_memory() -> None:
         assert update.values.is_contiguous()
 
 
-def test_dense_refuses_another_length() -> None:
-    with pytest.raises(ValueError, match="900"):
-        decode(some(), M).dense(901)
-
-
 def test_an_lz4_section_longer_than_lz4_knows_is_refused_before_it_is_expanded() -> None:
     m = 1 << 31
     body = BODY.pack(m, m, 0, 128, 0, 0, 0) + struct.pack("<5Q", 0, 0, 2 << 61 | 1, 0, 0) + b"\0"

@@ -149,16 +149,6 @@ def test_at_p_of_one_the_sample_is_the_vector() -> None:
     assert torch.equal(s.take(x), x)
 
 
-def test_a_name_is_found_for_a_position() -> None:
-    s = Cocktail(random_ratio=0.5, block_size=16).draw(10_000, 1, 0)
-    name = s.namer(["embed", "layer.weight", "layer.bias"], [0, 4000, 9000])
-
-    for position in (0, s.m // 2, s.m - 1):
-        at = visited(s)[position]
-        which = "embed" if at < 4000 else "layer.weight" if at < 9000 else "layer.bias"
-        assert name(position).startswith(which + ", element ")
-
-
 def test_a_vector_of_another_length_is_refused_with_both_numbers() -> None:
     s = Cocktail().draw(1000, 1, 1)
 

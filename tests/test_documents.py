@@ -15,7 +15,7 @@ DOCUMENTS = sorted(
     path
     for pattern in ("*.md", "*/*.md", "*/*/*.md")
     for path in ROOT.glob(pattern)
-    if path.relative_to(ROOT).parts[0] in (*ROOMS, "scripts", "README.md") and path.name != "template.md"
+    if path.relative_to(ROOT).parts[0] in (*ROOMS, "scripts", "README.md")
 )
 
 

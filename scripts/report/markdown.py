@@ -1,4 +1,4 @@
-"""Markdown of RESULTS.md: tables, dates, and the sections of template.md with their values filled in."""
+"""Markdown of RESULTS.md: tables, dates, and results_template.txt with its values filled in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECTIONS = {  # name -> title, text
     name: (title, text)
     for name, title, text in re.findall(
         r"^## (\w+): (.*?)\n\n(.*?)(?=\n## |\Z)",
-        Path(__file__).with_name("template.md").read_text(encoding="utf-8"),
+        Path(__file__).with_name("results_template.txt").read_text(encoding="utf-8"),
         re.DOTALL | re.MULTILINE,
     )
 }

@@ -108,7 +108,7 @@ class Cocktail:
         self,
         v: torch.Tensor,  # (m,) float32: what the sample holds
         names: Callable[[int], str] | None = None,  # position -> parameter, for the error message
-        seed: int = 0,  # of the dither, where `stochastic`
+        seed: int = 0,  # of the dither, where `stochastic_rounding`
         kernels: bool | None = None,  # True: Triton; False: NumPy, the reference; None: what is fastest here
     ) -> Encoded:
         """Compress v. NonFiniteError if v holds NaN or infinity; then nothing was encoded."""

@@ -46,9 +46,7 @@ def _within(bits: torch.Tensor, start: int, down: torch.Tensor) -> int:
 
 
 def _inner(rows: torch.Tensor) -> torch.Tensor:
-    """Multiply each row with A: (r, 65536) int32 -> (r,) int64, in blocks, so that no int64 copy of all is
-    made.
-    """
+    """Multiply each row with A: (r, 65536) int32 -> (r,) int64, in blocks: no int64 copy of all."""
     out = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
     if rows.device.type == "cpu":
         across, pattern = _across().numpy(), rows.numpy().view(np.uint32)

@@ -10,9 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class Update:
-    """A sparse vector over the sample: `values[j]` at `positions[j]`, zero elsewhere; one and the same
-    anywhere.
-    """
+    """A sparse vector over the sample: `values[j]` at `positions[j]`, zero elsewhere."""
 
     size: int  # m, length of the sampled vector
     positions: torch.Tensor  # (k,) int64, ascending, each once

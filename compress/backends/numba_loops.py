@@ -201,9 +201,7 @@ def nearest(
 
 @loop
 def join(codes: np.ndarray, values: np.ndarray, width: int, out: np.ndarray) -> None:
-    """Pack signs and level numbers as `quantizer._join` does, for widths 2 and 4. out: zeros, of the length
-    of the result.
-    """
+    """Pack signs and level numbers of 2 or 4 bits as `quantizer._join`. out: zeros, as long as the result."""
     each = 8 // width
     whole = len(codes) // 2 * 2 if width == 4 else 0
     for i in range(whole // 2):

@@ -62,9 +62,7 @@ def encode_positions(positions: np.ndarray, m: int, loops: ModuleType | None = N
 
 
 def encode_steps(step: np.ndarray) -> EncodedPositions:
-    """Encode the steps between positions, (k,) uint8, at least 1; the first counts from -1. Overwrites
-    `step`.
-    """
+    """Encode the steps between positions, (k,) uint8, at least 1, from -1 on. Overwrites `step`."""
     step -= 1
     return EncodedPositions(GAPS, 0, shrink(step.data), shrink(b""))
 

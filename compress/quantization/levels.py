@@ -120,9 +120,7 @@ class _Fitting:
             self.improve(8)
 
     def cheapen(self, budget: float, most: float) -> None:
-        """Raise the price until a level's number carries `budget` bits, as long as the error stays below
-        `most`.
-        """
+        """Raise the price until a level's number carries `budget` bits, while the error is below `most`."""
         unpriced = self.error()
         for price in PRICES:
             if self.entropy() <= budget:
@@ -197,9 +195,7 @@ def stretch(y: np.ndarray, levels: Levels) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _centres() -> np.ndarray:
-    """Return the magnitude in the middle of each bin, (BINS,) float64; 0 for the first, which takes all
-    smaller ones.
-    """
+    """Return the magnitude in the middle of each bin, (BINS,) float64; 0 for the first."""
     pattern = ((np.arange(BINS, dtype=np.int32) + LOWEST) << SHIFT) + (1 << (SHIFT - 1))
     pattern[0] = 0
     return pattern.view(np.float32).astype(np.float64)

@@ -109,17 +109,13 @@ def table_size(bits: int) -> int:
 
 
 def planes(data: np.ndarray, width: int) -> np.ndarray:
-    """Reorder `width`-byte words to all first bytes, all second bytes, ...; a negative width undoes it. (n,)
-    uint8.
-    """
+    """Reorder `width`-byte words to all first bytes, all second, ...; (n,) uint8. Negative: undo it."""
     turned = data.reshape(-1, width) if width > 0 else data.reshape(-width, -1)
     return turned.T.copy().reshape(-1)
 
 
 def bf16(x: np.ndarray, up: bool) -> np.ndarray:
-    """Round non-negative (n,) float32 to the nearest BF16, or the next one up, as float32; at most the
-    largest finite one.
-    """
+    """Round non-negative (n,) float32 to the nearest finite BF16, or the next one up, as float32."""
     pattern = x.view(np.uint32) + np.uint32(0xFFFF if up else 0x8000)
     return np.minimum(pattern & np.uint32(0xFFFF0000), np.uint32(0x7F7F0000)).view(np.float32)
 
@@ -213,9 +209,7 @@ def _fitted(values: np.ndarray, bits: int, bucket: int, loops: ModuleType | None
 
 
 def _normalized(values: np.ndarray, bucket: int, by_largest: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Compute magnitudes over the scale of their bucket, (rows, bucket), and the scales, (rows,), BF16
-    numbers.
-    """
+    """Compute magnitudes over the scale of their bucket, (rows, bucket), and the BF16 scales, (rows,)."""
     y = _magnitudes(values, bucket)
     scale = _scale(y, len(values), by_largest)
     y *= _inverse(scale)[:, None]
@@ -304,9 +298,7 @@ def _inverse(scale: np.ndarray) -> np.ndarray:
 
 
 def _patterns(scale: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Convert scales to BF16 patterns, (n,) uint16, lowered where the top level times the scale would
-    overflow.
-    """
+    """Convert scales to BF16 patterns, (n,) uint16, lowered where the top level would overflow."""
     limit = np.finfo(np.float32).max / np.float32(table.max())
     return (np.minimum(scale.view(np.uint32), limit.view(np.uint32)) >> np.uint32(16)).astype(np.uint16)
 

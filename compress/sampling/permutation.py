@@ -9,6 +9,7 @@ on any platform and in any version, because no library's random numbers are invo
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 WORD = 0xFFFFFFFF
@@ -47,26 +48,24 @@ def permute(places: Any, n: int, key: list[int]) -> Any:
 
     places: int64 array or tensor with values in [0, n); n < 2**60.
     """
-    rows = math.isqrt(n - 1) + 1 if n > 1 else 1
-    columns = -(-n // rows)
-    there = _walk(places, rows, columns, key)
-    out = there >= n
-    while out.any():  # a x b exceeds n by less than 2 sqrt(n): few walk twice
-        there[out] = _walk(there[out], rows, columns, key)
-        out = there >= n
-    return there
+    return _within(n, _walk, places, key)
 
 
 def place_of(units: Any, n: int, key: list[int]) -> Any:
     """Invert `permute`: return the place of each unit. units: int64 array or tensor, in [0, n)."""
+    return _within(n, _walk_back, units, key)
+
+
+def _within(n: int, walk: Callable[[Any, int, int, list[int]], Any], start: Any, key: list[int]) -> Any:
+    """Walk from each number of `start` until it lands inside 0 .. n - 1."""
     rows = math.isqrt(n - 1) + 1 if n > 1 else 1
     columns = -(-n // rows)
-    place = _walk_back(units, rows, columns, key)
-    out = place >= n
-    while out.any():
-        place[out] = _walk_back(place[out], rows, columns, key)
-        out = place >= n
-    return place
+    there = walk(start, rows, columns, key)
+    out = there >= n
+    while out.any():  # a x b exceeds n by less than 2 sqrt(n): few walk twice
+        there[out] = walk(there[out], rows, columns, key)
+        out = there >= n
+    return there
 
 
 def _walk(places: Any, rows: int, columns: int, key: list[int]) -> Any:

@@ -208,8 +208,7 @@ def resolve(name: str) -> Key:
 
 
 def set_value(values: dict[str, Any], key: Key, value: Any) -> None:
-    """Set `key`, creating the sections on the way; None removes it. Errors: ValueError where the path is
-    wrong."""
+    """Set `key` and the sections above it; None removes it. Errors: ValueError where the path is wrong."""
     node: Any = values
     for depth, part in enumerate(key):
         last = depth == len(key) - 1

@@ -53,10 +53,7 @@ def load_recipe(
 
 
 def load_resolved(
-    name_or_path: str | Path,
-    overrides: Sequence[str] = (),
-    data: str | None = None,
-    model: str | None = None,
+    name_or_path: str | Path, overrides: Sequence[str] = (), data: str | None = None, model: str | None = None
 ) -> Resolved:
     """Load a recipe as `load_recipe` does, and keep its document."""
     source = source_of(name_or_path)

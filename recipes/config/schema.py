@@ -83,9 +83,7 @@ Seconds = Annotated[
     Field(gt=0, allow_inf_nan=False, json_schema_extra={"format": "45s, 10m, 2h, or seconds"}),
 ]
 Size = Annotated[
-    int,
-    BeforeValidator(parse_size),
-    Field(gt=0, json_schema_extra={"format": "24GiB, 80GB, or bytes"}),
+    int, BeforeValidator(parse_size), Field(gt=0, json_schema_extra={"format": "24GiB, 80GB, or bytes"})
 ]
 StepsOrRatio = Annotated[Real, Field(ge=0), AfterValidator(steps_or_ratio)]
 Whole = Annotated[int, Field(ge=1)]
@@ -141,8 +139,7 @@ class Lora(Section):
 
 class Dataset(Section):
     path: Annotated[
-        str,
-        Field(min_length=1, description="file, folder, glob, https, hub id, or builtin:python-docs"),
+        str, Field(min_length=1, description="file, folder, glob, https, hub id, or builtin:python-docs")
     ]
     name: str | None = key(None, "configuration of a hub data set")
     data_files: Annotated[tuple[str, ...], Strict(False)] | str | None = key(
@@ -431,9 +428,8 @@ class Recipe(Section):
 
     def to_json(self) -> str:
         """Serialize canonically: all keys, sorted, no spaces. `recipe_hash` is the sha256 of this text."""
-        return json.dumps(
-            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False
-        )
+        values = self.model_dump(mode="json")
+        return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
     @property
     def recipe_hash(self) -> str:

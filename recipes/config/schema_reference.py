@@ -60,8 +60,7 @@ def json_schema(name: str = "") -> dict[str, Any]:
 
 
 def find(name: str) -> Place:
-    """Find a section by its name, a field by its dotted or bare name. Errors: RecipeError with a
-    suggestion."""
+    """Find a section, or a field by its dotted or bare name. Errors: RecipeError with a suggestion."""
     place, parts = Place("", Recipe), tuple(part for part in name.split(".") if part and not part.isdecimal())
     if len(parts) == 1 and parts[0] in Dataset.model_fields and parts[0] not in bare_keys():
         parts = ("datasets", *parts)

@@ -200,8 +200,7 @@ def _open(
 
 
 def _split(parts: Parts, size: float, seed: int) -> tuple[Parts, Parts]:
-    """Draw held-out rows by the seed; returns training and held-out rows, each by data set. Errors: DataError
-    where none is left for either."""
+    """Draw held-out rows by the seed; returns training and held-out rows. Errors: DataError."""
     total = sum(map(len, parts))
     count = max(1, round(size * total)) if size < 1 else int(size)
     if count >= total:

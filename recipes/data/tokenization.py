@@ -63,14 +63,20 @@ class RowTokenizer:
     def tokenize(self, rows: Sequence[Row]) -> list[TokenizedDocument]:
         """Tokenize rows. Errors: DataError naming the place of the first row that does not fit."""
         if self.row_type == "text":
-            column = self.dataset.column_map.get("text", self.dataset.dataset_text_field)
+            column = self._column("text", self.dataset.dataset_text_field)
             return self._texts([_text(row, column) for row in rows])
         if self.row_type == "chat":
             return [self._chat(self._messages(row), row.place) for row in rows]
         if self.row_type == "tokenized":
             return [self._tokenized(row) for row in rows]
-        pairs = [self._alpaca(row) if self.row_type == "alpaca" else self._pair(row) for row in rows]
-        return self._pairs(pairs)
+        if self.row_type == "alpaca":
+            return self._pairs([self._alpaca(row) for row in rows])
+        prompt, completion = self._column("prompt"), self._column("completion")
+        return self._pairs([(_text(row, prompt), _text(row, completion)) for row in rows])
+
+    def _column(self, name: str, default: str | None = None) -> str:
+        """Name of the data set's column for our column `name`."""
+        return self.dataset.column_map.get(name, name if default is None else default)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
@@ -103,30 +109,24 @@ class RowTokenizer:
             encoded.append(tokens)
         return encoded
 
-    def _pair(self, row: Row) -> tuple[str, str]:
-        columns = self.dataset.column_map
-        return (
-            _text(row, columns.get("prompt", "prompt")),
-            _text(row, columns.get("completion", "completion")),
-        )
-
     def _alpaca(self, row: Row) -> tuple[str, str]:
-        columns = self.dataset.column_map
-        instruction = _text(row, columns.get("instruction", "instruction"))
-        name = columns.get("input", "input")
+        instruction, name = _text(row, self._column("instruction")), self._column("input")
         context = _text(row, name) if row.fields.get(name) else ""
         prompt = ALPACA.format(
             paired=", paired with an input that provides further context" if context else "",
             instruction=instruction,
             input=f"### Input:\n{context}\n\n" if context else "",
         )
-        return prompt, _text(row, columns.get("output", "output"))
+        return prompt, _text(row, self._column("output"))
 
     def _messages(self, row: Row) -> list[dict[str, str]]:
         """Convert the conversation to {role, content}; ShareGPT's from/value and role names are known."""
-        columns = self.dataset.column_map
-        name = columns.get("messages", "messages")
-        if name not in row.fields and "messages" not in columns and "conversations" in row.fields:
+        name = self._column("messages")
+        if (
+            name not in row.fields
+            and "messages" not in self.dataset.column_map
+            and "conversations" in row.fields
+        ):
             name = "conversations"
         listed = row.fields.get(name)
         if not isinstance(listed, list) or not listed:
@@ -138,22 +138,20 @@ class RowTokenizer:
                 raise DataError(f"{place} must be an object with role and content")
             sharegpt = "from" in message and "role" not in message
             inner = Row(message, place)
-            role = _text(inner, columns.get("role", "from" if sharegpt else "role"))
-            content = _text(inner, columns.get("content", "value" if sharegpt else "content"))
+            role = _text(inner, self._column("role", "from" if sharegpt else "role"))
+            content = _text(inner, self._column("content", "value" if sharegpt else "content"))
             messages.append({"role": ROLES.get(role, role), "content": content})
         return messages
 
     def _tokenized(self, row: Row) -> TokenizedDocument:
-        """Take tokens unchanged; masked ones are -100 in `labels`, or 0 in TRL's completion_mask and
-        assistant_masks."""
-        columns = self.dataset.column_map
-        tokens = _numbers(row, columns.get("input_ids", "input_ids"))
+        """Take tokens unchanged; masked: -100 in `labels`, 0 in completion_mask or assistant_masks."""
+        tokens = _numbers(row, self._column("input_ids"))
         if not len(tokens) or tokens.min() < 0 or tokens.max() >= len(self.tokenizer):
             met = f"{tokens.min()} to {tokens.max()}" if len(tokens) else "none"
             raise DataError(f"{row.place}: token ids must be 0 to {len(self.tokenizer) - 1}, there are {met}")
         trained = np.ones(len(tokens), dtype=bool)
         for ours in self._masks():
-            name = columns.get(ours, ours)
+            name = self._column(ours)
             if row.fields.get(name) is None:
                 continue
             values = _numbers(row, name)
@@ -295,8 +293,7 @@ def _tokenize(rows: Sequence[Row]) -> list[TokenizedDocument]:
 
 
 def detect_row_type(dataset: Dataset, first: Row) -> str:
-    """Detect the type of rows by the columns of the first. Errors: DataError with the columns that were
-    met."""
+    """Detect the type of rows by the columns of the first. Errors: DataError with the columns."""
     if dataset.type != "auto":
         return dataset.type
     renamed = {theirs: ours for ours, theirs in dataset.column_map.items()}

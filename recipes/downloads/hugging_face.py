@@ -232,8 +232,7 @@ class Repository:
             return str(made.repo_id)
 
     def push(self, folder: Path, message: str, inside: str | None = None) -> str:
-        """Push the model files of `folder` as one commit, into the repository's folder `inside`; its
-        address."""
+        """Push the model files of `folder`, into the repository's folder `inside`; the commit's address."""
         from huggingface_hub import HfApi
 
         with _pushing(self.name):

@@ -103,8 +103,7 @@ def check_trainable(recipe: Recipe, base: Path) -> None:
 
 
 def available_attention(wanted: str, device: str | torch.device) -> str:
-    """Attention to use on `device`: `wanted`, or `auto` where flash attention is not installed; both compute
-    the same."""
+    """Attention to use: `wanted`, or `auto`, which computes the same, where flash attention is missing."""
     from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
     here = {"flash_attention_2": is_flash_attn_2_available, "flash_attention_3": is_flash_attn_3_available}

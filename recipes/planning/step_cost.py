@@ -110,8 +110,7 @@ class DataSurvey:
 
 
 def survey_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> DataSurvey:
-    """Count the rows, and tokenize the first ones. Errors: DataError; a hub that does not answer is no
-    error."""
+    """Count the rows, tokenize the first. Errors: DataError; none where the hub does not answer."""
     rows: int | None = 0
     lengths: list[int] = []
     for dataset in recipe.datasets:

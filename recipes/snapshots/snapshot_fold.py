@@ -97,8 +97,7 @@ class Fold:
         return number
 
     def _sweep(self, file: BinaryIO, start: int) -> int:
-        """Write the vector from byte `start` on, a batch of packets at a time, shard after shard; its
-        fingerprint."""
+        """Write the vector from byte `start` on, a batch of packets at a time; its fingerprint."""
         shards, number = self.mix.cut(self.source.layout.size, self.seed), 0
         batches, done = list(self._batches(shards)), 0
         for first, last in batches:
@@ -144,8 +143,7 @@ class Fold:
         return checked
 
     def _batches(self, shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
-        """Ranges of packets that fit the memory budget together, at least one each; one empty range of
-        none."""
+        """Ranges of packets, not empty, that fit the memory budget; of no packets one empty range."""
         first, room = 0, self.budget - WINDOW_MEMORY
         for i in range(len(self.packets)):
             takes = 0  # one shard is open at a time
@@ -186,8 +184,7 @@ class Fold:
 
 @contextmanager
 def _names_round(round: int) -> Iterator[None]:
-    """Turn a PacketError into a WrongFold that names the round: a bad committed packet is a damaged
-    ledger."""
+    """Turn a PacketError into a WrongFold that names the round: the ledger is damaged."""
     try:
         yield
     except PacketError as error:

@@ -78,9 +78,7 @@ class FlatParameters:
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         self.model = model
         self.layout = layout_of(model)
-        self._parameters = [
-            p for p in model.parameters() if p.requires_grad
-        ]  # parameters(): tied weights once
+        self._parameters = [p for p in model.parameters() if p.requires_grad]  # tied weights once
         dtypes = {p.dtype for p in self._parameters}
         devices = {p.device for p in self._parameters}
         if dtypes != {torch.float32} or len(devices) != 1:
@@ -144,8 +142,7 @@ class FlatParameters:
 
     @contextmanager
     def use(self, vector: Tensor) -> Iterator[nn.Module]:
-        """Let the model compute with `vector` (P,) inside the context. A half-precision copy needs `refresh`
-        after."""
+        """Let the model compute with `vector` (P,) meanwhile; a half-precision copy needs `refresh` after."""
         self.layout.check(vector)
         if self.copy is not None:
             self.copy.copy_(vector)

@@ -40,15 +40,7 @@ DTYPES = {
 MAX_HEADER = 100 << 20  # bytes
 DISK_RESERVE = 256 << 20  # bytes that stay free on the disk
 COPIED_AT_ONCE = 1 << 24  # elements brought to the host at a time: 64 MiB
-MALFORMED = (
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    OSError,
-    RecursionError,
-)
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, RecursionError)
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,7 @@ class Survivors:
 
 
 def largest(v: torch.Tensor, k: int) -> Survivors:
-    """Select the k largest magnitudes of v, (m,) float32, as `topk.largest`; the same ones where that is
-    exact.
-    """
+    """Select the k largest magnitudes of v, (m,) float32: those of `topk.largest` where that is exact."""
     bits = v.view(torch.int32)
     for sigmas in topk.SIGMAS:
         low = _guess(bits, k, sigmas)

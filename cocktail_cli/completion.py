@@ -35,9 +35,7 @@ def run_names(incomplete: str) -> Offers:
 
 
 def overrides(incomplete: str) -> Offers:
-    """Offer `training.learning_rate=` and `learning_rate=`; after the = the values of a field with
-    choices.
-    """
+    """Offer `training.learning_rate=` and `learning_rate=`; after the = the choices, if there are any."""
     from recipes.config import Recipe
 
     found: Offers = []

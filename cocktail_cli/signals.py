@@ -32,9 +32,7 @@ class LeaveRequest:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Raise StopAsked at the first signal in this block, which has nothing in flight and does not
-        poll.
-        """
+        """Raise StopAsked at the first signal in this block, which must have nothing in flight."""
         self.raises = True
         try:
             if self.reason:

@@ -237,9 +237,7 @@ class DurableShards:
         self.aggregator.set_budget(size)
 
     def longest(self, round: int) -> int:
-        """Return the most bytes an update of these shards can have in `round` or the next: FP32, with
-        indices.
-        """
+        """Return the most bytes of an update of these shards in `round` or the next: FP32, indices."""
         mix, owned = self.aggregator.compressor, self.aggregator.assigned.values()
         return max(
             SPARE + sum(SPARE + 8 * mix.schedule(o.shard.size, o.shard.seed, r).m for o in owned)

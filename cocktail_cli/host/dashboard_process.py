@@ -1,6 +1,4 @@
-"""The dashboard beside a launch (`--dashboard`), in a process of its own: visitors cannot slow the hub
-down.
-"""
+"""The dashboard beside a launch (`--dashboard`), in its own process: visitors cannot slow the hub down."""
 
 from __future__ import annotations
 

@@ -3,45 +3,18 @@
 from __future__ import annotations
 
 import os
-import queue
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cocktail_cli import machine
 from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
-from cocktail_cli.machine import (
-    ListenAddress,
-    RunRecord,
-    State,
-    check_trust,
-    new_name,
-    own_keys,
-    pick_devices,
-    reach_of,
-    reread_run,
-    save_run,
-)
 from cocktail_cli.signals import leave_on_signal
-from cocktail_cli.ui import (
-    Event,
-    Progressed,
-    ProgressMeter,
-    Reached,
-    RunFinished,
-    RunPaused,
-    RunStarted,
-    View,
-    Warning,
-    poll_status,
-    timestamp,
-    trackers_of,
-)
+from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp, trackers_of
 
 from . import run_folder as in_folder
 from .dashboard_process import DashboardProcess
@@ -52,13 +25,11 @@ from .resume_run import Listen, as_begun, check_corpus, same_address, same_base,
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from recipes.config import Logging
     from recipes.config import Recipe as Resolved
     from recipes.data import Corpus, StreamedCorpus
     from recipes.downloads import Repository
     from recipes.models import Base
     from transport import Hub, RunKeys
-    from transport.protocol import Event as HubEvent
     from transport.protocol import RunEnded
 
     from .narrator import Narrator
@@ -94,15 +65,14 @@ class LaunchSettings:
 
 
 def launch_run(wanted: LaunchSettings, view: View) -> None:
-    """Resolve the recipe, claim the output folder and host the run to its end; or start a process that
-    does.
-    """
+    """Resolve the recipe, claim the output folder and host the run; or start a process that does."""
     from recipes.config import load_recipe
 
     recipe = load_recipe(wanted.recipe, wanted.overrides, wanted.data, wanted.model)
-    check_trust(recipe, wanted.local.trust_remote_code)
+    machine.check_trust(recipe, wanted.local.trust_remote_code)
     for device in [] if wanted.detach else wanted.local.devices_of(wanted.peers):
-        pick_devices(device, wanted.local.gpus)  # a missing device is found before anything is fetched
+        # a missing device is found before anything is fetched
+        machine.pick_devices(device, wanted.local.gpus)
     folder = (wanted.output_dir or Path(recipe.output_dir)).resolve()
     folder = in_folder.unused_folder(folder) if wanted.fresh else folder
     listen, resumed = wanted.listen, unfinished(folder, recipe) if wanted.resume else None
@@ -116,7 +86,7 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
     in_folder.log_to(folder / in_folder.LOG, wanted.verbose)
 
     def warn(what: str) -> None:
-        view.show(Warning(what))
+        view.show(events.Warning(what))
 
     trackers = trackers_of(recipe, folder, warn)
     recorder = in_folder.Recorder(folder, warn, recipe.training.global_batch_size, trackers)
@@ -143,16 +113,17 @@ class HostSession:
         recipe: Resolved,
         folder: Path,
         views: list[View],
-        resumed: RunRecord | None = None,
+        resumed: machine.RunRecord | None = None,
         page: DashboardProcess | None = None,
     ) -> None:
         self.recipe, self.folder, self.views, self.resumed = recipe, folder, views, resumed
         self.asked_hash = recipe.recipe_hash  # before revisions are pinned to commits
+        self.record: machine.RunRecord  # from `open` on
         self.page = page
         self.stop_reason = ""
         self.stop_by = float("inf")  # on the monotonic clock
 
-    def show(self, event: Event) -> None:
+    def show(self, event: events.Event) -> None:
         for view in self.views:
             view.show(event)
 
@@ -174,15 +145,15 @@ class HostSession:
         narrator = Narrator(work.parameters, self.recipe.compression.local_steps)
         # Before this there is nothing to end in good order: Ctrl-C is the usual KeyboardInterrupt.
         with leave_on_signal(self.ask_stop):
-            hub, record = self.open(work, narrator, listen, peers)
-            door = self.door(record) if self.recipe.swarm.owners == "peers" else None
+            hub = self.open(work, narrator, listen, peers)
+            door = self.door() if self.recipe.swarm.owners == "peers" else None
             children = LocalPeers(self.folder, replace(local, door=door))
             steps = hub.settings.steps
             every = self.recipe.checkpoint.save_every(steps)
             snapshots = SnapshotThread(work.model, every, steps, hub.offer)
             try:
                 snapshots.start()
-                children.start(record.local_url(), peers)
+                children.start(self.record.local_url(), peers)
                 ended = self.follow(hub, narrator, children, snapshots)
                 children.finish(self.within(5.0))
             except BaseException as error:
@@ -190,8 +161,8 @@ class HostSession:
                 hub.stop(now=True, reason="stopped by its host" if at_once else explain(error).message)
                 self.stop_by = time.monotonic() if at_once else self.stop_by
                 with suppress(OSError):  # of a full disk, perhaps the error itself
-                    save_run(reread_run(record).ended("failed", narrator.step, narrator.eval_loss))
-                self.say_how_to_go_on(record)
+                    self.record_end("failed", narrator)
+                self.say_how_to_go_on()
                 raise
             finally:
                 snapshots.close()
@@ -200,13 +171,13 @@ class HostSession:
                     hub.ledger.close()
                     work.close()
             full = hub.error is not None and disk_is_full(hub.error)
-            self.hand_over(work, record, narrator, ended, full)
+            self.hand_over(work, narrator, ended, full)
 
     # ---- before --------------------------------------------------------------------------------------------
 
     def prepare(self) -> RunDelegate:
         """Bring base model and corpus to this disk, and write the resolved recipe beside them."""
-        self.show(Progressed("starting"))  # the imports below take seconds
+        self.show(events.Progressed("starting"))  # the imports below take seconds
         from recipes.data import read_rows
         from recipes.models import check_fit, load_tokenizer, open_tokenizer, prepare_base
 
@@ -218,7 +189,7 @@ class HostSession:
         for dataset in (*self.recipe.datasets, *self.recipe.eval_datasets):
             # a missing file is found before a model is fetched
             read_rows(dataset, progress=self.meter(f"fetching {dataset.path}"))
-        self.show(Progressed("preparing the base model"))
+        self.show(events.Progressed("preparing the base model"))
         if self.resumed is None:
             fetched = self.meter(f"fetching {model.model_name_or_path}")
             base = prepare_base(self.recipe, self.folder / in_folder.BASE, fetched)
@@ -234,9 +205,9 @@ class HostSession:
         else:
             check_corpus(self.resumed, self.recipe, corpus)
         for line in corpus.found:
-            self.show(Progressed(f"data: {line}"))
+            self.show(events.Progressed(f"data: {line}"))
         for warning in corpus.warnings:
-            self.show(Warning(warning))
+            self.show(events.Warning(warning))
         return RunDelegate(self.recipe, base, corpus, self.folder / in_folder.LEDGER)
 
     def _pin_recipe(self, base: Base) -> None:
@@ -246,7 +217,7 @@ class HostSession:
         self.recipe = pin_revisions(self.recipe, base.folder)
         if (commit := self.recipe.model.model_revision) is not None:
             model = self.recipe.model.model_name_or_path
-            self.show(Progressed(f"{model}: commit {commit}, for this run and all its peers"))
+            self.show(events.Progressed(f"{model}: commit {commit}, for this run and all its peers"))
         text = self.recipe.to_json()
         (self.folder / in_folder.RESOLVED).write_text(text, encoding="utf-8")
         (self.folder / in_folder.RECIPE).write_text(in_folder.as_yaml(text), encoding="utf-8")
@@ -255,7 +226,7 @@ class HostSession:
         from recipes.config import is_hub_id
         from recipes.data import build_corpus, count_lines, prefetch_dataset
 
-        self.show(Progressed("reading the data"))
+        self.show(events.Progressed("reading the data"))
         meters: dict[str, ProgressMeter] = {}
 
         def tokenized(path: str, rows: int) -> None:
@@ -270,9 +241,7 @@ class HostSession:
                     counts[dataset.path] = prefetch_dataset(dataset, self.meter(f"fetching {dataset.path}"))
         return build_corpus(self.recipe, tokenizer, self.folder / in_folder.STREAM, tokenized)
 
-    def open(
-        self, work: RunDelegate, narrator: Narrator, listen: Listen, peers: int
-    ) -> tuple[Hub, RunRecord]:
+    def open(self, work: RunDelegate, narrator: Narrator, listen: Listen, peers: int) -> Hub:
         """Open the hub, and write the record by which other commands find it."""
         from recipes.models import package_versions
         from transport import Hub, Ledger, RunKeys, ask_status, parse_url
@@ -281,8 +250,8 @@ class HostSession:
         from .run_delegate import settings_of
 
         old = self.resumed
-        keys, name = (RunKeys(**old.keys), old.run) if old else (RunKeys.generate(), new_name())
-        settings = settings_of(work, name, peers, own_keys().public)
+        keys, name = (RunKeys(**old.keys), old.run) if old else (RunKeys.generate(), machine.new_name())
+        settings = settings_of(work, name, peers, machine.own_keys().public)
         ledger = Ledger(self.folder / in_folder.LEDGER, run=name, samples=settings.samples)
         work.recover(ledger)
         narrator.recall(ledger)
@@ -290,7 +259,7 @@ class HostSession:
         hub = Hub((listen.bind, listen.port), keys, ledger, settings, work)
         work.tell = hub.warn
         hub.start()
-        reach = reach_of(listen.bind, hub.port, listen.advertise)
+        reach = machine.reach_of(listen.bind, hub.port, listen.advertise)
         url = str(keys.url(reach.host, reach.port, name))
         if old and not listen.advertise:
             url = old.url  # as volunteers have it, whatever this machine is called today
@@ -299,9 +268,9 @@ class HostSession:
             record = replace(record, port=hub.port, bind=listen.bind, reach=reach.known)
         record = replace(record, url=url, pid=os.getpid(), state="running", planned=settings.steps)
         self.record = record
-        save_run(record)
+        machine.save_run(record)
         self.show(
-            RunStarted(
+            events.RunStarted(
                 run=name,
                 url=url,
                 recipe=self.recipe.name,
@@ -318,11 +287,11 @@ class HostSession:
         poll_status(self.views[0], partial(ask_status, parse_url(record.local_url()), STATUS_TIMEOUT))
         if self.page is not None:
             self.page.start(self.folder)
-        return hub, record
+        return hub
 
-    def _new_record(self, work: RunDelegate, keys: RunKeys, name: str) -> RunRecord:
+    def _new_record(self, work: RunDelegate, keys: RunKeys, name: str) -> machine.RunRecord:
         """Describe a new run, but for what its hub determines."""
-        return RunRecord(
+        return machine.RunRecord(
             run=name,
             url="",
             keys=asdict(keys),
@@ -339,13 +308,12 @@ class HostSession:
             data_sha256=work.corpus.digest(),
         )
 
-    @staticmethod
-    def door(record: RunRecord) -> ListenAddress:
+    def door(self) -> machine.ListenAddress:
         """Choose where each local peer listens for others: at the hub's address, any free port."""
         from transport import parse_url
 
-        host = parse_url(record.url).host
-        return ListenAddress(record.bind, 0, f"[{host}]" if ":" in host else host)
+        host = parse_url(self.record.url).host
+        return machine.ListenAddress(self.record.bind, 0, f"[{host}]" if ":" in host else host)
 
     @property
     def repository(self) -> Repository | None:
@@ -365,106 +333,108 @@ class HostSession:
         """Show the run until it is over; pass on a request to stop, watch local peers, snapshots and loss."""
         from transport.protocol import RoundCommitted, RunEnded
 
-        feed, watchdog = HubEvents(hub.events()), LossWatchdog.of(self.recipe.logging)
-        asked = False
-        while True:
+        logging, asked = self.recipe.logging, False
+        watchdog = LossWatchdog(logging.loss_watchdog_threshold, logging.loss_watchdog_patience)
+        for event in hub.events(TICK):
             if self.stop_reason and not asked:
                 asked = True
-                self.show(Progressed(f"stopping ({self.stop_reason}): finishing the exchange in flight"))
+                said = f"stopping ({self.stop_reason}): finishing the exchange in flight"
+                self.show(events.Progressed(said))
                 hub.stop(now=False)
             for peer in children.newly_ended():
                 self.on_peer_exit(peer, children, narrator)
             for news in (*snapshots.events(), *(self.page.news() if self.page else ())):
                 self.show(news)
-            event = feed.next(TICK)
             if event is None:
-                if feed.over:
-                    raise Failure("unexpected", "the hub ended without saying why")
                 continue
-            for said in narrator.tell(event):
-                self.show(said)
-                if isinstance(said, Reached):
-                    confirmed = f"confirmed by {said.peer}, from {said.where}"
-                    save_run(replace(reread_run(self.record), reach=confirmed))
+            for told in narrator.tell(event):
+                self.show(told)
+                if isinstance(told, events.Reached):
+                    confirmed = f"confirmed by {told.peer}, from {told.where}"
+                    machine.save_run(replace(machine.reread_run(self.record), reach=confirmed))
             if isinstance(event, RoundCommitted):
                 snapshots.committed(event.round, event.step)
                 watchdog.see(event.loss)
             if isinstance(event, RunEnded):
                 return event
+        raise Failure("unexpected", "the hub ended without saying why")
 
     def on_peer_exit(self, ended: EndedPeer, children: LocalPeers, narrator: Narrator) -> None:
         """Warn of a local peer that ended during the run; give up where no other peer can do its work."""
         if self.stop_reason:
             return
         said = f": {ended.said}" if ended.said else ""
-        self.show(Warning(f"{ended.name} ended with exit {ended.exit}{said}"))
+        self.show(events.Warning(f"{ended.name} ended with exit {ended.exit}{said}"))
         if not children.any_left and not narrator.present and narrator.rounds == 0:
             raise Failure("no_result", f"every local peer failed before the first step; {ended.name}{said}")
 
     # ---- after ---------------------------------------------------------------------------------------------
 
-    def hand_over(
-        self, work: RunDelegate, record: RunRecord, narrator: Narrator, ended: RunEnded, full: bool
-    ) -> None:
+    def hand_over(self, work: RunDelegate, narrator: Narrator, ended: RunEnded, full: bool) -> None:
         """Write the committed model, unless the disk is full; say how the run ended."""
         from transport.protocol import PAUSED
 
-        state: State = "finished" if ended.exit_code == 0 and narrator.rounds else "failed"
+        state: machine.State = "finished" if ended.exit_code == 0 and narrator.rounds else "failed"
         state = "paused" if ended.exit_code == PAUSED else state
         try:
             if narrator.rounds and not full and state != "paused":
-                self.show(Progressed("writing the model"))
+                self.show(events.Progressed("writing the model"))
                 rounds = work.model.write_model(self.folder, progress=self.meter("writing the model"))
-                self.push(record, rounds)
-            save_run(reread_run(record).ended(state, narrator.step, narrator.eval_loss))
+                self.push(rounds)
+            self.record_end(state, narrator)
         except Exception as error:
             if not full and not disk_is_full(error):
                 raise
             full = True
         if full:
             with suppress(OSError):
-                save_run(reread_run(record).ended("failed", narrator.step, narrator.eval_loss))
-            self.say_how_to_go_on(record)
+                self.record_end("failed", narrator)
+            self.say_how_to_go_on()
             raise out_of_disk(self.folder, (AGAIN,))
         if state == "finished":
             work.durable.forget()
         if state == "paused":
-            self.show(RunPaused(record.run, narrator.step, record.planned, ended.reason))
-            self.say_how_to_go_on(record)
+            self.show(events.RunPaused(self.record.run, narrator.step, self.record.planned, ended.reason))
+            self.say_how_to_go_on()
             return
         if ended.exit_code or not narrator.rounds:
-            self.say_how_to_go_on(record)
+            self.say_how_to_go_on()
             raise Failure(FAILURES.get(ended.exit_code, "unexpected"), ended.reason)
         self.show(
-            RunFinished(
-                run=record.run,
+            events.RunFinished(
+                run=self.record.run,
                 model=shown(self.folder),
                 steps=narrator.step,
                 eval_loss=narrator.eval_loss,
                 reason=ended.reason,
-                planned=record.planned,
+                planned=self.record.planned,
             )
         )
 
-    def push(self, record: RunRecord, rounds: int) -> None:
+    def record_end(self, state: machine.State, narrator: Narrator) -> None:
+        """Write to run.json how the run ended, beside what other commands have written there."""
+        record = machine.reread_run(self.record)
+        machine.save_run(record.ended(state, narrator.step, narrator.eval_loss))
+
+    def push(self, rounds: int) -> None:
         """Push the model, which is on the disk even if this fails."""
         if (repository := self.repository) is None:
             return
-        self.show(Progressed(f"pushing the model to {repository.name}"))
+        self.show(events.Progressed(f"pushing the model to {repository.name}"))
         try:
-            address = repository.push(self.folder, f"{record.run}, {rounds} rounds")
+            address = repository.push(self.folder, f"{self.record.run}, {rounds} rounds")
         except Exception as error:
-            again = f"cocktail export {record.run} -o DIR --push {repository.name}"
-            self.show(Warning(f"the model is not pushed: {explain(error).message}; again: {again}"))
+            again = f"cocktail export {self.record.run} -o DIR --push {repository.name}"
+            self.show(events.Warning(f"the model is not pushed: {explain(error).message}; again: {again}"))
         else:
-            self.show(Progressed(f"pushed: {address}"))
+            self.show(events.Progressed(f"pushed: {address}"))
 
-    def say_how_to_go_on(self, record: RunRecord) -> None:
+    def say_how_to_go_on(self) -> None:
         """Show the command that resumes the run, on the terminal alone: its URL must not be recorded."""
         again = resume_command(sys.argv, shown(self.folder))
-        said = f"{record.run} is not finished: {again} goes on with it, at {reread_run(record).url}"
-        for view in self.views[:1]:
-            view.show(Warning(said))
+        record = machine.reread_run(self.record)
+        said = f"{record.run} is not finished: {again} goes on with it, at {record.url}"
+        self.views[0].show(events.Warning(said))
 
 
 @dataclass
@@ -474,10 +444,6 @@ class LossWatchdog:
     threshold: float | None  # None: off
     patience: int  # rounds in a row
     above: int = 0
-
-    @classmethod
-    def of(cls, logging: Logging) -> LossWatchdog:
-        return cls(logging.loss_watchdog_threshold, logging.loss_watchdog_patience)
 
     def see(self, loss: float | None) -> None:
         """Count a committed round; None, a round without new gradients, is passed over.
@@ -493,33 +459,6 @@ class LossWatchdog:
             before = "the folders in `snapshots` of the run's folder are models of before"
             hints = ("a lower training.learning_rate", before)
             raise Failure("no_result", f"training loss {loss:.4g}, {above}", hints=hints)
-
-
-@dataclass
-class HubEvents:
-    """Reads the hub's blocking iterator of events in a thread, so that its user can wait with a timeout."""
-
-    events: Iterator[HubEvent]
-    waiting: queue.SimpleQueue[HubEvent] = field(default_factory=queue.SimpleQueue)
-
-    def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self._pump, name="hub events", daemon=True)
-        self.thread.start()
-
-    def _pump(self) -> None:
-        for event in self.events:
-            self.waiting.put(event)
-
-    @property
-    def over(self) -> bool:
-        return not self.thread.is_alive() and self.waiting.empty()
-
-    def next(self, timeout: float) -> HubEvent | None:
-        """Return the next event; None where none came within `timeout` seconds."""
-        try:
-            return self.waiting.get(timeout=timeout)
-        except queue.Empty:
-            return None
 
 
 def shown(folder: Path) -> str:

@@ -1,6 +1,4 @@
-"""RunDelegate: the model side of a run, put together from recipes for transport's hub; and the hub's
-settings.
-"""
+"""RunDelegate: a run's model side, built from recipes for transport's hub; and the hub's settings."""
 
 from __future__ import annotations
 
@@ -166,9 +164,7 @@ class RunDelegate:
 
 
 def settings_of(work: RunDelegate, run: str, first_peers: int = 1, own_key: str = "") -> RunSettings:
-    """Describe the run for its hub. `first_peers`: peers that start with it on this machine, with
-    `own_key`.
-    """
+    """Describe the run for its hub. `first_peers`: peers started on this machine, with `own_key`."""
     from recipes.models import base_digests
 
     recipe = work.recipe

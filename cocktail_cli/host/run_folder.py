@@ -16,20 +16,7 @@ from typing import TextIO
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import RunRecord, read_run
 from cocktail_cli.ui import FOLDER as TRACKING
-from cocktail_cli.ui import (
-    Event,
-    Line,
-    Metrics,
-    PageOpened,
-    RunStarted,
-    Step,
-    Tracker,
-    as_json,
-    missing_lines,
-    read_written,
-    sentence,
-    step_line,
-)
+from cocktail_cli.ui import Line, Metrics, Tracker, events, missing_lines, read_written, sentence, step_line
 
 LOG = "cocktail.log"
 EVENTS = "events.jsonl"
@@ -139,7 +126,7 @@ class Recorder:
         self.warn = warn
         self.failing = False
 
-    def show(self, event: Event) -> None:
+    def show(self, event: events.Event) -> None:
         try:
             self.write(event)
             self.failing = False
@@ -148,17 +135,17 @@ class Recorder:
                 self.failing = True
                 self.warn(f"{EVENTS} cannot be written: {error.strerror}; the run goes on")
 
-    def write(self, event: Event) -> None:
-        if isinstance(event, RunStarted):
+    def write(self, event: events.Event) -> None:
+        if isinstance(event, events.RunStarted):
             head, _, place = event.url.partition("@")
             event = dataclasses.replace(event, url=f"{head.partition('.')[0]}.***@{place}")
-        if isinstance(event, PageOpened):
-            event = PageOpened(event.url.partition("#")[0])
-        if said := sentence(event) or (step_line(event, 0) if isinstance(event, Step) else ""):
+        if isinstance(event, events.PageOpened):
+            event = events.PageOpened(event.url.partition("#")[0])
+        if said := sentence(event) or (step_line(event, 0) if isinstance(event, events.Step) else ""):
             logging.getLogger(TOLD).info("%s", said)
-        self.events.write(as_json(event) + "\n")
+        self.events.write(events.as_json(event) + "\n")
         self.events.flush()
-        if isinstance(event, RunStarted):
+        if isinstance(event, events.RunStarted):
             for tracker in self.trackers:
                 tracker.start(event)
             if event.round:

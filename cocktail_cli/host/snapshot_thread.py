@@ -135,9 +135,7 @@ class CommittedModel:
         progress: ProgressHook = lambda done, total: None,
         round: int | None = None,
     ) -> int:
-        """Write the global model before `round` (None: of all committed rounds); return its number of
-        rounds.
-        """
+        """Write the global model before `round` (None: of all committed rounds); return that round."""
         from recipes.models import convert_dtype
         from recipes.weight_files import atomic_folder
 

@@ -35,9 +35,7 @@ def parse_advertised(text: str, port: int) -> tuple[str, int]:
 
 
 def reach_of(bind: str, port: int, advertise: str | None) -> Reach:
-    """Choose the address to advertise: the one asked for, else the one listened on, else this machine's
-    own.
-    """
+    """Choose the address to advertise: the one asked for, else the bound one, else this machine's own."""
     if advertise:
         host, port = parse_advertised(advertise, port)
         return Reach(host, port, f"{host}:{port}, as --advertise says")
@@ -97,9 +95,7 @@ def network_of(origin: str) -> str:
 
 
 def own_address() -> str:
-    """Return the address this machine would send from. Connecting a UDP socket only asks the routing
-    table.
-    """
+    """Return the address this machine would send from. Connecting a UDP socket sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # TEST-NET-1, which no machine has

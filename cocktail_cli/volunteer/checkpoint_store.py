@@ -59,9 +59,7 @@ class StoredCheckpoint:
     fingerprint: int  # of its global model
 
     def restore(self, peer: Peer) -> None:
-        """Load local model, global model and optimizer; the packets from `round` on are still to be
-        applied.
-        """
+        """Load local model, global model and optimizer; packets from `round` on are still to be applied."""
         from recipes.training import restore
 
         restore(peer, self.path)
@@ -80,9 +78,7 @@ def folder() -> Path:
 
 
 def path_of(run: str, name: str) -> Path:
-    """Return a checkpoint's path. Raises Failure (rejected) where the hub gives a name that is no file
-    name.
-    """
+    """Return a checkpoint's path. Raises Failure (rejected) where the hub's name is no file name."""
     for word in (run, name):
         if not PLAIN.fullmatch(word):
             raise Failure("rejected", f"the hub gives the name {word[:80]!r}, which is none for a file")

@@ -12,28 +12,11 @@ from typing import TYPE_CHECKING, cast
 
 import typer
 
+from cocktail_cli import signals
 from cocktail_cli.errors import EXIT, explain
 from cocktail_cli.host import hold_life_line
 from cocktail_cli.machine import cache, check_trust, own_keys, parse_listen, registered_as
-from cocktail_cli.signals import (
-    LEAVE_WITHIN,
-    PAUSE_WITHIN,
-    LeaveRequest,
-    StopAsked,
-    leave_in_time,
-    leave_on_signal,
-)
-from cocktail_cli.ui import (
-    Joined,
-    Left,
-    Progressed,
-    View,
-    Warning,
-    counted,
-    megabytes,
-    poll_status,
-    printable,
-)
+from cocktail_cli.ui import View, counted, events, megabytes, poll_status, printable
 
 from . import checkpoint_store
 from .availability import AvailabilityMonitor
@@ -87,7 +70,7 @@ class VolunteerSession:
         return bool(pause) and self.leave_reason == pause and not ended
 
     def warn(self, what: str) -> None:
-        self.view.show(Warning(what))
+        self.view.show(events.Warning(what))
 
     def take_part(self, patience: float, life_line: bool) -> None:
         """Join, train and leave.
@@ -122,14 +105,14 @@ class VolunteerSession:
             )
             stack.enter_context(closing(link))
             leave = partial(self.leave, link)
-            request = stack.enter_context(leave_on_signal(leave, link.abandon))
+            request = stack.enter_context(signals.leave_on_signal(leave, link.abandon))
             if life_line:
                 hold_life_line(leave, lambda: self.storing)
             goodbye = partial(link.leave, "asked to leave", 1.0)
-            stack.enter_context(leave_in_time(lambda: self.leave_by, goodbye, lambda: self.status))
+            stack.enter_context(signals.leave_in_time(lambda: self.leave_by, goodbye, lambda: self.status))
             self._say_goodbye_after(link, patience, request)
 
-    def _say_goodbye_after(self, link: PeerLink, patience: float, request: LeaveRequest) -> None:
+    def _say_goodbye_after(self, link: PeerLink, patience: float, request: signals.LeaveRequest) -> None:
         """Take part, and tell the hub in the end why this peer leaves."""
         from transport.protocol import Leaving
 
@@ -137,7 +120,7 @@ class VolunteerSession:
             if not self._joined_and_trained(link, patience, request):
                 link.leave("declined")
                 return
-        except (Leaving, StopAsked):  # before there was anything to finish
+        except (Leaving, signals.StopAsked):  # before there was anything to finish
             link.leave(self.leave_reason)
         except Exception as error:
             link.leave(explain(error).code.replace("_", " "))  # the others read why: "out of memory"
@@ -148,7 +131,7 @@ class VolunteerSession:
         """Ask the training under way to end."""
         self.leave_reason = why
         pauses = why == self.monitor.state.pause
-        self.leave_by = time.monotonic() + (PAUSE_WITHIN if pauses else LEAVE_WITHIN)
+        self.leave_by = time.monotonic() + (signals.PAUSE_WITHIN if pauses else signals.LEAVE_WITHIN)
         if pauses and self.run is not None:
             self.run.why = why  # for the other peers to read
         link.leave_requested.set()
@@ -165,12 +148,12 @@ class VolunteerSession:
         self.server, port = open_shard_server(place.bind, place.port, keys, self.url)
         return place.dialled(port)
 
-    def _joined_and_trained(self, link: PeerLink, patience: float, request: LeaveRequest) -> bool:
+    def _joined_and_trained(self, link: PeerLink, patience: float, request: signals.LeaveRequest) -> bool:
         """Connect, ask the user, train to the end of the run or session. False: the user declined."""
         from .run_link import RunLink
 
         limits = self.limits
-        self.view.show(Progressed(f"dialling {self.url.address}"))
+        self.view.show(events.Progressed(f"dialling {self.url.address}"))
         welcome = link.connect(max(CONNECT_TIMEOUT, patience))
         with request.raising():
             checkpoint = checkpoint_store.find(checkpoint_store.CheckpointKey.of(welcome), self.warn)
@@ -208,7 +191,8 @@ class VolunteerSession:
             if not confirm(f'Join as "{welcome.name}"?'):
                 return False
         every, size = recipe.logging.logging_steps, bootstrap.bytes
-        self.view.show(Joined(welcome.run, welcome.name, recipe.name, welcome.recipe_hash, size, every))
+        joined = events.Joined(welcome.run, welcome.name, recipe.name, welcome.recipe_hash, size, every)
+        self.view.show(joined)
         poll_status(self.view, partial(ask_status, self.url, STATUS_TIMEOUT))
         return True
 
@@ -273,13 +257,13 @@ class VolunteerSession:
 
         if isinstance(event, CaughtUp) and event.packets:
             packets = counted(event.packets, "packet")
-            self.view.show(Progressed(f"caught up to round {event.round} with {packets}"))
+            self.view.show(events.Progressed(f"caught up to round {event.round} with {packets}"))
         elif isinstance(event, Lowered):
             self.warn(f"memory is full: micro-batches of {event.micro_batch} from now on ({event.why})")
         elif isinstance(event, HandedOver):
             did = {True: "handed over", False: "could not hand over", None: "may have handed over"}
             said = f"{did[event.taken]} {megabytes(event.size)}, {event.smaller:.0%} of its residual's length"
-            self.view.show(Progressed(said, event.size, unit="bytes"))
+            self.view.show(events.Progressed(said, event.size, unit="bytes"))
         elif isinstance(event, StepDone):
             self.steps += event.loss is not None
             if event.refused:
@@ -301,12 +285,13 @@ class VolunteerSession:
             size = checkpoint_store.store(self.peer, key, self.warn, room)
             self.storing = False
             if size:
-                self.view.show(Progressed(f"kept {megabytes(size)} for its return", size, unit="bytes"))
+                said = f"kept {megabytes(size)} for its return"
+                self.view.show(events.Progressed(said, size, unit="bytes"))
 
-    def _left(self, link: PeerLink) -> Left:
+    def _left(self, link: PeerLink) -> events.Left:
         run = self.run
         up, down = run.traffic if run else (link.bytes_up, link.bytes_down)
-        return Left(
+        return events.Left(
             run=self.url.run,
             peer=run.name if run else self.limits.name,
             reason=(run.ended if run else None) or f"left ({self.leave_reason})",

@@ -1,6 +1,4 @@
-"""A peer that aggregates shards: its durable error feedback, its server, and its connections to the
-others.
-"""
+"""A peer that aggregates shards: durable error feedback, server, and connections to the others."""
 
 from __future__ import annotations
 

@@ -146,9 +146,16 @@ class Hub:
     def start(self) -> None:
         self._thread.start()
 
-    def events(self) -> Iterator[Event]:
-        """Yield events as they happen until the hub has shut down; the last one is RunEnded."""
-        while (event := self._events.get()) is not None:
+    def events(self, tick: float | None = None) -> Iterator[Event | None]:
+        """Yield events until the hub has shut down; the last one is RunEnded. None: no event for `tick` s."""
+        while True:
+            try:
+                event = self._events.get(timeout=tick)
+            except queue.Empty:
+                yield None
+                continue
+            if event is None:
+                return
             yield event
 
     def stop(self, now: bool = False, reason: str = "stopped by its host") -> None:

@@ -9,41 +9,10 @@ from typing import Annotated
 
 import typer
 
+from cocktail_cli import machine, options, volunteer
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import log_to
-from cocktail_cli.machine import default_peer_name, isolate_model_code, limit_memory, pick_devices
-from cocktail_cli.options import (
-    CacheDir,
-    Device,
-    Gpus,
-    Json,
-    LendHours,
-    Listen,
-    MaxDisk,
-    MaxDown,
-    MaxTemp,
-    MaxUp,
-    MicroBatch,
-    NoColor,
-    OnlyIdle,
-    PeerAdvertise,
-    ProgressOption,
-    Quiet,
-    TrustCode,
-    Until,
-    Verbose,
-    VramLimit,
-)
 from cocktail_cli.ui import Display, Warning, open_view
-from cocktail_cli.volunteer import (
-    Availability,
-    AvailabilityMonitor,
-    VolunteerLimits,
-    VolunteerSession,
-    next_at,
-    read_url,
-    take_turns,
-)
 
 RETURN_WITHIN = 600.0  # seconds to reach the hub after a pause: nobody may be there to try again
 
@@ -65,21 +34,21 @@ def join(
             "--name", envvar="COCKTAIL_NAME", help="Name that the other peers see (default: this machine's)."
         ),
     ] = None,
-    device: Device = "auto",
-    gpus: Gpus = 1,
-    micro_batch_size: MicroBatch = None,
-    max_up: MaxUp = None,
-    max_down: MaxDown = None,
-    vram_limit: VramLimit = None,
-    max_disk: MaxDisk = None,
-    cache_dir: CacheDir = None,  # its callback sets it
-    hours: LendHours = None,
-    until: Until = None,
-    only_idle: OnlyIdle = False,
-    max_temp: MaxTemp = None,
-    listen: Listen = None,
-    advertise: PeerAdvertise = None,
-    trust_remote_code: TrustCode = False,
+    device: options.Device = "auto",
+    gpus: options.Gpus = 1,
+    micro_batch_size: options.MicroBatch = None,
+    max_up: options.MaxUp = None,
+    max_down: options.MaxDown = None,
+    vram_limit: options.VramLimit = None,
+    max_disk: options.MaxDisk = None,
+    cache_dir: options.CacheDir = None,  # its callback sets it
+    hours: options.LendHours = None,
+    until: options.Until = None,
+    only_idle: options.OnlyIdle = False,
+    max_temp: options.MaxTemp = None,
+    listen: options.Listen = None,
+    advertise: options.PeerAdvertise = None,
+    trust_remote_code: options.TrustCode = False,
     wait: Annotated[
         str,
         typer.Option(
@@ -89,11 +58,11 @@ def join(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", envvar="COCKTAIL_YES", help="Do not ask before joining.")
     ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
-    no_color: NoColor = False,
-    progress: ProgressOption = "auto",
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+    no_color: options.NoColor = False,
+    progress: options.ProgressOption = "auto",
     life_line: Annotated[bool, typer.Option("--life-line", hidden=True)] = False,
 ) -> None:
     """Join a run: fetch its model, train and exchange updates until the run is over or you press Ctrl-C.
@@ -110,7 +79,7 @@ def join(
     from recipes.config import parse_duration
     from transport import parse_url
 
-    url = parse_url(read_url(run_url))
+    url = parse_url(volunteer.read_url(run_url))
     try:
         patience = float(parse_duration(wait))
     except ValueError as error:
@@ -118,10 +87,10 @@ def join(
     if not yes and not sys.stdin.isatty():
         raise Failure("usage", "there is no terminal to ask on", hints=("-y joins without being asked",))
     log_to(None, verbose)
-    isolate_model_code(trust_remote_code)
-    limits = VolunteerLimits(
-        name=name or default_peer_name(),
-        devices=pick_devices(device, gpus),
+    machine.isolate_model_code(trust_remote_code)
+    limits = volunteer.VolunteerLimits(
+        name=name or machine.default_peer_name(),
+        devices=machine.pick_devices(device, gpus),
         micro_batch_size=micro_batch_size,
         ask=not yes,
         max_up=max_up,
@@ -133,16 +102,18 @@ def join(
         trust_remote_code=trust_remote_code,
     )
     if gpus == 1:
-        limit_memory(limits.devices, vram_limit)
-    rules = Availability(hours, next_at(until, datetime.now()) if until else None, only_idle, max_temp)
+        machine.limit_memory(limits.devices, vram_limit)
+    leave_at = volunteer.next_at(until, datetime.now()) if until else None
+    rules = volunteer.Availability(hours, leave_at, only_idle, max_temp)
     with open_view(Display(as_json, quiet, verbose, not no_color, progress)) as view:
-        monitor = AvailabilityMonitor(rules, limits.devices, lambda what: view.show(Warning(what)))
+        monitor = volunteer.AvailabilityMonitor(rules, limits.devices, lambda what: view.show(Warning(what)))
 
-        def session(again: bool) -> VolunteerSession:
-            one = VolunteerSession(url, replace(limits, ask=limits.ask and not again), view, monitor)
+        def session(again: bool) -> volunteer.VolunteerSession:
+            asked = replace(limits, ask=limits.ask and not again)
+            one = volunteer.VolunteerSession(url, asked, view, monitor)
             one.take_part(max(patience, RETURN_WITHIN) if again else patience, life_line)
             return one
 
-        status = take_turns(monitor, session, limits.ask, view.show)
+        status = volunteer.take_turns(monitor, session, limits.ask, view.show)
     if status:
         raise typer.Exit(status)

@@ -6,43 +6,25 @@ from typing import Annotated
 
 import typer
 
+from cocktail_cli import options
 from cocktail_cli.commands.check.plan import plan
 from cocktail_cli.commands.check.validate import validate
 from cocktail_cli.errors import Failure
 from cocktail_cli.host import BIND, PORT, LaunchSettings, Listen, LocalSettings, launch_run
 from cocktail_cli.machine import isolate_model_code, split_devices
-from cocktail_cli.options import (
-    DataPath,
-    Device,
-    Gpus,
-    Json,
-    MaxDown,
-    MaxUp,
-    MicroBatch,
-    ModelName,
-    NoColor,
-    Output,
-    Overrides,
-    ProgressOption,
-    Quiet,
-    Recipe,
-    TrustCode,
-    Verbose,
-    VramLimit,
-)
 from cocktail_cli.ui import Display, open_view
 
 
 def launch(
-    recipe: Recipe,
-    overrides: Overrides = None,
+    recipe: options.Recipe,
+    overrides: options.Overrides = None,
     peers: Annotated[int, typer.Option("--peers", min=0, help="Peers to start on this machine.")] = 1,
     no_train: Annotated[
         bool, typer.Option("--no-train", help="Only coordinate: start no peer here.")
     ] = False,
-    data: DataPath = None,
-    model: ModelName = None,
-    output_dir: Output = None,
+    data: options.DataPath = None,
+    model: options.ModelName = None,
+    output_dir: options.Output = None,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Go on with the unfinished run in the output folder, same URL."),
@@ -74,18 +56,18 @@ def launch(
         bool,
         typer.Option("--dashboard", help="And a page in the browser, on this machine, as long as it runs."),
     ] = False,
-    device: Device = "auto",
-    gpus: Gpus = 1,
-    micro_batch_size: MicroBatch = None,
-    max_up: MaxUp = None,
-    max_down: MaxDown = None,
-    vram_limit: VramLimit = None,
-    trust_remote_code: TrustCode = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
-    no_color: NoColor = False,
-    progress: ProgressOption = "auto",
+    device: options.Device = "auto",
+    gpus: options.Gpus = 1,
+    micro_batch_size: options.MicroBatch = None,
+    max_up: options.MaxUp = None,
+    max_down: options.MaxDown = None,
+    vram_limit: options.VramLimit = None,
+    trust_remote_code: options.TrustCode = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+    no_color: options.NoColor = False,
+    progress: options.ProgressOption = "auto",
     detached: Annotated[bool, typer.Option("--detached", hidden=True)] = False,
 ) -> None:
     """Start a run: its hub and local peers. Prints the line others join with, ends with the model on disk.

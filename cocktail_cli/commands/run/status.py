@@ -132,9 +132,7 @@ def watched(run: str, line: Callable[[dict[str, Any]], str], on_screen: bool) ->
 
 
 def answers_of(run: str) -> Iterator[dict[str, Any]]:
-    """Yield the status until it says how the run ended. Meanwhile the hub may restart, or be gone while the
-    model is written.
-    """
+    """Yield the status until the run has ended. Meanwhile the hub may restart, or write the model."""
     from transport.protocol import Unreachable
 
     found = ask(run)

@@ -77,8 +77,11 @@ def test_a_launch_that_ends_unfinished_says_again_the_url_and_how_to_go_on(
 
     ended = RunEnded(0.0, False, "too few peers", 7, 0, 0)
 
+    session = HostSession(SMOKE, tmp_path, views)
+    session.record = record(tmp_path)
+
     with pytest.raises(Failure, match="too few peers"):
-        HostSession(SMOKE, tmp_path, views).hand_over(nothing, record(tmp_path), nothing, ended, full=False)
+        session.hand_over(nothing, nothing, ended, full=False)
 
     assert "cocktail launch --resume smoke max_steps=9 goes on" in told[0].message
     assert told[0].message.endswith("at cocktail://k.new-token@203.0.113.7:29444/amber-otter-42")

@@ -20,7 +20,7 @@ NAN = float("nan")
 def followed(tmp_path: Path, losses: list[float | None], *overrides: str) -> object:
     """Follow a hub that commits rounds with these losses, and then ends."""
     rounds = [committed(round=i, loss=loss) for i, loss in enumerate(losses)]
-    hub: Any = SimpleNamespace(events=lambda: iter([*rounds, RunEnded(0.0, True, "over", 0, 9, 9)]))
+    hub: Any = SimpleNamespace(events=lambda tick: iter([*rounds, RunEnded(0.0, True, "over", 0, 9, 9)]))
     silent: Any = SimpleNamespace(
         tell=lambda _: (), newly_ended=tuple, events=tuple, committed=lambda *_: None, present=True
     )

@@ -26,16 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transport import Ledger
-from transport.ledger import (
-    HEADER_SIZE,
-    HUB,
-    PacketLog,
-    UpdateLog,
-    pack_updates,
-    read_packets,
-    scan_rounds,
-    unpack_updates,
-)
+from transport.ledger import HUB, PacketLog, UpdateLog, pack_updates, read_updates, scan_rounds
 from transport.protocol import LedgerError, ShardPacket, UpdateRejected, WeightedPacket
 
 if TYPE_CHECKING:
@@ -200,7 +191,6 @@ class DurableShards:
         self.saved, self.records = (path.with_name(path.name + end) for end in (SHARD_ERRORS, SHARD_UPDATES))
         self.pending: tuple[int, bytes] | None = None  # the newest aggregate, until `settle` or `undo`
         self._handoffs: Sequence[WeightedPacket] = ()  # that join e once `pending` is committed
-        self._begins = 0  # offset of its record
         self._next = 0  # the round before which e would be saved now
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._log = PacketLog(self.records, scan_rounds(self.records, NEVER)[0])
@@ -211,20 +201,15 @@ class DurableShards:
 
         start = self._next = self.aggregator.load(self.saved) if self.saved.exists() else 0
         try:
-            with self.records.open("rb") as file:
-                for round, payload in read_packets(file):
-                    if round < start:
-                        continue
-                    if self.pending is not None:
-                        self._join()
-                    record = unpack_updates(round, payload)
-                    (_, packet, _), *updates = record.updates
-                    mine = shards_in(packet, len(self.aggregator.shards))
-                    # given up, and not yet at the hub
-                    self.aggregator.assign({*self.aggregator.assigned, *mine})
-                    self.aggregator.replay(round, updates, packet)
-                    self.pending, self._handoffs = (round, packet), record.inherited
-                    self._begins = file.tell() - len(payload) - HEADER_SIZE
+            for record in read_updates(self.records, start):
+                if self.pending is not None:
+                    self._join()
+                (_, packet, _), *updates = record.updates
+                mine = shards_in(packet, len(self.aggregator.shards))
+                # given up, and not yet at the hub
+                self.aggregator.assign({*self.aggregator.assigned, *mine})
+                self.aggregator.replay(record.round, updates, packet)
+                self.pending, self._handoffs = (record.round, packet), record.inherited
         except LedgerError as error:
             raise ValueError(f"{self.records}: {error}") from error
 
@@ -262,15 +247,15 @@ class DurableShards:
         updates = [WeightedPacket(*one) for one in equal_weights(updates)] if self.equal else updates
         with rejections():
             packet = self.aggregator.step(round, updates)
-        begins, sha256 = self._log.end, hashlib.sha256(packet).digest()
+        sha256 = hashlib.sha256(packet).digest()
         try:
             self._log.append(round, *pack_updates([WeightedPacket("", packet, 0.0), *updates], left), sha256)
         except OSError:
             self.aggregator.undo()
             self._log.close()
-            self._log = PacketLog(self.records, begins)
+            self._log = PacketLog(self.records, self._log.end)
             raise
-        self.pending, self._handoffs, self._begins = (round, packet), left, begins
+        self.pending, self._handoffs = (round, packet), left
         return packet
 
     def took(self, packet: bytes) -> bool:
@@ -302,9 +287,10 @@ class DurableShards:
 
     def undo(self) -> None:
         """Note that the newest aggregate is not committed."""
+        assert self.pending is not None
         self.aggregator.undo()
+        self._log.cut(scan_rounds(self.records, self.pending[0])[0])
         self.pending, self._handoffs = None, ()
-        self._log.cut(self._begins)
 
     def _save(self) -> None:
         self.aggregator.save(self.saved, self._next)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from . import run_folder
 from .host_session import LaunchSettings, launch_run
 from .local_peers import LocalSettings, hold_life_line
-from .resume_run import BIND, PORT, Listen
 from .run_folder import as_yaml, log_to
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from cocktail_cli.ui import Event, PageOpened, Warning
 
-from .local_peers import OWN_GROUP
+from .local_peers import start_command
 
 
 @dataclass
@@ -24,16 +23,8 @@ class DashboardProcess:
     line: str = ""  # the first line that it printed; empty until then
 
     def start(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "cocktail_cli", "dashboard", str(folder), "--life-line", "--json"]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-            creationflags=OWN_GROUP,
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process = start_command(["dashboard", str(folder), "--life-line", "--json"], **pipes)
         threading.Thread(target=self._listen, name="page", daemon=True).start()
 
     def _listen(self) -> None:

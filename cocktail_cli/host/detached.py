@@ -16,7 +16,7 @@ from pathlib import Path
 from cocktail_cli.errors import Failure
 from cocktail_cli.ui import Event, RunStarted, View, from_json
 
-from .local_peers import OWN_GROUP
+from .local_peers import start_command
 from .run_folder import LOG
 
 # On Windows an invisible console of its own, which the run's peers share and which closes with none.
@@ -33,14 +33,9 @@ def start_detached(arguments: list[str], folder: Path, view: View) -> None:
         Failure: as the launch itself would.
     """
     with (folder / LOG).open("a", encoding="utf-8") as log:  # beside events: tracebacks of a crash
-        process = subprocess.Popen(
-            [sys.executable, "-m", "cocktail_cli", *detached_command(arguments, folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-            creationflags=OWN_GROUP | NO_WINDOW,
+        command = detached_command(arguments, folder)
+        process = start_command(
+            command, NO_WINDOW, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
         )
     assert process.stdout is not None
     try:

@@ -20,7 +20,7 @@ from . import run_folder as in_folder
 from .dashboard_process import DashboardProcess
 from .detached import DetachedView, resume_command, start_detached
 from .local_peers import LEAVE_WITHIN, EndedPeer, LocalPeers, LocalSettings
-from .resume_run import Listen, as_begun, check_corpus, same_address, same_base, unfinished
+from .resume_run import as_begun, check_corpus, same_address, same_base, unfinished
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,7 +53,7 @@ class LaunchSettings:
     data: str | None
     model: str | None
     output_dir: Path | None
-    listen: Listen
+    listen: machine.ListenAddress
     local: LocalSettings
     peers: int  # to start on this machine
     resume: bool = False
@@ -137,7 +137,7 @@ class HostSession:
         """Return `seconds`, or less where the run has to be stopped by then."""
         return max(0.0, min(seconds, self.stop_by - time.monotonic()))
 
-    def run(self, listen: Listen, local: LocalSettings, peers: int) -> None:
+    def run(self, listen: machine.ListenAddress, local: LocalSettings, peers: int) -> None:
         from .narrator import Narrator
         from .snapshot_thread import SnapshotThread
 
@@ -241,7 +241,7 @@ class HostSession:
                     counts[dataset.path] = prefetch_dataset(dataset, self.meter(f"fetching {dataset.path}"))
         return build_corpus(self.recipe, tokenizer, self.folder / in_folder.STREAM, tokenized)
 
-    def open(self, work: RunDelegate, narrator: Narrator, listen: Listen, peers: int) -> Hub:
+    def open(self, work: RunDelegate, narrator: Narrator, listen: machine.ListenAddress, peers: int) -> Hub:
         """Open the hub, and write the record by which other commands find it."""
         from recipes.models import package_versions
         from transport import Hub, Ledger, RunKeys, ask_status, parse_url

@@ -17,12 +17,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cocktail_cli.errors import EXIT
 from cocktail_cli.machine import ListenAddress, rate_text, split_devices
 
-# Windows' flag for a process group of its own; elsewhere start_new_session does it.
-OWN_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 LEAVE_WITHIN = 20.0  # seconds that a peer has to leave before it is killed
 
 
@@ -63,6 +62,19 @@ class Child:
     ended: bool = False
 
 
+def start_command(arguments: list[str], flags: int = 0, **options: Any) -> subprocess.Popen[str]:
+    """Start a `cocktail` command out of this terminal's process group, so that Ctrl-C does not reach it.
+
+    Args:
+        flags: creation flags for Windows.
+        options: of Popen.
+    """
+    # Windows' flag for a process group of its own; elsewhere start_new_session makes one.
+    flags |= getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+    command = [sys.executable, "-m", "cocktail_cli", *arguments]
+    return subprocess.Popen(command, text=True, start_new_session=True, creationflags=flags, **options)
+
+
 class LocalPeers:
     """Starts, watches and ends the local peers of a run."""
 
@@ -76,8 +88,7 @@ class LocalPeers:
             self.children.append(self.spawn(url, f"local-{number}", device, count))
 
     def command(self, name: str, device: str) -> list[str]:
-        command = [sys.executable, "-m", "cocktail_cli", "join", "-", "--life-line", "--yes", "--json"]
-        command += ["--name", name, "--device", device]
+        command = ["join", "-", "--life-line", "--yes", "--json", "--name", name, "--device", device]
         if self.settings.gpus > 1:
             command += ["--gpus", str(self.settings.gpus)]
         if self.settings.trust_remote_code:
@@ -97,18 +108,10 @@ class LocalPeers:
         log = self.folder / f"{name}.log"
         cores = os.cpu_count() or 1
         with (self.folder / f"{name}.jsonl").open("a") as out, log.open("a") as err:
-            process = subprocess.Popen(
-                self.command(name, device),
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=err,
-                text=True,
-                # Out of the terminal's process group: Ctrl-C is for the launching process, which then ends
-                # the run.
-                start_new_session=True,
-                creationflags=OWN_GROUP,
-                # Peers on one machine share its cores; more threads than cores make each slower than one.
-                env={"OMP_NUM_THREADS": str(max(1, cores // (count * self.settings.gpus))), **os.environ},
+            # Peers on one machine share its cores; more threads than cores make each slower than one.
+            env = {"OMP_NUM_THREADS": str(max(1, cores // (count * self.settings.gpus))), **os.environ}
+            process = start_command(
+                self.command(name, device), stdin=subprocess.PIPE, stdout=out, stderr=err, env=env
             )
         assert process.stdin is not None
         process.stdin.write(url + "\n")

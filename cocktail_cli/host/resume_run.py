@@ -1,5 +1,4 @@
-"""The address of a hub, and the checks of `launch --resume`: same run, unfinished, left by its hub, same
-data.
+"""The checks of `launch --resume`: same run, unfinished, left by its hub, same address, same data.
 
 Keys, name, address and port are those of run.json, so the URL that volunteers hold stays valid and their
 links reconnect by themselves. Corpus and base model are compared by hash with what they were: samples are
@@ -8,12 +7,12 @@ known by number alone, and a number must mean the same row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import RunRecord, read_run
+from cocktail_cli.machine import ListenAddress, RunRecord, read_run
 
 from . import run_folder as in_folder
 
@@ -21,17 +20,6 @@ if TYPE_CHECKING:
     from recipes.config import Recipe
     from recipes.data import Corpus, StreamedCorpus
     from recipes.models import Base
-
-BIND, PORT = "0.0.0.0", 29400
-
-
-@dataclass(frozen=True)
-class Listen:
-    """The address that the hub listens on, and the one that the run URL names."""
-
-    bind: str = BIND
-    port: int = PORT  # 0: any free one
-    advertise: str | None = None
 
 
 def unfinished(folder: Path, recipe: Recipe) -> RunRecord:
@@ -66,9 +54,9 @@ def as_begun(record: RunRecord) -> Recipe:
     return recipe_from_json(text)
 
 
-def same_address(record: RunRecord, wanted: Listen) -> Listen:
+def same_address(record: RunRecord, wanted: ListenAddress) -> ListenAddress:
     """Return the run's address of before. Raises Failure (usage) where another one is asked for."""
-    default = Listen()
+    default = ListenAddress()
     for option, asked, usual, is_at in (
         ("--bind", wanted.bind, default.bind, record.bind),
         ("--port", wanted.port or default.port, default.port, record.port),

@@ -13,7 +13,16 @@ from .devices import (
 from .gpu_catalogue import GIB, RUNTIME, Gpu, gpu_of, this_machine
 from .hide_argv import hide_token
 from .identity import own_keys, registered_as
-from .network_address import EVERYWHERE, INTERNET, ListenAddress, network_of, parse_listen, reach_of
+from .network_address import (
+    BIND,
+    EVERYWHERE,
+    INTERNET,
+    PORT,
+    ListenAddress,
+    network_of,
+    parse_listen,
+    reach_of,
+)
 from .remote_code_consent import check_trust, isolate_model_code
 from .run_registry import (
     RunRecord,

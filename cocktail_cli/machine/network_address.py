@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from cocktail_cli.errors import Failure
 
-EVERYWHERE = ("0.0.0.0", "::", "")
+BIND, PORT = "0.0.0.0", 29400  # of a hub, by default
+EVERYWHERE = (BIND, "::", "")
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ def reach_of(bind: str, port: int, advertise: str | None) -> Reach:
 
 @dataclass(frozen=True)
 class ListenAddress:
-    """The address at which a peer that aggregates shards listens."""
+    """The address at which a hub, or a peer that aggregates shards, listens; and the one that others dial."""
 
-    bind: str
-    port: int  # 0: any free one
-    advertise: str | None
+    bind: str = BIND
+    port: int = PORT  # 0: any free one
+    advertise: str | None = None
 
     def dialled(self, port: int) -> str:
         """Return the "host:port" that others dial, now that it listens on `port`."""

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from cocktail_cli.errors import Failure, writing_to
 from cocktail_cli.machine import cache, locked_folder, remove_unlocked
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from transport import WantedFile
     from transport.protocol import messages
 
+    Fetch = Callable[[Sequence[WantedFile]], None]  # of files at their paths already only what is wrong
+
 # A base consists of data only: no pickle (a host converts `.bin` before serving it), and no Python unless
-# this
-# machine's user trusts it.
+# this machine's user trusts it.
 PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 KINDS = (".json", ".safetensors", ".model", ".txt", ".jinja")
 WEIGHTS = re.compile(r".*\.safetensors(\.index\.json)?")
@@ -36,26 +37,7 @@ SPARE = 256 << 20  # bytes that stay free on the disk
 FETCHING = ".fetching"
 
 
-class File(Protocol):
-    """A file as the hub announces it (transport.File)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def sha256(self) -> str: ...
-    @property
-    def hashes(self) -> str: ...
-
-
-class Fetch(Protocol):
-    """Fetches files; of what is at their paths already only what is wrong (transport.Supply.files)."""
-
-    def __call__(self, wanted: Sequence[WantedFile]) -> None: ...
-
-
-def check_names(files: Sequence[File], code: bool = False) -> None:
+def check_names(files: Sequence[messages.File], code: bool = False) -> None:
     """Check that no file name that the hub gives leaves the folder, is code, or comes twice.
 
     Raises:
@@ -70,27 +52,27 @@ def check_names(files: Sequence[File], code: bool = False) -> None:
             raise Failure("rejected", f"the run announces {digest[:80]!r} as a sha256, which is none")
 
 
-def is_weights(file: File) -> bool:
+def is_weights(file: messages.File) -> bool:
     return WEIGHTS.fullmatch(file.name) is not None
 
 
-def base_folder(files: Sequence[File]) -> Path:
+def base_folder(files: Sequence[messages.File]) -> Path:
     """Return the cache folder of this set of files."""
     return cache() / "base" / digest_of(files)[:32]
 
 
-def digest_of(files: Sequence[File]) -> str:
+def digest_of(files: Sequence[messages.File]) -> str:
     """Hash the names and hashes of all files into one sha256, hex, equal to recipes' Base.digest."""
     listed = "\n".join(f"{file.sha256} {file.name}" for file in sorted(files, key=lambda f: f.name))
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-def missing_files(files: Sequence[File], folder: Path) -> list[File]:
+def missing_files(files: Sequence[messages.File], folder: Path) -> list[messages.File]:
     """List the files that are missing or of another size; `damaged` compares the contents."""
     return [file for file in files if size_of(folder / file.name) != file.size]
 
 
-def bytes_to_fetch(files: Sequence[File], folder: Path) -> int:
+def bytes_to_fetch(files: Sequence[messages.File], folder: Path) -> int:
     """Count the bytes to fetch, by file sizes; partial downloads count as present."""
     begun = folder / FETCHING
     parts = {file.name: size_of(begun / f"{file.name}.part") for file in files}
@@ -105,12 +87,12 @@ def size_of(path: Path) -> int | None:
         return None
 
 
-def damaged(files: Sequence[File], folder: Path, go_on: Callable[[], object]) -> list[File]:
+def damaged(files: Sequence[messages.File], folder: Path, go_on: Callable[[], object]) -> list[messages.File]:
     """List the files whose content is not what was announced. Reads them whole; `go_on` may raise."""
     return [file for file in files if not is_intact(folder / file.name, file, go_on)]
 
 
-def is_intact(path: Path, file: File, go_on: Callable[[], object] = lambda: None) -> bool:
+def is_intact(path: Path, file: messages.File, go_on: Callable[[], object] = lambda: None) -> bool:
     if size_of(path) != file.size:
         return False
     digest = hashlib.sha256()
@@ -154,7 +136,7 @@ def check_free(needed: int, most: int | None = None) -> None:
 
 
 def fetch_base(
-    files: Sequence[File],
+    files: Sequence[messages.File],
     folder: Path,
     fetch: Fetch,
     go_on: Callable[[], object] = lambda: None,
@@ -170,7 +152,7 @@ def fetch_base(
 
 
 def fetch_files(
-    files: Sequence[File], folder: Path, fetch: Fetch, go_on: Callable[[], object] = lambda: None
+    files: Sequence[messages.File], folder: Path, fetch: Fetch, go_on: Callable[[], object] = lambda: None
 ) -> None:
     """Fetch files into the folder; of partial or damaged ones only the wrong chunks.
 
@@ -196,7 +178,7 @@ def fetch_files(
         shutil.rmtree(slot)
 
 
-def snapshot_files(files: Sequence[File]) -> list[File]:
+def snapshot_files(files: Sequence[messages.File]) -> list[messages.File]:
     """List the base files that go beside a snapshot's weights."""
     return [file for file in files if not is_weights(file)]
 
@@ -204,7 +186,7 @@ def snapshot_files(files: Sequence[File]) -> list[File]:
 @contextmanager
 def fetched_snapshot(
     offer: messages.SnapshotOffer,
-    files: Sequence[File],
+    files: Sequence[messages.File],
     fetch: Fetch,
     go_on: Callable[[], object] = lambda: None,
     most: int | None = None,

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from cocktail_cli.ui import Event, Progressed, Warning, counted
 
 from .base_weights import (
-    File,
     base_folder,
     bytes_to_fetch,
     check_names,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from recipes.training import Peer
     from transport import CatchUpDownloads, PeerLink
     from transport.peer import Progress
+    from transport.protocol import messages
 
     from .checkpoint_store import StoredCheckpoint
     from .gpu_processes import GpuProcesses
@@ -166,7 +166,7 @@ class Bootstrap:
             if not peer.trainer.stepped and peer.recipe.training.optim != "sgd":  # which keeps nothing
                 self.show(Warning(OPTIMIZER_RESTARTS))
 
-    def _loaded(self, snapshot: Path | None, round: int, read: Sequence[File]) -> Prepared:
+    def _loaded(self, snapshot: Path | None, round: int, read: Sequence[messages.File]) -> Prepared:
         """Build the peer with the global model of `round`. `read`: the base files it is made from."""
         self.imports.wait(self.link.raise_if_leaving)
         from recipes.models import available_attention, base_digests, load_trained

@@ -20,8 +20,8 @@ from cocktail_cli.ui import counted, megabytes, printable
 
 if TYPE_CHECKING:
     from transport import PeerLink, RunURL
+    from transport.protocol import messages
 
-    from .base_weights import File
     from .bootstrap import Bootstrap
     from .limits import VolunteerLimits
 
@@ -134,7 +134,7 @@ def estimated(bootstrap: Bootstrap) -> Estimate | None:
     return Estimate(memory.bytes + RUNTIME, packet_bytes(bootstrap.recipe, memory.parameters))
 
 
-def fetched_soon(link: PeerLink, file: File) -> bytes | None:
+def fetched_soon(link: PeerLink, file: messages.File) -> bytes | None:
     """Fetch a small base file; None where the hub is too slow: the prompt then goes without an estimate."""
     until = time.monotonic() + ANSWER_S
 

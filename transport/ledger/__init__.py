@@ -19,4 +19,4 @@ from .run_ledger import (
     RoundRow,
     lock_exclusively,
 )
-from .update_log import UpdateLog, pack_updates, scan_rounds, unpack_updates
+from .update_log import UpdateLog, pack_updates, read_updates, scan_rounds

@@ -101,14 +101,11 @@ class UpdateLog:
         Raises LedgerError where one of them is damaged or missing.
         """
         want = start
-        with self.path.open("rb") as file:
-            for round, payload in read_packets(file):
-                if round < start:
-                    continue
-                if round != want:
-                    break
-                yield unpack_updates(round, payload)
-                want += 1
+        for record in read_updates(self.path, start):
+            if record.round != want:
+                break
+            yield record
+            want += 1
         if want != stop:
             raise LedgerError(f"{self.path} lacks the updates of round {want}, which is committed")
 
@@ -120,6 +117,14 @@ class UpdateLog:
 
     def close(self) -> None:
         self._log.close()
+
+
+def read_updates(path: Path, start: int) -> Iterator[RoundUpdates]:
+    """Yield the records of `start` and later rounds, verified. Raises LedgerError if one is damaged."""
+    with path.open("rb") as file:
+        for round, payload in read_packets(file):
+            if round >= start:
+                yield unpack_updates(round, payload)
 
 
 def scan_rounds(path: Path, stop: int) -> tuple[int, int | None]:

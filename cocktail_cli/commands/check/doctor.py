@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cocktail_cli import __version__
-from cocktail_cli.host import BIND, PORT
-from cocktail_cli.machine import EVERYWHERE, memory_of, pick_device, reach_of
+from cocktail_cli.machine import BIND, EVERYWHERE, PORT, memory_of, pick_device, reach_of
 from cocktail_cli.options import Device, Json, Quiet
 from cocktail_cli.ui import found, megabytes, print_findings
 

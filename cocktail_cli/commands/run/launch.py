@@ -10,8 +10,8 @@ from cocktail_cli import options
 from cocktail_cli.commands.check.plan import plan
 from cocktail_cli.commands.check.validate import validate
 from cocktail_cli.errors import Failure
-from cocktail_cli.host import BIND, PORT, LaunchSettings, Listen, LocalSettings, launch_run
-from cocktail_cli.machine import isolate_model_code, split_devices
+from cocktail_cli.host import LaunchSettings, LocalSettings, launch_run
+from cocktail_cli.machine import BIND, PORT, ListenAddress, isolate_model_code, split_devices
 from cocktail_cli.ui import Display, open_view
 
 
@@ -26,12 +26,10 @@ def launch(
     model: options.ModelName = None,
     output_dir: options.Output = None,
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on with the unfinished run in the output folder, same URL."),
+        bool, typer.Option("--resume", help="Go on with the unfinished run in the output folder, same URL.")
     ] = False,
     fresh: Annotated[
-        bool,
-        typer.Option("--fresh", help="Leave the run that is in the output folder, begin anew in DIR-2."),
+        bool, typer.Option("--fresh", help="Leave the run that is in the output folder, begin anew in DIR-2.")
     ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Print the URL and go; the run goes on without this terminal.")
@@ -46,15 +44,11 @@ def launch(
     advertise: Annotated[
         str | None,
         typer.Option(
-            "--advertise",
-            envvar="COCKTAIL_ADVERTISE",
-            metavar="HOST[:PORT]",
-            help="Address to put in the run URL.",
+            "--advertise", envvar="COCKTAIL_ADVERTISE", metavar="HOST[:PORT]", help="Address in the run URL."
         ),
     ] = None,
     dashboard: Annotated[
-        bool,
-        typer.Option("--dashboard", help="And a page in the browser, on this machine, as long as it runs."),
+        bool, typer.Option("--dashboard", help="And a page in the browser here, as long as it runs.")
     ] = False,
     device: options.Device = "auto",
     gpus: options.Gpus = 1,
@@ -112,7 +106,7 @@ def launch(
         data=data,
         model=model,
         output_dir=output_dir,
-        listen=Listen(bind, port, advertise),
+        listen=ListenAddress(bind, port, advertise),
         local=local,
         peers=0 if no_train else peers,
         resume=resume,

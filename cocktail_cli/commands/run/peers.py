@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,12 +12,14 @@ from cocktail_cli.machine import RunRecord, load_run, save_run
 from cocktail_cli.options import Json, Quiet, RunArgument
 from cocktail_cli.ui import duration_text, megabytes, printable
 
-from .status import unreachable
+from .status import table, unreachable, words_of
 
 if TYPE_CHECKING:
     from transport.protocol import messages
 
 WHOM = "PEER"  # a name, or the 16 digits of a key
+COLUMNS = dict.fromkeys(("PEER", "KEY", "HARDWARE", "STATE"), "<")  # title -> alignment
+COLUMNS |= dict.fromkeys(("SINCE", "STRIKES", "UP", "DOWN"), ">") | {"": "<"}  # the last: the reason
 
 
 def peers(
@@ -33,8 +34,7 @@ def peers(
         str | None, typer.Option("--unban", metavar=WHOM, help="Lift a ban: the peer may ask to join again.")
     ] = None,
     rotate_token: Annotated[
-        bool,
-        typer.Option("--rotate-token", help="Make a new join line; the old one admits no new peer."),
+        bool, typer.Option("--rotate-token", help="Make a new join line; the old one admits no new peer.")
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -139,24 +139,17 @@ def show(found: dict[str, Any], as_json: bool, quiet: bool) -> None:
         for peer in found["peers"]:
             typer.echo(printable(f"{peer['key']} {peer['state']} {peer['name']}"))
     else:
-        for line in screen(found["peers"]):
+        for line in table(COLUMNS, map(columns_of, found["peers"])):
             typer.echo(line)
+        if not found["peers"]:
+            typer.echo("nobody has come yet")
 
 
-def screen(peers: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a table with a line for each peer."""
-    if not peers:
-        yield "nobody has come yet"
-        return
-    yield (
-        f"{'PEER':<20} {'KEY':<16} {'HARDWARE':<20} {'STATE':<9} {'SINCE':>7} {'STRIKES':>7} "
-        f"{'UP':>9} {'DOWN':>9}"
-    )
-    for peer in peers:
-        name, gpu = printable(peer["name"], 20), printable(peer["gpu"], 20)
-        since = "-" if peer["since_s"] is None else duration_text(peer["since_s"])
-        up, down = megabytes(peer["up_bytes"]), megabytes(peer["down_bytes"])
-        yield (
-            f"{name:<20} {peer['key']:<16} {gpu:<20} {peer['state']:<9} {since:>7} {peer['strikes']:>7} "
-            f"{up:>9} {down:>9}  {printable(peer['reason'])}"
-        ).rstrip()
+def columns_of(peer: dict[str, Any]) -> list[str]:
+    return [
+        *words_of(peer, "name", "key", "gpu", "state"),
+        "-" if peer["since_s"] is None else duration_text(peer["since_s"]),
+        str(peer["strikes"]),
+        *(megabytes(peer[key]) for key in ("up_bytes", "down_bytes")),
+        printable(peer["reason"]),
+    ]

@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -23,21 +23,10 @@ from cocktail_cli.ui import Display, duration_text, megabytes, printable, short,
 TIMEOUT = 10.0  # seconds for an answer
 EVERY = 2.0  # seconds between two requests of --watch
 PATIENCE = 30  # requests that a hub may leave unanswered
-WHO = ("PEER", "HARDWARE", "STATE")  # columns aligned left; the others right
-DID = (
-    "SHARE",
-    "TOKENS",
-    "UP",
-    "DOWN",
-    "RTT",
-    "SEEN",
-    "SINCE",
-    "ROUNDS",
-    "LATE",
-    "COMPUTE",
-    "WAIT",
-    "FETCHED",
-)
+WHO = {"PEER": "<", "HARDWARE": "<", "STATE": "<"}  # columns of a peer, and how they are aligned
+BRIEF = WHO | {"UP": ">", "DOWN": ">", "SHARE": ">"}
+OTHERS = "SHARE TOKENS UP DOWN RTT SEEN SINCE ROUNDS LATE COMPUTE WAIT FETCHED"
+ALL = WHO | dict.fromkeys(OTHERS.split(" "), ">")
 OVER = ("paused", "finished", "failed")
 
 
@@ -224,41 +213,47 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
     if found.get("reach"):
         yield f"reach: {found['reach']}"
     if in_full:
-        yield from table(found["peers"], width)
+        yield from table(ALL, map(all_of, found["peers"]), width)
+    else:
+        yield from table(BRIEF, map(brief, found["peers"]))
+
+
+def brief(peer: dict[str, Any]) -> list[str]:
+    traffic = (megabytes(peer.get(key) or 0) for key in ("up_bytes", "down_bytes"))
+    return [*words_of(peer, "name", "gpu", "state"), *traffic, f"{100 * (peer.get('share') or 0):.0f}%"]
+
+
+def all_of(peer: dict[str, Any]) -> list[str]:
+    return [
+        *words_of(peer, "name", "gpu", "state"),
+        f"{100 * peer['share']:.0f}%",
+        *(short(peer[key]) for key in ("tokens", "up_bytes", "down_bytes")),
+        "-" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.0f} ms",
+        *(duration_text(peer[key]) for key in ("last_seen_s", "joined_s")),
+        *(f"{peer[key]:,}" for key in ("rounds", "left_out")),
+        *(duration_text(peer[key]) for key in ("compute_s", "wait_s")),
+        short(peer["fetched_bytes"]),
+    ]
+
+
+def words_of(peer: dict[str, Any], *keys: str) -> list[str]:
+    return [printable(str(peer.get(key) or ""), 20) for key in keys]
+
+
+def table(columns: dict[str, str], rows: Iterable[list[str]], width: int | None = None) -> Iterator[str]:
+    """Yield titles and rows, unless there is no row. `columns`: title -> `<` or `>`, its alignment.
+
+    The last ones are left out where `width` is too small, but for a peer's name, GPU and state.
+    """
+    lines = [list(columns), *rows]
+    if len(lines) == 1:
         return
-    if found["peers"]:
-        yield f"{'PEER':<20} {'HARDWARE':<20} {'STATE':<9} {'UP':>9} {'DOWN':>9} {'SHARE':>6}"
-    for peer in found["peers"]:
-        name, gpu, state = (printable(str(peer.get(key) or "")) for key in ("name", "gpu", "state"))
-        up, down = megabytes(peer.get("up_bytes") or 0), megabytes(peer.get("down_bytes") or 0)
-        share = 100 * (peer.get("share") or 0)
-        yield f"{name:<20} {gpu[:20]:<20} {state:<9} {up:>9} {down:>9} {share:>5.0f}%"
-
-
-def table(peers: list[dict[str, Any]], width: int | None) -> Iterator[str]:
-    """Yield a line for each peer, with as many columns as fit."""
-    rows = [[*WHO, *DID]] if peers else []
-    for peer in peers:
-        rtt = "-" if peer["rtt_ms"] is None else f"{peer['rtt_ms']:.0f} ms"
-        rows.append(
-            [
-                *(printable(str(peer[key]), 20) for key in ("name", "gpu", "state")),
-                f"{100 * peer['share']:.0f}%",
-                *(short(peer[key]) for key in ("tokens", "up_bytes", "down_bytes")),
-                rtt,
-                *(duration_text(peer[key]) for key in ("last_seen_s", "joined_s")),
-                *(f"{peer[key]:,}" for key in ("rounds", "left_out")),
-                *(duration_text(peer[key]) for key in ("compute_s", "wait_s")),
-                short(peer["fetched_bytes"]),
-            ]
-        )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     while width is not None and sum(widths) + len(widths) > width and len(widths) > len(WHO):
         widths.pop()
-    for row in rows:
-        cells = list(zip(row, widths, strict=False))
-        words = [cell.ljust(wide) for cell, wide in cells[: len(WHO)]]
-        yield " ".join([*words, *(cell.rjust(wide) for cell, wide in cells[len(WHO) :])])
+    for line in lines:
+        cells = zip(line, columns.values(), widths, strict=False)
+        yield " ".join(f"{cell:{align}{wide}}" for cell, align, wide in cells).rstrip()
 
 
 def list_runs(as_json: bool, quiet: bool) -> None:

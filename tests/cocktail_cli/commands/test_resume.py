@@ -17,9 +17,10 @@ from test_processes import LAUNCH
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.host.host_session import HostSession
-from cocktail_cli.host.resume_run import Listen, as_begun, check_corpus, same_address, same_base, unfinished
+from cocktail_cli.host.resume_run import as_begun, check_corpus, same_address, same_base, unfinished
 from cocktail_cli.host.run_delegate import settings_of
 from cocktail_cli.host.run_folder import appended, claim
+from cocktail_cli.machine.network_address import ListenAddress
 from cocktail_cli.machine.run_registry import RunRecord, save_run
 from recipes.config.loader import load_recipe, recipe_from_json
 from recipes.models.base_model import prepare_base
@@ -125,10 +126,10 @@ def test_nothing_to_go_on_with_is_exit_3(cocktail: Command) -> None:
 def test_the_url_that_volunteers_hold_stays_good(tmp_path: Path) -> None:
     old = record(tmp_path)
 
-    assert same_address(old, Listen()) == Listen("127.0.0.1", 29444)
-    assert same_address(old, Listen("127.0.0.1", 0)) == Listen("127.0.0.1", 29444)
+    assert same_address(old, ListenAddress()) == ListenAddress("127.0.0.1", 29444)
+    assert same_address(old, ListenAddress("127.0.0.1", 0)) == ListenAddress("127.0.0.1", 29444)
     with pytest.raises(Failure, match="--port 5000 would void the URL"):
-        same_address(old, Listen(port=5000))
+        same_address(old, ListenAddress(port=5000))
 
 
 def test_other_data_are_refused_by_name(tmp_path: Path) -> None:

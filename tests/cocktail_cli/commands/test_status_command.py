@@ -109,12 +109,12 @@ def test_all_that_is_known_of_each_peer_can_be_seen_and_none_of_it_moves_the_cur
     said = cocktail("status", "amber-otter-42", "--peers")
 
     head, row = said.out.splitlines()[-2:]
-    assert head.split() == [*status.WHO, *status.DID]
+    assert head.split() == list(status.ALL)
     assert row.startswith("attic?[2J RTX 3090 training   42%  12.3k 1.5M 3.0M 31 ms  1 s 11 min      7    2")
 
 
 def test_a_narrow_terminal_has_the_columns_that_it_has_room_for() -> None:
-    head, row = status.table([PEER], 45)
+    head, row = status.table(status.ALL, [status.all_of(PEER)], 45)
 
     assert head.split() == ["PEER", "HARDWARE", "STATE", "SHARE", "TOKENS"]
     assert len(row) <= 45

@@ -61,14 +61,14 @@ def test_recorded_differences_make_rows_of_their_own() -> None:
     assert [row["data"] for row in rows] == ["student-t(4)"] * 2 + ["recorded"] * 2
 
 
-def test_threads_are_given_back() -> None:
+def test_the_codec_benchmark_restores_the_number_of_threads() -> None:
     before = torch.get_num_threads()
     bench(10_000, settings=SETTINGS[:1], times=1)
 
     assert torch.get_num_threads() == before
 
 
-def test_a_table_is_one_line_a_row_under_its_names() -> None:
+def test_the_codec_table_has_a_line_for_each_row_below_its_titles() -> None:
     lines = table(
         [{"data": "a", "p": 0.1, "ms": 12.34567}, {"data": "bcd", "p": 0.25, "ms": 3.0}]
     ).splitlines()

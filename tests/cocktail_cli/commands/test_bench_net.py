@@ -37,7 +37,7 @@ class Line:
 
 
 @pytest.mark.parametrize("spans", [1, 4])
-def test_a_peer_finds_what_its_line_carries_beside_a_rounds_compute(spans: int) -> None:
+def test_the_bandwidth_budget_reaches_what_the_line_carries_during_compute(spans: int) -> None:
     line = Line(spans)
     run = RunLink(line)  # type: ignore[arg-type]
     for round in range(3):
@@ -52,7 +52,7 @@ def test_a_peer_finds_what_its_line_carries_beside_a_rounds_compute(spans: int) 
     assert line.reports[-1].fits > SHARE * a_round * SIZE / 0.1
 
 
-def test_it_takes_less_of_the_compute_where_a_round_ended_late() -> None:
+def test_the_bandwidth_budget_shrinks_where_a_round_ended_late() -> None:
     run = RunLink(Line(1))  # type: ignore[arg-type]
     run.next_round()
     run.exchange(bytes(SIZE), Delivery(0, 0, [], 0.0, 0, compute_s=0.005, wait_s=0.0))

@@ -52,7 +52,7 @@ def test_every_key_of_a_recipe_is_printed_with_its_default_type_and_meaning(cock
     assert section["properties"]["split"]["default"] == "train"
 
 
-def test_an_unknown_field_of_the_schema_is_told_the_nearest(cocktail: Run) -> None:
+def test_the_error_of_an_unknown_schema_field_names_the_nearest_one(cocktail: Run) -> None:
     for wrong in ("learing_rate", "training.learing_rate"):
         said = cocktail("recipes", "schema", wrong)
         assert (said.exit, "learning_rate`?" in said.err) == (3, True)
@@ -61,7 +61,7 @@ def test_an_unknown_field_of_the_schema_is_told_the_nearest(cocktail: Run) -> No
 @pytest.mark.parametrize(
     "command", ["launch", "join", "status", "stop", "peers", "plan", "preview", "export"]
 )
-def test_every_command_can_be_asked_to_say_more_and_without_colours(
+def test_every_command_accepts_verbose_and_no_color(
     cocktail: Run, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "")
@@ -70,7 +70,7 @@ def test_every_command_can_be_asked_to_say_more_and_without_colours(
     assert os.environ["NO_COLOR"] == "1"
 
 
-def test_a_misspelt_recipe_is_told_the_nearest_name(cocktail: Run) -> None:
+def test_the_error_of_a_misspelt_recipe_names_the_nearest_one(cocktail: Run) -> None:
     said = cocktail("launch", "smokke")
 
     assert said.exit == 3
@@ -86,7 +86,7 @@ def test_a_malformed_recipe_is_an_error_with_its_line(cocktail: Run, tmp_path: P
     assert "bad.yaml:" in said.err
 
 
-def test_an_unknown_key_is_told_with_line_and_hint(cocktail: Run, tmp_path: Path) -> None:
+def test_an_unknown_key_is_an_error_with_line_and_hint(cocktail: Run, tmp_path: Path) -> None:
     said = cocktail("launch", recipe(tmp_path, "training: {learing_rate: 1.0e-4}\n"))
 
     assert said.exit == 3
@@ -99,7 +99,7 @@ def test_an_unknown_override_is_exit_3(cocktail: Run) -> None:
     assert cocktail("launch", "smoke", "learing_rate=1").exit == 3
 
 
-def test_errors_are_json_where_json_is_asked_for(cocktail: Run, tmp_path: Path) -> None:
+def test_errors_are_json_with_json(cocktail: Run, tmp_path: Path) -> None:
     said = cocktail("launch", recipe(tmp_path, "training: {learing_rate: 1.0e-4}\n"), "--json")
 
     error = json.loads(said.out)["error"]
@@ -128,7 +128,7 @@ def test_an_empty_data_set_is_exit_3(cocktail: Run, tmp_path: Path) -> None:
     assert "rows.jsonl" in said.err
 
 
-def test_a_broken_line_of_data_is_told_with_file_and_line(cocktail: Run, tmp_path: Path) -> None:
+def test_a_broken_line_of_data_is_an_error_with_file_and_line(cocktail: Run, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text": "a b c d e f"}\n{"text": \n')
     said = cocktail("launch", recipe(tmp_path))
 
@@ -146,7 +146,7 @@ def test_a_port_in_use_is_exit_4(cocktail: Run, tmp_path: Path) -> None:
     assert str(port) in said.err
 
 
-def test_an_output_folder_with_something_else_in_it_is_left_alone(cocktail: Run, tmp_path: Path) -> None:
+def test_launch_refuses_an_output_folder_with_other_files(cocktail: Run, tmp_path: Path) -> None:
     (tmp_path / "outputs").mkdir()
     (tmp_path / "outputs" / "thesis.tex").write_text("years of work")
     said = cocktail("launch", "smoke", "-o", "outputs")
@@ -156,7 +156,7 @@ def test_an_output_folder_with_something_else_in_it_is_left_alone(cocktail: Run,
     assert (tmp_path / "outputs" / "thesis.tex").read_text() == "years of work"
 
 
-def test_a_folder_from_a_launch_that_failed_early_may_be_used_again(tmp_path: Path) -> None:
+def test_the_folder_of_a_launch_that_failed_early_is_used_again(tmp_path: Path) -> None:
     claim(tmp_path / "out", "hash")
     (tmp_path / "out" / "cocktail.log").write_text("failed")
 
@@ -191,7 +191,7 @@ def test_an_unreachable_hub_is_exit_5(cocktail: Run) -> None:
     assert f"127.0.0.1:{port}" in said.err
 
 
-def test_a_device_that_is_not_here_is_told(cocktail: Run) -> None:
+def test_join_refuses_a_missing_device(cocktail: Run) -> None:
     url = str(RunKeys.generate().url("203.0.113.7", 29400, "amber-otter-42"))
 
     assert cocktail("join", url, "-y", "--device", "cuda:99").exit == 4
@@ -217,7 +217,7 @@ def test_stderr_has_the_error_and_nothing_else(root: Path) -> None:
     ]
 
 
-def test_the_version_is_told(cocktail: Run) -> None:
+def test_version_prints_the_version(cocktail: Run) -> None:
     said = cocktail("--version")
 
     assert (said.exit, said.out.split()[0]) == (0, "cocktail")

@@ -33,7 +33,7 @@ def told(page: DashboardProcess) -> PageOpened | Warning:
 
 
 @pytest.mark.slow
-def test_the_page_of_a_launch_is_a_process_that_tells_its_address(tmp_path: Path) -> None:
+def test_the_dashboard_of_a_launch_is_a_process_that_prints_its_address(tmp_path: Path) -> None:
     with a_run(tmp_path / "out") as run:
         page = DashboardProcess()
         page.start(run.folder)
@@ -52,7 +52,7 @@ def test_the_page_of_a_launch_is_a_process_that_tells_its_address(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_page_that_cannot_start_is_a_warning_and_no_more(tmp_path: Path) -> None:
+def test_a_dashboard_that_cannot_start_is_only_a_warning(tmp_path: Path) -> None:
     page = DashboardProcess()
     page.start(tmp_path)
     event = told(page)
@@ -62,7 +62,7 @@ def test_a_page_that_cannot_start_is_a_warning_and_no_more(tmp_path: Path) -> No
     assert event.message.startswith("there is no page: no run")
 
 
-def test_the_key_to_the_page_is_not_in_the_diary(tmp_path: Path) -> None:
+def test_the_dashboards_key_is_not_in_the_recorded_events(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     recorder.show(PageOpened("http://127.0.0.1:29480/#key=secret"))
     recorder.close()
@@ -71,14 +71,14 @@ def test_the_key_to_the_page_is_not_in_the_diary(tmp_path: Path) -> None:
     assert (event["event"], event["url"]) == ("page_opened", "http://127.0.0.1:29480/")
 
 
-def test_without_a_name_it_is_the_one_run_that_goes_on(tmp_path: Path) -> None:
+def test_dashboard_without_a_name_shows_the_only_running_run(tmp_path: Path) -> None:
     with a_run(tmp_path / "out") as run:
         _, line = source_of(None)
 
         assert line() == f"cocktail join {run.record.url}"
 
 
-def test_the_line_is_the_newest_and_none_where_the_run_is_over(tmp_path: Path) -> None:
+def test_the_dashboards_join_line_is_the_newest_and_empty_after_the_run(tmp_path: Path) -> None:
     with a_run(tmp_path / "out") as run:
         _, line = source_of(run.record.run)
         new = run.record.with_token(RunKeys.new_token())
@@ -90,7 +90,7 @@ def test_the_line_is_the_newest_and_none_where_the_run_is_over(tmp_path: Path) -
         assert line() == ""
 
 
-def test_where_none_goes_on_it_asks_which(cocktail: Run, tmp_path: Path) -> None:
+def test_dashboard_without_a_running_run_asks_which(cocktail: Run, tmp_path: Path) -> None:
     with a_run(tmp_path / "out") as run:
         run.finish(9.0)
     said = cocktail("dashboard")
@@ -98,7 +98,7 @@ def test_where_none_goes_on_it_asks_which(cocktail: Run, tmp_path: Path) -> None
     assert (said.exit, "which run? Going on here: none" in said.err) == (2, True)
 
 
-def test_a_run_url_is_asked_of_its_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dashboard_of_a_run_url_reads_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = str(RunKeys.generate().url("203.0.113.7", 29400, "amber-otter-42"))
     (tmp_path / "line").write_text(url + "\n")
     monkeypatch.setattr("transport.ask_status", lambda *_, **__: answer(4, ("ann", 0)))
@@ -109,7 +109,7 @@ def test_a_run_url_is_asked_of_its_hub(tmp_path: Path, monkeypatch: pytest.Monke
         assert line() == f"cocktail join {url}"
 
 
-def test_of_a_run_that_cannot_be_reached_there_is_no_page(cocktail: Run) -> None:
+def test_dashboard_of_an_unreachable_run_fails(cocktail: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     said = cocktail("dashboard", str(RunKeys.generate().url("127.0.0.1", port, "amber-otter-42")))

@@ -19,7 +19,7 @@ def of(findings: str, about: str) -> dict[str, str]:
     return next(f for f in json.loads(findings)["findings"] if f["about"] == about)
 
 
-def test_a_machine_is_looked_at_line_by_line(cocktail: Run) -> None:
+def test_doctor_prints_a_line_for_each_check(cocktail: Run) -> None:
     said = cocktail("doctor", "--device", "cpu")
 
     assert said.exit == 0
@@ -42,7 +42,7 @@ def test_a_machine_is_looked_at_line_by_line(cocktail: Run) -> None:
     assert "not asked: HF_HUB_OFFLINE is set" in said.out
 
 
-def test_a_device_that_is_not_there_is_exit_4(cocktail: Run) -> None:
+def test_a_missing_device_is_exit_4(cocktail: Run) -> None:
     said = cocktail("doctor", "--device", "cuda:7", "--json")
 
     assert said.exit == 4
@@ -56,7 +56,7 @@ def test_a_port_in_use_is_reported(cocktail: Run) -> None:
     assert of(said.out, "port")["level"] == "warn"
 
 
-def test_a_check_that_breaks_does_not_end_the_others(cocktail: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_raises_does_not_end_the_others(cocktail: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: object) -> None:
         raise OSError("the disk does not answer")
 
@@ -76,7 +76,7 @@ def test_a_check_that_breaks_does_not_end_the_others(cocktail: Run, monkeypatch:
         (HubAnswer("https://hf", token=True, user="dana", skew=0.5), "ok", "logged in as dana"),
     ],
 )
-def test_what_the_hugging_face_hub_says_is_told(
+def test_doctor_shows_the_answer_of_the_hugging_face_hub(
     monkeypatch: pytest.MonkeyPatch, answer: HubAnswer, level: str, words: str
 ) -> None:
     monkeypatch.setattr("recipes.downloads.ask_hub", lambda timeout: answer)
@@ -91,7 +91,7 @@ def test_a_clock_that_is_four_minutes_behind_fails() -> None:
     assert doctor.clock(-0.7).level == "ok"
 
 
-def test_few_open_files_are_a_warning_with_the_command_that_mends_it(
+def test_a_low_limit_of_open_files_is_a_warning_with_the_command_that_raises_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     resource = pytest.importorskip("resource")
@@ -100,7 +100,7 @@ def test_few_open_files_are_a_warning_with_the_command_that_mends_it(
     assert doctor.files().hint == "ulimit -n 1024"
 
 
-def test_a_machine_without_a_way_out_over_ipv4_is_told_what_it_can_reach(
+def test_doctor_without_ipv4_says_what_this_machine_can_reach(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(doctor, "leads_there", lambda family, there: family == socket.AF_INET6)
@@ -110,14 +110,14 @@ def test_a_machine_without_a_way_out_over_ipv4_is_told_what_it_can_reach(
     assert "IPv6" in finding.text
 
 
-def test_the_environment_can_be_pasted(cocktail: Run) -> None:
+def test_doctor_prints_an_environment_to_paste_into_an_issue(cocktail: Run) -> None:
     said = cocktail("doctor", "--env")
 
     assert (said.exit, said.out.startswith("- cocktail ")) == (0, True)
     assert "transformers" in said.out
 
 
-def test_a_run_that_cannot_be_reached_is_told_with_what_failed(cocktail: Run) -> None:
+def test_doctor_says_which_layer_of_the_connection_to_a_run_failed(cocktail: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     url = str(RunKeys.generate().url("127.0.0.1", port, "amber-otter-42"))
@@ -128,7 +128,7 @@ def test_a_run_that_cannot_be_reached_is_told_with_what_failed(cocktail: Run) ->
 
 
 @pytest.mark.slow
-def test_a_run_is_asked_joined_and_left(cocktail: Run, tmp_path: Path) -> None:
+def test_doctor_joins_a_run_and_leaves_it(cocktail: Run, tmp_path: Path) -> None:
     material = Material.prepare(tmp_path / "base")
     with stalling_hub(material, tmp_path / "ledger") as running:
         said = cocktail("doctor", str(running.url), "--json")
@@ -147,7 +147,7 @@ def test_a_run_is_asked_joined_and_left(cocktail: Run, tmp_path: Path) -> None:
         assert line[f"packet_{way}_s"] == pytest.approx(took, abs=1e-4)
 
 
-def test_a_step_is_measured_without_a_network(cocktail: Run) -> None:
+def test_doctor_measures_a_step_without_a_network(cocktail: Run) -> None:
     small = ["data.max_length=32", "global_batch_size=4", "compression.local_steps=2"]
     said = cocktail(
         "bench", "step", "smoke", *small, "--peers", "2", "--steps", "3", "--device", "cpu", "--json"

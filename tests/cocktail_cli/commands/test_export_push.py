@@ -117,9 +117,7 @@ def adapters(base: Path, tmp_path: Path) -> Iterator[Story]:
     story.ledger.close()
 
 
-def test_an_export_of_adapters_is_one_that_names_its_base(
-    cocktail: Run, adapters: Story, tmp_path: Path
-) -> None:
+def test_an_export_of_adapters_names_its_base_model(cocktail: Run, adapters: Story, tmp_path: Path) -> None:
     done = cocktail("export", "amber-otter-42", "-o", str(tmp_path / "out"))
 
     assert done.exit == 0, done.err
@@ -134,7 +132,7 @@ def test_an_export_of_adapters_is_one_that_names_its_base(
     assert torch.equal(held.sort().values, adapters.common.vector.sort().values)
 
 
-def test_merged_and_in_bfloat16_it_is_a_model_by_itself(
+def test_a_merged_export_in_bfloat16_is_a_complete_model(
     cocktail: Run, adapters: Story, tmp_path: Path
 ) -> None:
     done = cocktail(
@@ -151,7 +149,7 @@ def test_merged_and_in_bfloat16_it_is_a_model_by_itself(
     load_model(tmp_path / "out")
 
 
-def test_a_whole_model_is_exported_in_float16_too_and_has_nothing_to_merge(
+def test_a_run_without_adapters_is_exported_in_float16_and_has_nothing_to_merge(
     cocktail: Run, whole: Story, tmp_path: Path
 ) -> None:
     done = cocktail("export", "amber-otter-42", "-o", str(tmp_path / "out"), "--dtype", "float16")
@@ -166,7 +164,7 @@ def test_a_whole_model_is_exported_in_float16_too_and_has_nothing_to_merge(
     assert not (tmp_path / "other").exists()
 
 
-def test_an_export_of_a_checkpoint_is_the_model_as_it_was_after_so_many_rounds(
+def test_an_export_of_a_round_is_the_global_model_of_that_round(
     cocktail: Run, whole: Story, tmp_path: Path
 ) -> None:
     def vector(checkpoint: str) -> torch.Tensor:
@@ -187,7 +185,9 @@ def test_an_export_of_a_checkpoint_is_the_model_as_it_was_after_so_many_rounds(
     assert torch.equal(vector("best"), whole.before[2])
 
 
-def test_a_prompt_is_gone_on_from_by_the_base_and_by_what_became_of_it(cocktail: Run, whole: Story) -> None:
+def test_generate_continues_a_prompt_with_the_base_and_with_the_trained_model(
+    cocktail: Run, whole: Story
+) -> None:
     whole.model.write_model(whole.folder)
 
     done = cocktail("generate", "amber-otter-42", "The", "--base", "--max-new-tokens", "3", "--json")
@@ -207,7 +207,7 @@ def test_a_prompt_is_gone_on_from_by_the_base_and_by_what_became_of_it(cocktail:
         ("", "two"),
     ],
 )
-def test_in_a_conversation_the_model_hears_what_was_said_by_the_chat_template(
+def test_a_conversation_reaches_the_model_through_the_chat_template(
     cocktail: Run, whole: Story, monkeypatch: pytest.MonkeyPatch, template: str, second: str
 ) -> None:
     whole.model.write_model(whole.folder)
@@ -228,7 +228,7 @@ def test_in_a_conversation_the_model_hears_what_was_said_by_the_chat_template(
     assert heard[1] == second
 
 
-def test_what_is_pushed_is_the_model_and_nothing_beside_it(
+def test_a_push_uploads_the_model_and_nothing_else(
     cocktail: Run, whole: Story, tmp_path: Path, hub: Hub
 ) -> None:
     done = cocktail(
@@ -252,7 +252,7 @@ def test_what_is_pushed_is_the_model_and_nothing_beside_it(
         (ConnectionError("no"), HubUnreachable, "did not answer"),
     ],
 )
-def test_a_push_that_fails_says_why(
+def test_the_error_of_a_failed_push_says_why(
     hub: Hub, tmp_path: Path, error: Exception, kind: type, said: str
 ) -> None:
     hub.error = error
@@ -263,7 +263,9 @@ def test_a_push_that_fails_says_why(
         Repository("me/m").push(tmp_path, "a model")
 
 
-def test_without_a_token_nothing_is_exported(cocktail: Run, whole: Story, tmp_path: Path, hub: Hub) -> None:
+def test_a_push_without_a_token_exports_nothing(
+    cocktail: Run, whole: Story, tmp_path: Path, hub: Hub
+) -> None:
     hub.error = LocalTokenNotFoundError("x")
 
     done = cocktail("export", "amber-otter-42", "-o", str(tmp_path / "out"), "--push", "me/m")
@@ -279,7 +281,7 @@ PUSHING = ["push_to_hub=true", "hub_model_id=me/m", "save_steps=4", "max_steps=4
 @pytest.mark.parametrize(
     ("strategy", "where"), [("end", []), ("every_save", [None]), ("checkpoint", ["last-checkpoint"])]
 )
-def test_a_snapshot_is_pushed_where_the_recipe_says_so(
+def test_snapshots_are_pushed_where_the_recipe_asks_for_it(
     base: Path, tmp_path: Path, hub: Hub, strategy: str, where: list[str | None]
 ) -> None:
     recipe = load_recipe("smoke", [*PUSHING, f"hub_strategy={strategy}"])
@@ -296,7 +298,7 @@ def test_a_snapshot_is_pushed_where_the_recipe_says_so(
     story.ledger.close()
 
 
-def test_a_token_that_may_not_write_is_found_out_before_a_run(tmp_path: Path, hub: Hub) -> None:
+def test_a_token_that_may_not_write_fails_the_launch_before_the_run(tmp_path: Path, hub: Hub) -> None:
     hub.error = status(401)
     launch = Launch(load_recipe("smoke", PUSHING), tmp_path, [])
 
@@ -304,15 +306,15 @@ def test_a_token_that_may_not_write_is_found_out_before_a_run(tmp_path: Path, hu
         launch.prepare()
 
 
-def test_a_model_that_cannot_be_pushed_at_the_end_is_a_warning_with_the_way_to_do_it(
+def test_a_final_push_that_fails_is_a_warning_with_the_command_that_repeats_it(
     whole: Story, hub: Hub
 ) -> None:
     told: list[Any] = []
     launch = Launch(load_recipe("smoke", PUSHING), whole.folder, [SimpleNamespace(show=told.append)])  # type: ignore[list-item]
-    record: Any = SimpleNamespace(run="amber-otter-42")
-    launch.push(record, 6)
+    launch.record = SimpleNamespace(run="amber-otter-42")  # type: ignore[assignment]
+    launch.push(6)
     hub.error = status(500)
-    launch.push(record, 6)
+    launch.push(6)
 
     assert [pushed["commit_message"] for pushed in hub.pushed] == ["amber-otter-42, 6 rounds"]
     assert "cocktail export amber-otter-42 -o DIR --push me/m" in told[-1].message

@@ -1,4 +1,4 @@
-"""The owner's commands about who is in a run, against a hub on the loopback."""
+"""The host's commands about who is in a run, against a hub on the loopback."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Running:
         threading.Thread(target=lambda: self.events.extend(self.hub.events()), daemon=True).start()
 
     def when_asked(self, order: str, word: str, reason: str) -> threading.Thread:
-        """Have the owner decide about a newcomer as soon as there is one."""
+        """Have the host decide about a newcomer as soon as there is one."""
 
         def decide() -> None:
             secret = self.record.keys["stop"]
@@ -84,7 +84,7 @@ def approving(tmp_path: Path) -> Iterator[Running]:
     run.close()
 
 
-def test_the_owner_sees_who_is_there_and_kicks_one_that_works(cocktail: Run, running: Running) -> None:
+def test_the_host_lists_the_peers_and_kicks_one_in_training(cocktail: Run, running: Running) -> None:
     keys = CurveKeys.generate()
     peer = ToyPeer(PeerLink(running.url, PeerIdentity("ann", "RTX 3090", keys=keys)))
     thread = peer.start()
@@ -106,7 +106,7 @@ def test_the_owner_sees_who_is_there_and_kicks_one_that_works(cocktail: Run, run
 
 
 @pytest.mark.slow  # imports torch
-def test_a_banned_machine_is_told_why_and_ends_with_6(cocktail: Run, running: Running) -> None:
+def test_a_banned_peer_exits_with_6_and_the_hosts_reason(cocktail: Run, running: Running) -> None:
     link = PeerLink(running.url, PeerIdentity("me", keys=own_keys()))
     link.connect()
     assert cocktail("kick", "toy-run", "me", "--ban", "--reason", "goodbye").exit == 0
@@ -118,20 +118,20 @@ def test_a_banned_machine_is_told_why_and_ends_with_6(cocktail: Run, running: Ru
 
 
 @pytest.mark.slow
-def test_a_newcomer_is_told_that_the_owner_is_asked_and_what_he_says(
+def test_a_joiner_learns_that_the_host_is_asked_and_what_the_host_answers(
     cocktail: Run, approving: Running
 ) -> None:
     mine = short_key(own_keys().public)
-    owner = approving.when_asked("deny", mine, "who are you?")
+    host = approving.when_asked("deny", mine, "who are you?")
     said = cocktail("join", str(approving.url), "-y", "--device", "cpu", "--name", "attic")
-    owner.join(10.0)
+    host.join(10.0)
 
     assert said.exit == 6
     assert f"waiting for the host's approval, as attic, key {mine}" in said.err
     assert "the hub refused: the run's host says no: who are you?" in said.err
 
 
-def test_who_is_approved_is_in(cocktail: Run, approving: Running) -> None:
+def test_an_approved_peer_joins(cocktail: Run, approving: Running) -> None:
     link = PeerLink(approving.url, PeerIdentity("attic"))
     thread = threading.Thread(target=link.connect, daemon=True)
     thread.start()
@@ -145,7 +145,7 @@ def test_who_is_approved_is_in(cocktail: Run, approving: Running) -> None:
     link.leave("done")
 
 
-def test_a_new_join_line_is_the_only_one_for_newcomers(cocktail: Run, running: Running) -> None:
+def test_a_rotated_token_is_the_only_one_that_admits_joiners(cocktail: Run, running: Running) -> None:
     inside = PeerLink(running.url, PeerIdentity("ann"))
     inside.connect()
     said = cocktail("peers", "toy-run", "--rotate-token")
@@ -166,7 +166,7 @@ def test_a_new_join_line_is_the_only_one_for_newcomers(cocktail: Run, running: R
     outside.leave("done")
 
 
-def test_a_run_that_is_to_be_resumed_has_its_new_token_then(cocktail: Run, tmp_path: Path) -> None:
+def test_a_resumed_run_has_its_rotated_token(cocktail: Run, tmp_path: Path) -> None:
     run = Running(tmp_path)
     run.close()
     save_run(replace(run.record, state="failed"))
@@ -175,14 +175,14 @@ def test_a_run_that_is_to_be_resumed_has_its_new_token_then(cocktail: Run, tmp_p
     assert load_run("toy-run").url == json.loads(said.out)["url"] != run.record.url
 
 
-def test_the_recipe_says_whether_the_owner_is_asked() -> None:
+def test_the_recipe_decides_whether_the_host_is_asked() -> None:
     assert load_recipe("smoke", []).swarm.join == "token"
     assert load_recipe("smoke", ["swarm.join=approve"]).swarm.join == "approve"
     with pytest.raises(RecipeError, match="approve"):
         load_recipe("smoke", ["swarm.join=open"])
 
 
-def test_what_the_owner_gets_wrong_is_told(cocktail: Run, running: Running) -> None:
+def test_wrong_peers_commands_of_the_host_are_usage_errors(cocktail: Run, running: Running) -> None:
     nobody = cocktail("kick", "toy-run", "eve")
     assert (nobody.exit, nobody.err.splitlines()[0]) == (2, "error: no peer is called 'eve'")
     assert cocktail("peers", "toy-run", "--approve", "a", "--deny", "b").exit == 2

@@ -39,7 +39,7 @@ def test_a_plan_is_four_lines_for_people_and_a_word_for_scripts(cocktail: Run) -
     assert cocktail(*SMALL, "--quiet").out == "fits\n"
 
 
-def test_what_does_not_fit_is_exit_4_with_a_change_that_fits(
+def test_a_plan_that_does_not_fit_is_exit_4_with_a_change_that_fits(
     cocktail: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cocktail_cli.commands.check.plan.RUNTIME", 0)
@@ -87,14 +87,14 @@ def test_with_local_steps_the_exchange_is_shared_by_the_steps_between_two(cockta
     assert (one["bottleneck"], ten["bottleneck"]) == ("network", "compute")
 
 
-def test_a_device_is_found_with_and_without_its_size() -> None:
+def test_a_gpu_is_found_with_and_without_its_size() -> None:
     assert gpu_of("a100-80g").bytes == int(79.1 * GIB)
     assert gpu_of("RTX 4090").name == "rtx-4090-24g"
     with pytest.raises(Failure, match="no such device"):
         gpu_of("a100")
 
 
-def test_a_misspelt_device_is_told_the_nearest_name() -> None:
+def test_the_error_of_a_misspelt_gpu_names_the_nearest_one() -> None:
     with pytest.raises(Failure) as caught:
         gpu_of("rtx-4080")
 

@@ -36,7 +36,7 @@ def previewed(tmp_path: Path):
     return run
 
 
-def test_what_is_masked_stands_in_brackets_and_what_is_trained_outside(previewed) -> None:
+def test_preview_puts_masked_text_in_brackets_and_trained_text_outside(previewed) -> None:
     done = previewed("-n", "1")
 
     assert done.exit_code == 0, done.output
@@ -47,7 +47,7 @@ def test_what_is_masked_stands_in_brackets_and_what_is_trained_outside(previewed
     assert done.stderr.endswith("rows.jsonl\n")
 
 
-def test_what_is_dropped_and_how_long_samples_are_is_counted(previewed) -> None:
+def test_preview_counts_dropped_rows_and_sample_lengths(previewed) -> None:
     [told] = json.loads(previewed("--json").stdout)["data"]
 
     assert (told["rows"], told["samples"], told["cut"], told["left_out"]) == (3, 2, 2, 1)

@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> Iterator[ARun]:
         yield run
 
 
-def test_a_report_is_written_beside_the_run_and_told(cocktail: Run, run: ARun) -> None:
+def test_the_report_is_written_beside_the_run_and_its_path_printed(cocktail: Run, run: ARun) -> None:
     said = cocktail("report", "amber-otter-42", "--json")
     told = json.loads(said.out)
 
@@ -44,7 +44,7 @@ def test_a_report_is_written_beside_the_run_and_told(cocktail: Run, run: ARun) -
     assert Path("mine.html").read_bytes() == path.read_bytes()
 
 
-def test_it_has_what_the_run_was_made_of(run: ARun) -> None:
+def test_the_report_shows_recipe_data_and_peers(run: ARun) -> None:
     text = as_html(run.reader().look())
 
     for said in (
@@ -64,7 +64,7 @@ def test_it_has_what_the_run_was_made_of(run: ARun) -> None:
     assert len(re.findall("<svg", text)) == 6
 
 
-def test_it_loads_nothing_runs_nothing_and_says_so_to_the_browser(run: ARun) -> None:
+def test_the_report_has_no_scripts_or_links_and_a_policy_that_forbids_them(run: ARun) -> None:
     text = as_html(run.reader().look())
 
     assert re.findall(r"<script|<link|<img| src=| href=| style=| on\w+=|url\(|@import", text) == []
@@ -73,7 +73,7 @@ def test_it_loads_nothing_runs_nothing_and_says_so_to_the_browser(run: ARun) -> 
     assert f"default-src 'none'; style-src 'sha256-{digest}'" in text
 
 
-def test_no_secret_and_no_path_is_in_it(run: ARun) -> None:
+def test_the_report_contains_no_secret_and_no_path(run: ARun) -> None:
     told = run.reader().look()
     text = as_html(told) + "\n".join(as_text(told))
 
@@ -82,7 +82,7 @@ def test_no_secret_and_no_path_is_in_it(run: ARun) -> None:
         assert secret not in text
 
 
-def test_a_peers_name_is_text_whatever_it_says(run: ARun) -> None:
+def test_the_report_escapes_peer_names(run: ARun) -> None:
     evil = "<script>alert(1)</script>"
     run.join(evil, 26.0, hardware="<img src=x onerror=alert(1)>")
     run.commit("ann", evil)
@@ -93,7 +93,7 @@ def test_a_peers_name_is_text_whatever_it_says(run: ARun) -> None:
     assert "<img" not in text
 
 
-def test_in_words_it_goes_to_the_terminal_and_to_no_file(cocktail: Run, run: ARun) -> None:
+def test_a_text_report_goes_to_the_terminal_and_to_no_file(cocktail: Run, run: ARun) -> None:
     said = cocktail("report", "amber-otter-42", "--text")
 
     assert "2 peers took part, 0 are there now; 1 of 4 packets were late or refused." in said.out
@@ -101,7 +101,7 @@ def test_in_words_it_goes_to_the_terminal_and_to_no_file(cocktail: Run, run: ARu
     assert not (run.folder / "report.html").exists()
 
 
-def test_a_run_whose_hub_was_killed_is_told_as_such(cocktail: Run, tmp_path: Path) -> None:
+def test_the_report_says_that_the_hub_was_killed(cocktail: Run, tmp_path: Path) -> None:
     with a_run(tmp_path / "killed") as run:
         run.commit("ann")
         said = cocktail("report", str(run.folder), "--text")
@@ -113,7 +113,7 @@ def test_an_unknown_run_is_exit_3(cocktail: Run) -> None:
     assert cocktail("report", "nobody-42").exit == 3
 
 
-def test_a_run_that_has_not_committed_anything_has_a_report_too(tmp_path: Path) -> None:
+def test_a_run_without_committed_rounds_has_a_report_too(tmp_path: Path) -> None:
     with a_run(tmp_path / "young") as run:
         text = as_html(run.reader().look())
 
@@ -128,18 +128,18 @@ def many_rounds(count: int) -> tuple[Round, ...]:
     )
 
 
-def test_a_long_run_does_not_make_a_large_report(run: ARun) -> None:
+def test_the_report_of_a_long_run_stays_small(run: ARun) -> None:
     short = run.reader().look()
     few, many = (RunHistory(short.about, "running", rounds=many_rounds(n)) for n in (500, 5_000))
 
     assert len(as_html(many)) < 1.1 * len(as_html(few)) < 200_000
 
 
-def test_two_looks_at_a_run_in_which_nothing_happened_are_the_same(run: ARun) -> None:
+def test_two_reports_of_an_unchanged_run_are_equal(run: ARun) -> None:
     assert as_html(run.reader().look()) == as_html(run.reader().look())
 
 
-def test_bytes_that_differ_widely_are_drawn_on_a_log_axis(run: ARun) -> None:
+def test_byte_counts_of_wide_range_are_drawn_on_a_log_axis(run: ARun) -> None:
     """The model is fetched in the first round: beside it packets would lie on the axis."""
     about = run.reader().look().about
 
@@ -156,7 +156,7 @@ def test_bytes_that_differ_widely_are_drawn_on_a_log_axis(run: ARun) -> None:
     assert apart(2000) > 50
 
 
-def test_a_first_round_with_next_to_nothing_in_it_does_not_flatten_the_later_ones(run: ARun) -> None:
+def test_a_nearly_empty_first_round_does_not_flatten_the_chart(run: ARun) -> None:
     about = run.reader().look().about
 
     def apart(first: int) -> float:
@@ -174,7 +174,7 @@ def test_a_first_round_with_next_to_nothing_in_it_does_not_flatten_the_later_one
     assert apart(1000) > 50
 
 
-def test_what_joiners_fetched_is_told_beside_what_the_rounds_exchanged(run: ARun) -> None:
+def test_the_report_separates_joiners_downloads_from_the_rounds_traffic(run: ARun) -> None:
     """Eve fetches the model meanwhile; Ann had, in the round that was her first."""
     before = ratio_of(run.reader().look())
     fetched = {"ann": 500_000, "eve": 10**9}
@@ -188,7 +188,7 @@ def test_what_joiners_fetched_is_told_beside_what_the_rounds_exchanged(run: ARun
     assert "To join they fetched another 1.0 GB" in " ".join(words(after))
 
 
-def test_who_was_in_no_round_is_no_contributor(run: ARun) -> None:
+def test_a_peer_that_was_in_no_round_is_no_contributor(run: ARun) -> None:
     """The doctor, who had a look, or somebody who did not stay for long enough."""
     run.join("doctor", 26.0, hardware="doctor")
     run.leave("doctor", 27.0)
@@ -199,7 +199,7 @@ def test_who_was_in_no_round_is_no_contributor(run: ARun) -> None:
     assert not any(line.startswith("doctor") for line in as_text(told))
 
 
-def test_what_is_not_known_is_not_told(run: ARun) -> None:
+def test_the_report_omits_unknown_values(run: ARun) -> None:
     told = RunHistory(run.reader().look().about, "running", rounds=(Round(0, 1, 9.0, 1.0, 4.0, ("ann",)),))
 
     said = " ".join(words(told))

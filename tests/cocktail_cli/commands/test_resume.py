@@ -47,7 +47,7 @@ def record(folder: Path, **changes: Any) -> RunRecord:
     return RunRecord(**(known | changes))
 
 
-def test_a_run_that_was_left_by_its_hub_may_go_on(tmp_path: Path) -> None:
+def test_a_run_whose_hub_has_ended_may_be_resumed(tmp_path: Path) -> None:
     for state in ("running", "failed"):
         save_run(record(tmp_path, state=state))
         Ledger(tmp_path / "ledger", run="amber-otter-42", samples=9).close()
@@ -55,7 +55,7 @@ def test_a_run_that_was_left_by_its_hub_may_go_on(tmp_path: Path) -> None:
         assert unfinished(tmp_path, SMOKE).run == "amber-otter-42"
 
 
-def test_an_output_folder_with_an_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
+def test_the_error_of_an_unfinished_run_in_the_folder_names_resume(tmp_path: Path) -> None:
     save_run(record(tmp_path))
     with pytest.raises(Failure, match="holds the unfinished run amber-otter-42 of this recipe") as refused:
         claim(tmp_path, SMOKE.recipe_hash)
@@ -66,7 +66,7 @@ def test_an_output_folder_with_an_unfinished_run_says_how_to_go_on(tmp_path: Pat
     assert not any("--resume" in hint for hint in refused.value.hints)
 
 
-def test_a_launch_that_ends_unfinished_says_again_the_url_and_how_to_go_on(
+def test_a_launch_that_ends_unfinished_shows_the_url_and_the_resume_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_run(record(tmp_path, url="cocktail://k.new-token@203.0.113.7:29444/amber-otter-42"))
@@ -96,7 +96,7 @@ def test_a_launch_that_ends_unfinished_says_again_the_url_and_how_to_go_on(
         ({"recipe_hash": "0123456789"}, 4, "is of recipe smoke 01234567, not smoke"),
     ],
 )
-def test_another_run_than_the_unfinished_one_of_this_recipe_is_refused(
+def test_resume_refuses_a_finished_run_and_one_of_another_recipe(
     tmp_path: Path, changes: dict[str, Any], exit: int, message: str
 ) -> None:
     save_run(record(tmp_path, **changes))
@@ -107,7 +107,7 @@ def test_another_run_than_the_unfinished_one_of_this_recipe_is_refused(
     assert refused.value.exit == exit
 
 
-def test_a_run_whose_hub_lives_is_refused_in_words(cocktail: Command, tmp_path: Path) -> None:
+def test_resume_refuses_a_run_whose_hub_is_alive(cocktail: Command, tmp_path: Path) -> None:
     save_run(record(tmp_path / "out"))
     with Ledger(tmp_path / "out" / "ledger", run="amber-otter-42", samples=9):
         said = cocktail("launch", "smoke", "-o", "out", "--resume")
@@ -117,13 +117,13 @@ def test_a_run_whose_hub_lives_is_refused_in_words(cocktail: Command, tmp_path: 
     assert "cocktail stop amber-otter-42" in said.err
 
 
-def test_nothing_to_go_on_with_is_exit_3(cocktail: Command) -> None:
+def test_resume_without_a_run_is_exit_3(cocktail: Command) -> None:
     said = cocktail("launch", "smoke", "-o", "nowhere", "--resume")
 
     assert (said.exit, "no run to go on with" in said.err) == (3, True)
 
 
-def test_the_url_that_volunteers_hold_stays_good(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_address_of_before(tmp_path: Path) -> None:
     old = record(tmp_path)
 
     assert same_address(old, ListenAddress()) == ListenAddress("127.0.0.1", 29444)
@@ -132,7 +132,7 @@ def test_the_url_that_volunteers_hold_stays_good(tmp_path: Path) -> None:
         same_address(old, ListenAddress(port=5000))
 
 
-def test_other_data_are_refused_by_name(tmp_path: Path) -> None:
+def test_resume_refuses_changed_data_by_name(tmp_path: Path) -> None:
     from recipes.data.corpus import build_corpus
     from recipes.models.base_model import BUILTIN_MODELS, open_tokenizer
 
@@ -151,7 +151,7 @@ def test_other_data_are_refused_by_name(tmp_path: Path) -> None:
     assert refused.value.exit == 3
 
 
-def test_another_base_model_is_refused_by_name(tmp_path: Path) -> None:
+def test_resume_refuses_a_changed_base_model_by_name(tmp_path: Path) -> None:
     base = tmp_path / "base"
     base.mkdir()
     (base / "config.json").write_text("{}")
@@ -163,7 +163,7 @@ def test_another_base_model_is_refused_by_name(tmp_path: Path) -> None:
     assert refused.value.exit == 3
 
 
-def test_a_run_goes_on_with_the_commits_that_it_began_with(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_pinned_commits_of_before(tmp_path: Path) -> None:
     """Its recipe, as it is typed again, names a branch; the run's own names what that was."""
     pinned = SMOKE.model_copy(update={"model": SMOKE.model.model_copy(update={"model_revision": "a0" * 20})})
     (tmp_path / "recipe.json").write_text(pinned.to_json())
@@ -177,7 +177,7 @@ def test_a_run_goes_on_with_the_commits_that_it_began_with(tmp_path: Path) -> No
         unfinished(tmp_path, load_recipe("smoke", ["seed=9"]))
 
 
-def test_the_recipe_of_a_run_names_the_commit_that_its_branch_was(
+def test_the_recipe_of_a_run_pins_its_branch_to_a_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What peers are told, and what `--resume` reads. The model is in the cache of a hub that is silent."""
@@ -202,7 +202,7 @@ def test_the_recipe_of_a_run_names_the_commit_that_its_branch_was(
 
 
 @pytest.mark.parametrize("before", ["", '{"a": 1}\n', '{"a": 1}\n{"b'])
-def test_a_line_that_a_kill_cut_short_does_not_spoil_the_next(tmp_path: Path, before: str) -> None:
+def test_a_line_cut_short_by_a_kill_does_not_spoil_the_next(tmp_path: Path, before: str) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text(before)
     with appended(path) as file:

@@ -52,7 +52,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     assert told == []
 
 
-def test_what_is_watched_without_a_terminal_is_a_line_for_each_change_until_the_end(
+def test_watch_without_a_terminal_prints_a_line_for_each_change_until_the_end(
     cocktail: Run, answers: list[dict[str, Any]]
 ) -> None:
     answers += [answer(1), answer(1), answer(2), answer(2, peers=[]), answer(2, "paused", peers=[])]
@@ -70,7 +70,7 @@ def test_what_is_watched_without_a_terminal_is_a_line_for_each_change_until_the_
     )
 
 
-def test_a_hub_that_is_gone_for_a_while_is_waited_for(cocktail: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_waits_for_a_hub_that_restarts(cocktail: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = Failure("unreachable", "the hub of amber-otter-42: no connection")
     told: list[Any] = [answer(1), gone, gone, answer(20, "finished")]
 
@@ -86,14 +86,14 @@ def test_a_hub_that_is_gone_for_a_while_is_waited_for(cocktail: Run, monkeypatch
     assert cocktail("status", "amber-otter-42", "--watch").exit == 5
 
 
-def test_a_program_watches_objects_a_line_each(cocktail: Run, answers: list[dict[str, Any]]) -> None:
+def test_watch_with_json_prints_one_object_a_line(cocktail: Run, answers: list[dict[str, Any]]) -> None:
     answers += [answer(1), answer(20, "finished")]
     said = cocktail("status", "amber-otter-42", "--watch", "--json")
 
     assert [json.loads(line)["step"] for line in said.out.splitlines()] == [1, 20]
 
 
-def test_ctrl_c_ends_the_watching_and_is_no_failure(cocktail: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_watch_with_exit_0(cocktail: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(run: str) -> dict[str, Any]:
         raise KeyboardInterrupt
 
@@ -102,7 +102,7 @@ def test_ctrl_c_ends_the_watching_and_is_no_failure(cocktail: Run, monkeypatch: 
     assert cocktail("status", "amber-otter-42", "--watch").exit == 0
 
 
-def test_all_that_is_known_of_each_peer_can_be_seen_and_none_of_it_moves_the_cursor(
+def test_the_full_table_of_peers_has_all_columns_and_no_control_characters(
     cocktail: Run, answers: list[dict[str, Any]]
 ) -> None:
     answers.append(answer(3))
@@ -113,18 +113,18 @@ def test_all_that_is_known_of_each_peer_can_be_seen_and_none_of_it_moves_the_cur
     assert row.startswith("attic?[2J RTX 3090 training   42%  12.3k 1.5M 3.0M 31 ms  1 s 11 min      7    2")
 
 
-def test_a_narrow_terminal_has_the_columns_that_it_has_room_for() -> None:
+def test_a_narrow_terminal_shows_only_the_columns_that_fit() -> None:
     head, row = status.table(status.ALL, [status.all_of(PEER)], 45)
 
     assert head.split() == ["PEER", "HARDWARE", "STATE", "SHARE", "TOKENS"]
     assert len(row) <= 45
 
 
-def test_which_run_is_to_be_watched_must_be_said(cocktail: Run) -> None:
+def test_watch_without_a_run_is_a_usage_error(cocktail: Run) -> None:
     assert "--watch and --peers want one" in cocktail("status", "--watch").err
 
 
-def test_the_screen_of_one_who_watches_has_the_curve_the_peers_and_what_ctrl_c_does() -> None:
+def test_the_screen_of_watch_has_loss_curve_peers_and_what_ctrl_c_does() -> None:
     board = Board(run="amber-otter-42", watched=True)
     for step in (1, 2, 3):
         board.look(answer(step))

@@ -32,7 +32,7 @@ def rows(folder: Path, *texts: object) -> None:
     (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def test_a_recipe_that_can_run_is_exit_0_and_says_what_was_looked_at(cocktail: Run, tmp_path: Path) -> None:
+def test_a_valid_recipe_is_exit_0_with_a_line_for_each_check(cocktail: Run, tmp_path: Path) -> None:
     rows(tmp_path, *[{"prompt": "Two and two is", "completion": " four."}] * 3)
 
     said = cocktail("validate", "my.yaml")
@@ -45,7 +45,7 @@ def test_a_recipe_that_can_run_is_exit_0_and_says_what_was_looked_at(cocktail: R
     assert "cocktail launch my.yaml" in said.err
 
 
-def test_a_learning_rate_that_is_seldom_meant_is_a_warning_and_no_shipped_recipe_has_one() -> None:
+def test_an_unusual_learning_rate_is_a_warning_and_no_shipped_recipe_has_one() -> None:
     def levels(name: str, *overrides: str) -> list[str]:
         return [finding.level for finding in unusual_settings(load_recipe(name, list(overrides)))]
 
@@ -56,7 +56,7 @@ def test_a_learning_rate_that_is_seldom_meant_is_a_warning_and_no_shipped_recipe
     assert [found for recipe in list_recipes() for found in unusual_settings(recipe)] == []
 
 
-def test_each_row_that_does_not_fit_is_told_with_its_line(cocktail: Run, tmp_path: Path) -> None:
+def test_each_row_of_the_wrong_format_is_an_error_with_its_line(cocktail: Run, tmp_path: Path) -> None:
     rows(tmp_path, {"text": "good"}, {"test": "misspelt"}, {"text": 3}, {"text": "good"})
 
     said = cocktail("validate", "my.yaml")
@@ -67,7 +67,7 @@ def test_each_row_that_does_not_fit_is_told_with_its_line(cocktail: Run, tmp_pat
     assert "4 rows, detected text, 2 bad" in said.out
 
 
-def test_a_line_that_is_no_json_is_told_with_its_line(cocktail: Run, tmp_path: Path) -> None:
+def test_a_line_that_is_not_json_is_an_error_with_its_line(cocktail: Run, tmp_path: Path) -> None:
     rows(tmp_path, {"text": "good"}, '{"text": ')
 
     said = cocktail("validate", "my.yaml")
@@ -75,7 +75,7 @@ def test_a_line_that_is_no_json_is_told_with_its_line(cocktail: Run, tmp_path: P
     assert (said.exit, "rows.jsonl:2: not valid JSON" in said.out) == (3, True)
 
 
-def test_rows_that_will_be_cut_are_a_warning_and_under_strict_a_failure(
+def test_rows_that_are_too_long_are_a_warning_and_with_strict_a_failure(
     cocktail: Run, tmp_path: Path
 ) -> None:
     rows(tmp_path, *[{"text": "short"}] * 9, {"text": "long " * 100})
@@ -91,7 +91,7 @@ def test_rows_that_will_be_cut_are_a_warning_and_under_strict_a_failure(
     assert strict.out.startswith("warn")
 
 
-def test_data_that_teach_nothing_are_a_failure(cocktail: Run, tmp_path: Path) -> None:
+def test_data_without_a_trained_token_are_a_failure(cocktail: Run, tmp_path: Path) -> None:
     rows(tmp_path, *[{"prompt": "word " * 80, "completion": "never seen"}] * 2)
 
     said = cocktail("validate", "my.yaml")
@@ -99,7 +99,7 @@ def test_data_that_teach_nothing_are_a_failure(cocktail: Run, tmp_path: Path) ->
     assert (said.exit, "not one of 2 rows has a token to train on" in said.out) == (3, True)
 
 
-def test_a_wrong_model_does_not_keep_the_data_from_being_looked_at(cocktail: Run, tmp_path: Path) -> None:
+def test_the_data_are_checked_although_the_model_is_wrong(cocktail: Run, tmp_path: Path) -> None:
     rows(tmp_path, {"text": "good"})
 
     said = cocktail("validate", "my.yaml", "--model", "./nowhere")
@@ -109,7 +109,7 @@ def test_a_wrong_model_does_not_keep_the_data_from_being_looked_at(cocktail: Run
     assert "rows.jsonl: text" in said.out
 
 
-def test_a_model_of_the_hub_that_is_not_asked_is_not_checked(cocktail: Run, tmp_path: Path) -> None:
+def test_a_hub_model_is_not_checked_offline(cocktail: Run, tmp_path: Path) -> None:
     rows(tmp_path, {"text": "good"})
 
     asked = cocktail("validate", "my.yaml", "--model", "some/model")
@@ -129,7 +129,7 @@ def test_findings_are_one_json_object(cocktail: Run, tmp_path: Path) -> None:
     assert [finding["level"] for finding in said["findings"]] == ["ok", "ok", "ok"]
 
 
-def test_print_tells_where_each_value_was_written(cocktail: Run) -> None:
+def test_print_shows_the_source_of_each_value(cocktail: Run) -> None:
     lines = cocktail("validate", "my.yaml", "learning_rate=1e-4", "--print").out.splitlines()
     origins = {line.partition("#")[0].strip(): line.partition("#")[2].strip() for line in lines}
 
@@ -139,7 +139,7 @@ def test_print_tells_where_each_value_was_written(cocktail: Run) -> None:
     assert origins["seed: 42"] == "default"
 
 
-def test_what_print_writes_is_the_same_recipe(cocktail: Run, tmp_path: Path) -> None:
+def test_the_output_of_print_is_the_same_recipe(cocktail: Run, tmp_path: Path) -> None:
     whole = cocktail("validate", "smoke", "max_steps=7", "--print").out
     (tmp_path / "whole.yaml").write_text(whole)
 

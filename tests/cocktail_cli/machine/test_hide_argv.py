@@ -24,7 +24,7 @@ input()
 
 @pytest.mark.skipif(os.name != "posix" or not shutil.which("ps"), reason="no exec, or no ps")
 @pytest.mark.parametrize("url", [URL, "cocktail://KEY.TOK"])
-def test_a_command_given_a_url_has_it_and_does_not_show_its_token(url: str) -> None:
+def test_a_command_with_a_run_url_hides_its_token_from_argv(url: str) -> None:
     arguments = ["-c", COMMAND, "join", url, "--name", "ann"]
     with subprocess.Popen(
         [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

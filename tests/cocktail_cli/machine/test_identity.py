@@ -15,14 +15,14 @@ from cocktail_cli.machine.run_registry import home
 from transport.protocol.keys import CurveKeys
 
 
-def test_a_machine_is_the_same_peer_each_time() -> None:
+def test_a_machine_has_the_same_keys_each_time() -> None:
     first = own_keys()
 
     assert own_keys() == first
     assert [path.name for path in home().iterdir()] == [FILE]
 
 
-def test_processes_that_begin_together_have_one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_start_together_share_one_key_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getpid", threading.get_ident)  # each thread stands for a process
     found: list[CurveKeys] = []
     threads = [threading.Thread(target=lambda: found.append(own_keys())) for _ in range(8)]
@@ -35,7 +35,7 @@ def test_processes_that_begin_together_have_one_pair(monkeypatch: pytest.MonkeyP
     assert {keys.public for keys in found} == {own_keys().public}
 
 
-def test_a_second_process_of_a_machine_knows_that_it_is_not_alone() -> None:
+def test_a_second_process_under_the_same_name_is_not_alone() -> None:
     with (
         registered_as("run", "ann") as first,
         registered_as("run", "ann") as second,
@@ -47,7 +47,7 @@ def test_a_second_process_of_a_machine_knows_that_it_is_not_alone() -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no mode bits; the user's profile is private there")
-def test_the_pair_is_its_users_alone() -> None:
+def test_the_key_pair_is_readable_by_its_user_alone() -> None:
     own_keys()
 
     assert stat.S_IMODE((home() / FILE).stat().st_mode) == 0o600
@@ -57,7 +57,7 @@ def test_the_pair_is_its_users_alone() -> None:
     "text",
     ["", "{}", '{"public": "a", "secret": 1}', json.dumps({"public": "a" * 43, "secret": "b" * 43})],
 )
-def test_a_damaged_pair_is_told_and_left_alone(text: str) -> None:
+def test_a_damaged_key_pair_is_an_error_and_stays_on_disk(text: str) -> None:
     own_keys()
     (home() / FILE).write_text(text)
 

@@ -32,14 +32,14 @@ def test_an_advertised_address_may_have_a_port(text: str, host: str, port: int) 
 
 
 @pytest.mark.parametrize("text", ["example.org:http", "example.org:0", "example.org:65536"])
-def test_an_advertised_port_that_cannot_be_is_a_usage_error(text: str) -> None:
+def test_an_invalid_advertised_port_is_a_usage_error(text: str) -> None:
     with pytest.raises(Failure) as caught:
         parse_advertised(text, 29400)
 
     assert caught.value.exit == 2
 
 
-def test_what_is_known_of_an_address_is_said() -> None:
+def test_addresses_are_classified_as_loopback_private_or_public() -> None:
     assert reach_of("0.0.0.0", 29400, "example.org").known == "example.org:29400, as --advertise says"
     assert reach_of("127.0.0.1", 1, None).known.endswith("this machine only (--advertise HOST for others)")
     assert kind_of("192.168.1.5").startswith("a private address")
@@ -47,12 +47,12 @@ def test_what_is_known_of_an_address_is_said() -> None:
     assert kind_of("example.org") == "by name"
 
 
-def test_a_hub_that_listens_everywhere_is_known_by_the_machines_own_address() -> None:
+def test_a_hub_that_listens_everywhere_advertises_the_machines_own_address() -> None:
     assert reach_of("0.0.0.0", 29400, None).host == own_address() != "0.0.0.0"
 
 
 @pytest.mark.parametrize("text", ["a b", "tcp://host", "me@host", "host\n"])
-def test_an_advertised_address_that_is_none_is_a_usage_error(text: str) -> None:
+def test_an_invalid_advertised_address_is_a_usage_error(text: str) -> None:
     with pytest.raises(Failure, match="expected HOST or HOST:PORT"):
         reach_of("0.0.0.0", 29400, text)
 
@@ -66,7 +66,7 @@ def test_an_advertised_address_that_is_none_is_a_usage_error(text: str) -> None:
         ("[2001:db8::7]:29401", None, "[2001:db8::7]:29401"),
     ],
 )
-def test_a_peer_that_listens_is_dialled_where_it_says(
+def test_a_peer_is_dialled_at_its_advertised_address(
     listen: str, advertise: str | None, dialled: str
 ) -> None:
     place = parse_listen(listen, advertise)
@@ -86,7 +86,7 @@ def test_a_peer_that_takes_any_free_port_is_dialled_at_the_one_it_got() -> None:
 
 
 @pytest.mark.parametrize("text", ["29401", "host:", "host:65536", "host:x"])
-def test_a_place_to_listen_at_that_is_none_is_a_usage_error(text: str) -> None:
+def test_an_invalid_address_to_listen_at_is_a_usage_error(text: str) -> None:
     with pytest.raises(Failure, match="expected HOST:PORT"):
         parse_listen(text, None)
 
@@ -103,7 +103,7 @@ def test_a_place_to_listen_at_that_is_none_is_a_usage_error(text: str) -> None:
         ("no address", ""),
     ],
 )
-def test_where_a_joiner_comes_from_says_from_where_the_hub_is_reached(origin: str, where: str) -> None:
+def test_a_joiners_address_shows_from_which_network_the_hub_is_reached(origin: str, where: str) -> None:
     assert network_of(origin) == where
 
 

@@ -55,7 +55,7 @@ def save_own(folder: Path, ran: Path) -> Path:
     "command",
     [("launch", "smoke"), ("launch", "smoke", "--dry-run"), ("validate", "smoke"), ("plan", "smoke")],
 )
-def test_a_recipe_alone_does_not_make_code_run(cocktail: Run, command: tuple[str, ...]) -> None:
+def test_a_recipe_alone_does_not_allow_model_code(cocktail: Run, command: tuple[str, ...]) -> None:
     said = cocktail(*command, WANTS)
 
     assert said.exit == 2
@@ -63,7 +63,7 @@ def test_a_recipe_alone_does_not_make_code_run(cocktail: Run, command: tuple[str
     assert "--trust-remote-code, if you trust whoever wrote it" in said.err
 
 
-def test_a_flag_alone_lets_no_file_of_code_in() -> None:
+def test_the_flag_alone_admits_no_file_of_code() -> None:
     """A run whose recipe says nothing of code cannot have a peer fetch some."""
     files = [messages.File("config.json", 2, "0" * 64), messages.File("modeling.py", 2, "0" * 64)]
     check_trust(load_recipe("smoke"), trusted=True)
@@ -75,7 +75,7 @@ def test_a_flag_alone_lets_no_file_of_code_in() -> None:
 
 @pytest.mark.slow
 @needs_fork
-def test_code_runs_where_it_is_trusted_and_elsewhere_the_run_is_refused(
+def test_model_code_runs_with_the_flag_and_without_it_the_run_is_refused(
     forked: Forked, tmp_path: Path, cocktail: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, ran = save_own(tmp_path / "own", tmp_path / "ran"), tmp_path / "ran"

@@ -41,7 +41,7 @@ def record(folder: Path, run: str = "amber-otter-42") -> RunRecord:
     )
 
 
-def test_the_hub_is_found_on_its_own_machine_without_its_public_address(tmp_path: Path) -> None:
+def test_the_local_url_reaches_the_hub_without_its_public_address(tmp_path: Path) -> None:
     assert record(tmp_path).local_url() == "cocktail://k.t@127.0.0.1:29400/r"
     assert replace(record(tmp_path), bind="::").local_url() == "cocktail://k.t@[::1]:29400/r"
 
@@ -54,14 +54,14 @@ def test_a_run_is_found_by_its_name_and_by_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no mode bits; the user's profile is private there")
-def test_the_file_with_the_secrets_is_its_users_alone(tmp_path: Path) -> None:
+def test_run_json_is_readable_by_its_user_alone(tmp_path: Path) -> None:
     save_run(record(tmp_path))
 
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
     assert stat.S_IMODE((home() / "runs" / "amber-otter-42").stat().st_mode) == 0o600
 
 
-def test_an_unknown_run_is_one_error_that_names_the_known_ones(tmp_path: Path) -> None:
+def test_the_error_of_an_unknown_run_names_the_known_ones(tmp_path: Path) -> None:
     save_run(record(tmp_path))
 
     with pytest.raises(Failure, match="no run 'amber-oter'") as caught:
@@ -78,7 +78,7 @@ def test_a_name_cannot_point_out_of_the_registry(tmp_path: Path) -> None:
         load_run("../elsewhere")
 
 
-def test_a_folder_that_is_gone_is_no_longer_known(tmp_path: Path) -> None:
+def test_a_run_whose_folder_was_deleted_is_not_listed(tmp_path: Path) -> None:
     save_run(record(tmp_path / "run"))
     (tmp_path / "run" / FILE).unlink()
 
@@ -91,13 +91,13 @@ def test_a_damaged_record_reads_as_none(tmp_path: Path) -> None:
     assert read_run(tmp_path) is None
 
 
-def test_new_names_can_stand_in_a_url() -> None:
+def test_new_run_names_are_valid_in_a_url() -> None:
     from transport.protocol.run_url import RUN_NAME
 
     assert all(RUN_NAME.fullmatch(new_name()) for _ in range(50))
 
 
-def test_a_run_whose_hub_is_gone_is_listed_as_dead(
+def test_a_run_whose_hub_does_not_listen_is_listed_as_died(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = RunKeys.generate()

@@ -25,20 +25,18 @@ from cocktail_cli.machine.units import parse_rate, rate_text
         ("4000B/s", 4000),
     ],
 )
-def test_a_rate_is_read_in_bytes_a_second_and_written_so_that_it_is_read_again(
-    text: str, rate: float
-) -> None:
+def test_rates_parse_to_bytes_a_second_and_round_trip(text: str, rate: float) -> None:
     assert parse_rate(text) == rate
     assert parse_rate(rate_text(rate)) == rate
 
 
 @pytest.mark.parametrize("text", ["20", "20mb", "2MB", "2mb/s", "-1mbit", "fast", "", "1e3kbit", "infbit"])
-def test_what_could_be_bits_or_bytes_is_refused_with_examples(text: str) -> None:
+def test_a_rate_that_could_be_bits_or_bytes_is_refused_with_examples(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not a rate; write 20mbit, 500kbit or 2MB/s"):
         parse_rate(text)
 
 
-def test_a_rate_that_no_run_could_live_on_is_refused() -> None:
+def test_a_rate_too_slow_for_a_run_is_refused() -> None:
     with pytest.raises(typer.BadParameter, match="at least 8kbit"):
         parse_rate("0mbit")
 

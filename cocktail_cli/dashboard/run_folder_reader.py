@@ -17,7 +17,7 @@ from typing import Any
 
 from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, reread_run
-from cocktail_cli.ui import VERSION, printable
+from cocktail_cli.ui import events, printable
 
 from .run_history import STAYS, About, Contribution, Evaluation, Presence, Round, RunHistory, ranked
 
@@ -199,7 +199,7 @@ class Tail:
                     event = json.loads(line)
                 except ValueError:  # cut short by a kill
                     continue
-                if event.get("v") == VERSION:
+                if event.get("v") == events.VERSION:
                     yield event
 
 

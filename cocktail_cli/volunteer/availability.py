@@ -23,7 +23,7 @@ import typer
 
 from cocktail_cli.errors import EXIT
 from cocktail_cli.signals import StopAsked, leave_on_signal
-from cocktail_cli.ui import Event, Progressed
+from cocktail_cli.ui import events
 
 POLL_S = 2.0  # seconds between two readings
 BUSY = 0.1  # share of the GPU's time; a desktop in use stays below
@@ -270,7 +270,7 @@ class AvailabilityMonitor:
         finally:
             over.set()
 
-    def wait(self, show: Callable[[Event], None]) -> int | None:
+    def wait(self, show: Callable[[events.Event], None]) -> int | None:
         """Block until this machine is available; return an exit status where it leaves for good."""
         shown = ""
         with leave_on_signal(lambda why: None) as stop:
@@ -279,12 +279,12 @@ class AvailabilityMonitor:
                     while (state := self.update(None)).pause:
                         if state.pause != shown:
                             shown = state.pause
-                            show(Progressed(f"paused: {shown}"))
+                            show(events.Progressed(f"paused: {shown}"))
                         clock.sleep(POLL_S)
             except StopAsked:
                 return EXIT["lost"] if stop.reason == "SIGTERM" else 0
         if state.over:
-            show(Progressed(f"not taking part any more: {state.over}"))
+            show(events.Progressed(f"not taking part any more: {state.over}"))
             return 0
         return None
 
@@ -302,7 +302,7 @@ def take_turns(
     monitor: AvailabilityMonitor,
     session: Callable[[bool], EndedSession],
     join_first: bool,
-    show: Callable[[Event], None],
+    show: Callable[[events.Event], None],
 ) -> int:
     """Run one session after the other while this machine is available; return the exit status.
 
@@ -323,7 +323,7 @@ def take_turns(
         except RefusedByHub as refused:
             if not again or refused.code != "over":
                 raise
-            show(Progressed("the run has ended meanwhile"))
+            show(events.Progressed("the run has ended meanwhile"))
             return 0
         if not ended.paused:
             return ended.status

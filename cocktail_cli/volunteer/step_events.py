@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from cocktail_cli.ui import Step
+from cocktail_cli.ui import events
 
 if TYPE_CHECKING:
     from recipes.training import Peer, StepDone
@@ -20,7 +20,7 @@ class StepMeter:
         self.run, self.before = run, run.traffic
         self.at: float | None = None  # end of the previous step; None: the start of the first is unknown
 
-    def measure(self, done: StepDone, peer: Peer) -> Step:
+    def measure(self, done: StepDone, peer: Peer) -> events.Step:
         now, (up, down) = time.monotonic(), self.run.traffic
         seconds = 0.0 if self.at is None else now - self.at
         sent, received = up - self.before[0], down - self.before[1]
@@ -28,7 +28,7 @@ class StepMeter:
         name, announced = self.run.name, self.run.round
         # bytes of the parameters in FP16, each step
         full = 2 * peer.trainer.layout.size * peer.recipe.compression.local_steps
-        return Step(
+        return events.Step(
             step=done.step,
             steps=announced.steps if announced else 0,
             round=done.round,

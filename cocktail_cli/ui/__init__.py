@@ -7,7 +7,6 @@ from . import events
 from .board import counted, duration_text, megabytes, printable, short, sparkline
 from .display import Display, Progress, View, open_view, poll_status
 from .events import (
-    VERSION,
     Checkpoint,
     Event,
     Joined,

@@ -103,9 +103,8 @@ class Commit:
     fingerprint: int
     hub_shards: tuple[int, ...] = (0,)
     aggregators: dict[str, messages.AggregatorInfo] = field(default_factory=dict)  # by session
-    handoffs: tuple[
-        messages.HandoffOffer, ...
-    ] = ()  # the hub adds these to its error feedback once the round is durable
+    # the hub adds these to its error feedback once the round is durable
+    handoffs: tuple[messages.HandoffOffer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -182,9 +181,7 @@ class CommitDone:
     size: int = 0  # bytes of the aggregate
     sha256: bytes = b""
     packets: dict[str, int] = field(default_factory=dict)  # peer -> bytes of its accepted packet
-    tokens: dict[str, int] = field(
-        default_factory=dict
-    )  # peer -> trained tokens delivered, counted by the hub
+    tokens: dict[str, int] = field(default_factory=dict)  # peer -> tokens delivered, counted by the hub
     rejected: dict[str, str] = field(default_factory=dict)  # peer -> why its packet could not be used
     lost: dict[str, str] = field(default_factory=dict)  # aggregator's session -> why its shards did not move
     denied: dict[str, str] = field(default_factory=dict)  # peer -> session of the aggregator that refused it
@@ -229,6 +226,9 @@ class Outbox:
         """Send, or drop where the connection is lost: what matters is said again when the peer is back."""
         if conn is not None:
             self.add(Send(conn, message))
+
+    def refuse(self, conn: bytes | None, code: str, reason: str) -> None:
+        self.send(conn, messages.Refused(code, reason))
 
     def tell(self, event: Event) -> None:
         self.add(Tell(event))

@@ -34,10 +34,7 @@ class ShardBarrier:
             return self.attempt
 
     def wait(self) -> dict[str, bytes]:
-        """Return aggregator -> the packet of its shards.
-
-        Raises UpdateRejected where an aggregator cannot use a peer's part, Abandoned.
-        """
+        """Return aggregator -> the packet of its shards. Raises UpdateRejected for a part, Abandoned."""
         until = time.monotonic() + self.patience
         with self._changed:
             while self._waited and self._refused is None and not self._ended:

@@ -42,7 +42,7 @@ class AdminCommands:
     def stop(self, conn: bytes, m: messages.AskStop, now: float) -> None:
         """End or pause the run."""
         if not same(m.secret, self._secret):
-            self._out.send(conn, messages.Refused("token", "only the run's host can stop it"))
+            self._out.refuse(conn, "token", "only the run's host can stop it")
             return
         self._out.send(conn, messages.Over("stopping", self._rounds.over.finished))
         how = "paused" if m.pause else "stopped"
@@ -51,7 +51,7 @@ class AdminCommands:
     def execute(self, conn: bytes, m: messages.AskAdmin, now: float) -> None:
         """Execute a command. The answer goes once its effects are in the ledger."""
         if not same(m.secret, self._secret):
-            self._out.send(conn, messages.Refused("token", "only the run's host can ask this"))
+            self._out.refuse(conn, "token", "only the run's host can ask this")
             return
         commands: dict[str, Callable[[], Answer]] = {
             "list": lambda: {"join": self._admission.settings.join, "peers": self._list(now)},
@@ -65,7 +65,7 @@ class AdminCommands:
         try:
             answer = commands[m.order]()
         except UnknownPeer as error:
-            self._out.send(conn, messages.Refused("unknown", str(error)))
+            self._out.refuse(conn, "unknown", str(error))
         else:
             self._out.add(do.SendDurably(conn, messages.Status(json.dumps(answer))))
 

@@ -104,8 +104,9 @@ class CommitThread:
                 for peer, c in claims.items()
             ]
             try:
-                packet = self._aggregate(action, updates)
-                if packet is None:
+                if self._shards is None:
+                    packet = self._delegate.aggregate(action.round, updates)
+                elif (packet := self._shards.aggregate(action, updates)) is None:
                     break
             except Abandoned:
                 return
@@ -139,8 +140,3 @@ class CommitThread:
         self._delegate.committed(action.round, packet)
         if self._shards is not None:
             self._shards.committed(action)
-
-    def _aggregate(self, action: do.Commit, updates: list[WeightedPacket]) -> bytes | None:
-        if self._shards is not None:
-            return self._shards.aggregate(action, updates)
-        return self._delegate.aggregate(action.round, updates)

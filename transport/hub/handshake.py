@@ -54,9 +54,7 @@ class Handshake:
         elif standing is not Standing.MEMBER and self.settings.join == "approve":
             self._admission.ask(conn, m, now)
         elif not self._members.make_room(origin_of(conn)):
-            self._out.send(
-                conn, messages.Refused("full", f"{CATCHING_UP} others are catching up: try again later")
-            )
+            self._out.refuse(conn, "full", f"{CATCHING_UP} others are catching up: try again later")
         else:
             self._begin(conn, m, now)
 
@@ -79,11 +77,11 @@ class Handshake:
                 self.replaced = True
                 told = f"{REPLACED} (term {m.term}, this one is of term {self._term}): stop this one"
                 self._out.warn(told, m.name)
-            self._out.send(conn, messages.Refused("term", REPLACED))
+            self._out.refuse(conn, "term", REPLACED)
         elif rounds.phase is Phase.ENDED:
             self._out.send(conn, rounds.over)
         elif session is None or (session.name, session.key) != (m.name, key_of(conn)):
-            self._out.send(conn, messages.Refused("session", "the hub does not know this session any more"))
+            self._out.refuse(conn, "session", "the hub does not know this session any more")
         elif not rounds.can_repeat(m.waiting):
             session.conn = conn
             self._members.kick(session, "session", f"away since round {m.waiting}")
@@ -110,7 +108,7 @@ class Handshake:
     def _refuse_banned(self, conn: bytes) -> bool:
         banned = self._admission.standing(key_of(conn)) is Standing.BANNED
         if banned:
-            self._out.send(conn, messages.Refused("kicked", self._admission.known[key_of(conn)].reason))
+            self._out.refuse(conn, "kicked", self._admission.known[key_of(conn)].reason)
         return banned
 
     def _dial(self, session: Session) -> None:

@@ -94,7 +94,7 @@ class HubState:
                 self._of_requests[type(message)](conn, message, now)
         elif session is None:
             if not self.admission.heard(conn, message, now):
-                self.out.send(conn, messages.Refused("session", "the hub does not know this session"))
+                self.out.refuse(conn, "session", "the hub does not know this session")
         elif (handle := self._of_sessions.get(type(message))) is not None:
             handle(session, message, now)
         else:
@@ -127,9 +127,8 @@ class HubState:
 
     def status(self, now: float, recipe: bool = False) -> str:
         """Return the JSON text of `cocktail status --json`; `recipe` adds the recipe's text."""
-        progress = self.rounds.figures(now)
         peers = peers_status(self.members.by_name(), now)
-        status = run_status(self.settings, progress, self.rounds.history, peers, self.members.refused)
+        status = run_status(self.rounds, peers, self.members.refused, now)
         return json.dumps(status | ({"recipe": self.settings.recipe} if recipe else {}))
 
     # ---- handlers ------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from transport.membership import Session
-from transport.protocol import RunSettings, Traffic
-from transport.scheduling import Progress, RoundHistory
+from transport.protocol import Traffic
+from transport.scheduling import Rounds
 
 WORDS = {
     "joining": "syncing",
@@ -22,31 +22,26 @@ def session_word(session: Session) -> str:
     return WORDS[session.state.value] if session.conn else "lost"
 
 
-def run_status(
-    settings: RunSettings,
-    progress: Progress,
-    history: RoundHistory,
-    peers: list[dict[str, Any]],
-    refused: int,
-) -> dict[str, Any]:
+def run_status(rounds: Rounds, peers: list[dict[str, Any]], refused: int, now: float) -> dict[str, Any]:
     """Return the figures of a run, by the keys of `cocktail status --json`."""
-    remaining, rate = progress.remaining, progress.rate
+    settings, history, elapsed = rounds.settings, rounds.history, rounds.elapsed(now)
+    remaining, rate = settings.samples - rounds.leases.counted, rounds.samples_per_s(now)
     return {
         "run": settings.run,
         "recipe_hash": settings.recipe_hash,
         "parameters": settings.parameters,
         "local_steps": settings.local_steps,
-        "since_s": round(progress.elapsed, 1),
-        "state": progress.state,
-        "step": progress.step,
+        "since_s": round(elapsed, 1),
+        "state": rounds.state_word,
+        "step": rounds.step,
         "max_steps": settings.steps,
-        "round": progress.round,
+        "round": rounds.round,
         "loss": history.loss,
         "losses": history.curve.rounded,
         "eval_loss": history.eval_loss,
         "eval_losses": history.held_out.rounded,
         "tokens": history.tokens,
-        "tokens_per_s": round(history.tokens / progress.elapsed, 1),
+        "tokens_per_s": round(history.tokens / elapsed, 1),
         "peers": peers,
         "refused": refused,
         "checkpoint": history.snapshots[-1].round if history.snapshots else None,

@@ -96,10 +96,8 @@ class UpdateLog:
         self._newest, self._next = begins, self._next + 1
 
     def rounds(self, start: int, stop: int) -> Iterator[RoundUpdates]:
-        """Yield the inputs of rounds start .. stop-1, checksums verified, one round in memory at a time.
-
-        Raises LedgerError where one of them is damaged or missing.
-        """
+        """Yield the inputs of rounds start .. stop-1, one in memory at a time. Raises LedgerError if one is
+        damaged or missing."""
         want = start
         for record in read_updates(self.path, start):
             if record.round != want:

@@ -139,9 +139,7 @@ class Admission:
         """Let a connection that has the token wait for approval; the host is told, once a key."""
         key = key_of(conn)
         if conn not in self.asking and len(self.asking) >= MOST:
-            self._out.send(
-                conn, messages.Refused("full", f"{MOST} others wait for the host's approval: try again later")
-            )
+            self._out.refuse(conn, "full", f"{MOST} others wait for the host's approval: try again later")
             return
         if self.move(key, KeyEvent.ASKS):
             self._out.tell(events.PeerAsks(0.0, clean_name(m.name), m.hardware, short_key(key)))

@@ -110,7 +110,7 @@ class Roster:
             self._out.tell(events.PeerLeft(0.0, session.name, reason, returned, session.handoff))
 
     def kick(self, session: Session, code: str, reason: str) -> None:
-        self._out.send(session.conn, messages.Refused(code, reason))
+        self._out.refuse(session.conn, code, reason)
         self.end(session, reason)
 
     def kick_other_state(self, session: Session, round: int) -> None:

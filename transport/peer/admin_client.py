@@ -16,7 +16,7 @@ def ask_status(url: RunURL, timeout: float = 10.0, recipe: bool = False) -> dict
     """Return the object of `cocktail status --json`, with the recipe's text if `recipe`. Raises Unreachable,
     RefusedByHub, LinkLost."""
     question = messages.AskStatus(messages.PROTOCOL, url.token, url.run, recipe)
-    answer = ask(url.host, url.port, url.key, question, timeout)
+    answer = ask(url, question, timeout)
     if not isinstance(answer, messages.Status):
         raise LinkLost(f"the hub answered {type(answer).__name__} to a question for its status")
     status = json.loads(answer.status)
@@ -28,10 +28,10 @@ def ask_stop(url: RunURL, secret: str, now: bool = False, pause: bool = False, t
     """End or pause the run; wait for the hub's answer. Raises Unreachable, RefusedByHub, LinkLost."""
     question = messages.AskStop(messages.PROTOCOL, secret, url.run, now, pause)
     try:
-        answer = ask(url.host, url.port, url.key, question, timeout)
+        answer = ask(url, question, timeout)
     except LinkLost:  # a hub without peers ends at once, and its answer may be lost with the connection
         try:
-            answer = ask(url.host, url.port, url.key, question, timeout)
+            answer = ask(url, question, timeout)
         except Unreachable:
             return
     if not isinstance(answer, messages.Over):
@@ -40,21 +40,17 @@ def ask_stop(url: RunURL, secret: str, now: bool = False, pause: bool = False, t
 
 def ask_admin(url: RunURL, secret: str, order: messages.AdminCommand, **fields: str) -> dict[str, Any]:
     """List the peers of the run, or decide on one (messages.AskAdmin has the `fields`); returns when durable.
-
-    Raises Unreachable, RefusedByHub, LinkLost.
-    """
+    Raises Unreachable, RefusedByHub, LinkLost."""
     question = messages.AskAdmin(messages.PROTOCOL, secret, url.run, order, **fields)
-    answer = ask(url.host, url.port, url.key, question, ADMIN_S)
+    answer = ask(url, question, ADMIN_S)
     if not isinstance(answer, messages.Status):
         raise LinkLost(f"the hub answered {type(answer).__name__} to its owner")
     return dict(json.loads(answer.status))
 
 
-def ask(
-    host: str, port: int, server_key: str, question: messages.Message, timeout: float
-) -> messages.Message:
+def ask(url: RunURL, question: messages.Message, timeout: float) -> messages.Message:
     """Send one message on a connection of its own and return the answer."""
-    wire, until = DealerWire(host, port, server_key), time.monotonic() + timeout
+    wire, until = DealerWire(url.host, url.port, url.key), time.monotonic() + timeout
     try:
         wire.dial(0)
         while (left := until - time.monotonic()) > 0:
@@ -68,6 +64,8 @@ def ask(
                     if isinstance(answer, messages.Refused):
                         raise RefusedByHub(answer.code, answer.reason)
                     return answer
-        raise Unreachable(host, port, "tcp", f"no answer from {host}:{port} within {timeout:.0f} s")
+        raise Unreachable(
+            url.host, url.port, "tcp", f"no answer from {url.host}:{url.port} within {timeout:.0f} s"
+        )
     finally:
         wire.close()

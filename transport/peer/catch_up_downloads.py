@@ -47,10 +47,8 @@ class CatchUpDownloads:
         self._ranges: deque[tuple[Range, Download]] = deque()  # under way, in order
 
     def files(self, wanted: Sequence[WantedFile]) -> None:
-        """Fetch files, all at once; of a file on the disk only the wrong blocks. Allowed in any state.
-
-        Raises NotServed, OSError, Leaving, RunOver, LinkLost.
-        """
+        """Fetch files, all at once; of a file on the disk only the wrong blocks. Allowed in any state. Raises
+        NotServed, OSError, Leaving, RunOver, LinkLost."""
         before = self.received
         try:
             for file in wanted:

@@ -68,9 +68,8 @@ class Resume(Message, frozen=True):
     session: Word
     waiting: Annotated[int, Meta(ge=-1)] = -1  # the round whose Committed this peer waits for; -1: none
     ready: bool = False  # it has said Ready in this session
-    holds: Annotated[
-        list[Count], Meta(max_length=4096)
-    ] = []  # rounds whose leases it knows of and has not delivered
+    # rounds whose leases it knows of and has not delivered
+    holds: Annotated[list[Count], Meta(max_length=4096)] = []
     term: Count = 0  # the highest this peer has met
     owns: bool = False  # as in Hello
     address: Word = ""

@@ -53,10 +53,7 @@ class RunURL:
 
 
 def parse_url(text: str) -> RunURL:
-    """Parse the URL in `text`, which may have blanks, quotes or line breaks from a chat.
-
-    Raises UrlError, which names the wrong part.
-    """
+    """Parse the URL in `text`, which may have blanks, quotes or line breaks from a chat. Raises UrlError."""
     url = "".join(text.split()).strip("'\"<>`")
     if not url:
         raise UrlError("the run URL is empty")

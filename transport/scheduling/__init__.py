@@ -2,4 +2,4 @@
 
 from .exchange import Exchange, row_of
 from .round_history import RoundHistory
-from .rounds import PHASES, Phase, Progress, Rounds
+from .rounds import PHASES, Phase, Rounds

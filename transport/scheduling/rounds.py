@@ -14,7 +14,7 @@ every step that needs no further input.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
@@ -69,18 +69,6 @@ class Sharding(Protocol):
     def committed(self, ex: Exchange, done: do.CommitDone) -> None: ...
     def tick(self, ex: Exchange, now: float) -> None: ...
     def refusal(self, session: Session, name: str) -> str | None: ...
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Figures of a run for `cocktail status`."""
-
-    state: str
-    step: int
-    round: int
-    elapsed: float  # seconds since this hub started
-    remaining: int  # samples
-    rate: float  # samples a second since this hub started
 
 
 class Rounds:
@@ -571,22 +559,17 @@ class Rounds:
     def state_word(self) -> str:
         """Name the run's state as `cocktail status` does."""
         if self.phase is Phase.ENDED:
-            trained = self.over.finished or (
-                self.round and not self.over.resumable
-            )  # a stopped run has a model
+            trained = self.over.finished or (self.round and not self.over.resumable)  # a stop leaves a model
             return "finished" if trained else "paused" if self._paused else "failed"
         return "waiting" if self.phase is Phase.WAITING else "running"
 
-    def figures(self, now: float) -> Progress:
-        elapsed, counted = max(1e-9, now - self._started), self.leases.counted
-        return Progress(
-            state=self.state_word,
-            step=self.step,
-            round=self.round,
-            elapsed=elapsed,
-            remaining=self.settings.samples - counted,
-            rate=(counted - self._counted_at_start) / elapsed,
-        )
+    def elapsed(self, now: float) -> float:
+        """Return the seconds since this hub started."""
+        return max(1e-9, now - self._started)
+
+    def samples_per_s(self, now: float) -> float:
+        """Return the rate of counting since this hub started."""
+        return (self.leases.counted - self._counted_at_start) / self.elapsed(now)
 
     def _enter(self, phase: Phase) -> None:
         assert phase in PHASES[self.phase], f"{self.phase} -> {phase}"

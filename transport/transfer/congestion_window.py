@@ -32,10 +32,7 @@ QUEUE_S = 0.03  # what may wait in queues, beside a quarter of the round trip
 MARGIN = 1.25  # rates vary, and can grow only if there is room
 RATE_S = 2.0  # one period of the best rate
 CLEAN_S, CLEAN = 6.0, 3  # seconds between two clean samples; number remembered, since one may be delayed
-STEADY_S, EARLY = (
-    0.5,
-    0.25,
-)  # a rate is measured over this many seconds, or this share of the time since the start
+STEADY_S, EARLY = 0.5, 0.25  # a rate is measured over these seconds, or this share of those since the start
 HELD_S = 1.0  # of silence: what is still under way is stuck on its connection, not in a queue
 DRAINED = 0.75  # of rate x round trip: with no more under way than this the line is idle at times
 

@@ -29,6 +29,7 @@ TEXT = {
         "AddressInUse": 2,
         "Unreachable": 3,
         "Refused": 1,
+        "refuse": 2,
         "RefusedByHub": 1,
         "LinkLost": 0,
         "NotServed": 0,

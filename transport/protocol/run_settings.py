@@ -35,9 +35,7 @@ class RunSettings:
     first_s: float = 60.0
     max_peers: int | None = None
     start_timeout: float = 1800.0  # wait for min_peers, then end with exit code 7
-    step_timeout: float = (
-        600.0  # the longest a round waits; as a rule its deadline comes earlier (StragglerDeadline)
-    )
+    step_timeout: float = 600.0  # the longest a round waits; StragglerDeadline is as a rule earlier
     lease_timeout: float | None = None  # without a delivery a live peer is dropped; None: 3 step_timeouts
     peer_timeout: float = 30.0  # silence after which a peer is dropped
     ping_s: float = 1.0

@@ -43,12 +43,13 @@ class Problem:
 
 
 class RecipeError(InputError):
-    """The recipe is not valid. `problems` has all faults, by line."""
+    """The recipe is not valid. `problems` has all faults, by line; `source`: whose they are."""
 
-    def __init__(self, problems: Sequence[Problem], source: str = "the recipe") -> None:
+    def __init__(self, problems: Sequence[Problem], source: str = "") -> None:
         order = sorted(problems, key=lambda p: (p.line is None, p.line or 0))
         self.problems: list[Problem] = list(order)
-        self.source = "the command line" if all(p.file == "override" for p in problems) else source
+        by_hand = all(p.file == "override" for p in problems)
+        self.source = "the command line" if by_hand else source or problems[0].file
         super().__init__(str(self))
 
     def __str__(self) -> str:

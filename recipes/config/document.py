@@ -65,20 +65,17 @@ def read(path: Path) -> str:
     """Read a recipe's file. Errors: RecipeError where it does not open, or is not UTF-8."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise RecipeError(
-                [Problem(str(path), None, "", "larger than 1 MiB: this is no recipe")], str(path)
-            )
+            raise RecipeError([Problem(str(path), None, "", "larger than 1 MiB: this is no recipe")])
         return decoded(path.read_bytes(), str(path))
     except OSError as error:
-        problem = Problem(str(path), None, "", f"cannot be read: {error.strerror}")
-        raise RecipeError([problem], str(path)) from None
+        raise RecipeError([Problem(str(path), None, "", f"cannot be read: {error.strerror}")]) from None
 
 
 def decoded(data: bytes, file: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise RecipeError([Problem(file, None, "", f"not UTF-8 text: {error.reason}")], file) from None
+        raise RecipeError([Problem(file, None, "", f"not UTF-8 text: {error.reason}")]) from None
 
 
 def parse(text: str, file: str) -> Document:
@@ -90,17 +87,17 @@ def parse(text: str, file: str) -> Document:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         what = getattr(error, "problem", None) or "cannot be read as YAML"
-        problem = Problem(file, mark.line + 1 if mark else None, "", f"not valid YAML: {what}")
-        raise RecipeError([problem], file) from None
+        line = mark.line + 1 if mark else None
+        raise RecipeError([Problem(file, line, "", f"not valid YAML: {what}")]) from None
     except ValueError as error:  # a date such as 2026-13-40
-        raise RecipeError([Problem(file, None, "", f"not valid YAML: {error}")], file) from None
+        raise RecipeError([Problem(file, None, "", f"not valid YAML: {error}")]) from None
     if not isinstance(values, dict):
         what = "the file is empty" if values is None else "a recipe is a mapping of keys to values"
-        raise RecipeError([Problem(file, 1, "", what)], file)
+        raise RecipeError([Problem(file, 1, "", what)])
     document = Document(file, values)
     twice = _index(node, (), document)
     if twice:
-        raise RecipeError(twice, file)
+        raise RecipeError(twice)
     return document
 
 
@@ -116,7 +113,7 @@ def _check_events(text: str, file: str) -> None:
             message = "nested deeper than any recipe"
         else:
             continue
-        raise RecipeError([Problem(file, line, "", message)], file)
+        raise RecipeError([Problem(file, line, "", message)])
 
 
 def _index(node: yaml.Node, key: Key, document: Document) -> list[Problem]:

@@ -101,7 +101,7 @@ def source_of(name_or_path: str | Path) -> Source:
             raise DownloadError("recipes are read from https addresses only")
         text = decoded(fetch_text(file, MAX_BYTES), file)
     except DownloadError as error:
-        raise RecipeError([Problem(file, None, "", str(error))], file) from None
+        raise RecipeError([Problem(file, None, "", str(error))]) from None
     name = Path(urlparse(file).path).name or "recipe"
     return Source(file, name if name.endswith((".yaml", ".yml")) else f"{name}.yaml", text)
 
@@ -127,7 +127,7 @@ def recipe_path(name_or_path: str | Path) -> Path:
         near = difflib.get_close_matches(text, shipped, n=1, cutoff=0.5)
         message = "no recipe of this name and no such file"
         hint = f"did you mean `{near[0]}`?" if near else f"shipped: {', '.join(sorted(shipped))}"
-    raise RecipeError([Problem(text, None, "", message, hint)], text)
+    raise RecipeError([Problem(text, None, "", message, hint)])
 
 
 def list_recipes() -> list[Recipe]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from recipes.config import Recipe
 from recipes.weight_files import (
+    TENSOR_DTYPES,
     WEIGHTS_FILE,
     Layout,
     TensorSpec,
@@ -34,7 +35,6 @@ from .lora import adapter_delta, adapter_scale
 from .trainable import DTYPES, base_parameter_name
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 WINDOW = 1 << 22  # elements converted at a time
 
 
@@ -117,7 +117,8 @@ def _config_files(texts: Mapping[str, str], dtype: Dtype, untied: bool) -> dict[
 
 
 def tensor_spec(shape: tuple[int, ...], dtype: Dtype) -> TensorSpec:
-    return TensorSpec(STORED[dtype], shape, prod(shape) * DTYPES[dtype].itemsize)
+    stored = DTYPES[dtype]
+    return TensorSpec(TENSOR_DTYPES[stored], shape, prod(shape) * stored.itemsize)
 
 
 def convert_file_dtype(path: Path, dtype: Dtype) -> None:

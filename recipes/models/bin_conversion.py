@@ -17,6 +17,7 @@ from torch import Tensor
 
 from recipes.errors import ModelError
 from recipes.weight_files import (
+    TENSOR_DTYPES,
     WEIGHTS_FILE,
     atomic_folder,
     meta_model,
@@ -28,10 +29,6 @@ from recipes.weight_files import (
 from .base_files import HASH_BLOCK, cached_commit, companion_patterns
 
 SINGLE_FILE, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-DTYPES = (
-    *(torch.float32, torch.float16, torch.bfloat16, torch.float64),  # weights
-    *(torch.bool, torch.uint8, torch.int32, torch.int64),  # buffers
-)
 
 
 def convert_bin_folder(folder: Path, place: Path, code: bool = False) -> Path:
@@ -72,7 +69,7 @@ def _tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
             raise ModelError(f"{folder / name} holds no weights by name")
         for key, tensor in loaded.items():
             dtype = getattr(tensor, "dtype", type(tensor).__name__)
-            if not isinstance(key, str) or dtype not in DTYPES:
+            if not isinstance(key, str) or dtype not in TENSOR_DTYPES:
                 floats = "float32, float16 or bfloat16"
                 raise ModelError(f"{folder / name}: {key} is stored as {dtype}, expected {floats}")
             yield key, tensor

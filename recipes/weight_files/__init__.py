@@ -10,6 +10,7 @@ from .model_folder import (
 from .parameter_layout import GRADIENT_CHUNK, FlatParameters, Layout, layout_of
 from .safetensors_files import (
     ADAPTER_FILE,
+    TENSOR_DTYPES,
     WEIGHTS_FILE,
     StoredTensor,
     TensorSpec,

@@ -27,7 +27,7 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 ADAPTER_FILE = "adapter_model.safetensors"
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}  # dtypes that convert to float32 without rounding -> bytes
 QUANTIZED = ("I8", "F8_E4M3", "F8_E5M2")  # codes, meaningless without their scales
-DTYPES = {
+TENSOR_DTYPES = {  # those that are stored, in safetensors' spelling
     torch.float32: "F32",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
@@ -78,7 +78,7 @@ def stored_from_tensor(tensor: Tensor) -> StoredTensor:
     """Wrap a tensor in memory as a StoredTensor."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     data = memoryview(flat.view(torch.uint8).numpy().data)
-    return StoredTensor(DTYPES[tensor.dtype], tuple(tensor.shape), data)
+    return StoredTensor(TENSOR_DTYPES[tensor.dtype], tuple(tensor.shape), data)
 
 
 @dataclass(frozen=True)

@@ -6,23 +6,7 @@ from typing import TYPE_CHECKING, Any
 from . import events
 from .board import counted, duration_text, megabytes, printable, short, sparkline
 from .display import Display, Progress, View, open_view, poll_status
-from .events import (
-    Checkpoint,
-    Event,
-    Joined,
-    Left,
-    PageOpened,
-    Progressed,
-    Reached,
-    RunFinished,
-    RunPaused,
-    RunStarted,
-    Step,
-    Warning,
-    as_json,
-    from_json,
-    timestamp,
-)
+from .events import Checkpoint, Event, PageOpened, Progressed, RunStarted, Warning, from_json, timestamp
 from .findings import found, print_findings
 from .metrics_lines import Line, Metrics, missing_lines, read_written
 from .progress_meter import ProgressMeter

@@ -7,8 +7,7 @@ import numpy as np
 
 def pack(numbers: np.ndarray, width: int) -> np.ndarray:
     """Pack (k,) unsigned integers below 2**width to (ceil(k * width / 8),) uint8. Widths 1, 2, 4 and 8 are
-    fast, and take uint8.
-    """
+    fast, and take uint8."""
     if width == 0:
         return np.empty(0, np.uint8)
     if width == 8:

@@ -39,8 +39,7 @@ class Encoded:
 
     def update(self) -> Update:
         """Make the update, on the host: bit for bit what `decode` gives of the packet. It takes 12 bytes a
-        value, so it is made only when it is asked for.
-        """
+        value, so it is made only when it is asked for."""
         values = torch.from_numpy(dequantize(self.codes))
         return Update(self.m, self.positions.to("cpu", torch.int64), values)
 

@@ -20,8 +20,7 @@ SEED = 2026
 
 def heavy_tailed_models(n: int, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
     """Make a local and a global model, (n,) each, whose difference is Student-t with 4 degrees of freedom, of
-    the size of a learning rate.
-    """
+    the size of a learning rate."""
     generator = torch.Generator(device).manual_seed(SEED)
     delta = torch.randn(n, generator=generator, device=device).mul_(1e-4)
     # t(4) = normal / sqrt(chi-square(4) / 4); in windows, to save memory
@@ -77,8 +76,7 @@ def reference_packet(delta: torch.Tensor, topk_ratio: float, bits: int) -> list[
 
 def reference_values(delta: torch.Tensor, topk_ratio: float, bits: int) -> torch.Tensor:
     """Return what the reference's receiver decodes, (m,): exact top-k on a grid -2**(q-1) .. 2**(q-1) - 1,
-    scaled by the largest of 128 values; with one bit, the sign times the root mean square.
-    """
+    scaled by the largest of 128 values; with one bit, the sign times the root mean square."""
     k = max(round(topk_ratio * len(delta)), 1)
     at = delta.abs().topk(k).indices.sort().values
     codes, scale = _grid(delta[at], bits)

@@ -237,8 +237,7 @@ def gaps(positions: np.ndarray, out: np.ndarray) -> int:
 @loop
 def positions(gaps: np.ndarray, before: int, out: np.ndarray) -> bool:
     """Add up gap bytes (k,) to positions (k,) behind the position `before`. False where one of them is an
-    escape, and `out` is then meaningless.
-    """
+    escape, and `out` is then meaningless."""
     at, escapes = np.int64(before), False
     for i in range(len(gaps)):
         escapes |= gaps[i] == 255
@@ -250,8 +249,7 @@ def positions(gaps: np.ndarray, before: int, out: np.ndarray) -> bool:
 @loop
 def strides(gaps: np.ndarray, stride: int, before: np.ndarray) -> bool:
     """Write the position before every `stride`-th value, and the last one, of gap bytes (k,). False where
-    one of them is an escape, and `before`, (ceil(k / stride) + 1,), is then meaningless.
-    """
+    one of them is an escape, and `before`, (ceil(k / stride) + 1,), is then meaningless."""
     at, most = np.int64(-1), np.uint8(0)
     for row in range(len(before) - 1):
         here, passed = gaps[row * stride : (row + 1) * stride], np.uint32(0)

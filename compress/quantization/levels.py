@@ -44,8 +44,7 @@ class Levels:
 
     def nearest(self, y: np.ndarray) -> np.ndarray:
         """Find the number of the nearest level, uint8, in the shape of y (float32, at least 0); values
-        out of range go to the first or the last.
-        """
+        out of range go to the first or the last."""
         number = y.view(np.int32) >> SHIFT
         number -= LOWEST
         return self.by_bin.take(number, mode="clip")
@@ -53,8 +52,7 @@ class Levels:
 
 def fit(y: np.ndarray, scale: np.ndarray, bits: int, loops: ModuleType | None = None) -> Levels:
     """Fit levels to magnitudes over their scales. y: (rows, bucket) float32, scale: (rows,); one bucket a
-    row.
-    """
+    row."""
     count = 1 << (bits - 1)
     part = np.square(scale.astype(np.float64) / max(float(scale.max()), 1e-300))
     weight: np.ndarray = np.zeros(BINS)

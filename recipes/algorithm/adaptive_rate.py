@@ -88,8 +88,7 @@ def fixed_rate(compressor: Cocktail) -> AdaptiveRate:
 
 def adaptive_rate_of(compression: Compression) -> AdaptiveRate:
     """Build the ladder that a recipe's `compression` section bounds. It has one step where nothing hides the
-    exchange, or where all that is visited is sent and no bound is named.
-    """
+    exchange, or where all that is visited is sent and no bound is named."""
     usual = compressor_of(compression)
     topk_ratio, bits = usual.topk_ratio, usual.quant_bits
     everything = topk_ratio == 1 and compression.topk_ratio_min is None

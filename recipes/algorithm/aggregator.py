@@ -180,8 +180,7 @@ class Aggregator:
 
     def assign(self, numbers: Collection[int]) -> bytes:
         """Take over these shards, and give up all others. Returns the e of those given up, as a handoff for
-        `merge_handoff`; empty where there is nothing in it.
-        """
+        `merge_handoff`; empty where there is nothing in it."""
         exact = replace(handoff_compressor(self.compressor, 1.0), quant_bits=32)
         given = [b""] * len(self.shards)
         for number, shard in self.assigned.items():
@@ -213,8 +212,7 @@ class Aggregator:
 
     def add(self, round: int, peer: str, packet: bytes) -> None:
         """Decode a packet while others are still on their way. From any thread; a packet that is too late, or
-        cannot be used, is passed over: `step` judges it.
-        """
+        cannot be used, is passed over: `step` judges it."""
         if (updates := self._updates_of(round)) is not None:
             with contextlib.suppress(RejectedUpdate):
                 updates.decode(peer, packet)
@@ -248,8 +246,7 @@ class Aggregator:
 
     def replay(self, round: int, packets: WeightedPackets, packet: bytes) -> None:
         """Repeat a step that was committed as `packet`: e moves as it did then, to the bit. What has not
-        moved stays as it is.
-        """
+        moved stays as it is."""
         parts = split(packet, len(self.shards))
         moved = [number for number in self.assigned if parts[number]]
         for number, step in self._collect(round, packets, self._fresh(round, moved)).items():
@@ -366,8 +363,7 @@ class Aggregator:
 
     def save(self, path: Path, round: int, given: int = 0) -> None:
         """Write every e and v as they are before `round`: whole under that name, or not at all. `given` is
-        for `newest_given`.
-        """
+        for `newest_given`."""
         tensors = {name_of(number): shard.error for number, shard in self.assigned.items()}
         if self.outer.momentum:
             tensors |= {name_of(n, MOMENTUM): shard.momentum for n, shard in self.assigned.items()}

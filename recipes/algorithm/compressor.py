@@ -30,8 +30,7 @@ def handoff_compressor(compressor: Cocktail, topk_ratio: float) -> Cocktail:
 
 def warm_up_codec(compressor: Cocktail, parameters: int) -> None:
     """Encode and decode one packet and drop it: where the shards of so many parameters are long, the first
-    packet on a machine waits seconds for a compiler, and the first of a process for its imports.
-    """
+    packet on a machine waits seconds for a compiler, and the first of a process for its imports."""
     if compressor.random_ratio * parameters >= WORTH * compressor.shards:
         x = torch.linspace(-1, 1, 2 * WORTH)
         sample = replace(compressor, random_ratio=0.5).draw(len(x), 0, 0)

@@ -137,8 +137,7 @@ def checked(peer: str, packet: bytes, m: int) -> PackedUpdate | Update:
 
 def measured(peer: str, packet: bytes, m: int) -> WeightedUpdate:
     """Decode one shard's packet and take its norm. Raises RejectedUpdate where float32, in which sums are
-    made, cannot hold the norm.
-    """
+    made, cannot hold the norm."""
     update = checked(peer, packet, m)
     norm = to_float32(update.norm())
     if not np.isfinite(norm):

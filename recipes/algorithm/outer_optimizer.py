@@ -39,14 +39,12 @@ class OuterOptimizer:
 
     def handoff_weight(self, share: float, packets: int) -> float:
         """Weigh a handoff by a peer whose packets had this share of the mean. A share of 1 is an aggregator's
-        e, or of a peer that was alone: both are in steps of the swarm.
-        """
+        e, or of a peer that was alone: both are in steps of the swarm."""
         return share * self.rate_of(packets) if self.rate == "packets" and share < 1 else share
 
     def step(self, u: Tensor, v: Tensor) -> Tensor:
         """Return u + momentum v, where v, changed in place, has taken u in; u has the rate in it already. All
-        are (m,); each product and sum is rounded alone, so that a replay has the same bits.
-        """
+        are (m,); each product and sum is rounded alone, so that a replay has the same bits."""
         v.mul_(self.momentum).add_(u)
         return (v * self.momentum).add_(u)
 

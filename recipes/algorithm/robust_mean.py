@@ -95,8 +95,7 @@ def collect(
 
 def add(out: Tensor, updates: Sequence[WeightedUpdate]) -> Tensor:
     """out += sum_i w_i s_i u_i, each coordinate in the order of the peers. Every core has coordinates of its
-    own, so the bits do not depend on the number of cores.
-    """
+    own, so the bits do not depend on the number of cores."""
     for batch in batches(updates):
         decoded = on_all_cores(lambda u: u.decoded(len(out)), batch, len(out))
         parts = [(d, u.share * u.scale) for u, d in zip(batch, decoded, strict=True)]
@@ -127,15 +126,13 @@ def batches(updates: Sequence[WeightedUpdate]) -> Iterator[list[WeightedUpdate]]
 
 def median_of(norms: Sequence[float]) -> float:
     """Return the lower of the middle two, so one that was sent. While fewer than half of the peers lie it is
-    between two honest ones: 1 of 3, 2 of 5, 4 of 10.
-    """
+    between two honest ones: 1 of 3, 2 of 5, 4 of 10."""
     return sorted(norms)[(len(norms) - 1) // 2]
 
 
 def bounded(updates: Sequence[WeightedUpdate], rule: Rule) -> list[WeightedUpdate]:
     """Bound norms by their median. Where that is 0 most peers have sent nothing: then no peer is refused, and
-    what the others sent is shortened to nothing.
-    """
+    what the others sent is shortened to nothing."""
     if len(updates) < FEWEST:
         return list(updates)
     median, longest = median_of([u.norm for u in updates]), max(updates, key=lambda u: u.norm)
@@ -157,15 +154,13 @@ def shorten(update: WeightedUpdate, median: float, held: float) -> WeightedUpdat
 
 def leeway(count: int, usual: float, spread: float) -> float:
     """Return how much longer a packet may be that has fewer values than usual: what it leaves out comes
-    later, and what all steps since then agree about has grown.
-    """
+    later, and what all steps since then agree about has grown."""
     return float(min(max(usual / max(count, 1), 1.0), spread) ** 0.5)
 
 
 def usual_of(updates: Sequence[WeightedUpdate]) -> float:
     """Compute the median of n_i / sqrt(k_i), k_i the number of values. A packet holds the largest of those it
-    was chosen from, so over all P coordinates d_i is no longer than this times sqrt(P), about.
-    """
+    was chosen from, so over all P coordinates d_i is no longer than this times sqrt(P), about."""
     if len(updates) < FEWEST:
         return float("inf")
     return to_float32(median_of([u.norm / max(u.count, 1) ** 0.5 for u in updates]))

@@ -199,8 +199,7 @@ def _jsonl(path: Path, called: str) -> Iterator[Row]:
 
 def fetch_https_file(url: str, progress: Progress = lambda done, total: None) -> Path:
     """Fetch the file at an https address into the Hugging Face cache. It is fetched once: a resumed run
-    continues with the data it began with. Errors: DataError.
-    """
+    continues with the data it began with. Errors: DataError."""
     from huggingface_hub.constants import HF_HOME
 
     name = Path(urllib.parse.urlparse(url).path).name

@@ -256,8 +256,7 @@ class RowTokenizer:
 
 def training_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """TRL's variant of the tokenizer's template, with marks around the assistant's words; None where the
-    template has marks, or TRL does not know it. Used here only: the exported tokenizer keeps its own.
-    """
+    template has marks, or TRL does not know it. Used here only: the exported tokenizer keeps its own."""
     if not isinstance(tokenizer.chat_template, str) or GENERATION_MARK.search(tokenizer.chat_template):
         return None
     from trl.chat_template_utils import get_training_chat_template
@@ -272,8 +271,7 @@ def tokenize_batches(
     tokenizer: RowTokenizer, batches: Iterable[Sequence[Row]], processes: int = 1
 ) -> Iterator[list[TokenizedDocument]]:
     """Tokenize batches in order, in several processes where wanted. Fast tokenizers use all cores by
-    themselves: processes help where chat templates are rendered.
-    """
+    themselves: processes help where chat templates are rendered."""
     if processes == 1:
         yield from map(tokenizer.tokenize, batches)
         return

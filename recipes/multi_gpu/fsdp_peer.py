@@ -153,9 +153,7 @@ class FsdpTrainer:
         return sum(answer["loss"] for answer in answers), sum(answer["tokens"] for answer in answers)
 
     def _deal(self, do: Request, parts: Sequence[Sequence[Sample]], **fields: Any) -> list[dict[str, Any]]:
-        """Deal a micro-batch to each rank. One without gets two tokens of which none counts: all must
-        compute.
-        """
+        """Deal a micro-batch to each rank; one without gets two tokens of which none counts."""
         nothing = Sample(parts[0][0].tokens[:2], np.zeros(2, bool))
         idle = [[nothing]] * (self.at_once - len(parts))
         return self.ranks.all(do, [pack_samples(part) for part in [*parts, *idle]], **fields)
@@ -220,8 +218,7 @@ class FsdpTrainer:
 
     def _read(self, name: str, own: Sequence[int] | None = None) -> Tensor:
         """Read x_i, or the optimizer's state of one parameter, from all ranks; or from the one whose `own` it
-        is, in that shape.
-        """
+        is, in that shape."""
         first, last = self._range(name) if own is None else (0, prod(own))
         out = torch.empty(last - first)
         for start, stop in windows(first, last):

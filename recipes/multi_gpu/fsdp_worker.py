@@ -112,9 +112,7 @@ class FsdpWorker:
     # ---- the model -----------------------------------------------------------------------------------------
 
     def load(self, base: str, recipe: str) -> dict[str, Any]:
-        """Load the model of the recipe, with x_i = x'; what of it is not trained comes from the folder
-        `base`.
-        """
+        """Load the model of the recipe, with x_i = x'; what is not trained comes from the folder `base`."""
         settings = recipe_from_json(recipe)
         self.model = build_on_meta(Path(base), settings, self.device)
         self.layout = layout_of(self.model)
@@ -306,8 +304,7 @@ class FsdpWorker:
 
     def expect(self, states: dict[str, float | list[int] | None]) -> None:
         """Prepare the optimizer for these states: numbers as they are, tensors for `write`. States of a
-        rank's own are awaited, until `take`.
-        """
+        rank's own are awaited, until `take`."""
         state: dict[int, dict[str, Tensor | int]] = {}
         self.awaited = {}
         for name, value in states.items():

@@ -71,8 +71,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 class ParameterFiller:
     """Gives the parameters of a model on the meta device their values: what is trained, out of the vector;
-    the rest, of the base, as it is stored.
-    """
+    the rest, of the base, as it is stored."""
 
     def __init__(self, model: nn.Module, layout: Layout, vector: Tensor, device: torch.device) -> None:
         self.layout, self.vector, self.device = layout, vector, device
@@ -80,9 +79,7 @@ class ParameterFiller:
         self.waiting = {parameter: name for name, parameter in model.named_parameters()}  # by identity
 
     def fill(self, module: nn.Module) -> None:
-        """Fill the parameters of `module` that have none yet. Raises ModelError where one is tied to another
-        module's.
-        """
+        """Fill the parameters of `module` that have none yet. Errors: ModelError: one is tied elsewhere."""
         here: dict[nn.Parameter, nn.Parameter] = {}
         for owner in module.modules():
             for name, empty in list(owner.named_parameters(recurse=False)):

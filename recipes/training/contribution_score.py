@@ -148,9 +148,7 @@ class Evidence:
         self.stays: dict[str, int] = {}  # rounds in a row, of those in the newest
 
     def add(self, gains: Mapping[str, Gain], held: Collection[str] = ()) -> list[Verdict]:
-        """Judge a round: what its packets do, by peer, and whose were shortened. Returns the peers that are
-        found.
-        """
+        """Judge a round: its gains by peer, and whose packets were shortened; returns the peers found."""
         if len(gains) < FEWEST:
             return []
         self.recent.append(gains)

@@ -24,9 +24,7 @@ from .types import Event, Lease, Link, Peer, Round
 
 @dataclass(frozen=True)
 class Gradient:
-    """A gradient, in `.grad` of the parameters: of a lease, or of its last part, where the others are in x_i
-    already.
-    """
+    """A gradient, in `.grad` of the parameters: of a lease, or of its last part."""
 
     lease: Lease
     norm: float

@@ -179,9 +179,7 @@ def exchanged(link: Link, peer: Peer, round: Round, started: float) -> Exchanged
 
 
 def join(link: Link, peer: Peer, round: Round, gradient: Gradient | None, done: Exchanged) -> StepDone:
-    """Move x' and x_i by the exchange (lines 6 and 7). Delivered leases are done; a refused packet stays
-    unsent.
-    """
+    """Move x' and x_i by the exchange (lines 6 and 7). A refused packet stays unsent."""
     worker = peer.worker
     worker.finish(done.aggregate, done.sent if done.accepted else None)
     peer.flight = None

@@ -136,8 +136,7 @@ def tried(local: Trainer, recipe: Recipe, go_on: Callable[[], object] = lambda: 
 
 def share_taken(device: torch.device, aside: float, work: Callable[[], object]) -> float:
     """Do `work` with so many bytes set aside; return the largest share of the device's memory that was held.
-    0: not known.
-    """
+    0: not known."""
     counted = device.type == "cuda"
     held = torch.empty(int(aside), dtype=torch.uint8, device=device)
     if counted:
@@ -157,8 +156,7 @@ def sizes_of(config: Any) -> tuple[int, ...]:
 
 def guessed(recipe: Recipe, sizes: Sequence[int], processes: int) -> int:
     """Guess ON_CPU, or less where so many samples in each process would take more than a quarter of the
-    memory that is free.
-    """
+    memory that is free."""
     vocabulary, layers, width = sizes
     kept = 2 if recipe.training.activation_checkpointing else 34  # vectors of each layer and token, about
     sample = 4 * recipe.data.max_length * (3 * vocabulary + (layers * kept + 34) * width)

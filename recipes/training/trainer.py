@@ -202,8 +202,7 @@ def parsed(name: str) -> tuple[int, str]:
 
 def states_of(optimizer: Optimizer) -> dict[str, Tensor]:
     """Read the optimizer's state, by name, as float32. Empty where it cannot be saved (torchao's): it then
-    begins anew, as a joiner's does.
-    """
+    begins anew, as a joiner's does."""
     found: dict[str, Tensor] = {}
     for number, parameter in enumerate(parameters_of(optimizer)):  # state_dict wraps what bitsandbytes has
         for what, value in optimizer.state.get(parameter, {}).items():
@@ -226,9 +225,7 @@ def load_states(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
 
 
 def packed(what: str, value: Tensor | int | float) -> tuple[str, Tensor]:
-    """Pack a value of an optimizer's state as float32, under a name that says what it was: a number, or
-    bytes.
-    """
+    """Pack a value of an optimizer's state, a number or bytes, as float32 under a name that says which."""
     if isinstance(value, int):
         return f"{what}|int", torch.tensor(float(value))
     tensor = torch.as_tensor(value)

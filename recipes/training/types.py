@@ -160,8 +160,7 @@ Event = CaughtUp | EvaluatedPart | Lowered | StepDone | HandedOver | Left
 
 class Trainer(Protocol):
     """The local model x_i in training: its gradient and its optimizer, on one device (`SingleDeviceTrainer`)
-    or spread over several (`recipes.multi_gpu.FsdpTrainer`).
-    """
+    or spread over several (`recipes.multi_gpu.FsdpTrainer`)."""
 
     at_once: int  # micro-batches that are computed at the same time
 
@@ -197,8 +196,7 @@ class Trainer(Protocol):
 
     def clip(self, limit: float) -> float | None:
         """Clip g_i to a norm of `limit` (0: no limit) and return the norm before. None: float16 could not
-        hold g_i; the loss scale is lower now, and g_i is to be computed again.
-        """
+        hold g_i; the loss scale is lower now, and g_i is to be computed again."""
 
     def step(self, rate: float, beta1: float | None = None) -> None:
         """x_i <- x_i - optimizer(g_i). beta1: None leaves it."""

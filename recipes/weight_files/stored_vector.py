@@ -111,8 +111,7 @@ def vector_of_model(model: PreTrainedModel, folder: Path, code: bool = False) ->
 
 def model_config_files(folder: Path, code: bool = False) -> dict[str, str]:
     """Files that turn float32 weights into a model folder, name -> text: the configs in `folder`, and its
-    code where that is trusted.
-    """
+    code where that is trusted."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)  # the older spelling
     config["dtype"] = "float32"

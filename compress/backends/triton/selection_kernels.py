@@ -61,8 +61,7 @@ def encode_positions(positions: torch.Tensor, m: int) -> EncodedPositions:
 
 def decode_positions(coded: EncodedPositions, m: int, k: int, device: torch.device) -> torch.Tensor:
     """Decode positions on the device, from sections in memory. Gaps of a byte each, which long packets hold,
-    are added up there; every other kind is decoded on the host.
-    """
+    are added up there; every other kind is decoded on the host."""
     if coded.kind != GAPS or coded.shift or coded.main.raw != k or k == 0:
         windows = list(index_coding.decode_positions(coded, m, k, 1 << 16))
         return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *windows])).to(device)

@@ -17,8 +17,7 @@ def difference(x: torch.Tensor, y: torch.Tensor, units: torch.Tensor, block: int
 
 def add(x: torch.Tensor, at: torch.Tensor, values: torch.Tensor, alpha: int) -> None:
     """Add alpha * values to x[at]; at: (k,) int64, each at most once. The product is exact, so each element
-    is rounded once.
-    """
+    is rounded once."""
     grid = (triton.cdiv(len(at), BLOCK),)
     _add[grid](x, at, values, len(at), float(alpha), BLOCK)
 

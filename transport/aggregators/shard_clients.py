@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from transport.peer import POLL_S, PeerLink
@@ -62,10 +62,8 @@ class ShardClients:
                         self._rest(name, round)
                 break
             time.sleep(POLL_S / 5)
-        return {name: part for name, part in parts.items() if name not in sent or not self._went(sent[name])}
-
-    def _went(self, future: Future[bool]) -> bool:
-        return future.done() and future.result()
+        went = {name for name, future in sent.items() if future.done() and future.result()}
+        return {name: part for name, part in parts.items() if name not in went}
 
     def _put(self, aggregator: messages.AggregatorInfo, round: int, part: bytes) -> bool:
         try:

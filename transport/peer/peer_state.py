@@ -142,15 +142,8 @@ class PeerState:
             self._holds.clear()
         self.welcome = message
         self.newest = max(self.newest, message.round - 1)
-        again: list[messages.Message | None] = [
-            self._ready,
-            self._report,
-            *self._evaluated,
-            self._holding,
-            self._resigns,
-            self._leave,
-        ]
-        return [m for m in again if m is not None]
+        kept = self._ready, self._report, *self._evaluated, self._holding, self._resigns, self._leave
+        return [m for m in kept if m is not None]
 
     def _refuse(self, message: messages.Refused) -> list[messages.Message]:
         if message.code == "session":  # the hub was restarted, or gave this peer up: begin a new session

@@ -315,11 +315,8 @@ class PeerTransfers:
                 index = upload.todo.popleft()
                 data = upload.chunk(index)
                 flow = self._mark(FragmentKey(True, upload.name, index), len(data), 0, now, upload.put_on)
-                out.append(
-                    Outgoing(
-                        flow, messages.Chunk(upload.name, index, upload.sha256[: messages.UPLOAD_TAG]), data
-                    )
-                )
+                chunk = messages.Chunk(upload.name, index, upload.sha256[: messages.UPLOAD_TAG])
+                out.append(Outgoing(flow, chunk, data))
                 up -= len(data)
         for download in sorted(self.downloads.values(), key=lambda d: len(d.todo) > FEW):
             self._fit(download)
@@ -327,9 +324,8 @@ class PeerTransfers:
             while more and download.asking and down > 0 and self.windows[False].room:
                 index = download.next()
                 size = download.length(index)
-                flow = self._mark(
-                    FragmentKey(False, download.name, index), size or download.fragment, size, now, None
-                )
+                key = FragmentKey(False, download.name, index)
+                flow = self._mark(key, size or download.fragment, size, now, None)
                 out.append(Outgoing(flow, messages.Get(download.name, index, download.fragment), answer=size))
                 down -= size
         return out

@@ -151,11 +151,7 @@ def drop_output() -> None:
 
 
 def check_rooms() -> None:
-    """Check that no other package shadows one of ours, such as another top-level `recipes`.
-
-    Raises:
-        Failure: preflight.
-    """
+    """Raise Failure (preflight) where another package shadows one of ours, such as a top-level `recipes`."""
     house = Path(cocktail_cli.__file__).resolve().parent.parent
     for room in ("compress", "recipes", "transport"):
         spec = find_spec(room)

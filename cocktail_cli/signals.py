@@ -78,9 +78,7 @@ def leave_on_signal(
 def leave_in_time(
     by: Callable[[], float], goodbye: Callable[[], None], status: Callable[[], int]
 ) -> Iterator[None]:
-    """End this process at monotonic time `by` at the latest, after a `goodbye`: a long batch or a slow disk
-    does not poll the request to leave.
-    """
+    """End this process at monotonic time `by`, after a `goodbye`: a long batch does not poll for requests."""
     over = threading.Event()
 
     def watch() -> None:

@@ -55,11 +55,7 @@ def place() -> Path:
 
 
 def defaults() -> dict[str, dict[str, Any]]:
-    """Return command -> parameter -> value, for click's default_map; empty where there is no file.
-
-    Raises:
-        Failure: usage, with the file and the key.
-    """
+    """Return command -> parameter -> value; empty without a file. Raises Failure (usage), with the key."""
     path = place()
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -63,11 +63,7 @@ class DurableAggregator:
         self.given = 0  # number of the newest handoff of e to other aggregators that is not in e any more
 
     def recover(self, ledger: Ledger) -> None:
-        """Bring e, which is 0, to where the ledger stands, before the hub starts.
-
-        Raises:
-            LedgerError: e cannot be rebuilt for the ledger's rounds.
-        """
+        """Bring e, which is 0, to where the ledger stands. Raises LedgerError where it cannot be rebuilt."""
         from recipes.algorithm import newest_given
 
         stop, start, saved = len(ledger.rounds()), 0, self.folder / ERROR

@@ -70,9 +70,7 @@ class ProbeThread:
             self.rounds.put(Committed(packet, updates if self.ready.is_set() else (), held))
 
     def objection(self, peer: str) -> str:
-        """Return why this peer's packet is refused, or "". After STRIKES the hub drops it, and a later peer
-        of this name is another one.
-        """
+        """Return why a peer's packet is refused, or "". After STRIKES a peer of this name is another one."""
         why = self.found.get(peer, "")
         self.refused[peer] += bool(why)
         if self.refused[peer] == STRIKES:

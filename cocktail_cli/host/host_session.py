@@ -446,11 +446,7 @@ class LossWatchdog:
     above: int = 0
 
     def see(self, loss: float | None) -> None:
-        """Count a committed round; None, a round without new gradients, is passed over.
-
-        Raises:
-            Failure: no_result, once the loss was above the threshold for `patience` rounds.
-        """
+        """Count a round's loss, unless it is None. Raises Failure (no_result) after `patience` bad ones."""
         if loss is None or self.threshold is None:
             return
         self.above = 0 if loss <= self.threshold else self.above + 1

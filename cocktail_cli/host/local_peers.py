@@ -146,13 +146,10 @@ class LocalPeers:
             assert child.process.stdin is not None
             with suppress(OSError):  # it is gone already
                 child.process.stdin.close()
-        deadline = time.monotonic() + within
+        self.finish(within)
         for child in self.children:
-            try:
-                child.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
+            child.process.kill()  # nothing to a process that has ended
+            child.process.wait()
 
 
 def last_words(folder: Path, name: str) -> str:

@@ -34,11 +34,7 @@ ROOMS = ("cocktail_cli", "transport", "recipes", "compress")
 
 
 def claim(folder: Path, recipe_hash: str) -> None:
-    """Make the folder; refuse one that holds a run, or files of anything but a launch that failed early.
-
-    Raises:
-        Failure: output_in_use.
-    """
+    """Make the folder. Raises Failure (output_in_use) where it holds a run, or files of other kinds."""
     other = ("choose another folder: -o DIR",)
     if folder.exists() and not folder.is_dir():
         raise Failure("output_in_use", f"{folder} is a file", hints=other)

@@ -50,11 +50,7 @@ def split_devices(wanted: str) -> list[str]:
 
 
 def pick_devices(wanted: str, count: int) -> list[str]:
-    """Pick a device for each of the `count` processes that share a peer: cuda:0, cuda:1, ...; or cpu each.
-
-    Raises:
-        Failure: preflight, usage; as `pick_device`.
-    """
+    """Pick devices for the `count` processes of a peer. Raises Failure, as `pick_device` does."""
     if count == 1:
         return [pick_device(wanted)]
     if os.name == "nt":

@@ -128,11 +128,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def load_run(run: str) -> RunRecord:
-    """Read the record of a run by its name or its output folder.
-
-    Raises:
-        Failure: run_unknown, with the names that are known.
-    """
+    """Read a run's record by name or output folder. Raises Failure (run_unknown), with the known names."""
     folder = Path(run)
     if not (folder / FILE).is_file():
         pointer = home() / "runs" / run

@@ -38,11 +38,7 @@ FETCHING = ".fetching"
 
 
 def check_names(files: Sequence[messages.File], code: bool = False) -> None:
-    """Check that no file name that the hub gives leaves the folder, is code, or comes twice.
-
-    Raises:
-        Failure: rejected.
-    """
+    """Raise Failure (rejected) where a file name of the hub leaves the folder, is code, or comes twice."""
     times, kinds = Counter(file.name for file in files), (*KINDS, ".py") if code else KINDS
     for name in times:
         if not PLAIN.fullmatch(name) or not name.endswith(kinds) or times[name] > 1:
@@ -142,11 +138,7 @@ def fetch_base(
     go_on: Callable[[], object] = lambda: None,
     most: int | None = None,
 ) -> None:
-    """Fetch the files that are missing by size. `most`: as for `room`.
-
-    Raises:
-        Failure: out_of_disk, and what `fetch` and `go_on` raise.
-    """
+    """Fetch the files missing by size. Raises Failure (out_of_disk), and what `fetch` and `go_on` raise."""
     check_free(bytes_to_fetch(files, folder), most)
     fetch_files(missing_files(files, folder), folder, fetch, go_on)
 

@@ -160,8 +160,7 @@ class Bootstrap:
         from transport.peer import CatchUpSource
 
         if self.checkpoint is not None:
-            whole = self.machine.plan.way is CatchUpSource.OWN
-            (self.checkpoint.restore if whole else self.checkpoint.restore_residual)(peer)
+            self.checkpoint.restore(peer, self.machine.plan.way is CatchUpSource.OWN)
             self.show(Progressed(f"back with what it kept at round {self.checkpoint.round}"))
             if not peer.trainer.stepped and peer.recipe.training.optim != "sgd":  # which keeps nothing
                 self.show(Warning(OPTIMIZER_RESTARTS))

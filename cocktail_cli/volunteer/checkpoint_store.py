@@ -58,18 +58,11 @@ class StoredCheckpoint:
     round: int  # of its global model
     fingerprint: int  # of its global model
 
-    def restore(self, peer: Peer) -> None:
-        """Load local model, global model and optimizer; packets from `round` on are still to be applied."""
-        from recipes.training import restore
+    def restore(self, peer: Peer, global_model: bool = True) -> None:
+        """Load optimizer and residual, and the global model, unless `peer` has that of a later round."""
+        from recipes.training import restore, restore_residual
 
-        restore(peer, self.path)
-        self.path.unlink(missing_ok=True)
-
-    def restore_residual(self, peer: Peer) -> None:
-        """Load residual and optimizer into a peer that has the global model of a later round."""
-        from recipes.training import restore_residual
-
-        restore_residual(peer, self.path)
+        (restore if global_model else restore_residual)(peer, self.path)
         self.path.unlink(missing_ok=True)
 
 

@@ -122,11 +122,7 @@ class GpuProcesses:
             )
 
     def all(self, do: str, parts: Sequence[bytes] = (), **fields: Any) -> list[Answer]:
-        """Call `do` on each rank, with its part where there are parts; return their answers by rank.
-
-        Raises:
-            Failure: one of them has failed or ended; all are ended then.
-        """
+        """Call `do` on each rank, with its part; return answers by rank. Raises Failure, with all ended."""
         return self.turns.submit(self.ask, do, parts, fields).result()
 
     def check(self) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from transport.protocol import messages
+if TYPE_CHECKING:
+    from transport.protocol import messages
 
 
 @dataclass
@@ -34,6 +36,8 @@ class LoopbackLink:
     def ready(self, round: int, fingerprint: int) -> None: ...
 
     def next_round(self) -> messages.Round | None:
+        from transport.protocol import messages  # here: it brings in ZeroMQ
+
         if self.done == self.rounds:
             self.ended = "that was enough"
             return None
@@ -44,6 +48,8 @@ class LoopbackLink:
         )
 
     def exchange(self, packet: bytes, delivery: object) -> messages.Committed:
+        from transport.protocol import messages
+
         self.packet = packet
         return messages.Committed(self.done - 1, len(packet), "", [self.name])  # it comes back unchecked
 

@@ -56,9 +56,7 @@ class VolunteerSession:
 
     @property
     def status(self) -> int:
-        """The exit status after an orderly end: 75 where a later start may go on, as this machine was taken
-        away or the run failed and may be resumed.
-        """
+        """The exit status after an orderly end; 75 where a later start may go on with the run."""
         if self.run is not None and self.run.ended is not None:
             return EXIT["lost"] if self.run.resumable else 0
         return EXIT["lost"] if self.leave_reason == "SIGTERM" or self.paused else 0

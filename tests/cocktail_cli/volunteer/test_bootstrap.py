@@ -47,7 +47,7 @@ def test_a_peer_that_is_back_says_where_its_optimizer_begins_anew(
 ) -> None:
     """SGD keeps nothing: there is nothing to miss."""
     heard: list[object] = []
-    kept: Any = SimpleNamespace(round=3, restore_residual=lambda _: None)
+    kept: Any = SimpleNamespace(round=3, restore=lambda *_: None)
     machine = SimpleNamespace(plan=SimpleNamespace(way=CatchUpSource.SNAPSHOT))
     back: Any = SimpleNamespace(checkpoint=kept, machine=machine, show=heard.append)
     peer: Any = SimpleNamespace(

@@ -65,12 +65,10 @@ class AdapterVector:
                 factors.setdefault(module, {})[rest.removeprefix("embedding_")[0]] = part
             else:
                 full[module] = part
-        adapters = {
-            f"{module}.weight": Adapter(
-                both["A"], both["B"], type(modules[module]).__name__ in ("Conv1D", "Embedding")
-            )
-            for module, both in factors.items()
-        }
+        adapters = dict[str, Adapter]()
+        for module, both in factors.items():
+            transposed = type(modules[module]).__name__ in ("Conv1D", "Embedding")
+            adapters[f"{module}.weight"] = Adapter(both["A"], both["B"], transposed)
         return adapters, full
 
 

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
@@ -74,10 +75,8 @@ class Fold:
         metadata = {"format": "pt", "cocktail_round": str(self.round), "cocktail_run": self.run}
         layout = self.source.layout
         specs = {
-            name: TensorSpec("F32", shape, 4 * (end - begin))
-            for name, shape, begin, end in zip(
-                self.source.names, layout.shapes, layout.offsets, layout.offsets[1:], strict=False
-            )
+            name: TensorSpec("F32", shape, 4 * prod(shape))
+            for name, shape in zip(self.source.names, layout.shapes, strict=True)
         } | {name: tensor.spec for name, tensor in self.source.buffers.items()}
 
         def header(number: int) -> bytes:

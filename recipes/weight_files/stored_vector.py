@@ -83,18 +83,16 @@ def open_stored_vector(folder: Path, code: bool = False) -> StoredVector | None:
         opened = files.pop_all()
     stored_names = _stored_names(model, list(tensors))
     tied = tied_names(model)
-    fits = all(
-        name in stored_names
-        and tensors[stored_names[name]].shape == shape
-        and tensors[stored_names[name]].dtype in WIDTHS
-        for name, shape in zip(layout.names, layout.shapes, strict=True)
-    )
-    if not fits or tied.keys() & stored_names.keys():  # stored twice: it may not be a tied weight
+    found = [tensors.get(stored_names.get(name, "")) for name in layout.names]
+    fitting = zip(found, layout.shapes, strict=True)
+    parts = tuple(part for part, shape in fitting if part and part.shape == shape and part.dtype in WIDTHS)
+    if (
+        len(parts) < len(found) or tied.keys() & stored_names.keys()
+    ):  # stored twice: it may not be a tied weight
         opened.close()
         return None
     names = tuple(stored_names[name] for name in layout.names)
     buffers = {name: tensor for name, tensor in tensors.items() if name not in set(names)}
-    parts = tuple(tensors[name] for name in names)
     texts = model_config_files(folder, code)
     return StoredVector(layout, names, parts, buffers, opened, config_files=texts, tied=tied)
 

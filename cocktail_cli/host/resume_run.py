@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 def unfinished(folder: Path, recipe: Recipe) -> RunRecord:
-    """Read the record of the run in `folder`, once it is known that it may go on with `recipe`.
-
-    Raises:
-        Failure: run_unknown; output_in_use, where the run is over, of another recipe, or has a live hub.
-    """
+    """Read the record of a run to go on with. Raises Failure (run_unknown, output_in_use)."""
     record = read_run(folder)
     if record is None:
         raise Failure("run_unknown", f"{folder} holds no run to go on with", hints=("where it lies: -o DIR",))

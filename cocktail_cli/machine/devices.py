@@ -89,11 +89,7 @@ CONTEXT = 512 << 20  # bytes of a GPU that the driver takes for a process, uncou
 
 
 def limit_memory(devices: Sequence[str], limit: int | None) -> None:
-    """Limit the memory that this process takes of each GPU; beyond it torch reports out of memory.
-
-    Raises:
-        Failure: preflight, where they have no memory of their own, or the limit leaves nothing.
-    """
+    """Limit the memory that this process takes of each GPU. Raises Failure (preflight) where it cannot."""
     if limit is None:
         return
     import torch

@@ -46,12 +46,7 @@ def shard_backend(recipe: Recipe, parameters: int, path: Path, warn: Callable[[s
 
 
 def open_shard_server(host: str, port: int, keys: CurveKeys, url: RunURL) -> tuple[ShardServer, int]:
-    """Serve other peers; return the server and its port. It admits the hub, and the members of announced
-    rounds.
-
-    Raises:
-        AddressInUse.
-    """
+    """Open a server for the hub and members of announced rounds; return its port too. Raises AddressInUse."""
 
     def knows(key: str) -> bool:
         return key == url.key or server.knows(key)

@@ -83,11 +83,7 @@ def kick(
 
 
 def ask(record: RunRecord, order: Any, **fields: str) -> dict[str, Any]:
-    """Send an admin command to the hub, and return its answer.
-
-    Raises:
-        Failure: run_unknown where the run is over, usage where no such peer is, unreachable.
-    """
+    """Return the hub's answer to an admin command. Raises Failure (run_unknown, usage, unreachable)."""
     from transport import ask_admin, parse_url
     from transport.protocol import RefusedByHub, Unreachable
 

@@ -156,11 +156,7 @@ def line_of(found: dict[str, Any]) -> str:
 
 
 def ask(run: str) -> dict[str, Any]:
-    """Ask the hub for the status; read run.json where a known run is over.
-
-    Raises:
-        Failure: run_unknown, or unreachable where the hub should run and does not answer.
-    """
+    """Ask the hub for the status; read run.json after its end. Raises Failure (run_unknown, unreachable)."""
     from transport import ask_status, parse_url
     from transport.protocol import Unreachable
 

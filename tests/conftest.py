@@ -1,4 +1,4 @@
-"""What all tests share: nothing reaches the internet, nothing writes outside its own folder."""
+"""Rules of all tests: nothing reaches the internet, nothing writes outside its own folder."""
 
 from __future__ import annotations
 

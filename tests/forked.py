@@ -79,7 +79,7 @@ class Command:
             time.sleep(0.05)
 
     def next(self, event: str, **wanted: Any) -> dict[str, Any]:
-        """As `until`, but of the events behind the one that this returned last."""
+        """Wait for an event as `until` does, after the last one that this returned."""
         for told in self._unread:
             if told.get("event") == event and all(told[key] == value for key, value in wanted.items()):
                 return told
@@ -202,7 +202,7 @@ def serve() -> None:
 
 
 def become(folder: str, arguments: list[str], before: str, terminal: str, home: str) -> None:
-    """In the child: the command, as if it had been typed."""
+    """Become the command, in the child, as if it had been typed."""
     os.setsid()
     # As a terminal gives them: the tests may run under nohup, or behind an & of a script.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

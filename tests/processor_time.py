@@ -1,4 +1,4 @@
-"""How long a command takes, in processor time where the system tells it: what is busy stretches the clock."""
+"""Processor time of a command, where the system tells it: other load stretches the clock."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def at_the_top(tree: ast.Module) -> Iterator[str]:
-    """What is imported when the file is: everything outside functions and `if TYPE_CHECKING`."""
+    """Yield the modules that importing a file imports: outside functions and `if TYPE_CHECKING`."""
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
         node = waiting.pop()

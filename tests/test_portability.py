@@ -1,4 +1,4 @@
-"""Nothing in a room depends on one system: what Windows lacks is guarded by a test of the platform."""
+"""Rooms depend on no system: what Windows lacks is guarded by a test of the platform."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FORKS = {"fork", "forkserver"}  # as a word: multiprocessing's ways to start a p
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_nothing_in_a_room_runs_on_unix_only(room: str) -> None:
-    """What Windows lacks stands under a test of the platform, or in a `try` that takes what is missing."""
+    """A name that Windows lacks is under a test of the platform, or in a `try` that handles its absence."""
     found = [line for path in sorted((ROOT / room).rglob("*.py")) for line in unix_only(path)]
 
     assert [line for line in found if re.sub(r":\d+", "", line) not in GUARDED] == []

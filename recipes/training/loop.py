@@ -7,7 +7,7 @@ two meet at the join (Algorithm 1, line 6), so x_i is never written while a grad
 staleness 0 the exchange follows the step instead: synchronous data-parallel training, the reference.
 
 Asked to leave, a peer finishes the exchange in flight, drops a gradient it has not applied (its lease is done
-by others), and hands the largest part of its residual to the owner.
+by others), and hands the largest part of its residual to the aggregators.
 """
 
 from __future__ import annotations

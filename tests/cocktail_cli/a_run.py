@@ -35,7 +35,7 @@ class ARun:
         return datetime.fromtimestamp(BEGAN + seconds, timezone.utc)
 
     def reader(self) -> RunFolderReader:
-        """Of its folder, as if its hub were there."""
+        """Read the run's folder, as if its hub were running."""
         return RunFolderReader(self.record, lambda _: True)
 
     def tell(self, event: Event, seconds: float) -> None:

@@ -27,7 +27,7 @@ TAB, ENTER = "\ue004", "\ue007"
 
 
 def missing() -> str:
-    """What this machine lacks, or nothing."""
+    """Name the programs that this machine lacks, or return ""."""
     names = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     return f"no {' and no '.join(names)} here" if names else ""
 
@@ -59,7 +59,7 @@ class Browser:
         self.wait("return location.href !== 'about:blank' && document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
-        """What a JavaScript returns in the page; it may be a promise."""
+        """Evaluate JavaScript in the page; a promise is awaited."""
         return self.ask("POST", "/execute/sync", {"script": script, "args": []})
 
     def wait(self, script: str, seconds: float = 15.0) -> None:

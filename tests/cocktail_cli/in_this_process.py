@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Said:
-    """What a command printed and how it ended."""
+    """Output and exit status of a command."""
 
     exit: int
     out: str

@@ -28,7 +28,7 @@ class SmallDisk:
 
     @property
     def inside(self) -> list[str]:
-        """What to put before a command, to run it where the disk is."""
+        """Return the prefix of a command that runs it where the disk is mounted."""
         return [
             "nsenter",
             "-t",

@@ -27,7 +27,7 @@ SMALL = ["data.max_length=32", "data.val_set_size=8", "global_batch_size=16", "m
 
 @dataclass(frozen=True)
 class Material:
-    """What the hubs of several runs share: recipe, base model, corpus."""
+    """Recipe, base model and corpus that the hubs of several runs share."""
 
     recipe: Recipe
     base: Base
@@ -41,7 +41,7 @@ class Material:
 
 
 class HeldWork(RunDelegate):
-    """Nothing is committed before `go` is set."""
+    """A delegate that commits nothing before `go` is set."""
 
     def __init__(self, material: Material, ledger: Path) -> None:
         super().__init__(material.recipe, material.base, material.corpus, ledger)

@@ -105,7 +105,9 @@ def files_of(folder: Path) -> Iterator[Path]:
 
 
 def secrets_of(run: str) -> dict[str, bytes]:
-    """What must be nowhere else; of the token the part that its checksum in the URL does not change."""
+    """Collect what must appear nowhere else; of the token the part that the URL's checksum does not
+    change.
+    """
     keys = run_registry.load_run(run).keys
     found = {"hub's key": keys["secret"], "owner's secret": keys["stop"], "token": keys["token"][:21]}
     return {what: text.encode() for what, text in (found | {"peer": identity.own_keys().secret}).items()}
@@ -180,7 +182,7 @@ def pid_of(folder: Path, peer: str) -> int:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs. A dead child of nobody may stay as a zombie where no init collects it."""
+    """Tell whether the process runs; an orphan may stay as a zombie where no init collects it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -54,7 +54,7 @@ def test_where_nothing_is_in_flight_the_first_signal_ends_what_is_going_on() -> 
 
 
 def test_a_termination_told_to_process_and_group_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `timeout`, systemd and a closed terminal do."""
+    """`timeout`, systemd and a closed terminal signal both."""
     clock = [100.0]
     monkeypatch.setattr("cocktail_cli.signals.time.monotonic", lambda: clock[0])
     asked: list[str] = []

@@ -33,7 +33,7 @@ NOT_KEPT = ("ledger.lock", "ledger.db-shm")  # a lock, which ends with its proce
 
 @dataclass(frozen=True)
 class State:
-    """What a crash leaves."""
+    """The files that a crash leaves."""
 
     where: str  # the write it was at
     announced: int  # rounds of which somebody may have heard by then
@@ -74,7 +74,7 @@ class Crashes:
             self._add(State(where, announced, found))
 
     def _cuts(self, wal: bytes) -> list[int]:
-        """Where an append to the WAL might have ended before its end."""
+        """Yield the lengths at which an append to the WAL might have been cut."""
         if wal == self._wal:
             return []
         same = next(

@@ -154,7 +154,7 @@ def test_bytes_are_told_for_each_peer_and_direction_with_their_ratio_to_fp16(sto
 
 
 def test_the_exported_model_is_the_one_that_was_measured(story: Story) -> None:
-    """It loads with from_pretrained, and its held-out loss is the last one that the run told."""
+    """The export loads with from_pretrained, and its held-out loss is the last one of the run."""
     from recipes.config.loader import recipe_from_json
     from recipes.data.corpus import build_corpus
     from recipes.models.base_model import open_tokenizer

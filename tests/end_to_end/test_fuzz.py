@@ -54,7 +54,7 @@ def sizes(thing: object, seen: set[int], depth: int = 0) -> Iterator[int]:
 
 
 def growth(start: object, hear_one: Callable[[int], None]) -> int:
-    """What all tables grow by in 10,000 hostile messages, after the first 2,000."""
+    """Measure how all tables grow in 10,000 hostile messages, after the first 2,000."""
     for number in range(2_000):
         hear_one(number)
     before = sum(sizes(start, set()))

@@ -54,7 +54,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def lease() -> list[list[Sample]]:
-    """In micro-batches, of different lengths."""
+    """A lease in micro-batches of different lengths."""
     random = np.random.default_rng(0)
     tokens = [random.integers(0, 300, 6 + i).astype(np.int32) for i in range(LEASE)]
     samples = [Sample(t, np.arange(len(t)) > i % 2) for i, t in enumerate(tokens)]
@@ -83,7 +83,7 @@ def one_peer(base: Path, recipe: Recipe) -> Peer:
 
 
 def limit(process: int, room: int) -> None:
-    """It may take so many bytes more than it has now."""
+    """Limit a process to so many bytes more than it has now."""
     held = int(Path(f"/proc/{process}/statm").read_text().split()[0]) * resource.getpagesize()
     resource.prlimit(process, resource.RLIMIT_AS, (held + room, resource.RLIM_INFINITY))
 

@@ -207,7 +207,7 @@ def test_the_exchange_of_a_round_spans_the_whole_compute_of_that_round(
 def test_both_directions_are_compressed_and_staleness_is_one_round(
     neox: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Nothing is in the first round's packets; the second delivers the first lease; a last one drains."""
+    """The first round's packets are empty; the second delivers the first lease; a last one drains."""
     with Swarm(recipe_of(neox, data), tmp_path / "run", min_peers=2) as swarm:
         swarm.start("ann", "bob")
         events = swarm.finish()

@@ -1,4 +1,4 @@
-"""What `urlopen` answers, once."""
+"""A stand-in for `urlopen` that answers once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several files here use: rows as a corpus, a recipe's text as a file, tiny models as folders."""
+"""Fixtures of the room: rows as a corpus, a recipe's text as a file, tiny models as folders."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What the web says from now on: a body, and how it is answered."""
+    """Set what the web answers from now on: a body, and a status."""
 
     def serving(*args: Any, **more: Any) -> Web:
         web = Web(*args, **more)

@@ -1,4 +1,4 @@
-"""What the config.json of each shipped recipe's model says, as far as it shapes the model.
+"""Shapes in the config.json of each shipped recipe's model.
 
 Written down from the models' papers and cards; COUNTS is what their cards say of their size, so that a wrong
 number here does not go unseen.

@@ -44,7 +44,7 @@ def ask_admin(url: RunURL, secret: str, order: messages.AdminCommand, **fields: 
     question = messages.AskAdmin(messages.PROTOCOL, secret, url.run, order, **fields)
     answer = ask(url, question, ADMIN_S)
     if not isinstance(answer, messages.Status):
-        raise LinkLost(f"the hub answered {type(answer).__name__} to its owner")
+        raise LinkLost(f"the hub answered {type(answer).__name__} to its host")
     return dict(json.loads(answer.status))
 
 

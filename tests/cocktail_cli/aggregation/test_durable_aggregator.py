@@ -32,7 +32,7 @@ MIX = Cocktail(random_ratio=0.25, topk_ratio=0.2, quant_bits=4, block_size=16, s
 
 
 def updates_of(round: int, salt: int = 0) -> list[WeightedPacket]:
-    """What two peers send."""
+    """Updates that two peers send."""
     generator = torch.Generator().manual_seed(1000 * salt + round)
     samples = [MIX.draw(shard.size, shard.seed, round) for shard in MIX.cut(P, SEED)]
     packets = [
@@ -169,7 +169,7 @@ def test_a_round_done_again_without_a_rejected_peer_is_replayed_as_it_was_commit
 
 
 def test_a_handoff_that_was_shortened_is_shortened_again_after_a_restart(tmp_path: Path) -> None:
-    """By what the round before it held, whether that round is replayed or older than the saved e."""
+    """The bound is that of the round before, whether that round is replayed or older than the saved e."""
     life = Life(tmp_path, 1 << 30)
     for round in range(4):
         life.durable.longest = 0 if round == 1 else 1 << 30  # e is saved after round 1
@@ -269,7 +269,7 @@ ASSIGNED = ([0, 1], [0, 1], [0], [0], [], [1], [0, 1], [0, 1])  # in each round
 
 
 def keep_for_others(life: Life, assigned: list[int], *, dies: bool) -> Callable[[bytes], int]:
-    """As the hub does it, for whoever owns the other shards next."""
+    """Store error feedback as the hub does, for the next aggregator of those shards."""
 
     def keep(errors: bytes) -> int:
         number = life.ledger.handoffs.add(

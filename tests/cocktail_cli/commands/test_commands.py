@@ -206,7 +206,7 @@ def test_an_unknown_run_is_exit_3(cocktail: Run) -> None:
 
 @pytest.mark.slow
 def test_stderr_has_the_error_and_nothing_else(root: Path) -> None:
-    """In a process of its own: here, pytest stands between logging and stderr."""
+    """A process of its own, as here pytest stands between logging and stderr."""
     command = [sys.executable, "-m", "cocktail_cli", "status", "amber-oter-42"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
 

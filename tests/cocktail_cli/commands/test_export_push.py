@@ -43,7 +43,7 @@ LORA = load_recipe(
 
 @dataclass
 class Hub:
-    """What HfApi is asked for, and what it answers."""
+    """A stand-in for HfApi that records requests."""
 
     made: list[dict[str, Any]] = field(default_factory=list)
     pushed: list[dict[str, Any]] = field(default_factory=list)

@@ -180,7 +180,7 @@ def test_a_resumed_run_has_the_pinned_commits_of_before(tmp_path: Path) -> None:
 def test_the_recipe_of_a_run_pins_its_branch_to_a_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What peers are told, and what `--resume` reads. The model is in the cache of a hub that is silent."""
+    """Peers and `--resume` read the commit. The model is in the cache of a hub that is silent."""
     commit, entry = "a0" * 20, tmp_path / "models--some--model"
     (entry / "refs").mkdir(parents=True)
     (entry / "refs" / "v1").write_text(commit)
@@ -268,6 +268,6 @@ def of(name: str, told: list[dict[str, Any]]) -> Iterator[tuple[str, int, str]]:
 
 
 def fingerprints(folder: Path) -> Iterator[tuple[str, int, str]]:
-    """Of the local peers, before and after the kill: each process appends to the same file."""
+    """Fingerprints of the local peers, before and after the kill: each process appends to the same file."""
     for path in sorted(folder.glob("*.jsonl")):
         yield from of(path.stem, [json.loads(line) for line in path.read_text().splitlines()])

@@ -44,7 +44,7 @@ def answer(step: int, state: str = "running", **changed: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """What the hub answers, one after the other."""
+    """Make the hub give these answers, one after the other."""
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(status, "ask", lambda run: told.pop(0))
     monkeypatch.setattr(status, "EVERY", 0.0)

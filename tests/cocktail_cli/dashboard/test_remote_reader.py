@@ -16,7 +16,7 @@ from transport.protocol.errors import Unreachable
 
 
 def answer(round: int, *peers: tuple[str, int], **changed: Any) -> dict[str, Any]:
-    """What a hub says before `round`; of each peer its name and how many bytes it has sent."""
+    """Build a hub's answer before `round`, from each peer's name and the bytes it has sent."""
     fields = {
         "run": "amber-otter-42",
         "recipe_hash": "abc",

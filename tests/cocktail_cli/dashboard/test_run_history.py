@@ -1,4 +1,4 @@
-"""What is read from a run's folder: the ledger's truth, the diary's detail, and each of them once."""
+"""A run's folder as a history: rounds from the ledger, details from events.jsonl, each of them once."""
 
 from __future__ import annotations
 

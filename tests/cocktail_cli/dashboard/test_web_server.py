@@ -166,7 +166,7 @@ def test_without_a_port_a_free_one_is_found_where_the_usual_is_taken() -> None:
 
 
 def luminance(color: str) -> float:
-    """Of WCAG 2."""
+    """Compute relative luminance as WCAG 2 defines it."""
     parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = (p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -1,4 +1,4 @@
-"""What the hub tells becomes what users read: honest ratios, sums over the run, no tricks from strangers."""
+"""The hub's events become what users read: honest ratios, sums over the run, no tricks from strangers."""
 
 from __future__ import annotations
 

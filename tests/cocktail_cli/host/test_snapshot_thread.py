@@ -47,7 +47,9 @@ class Story:
         return CommittedModel(RECIPE, self.folder / "base", self.folder)
 
     def commit(self, rounds: int, says: Callable[[int], int] = lambda number: number) -> None:
-        """That many rounds more, one step each; `says`: what the peers' fingerprint is told to be."""
+        """Commit more rounds of one step each; `says` maps a round's fingerprint to the one that peers
+        report.
+        """
         common = self.common
         for round in range(common.round, common.round + rounds):
             [(_, sample)] = common.samples()

@@ -1,4 +1,4 @@
-"""What other users of a machine see of a command that was given a run's URL."""
+"""Other users of a machine see no secret of a command that was given a run's URL."""
 
 from __future__ import annotations
 

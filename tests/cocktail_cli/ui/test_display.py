@@ -1,4 +1,4 @@
-"""What a user sees: the run URL alone on stdout, lines without a terminal, a table on one."""
+"""Users see the run URL alone on stdout, lines without a terminal, a table on one."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_the_board_knows_what_it_waits_for() -> None:
 
 
 def status(*peers: tuple[str, int, int, int]) -> dict[str, object]:
-    """As the hub answers: (name, tokens, bytes up, bytes down)."""
+    """Build a hub's answer from (name, tokens, bytes up, bytes down)."""
     shown = [
         {
             "name": name,
@@ -267,7 +267,7 @@ class Terminal:
         return True
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing, as writes are not buffered."""
 
     def write(self, text: str) -> int:
         for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", text):
@@ -283,7 +283,7 @@ class Terminal:
         return len(text)
 
     def narrow(self, width: int) -> None:
-        """As terminals reflow: what is too long takes several rows, and the cursor goes along."""
+        """Reflow as terminals do: a line too long takes several rows, and the cursor moves along."""
         cut = [[row[i : i + width] for i in range(0, len(row), width)] or [""] for row in self.rows]
         self.row = sum(len(pieces) for pieces in cut[: self.row])
         self.rows, self.width = [piece for row in cut for piece in row], width

@@ -50,7 +50,7 @@ def test_times_are_utc() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_diary_on_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
-    """It is told once, and what did not fit is tried again."""
+    """The warning comes once, and what did not fit is written later."""
     told: list[str] = []
     recorder = Recorder(tmp_path, told.append)
     real, recorder.events = recorder.events, open("/dev/full", "w")  # noqa: SIM115

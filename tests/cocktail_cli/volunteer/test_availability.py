@@ -170,7 +170,7 @@ def test_what_others_take_of_a_gpu_is_the_mean_of_their_samples_and_never_our_ow
 
 
 def test_a_driver_that_does_not_know_our_own_process_calls_nobody_another() -> None:
-    """In a container it numbers processes differently, on Windows it lists none."""
+    """Containers number processes differently, and on Windows the driver lists none."""
     said: list[str] = []
     gpus = NvidiaGpus(Driver([4711], [(4711, 90, 1)]), ["gpu"], said.append)
 

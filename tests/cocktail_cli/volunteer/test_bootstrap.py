@@ -1,4 +1,4 @@
-"""What a joiner imports while its weights come, and what it says when it is back."""
+"""Imports of a joiner while its weights come, and its words when it is back."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Shown:
         self.events.append(event)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, as nothing is open."""
 
 
 class FakeLink:

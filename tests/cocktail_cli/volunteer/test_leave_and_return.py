@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, needs_fork]
 
 
 def states(told: list[dict[str, Any]], first: str) -> list[dict[str, Any]]:
-    """What was told with these first words."""
+    """Select the states that begin with these words."""
     return [event for event in told if event.get("state", "").startswith(first)]
 
 
@@ -89,7 +89,7 @@ class Seen:
         self.events.append(event)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, as nothing is open."""
 
 
 def test_a_machine_outside_its_hours_leaves_in_good_order_and_is_back_with_what_it_kept(

@@ -45,7 +45,7 @@ def slow(place: str, seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Phase:
-    """Where a signal comes, and how a peer is kept there."""
+    """A phase in which a signal arrives, and how a peer is held in it."""
 
     name: str
     reached: Callable[[Command, Running], object]  # true once it is there
@@ -196,7 +196,7 @@ def cache(material: Material) -> None:
 def test_the_second_signal_ends_a_peer_at_once(
     forked: Forked, material: Material, tmp_path: Path, second: int, status: int
 ) -> None:
-    """In the middle of an exchange, which the first one leaves 20 s to end."""
+    """The first comes in the middle of an exchange, which has 20 s to end."""
     cache(material)
     with stalling_hub(material, tmp_path / "ledger", **ALONE) as hub:
         (tmp_path / "url").write_text(f"{hub.url}\n")

@@ -1,4 +1,4 @@
-"""What a run requires is looked at before anything is fetched; what is not known is held against nobody."""
+"""Requirements are checked before anything is fetched; an unknown value is held against nobody."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def test_any_buffer_is_read(kind: type) -> None:
 
 
 def test_an_update_owns_its_memory() -> None:
-    """What is decoded can be written to, and outlives the packet."""
+    """A decoded update can be written to, and outlives the packet."""
     for bits in (1, 4, 16, 32):
         update = decode(some(bits), M)
         update.values.mul_(2)

@@ -1,4 +1,4 @@
-"""What a round visits: as much as p says, everybody the same, everything exactly once an epoch."""
+"""A round visits as much as p says, the same on every peer, and everything exactly once an epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is laid over a recipe, what makes two of them the same one, and what is worked out from one."""
+"""Overrides of a recipe, the hash of a recipe, and values derived from it."""
 
 from __future__ import annotations
 

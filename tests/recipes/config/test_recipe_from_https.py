@@ -72,7 +72,7 @@ def test_a_problem_in_it_is_reported_with_address_and_line(web) -> None:
 def test_what_it_says_lies_here_is_refused_and_the_same_said_here_is_not(
     web, text: str, key: str, mended: str
 ) -> None:
-    """What a run trains on goes to all its peers: a stranger's recipe is not to choose it from this disk."""
+    """A run's data goes to all its peers: a stranger's recipe must not choose it from this disk."""
     web((HEAD + text + "\n").encode())
     [problem] = problems()
 

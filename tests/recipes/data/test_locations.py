@@ -1,4 +1,4 @@
-"""Where rows are read from: files, folders, globs, the web, saved data sets, the hub."""
+"""Rows are read from files, folders, globs, the web, saved data sets and the hub."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def alone(sample: Sample) -> list[Sample]:
 
 @pytest.mark.parametrize(("kind", "attention"), KEPT_APART)
 def test_packed_documents_have_the_logits_and_the_loss_of_documents_alone(kind: str, attention: str) -> None:
-    """In one batch with a shorter sample, so that there is padding."""
+    """A shorter sample is in the same batch, so that there is padding."""
     model, samples = tiny_model(kind, attention=attention), [packed(7, 1, 12, 5), packed(3, 9), packed(4)]
 
     with torch.no_grad():

@@ -36,7 +36,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def streamed(tmp_path: Path, request: pytest.FixtureRequest):
-    """How many rows, overrides -> the stream, whose index outlives it."""
+    """Build a stream from a number of rows and overrides; its index outlives it."""
     tokenizer: Any = open_tokenizer(BUILTIN_MODELS["builtin:tiny-gpt-neox"])
     (tmp_path / "recipe.yaml").write_text(RECIPE)
 

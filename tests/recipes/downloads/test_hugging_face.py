@@ -83,7 +83,7 @@ def test_a_model_of_bin_files_is_written_anew_and_stays_the_commit_that_it_is(
 def test_what_is_fetched_is_reported_as_it_comes(
     hub: LocalHub, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the bytes that are not in the cache, from none to all; and nobody else draws a bar."""
+    """Progress counts the bytes that are not in the cache, from none to all; nothing else draws a bar."""
     told: list[tuple[int, int]] = []
     fetch_model_files("a/open", None, ["*.json"])
     fetched = fetch_model_files(
@@ -174,7 +174,7 @@ def test_a_run_keeps_the_commits_it_began_with_until_they_are_gone_from_the_hub(
 
 @pytest.fixture
 def of_datasets(hub: LocalHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """That library asks this hub too."""
+    """Point the `datasets` library at this hub too."""
     pytest.importorskip("datasets")
     monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.url)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)

@@ -31,7 +31,7 @@ def neox(folders: dict[str, Path]) -> Any:
 
 @pytest.fixture
 def samples() -> list[Sample]:
-    """Of different lengths, with masks."""
+    """Samples of different lengths, with masks."""
     drawn = np.random.default_rng(0)
     made = []
     for length in (5, 12, 9, 2, 12):

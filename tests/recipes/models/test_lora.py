@@ -168,7 +168,7 @@ def make(folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["gpt_neox", "gpt2"])
 def test_modules_to_save_are_trained_from_the_base_and_saved_whole(bases, tmp_path, name: str) -> None:
-    """Of gpt2 the output layer is tied to the embedding; trained apart, it is so no more."""
+    """The output layer of gpt2 is tied to the embedding; trained apart, it is tied no more."""
     base, head = bases[name], "lm_head"
     recipe = recipe_of(base, {"lora_r": 4, "lora_dropout": 0.0, "lora_modules_to_save": [head]})
     with closing(open_trained(recipe, base)) as start:

@@ -47,7 +47,9 @@ MIX = Cocktail(random_ratio=0.3, topk_ratio=0.2, quant_bits=4, block_size=64)
 
 
 def packets_of(mix: Cocktail, size: int, rounds: range, seed: int = 7) -> list[bytes]:
-    """What owners might have sent in these rounds; of several shards one has not moved in each round."""
+    """Packets that aggregators might have sent in these rounds; of several shards one has not moved in
+    each round.
+    """
     made = []
     for round in rounds:
         noise, parts = torch.Generator().manual_seed(round), []

@@ -33,7 +33,12 @@ class Rounds:
     def next(
         self, batch: float = 1.0, peers: int = len(PEERS), held: frozenset[str] = frozenset(), **gains: float
     ) -> list[str]:
-        """Who is found. batch: what this round's probe batch makes of a good packet; gains: of some peers."""
+        """Play a round and return the peers that are found.
+
+        Args:
+            batch: gain of a good packet on this round's probe batch.
+            gains: gains of some peers.
+        """
         fresh = self.dice.standard_normal(len(PEERS))
         self.off = self.lasts * self.off + (1 - self.lasts**2) ** 0.5 * fresh
         said = zip(PEERS[:peers], self.off, strict=False)
@@ -47,7 +52,7 @@ class Rounds:
         return {p: self.evidence.doubts[p].weight if p in self.evidence.doubts else 1.0 for p in PEERS}
 
     def until_found(self, most: int, **gains: float) -> int:
-        """In how many rounds exactly those who are named here are found, all of them."""
+        """Count the rounds until exactly the peers named here are found, all of them."""
         found = set[str]()
         for round in range(most):
             found |= set(self.next(**gains))

@@ -70,7 +70,7 @@ def wanted(offer: messages.SnapshotOffer, folder: Path) -> list[WantedFile]:
 
 @dataclass
 class Joiner:
-    """What a joining peer does, without models."""
+    """A joining peer without a model."""
 
     link: PeerLink
     folder: Path
@@ -363,7 +363,7 @@ class LyingLink:
         return pack_header(7, b"packet") + b"packet"
 
     def raise_if_leaving(self) -> None:
-        """Nobody asks this peer to leave."""
+        """Do nothing, as nobody asks this peer to leave."""
 
 
 def test_packets_of_other_rounds_are_not_applied() -> None:

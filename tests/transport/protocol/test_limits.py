@@ -1,4 +1,4 @@
-"""What one may ask of a hub is bounded, and who is over the bound takes nobody else's place."""
+"""Requests to a hub are bounded, and a peer over the bound takes nobody else's place."""
 
 from __future__ import annotations
 

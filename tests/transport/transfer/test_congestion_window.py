@@ -1,4 +1,4 @@
-"""How much is under way: the window on a line of our own making, with the deepest of queues before it."""
+"""The congestion window on a simulated line with a deep queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MBIT = 1e6 / 8  # bytes a second
 
 @dataclass
 class Seen:
-    """What a stretch of time on the line was like."""
+    """Observations over a stretch of time on the line."""
 
     rate: float  # bytes a second
     queue: float  # seconds the last byte of a fragment waited for the line at most

@@ -1,4 +1,4 @@
-"""What a hub has at hand for those who ask for the same."""
+"""Objects that a hub has in memory for several peers that ask for the same."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def quantize(
     bits: int,
     bucket: int,
     noise: np.random.Generator | None = None,  # random, unbiased rounding; without, to the nearest level
-    loops: ModuleType | None = None,  # `compress.compiled`: the same codes
+    loops: ModuleType | None = None,  # `compress.backends.numba_loops`: the same codes
 ) -> Codes:
     """Quantize values to codes, scales and levels."""
     k = len(values)

@@ -18,7 +18,7 @@ from recipes.weight_files import Layout
 
 
 class Round(Protocol):
-    """An opened round, as the hub announces it (transport.messages.Round)."""
+    """An opened round, as the hub announces it (transport's `messages.Round`)."""
 
     round: int
     step: int
@@ -33,7 +33,7 @@ class Round(Protocol):
 
 @dataclass(frozen=True)
 class Delivery:
-    """Describes a packet to the hub. A link adds what it knows of the line (transport.messages.Report)."""
+    """Describes a packet to the hub. A link adds what it knows of the line."""
 
     round: int
     fingerprint: int  # of x' before the round

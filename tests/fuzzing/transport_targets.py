@@ -314,7 +314,8 @@ def check_connections(case: bytes) -> bool:
     assert isfinite(connections._deadline())
     assert sum(window.under for window in bulk.windows.values()) >= 0
     for download in bulk.downloads.values():
-        assert 0 <= download.progress[0] <= download.progress[1]
+        if download.sink is not None:
+            assert 0 <= download.sink.map._here <= download.sink.map.count
     return state.ignored == 0
 
 

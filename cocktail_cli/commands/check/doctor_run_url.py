@@ -19,7 +19,6 @@ from cocktail_cli.ui import counted, found, megabytes
 if TYPE_CHECKING:
     from recipes.errors import Finding
     from transport import PeerLink, RunURL
-    from transport.peer import PeerIdentity
 
 ANSWER = 10.0  # seconds to wait for the hub
 NAME = "doctor"
@@ -54,6 +53,7 @@ def visiting(url: RunURL) -> Iterator[PeerLink]:
     """Join the run for the duration of the block."""
     from cocktail_cli.host import versions
     from transport import PeerLink
+    from transport.peer import PeerIdentity
 
     link = PeerLink(url, PeerIdentity(NAME, NAME, versions(), keys=own_keys(), alone=False))
     try:

@@ -92,7 +92,7 @@ def source_of(run: str | None) -> tuple[Source, Callable[[], str]]:
 
     Raises:
         Failure: run_unknown, usage.
-        transport.errors.RefusedByHub, Unreachable: of a run elsewhere.
+        RefusedByHub, Unreachable: of a run elsewhere.
     """
     from cocktail_cli.dashboard import RunFolderReader
 

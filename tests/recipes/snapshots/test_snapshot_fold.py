@@ -351,8 +351,9 @@ from pathlib import Path
 from compress import Cocktail
 from compress.coding.section_streams import FileSlice
 from recipes.weight_files.parameter_layout import Layout
-from recipes.weight_files.snapshot_fold import Fold
-from recipes.weight_files.stored_weights import Stored, StoredVector
+from recipes.snapshots.snapshot_fold import Fold
+from recipes.weight_files.safetensors_files import StoredTensor
+from recipes.weight_files.stored_vector import StoredVector
 
 def kib(field):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field))
@@ -360,7 +361,7 @@ def kib(field):
 folder, size, length, budget = Path(sys.argv[1]), *map(int, sys.argv[2:])
 before = kib("VmRSS")
 with open(folder / "vector", "rb", buffering=0) as vector, open(folder / "log", "rb", buffering=0) as log:
-    part = Stored("F32", (size,), FileSlice(vector, 0, 4 * size))
+    part = StoredTensor("F32", (size,), FileSlice(vector, 0, 4 * size))
     source = StoredVector(Layout(("w",), ((size,),)), ("w",), (part,), {})
     packets = [FileSlice(log, at, length) for at in range(0, folder.joinpath("log").stat().st_size, length)]
     mix = Cocktail(random_ratio=0.125, topk_ratio=0.05)

@@ -146,8 +146,9 @@ def test_a_detached_run_outlives_its_launch_is_reached_and_paused(cocktail: Run,
     assert (said.exit, said.out.strip()) == (0, run.url)
     assert json.loads(cocktail("status", run.run, "--json").out)["state"] == "waiting"
     assert cocktail("stop", run.run, "--pause").exit == 0
+    log, last = tmp_path / "out" / "cocktail.log", "is paused after 0 of"  # written after run.json's state
     deadline = time.monotonic() + 60
-    while load_run("out").state == "running" and time.monotonic() < deadline:
+    while last not in log.read_text() and time.monotonic() < deadline:
         time.sleep(0.1)
+    assert last in log.read_text()
     assert load_run("out").state == "paused"
-    assert "is paused after 0 of" in (tmp_path / "out" / "cocktail.log").read_text()

@@ -173,8 +173,8 @@ def test_a_nonfinite_number_names_its_parameter() -> None:
     s = mix.draw(4000, 1, 1)
     x[int(s.coordinates(torch.tensor([70]))[0])] = float("nan")
 
-    with pytest.raises(NonFiniteError, match=r"decoder\.weight") as caught:
-        mix.encode(s.take(x), names=lambda position: "decoder.weight")
+    with pytest.raises(NonFiniteError, match=r"decoder\.weight, element") as caught:
+        mix.encode(s.take(x), names=lambda position: f"decoder.weight, element {position}")
     assert caught.value.position == 70
     assert caught.value.parameter.startswith("decoder.weight")
     with pytest.raises(NonFiniteError, match="position 70"):

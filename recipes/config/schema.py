@@ -90,9 +90,13 @@ Whole = Annotated[int, Field(ge=1)]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Strict(False)]
 
 
-def key(default: T, meaning: str) -> T:
-    """Declare the default of a key and its meaning, which `cocktail recipes schema` prints."""
-    return Field(default, description=meaning)
+def key(default: T, meaning: str, *, since: str = "") -> T:
+    """Declare the default of a key and its meaning, which `cocktail recipes schema` prints.
+
+    A key added after 0.1 names in `since` the version that brings it. At its default it is left out of the
+    canonical text of a recipe, so the hashes of recipes that do not set it stay what they were.
+    """
+    return Field(default, description=meaning, json_schema_extra={"since": since} if since else None)
 
 
 class Section(BaseModel):
@@ -427,13 +431,32 @@ class Recipe(Section):
         return bool(self.data.val_set_size or self.eval_datasets)
 
     def to_json(self) -> str:
-        """Serialize canonically: all keys, sorted, no spaces. `recipe_hash` is the sha256 of this text."""
+        """Serialize canonically: keys sorted, no spaces. `recipe_hash` is the sha256 of this text.
+
+        All keys are in it but those with `since` at their default: a run begun by an older version is
+        resumed by its hash, and an older peer, which refuses unknown keys, can read the recipe.
+        """
         values = self.model_dump(mode="json")
+        drop_newer_defaults(self, values)
         return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
     @property
     def recipe_hash(self) -> str:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def drop_newer_defaults(section: Section, values: dict[str, Any]) -> None:
+    """Remove from `values`, the dump of `section`, every key with `since` that is at its default."""
+    for name, field in type(section).model_fields.items():
+        extra, held = field.json_schema_extra, getattr(section, name)
+        if isinstance(extra, dict) and extra.get("since") and held == field.get_default():
+            del values[name]
+        elif isinstance(held, Section):
+            drop_newer_defaults(held, values[name])
+        elif isinstance(held, tuple):
+            for inner, dumped in zip(held, values[name], strict=True):
+                if isinstance(inner, Section):
+                    drop_newer_defaults(inner, dumped)
 
 
 def whole_steps(value: float, steps: int) -> int:

@@ -97,7 +97,7 @@ def printed(resolved: Resolved, as_json: bool) -> str:
     if as_json:
         origins = {".".join(map(str, key)): origin or "default" for key, _, origin in values(resolved)}
         checked = resolved.recipe
-        keys = json.loads(checked.to_json())
+        keys = checked.model_dump(mode="json")
         return json.dumps({"v": 1, "hash": checked.recipe_hash, "recipe": keys, "origins": origins})
     lines: list[str] = []
     above: tuple[str | int, ...] = ()

@@ -74,12 +74,11 @@ def show(
 
     if as_json or resolved:
         loaded = load_recipe(recipe)
+        values = loaded.model_dump(mode="json")  # `to_json` leaves out newer keys at their default
         if as_json:
-            typer.echo(
-                json.dumps({"v": 1, "hash": loaded.recipe_hash, "recipe": json.loads(loaded.to_json())})
-            )
+            typer.echo(json.dumps({"v": 1, "hash": loaded.recipe_hash, "recipe": values}))
         else:
-            typer.echo(as_yaml(loaded.to_json()), nl=False)
+            typer.echo(as_yaml(json.dumps(values)), nl=False)
         return
     typer.echo(source_of(recipe).text, nl=False)
 

@@ -1,3 +1,3 @@
 """The command `cocktail`: wires compress, transport and recipes together and shows what happens."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

@@ -11,7 +11,7 @@ file, then the default. Settings that a run must share are in its recipe, never 
 from __future__ import annotations
 
 import os
-import sys
+import tomllib
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,11 +24,6 @@ from cocktail_cli.machine import parse_rate, parse_size
 from cocktail_cli.volunteer import parse_hours
 
 from .errors import Failure
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 COMMANDS = ("launch", "join")  # with such options
 KEYS: dict[str, type | Callable[[str], object]] = {  # type of a value, or its parser

@@ -26,9 +26,9 @@ HEAVY = ("zmq", "torch", "transformers", "datasets", "peft", "trl", "starlette",
 MAY_IMPORT = {
     "compress": "torch numpy lz4 zstandard triton numba llvmlite",
     "transport": "zmq msgspec",
-    "recipes": "compress torch numpy transformers tokenizers datasets peft trl pydantic pydantic_core yaml "
+    "recipes": "compress torch numpy transformers datasets peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2",
-    "cocktail_cli": "compress transport recipes typer rich platformdirs tomli starlette uvicorn torch "
+    "cocktail_cli": "compress transport recipes typer rich platformdirs starlette uvicorn torch "
     "transformers yaml pynvml",
 }
 

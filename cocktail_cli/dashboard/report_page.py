@@ -6,7 +6,7 @@ A pure function of a `RunHistory`: two renderings of an unchanged run are equal 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from statistics import median
 from xml.etree.ElementTree import Element
 
@@ -159,7 +159,7 @@ def idle_of(rounds: Sequence[Round] | Sequence[Contribution]) -> float | None:
 
 
 def utc(seconds: float) -> str:
-    return timestamp(datetime.fromtimestamp(seconds, timezone.utc)).replace("T", " ").replace("Z", " UTC")
+    return timestamp(datetime.fromtimestamp(seconds, UTC)).replace("T", " ").replace("Z", " UTC")
 
 
 # ---- charts ------------------------------------------------------------------------------------------------

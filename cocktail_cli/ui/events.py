@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, get_args
 
 VERSION = 1
@@ -222,7 +222,7 @@ def name_of(kind: type[Event]) -> str:
 
 def timestamp(when: datetime | None = None) -> str:
     """Format a time in UTC to the second: `2026-11-20T14:02:40Z`."""
-    return (when or datetime.now(timezone.utc)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return (when or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def as_json(event: Event, when: datetime | None = None) -> str:

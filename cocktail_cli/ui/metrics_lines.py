@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -119,7 +119,7 @@ def line_of_round(row: RoundRow, step: int, tokens: int) -> Line:
     """Build the line of a round from the ledger's row, for a round whose event was never written."""
     unknown = dict.fromkeys(step_numbers(Step(0, 0, 0, None, 0)))
     known = {"step": step, "round": row.round, "loss": row.loss, "tokens": tokens, "peers": len(row.members)}
-    late, when = len(row.members) - len(row.accepted), datetime.fromtimestamp(row.committed, timezone.utc)
+    late, when = len(row.members) - len(row.accepted), datetime.fromtimestamp(row.committed, UTC)
     return line("step", when, **(unknown | known | {"late": late, "packet_bytes": row.length}))
 
 

@@ -168,7 +168,7 @@ def _reaching(bits: np.ndarray, low: np.int32, positions: np.ndarray, patterns: 
         if count + np.uint64(PIECE) > np.uint64(len(positions)):
             return -1
         count = _collect(bits[start : start + PIECE], low, np.uint64(start), positions, patterns, count)
-    return np.int64(count)
+    return int(np.int64(count))
 
 
 @loop
@@ -259,7 +259,7 @@ def strides(gaps: np.ndarray, stride: int, before: np.ndarray) -> bool:
         before[row] = at
         at += np.int64(passed) + len(here)
     before[-1] = at
-    return most < 255
+    return bool(most < 255)
 
 
 @loop

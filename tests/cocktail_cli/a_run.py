@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cocktail_cli.dashboard.run_folder_reader import RunFolderReader
@@ -16,7 +16,7 @@ from recipes.config.loader import load_recipe
 from transport import RunKeys
 from transport.ledger.run_ledger import Counted, EvaluationRow, Ledger, RoundRow
 
-BEGAN = datetime(2026, 11, 20, 14, 0, 0, tzinfo=timezone.utc).timestamp()
+BEGAN = datetime(2026, 11, 20, 14, 0, 0, tzinfo=UTC).timestamp()
 PORT = 1  # where no hub listens, on any machine
 PARAMETERS = 1_000_000
 
@@ -32,7 +32,7 @@ class ARun:
     rounds: int = 0
 
     def at(self, seconds: float) -> datetime:
-        return datetime.fromtimestamp(BEGAN + seconds, timezone.utc)
+        return datetime.fromtimestamp(BEGAN + seconds, UTC)
 
     def reader(self) -> RunFolderReader:
         """Read the run's folder, as if its hub were running."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from cocktail_cli.host.run_folder import Recorder
 from cocktail_cli.ui.events import Eval, PeerLeft, RunFinished, Step, Warning, as_json, name_of, timestamp
 
-NOON = datetime(2026, 11, 20, 12, 0, 0, tzinfo=timezone.utc)
+NOON = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 
 
 def test_an_event_is_one_line_with_version_time_and_name() -> None:

@@ -149,8 +149,22 @@ FULL_MEMORY = (
     "could not create a primitive",  # oneDNN, which says no more
 )
 ROOM = 64 << 20  # bytes: with less available, any failure is for want of memory
-NO_ENTRY = (errno.EACCES, errno.EPERM, errno.EROFS)
+OTHER_PLACE = "choose another place: -o DIR; for cocktail's own files COCKTAIL_HOME"
+PATH_HINTS = {  # errno of a path that the user chose -> remedy
+    errno.EACCES: f"{OTHER_PLACE}; or change its rights",
+    errno.EPERM: f"{OTHER_PLACE}; or change its rights",
+    errno.EROFS: OTHER_PLACE,
+    errno.ENOENT: f"no folder can be made there, or it was removed meanwhile; {OTHER_PLACE}",
+    errno.ENOTDIR: f"a file is where a folder is needed; {OTHER_PLACE}",
+    errno.EEXIST: f"a file is where a folder is needed; {OTHER_PLACE}",
+    errno.EISDIR: "a folder is where a file is needed: give the path of a file",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ELOOP: f"a link leads to itself; {OTHER_PLACE}",
+    errno.EINVAL: f"this system allows no such name; {OTHER_PLACE}",
+}
 MEMORY_HINT = "lower --micro-batch-size on this machine, or data.max_length in the recipe"
+PORT_HINT = "--port 0 takes any free port; another --port or --bind may be free too"
+URL_HINT = "copy the whole line between its quotes, or ask the run's host for it again"
 HUB_HINT = "the run may be over, or its port closed to you: ask its host for `cocktail status`"
 
 
@@ -164,8 +178,9 @@ def explain(error: BaseException) -> Failure:
         hints = hints_of(error)
         said = str(error) if hints else "this machine's memory is full"
         return Failure("out_of_memory", said, hints=hints or (MEMORY_HINT,))
-    if isinstance(error, OSError) and error.errno in NO_ENTRY and error.filename:
-        return Failure("preflight", f"cannot write {error.filename}: {error.strerror}")
+    if isinstance(error, OSError) and error.filename and error.errno in PATH_HINTS:
+        hints = (PATH_HINTS[error.errno],)
+        return Failure("preflight", f"cannot use {error.filename}: {error.strerror}", hints=hints)
     code = code_of(error)
     problems = tuple(map(problem_of, getattr(error, "problems", ())))
     # Where a room lists problems, its text repeats them below its first line.
@@ -177,6 +192,10 @@ def explain(error: BaseException) -> Failure:
         hints = hints or schema_hint(problems)
     elif code == "out_of_memory":
         hints = hints or (MEMORY_HINT,)
+    elif code == "port_in_use":
+        hints = hints or (PORT_HINT,)
+    elif code == "url_invalid":
+        hints = hints or (URL_HINT,)
     elif code == "unreachable" and not hints and getattr(error, "layer", "dns") != "dns":
         hints = (HUB_HINT,)
     return Failure(code, SAID.get(code, "") + (said or code.replace("_", " ")), problems, hints)

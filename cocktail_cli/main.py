@@ -6,6 +6,7 @@ the rooms inside their functions.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -13,7 +14,7 @@ import traceback
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
@@ -55,6 +56,7 @@ app.add_typer(bench.app, name="bench", rich_help_panel=TOOLS)
 
 
 SHOWING = ("launch", "join")  # commands that declare these options themselves; others leave them to `main`
+OUTPUT_CLOSED = 141  # exit status where a pipe's reader is gone, as of programs that SIGPIPE ends
 EVERYWHERE = ("--no-color", "-v", "-vv", "--verbose")
 
 
@@ -76,6 +78,7 @@ def root(
 def main() -> NoReturn:
     """Run the command line and exit with the code that `cocktail_cli.errors` documents."""
     hide_token()
+    make_output_survive()
     options = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     as_json = "--json" in options
     loud = bool({"-v", "-vv", "--verbose"} & set(options) or os.environ.get("COCKTAIL_DEBUG"))
@@ -92,15 +95,22 @@ def run(as_json: bool, loud: bool) -> NoReturn:
     """Run the command that sys.argv names, and end with SystemExit whatever happens."""
     try:
         check_rooms()
-        # With --json a usage error must be JSON as well, so Typer is asked not to print it.
         typed = sys.argv[1:]
-        code = app(command_line(typed), standalone_mode=not as_json, default_map=settings(typed))
+        # Not standalone: Typer would print usage errors itself, in a form of its own.
+        code = app(
+            command_line(typed), prog_name="cocktail", standalone_mode=False, default_map=settings(typed)
+        )
         sys.exit(code if isinstance(code, int) else 0)
     except Interrupted as signal:
         drop_output()
         os._exit(signal.exit)  # at once: threads that compute, and Python's own end, would take seconds
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        discard(sys.stdout, sys.stderr)
+        sys.exit(OUTPUT_CLOSED)  # Typer would make it 1, which is the code of a bug
     except typer.TyperException as error:
-        fail(Failure("usage", error.format_message()), as_json)
+        fail_usage(error, as_json)
     except typer.Abort:
         sys.exit(1)
     except Exception as error:  # the border of the program: whatever it is, the user gets a sentence
@@ -130,6 +140,15 @@ def settings(arguments: list[str]) -> dict[str, dict[str, Any]]:
     return user_config.defaults() if wanted else {}
 
 
+def fail_usage(error: typer.TyperException, as_json: bool) -> NoReturn:
+    """Print a usage error with the command whose help lists what is right, and exit."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # its help is printed
+        sys.exit(error.exit_code)
+    context = getattr(error, "ctx", None)
+    hints = (f"{context.command_path} --help",) if context else ()
+    fail(Failure("usage", error.format_message().rstrip("."), hints=hints), as_json)
+
+
 def fail(failure: Failure, as_json: bool) -> NoReturn:
     """Print a failure, as JSON on stdout or as text on stderr, and exit."""
     with suppress(OSError):  # a closed pipe or a full disk: the exit status says it as well
@@ -141,13 +160,26 @@ def fail(failure: Failure, as_json: bool) -> NoReturn:
     sys.exit(failure.exit)
 
 
+def make_output_survive() -> None:
+    """Print `?` for characters that the terminal's or the pipe's encoding lacks, such as cp1252."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # Windows has programs without a console: None
+            stream.reconfigure(errors="replace")
+
+
 def drop_output() -> None:
     """Drop output that cannot be written, which would make Python end with another exit status."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            discard(stream)
+
+
+def discard(*streams: TextIO) -> None:
+    """Send what these streams still hold to the null device."""
+    for stream in streams:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def check_rooms() -> None:

@@ -43,6 +43,13 @@ CASES = [
     Case(RuntimeError("SafetensorError: I/O error: No space left on device (os error 28)"), 8),
     Case(PermissionError(errno.EACCES, "Permission denied", "/opt/out"), 4),
     Case(LinkLost("silent for 30 s"), 75),
+    Case(OSError(errno.EROFS, "Read-only file system", "/opt/out"), 4),
+    Case(FileNotFoundError(errno.ENOENT, "No such file or directory", "/proc/foo"), 4),
+    Case(NotADirectoryError(errno.ENOTDIR, "Not a directory", "file/x"), 4),
+    Case(FileExistsError(errno.EEXIST, "File exists", "file"), 4),
+    Case(IsADirectoryError(errno.EISDIR, "Is a directory", "outputs"), 4),
+    Case(OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300), 4),
+    Case(OSError(errno.ENOTTY, "Inappropriate ioctl"), 1),
     Case(KeyError("a bug"), 1),
 ]
 
@@ -52,6 +59,7 @@ def test_an_error_has_its_documented_exit_status(case: Case) -> None:
     failure = explain(case.error)
 
     assert failure.exit == case.exit
+    assert failure.hints or case.exit != 4 or not isinstance(case.error, OSError), "a path has a remedy"
     assert "\n" not in failure.message
 
 

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .installation import command_to_add
+
 EXIT = {  # code -> exit status
     "unexpected": 1,
     "usage": 2,
@@ -279,6 +281,9 @@ def problem_of(problem: Any) -> Problem:
 
 
 def hints_of(error: BaseException) -> tuple[str, ...]:
-    """Return `error.hints` or `error.hint`, where a room gives them."""
+    """Return `error.hints` or `error.hint`, where a room gives them, after the command that installs the
+    package that is missing."""
     hints = getattr(error, "hints", None) or getattr(error, "hint", None) or ()
-    return (hints,) if isinstance(hints, str) else tuple(hints)
+    hints = (hints,) if isinstance(hints, str) else tuple(hints)
+    package = getattr(error, "package", None)
+    return (command_to_add(package), *hints) if package else hints

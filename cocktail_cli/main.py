@@ -192,9 +192,7 @@ def check_rooms() -> None:
             raise Failure(
                 "preflight",
                 f"the package `{room}` at {places[0] if places else 'nowhere'} is not cocktail's",
-                hints=(
-                    "install cocktail-sgd in an environment of its own: uv tool install, pipx or a new venv",
-                ),
+                hints=("install cocktail in an environment of its own: uv tool install, pipx or a new venv",),
             )
 
 

@@ -23,6 +23,19 @@ class ModelError(InputError):
     """The model cannot be used. The message names the folder or hub id, and what is missing."""
 
 
+class MissingPackage(ModelError):
+    """A library that the recipe needs is not installed, or does not load.
+
+    Args:
+        package: its name on PyPI.
+        hints: what to do without it.
+    """
+
+    def __init__(self, message: str, package: str, hints: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.package, self.hints = package, hints
+
+
 class HubUnreachable(Exception):
     """The Hugging Face hub did not answer, so a hub id could not be fetched."""
 

@@ -18,6 +18,7 @@ TEXT = {
     "recipes": {
         "DataError": 0,
         "ModelError": 0,
+        "MissingPackage": 0,
         "Refused": 0,  # either of the two
         "HubUnreachable": 0,
         "Problem": 3,

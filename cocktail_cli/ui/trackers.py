@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cocktail_cli.errors import Failure
+from cocktail_cli.installation import command_to_add
 
 from .events import RunStarted
 
@@ -136,8 +137,8 @@ def trackers_of(recipe: Recipe, folder: Path, told: Callable[[str], None]) -> Se
     found: list[Tracker] = []
     for name in recipe.logging.report_to:
         if find_spec(name) is None:
-            hint = f"uv tool install 'cocktail-sgd[{name}]', or logging.report_to=none"
-            raise Failure("preflight", f"logging.report_to: {name} is not installed", hints=(hint,))
+            hints = (command_to_add(name), "or logging.report_to=none")
+            raise Failure("preflight", f"logging.report_to: {name} is not installed", hints=hints)
         space = recipe.logging.trackio_space_id
         more = {"space_id": space} if name == "trackio" and space else {}
         local = name == "tensorboard"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from recipes.data import Sample, batches, collate
 from recipes.downloads import from_pretrained_options
-from recipes.errors import ModelError
+from recipes.errors import MissingPackage, ModelError
 from recipes.weight_files import (
     StoredVector,
     check_model_folder,
@@ -44,10 +44,11 @@ class Quantized:
     quant_type: str = "nf4"  # of 4 bits
 
     def config(self, compute_dtype: torch.dtype) -> Any:
-        """Build transformers' BitsAndBytesConfig. Errors: ModelError where bitsandbytes is not installed."""
+        """Build transformers' BitsAndBytesConfig. Errors: MissingPackage."""
         if find_spec("bitsandbytes") is None:
-            hint = "(hint: pip install 'cocktail-sgd[bnb]')"
-            raise ModelError(f"a base in 8 or 4 bits needs bitsandbytes, which is not installed {hint}")
+            raise MissingPackage(
+                "a base in 8 or 4 bits needs bitsandbytes, which is not installed", "bitsandbytes"
+            )
         from transformers import BitsAndBytesConfig
 
         untyped: Any = BitsAndBytesConfig

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from recipes.config import Recipe, Training
-from recipes.errors import ModelError
+from recipes.errors import MissingPackage, ModelError
 from recipes.weight_files import (
     ADAPTER_FILE,
     StoredTensor,
@@ -71,15 +71,19 @@ def prepare_for_training(model: PreTrainedModel, recipe: Recipe) -> nn.Module:
 
 
 def with_liger_kernels(model: PreTrainedModel, recipe: Recipe) -> PreTrainedModel:
-    """Patch in liger-kernel's fused kernels where the recipe wants them, on CUDA. Errors: ModelError."""
+    """Patch in liger-kernel's fused kernels where the recipe wants them, on CUDA. Errors:
+    MissingPackage."""
     if recipe.training.use_liger_kernel and model.device.type == "cuda":
         try:
             from transformers.integrations.liger import apply_liger_kernel
 
             apply_liger_kernel(model, None)  # type: ignore[no-untyped-call]
         except ImportError as error:
-            hint = "(hint: pip install 'cocktail-sgd[liger]', or training.use_liger_kernel=false)"
-            raise ModelError(f"training.use_liger_kernel: liger-kernel is not installed {hint}") from error
+            raise MissingPackage(
+                "training.use_liger_kernel: liger-kernel is not installed",
+                "liger-kernel",
+                hints=("or training.use_liger_kernel=false",),
+            ) from error
     return model
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from recipes.config import Training
-from recipes.errors import ModelError
+from recipes.errors import MissingPackage
 
 # bytes of state for each parameter; of 8 bits with a scale for each 256
 STATE = {
@@ -23,11 +23,10 @@ STATE = {
     "adafactor": 0.01,  # a row and a column of each matrix
     "sgd": 0.0,
 }
-# name -> (module, class, extra of this package that brings it)
-EXTRA = {
-    "adamw_8bit": ("bitsandbytes.optim", "AdamW8bit", "bnb"),
-    "paged_adamw_8bit": ("bitsandbytes.optim", "PagedAdamW8bit", "bnb"),
-    "adamw_torch_8bit": ("torchao.optim", "AdamW8bit", "torchao"),
+EIGHT_BIT = {  # name -> (module, class)
+    "adamw_8bit": ("bitsandbytes.optim", "AdamW8bit"),
+    "paged_adamw_8bit": ("bitsandbytes.optim", "PagedAdamW8bit"),
+    "adamw_torch_8bit": ("torchao.optim", "AdamW8bit"),
 }
 
 
@@ -38,7 +37,7 @@ def build_optimizer(trained: Sequence[Tensor], training: Training) -> Optimizer:
         trained: views of the flat vector: `step()` then changes that vector in place.
 
     Raises:
-        ModelError: a library that it needs is not installed.
+        MissingPackage: a library that it needs is not installed.
     """
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": training.weight_decay},
@@ -54,22 +53,23 @@ def build_optimizer(trained: Sequence[Tensor], training: Training) -> Optimizer:
         fixed = {"scale_parameter": False, "relative_step": False, "warmup_init": False}
         adafactor: Optimizer = Adafactor(groups, lr=rate, **fixed)  # type: ignore[no-untyped-call]
         return adafactor
-    if training.optim in EXTRA:
+    if training.optim in EIGHT_BIT:
         return eight_bit(training.optim)(groups, lr=rate, betas=betas, eps=training.adam_epsilon)
     fused = training.optim == "adamw_torch_fused"
     return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=training.adam_epsilon, fused=fused)
 
 
 def eight_bit(name: str) -> Callable[..., Optimizer]:
-    """Import an 8-bit optimizer. Raises ModelError."""
-    module, kind, extra = EXTRA[name]
+    """Import an 8-bit optimizer. Raises MissingPackage."""
+    module, kind = EIGHT_BIT[name]
     try:
         found: Any = getattr(import_module(module), kind)
     except (ImportError, AttributeError, RuntimeError, OSError) as error:  # a library built for another torch
         package = module.partition(".")[0]
-        hint = f"(hint: pip install 'cocktail-sgd[{extra}]', or training.optim=adamw_torch_fused)"
-        raise ModelError(
-            f"training.optim `{name}` needs {package}, which is not here: {error} {hint}"
+        raise MissingPackage(
+            f"training.optim `{name}` needs {package}, which is not here: {error}",
+            package,
+            hints=("or training.optim=adamw_torch_fused",),
         ) from error
     optimizer: Callable[..., Optimizer] = found
     return optimizer

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cocktail_cli import __version__
+from cocktail_cli.installation import command_to_add
 from cocktail_cli.machine import BIND, EVERYWHERE, PORT, memory_of, pick_device, reach_of
 from cocktail_cli.options import Device, Json, Quiet
 from cocktail_cli.ui import found, megabytes, print_findings
@@ -142,7 +143,7 @@ def python() -> Finding:
 def packages() -> Finding:
     missing = [name for name in PACKAGES if installed(name) is None and name != "numba"]
     if missing:
-        return found("fail", "packages", f"missing: {', '.join(missing)}", "install cocktail-sgd again")
+        return found("fail", "packages", f"missing: {', '.join(missing)}", command_to_add(*missing))
     return found("ok", "packages", ", ".join(f"{name} {installed(name)}" for name in PACKAGES[:4]))
 
 
@@ -214,7 +215,9 @@ def curve() -> Finding:
 
 def codec() -> Finding:
     if installed("numba") is None:
-        return found("warn", "codec", "numba is missing: packets take longer to make", "pip install numba")
+        return found(
+            "warn", "codec", "numba is missing: packets take longer to make", command_to_add("numba")
+        )
     return found("ok", "codec", f"numba {installed('numba')}")
 
 

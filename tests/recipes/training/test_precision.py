@@ -22,12 +22,12 @@ from recipes.config.loader import load_recipe
 from recipes.config.schema import Recipe
 from recipes.data.corpus import Sample
 from recipes.data.samples import batches
-from recipes.errors import ModelError
+from recipes.errors import MissingPackage, ModelError
 from recipes.models.trainable import available_attention, check_trainable, load_trained
 from recipes.training import peer_checkpoint
 from recipes.training.loop import build_peer, finetune
 from recipes.training.micro_batch import MemoryFull, guessed, micro_batch_for, tried
-from recipes.training.optimizers import EXTRA, eight_bit
+from recipes.training.optimizers import EIGHT_BIT, eight_bit
 from recipes.training.stochastic_rounding import rounded
 from recipes.training.trainer import LossScale, SingleDeviceTrainer, packed, unpacked
 from recipes.training.types import Lowered, Peer, StepDone
@@ -354,11 +354,14 @@ def test_every_optimizer_of_torch_and_transformers_steps_and_is_kept(base, tmp_p
 
 @pytest.mark.parametrize("name", ["adamw_8bit", "paged_adamw_8bit", "adamw_torch_8bit"])
 def test_an_optimizer_whose_library_is_not_here_is_told_with_what_brings_it(monkeypatch, name: str) -> None:
-    module, _, extra = EXTRA[name]
+    module, _ = EIGHT_BIT[name]
     monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
 
-    with pytest.raises(ModelError, match=rf"{name}.*cocktail-sgd\[{extra}\]"):
+    with pytest.raises(MissingPackage, match=name) as missing:
         eight_bit(name)
+
+    assert missing.value.package == module.partition(".")[0]
+    assert missing.value.hints == ("or training.optim=adamw_torch_fused",)
 
 
 # ---- what a machine and a model can do -----------------------------------------------------------
@@ -424,5 +427,5 @@ def test_flash_attention_is_left_to_machines_that_have_it() -> None:
 def test_a_quantized_base_without_its_library_is_told(base, monkeypatch) -> None:
     monkeypatch.setattr("recipes.models.causal_lm.find_spec", lambda name: None)
 
-    with pytest.raises(ModelError, match=r"needs bitsandbytes.*cocktail-sgd\[bnb\]"):
+    with pytest.raises(MissingPackage, match="needs bitsandbytes"):
         load_trained(recipe_of(base, model={"load_in_4bit": True}, lora={}), base)

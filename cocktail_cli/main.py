@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
+from typer.main import get_command
 
 import cocktail_cli
 from cocktail_cli.commands.check import doctor, plan, preview, validate
@@ -28,6 +29,7 @@ from cocktail_cli.machine import hide_token
 
 from . import user_config
 from .errors import Failure, Interrupted, explain
+from .key_options import rewritten
 from .options import AFTER, CHECK, RECIPES, RUN, TOOLS
 
 app = typer.Typer(
@@ -96,10 +98,9 @@ def run(as_json: bool, loud: bool) -> NoReturn:
     try:
         check_rooms()
         typed = sys.argv[1:]
+        given = rewritten(command_line(typed), get_command(app))
         # Not standalone: Typer would print usage errors itself, in a form of its own.
-        code = app(
-            command_line(typed), prog_name="cocktail", standalone_mode=False, default_map=settings(typed)
-        )
+        code = app(given, prog_name="cocktail", standalone_mode=False, default_map=settings(typed))
         sys.exit(code if isinstance(code, int) else 0)
     except Interrupted as signal:
         drop_output()

@@ -37,16 +37,22 @@ VALUE_HINTS: dict[tuple[str, str], str] = {
 # names of axolotl, LLaMA-Factory, torchtune, older transformers and the reference code. They are errors that
 # give our name: silent synonyms would give one recipe two spellings with two hashes
 _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
-    "model.model_name_or_path": "base_model model_name",
+    "model.model_name_or_path": "base_model model_name model_id",
+    "model.model_revision": "revision_of_model hub_revision",
     "model.dtype": "torch_dtype",
-    "model.tokenizer_name_or_path": "tokenizer",
-    "datasets": "dataset train_file",
-    "data.max_length": "sequence_len cutoff_len max_seq_length max_seq_len block_length",
+    "model.tokenizer_name_or_path": "tokenizer tokenizer_name",
+    "model.attn_implementation": "flash_attention flash_attn use_flash_attention_2 attention_implementation",
+    "model.load_in_4bit": "qlora use_4bit quantization_bit",
+    "model.bnb_4bit_quant_type": "quantization_type",
+    "datasets": "dataset dataset_name dataset_path dataset_dir train_file train_dataset",
+    "eval_datasets": "test_datasets eval_dataset validation_file",
+    "data.max_length": "sequence_len sequence_length cutoff_len max_seq_length max_seq_len block_length",
     "data.packing": "sample_packing packed",
-    "data.chat_template": "template",
+    "data.chat_template": "template chat_template_path",
     "data.completion_only_loss": "train_on_inputs train_on_input",
-    "data.val_set_size": "val_size",
+    "data.val_set_size": "val_size validation_split",
     "data.shuffle_dataset": "shuffle",
+    "data.dataset_num_proc": "preprocessing_num_workers dataset_processes",
     "training.per_device_train_batch_size": "micro_batch_size",
     "training.global_batch_size": "batch_size gradient_accumulation_steps",
     "training.num_train_epochs": "num_epochs epochs",
@@ -56,7 +62,10 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
     "training.lr_scheduler_type": "lr_scheduler",
     "training.warmup_steps": "warmup_ratio",
     "training.activation_checkpointing": "gradient_checkpointing",
+    "training.activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
     "training.max_grad_norm": "clip_grad_norm gradient_clipping",
+    "training.seed": "random_state random_seed",
+    "training.use_liger_kernel": "use_liger liger_kernel use_kernels",
     "compression.preset": "method",
     "compression.sample_kind": "random_method",
     "compression.random_ratio": "RANDOMP_RATIO",
@@ -64,9 +73,14 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
     "compression.quant_bits": "QUANT_BITS",
     "checkpoint.eval_steps": "eval_strategy evaluation_strategy evals_per_epoch",
     "checkpoint.save_steps": "save_strategy saves_per_epoch",
-    "lora.lora_r": "lora_rank",
-    "lora.lora_target_modules": "lora_target",
-    "lora": "finetuning_type adapter",
+    "checkpoint.hub_model_id": "push_to_hub_model_id",
+    "logging.project": "wandb_project trackio_project",
+    "logging.run_name": "wandb_name wandb_run_id",
+    "logging.report_to": "use_wandb",
+    "lora.lora_r": "lora_rank r",
+    "lora.lora_target_modules": "lora_target target_modules lora_target_linear",
+    "lora.lora_modules_to_save": "modules_to_save additional_target",
+    "lora": "finetuning_type adapter use_peft peft_config",
 }
 FOREIGN_KEYS = {theirs: ours for ours, names in _FOREIGN_NAMES.items() for theirs in names.split()}
 
@@ -153,7 +167,8 @@ def _streaming_conflicts(recipe: Recipe) -> Iterator[Conflict]:
     """Yield keys that would need all rows before the first step."""
     data = recipe.data
     if recipe.training.max_steps == -1:
-        yield Conflict("training.max_steps", "is required where data.streaming is on")
+        hint = "max_steps=1000, or data.streaming=false for whole epochs"
+        yield Conflict("training.max_steps", "is required where data.streaming is on", hint)
     if 0 < data.val_set_size < 1:
         text = "must be a number of rows where data.streaming is on: how many there are is not known"
         yield Conflict("data.val_set_size", text)

@@ -23,6 +23,22 @@ Key = tuple[str | int, ...]  # ("datasets", 0, "path")
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
+# (typed key, key of the recipe that it excludes, or that would beat it)
+EXCLUSIVE: tuple[tuple[Key, Key], ...] = (
+    (("training", "num_train_epochs"), ("training", "max_steps")),
+    (("data", "val_set_size"), ("eval_datasets",)),
+    (("eval_datasets",), ("data", "val_set_size")),
+    (("model", "load_in_8bit"), ("model", "load_in_4bit")),
+    (("model", "load_in_4bit"), ("model", "load_in_8bit")),
+    (("training", "bf16"), ("training", "fp16")),
+    (("training", "fp16"), ("training", "bf16")),
+)
+# keys that mean nothing without adapters: `lora=null` excludes them
+ADAPTERS_ONLY: tuple[Key, ...] = (
+    ("model", "load_in_4bit"),
+    ("model", "load_in_8bit"),
+    ("compression", "preset"),
+)
 
 
 @dataclass
@@ -33,6 +49,7 @@ class Document:
     values: dict[str, Any]
     lines: dict[Key, int] = field(default_factory=dict)
     overridden: dict[Key, str] = field(default_factory=dict)  # key -> text of the override
+    notes: list[str] = field(default_factory=list)  # what was left out for what was typed
 
     def origin(self, key: Key) -> str | None:
         """Say where `key` was set: an override, a line of the file, or a preset. None: it is the default."""
@@ -161,23 +178,53 @@ def override(document: Document, texts: Sequence[str]) -> list[Problem]:
     """Apply `key=value` arguments of the command line to `document`; returns those that do not apply.
 
     The key is a dotted path or a bare leaf name; lists take an index (`datasets.0.path=x`); the value is
-    YAML; `null` resets the key to its default.
+    YAML; `null` resets the key to its default. A key of the recipe that excludes a typed one is left out.
     """
     problems: list[Problem] = []
+    typed: dict[Key, Any] = {}
+    datasets = document.values.get("datasets")
     for text in texts:
         name, equals, value_text = text.partition("=")
         if not equals or not name.strip():
-            problems.append(Problem("override", None, text, "an override is written key=value"))
+            hint = f"--data {text}" if Path(text).exists() else ""
+            problems.append(Problem("override", None, text, "an override is written key=value", hint))
             continue
         try:
             value = parse_value(value_text)
-            key = resolve(name.strip())
+            key = resolve(name.strip(), len(datasets) if isinstance(datasets, list) else 0)
             set_value(document.values, key, value)
         except ValueError as error:
             problems.append(Problem("override", None, name, str(error)))
             continue
         document.overridden[key] = text
+        typed[key] = value
+    for key, value in typed.items():
+        _leave_out_excluded(document, key, value)
     return problems
+
+
+def _leave_out_excluded(document: Document, key: Key, value: Any) -> None:
+    """Remove keys of the recipe that exclude the typed `key`: what is typed wins."""
+    if key == ("lora",) and value is None:
+        others = list(ADAPTERS_ONLY)
+    else:
+        others = [other for mine, other in EXCLUSIVE if mine == key and value]
+    for other in others:
+        held = _held(document.values, other)
+        if other in document.overridden or held in (None, False, "auto", -1, 0):
+            continue
+        if other == ("compression", "preset") and held != "lora-cocktail":
+            continue
+        set_value(document.values, other, None)
+        line = document.lines.pop(other)
+        name, where = ".".join(map(str, other)), f"line {line} of {Path(document.file).name}"
+        document.notes.append(f"{document.overridden[key]} is typed: {name} in {where} is left out")
+
+
+def _held(values: Any, key: Key) -> Any:
+    for part in key:
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
 
 
 def parse_value(text: str) -> Any:
@@ -191,14 +238,17 @@ def parse_value(text: str) -> Any:
         raise ValueError(error.problems[0].message) from None
 
 
-def resolve(name: str) -> Key:
+def resolve(name: str, datasets: int = 0) -> Key:
     """Resolve `learning_rate` or `training.learning_rate` to ("training", "learning_rate").
 
-    A typo passes: the check of the whole recipe suggests what was meant.
+    A key of data sets is that of the only one. A typo passes: the check of the whole recipe suggests what was
+    meant. Errors: ValueError where there are several data sets.
     """
     if "." not in name:
         found = bare_keys()
         if name not in found and name in Dataset.model_fields:
+            if datasets == 1:
+                return ("datasets", 0, name)
             raise ValueError(f"which data set? write datasets.0.{name}=...")
         return found.get(name, (name,))
     return tuple(int(part) if part.isdecimal() else part for part in name.split("."))

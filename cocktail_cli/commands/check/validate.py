@@ -72,6 +72,7 @@ def findings(resolved: Resolved, offline: bool = False) -> Iterator[Finding]:
     said = sum(origin is not None for _, _, origin in values(resolved))
     digest = resolved.recipe.recipe_hash[:8]
     yield Finding("ok", "recipe", f"schema {resolved.recipe.version}, {said} keys set, sha256 {digest}")
+    yield from (Finding("ok", "recipe", note) for note in resolved.document.notes)
     from recipes.planning import examine
 
     yield from examine(resolved.recipe, offline)

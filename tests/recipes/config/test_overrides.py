@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_loader import SMALL, problems
 
-from recipes.config.loader import RecipeError, load_recipe, recipe_from_json
+from recipes.config.loader import RecipeError, load_recipe, load_resolved, recipe_from_json
 from recipes.config.schema import Checkpoint
 
 # ---- overrides -----------------------------------------------------------------------------------
@@ -41,7 +41,6 @@ def test_items_of_lists_are_named_by_index_and_one_past_the_end_is_added(write) 
         ("learing_rate=1", "learing_rate", "did you mean `training.learning_rate`?"),
         ("training.learing_rate=1", "training.learing_rate", "did you mean `learning_rate`?"),
         ("lr=1", "lr", "cocktail calls this training.learning_rate"),
-        ("path=x", "path", "which data set? write datasets.0.path=..."),
         ("datasets.5.path=x", "datasets.5.path", "`datasets` is a list of 1; give an index up to that"),
         ("name.x=1", "name.x", "`name` holds a value, not keys"),
         ("seed", "seed", "an override is written key=value"),
@@ -68,6 +67,48 @@ def test_another_model_does_not_keep_the_first_ones_revision(write) -> None:
     path = write(SMALL.replace("./model", "a/b\n  model_revision: main\n  pad_token: x"))
 
     assert load_recipe(path, model="c/d").model.model_revision is None
+
+
+def test_a_key_of_data_sets_is_that_of_the_only_one_and_asks_which_of_several(write) -> None:
+    assert load_recipe(write(SMALL), ["dataset_text_field=content"]).datasets[0].dataset_text_field == "content"
+    [problem] = problems(write(SMALL), ["datasets.1.path=x", "type=text"])
+    assert problem.message == "which data set? write datasets.0.type=..."
+
+
+# ---- what is typed wins --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "typed", "left_out"),
+    [
+        ("training: {max_steps: 100}", "num_train_epochs=2", "training.max_steps"),
+        ("eval_datasets: [{path: x.jsonl}]", "val_set_size=0.1", "eval_datasets"),
+        ("data: {val_set_size: 0.1}", "eval_datasets=[{path: x}]", "data.val_set_size"),
+        ("training: {bf16: true}", "fp16=true", "training.bf16"),
+        ("lora: {lora_r: 4}\ncompression: {preset: lora-cocktail}", "lora=null", "compression.preset"),
+    ],
+)
+def test_a_typed_key_beats_a_key_of_the_recipe_that_excludes_it_and_says_so(
+    write, written: str, typed: str, left_out: str
+) -> None:
+    resolved = load_resolved(write(SMALL + written), [typed])
+    without = load_recipe(write(SMALL + ("lora: {lora_r: 4}" if typed == "lora=null" else "")), [typed])
+
+    assert resolved.recipe == without
+    [note] = resolved.document.notes
+    assert note.startswith(f"{typed} is typed: {left_out} in line ")
+
+
+def test_a_typed_key_does_not_beat_another_typed_one(write) -> None:
+    resolved = load_resolved(write(SMALL), ["max_steps=7", "num_train_epochs=2"])
+
+    assert (resolved.recipe.training.max_steps, resolved.document.notes) == (7, [])
+
+
+def test_typed_steps_leave_the_epochs_of_a_recipe_alone(write) -> None:
+    resolved = load_resolved(write(SMALL + "training: {num_train_epochs: 3}"), ["max_steps=7"])
+
+    assert (resolved.recipe.training.total_samples(10), resolved.document.notes) == (7 * 64, [])
 
 
 # ---- identity ------------------------------------------------------------------------------------

@@ -1,0 +1,110 @@
+"""Options named like keys of a recipe: `--learning-rate 1e-4`, as in TRL, becomes `learning_rate=1e-4`.
+
+It applies to commands that take KEY=VALUE arguments. Options of the command itself stay what they are.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import Failure
+
+OPTIONS = {"datasets": "--data", "model.model_name_or_path": "--model"}  # keys that have an option as well
+SWITCHED = {"true", "false", "auto", "null", "yes", "no", "on", "off"}  # values of a key that may be a switch
+
+
+@dataclass
+class KeyOptions:
+    """Rewrites the arguments of one command."""
+
+    own: dict[str, bool]  # its options -> True where a value follows
+    rewritten: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, command: Any) -> KeyOptions:
+        """Read the options of a Typer command."""
+        own = {"--help": False, "-h": False}
+        for parameter in command.params:
+            takes = not (getattr(parameter, "is_flag", False) or getattr(parameter, "count", False))
+            for name in (*parameter.opts, *parameter.secondary_opts):
+                if name.startswith("-"):
+                    own[name] = takes
+        return cls(own)
+
+    def rewrite(self, arguments: list[str]) -> list[str]:
+        """Return the arguments with keys as KEY=VALUE. Raises Failure (usage) for an unknown option."""
+        left = list(arguments)
+        while left:
+            word = left.pop(0)
+            if word == "--":
+                self.rewritten += [word, *left]
+                break
+            if not word.startswith("--"):
+                self.rewritten.append(word)
+                if self.own.get(word) and left:
+                    self.rewritten.append(left.pop(0))
+                continue
+            self._option(word, left)
+        return self.rewritten
+
+    def _option(self, word: str, left: list[str]) -> None:
+        name, equals, value = word.partition("=")
+        dashed = name.replace("_", "-")
+        if dashed in self.own:
+            self.rewritten.append(dashed + equals + value)
+            if self.own[dashed] and not equals and left:
+                self.rewritten.append(left.pop(0))
+            return
+        from recipes.config import is_switch, known_key
+
+        key = name[2:].replace("-", "_")
+        if known_key(key):
+            if not equals:
+                value = switch_value(left) if is_switch(key) else value_of(name, left)
+            self.rewritten.append(f"{key}={value}")
+        elif key.startswith("no_") and is_switch(key[3:]):
+            self.rewritten.append(f"{key[3:]}=false")
+        else:
+            raise self._unknown(name, key)
+
+    def _unknown(self, name: str, key: str) -> Failure:
+        from recipes.config import key_names, our_name_of
+
+        if ours := our_name_of(key):
+            return Failure("usage", f"no such option: {name}", hints=(f"cocktail calls this {OPTIONS.get(ours, ours)}",))
+        known = [option for option in self.own if option.startswith("--")]
+        known += [f"--{each.replace('_', '-')}" for each in key_names()]
+        near = difflib.get_close_matches(name.replace("_", "-"), known, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}?" if near else "the keys of a recipe: cocktail recipes schema"
+        return Failure("usage", f"no such option: {name}", hints=(hint,))
+
+
+def value_of(name: str, left: list[str]) -> str:
+    """Take the value that follows an option; it may begin with a dash, as -1 does."""
+    if not left or left[0].startswith("--"):
+        raise Failure("usage", f"{name} needs a value", hints=(f"{name} VALUE, or {name}=VALUE",))
+    return left.pop(0)
+
+
+def switch_value(left: list[str]) -> str:
+    """Take the value that follows a switch, if one does: `--packing` alone is true."""
+    return left.pop(0).lower() if left and left[0].lower() in SWITCHED else "true"
+
+
+def rewritten(arguments: list[str], root: Any) -> list[str]:
+    """Rewrite a command line for the command that it names, if that takes KEY=VALUE arguments.
+
+    Args:
+        root: the Typer app as a command.
+
+    Raises Failure (usage).
+    """
+    command, depth = root, 0
+    while depth < len(arguments) and arguments[depth] in getattr(command, "commands", {}):
+        command = command.commands[arguments[depth]]
+        depth += 1
+    if not any(parameter.name == "overrides" for parameter in command.params):
+        return arguments
+    return arguments[:depth] + KeyOptions.of(command).rewrite(arguments[depth:])

@@ -1,0 +1,34 @@
+"""The names of keys, as other commands and tools write them."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from .checks import FOREIGN_KEYS
+from .document import bare_keys, sections
+from .schema import Dataset, Recipe
+
+
+def key_names() -> list[str]:
+    """List the names that an override takes without a path: `learning_rate`, and those of data sets."""
+    return [*bare_keys(), *(name for name in Dataset.model_fields if name not in bare_keys())]
+
+
+def known_key(name: str) -> bool:
+    """True for the bare name of a key, a section, or a dotted path that begins with one."""
+    first = name.partition(".")[0]
+    return name in key_names() or first in Recipe.model_fields
+
+
+def is_switch(name: str) -> bool:
+    """True for the bare or dotted name of a key that may be true or false."""
+    full = bare_keys().get(name) or tuple(name.split("."))
+    if len(full) != 2 or full[0] not in sections():
+        return False
+    field = sections()[str(full[0])].model_fields.get(str(full[1]))
+    return field is not None and bool in (field.annotation, *get_args(field.annotation))
+
+
+def our_name_of(name: str) -> str | None:
+    """Return the dotted name of the key that another tool calls `name`; None: no tool we know does."""
+    return FOREIGN_KEYS.get(name)

@@ -73,7 +73,9 @@ class KeyOptions:
         from recipes.config import key_names, our_name_of
 
         if ours := our_name_of(key):
-            return Failure("usage", f"no such option: {name}", hints=(f"cocktail calls this {OPTIONS.get(ours, ours)}",))
+            return Failure(
+                "usage", f"no such option: {name}", hints=(f"cocktail calls this {OPTIONS.get(ours, ours)}",)
+            )
         known = [option for option in self.own if option.startswith("--")]
         known += [f"--{each.replace('_', '-')}" for each in key_names()]
         near = difflib.get_close_matches(name.replace("_", "-"), known, n=1, cutoff=0.6)

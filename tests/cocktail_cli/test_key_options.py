@@ -49,7 +49,10 @@ def test_options_of_the_command_itself_and_other_commands_are_left_alone(typed: 
 
 
 def test_an_option_of_the_command_may_be_written_with_underscores() -> None:
-    assert rewritten("plan smoke --micro_batch_size 4".split(), ROOT) == "plan smoke --micro-batch-size 4".split()
+    assert (
+        rewritten("plan smoke --micro_batch_size 4".split(), ROOT)
+        == "plan smoke --micro-batch-size 4".split()
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,11 @@ def test_an_option_of_the_command_may_be_written_with_underscores() -> None:
         ("--dataset_name x", "no such option: --dataset_name", "cocktail calls this --data"),
         ("--wandb-project x", "no such option: --wandb-project", "cocktail calls this logging.project"),
         ("--zzzzzz", "no such option: --zzzzzz", "the keys of a recipe: cocktail recipes schema"),
-        ("--learning-rate", "--learning-rate needs a value", "--learning-rate VALUE, or --learning-rate=VALUE"),
+        (
+            "--learning-rate",
+            "--learning-rate needs a value",
+            "--learning-rate VALUE, or --learning-rate=VALUE",
+        ),
         ("--seed --packing", "--seed needs a value", "--seed VALUE, or --seed=VALUE"),
     ],
 )

@@ -138,6 +138,8 @@ class HostSession:
         return max(0.0, min(seconds, self.stop_by - time.monotonic()))
 
     def run(self, listen: machine.ListenAddress, local: LocalSettings, peers: int) -> None:
+        from recipes.training import learning_rate
+
         from .narrator import Narrator
         from .snapshot_thread import SnapshotThread
 
@@ -149,6 +151,7 @@ class HostSession:
             door = self.door() if self.recipe.swarm.owners == "peers" else None
             children = LocalPeers(self.folder, replace(local, door=door))
             steps = hub.settings.steps
+            narrator.rate_at = learning_rate(self.recipe.training, steps)
             every = self.recipe.checkpoint.save_every(steps)
             snapshots = SnapshotThread(work.model, every, steps, hub.offer)
             try:

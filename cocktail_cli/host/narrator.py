@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from statistics import median
 
 from cocktail_cli.machine import INTERNET, network_of
 from cocktail_cli.ui import events as ours
@@ -24,6 +25,7 @@ class Narrator:
     def __init__(self, parameters: int, local_steps: int = 1) -> None:
         self.full = BYTES_FP16 * parameters * local_steps  # bytes of the baseline, one way, in a round
         self.local_steps = local_steps
+        self.rate_at: Callable[[int], float] | None = None  # step -> learning rate, once the length is known
         self.tokens = 0
         self.step = 0
         self.rounds = 0
@@ -93,6 +95,9 @@ class Narrator:
             wait_s=self.per_step(event.wait_s),
             tokens_by_peer=dict(event.tokens_by_peer),
             local_steps=self.local_steps,
+            lr=self.rate_at(max(0, event.step - 1)) if self.rate_at and event.loss is not None else None,
+            grad_norm=median(event.grad_norm.values()) if event.grad_norm else None,
+            samples=event.counted,
         )
 
     def ratios(self, moved: Mapping[str, int], members: list[str]) -> dict[str, float]:

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from . import events
+from .styled_line import Line, columns_of, flowed, padded
+from .text_chart import LEAST_ROWS, UNICODE, Glyphs, text_chart
 
 BARS = "▁▂▃▄▅▆▇█"
-TOP = 10  # peers shown by name; the others are only counted
-LOW = 15  # terminals with fewer lines get one line, no table
 WIDE = 79  # columns that the full table needs
 OF_LATE = 60.0  # seconds over which rates are averaged
 STALE = 5.0  # seconds after which progress without news is dropped
+POINTS = 4096  # of the loss curve in memory; neighbours are averaged beyond
+SMALL = 4  # terminals with fewer lines get one line
+SAMPLE = 160  # characters of the model's own words
 COLUMNS = ("PEER", "GPU", "STATE", "TOK/S", "UP/S", "DOWN/S", "RTT", "SHARE", "LAST")
 NARROW = ("PEER", "GPU", "STATE", "TOK/S", "UP/S", "SHARE")
 SLIM = ("PEER", "STATE", "TOK/S", "SHARE")  # for the narrowest terminals
 WIDE_ENOUGH = 56  # columns that NARROW needs
 WORDS = ("PEER", "GPU", "STATE")  # left-aligned columns
 FIXED = {"STATE": 8, "TOK/S": 6, "UP/S": 6, "DOWN/S": 6, "RTT": 6, "SHARE": 5, "LAST": 5}
+# styles of the states' words, by how they begin
+STATES = {
+    "good": ("train",),
+    "busy": ("deciding", "syncing", "waiting", "starting", "joined", "behind", "stopping"),
+    "bad": ("lost", "late", "failed"),
+    "dim": ("done", "left", "finished", "paused"),
+}
+
+
+def state_style(state: str) -> str:
+    """Choose the style of a state's word; "" for one that is not known."""
+    return next((style for style, words in STATES.items() if state.startswith(words)), "")
 
 
 def sparkline(values: list[float], width: int = 24) -> str:
@@ -93,6 +107,14 @@ def duration_text(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def time_left_text(seconds: float) -> str:
+    """Format the time left, to the second below an hour: `34 s`, `12 min 05 s`, `3 h 20 min`."""
+    minutes, left = divmod(round(seconds), 60)
+    if minutes < 1:
+        return f"{left} s"
+    return f"{minutes} min {left:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
 def printable(text: str, limit: int = 120) -> str:
     """Make a stranger's text safe for a terminal: replace control characters and cut it at `limit`."""
     return "".join(c if c.isprintable() else "?" for c in text)[:limit]
@@ -111,6 +133,8 @@ class PeerRow:
     sums: deque[tuple[float, float, float, float]] = field(default_factory=deque)
 
     def add(self, now: float, tokens: float, up: float, down: float) -> None:
+        if self.sums and (tokens < self.sums[-1][1] or up < self.sums[-1][2]):
+            self.sums.clear()  # it has joined again, or the hub was restarted: the sums begin at zero
         self.sums.append((now, tokens, up, down))
         while len(self.sums) > 2 and self.sums[1][0] < now - OF_LATE:
             self.sums.popleft()
@@ -140,14 +164,18 @@ class Board:
     recipe: str = ""
     me: str = ""  # this machine's name in the run, if it joined as a peer
     watched: bool = False  # this process only watches: all it knows are the hub's answers
+    glyphs: Glyphs = UNICODE  # characters of the chart
     step: int = 0
     steps: int = 0
     tokens: int = 0
-    losses: list[float] = field(default_factory=list)
-    evals: list[float] = field(default_factory=list)
+    samples: int = 0
+    tokens_per_s: float = 0.0  # over the whole run, as its hub says; 0: unknown
+    losses: list[tuple[float, float]] = field(default_factory=list)  # (step, loss), by step
+    evals: dict[int, float] = field(default_factory=dict)  # step -> held-out loss
     step_s: float = 0.0
     compute_s: float = 0.0
     wait_s: float = 0.0
+    eta: tuple[float, float] | None = None  # (seconds left, monotonic time of that answer), by the hub
     lr: float | None = None
     grad_norm: float | None = None
     moved: float = 0.0  # bytes exchanged so far, both ways, all members; downloads of joiners excluded
@@ -177,7 +205,7 @@ class Board:
             case events.Step():
                 self.count(event)
             case events.Eval():
-                self.evals.append(event.loss)
+                self.evals[event.step] = event.loss
             case events.Progressed():
                 measured = event.total > 0 or event.rate > 0
                 self.progress, self.progressed = (event if measured else None), time.monotonic()
@@ -192,12 +220,15 @@ class Board:
         self.step, self.steps, self.state = event.step, event.steps, "training"
         self.step_s = event.step_s or self.step_s
         if not self.me:  # a peer's steps count its own tokens only; the hub reports the sum
-            self.tokens = event.tokens or self.tokens
+            self.tokens, self.samples = event.tokens or self.tokens, event.samples or self.samples
         self.compute_s = median(event.compute_s.values()) if event.compute_s else self.compute_s
         self.wait_s = median(event.wait_s.values()) if event.wait_s else self.wait_s
         self.lr, self.grad_norm = event.lr, event.grad_norm
         if event.loss is not None:
-            self.losses.append(event.loss)
+            self.losses.append((event.step, event.loss))
+        if len(self.losses) > POINTS:
+            pairs = zip(self.losses[::2], self.losses[1::2], strict=False)
+            self.losses = [((a + b) / 2, (y + z) / 2) for (a, y), (b, z) in pairs]
         up, down, fetched = event.up_bytes, event.down_bytes, event.fetched_bytes
         members = event.ratio_up.keys() | event.ratio_down.keys()
         moved = sum(up.get(peer, 0) + down.get(peer, 0) - fetched.get(peer, 0) for peer in members)
@@ -218,57 +249,98 @@ class Board:
             row.share, row.rtt, row.seen = peer["share"], peer["rtt_ms"], now - peer["last_seen_s"]
             row.add(now, peer.get("tokens", 0), peer["up_bytes"], peer["down_bytes"])
         self.tokens = status.get("tokens") or self.tokens
+        self.tokens_per_s = status.get("tokens_per_s") or 0.0
+        left = status.get("eta_s")
+        self.eta = None if left is None else (left, now)
+        earlier = status.get("losses", ())
         if self.watched:
-            self.state, self.losses = status["state"], [loss for _, loss in status.get("losses", ())]
-            left = status["max_steps"] - status["step"]
-            self.step_s = (status.get("eta_s") or 0.0) / max(1, left)
+            self.state, self.losses = status["state"], list(earlier)
+        elif self.losses and earlier and earlier[0][0] < self.losses[0][0]:  # resumed, or joined late
+            self.losses = [point for point in earlier if point[0] < self.losses[0][0]] + self.losses
         if self.watched or not self.losses:  # a joiner before its first step
             self.step, self.steps = status.get("step", self.step), status.get("max_steps", self.steps)
-        loss = status.get("eval_loss")
-        if loss is not None and self.evals[-1:] != [loss]:
-            self.evals.append(loss)
+        self.evals |= dict(status.get("eval_losses", ()))
 
     # ---- out -----------------------------------------------------------------------------------------------
 
-    def screen(self, width: int, height: int) -> list[str]:
-        """Lay the state out for a terminal of this size; the caller cuts lines that are too long."""
-        if height < LOW:
-            return [self.one_line(width)]
-        numbers = [*flowed(self.numbers(width), width), *flowed(self.times(), width)]
-        top, foot = [self.title(width), *numbers, *self.underway(width)], flowed([self.keys()], width)
-        table = self.table(width, max(1, height - len(top) - len(self.said) - len(foot) - 3))
-        return [*top, *table, *self.said, *foot]
+    def screen(self, width: int, height: int) -> list[Line]:
+        """Lay the state out for a terminal of this size: figures, loss curve, peers, news.
 
-    def one_line(self, width: int) -> str:
+        The curve takes what the others leave; the last rows are left to messages above the board. The caller
+        cuts lines that are too long.
+        """
+        room = height - 1 - height // 10
+        if room < SMALL:
+            return [self.one_line(width)]
+        foot = flowed([Line.styled(self.keys(), "dim")], width)
+        head = [self.title(width), *flowed(self.figures(), width), *self.underway(width)]
+        times = flowed(map(Line, self.times()), width)
+        if len(head) + len(times) + len(foot) <= room:
+            head += times
+        head = head[: max(1, room - len(foot))]
+        spare = room - len(head) - len(foot)
+        wanted = len(self.peers) + 1 if self.peers else 0
+        least = min(wanted, 4)
+        unused = max(0, spare - least - LEAST_ROWS)
+        news = [Line.styled(said, "dim") for said in list(self.said)[::-1][:unused][::-1]]
+        spare -= len(news)
+        rows = max(spare - wanted, min(spare - least, max(spare // 2, LEAST_ROWS)))
+        chart = text_chart(self.losses, sorted(self.evals.items()), width, rows, self.glyphs)
+        if not chart and self.losses and spare > least:
+            chart = [Line("loss ") + Line.styled(sparkline([y for _, y in self.losses], width - 5), "loss")]
+        return [*head, *chart, *self.table(width, spare - len(chart)), *news, *foot]
+
+    def one_line(self, width: int) -> Line:
         if line := self.underway(width):
             return line[0]
         share = f"step {self.step}/{self.steps} " if self.steps else ""
-        loss = f" loss {self.losses[-1]:.3f}" if self.losses else ""
-        whole = f"{share}{self.state}{loss}{self.left()} · {counted(len(self.peers), 'peer')}"
-        return whole if len(whole) <= width or not self.losses else f"{share}{loss.strip()}{self.left()}"
+        loss = f"loss {self.losses[-1][1]:.3f}" if self.losses else ""
+        left = f" · ETA {self.time_left()}" if self.time_left() else ""
+        whole = f"{share}{self.state} {loss}".rstrip() + f"{left} · {counted(len(self.peers), 'peer')}"
+        lines = (whole, f"{share}{loss}{left}", f"{share}{loss}", share.strip() or self.state)
+        return Line(first_that_fits(lines, width))
 
-    def title(self, width: int) -> str:
+    def title(self, width: int) -> Line:
         share = f" · {100 * self.step // self.steps} %" if self.steps else ""
-        far = f"step {self.step}/{self.steps}{share}{self.left()}"
+        step = f"step {self.step}/{self.steps}"
+        far = f"{step}{share}" + (f" · ETA {self.time_left()}" if self.time_left() else "")
         whole = " · ".join(part for part in (self.run, self.recipe, far) if part)
-        titles = (f"── {whole} ──", f"── {self.run} · {far}", far)
-        return next((title for title in titles if len(title) <= width), far)
+        titles = (f"── {whole} ──", f"── {self.run} · {far}", far, f"{step}{share}", step)
+        return Line.styled(first_that_fits(titles, width), "title")
 
-    def left(self) -> str:
-        left = self.step_s * (self.steps - self.step)
-        return f" · ETA {int(left // 3600)}h {int(left % 3600 // 60):02d}m" if left > 0 else ""
+    def time_left(self) -> str:
+        """Format the time left: the hub's estimate, else by the newest step; "" where neither is known."""
+        if self.eta is not None:
+            left = max(0.0, self.eta[0] - (time.monotonic() - self.eta[1]))
+        else:
+            left = self.step_s * (self.steps - self.step)
+        return time_left_text(left) if left > 0 and self.step < self.steps else ""
 
-    def numbers(self, width: int) -> list[str]:
-        """Parts of the line with loss, held-out loss, learning rate and gradient norm."""
-        parts, bars = [self.state], max(8, min(24, width // 3 - 4))
+    def figures(self) -> list[Line]:
+        """Parts of the lines with state, losses, learning rate, gradient norm, speed and sums."""
+        parts = [Line.styled(self.state, state_style(self.state))]
         if self.losses:
-            parts.append(f"loss {self.losses[-1]:.3f} {sparkline(self.losses, bars)}")
+            parts.append(Line("loss ") + Line.styled(f"{self.losses[-1][1]:.3f}", "loss"))
         if self.evals:
-            parts.append(f"eval {self.evals[-1]:.3f} {sparkline(self.evals, bars // 3)}")
+            newest, best = max(self.evals), min(self.evals, key=lambda step: (self.evals[step], step))
+            shown = (
+                Line.styled(self.glyphs.mark, "eval")
+                + " eval "
+                + Line.styled(f"{self.evals[newest]:.3f}", "eval")
+            )
+            where = "now" if best == newest else f"{self.evals[best]:.3f} at step {best}"
+            parts.append(shown + (f" (best {where})" if len(self.evals) > 1 else ""))
         if self.lr is not None:
-            parts.append(f"lr {self.lr:.1e}")
+            parts.append(Line(f"lr {self.lr:.1e}"))
         if self.grad_norm is not None:
-            parts.append(f"grad {self.grad_norm:.2f}")
+            parts.append(Line(f"grad {self.grad_norm:.2f}"))
+        rates = [rates[0] for row in self.peers.values() if (rates := row.rates()) is not None]
+        if speed := sum(rates) or self.tokens_per_s:
+            parts.append(Line(f"{short(speed)} tok/s"))
+        if self.tokens:
+            parts.append(Line(f"{short(self.tokens)} tokens"))
+        if self.samples:
+            parts.append(Line(counted(self.samples, "sample")))
         return parts
 
     def times(self) -> list[str]:
@@ -284,31 +356,32 @@ class Board:
         if self.full > self.moved > 0:
             saved = f"{megabytes(self.full - self.moved)} saved, {self.full / self.moved:.0f}x below FP16"
             parts.append(f"{megabytes(self.moved)} exchanged, {saved}")
-        if self.tokens:
-            parts.append(f"{short(self.tokens)} tokens")
         return parts
 
-    def underway(self, width: int) -> list[str]:
+    def underway(self, width: int) -> list[Line]:
         event = self.progress
         if event is None or event.done >= event.total > 0 or time.monotonic() > self.progressed + STALE:
             return []
-        return [progress_bar(event, width)]
+        return [Line(progress_bar(event, width))]
 
-    def table(self, width: int, most: int) -> list[str]:
-        """Lay out a row for each peer; peers beyond TOP, or beyond the space, are only counted."""
-        if not self.peers:
+    def table(self, width: int, most: int) -> list[Line]:
+        """Lay out a row for each peer in at most `most` lines; peers beyond these are only counted."""
+        if not self.peers or most < 2:
             return []
         columns = COLUMNS if width >= WIDE else NARROW if width >= WIDE_ENOUGH else SLIM
         now, names = time.monotonic(), sorted(self.peers)
         names.sort(key=lambda name: name != self.me)  # this machine first
-        shown = names[: min(TOP, most)]
-        marked = {name: f"{name} <" if name == self.me else name for name in shown}
-        cells = [self.peers[name].cells(marked[name], now) for name in shown]
+        shown = names if len(names) < most else names[: most - 2]
         spare = width - sum(FIXED.get(column, 0) + 1 for column in columns) - 1
         name = min(20, spare if columns is SLIM else spare // 2)
         widths = FIXED | {"PEER": name, "GPU": min(24, spare - name)}
-        lines = [row_of(row, columns, widths) for row in [dict(zip(COLUMNS, COLUMNS, strict=True)), *cells]]
-        return lines + ([f"and {len(names) - len(shown)} more"] if len(names) > len(shown) else [])
+        header = row_of(dict(zip(COLUMNS, COLUMNS, strict=True)), columns, widths)
+        lines = [Line.styled(header.text, "dim")]
+        for one in shown:
+            marked = f"{one} <" if one == self.me else one
+            lines.append(row_of(self.peers[one].cells(marked, now), columns, widths))
+        more = len(names) - len(shown)
+        return lines + ([Line(f"and {more} more" if shown else counted(more, "peer"))] if more else [])
 
     def keys(self) -> str:
         if self.me:
@@ -318,18 +391,16 @@ class Board:
         return "Ctrl-C: end after this exchange · twice: at once"
 
 
-def flowed(parts: list[str], width: int) -> list[str]:
-    """Fill lines with as many parts as fit; a part too long for a line takes several."""
-    lines: list[str] = []
-    for part in (piece for whole in parts for piece in textwrap.wrap(whole, width)):
-        if lines and len(lines[-1]) + 3 + len(part) <= width:
-            lines[-1] += f"   {part}"
-        else:
-            lines.append(part)
-    return lines
+def first_that_fits(texts: Sequence[str], width: int) -> str:
+    """Choose the first text of at most `width` columns, else the last one."""
+    return next((text for text in texts if columns_of(text) <= width), texts[-1])
 
 
-def row_of(cells: Mapping[str, str], columns: tuple[str, ...], widths: Mapping[str, int]) -> str:
-    return " ".join(
-        f"{cells[c][: widths[c]]:<{widths[c]}}" if c in WORDS else f"{cells[c]:>{widths[c]}}" for c in columns
-    ).rstrip()
+def row_of(cells: Mapping[str, str], columns: tuple[str, ...], widths: Mapping[str, int]) -> Line:
+    """Format a row of the table; the word of its state has the style of that state."""
+    row = Line()
+    for number, column in enumerate(columns):
+        text = padded(cells[column], widths[column], right=column not in WORDS)
+        style = state_style(cells[column]) if column == "STATE" else ""
+        row += (" " if number else "") + Line.styled(text, style)
+    return row.rstrip()

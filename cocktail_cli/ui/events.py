@@ -129,8 +129,9 @@ class Step:
     wait_s: dict[str, float] = field(default_factory=dict)  # seconds its device then waited for the exchange
     tokens_by_peer: dict[str, int] = field(default_factory=dict)  # trained tokens delivered in this round
     local_steps: int = 1  # steps in this round; the seconds above are for one step
-    lr: float | None = None  # this machine's; set by `join`, like grad_norm
-    grad_norm: float | None = None  # before clipping
+    lr: float | None = None  # learning rate of the step; null: no step was taken
+    grad_norm: float | None = None  # before clipping; median over the peers, in `join` this machine's own
+    samples: int = 0  # samples counted so far; 0: unknown
 
 
 @dataclass(frozen=True)

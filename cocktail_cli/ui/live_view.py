@@ -6,6 +6,7 @@ made narrower it wraps the lines already drawn, and the rows they then take can 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -19,10 +20,22 @@ from rich.text import Text
 
 from . import events
 from .board import Board
+from .styled_line import Line
+from .text_chart import ASCII, UNICODE
 from .wording import farewell, invitation, sentence
 
 # events that change only the table; the others are said above it
 DRAWN = (events.Eval, events.PeerJoined, events.PeerLeft, events.PeerReady, events.Progressed, events.Step)
+# colours by the words of board.py; the 16 of the terminal, which its user has chosen
+STYLES = {
+    "title": "bold",
+    "loss": "cyan",
+    "eval": "magenta",
+    "good": "green",
+    "busy": "yellow",
+    "bad": "bold red",
+    "dim": "dim",
+}
 REDRAW_S = 1.0  # seconds; some cells change by themselves, such as when a peer was last seen
 ASK_S = 3.0
 
@@ -33,7 +46,8 @@ class LiveView:
     def __init__(self, out: TextIO, err: TextIO, color: bool) -> None:
         self.out, self.err = out, err
         self.console = Console(file=err, no_color=True if not color else None, highlight=False)
-        self.board = Board()
+        self.encoding = getattr(err, "encoding", None) or "utf-8"
+        self.board = Board(glyphs=UNICODE if can_show(UNICODE.mark + "⣿└", self.encoding) else ASCII)
         self.lock = threading.RLock()
         self.drawn: list[int] = []  # widths of the lines on the screen
         self.over = threading.Event()
@@ -104,13 +118,20 @@ class LiveView:
                 return
             width, height = self.console.size
             lines = self.board.screen(width - 1, height) if self.board.run else self.board.underway(width - 1)
-            for number, line in enumerate(lines):
-                text = Text(line, style="bold" if number == 0 else "")
-                text.truncate(width - 1, overflow="ellipsis")
+            for line in lines:
+                text = self.styled(line)
+                text.truncate(width - 1, overflow="crop")
                 self.drawn.append(cell_len(text.plain))
                 self.console.print(text, no_wrap=True)
         if not self.threads:
             self.begin(self.redraw)
+
+    def styled(self, line: Line) -> Text:
+        """Convert a line to rich's, in characters of the terminal's encoding."""
+        text = Text(line.within(self.encoding).text)
+        for span in line.spans:
+            text.stylize(STYLES[span.style], span.start, span.stop)
+        return text
 
     def redraw(self) -> None:
         while not self.over.wait(REDRAW_S):
@@ -136,6 +157,15 @@ class LiveView:
                 self.over.set()
                 self.drawn = []
                 sys.stderr = self.above
+
+
+def can_show(characters: str, encoding: str) -> bool:
+    """Tell whether a terminal has these characters: a Linux console has no braille."""
+    try:
+        characters.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return os.environ.get("TERM") != "linux"
 
 
 class StderrAboveTable:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FOLDER = "tracking"  # the trackers' files, in the run's folder
 GROUPS = {  # groups of curves
-    "train": ("loss", "tokens", "tokens_per_s"),
+    "train": ("loss", "tokens", "tokens_per_s", "samples", "lr", "grad_norm"),
     "eval": ("eval_loss",),
     "time": ("step_s", "compute_s", "wait_s", "sync_s"),
     "swarm": ("peers", "late", "up_bytes", "down_bytes", "ratio_fp16", "packet_bytes"),

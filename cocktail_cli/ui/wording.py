@@ -75,6 +75,8 @@ def step_line(event: events.Step, verbose: int) -> str:
         fields.append(f"loss={event.loss:.4f}")
     if event.lr is not None:
         fields.append(f"lr={event.lr:.1e}")
+    if event.grad_norm is not None:
+        fields.append(f"grad_norm={event.grad_norm:.2f}")
     fields.append(f"peers={event.peers}")
     numbers = step_numbers(event)
     for key, name, digits in (("tokens_per_s", "tok_s", 0), ("step_s", "step_s", 2), ("sync_s", "sync_s", 2)):

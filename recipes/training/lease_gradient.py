@@ -89,7 +89,7 @@ def apply(peer: Peer, round: Round, gradient: Gradient | None) -> None:
     if gradient is None:
         return
     take_step(peer, round, gradient.number)
-    peer.compute_s = gradient.finished - gradient.started
+    peer.compute_s, peer.grad_norm = gradient.finished - gradient.started, gradient.norm
     peer.undelivered.append(gradient.lease)
     peer.unfinished = False
 

@@ -167,6 +167,7 @@ def exchanged(link: Link, peer: Peer, round: Round, started: float) -> Exchanged
                 tokens=sum(lease.tokens for lease in delivered),
                 compute_s=peer.compute_s,
                 wait_s=peer.wait_s,
+                grad_norm=peer.grad_norm,
             ),
         )
     except Interrupted as interrupted:

@@ -42,6 +42,7 @@ class Delivery:
     tokens: int
     compute_s: float
     wait_s: float
+    grad_norm: float = 0.0  # of the last step, before clipping; 0: no gradient
 
 
 class Committed(Protocol):
@@ -248,4 +249,5 @@ class Peer:
     encoded: threading.Event = field(default_factory=threading.Event)  # set: nothing reads x_i
     unfinished: bool = False  # some steps of a lease are in x_i, and it is not done
     compute_s: float = 0.0  # of the last step
+    grad_norm: float = 0.0  # of the last step, before clipping
     wait_s: float = 0.0  # how long the last step waited for its exchange

@@ -85,6 +85,7 @@ class RoundCommitted(Event):
     up: dict[str, int] = field(default_factory=dict)  # bytes on the wire since the last commit, peer to hub
     down: dict[str, int] = field(default_factory=dict)  # hub to peer; both include ZMTP and CURVE framing
     fetched: dict[str, int] = field(default_factory=dict)  # of `down`: fetched before the peer was ready
+    grad_norm: dict[str, float] = field(default_factory=dict)  # of each peer's last step, before clipping
     deadline: float = 0.0  # straggler deadline, seconds after the opening, as the last awaited update left it
 
 

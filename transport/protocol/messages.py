@@ -99,6 +99,7 @@ class Report(Message, frozen=True):
     parts: Annotated[dict[Word, Word], Meta(max_length=4096)] = {}
     # bytes of an aggregate that it can fetch while it computes (bandwidth_budget.py); 0: not known
     fits: Size = 0
+    grad_norm: Finite = 0.0  # of the last step, before clipping, for people to read; 0: no gradient
 
 
 class Evaluated(Message, frozen=True):

@@ -143,6 +143,7 @@ class Exchange:
             tokens_by_peer=dict(done.tokens),
             compute_s={name: r.compute_s for name, r in reports.items()},
             wait_s={name: r.wait_s for name, r in reports.items()},
+            grad_norm={name: r.grad_norm for name, r in reports.items() if r.grad_norm > 0},
             seconds=now - self.opened,
             up={peer: m.up for peer, m in moved.items()},
             down={peer: m.down for peer, m in moved.items()},

@@ -128,9 +128,9 @@ def test_the_screen_of_watch_has_loss_curve_peers_and_what_ctrl_c_does() -> None
     board = Board(run="amber-otter-42", watched=True)
     for step in (1, 2, 3):
         board.look(answer(step))
-    lines = board.screen(99, 30)
+    lines = [line.text for line in board.screen(99, 30)]
 
-    assert lines[0] == "── amber-otter-42 · step 3/20 · 15 % · ETA 0h 00m ──"
+    assert lines[0] == "── amber-otter-42 · step 3/20 · 15 % · ETA 34 s ──"
     assert any("loss 4.250" in line for line in lines)
     assert any(line.startswith("attic?[2J") and "RTX 3090" in line for line in lines)
     assert lines[-1] == "Ctrl-C: look no more; the run goes on"

@@ -67,6 +67,18 @@ def test_with_local_steps_a_ratio_and_seconds_are_of_a_step() -> None:
     assert (told.step_s, told.local_steps) == (plain.step_s / 5, 5)
 
 
+def test_a_step_tells_the_rate_of_its_schedule_and_the_median_norm_of_its_peers() -> None:
+    narrator = Narrator(1_000_000)
+    narrator.rate_at = lambda step: 1e-3 * step
+    (told,) = narrator.tell(committed(grad_norm={"a": 0.5, "b": 0.7, "c": 9.0}))
+    (drained,) = narrator.tell(committed(loss=None))
+
+    assert isinstance(told, ours.Step)
+    assert isinstance(drained, ours.Step)
+    assert (told.lr, told.grad_norm, told.samples) == (pytest.approx(3e-3), 0.7, 64)
+    assert (drained.lr, drained.grad_norm) == (None, None)
+
+
 def test_a_joiners_bytes_are_told_but_are_no_members_ratio() -> None:
     step = step_of(committed())
 

@@ -10,13 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from cocktail_cli.ui.board import LOW, TOP, Board, megabytes, sparkline
 from cocktail_cli.ui.display import Display, JsonView, PlainView, QuietView, View
 from cocktail_cli.ui.events import (
     Eval,
     PeerJoined,
     PeerLeft,
-    Progressed,
     RunFinished,
     RunStarted,
     Step,
@@ -124,112 +122,6 @@ def test_the_table_survives_hostile_names_and_narrow_terminals(
     assert "[red]x[/nope]" in err.getvalue()
 
 
-def test_a_crowd_is_shown_as_ten_and_a_number_or_as_many_as_there_is_room_for() -> None:
-    board = Board()
-    for number in range(TOP + 7):
-        board.take(PeerJoined(f"peer-{number:02}"))
-
-    assert len(board.table(100, 40)) == 1 + TOP + 1
-    assert board.table(100, 40)[-1] == "and 7 more"
-    assert board.table(100, 3)[-1] == "and 14 more"
-
-
-def test_the_board_knows_what_it_waits_for() -> None:
-    board = Board()
-    board.take(Progressed("fetching the base model", 50, 200, "bytes", 10.0, 15.0))
-
-    [line] = [line for line in board.screen(100, 24) if "━" in line]
-    assert line.startswith("fetching the base model  ━━━━━━━━━━─")
-    assert line.endswith(" 50 B of 200 B, 10 B/s, 15 s left")
-
-
-def status(*peers: tuple[str, int, int, int]) -> dict[str, object]:
-    """Build a hub's answer from (name, tokens, bytes up, bytes down)."""
-    shown = [
-        {
-            "name": name,
-            "gpu": "RTX 3090",
-            "state": "training",
-            "share": 0.5,
-            "tokens": tokens,
-            "up_bytes": up,
-            "down_bytes": down,
-            "rtt_ms": 31.0,
-            "last_seen_s": 1.0,
-        }
-        for name, tokens, up, down in peers
-    ]
-    return {"peers": shown, "tokens": 1000, "eval_loss": 1.9}
-
-
-def test_what_peers_do_a_second_is_measured_between_two_looks_at_the_hub(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = [100.0]
-    monkeypatch.setattr("cocktail_cli.ui.board.time.monotonic", lambda: clock[0])
-    board = Board(me="attic")
-    board.look(status(("attic", 0, 0, 0), ("dana", 0, 0, 0)))
-    clock[0] += 10.0
-    board.look(status(("attic", 14_000, 340_000, 10), ("dana", 22_000, 340_000, 10)))
-
-    header, attic, dana = board.table(100, 10)
-    assert header.split() == ["PEER", "GPU", "STATE", "TOK/S", "UP/S", "DOWN/S", "RTT", "SHARE", "LAST"]
-    assert " ".join(attic.split()) == "attic < RTX 3090 training 1.4k 34.0k 1 31 ms 50% 1 s"
-    assert dana.split()[:4] == ["dana", "RTX", "3090", "training"]
-    assert board.evals == [1.9]
-    board.look(status(("dana", 22_000, 340_000, 10)))
-    assert list(board.peers) == ["dana"]
-
-
-def test_a_step_is_compute_and_wait_and_the_rest_and_bytes_are_saved() -> None:
-    board = Board()
-    down, fetched = {"a": 514_000, "b": 14_000, "joiner": 9}, {"a": 500_000, "joiner": 9}
-    board.take(replace(STEP, down_bytes=down, fetched_bytes=fetched))
-
-    assert board.times() == [
-        "step 0.5 s = compute 0.2 + wait 0.1 + sync 0.2",
-        "50.0 kB exchanged, 6.8 MB saved, 138x below FP16",
-    ]
-
-
-def test_a_step_is_no_shorter_than_what_it_consists_of() -> None:
-    board = Board()
-    board.take(replace(STEP, step_s=0.25))
-
-    assert board.times()[0] == "step 0.3 s = compute 0.2 + wait 0.1 + sync 0.0"
-
-
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (120, 40), (40, 10), (200, 60), (20, 5)])
-def test_the_screen_fits_its_terminal(width: int, height: int) -> None:
-    board = Board()
-    for event in [*STORY, *(PeerJoined(f"peer-{number:02}", "RTX 3090, 24 GiB") for number in range(30))]:
-        board.take(event)
-
-    lines = board.screen(width, height)
-
-    assert len(lines) < height
-    assert len(lines) == 1 or height >= LOW
-    assert all(len(line) <= width for line in lines) or height < LOW  # one line, which is cut
-
-
-def test_in_a_slim_terminal_names_are_whole_and_nothing_is_cut_off() -> None:
-    board = Board()
-    for event in [STARTED, PeerJoined("local-1", "RTX 3090, 24 GiB"), STEP]:
-        board.take(event)
-
-    lines = board.screen(39, 24)
-
-    assert lines[0] == "step 12/80 · 15 % · ETA 0h 00m"
-    assert lines[2:6] == [
-        "step 0.5 s = compute 0.2 + wait 0.1 +",
-        "sync 0.2",
-        "50.0 kB exchanged, 6.8 MB saved, 138x",
-        "below FP16",
-    ]
-    assert any(line.split()[:2] == ["local-1", "syncing"] for line in lines)
-    assert board.one_line(39) == "step 12/80 loss 1.842 · ETA 0h 00m"
-
-
 def test_what_is_said_before_a_join_is_broken_between_words() -> None:
     line = "it will       download 65.5 kB (base model and packets; 4.1 MB are here)"
 
@@ -238,16 +130,6 @@ def test_what_is_said_before_a_join_is_broken_between_words() -> None:
         "it will       download 65.5 kB (base model",
         "              and packets; 4.1 MB are here)",
     ]
-
-
-def test_a_sparkline_falls_where_the_loss_does() -> None:
-    assert sparkline([3.0, 2.0, 1.0]) == "█▄▁"
-    assert sparkline([]) == ""
-    assert len(sparkline([float(n) for n in range(100)])) == 24
-
-
-def test_bytes_are_told_in_decimal_units() -> None:
-    assert [megabytes(n) for n in (812, 34_100, 2_100_000_000)] == ["812 B", "34.1 kB", "2.1 GB"]
 
 
 def test_a_table_is_drawn_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,10 +185,11 @@ def test_nothing_is_left_of_the_table_when_its_terminal_is_made_narrower(termina
     assert any("DOWN/S" in row for row in terminal.rows)
 
     terminal.narrow(60)
+    top = max(0, terminal.row - 30)  # rows above have left the screen, and can't be erased
     view.console.width = 60
     view.draw()
 
-    shown = "\n".join(terminal.rows)
+    shown = "\n".join(terminal.rows[top:])
     assert "DOWN/S" not in shown
     assert shown.count("── amber-otter-42") == 1
     assert shown.count("Ctrl-C") == 1
@@ -324,3 +207,54 @@ def test_what_others_write_goes_above_the_table(terminal: Terminal) -> None:
     rows = [row for row in terminal.rows if row]
     assert rows.index("a library has something to say") < rows.index(next(r for r in rows if "── amber" in r))
     assert sys.stderr is before
+
+
+def colours(sent: str) -> set[str]:
+    """Find the codes of colours: 30 to 37, 90 to 97, and those of 256 or more."""
+    codes = {code for found in re.findall(r"\x1b\[([0-9;]*)m", sent) for code in found.split(";")}
+    return {code for code in codes if re.fullmatch(r"3[0-8]|9[0-7]", code)}
+
+
+class Recorded(Terminal):
+    """A terminal that remembers all that it was sent."""
+
+    def __init__(self, width: int, encoding: str = "utf-8") -> None:
+        super().__init__(width)
+        self.encoding, self.sent = encoding, ""
+
+    def write(self, text: str) -> int:
+        self.sent += text.encode(self.encoding).decode(self.encoding)
+        return super().write(text)
+
+
+@pytest.mark.parametrize(
+    ("color", "no_color", "coloured"), [(True, "", True), (False, "", False), (True, "1", False)]
+)
+def test_states_have_colours_unless_they_are_not_wanted(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, color: bool, no_color: str, coloured: bool
+) -> None:
+    """The option --no-color and the variable NO_COLOR are obeyed, and every word is there without colours."""
+    monkeypatch.setenv("NO_COLOR", no_color)
+    screen = Recorded(120)
+    view = LiveView(io.StringIO(), screen, color=color)  # type: ignore[arg-type]
+    for event in STORY[:5]:
+        view.show(event)
+    view.close()
+
+    assert bool(colours(screen.sent)) == coloured
+    assert "training" in screen.sent
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1"])
+def test_a_terminal_without_unicode_is_sent_only_what_it_can_show(terminal: Terminal, encoding: str) -> None:
+    """The curve is drawn in ASCII there, and no character raises UnicodeEncodeError."""
+    screen = Recorded(120, encoding)
+    view = LiveView(io.StringIO(), screen, color=True)  # type: ignore[arg-type]
+    view.board.run = "amber-otter-42"
+    for event in STORY[1:5]:
+        view.show(event)
+    for step in range(13, 40):
+        view.show(replace(STEP, step=step, loss=5.0 - step / 10))
+    view.close()
+
+    assert any("*" in row for row in screen.rows)

@@ -36,6 +36,9 @@ STEP = Step(
     compute_s={"a": 1.0, "b": 1.2, "c": 1.5},
     wait_s={"a": 0.1, "b": 0.3, "c": 0.2},
     tokens_by_peer={"a": 100, "b": 200},
+    lr=1e-4,
+    grad_norm=0.7,
+    samples=48,
 )
 WANTED = {
     "v": 1,
@@ -47,6 +50,9 @@ WANTED = {
     "tokens_per_s": 150.0,
     "peers": 3,
     "late": 1,
+    "samples": 48,
+    "lr": 1e-4,
+    "grad_norm": 0.7,
     "step_s": 2.0,
     "compute_s": 1.2,
     "wait_s": 0.2,

@@ -29,13 +29,13 @@ from cocktail_cli.machine import hide_token
 
 from . import user_config
 from .errors import Failure, Interrupted, explain
+from .help_pages import CommandTable
 from .key_options import rewritten
-from .options import AFTER, CHECK, RECIPES, RUN, TOOLS
+from .options import CHECK, RESULTS, RUN, TOOLS
 
-app = typer.Typer(
+app = CommandTable(
     help="Fine-tune a large language model with other people's GPUs over ordinary internet links.",
     epilog="First: cocktail launch smoke. Then pass on the line it prints.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -50,10 +50,10 @@ app.command("validate", rich_help_panel=CHECK)(validate.validate)
 app.command("preview", rich_help_panel=CHECK)(preview.preview)
 app.command("plan", rich_help_panel=CHECK)(plan.plan)
 app.command("doctor", rich_help_panel=CHECK)(doctor.doctor)
-app.add_typer(recipes.app, name="recipes", rich_help_panel=RECIPES)
-app.command("export", rich_help_panel=AFTER)(export.export)
-app.command("report", rich_help_panel=AFTER)(report.report)
-app.command("generate", rich_help_panel=AFTER)(generate.generate)
+app.command("export", rich_help_panel=RESULTS)(export.export)
+app.command("report", rich_help_panel=RESULTS)(report.report)
+app.command("generate", rich_help_panel=RESULTS)(generate.generate)
+app.add_typer(recipes.app, name="recipes", rich_help_panel=TOOLS)
 app.add_typer(bench.app, name="bench", rich_help_panel=TOOLS)
 
 
@@ -143,7 +143,8 @@ def settings(arguments: list[str]) -> dict[str, dict[str, Any]]:
 
 def fail_usage(error: typer.TyperException, as_json: bool) -> NoReturn:
     """Print a usage error with the command whose help lists what is right, and exit."""
-    if type(error).__name__ == "NoArgsIsHelpError":  # its help is printed
+    if type(error).__name__ == "NoArgsIsHelpError":  # Typer does not export it
+        typer.echo(error.format_message())
         sys.exit(error.exit_code)
     context = getattr(error, "ctx", None)
     hints = (f"{context.command_path} --help",) if context else ()

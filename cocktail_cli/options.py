@@ -19,12 +19,14 @@ from cocktail_cli.volunteer import DailyHours, parse_hours, parse_time
 
 from .completion import overrides, recipe_names, run_names
 
-RUN, CHECK, RECIPES, AFTER, TOOLS = "Run", "Check", "Recipes", "After", "Tools"  # panels of `cocktail --help`
+RUN, CHECK, RESULTS, TOOLS = "Run", "Check", "Results", "Tools"  # panels of `cocktail --help`
+NETWORK, MACHINE, WHEN, OUTPUT = "Network", "This machine", "When", "Output"  # panels of a command's options
 
 
 def parsed(name: str, metavar: str, parser: Callable[[str], object], help: str, **more: Any) -> Any:
     """Declare an option whose text is parsed, and which has no default to show."""
-    return typer.Option(name, metavar=metavar, parser=parser, help=help, show_default=False, **more)
+    panel = {"rich_help_panel": MACHINE} | more
+    return typer.Option(name, metavar=metavar, parser=parser, help=help, show_default=False, **panel)
 
 
 def set_cache(folder: str | None) -> str | None:
@@ -34,44 +36,57 @@ def set_cache(folder: str | None) -> str | None:
     return folder
 
 
-Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout: one object, or one event a line.")]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print only the result (id, path, URL) and errors.")
+Json = Annotated[
+    bool,
+    typer.Option("--json", rich_help_panel=OUTPUT, help="Write JSON: an object, or an event a line."),
 ]
-Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Print more; -vv: debug.")]
-NoColor = Annotated[bool, typer.Option("--no-color", help="Print without colours, like NO_COLOR.")]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", rich_help_panel=OUTPUT, help="Print results (id, path, URL) and errors."),
+]
+Verbose = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, rich_help_panel=OUTPUT, help="Print more; -vv: debug.")
+]
+NoColor = Annotated[
+    bool, typer.Option("--no-color", rich_help_panel=OUTPUT, help="Print no colours, as with NO_COLOR.")
+]
 ProgressOption = Annotated[
     Progress,
-    typer.Option("--progress", envvar="COCKTAIL_PROGRESS", help="auto: rich on a terminal, plain elsewhere."),
+    typer.Option(
+        "--progress",
+        metavar="KIND",
+        envvar="COCKTAIL_PROGRESS",
+        rich_help_panel=OUTPUT,
+        help="auto, rich, plain or none.",
+    ),
 ]
 Recipe = Annotated[
     str,
     typer.Argument(
-        metavar="RECIPE",
-        help="Name of a shipped recipe, or path or https address of a YAML file.",
-        autocompletion=recipe_names,
+        metavar="RECIPE", help="A shipped recipe, a YAML file, or its address.", autocompletion=recipe_names
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="Recipe fields: max_steps=20 training.seed=1",
+        help="Recipe fields: max_steps=20 training.seed=1.",
         show_default=False,
         autocompletion=overrides,
     ),
 ]
 DataPath = Annotated[
-    str | None, typer.Option("--data", metavar="FILE", help="Train on this file, not the recipe's data.")
+    str | None, typer.Option("--data", metavar="FILE", help="Train on this, not the recipe's data.")
 ]
 ModelName = Annotated[
-    str | None, typer.Option("--model", metavar="MODEL", help="Folder or hub id, in place of the recipe's.")
+    str | None, typer.Option("--model", metavar="MODEL", help="Folder or hub id, not the recipe's model.")
 ]
 TrustCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Let Python code of the model run on this machine.")
+    bool,
+    typer.Option("--trust-remote-code", rich_help_panel=MACHINE, help="Run Python code of the model here."),
 ]
 RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="Name of a run, or its output folder.", autocompletion=run_names)
+    str, typer.Argument(metavar="RUN", help="A run's name, or its output folder.", autocompletion=run_names)
 ]
 Output = Annotated[Path | None, typer.Option("--output-dir", "-o", metavar="DIR", help="Folder to write to.")]
 Listen = Annotated[
@@ -79,46 +94,91 @@ Listen = Annotated[
     typer.Option(
         "--listen",
         metavar="HOST:PORT",
-        help="Aggregate shards of the model: other peers reach this machine there. Port 0: any free one.",
+        rich_help_panel=NETWORK,
+        help="Aggregate shards at this open port; 0: any.",
     ),
 ]
 PeerAdvertise = Annotated[
     str | None,
-    typer.Option("--advertise", metavar="HOST[:PORT]", help="With --listen: the address that others dial."),
+    typer.Option(
+        "--advertise",
+        metavar="HOST[:PORT]",
+        rich_help_panel=NETWORK,
+        help="With --listen: address others dial.",
+    ),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, mps, cuda, cuda:1, or a list cuda:0,1.")]
+Bind = Annotated[
+    str, typer.Option("--bind", metavar="ADDRESS", rich_help_panel=NETWORK, help="Address to listen on.")
+]
+Port = Annotated[
+    int,
+    typer.Option(
+        "--port",
+        metavar="PORT",
+        envvar="COCKTAIL_PORT",
+        min=0,
+        max=65535,
+        rich_help_panel=NETWORK,
+        help="TCP port; 0: any free one.",
+    ),
+]
+Advertise = Annotated[
+    str | None,
+    typer.Option(
+        "--advertise",
+        metavar="HOST[:PORT]",
+        envvar="COCKTAIL_ADVERTISE",
+        rich_help_panel=NETWORK,
+        help="Address in the run URL.",
+    ),
+]
+Detach = Annotated[bool, typer.Option("--detach", help="Return when the run has started; it goes on.")]
+WithPage = Annotated[
+    bool, typer.Option("--dashboard", help="Show a page in the browser as long as the run lasts.")
+]
+Detached = Annotated[bool, typer.Option("--detached", hidden=True)]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        rich_help_panel=MACHINE,
+        help="auto, cpu, mps, cuda, cuda:1 or cuda:0,1.",
+    ),
+]
 MicroBatch = Annotated[
     int | None,
     typer.Option(
         "--micro-batch-size",
+        metavar="N",
         envvar="COCKTAIL_MICRO_BATCH_SIZE",
         min=1,
-        help="Sequences in memory at once on this machine (default: the recipe's).",
+        rich_help_panel=MACHINE,
+        help="Sequences in memory at once.",
     ),
 ]
 Gpus = Annotated[
     int,
     typer.Option(
-        "--gpus",
-        min=1,
-        metavar="N",
-        help="Spread a peer over N GPUs of this machine: each has 1/N of model, gradient and optimizer.",
+        "--gpus", min=1, metavar="N", rich_help_panel=MACHINE, help="Spread each peer here over N GPUs."
     ),
 ]
-MAX_UP = "Limit what a peer here sends: --max-up 5mbit, 500kbit or 2MB/s."
-MAX_DOWN = "Limit what a peer here receives: --max-down 50mbit."
-VRAM_LIMIT = "Limit the memory that a peer here takes of a GPU: --vram-limit 20GiB."
-MAX_DISK = "Limit the disk that fetched models and checkpoints take: --max-disk 50GB."
-HOURS = "Take part in these hours only, each day, by this machine's clock: --hours 22:00-07:00."
-UNTIL = "Leave for good when the clock next shows this: --until 08:00."
+MAX_UP = "Limit sending: 5mbit, 500kbit or 2MB/s."
+MAX_DOWN = "Limit receiving: 50mbit."
+VRAM_LIMIT = "Limit a peer's GPU memory: 20GiB."
+MAX_DISK = "Limit what models and checkpoints take: 50GB."
+HOURS = "Take part in these hours: 22:00-07:00."
+UNTIL = "Leave for good at this time: 08:00."
 MaxUp = Annotated[float | None, parsed("--max-up", "RATE", parse_rate, MAX_UP, envvar="COCKTAIL_MAX_UP")]
 MaxDown = Annotated[
     float | None, parsed("--max-down", "RATE", parse_rate, MAX_DOWN, envvar="COCKTAIL_MAX_DOWN")
 ]
 VramLimit = Annotated[int | None, parsed("--vram-limit", "SIZE", parse_size, VRAM_LIMIT)]
 MaxDisk = Annotated[int | None, parsed("--max-disk", "SIZE", parse_size, MAX_DISK)]
-LendHours = Annotated[DailyHours | None, parsed("--hours", "FROM-TO", parse_hours, HOURS)]
-Until = Annotated[time | None, parsed("--until", "TIME", parse_time, UNTIL)]
+LendHours = Annotated[
+    DailyHours | None, parsed("--hours", "FROM-TO", parse_hours, HOURS, rich_help_panel=WHEN)
+]
+Until = Annotated[time | None, parsed("--until", "TIME", parse_time, UNTIL, rich_help_panel=WHEN)]
 CacheDir = Annotated[
     str | None,
     typer.Option(
@@ -126,12 +186,13 @@ CacheDir = Annotated[
         envvar="COCKTAIL_CACHE",
         metavar="DIR",
         callback=set_cache,
-        help="Folder of fetched models (default: below COCKTAIL_HOME, or the system's folder for caches).",
+        rich_help_panel=MACHINE,
+        help="Folder of downloaded models.",
         show_default=False,
     ),
 ]
 OnlyIdle = Annotated[
-    bool, typer.Option("--only-idle", help="Pause while other programs use the GPU (NVIDIA).")
+    bool, typer.Option("--only-idle", rich_help_panel=WHEN, help="Pause while others use the GPU (NVIDIA).")
 ]
 MaxTemp = Annotated[
     int | None,
@@ -140,7 +201,8 @@ MaxTemp = Annotated[
         metavar="CELSIUS",
         min=40,
         max=110,
-        help="Pause while the GPU is hotter than this (NVIDIA), until it is 10 degrees below.",
+        rich_help_panel=WHEN,
+        help="Pause while the GPU is hotter (NVIDIA).",
         show_default=False,
     ),
 ]

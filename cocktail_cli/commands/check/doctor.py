@@ -58,6 +58,7 @@ def doctor(
         int,
         typer.Option(
             "--port",
+            metavar="PORT",
             envvar="COCKTAIL_PORT",
             min=1,
             max=65535,
@@ -70,7 +71,9 @@ def doctor(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check this machine: versions, device, disk, the Hugging Face hub, port, clock; with a URL also the run.
+    """Check this machine; with a URL also whether that run can be joined.
+
+    Looks at versions, device, disk, the Hugging Face hub, port and clock.
 
     Asks the Hugging Face hub, and the run whose URL is given; nobody else.
 

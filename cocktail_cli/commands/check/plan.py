@@ -94,7 +94,7 @@ def plan(
         ),
     ] = None,
     peers: Annotated[
-        int | None, typer.Option("--peers", min=1, help="Peers that train (default: the recipe's min_peers).")
+        int | None, typer.Option("--peers", metavar="N", min=1, help="Peers (default: swarm.min_peers).")
     ] = None,
     bandwidth: Annotated[
         float | None,
@@ -105,7 +105,9 @@ def plan(
             help="Each peer's line, either way: 200mbit (default: what the recipe requires, else 100mbit).",
         ),
     ] = None,
-    price: Annotated[float | None, typer.Option("--price", min=0, help="Price of one GPU hour.")] = None,
+    price: Annotated[
+        float | None, typer.Option("--price", metavar="PRICE", min=0, help="Price of one GPU hour.")
+    ] = None,
     step_time: Annotated[
         str | None,
         typer.Option("--step-time", metavar="TIME", help="Measured compute time of one step on a peer: 8s."),

@@ -27,16 +27,21 @@ BAR = 40  # columns of the longest bar
 def preview(
     recipe: Recipe,
     overrides: Overrides = None,
-    count: Annotated[int, typer.Option("-n", min=0, help="Samples to show from each data set.")] = 3,
+    count: Annotated[
+        int, typer.Option("-n", metavar="N", min=0, help="Samples to show from each data set.")
+    ] = 3,
     data: DataPath = None,
     model: ModelName = None,
     trust_remote_code: TrustCode = False,
     as_json: Json = False,
     no_color: NoColor = False,
 ) -> None:
-    """Show samples as the model gets them: trained tokens green, the others dim (without colours: in [ ]).
+    """Show samples as the model gets them.
 
-    Reads the first 1,024 rows of each data set and fetches no weights. Examples: cocktail preview smoke
+    Trained tokens are green, the others dim; without colours in [ ]. Reads the first 1,024 rows of each
+    data set and fetches no weights.
+
+    Examples: cocktail preview smoke
     cocktail preview my.yaml --data rows.jsonl -n 1
 
     With --json one object: {"v": 1, "recipe", "data": [{"path", "type", "rows", "samples", "tokens",

@@ -40,7 +40,7 @@ def validate(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check a recipe: keys, model, data, and what its first 1,000 rows become.
+    """Check a recipe: keys, model, data, and the first 1,000 rows.
 
     Of a model on the hub only config and tokenizer are fetched, of its data sets the first rows.
 

@@ -32,7 +32,7 @@ def export(
     ] = False,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"],
-        typer.Option("--dtype", help="Number format of the weights."),
+        typer.Option("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16."),
     ] = "float32",
     push: Annotated[
         str | None,

@@ -28,13 +28,15 @@ def generate(
         typer.Argument(metavar="PROMPT", help="Prompt to continue (default: stdin).", show_default=False),
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", min=1, help="Most tokens to generate.")
+        int, typer.Option("--max-new-tokens", metavar="N", min=1, help="Most tokens to generate.")
     ] = 128,
     temperature: Annotated[
         float,
-        typer.Option("--temperature", min=0.0, help="Sampling temperature; 0 takes the likeliest token."),
+        typer.Option("--temperature", metavar="T", min=0.0, help="0 takes the likeliest token."),
     ] = 0.0,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed, to sample the same text again.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Seed, to sample the same text again.")
+    ] = None,
     base: Annotated[
         bool, typer.Option("--base", help="Print the base model's continuation first, to compare.")
     ] = False,

@@ -36,8 +36,9 @@ def report(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write what became of a run as one HTML file: curves, peers, contributors, recipe, versions. While it
-    runs or after. It holds no secret: it can be passed on.
+    """Write what became of a run as one HTML file.
+
+    It has curves, peers, contributors, recipe and versions, and no secret: it can be passed on.
 
     Examples: cocktail report amber-otter-42
     cocktail report amber-otter-42 -o report.html --open

@@ -35,17 +35,16 @@ def dashboard(
     ] = None,
     bind: Annotated[
         str,
-        typer.Option(
-            "--bind", metavar="ADDRESS", help="Address to serve at; 0.0.0.0 lets other machines look too."
-        ),
+        typer.Option("--bind", metavar="ADDRESS", help="0.0.0.0 lets other machines look too."),
     ] = "127.0.0.1",
     port: Annotated[
         int | None,
         typer.Option(
             "--port",
+            metavar="PORT",
             min=0,
             max=65535,
-            help="TCP port; 0: a free one (default: 29480, or a free one).",
+            help="TCP port (default: 29480, or a free one).",
             show_default=False,
         ),
     ] = None,

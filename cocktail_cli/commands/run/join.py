@@ -23,7 +23,7 @@ def join(
         typer.Argument(
             metavar="RUN_URL",
             envvar="COCKTAIL_RUN_URL",
-            help="The line that the run's host passed on; @FILE reads it from a file, - from stdin.",
+            help="The host's line; @FILE reads it from a file, - from stdin.",
             show_default=False,
             show_envvar=True,
         ),
@@ -31,9 +31,16 @@ def join(
     name: Annotated[
         str | None,
         typer.Option(
-            "--name", envvar="COCKTAIL_NAME", help="Name that the other peers see (default: this machine's)."
+            "--name", metavar="NAME", envvar="COCKTAIL_NAME", help="Name to show (default: this machine's)."
         ),
     ] = None,
+    wait: Annotated[
+        str,
+        typer.Option("--wait", metavar="TIME", help="Keep trying while the run is unreachable: 10m."),
+    ] = "0s",
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", envvar="COCKTAIL_YES", help="Do not ask before joining.")
+    ] = False,
     device: options.Device = "auto",
     gpus: options.Gpus = 1,
     micro_batch_size: options.MicroBatch = None,
@@ -49,15 +56,6 @@ def join(
     listen: options.Listen = None,
     advertise: options.PeerAdvertise = None,
     trust_remote_code: options.TrustCode = False,
-    wait: Annotated[
-        str,
-        typer.Option(
-            "--wait", metavar="TIME", help="Keep trying this long while the run cannot be reached: 10m."
-        ),
-    ] = "0s",
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", envvar="COCKTAIL_YES", help="Do not ask before joining.")
-    ] = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
@@ -65,16 +63,16 @@ def join(
     progress: options.ProgressOption = "auto",
     life_line: Annotated[bool, typer.Option("--life-line", hidden=True)] = False,
 ) -> None:
-    """Join a run: fetch its model, train and exchange updates until the run is over or you press Ctrl-C.
+    """Lend this machine to a run. It trains until the run is over or you press Ctrl-C.
 
     The host cannot run code here: a recipe is data, weights are tensors. Outside --hours, or while
-    --only-idle or --max-temp forbid it, this machine leaves, stores a checkpoint, and joins again by itself.
+    --only-idle or --max-temp forbid it, this machine leaves, stores a checkpoint, and returns by itself.
 
     Examples: cocktail join cocktail://...
     echo "$URL" | cocktail join - -y
     cocktail join @url.txt --hours 22:00-07:00 --max-up 5mbit --vram-limit 20GiB
 
-    With --json every line of stdout is an event: {"v":1,"t":...,"event":"step","step":3,"loss":4.1,...}
+    With --json each line is an event: {"v":1,"t":...,"event":"step","step":3,"loss":4.1,...}
     """
     from recipes.config import parse_duration
     from transport import parse_url

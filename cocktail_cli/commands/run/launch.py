@@ -18,38 +18,29 @@ from cocktail_cli.ui import Display, open_view
 def launch(
     recipe: options.Recipe,
     overrides: options.Overrides = None,
-    peers: Annotated[int, typer.Option("--peers", min=0, help="Peers to start on this machine.")] = 1,
-    no_train: Annotated[
-        bool, typer.Option("--no-train", help="Only coordinate: start no peer here.")
-    ] = False,
     data: options.DataPath = None,
     model: options.ModelName = None,
     output_dir: options.Output = None,
+    peers: Annotated[
+        int, typer.Option("--peers", metavar="N", min=0, help="Peers to start on this machine.")
+    ] = 1,
+    no_train: Annotated[
+        bool, typer.Option("--no-train", help="Only coordinate: start no peer here.")
+    ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the unfinished run in the output folder, same URL.")
+        bool, typer.Option("--resume", help="Continue the run in DIR, as `cocktail resume` does.")
     ] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Leave the run that is in the output folder, begin anew in DIR-2.")
+        bool, typer.Option("--fresh", help="Leave the run in DIR alone, begin anew in DIR-2.")
     ] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Print the URL and go; the run goes on without this terminal.")
-    ] = False,
+    detach: options.Detach = False,
+    dashboard: options.WithPage = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check and plan only, as `validate` and `plan` do.")
+        bool, typer.Option("--dry-run", help="Check and plan only: `validate` and `plan`.")
     ] = False,
-    bind: Annotated[str, typer.Option("--bind", metavar="ADDRESS", help="Address to listen on.")] = BIND,
-    port: Annotated[
-        int, typer.Option("--port", envvar="COCKTAIL_PORT", min=0, max=65535, help="TCP port; 0: a free one.")
-    ] = PORT,
-    advertise: Annotated[
-        str | None,
-        typer.Option(
-            "--advertise", envvar="COCKTAIL_ADVERTISE", metavar="HOST[:PORT]", help="Address in the run URL."
-        ),
-    ] = None,
-    dashboard: Annotated[
-        bool, typer.Option("--dashboard", help="And a page in the browser here, as long as it runs.")
-    ] = False,
+    bind: options.Bind = BIND,
+    port: options.Port = PORT,
+    advertise: options.Advertise = None,
     device: options.Device = "auto",
     gpus: options.Gpus = 1,
     micro_batch_size: options.MicroBatch = None,
@@ -62,18 +53,15 @@ def launch(
     verbose: options.Verbose = 0,
     no_color: options.NoColor = False,
     progress: options.ProgressOption = "auto",
-    detached: Annotated[bool, typer.Option("--detached", hidden=True)] = False,
+    detached: options.Detached = False,
 ) -> None:
-    """Start a run: its hub and local peers. Prints the line others join with, ends with the model on disk.
+    """Start a run. Prints the line that others join with, and ends with the model on disk.
 
     Examples: cocktail launch smoke --peers 3
-    cocktail launch my.yaml learning_rate=1e-4 --data rows.jsonl --model ./my-model -o outputs/first
+    cocktail launch my.yaml learning_rate=1e-4 --data rows.jsonl -o outputs/first
 
-    After a crash of this machine: the same command with --resume. Peers elsewhere come back by themselves.
-    With --detach `cocktail status` and `stop` reach the run, and cocktail.log in its folder has its words.
-
-    With --json every line of stdout is an event:
-    {"v":1,"t":...,"event":"step","step":3,"loss":4.1,"peers":3,...}
+    After a crash or a pause `cocktail resume` continues the run. After --detach `cocktail logs` has its
+    words. With --json each line is an event: {"v":1,"t":...,"event":"step","step":3,"loss":4.1,...}
     """
     if dry_run:
         trust = trust_remote_code

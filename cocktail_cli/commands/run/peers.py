@@ -39,9 +39,9 @@ def peers(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show the peers of a run of this machine: present, waiting, gone and banned; or decide about one.
+    """Show the peers of a run of this machine, or decide about one.
 
-    PEER is a name, or the 16 digits of a key.
+    They are present, waiting, gone or banned. PEER is a name, or the 16 digits of a key.
 
     Example: cocktail peers amber-otter-42 --approve attic-3090
 
@@ -71,10 +71,9 @@ def kick(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Remove a peer from a run of this machine; its work goes to others. Without --ban it may ask to join
-    again.
+    """Remove a peer from a run of this machine.
 
-    A ban removes every process with its key.
+    Its work goes to others. Without --ban it may ask to join again. A ban removes every process with its key.
 
     Example: cocktail kick amber-otter-42 attic-3090 --ban
     """

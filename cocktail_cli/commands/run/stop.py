@@ -24,8 +24,9 @@ def stop(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """End a run of this machine and write its model; or pause it: its peers store checkpoints, the launch
-    ends.
+    """End a run of this machine and write its model; or pause it.
+
+    A paused run's peers store checkpoints, its launch ends, and `cocktail resume` continues it.
 
     Examples: cocktail stop amber-otter-42
     cocktail stop amber-otter-42 --pause

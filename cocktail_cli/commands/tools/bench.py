@@ -9,22 +9,25 @@ from typing import Annotated
 import typer
 
 from cocktail_cli import options
+from cocktail_cli.help_pages import CommandTable
 from cocktail_cli.machine import check_trust, isolate_model_code, pick_device
 from cocktail_cli.ui import Display, megabytes, open_view
 from cocktail_cli.volunteer import read_url
 
-app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
+app = CommandTable(help="Measure this machine.")
 
 
 @app.command("compress")
 def compress(
     params: Annotated[
-        float, typer.Option("--params", min=1000, help="Size of the vector: 40e6, 6.05e9.")
+        float, typer.Option("--params", metavar="N", min=1000, help="Size of the vector: 40e6, 6.05e9.")
     ] = 40e6,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[
+        str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
+    ] = "cpu",
     as_json: options.Json = False,
 ) -> None:
-    """Encode and decode as a run would, and print bytes, times and errors.
+    """Encode and decode as a run would: bytes, times and errors.
 
     Example: cocktail bench compress
 
@@ -45,9 +48,10 @@ def net(
     ],
     as_json: options.Json = False,
 ) -> None:
-    """Measure the line to a run: round trip, both directions, and a packet of the run over it.
+    """Measure the line to a run.
 
-    Joins for a few seconds under the name doctor, and gets no work.
+    Measures round trip, both directions, and a packet of the run. Joins for a few seconds under the
+    name doctor, and gets no work.
 
     Example: cocktail bench net cocktail://...
 
@@ -92,10 +96,14 @@ def megabit(rate: float | None) -> str:
 def step(
     recipe: options.Recipe,
     overrides: options.Overrides = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to measure, after one to warm up.")] = 5,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", min=1, help="Steps to measure, after one to warm up.")
+    ] = 5,
     peers: Annotated[
         int | None,
-        typer.Option("--peers", min=1, help="Peers that share a batch (default: the recipe's min_peers)."),
+        typer.Option(
+            "--peers", metavar="N", min=1, help="Peers that share a batch (default: swarm.min_peers)."
+        ),
     ] = None,
     data: options.DataPath = None,
     model: options.ModelName = None,
@@ -106,7 +114,7 @@ def step(
     quiet: options.Quiet = False,
     progress: options.ProgressOption = "auto",
 ) -> None:
-    """Train alone for a few steps, without a network, and print what a step takes here.
+    """Train alone for a few steps, and print what a step takes here.
 
     The model is fetched as for a launch; of the data only the first rows are read.
 

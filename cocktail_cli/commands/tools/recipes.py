@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 
 from cocktail_cli.errors import Failure
+from cocktail_cli.help_pages import CommandTable
 from cocktail_cli.host import as_yaml
 from cocktail_cli.machine import pick_device
 from cocktail_cli.options import Device, Json, Quiet, Recipe
 from cocktail_cli.volunteer import Resources, VolunteerLimits, lacking, requirements_column
 
-app = typer.Typer(no_args_is_help=True, help="Shipped recipes, and the keys of a recipe.")
+app = CommandTable(help="Shipped recipes, and the keys of a recipe.")
 
 
 @app.command("list")
@@ -66,7 +67,7 @@ def show(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print a recipe: as it is written, or with every key (--resolved, --json).
+    """Print a recipe as it is written, or with every key.
 
     Example: cocktail recipes show smoke --resolved
     """

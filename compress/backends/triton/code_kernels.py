@@ -10,6 +10,8 @@ import triton.language as tl
 from compress.quantization import levels as fitted
 from compress.quantization import quantizer as host
 
+from .launching import launch
+
 ROWS = 8
 BLOCK = 1024
 
@@ -27,8 +29,8 @@ def quantize(values: torch.Tensor, bits: int, bucket: int) -> host.Codes:
     scales = torch.empty(buckets, dtype=torch.int32, device=values.device)
     by_bin = torch.from_numpy(plan.levels.by_bin).to(values.device)
     at = torch.from_numpy(plan.levels.at.astype(np.float32)).to(values.device)
-    _quantize[(triton.cdiv(buckets, ROWS),)](
-        values, k, buckets, by_bin, at, codes, scales,
+    launch(
+        _quantize, triton.cdiv(buckets, ROWS), values, k, buckets, by_bin, at, codes, scales,
         bits, bucket, ROWS, plan.by_largest, bits > 1 and not plan.by_largest,
         fitted.LOWEST, fitted.SHIFT, fitted.BINS, fitted.BEYOND.get(bits, 1.0),
     )  # fmt: skip
@@ -48,7 +50,8 @@ def dequantize(codes: host.Codes, device: torch.device) -> torch.Tensor:
     table = torch.from_numpy(np.concatenate([positive, -positive, [0]]).astype(np.float32)).to(device)
     packed = torch.from_numpy(codes.packed.copy()).to(device)
     scales = torch.from_numpy(host.widen(codes.scales)).to(device)
-    _dequantize[(triton.cdiv(k, BLOCK),)](packed, table, scales, out, k, codes.quant_bucket_size, bits, BLOCK)
+    size = codes.quant_bucket_size
+    launch(_dequantize, triton.cdiv(k, BLOCK), packed, table, scales, out, k, size, bits, BLOCK)
     return out
 
 

@@ -14,6 +14,8 @@ from compress.coding import CROWDED, FEW, GAPS, EncodedPositions, encode_steps, 
 from compress.errors import NonFiniteError, PacketError
 from compress.selection import topk
 
+from .launching import launch
+
 BLOCK = 4096
 
 
@@ -86,13 +88,13 @@ def _guess(bits: torch.Tensor, k: int, sigmas: float) -> int:
 def _reaching(bits: torch.Tensor, low: int) -> Survivors:
     blocks = triton.cdiv(len(bits), BLOCK)
     counts = torch.empty(blocks, dtype=torch.int64, device=bits.device)
-    _count[(blocks,)](bits, len(bits), low, counts, BLOCK)
+    launch(_count, blocks, bits, len(bits), low, counts, BLOCK)
     ends = counts.cumsum(0)
     k = int(ends[-1]) if blocks else 0
     positions = torch.empty(k, dtype=torch.int64, device=bits.device)
     values = torch.empty(k, dtype=torch.int32, device=bits.device)
     if k:
-        _gather[(blocks,)](bits, len(bits), low, ends - counts, positions, values, BLOCK)
+        launch(_gather, blocks, bits, len(bits), low, ends - counts, positions, values, BLOCK)
     return Survivors(positions, values.view(torch.float32))
 
 

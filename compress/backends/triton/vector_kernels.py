@@ -6,20 +6,21 @@ import torch
 import triton
 import triton.language as tl
 
+from .launching import launch
+
 BLOCK = 1024
 
 
 def difference(x: torch.Tensor, y: torch.Tensor, units: torch.Tensor, block: int, out: torch.Tensor) -> None:
     """Compute out = x - y on the sample; out: (m,). The last block of the sample may be short."""
-    grid = (triton.cdiv(len(out), BLOCK),)
-    _difference[grid](x, y, units, out, len(out), block.bit_length() - 1, BLOCK)
+    blocks = triton.cdiv(len(out), BLOCK)
+    launch(_difference, blocks, x, y, units, out, len(out), block.bit_length() - 1, BLOCK)
 
 
 def add(x: torch.Tensor, at: torch.Tensor, values: torch.Tensor, alpha: int) -> None:
     """Add alpha * values to x[at]; at: (k,) int64, each at most once. The product is exact, so each element
     is rounded once."""
-    grid = (triton.cdiv(len(at), BLOCK),)
-    _add[grid](x, at, values, len(at), float(alpha), BLOCK)
+    launch(_add, triton.cdiv(len(at), BLOCK), x, at, values, len(at), float(alpha), BLOCK)
 
 
 @triton.jit

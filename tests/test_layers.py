@@ -38,7 +38,7 @@ SHELLS = {
     "aggregators": "aggregator_thread shard_aggregation shard_barrier shard_clients shard_server "
     "sharded_exchange",
     "hub": "commit_thread server",
-    "peer": "admin_client catch_up_downloads connection_manager peer_link",
+    "peer": "admin_client catch_up_downloads connection_manager peer_link run_visit",
     "protocol": "keys",
     "wire": "connection_guard memory_sockets rate_limit zeromq_sockets",
 }

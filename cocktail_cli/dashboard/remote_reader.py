@@ -72,7 +72,7 @@ class RemoteReader:
             except (Unreachable, LinkLost):
                 if not self.answer:
                     raise
-                if self.answer["state"] not in ("paused", "finished", "failed"):
+                if self.answer["state"] not in ("paused", "finished", "stopped", "failed"):
                     return self.told("unreachable")
             return self.told(self.answer["state"])
 

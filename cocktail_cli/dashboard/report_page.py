@@ -23,6 +23,7 @@ STATES = {
     "running": "is running",
     "waiting": "waits for peers",
     "finished": "is finished",
+    "stopped": "was stopped by its host before all steps were done",
     "paused": "is paused by its host, and may go on",
     "failed": "ended without a result",
     "unreachable": "cannot be reached any more",

@@ -161,10 +161,11 @@ class HostSession:
                 children.finish(self.within(5.0))
             except BaseException as error:
                 at_once = isinstance(error, Interrupted)
-                hub.stop(now=True, reason="stopped by its host" if at_once else explain(error).message)
+                reason = "stopped by its host" if at_once else explain(error).message
+                hub.stop(now=True, reason=reason)
                 self.stop_by = time.monotonic() if at_once else self.stop_by
                 with suppress(OSError):  # of a full disk, perhaps the error itself
-                    self.record_end("failed", narrator)
+                    self.record_end("failed", narrator, reason)
                 self.say_how_to_go_on()
                 raise
             finally:
@@ -377,24 +378,25 @@ class HostSession:
         """Write the committed model, unless the disk is full; say how the run ended."""
         from transport.protocol import PAUSED
 
-        state: machine.State = "finished" if ended.exit_code == 0 and narrator.rounds else "failed"
-        state = "paused" if ended.exit_code == PAUSED else state
+        state: machine.State = "finished" if ended.finished else "stopped"
+        if ended.exit_code:
+            state = "paused" if ended.exit_code == PAUSED else "failed"
         try:
             if narrator.rounds and not full and state != "paused":
                 self.show(events.Progressed("writing the model"))
                 rounds = work.model.write_model(self.folder, progress=self.meter("writing the model"))
                 self.push(rounds)
-            self.record_end(state, narrator)
+            self.record_end(state, narrator, ended.reason)
         except Exception as error:
             if not full and not disk_is_full(error):
                 raise
             full = True
         if full:
             with suppress(OSError):
-                self.record_end("failed", narrator)
+                self.record_end("failed", narrator, "the disk is full")
             self.say_how_to_go_on()
             raise out_of_disk(self.folder, (AGAIN,))
-        if state == "finished":
+        if state in ("finished", "stopped") and narrator.rounds:
             work.durable.forget()
         if state == "paused":
             self.show(events.RunPaused(self.record.run, narrator.step, self.record.planned, ended.reason))
@@ -402,7 +404,8 @@ class HostSession:
             return
         if ended.exit_code or not narrator.rounds:
             self.say_how_to_go_on()
-            raise Failure(FAILURES.get(ended.exit_code, "unexpected"), ended.reason)
+            at = "" if narrator.rounds else f" before the first of {self.record.planned} steps"
+            raise Failure(FAILURES.get(ended.exit_code, "unexpected"), ended.reason + at)
         self.show(
             events.RunFinished(
                 run=self.record.run,
@@ -414,10 +417,10 @@ class HostSession:
             )
         )
 
-    def record_end(self, state: machine.State, narrator: Narrator) -> None:
+    def record_end(self, state: machine.State, narrator: Narrator, reason: str) -> None:
         """Write to run.json how the run ended, beside what other commands have written there."""
         record = machine.reread_run(self.record)
-        machine.save_run(record.ended(state, narrator.step, narrator.eval_loss))
+        machine.save_run(record.ended(state, narrator.step, narrator.eval_loss, reason))
 
     def push(self, rounds: int) -> None:
         """Push the model, which is on the disk even if this fails."""

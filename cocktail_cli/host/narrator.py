@@ -49,13 +49,17 @@ class Narrator:
             if where and self.reached not in (where, INTERNET):
                 self.reached = where
                 yield ours.Reached(printable(event.peer), where)
+        elif isinstance(event, theirs.PeerDeciding):
+            yield ours.PeerDeciding(printable(event.peer), printable(event.hardware))
+        elif isinstance(event, theirs.PeerDeclined):
+            yield ours.PeerDeclined(printable(event.peer))
         elif isinstance(event, theirs.PeerReady):
             yield ours.PeerReady(printable(event.peer), event.round, round(event.joining_s, 1))
         elif isinstance(event, theirs.PeerAsks):
             yield ours.PeerAsks(printable(event.peer), event.key, printable(event.hardware))
         elif isinstance(event, theirs.PeerLeft):
             self.present.discard(event.peer)
-            yield ours.PeerLeft(printable(event.peer), printable(event.reason), event.legacy)
+            yield ours.PeerLeft(printable(event.peer), printable(event.reason), event.legacy, event.how)
         elif isinstance(event, theirs.RoundCommitted):
             yield self.committed(event)
         elif isinstance(event, theirs.EvaluationDone):
@@ -98,6 +102,7 @@ class Narrator:
             lr=self.rate_at(max(0, event.step - 1)) if self.rate_at and event.loss is not None else None,
             grad_norm=median(event.grad_norm.values()) if event.grad_norm else None,
             samples=event.counted,
+            eta_s=None if event.eta_s is None else round(event.eta_s, 1),
         )
 
     def ratios(self, moved: Mapping[str, int], members: list[str]) -> dict[str, float]:

@@ -27,7 +27,7 @@ def unfinished(folder: Path, recipe: Recipe) -> RunRecord:
     record = read_run(folder)
     if record is None:
         raise Failure("run_unknown", f"{folder} holds no run to go on with", hints=("where it lies: -o DIR",))
-    if record.state == "finished":
+    if record.over:
         hint = f"its model: {folder}, or cocktail export {record.run} -o DIR"
         raise Failure("output_in_use", f"the run {record.run} in {folder} is over", hints=(hint,))
     if not record.is_of(recipe.recipe_hash):

@@ -41,7 +41,7 @@ def claim(folder: Path, recipe_hash: str) -> None:
     record = read_run(folder)
     check_unlocked(folder, record)
     if record is not None:
-        same, over = record.is_of(recipe_hash), record.state == "finished"
+        same, over = record.is_of(recipe_hash), record.over
         anew = f"begin anew in {unused_folder(folder).name}: the same command with --fresh"
         hints: tuple[str, ...] = (anew, *other, f"its model: cocktail export {record.run} -o DIR")
         if same and not over:

@@ -20,7 +20,8 @@ import platformdirs
 
 from cocktail_cli.errors import Failure
 
-State = Literal["running", "paused", "finished", "failed", "died"]  # died: derived, never written
+# stopped: by its host, before all steps were done. died: derived, never written
+State = Literal["running", "paused", "finished", "stopped", "failed", "died"]
 
 FILE = "run.json"
 
@@ -54,6 +55,12 @@ class RunRecord:
     eval_loss: float | None = None
     reach: str = ""  # what is known of the address in the URL
     planned: int = 0  # steps of the whole run; 0: a record of before this was noted
+    reason: str = ""  # why it ended
+
+    @property
+    def over(self) -> bool:
+        """True where there is nothing to go on with: it is finished, or was stopped and has a model."""
+        return self.state == "finished" or (self.state == "stopped" and self.steps > 0)
 
     def is_of(self, recipe_hash: str) -> bool:
         """Tell whether it was launched with the recipe of this hash."""
@@ -84,8 +91,8 @@ class RunRecord:
             return False
         return True
 
-    def ended(self, state: State, steps: int, eval_loss: float | None) -> RunRecord:
-        return replace(self, state=state, steps=steps, eval_loss=eval_loss)
+    def ended(self, state: State, steps: int, eval_loss: float | None, reason: str = "") -> RunRecord:
+        return replace(self, state=state, steps=steps, eval_loss=eval_loss, reason=reason)
 
 
 def home() -> Path:

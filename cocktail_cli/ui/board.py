@@ -16,6 +16,8 @@ from .text_chart import LEAST_ROWS, UNICODE, Glyphs, text_chart
 BARS = "▁▂▃▄▅▆▇█"
 WIDE = 79  # columns that the full table needs
 OF_LATE = 60.0  # seconds over which rates are averaged
+GONE = ("left", "lost", "removed")
+AWAY = ("deciding", *GONE)  # states of people who are not in the run
 STALE = 5.0  # seconds after which progress without news is dropped
 POINTS = 4096  # of the loss curve in memory; neighbours are averaged beyond
 SMALL = 4  # terminals with fewer lines get one line
@@ -120,6 +122,12 @@ def printable(text: str, limit: int = 120) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)[:limit]
 
 
+def departed(how: str, reason: str) -> str:
+    """Say how a peer went, once: `left: preempted`, `is lost: silent for 30 s`."""
+    why = reason.removeprefix("left: ").removeprefix("asked to leave")
+    return {"lost": "is lost", "removed": "was removed"}.get(how, "left") + (f": {why}" if why else "")
+
+
 @dataclass
 class PeerRow:
     """A peer's line in the table."""
@@ -133,7 +141,8 @@ class PeerRow:
     sums: deque[tuple[float, float, float, float]] = field(default_factory=deque)
 
     def add(self, now: float, tokens: float, up: float, down: float) -> None:
-        if self.sums and (tokens < self.sums[-1][1] or up < self.sums[-1][2]):
+        earlier = self.sums[-1][1:] if self.sums else ()
+        if any(new < old for new, old in zip((tokens, up, down), earlier, strict=False)):
             self.sums.clear()  # it has joined again, or the hub was restarted: the sums begin at zero
         self.sums.append((now, tokens, up, down))
         while len(self.sums) > 2 and self.sums[1][0] < now - OF_LATE:
@@ -175,7 +184,9 @@ class Board:
     step_s: float = 0.0
     compute_s: float = 0.0
     wait_s: float = 0.0
-    eta: tuple[float, float] | None = None  # (seconds left, monotonic time of that answer), by the hub
+    # (seconds left, monotonic time of that estimate): the hub's, or by the run's steps before it is asked
+    eta: tuple[float, float] | None = None
+    asked: bool = False  # the hub has answered
     lr: float | None = None
     grad_norm: float | None = None
     moved: float = 0.0  # bytes exchanged so far, both ways, all members; downloads of joiners excluded
@@ -194,14 +205,20 @@ class Board:
                 self.state = "waiting for peers"
             case events.Joined():
                 self.run, self.recipe, self.me, self.state = event.run, event.recipe, event.peer, "joined"
+            case events.PeerDeciding():
+                self.peers[event.peer] = PeerRow(event.hardware, "deciding")
+                self.note(f"{event.peer} is deciding whether to join")
+            case events.PeerDeclined():
+                self.peers.pop(event.peer, None)
+                self.note(f"{event.peer} did not join")
             case events.PeerJoined():
                 self.peers[event.peer] = PeerRow(event.hardware)
                 self.note(f"{event.peer} joined")
             case events.PeerReady():
                 self.peers.setdefault(event.peer, PeerRow()).state = "waiting"
             case events.PeerLeft():
-                self.peers.pop(event.peer, None)
-                self.note(f"{event.peer} left: {event.reason.removeprefix('left: ')}")
+                self.peers.setdefault(event.peer, PeerRow()).state = event.how
+                self.note(f"{event.peer} {departed(event.how, event.reason)}")
             case events.Step():
                 self.count(event)
             case events.Eval():
@@ -210,11 +227,24 @@ class Board:
                 measured = event.total > 0 or event.rate > 0
                 self.progress, self.progressed = (event if measured else None), time.monotonic()
                 self.state = self.state if measured and self.losses else event.state
-            case events.Left() | events.RunFinished() | events.RunPaused():
+            case events.RunFinished() | events.RunPaused():
                 self.state = event.reason
+                self.end_rows()
+            case events.Left():
+                self.state = event.reason
+                if event.finished:
+                    self.step = self.steps
+                    self.end_rows()
+                elif self.me in self.peers:
+                    self.peers[self.me].state = "left"
 
     def note(self, what: str) -> None:
         self.said.append(f"{time.strftime('%H:%M:%S')} {what}")
+
+    def end_rows(self) -> None:
+        """Mark all peers that are present as done: the run is over."""
+        for row in self.peers.values():
+            row.state = row.state if row.state in AWAY else "done"
 
     def count(self, event: events.Step) -> None:
         self.step, self.steps, self.state = event.step, event.steps, "training"
@@ -234,23 +264,28 @@ class Board:
         moved = sum(up.get(peer, 0) + down.get(peer, 0) - fetched.get(peer, 0) for peer in members)
         self.moved, self.full = self.moved + moved, self.full + event.ratio_fp16 * moved
         now = time.monotonic()
-        for name in event.up_bytes:
+        for name in members:  # not those that are still joining, whose bytes are counted too
             row = self.peers.setdefault(name, PeerRow())
             row.state, row.seen = "training" if name in event.accepted else "late", now
+        if not self.asked:
+            self.eta = None if event.eta_s is None else (event.eta_s, now)
 
     def look(self, status: Mapping[str, Any]) -> None:
         """Apply a hub's answer to `cocktail status`: the peers as they are now, with their sums."""
-        now, there = time.monotonic(), {printable(str(peer["name"])): peer for peer in status["peers"]}
+        people = [*status.get("others", ()), *status["peers"]]  # of one name, the one that is present
+        now, there = time.monotonic(), {printable(str(peer["name"])): peer for peer in people}
         for name in self.peers.keys() - there.keys():
             del self.peers[name]
         for name, peer in there.items():
             row = self.peers.setdefault(name, PeerRow())
             row.hardware, row.state = printable(str(peer["gpu"])), printable(str(peer["state"]))
+            if row.state == "deciding":  # without a session there are no figures
+                continue
             row.share, row.rtt, row.seen = peer["share"], peer["rtt_ms"], now - peer["last_seen_s"]
             row.add(now, peer.get("tokens", 0), peer["up_bytes"], peer["down_bytes"])
         self.tokens = status.get("tokens") or self.tokens
         self.tokens_per_s = status.get("tokens_per_s") or 0.0
-        left = status.get("eta_s")
+        left, self.asked = status.get("eta_s"), True
         self.eta = None if left is None else (left, now)
         earlier = status.get("losses", ())
         if self.watched:
@@ -296,7 +331,8 @@ class Board:
         share = f"step {self.step}/{self.steps} " if self.steps else ""
         loss = f"loss {self.losses[-1][1]:.3f}" if self.losses else ""
         left = f" · ETA {self.time_left()}" if self.time_left() else ""
-        whole = f"{share}{self.state} {loss}".rstrip() + f"{left} · {counted(len(self.peers), 'peer')}"
+        here = sum(row.state not in AWAY for row in self.peers.values())
+        whole = f"{share}{self.state} {loss}".rstrip() + f"{left} · {counted(here, 'peer')}"
         lines = (whole, f"{share}{loss}{left}", f"{share}{loss}", share.strip() or self.state)
         return Line(first_that_fits(lines, width))
 
@@ -309,11 +345,10 @@ class Board:
         return Line.styled(first_that_fits(titles, width), "title")
 
     def time_left(self) -> str:
-        """Format the time left: the hub's estimate, else by the newest step; "" where neither is known."""
-        if self.eta is not None:
-            left = max(0.0, self.eta[0] - (time.monotonic() - self.eta[1]))
-        else:
-            left = self.step_s * (self.steps - self.step)
+        """Format the time left in the run; "" where it is not known. A machine's own steps do not tell it."""
+        if self.eta is None:
+            return ""
+        left = self.eta[0] - (time.monotonic() - self.eta[1])
         return time_left_text(left) if left > 0 and self.step < self.steps else ""
 
     def figures(self) -> list[Line]:
@@ -370,7 +405,7 @@ class Board:
             return []
         columns = COLUMNS if width >= WIDE else NARROW if width >= WIDE_ENOUGH else SLIM
         now, names = time.monotonic(), sorted(self.peers)
-        names.sort(key=lambda name: name != self.me)  # this machine first
+        names.sort(key=lambda name: (name != self.me, self.peers[name].state in GONE))  # this machine first
         shown = names if len(names) < most else names[: most - 2]
         spare = width - sum(FIXED.get(column, 0) + 1 for column in columns) - 1
         name = min(20, spare if columns is SLIM else spare // 2)

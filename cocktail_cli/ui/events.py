@@ -66,6 +66,21 @@ class Progressed:
 
 
 @dataclass(frozen=True)
+class PeerDeciding:
+    """Somebody looks at the run and decides whether to join."""
+
+    peer: str
+    hardware: str = ""
+
+
+@dataclass(frozen=True)
+class PeerDeclined:
+    """Somebody who was deciding went without joining."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
 class PeerJoined:
     peer: str
     hardware: str = ""
@@ -102,6 +117,7 @@ class PeerLeft:
     peer: str
     reason: str
     legacy_bytes: int = 0  # size of the handoff: the residual it left to the aggregators
+    how: str = "left"  # or "lost", or "removed"
 
 
 @dataclass(frozen=True)
@@ -132,6 +148,7 @@ class Step:
     lr: float | None = None  # learning rate of the step; null: no step was taken
     grad_norm: float | None = None  # before clipping; median over the peers, in `join` this machine's own
     samples: int = 0  # samples counted so far; 0: unknown
+    eta_s: float | None = None  # seconds to the end of the run, at the pace of the whole swarm
 
 
 @dataclass(frozen=True)
@@ -194,6 +211,9 @@ class Left:
     steps: int = 0  # steps this machine took part in
     up_bytes: int = 0
     down_bytes: int = 0
+    share: float | None = None  # of the run's trained tokens so far; null: the hub did not say
+    seconds: float = 0.0  # since it joined
+    returns: bool = False  # the run goes on or may, and the same command returns to it
 
 
 Event = (
@@ -201,6 +221,8 @@ Event = (
     | PageOpened
     | Joined
     | Progressed
+    | PeerDeciding
+    | PeerDeclined
     | PeerJoined
     | Reached
     | PeerReady

@@ -25,7 +25,16 @@ from .text_chart import ASCII, UNICODE
 from .wording import farewell, invitation, sentence
 
 # events that change only the table; the others are said above it
-DRAWN = (events.Eval, events.PeerJoined, events.PeerLeft, events.PeerReady, events.Progressed, events.Step)
+DRAWN = (
+    events.Eval,
+    events.PeerDeciding,
+    events.PeerDeclined,
+    events.PeerJoined,
+    events.PeerLeft,
+    events.PeerReady,
+    events.Progressed,
+    events.Step,
+)
 # colours by the words of board.py; the 16 of the terminal, which its user has chosen
 STYLES = {
     "title": "bold",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TextIO
 
 from . import events
-from .board import megabytes
+from .board import counted, departed, duration_text, megabytes
 from .metrics_lines import step_numbers
 
 
@@ -27,8 +27,11 @@ def invitation(event: events.RunStarted, out: TextIO, err: TextIO) -> None:
 def farewell(event: events.RunFinished, out: TextIO, err: TextIO) -> None:
     """Print a run's last words: where the model is, and the command to type next."""
     loss = "" if event.eval_loss is None else f", held-out loss {event.eval_loss:.4f}"
-    of = f" of {event.planned}" if event.planned > event.steps else ""
-    said = f"{event.run} is over: {event.reason}; {event.steps}{of} steps{loss}. The model:"
+    if event.planned > event.steps:
+        how = f"stopped at step {event.steps} of {event.planned} ({event.reason.removeprefix('stopped ')})"
+    else:
+        how = f"is finished: {counted(event.steps, 'step')}"
+    said = f"{event.run} {how}{loss}. The model:"
     print(said, file=err, flush=True)
     print(event.model, file=out, flush=True)
     print(f'Next: cocktail generate {event.model} "Once upon a time"', file=err, flush=True)
@@ -42,6 +45,11 @@ def sentence(event: events.Event) -> str | None:
             return f"joined {event.run} as {event.peer}: recipe {event.recipe}{fetch}"
         case events.PageOpened():
             return f"page: {event.url}"
+        case events.PeerDeciding():
+            what = f" ({event.hardware})" if event.hardware else ""
+            return f"{event.peer}{what} looks at the run and is deciding whether to join"
+        case events.PeerDeclined():
+            return f"{event.peer} did not join"
         case events.PeerJoined():
             return f"{event.peer} joined" + (f" ({event.hardware})" if event.hardware else "")
         case events.Reached():
@@ -52,7 +60,7 @@ def sentence(event: events.Event) -> str | None:
             what = f" ({event.hardware})" if event.hardware else ""
             return f"{event.peer}{what} asks to join: cocktail peers RUN --approve {event.key}, or --deny"
         case events.PeerLeft():
-            return f"{event.peer} left: {event.reason.removeprefix('left: ')}"
+            return f"{event.peer} {departed(event.how, event.reason)}"
         case events.Eval():
             return f"eval step={event.step} loss={event.loss:.4f}"
         case events.Checkpoint():
@@ -62,10 +70,21 @@ def sentence(event: events.Event) -> str | None:
         case events.Warning():
             return f"warning: {event.message}"
         case events.Left():
-            sent = f"sent {megabytes(event.up_bytes)}, received {megabytes(event.down_bytes)}"
-            return f"left {event.run}: {event.reason}; {event.steps} steps, {sent}"
+            return thanks(event)
         case _:
             return None
+
+
+def thanks(event: events.Left) -> str:
+    """Say how a volunteer's part in a run ended, what it gave, and how to return."""
+    reason = event.reason.removeprefix("left (").removesuffix(")")
+    how = f"left {event.run} ({reason})" if reason != event.reason else f"{event.run} is over: {reason}"
+    gave = ""
+    if event.steps:
+        share = "" if event.share is None else f", {event.share:.0%} of all that was trained"
+        gave = f" You gave {counted(event.steps, 'step')}{share}, in {duration_text(event.seconds)}"
+        gave += f" (sent {megabytes(event.up_bytes)}, received {megabytes(event.down_bytes)}). Thank you!"
+    return f"{how}.{gave}" + (" The same command returns." if event.returns else "")
 
 
 def step_line(event: events.Step, verbose: int) -> str:
@@ -87,8 +106,8 @@ def step_line(event: events.Step, verbose: int) -> str:
     fields.append(f"down_kb={sum(event.down_bytes.values()) / max(len(event.down_bytes), 1) / 1e3:.1f}")
     if event.ratio_fp16:
         fields.append(f"ratio_fp16={event.ratio_fp16:.1f}")
-    if event.step_s and event.step < event.steps:
-        fields.append(f"eta_s={event.step_s * (event.steps - event.step):.0f}")
+    if event.eta_s is not None and event.step < event.steps:
+        fields.append(f"eta_s={event.eta_s:.0f}")
     if verbose:
         fields.append(f"fingerprint={event.fingerprint}")
         fields += [f"{peer}={up}/{event.down_bytes.get(peer, 0)}" for peer, up in event.up_bytes.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from cocktail_cli.ui import events
@@ -13,18 +14,24 @@ if TYPE_CHECKING:
     from .run_link import RunLink
 
 
+PACE = 32  # steps over which the run's pace is measured
+
+
 class StepMeter:
     """Measures each step from bytes and time at the end of the previous one."""
 
     def __init__(self, run: RunLink) -> None:
         self.run, self.before = run, run.traffic
         self.at: float | None = None  # end of the previous step; None: the start of the first is unknown
+        # (monotonic seconds, step of the run) at the end of the last steps
+        self.pace = deque[tuple[float, int]](maxlen=PACE)
 
     def measure(self, done: StepDone, peer: Peer) -> events.Step:
         now, (up, down) = time.monotonic(), self.run.traffic
         seconds = 0.0 if self.at is None else now - self.at
         sent, received = up - self.before[0], down - self.before[1]
         self.before, self.at = (up, down), now
+        self.pace.append((now, done.step))
         name, announced = self.run.name, self.run.round
         # bytes of the parameters in FP16, each step
         full = 2 * peer.trainer.layout.size * peer.recipe.compression.local_steps
@@ -48,4 +55,10 @@ class StepMeter:
             wait_s={name: round(peer.wait_s, 3)},
             lr=done.lr if done.loss is not None else None,
             grad_norm=done.grad_norm,
+            eta_s=self.eta_s(announced.steps) if announced else None,
         )
+
+    def eta_s(self, steps: int) -> float | None:
+        """Estimate the seconds to the end from the run's steps, which are not this machine's alone."""
+        (began, first), (now, last) = self.pace[0], self.pace[-1]
+        return round((steps - last) * (now - began) / (last - first), 1) if last > first else None

@@ -66,7 +66,7 @@ def checks(
 def finished(swarm: Swarm) -> Check:
     end = swarm.finished
     figure = f"{end['steps']:,} steps, {end['reason']}" if end else "no run_finished was told"
-    return Check("the run came to its end", bool(end and end["reason"] == "every sample was counted"), figure)
+    return Check("the run came to its end", bool(end and end["reason"] == "all steps are done"), figure)
 
 
 # ---- the books ---------------------------------------------------------------------------------------------

@@ -254,7 +254,7 @@ class Swarm:
     def tell_the_end(self) -> None:
         """Say what the hub was killed before it could."""
         end = {key: self._record()[key] for key in ("steps", "eval_loss")}
-        self._take({"event": "run_finished", **end, "reason": "every sample was counted"})
+        self._take({"event": "run_finished", **end, "reason": "all steps are done"})
 
     def _record(self) -> Line:
         return dict(json.loads((self.out / "run.json").read_text()))

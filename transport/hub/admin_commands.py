@@ -130,25 +130,30 @@ class AdminCommands:
     # ---- the list ------------------------------------------------------------------------------------------
 
     def _list(self, now: float) -> list[Answer]:
-        """List sessions, waiting peers, members that are gone, and banned ones."""
+        """List sessions, waiting and deciding peers, members that are gone, and banned ones."""
         sessions = self._members.by_name()
         rows = [self._row_of(session, traffic, now) for session, traffic in sessions]
         for conn, asking in self._admission.asking.items():
             hardware, waited = asking.hello.hardware, now - asking.since
             rows.append(row(asking.name, key_of(conn), "wants in", hardware, waited))
+        for one in self._admission.visitors:
+            rows.append(row(one.name, one.key, "deciding", one.hardware, now - one.since))
         present = {session.key for session, _ in sessions}
         for known in sorted(self._admission.known.values(), key=lambda k: (k.name, k.key)):
             banned = known.standing == Standing.BANNED.value
             if banned or (known.name and known.key not in present):
-                reason = known.reason if banned else self._members.gone.get(known.name, "")
+                departure = self._members.gone.get(known.name)
+                reason = known.reason if banned or departure is None else departure.reason
                 why = {"strikes": known.strikes, "reason": reason}
-                rows.append(row(known.name, known.key, "banned" if banned else "gone") | why)
+                how = departure.how if departure is not None else "gone"
+                rows.append(row(known.name, known.key, "banned" if banned else how) | why)
         return rows
 
     def _row_of(self, s: Session, traffic: Traffic, now: float) -> Answer:
         known = self._admission.known.get(s.key)
         moved = {"strikes": known.strikes if known else 0, "up_bytes": traffic.up, "down_bytes": traffic.down}
-        return row(s.name, s.key, session_word(s), s.hardware, now - s.since) | moved
+        state = session_word(s, self._members.quiet)
+        return row(s.name, s.key, state, s.hardware, now - s.since) | moved
 
 
 def done(did: str, key: str, names: Iterable[str]) -> Answer:

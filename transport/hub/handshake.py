@@ -60,6 +60,7 @@ class Handshake:
 
     def _begin(self, conn: bytes, m: messages.Hello, now: float) -> None:
         session = self._members.begin(conn, m, now)
+        self._admission.visitors.joined(session.key)
         self._admission.move(session.key, KeyEvent.ADMITTED, session.name)
         self._welcome(session, resumed=False)
         self._dial(session)

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 from transport import actions as do
 from transport.actions import Outbox
 from transport.ledger import Recovered
-from transport.membership import Admission, Roster, Session, same, wrong_run, wrong_token
+from transport.membership import Admission, Roster, Session, Standing, same, wrong_run, wrong_token
 from transport.protocol import RunSettings, messages
 from transport.scheduling import Phase, Rounds
+from transport.wire import key_of
 
 from .admin_commands import AdminCommands
 from .handshake import Handshake
-from .run_status import peers_status, run_status
+from .run_status import joiners_status, people_status, run_status
 from .upload_policy import UploadPolicy
 
 if TYPE_CHECKING:
@@ -34,7 +35,14 @@ if TYPE_CHECKING:
 SessionHandler = Callable[[Session, Any, float], None]
 RequestHandler = Callable[[bytes, Any, float], None]
 # messages that need no session
-Request = messages.Hello | messages.Resume | messages.AskStatus | messages.AskStop | messages.AskAdmin
+Request = (
+    messages.Hello
+    | messages.Resume
+    | messages.AskStatus
+    | messages.Deciding
+    | messages.AskStop
+    | messages.AskAdmin
+)
 
 
 class HubState:
@@ -68,6 +76,7 @@ class HubState:
             messages.Hello: self.handshake.hello,
             messages.Resume: self.handshake.resume,
             messages.AskStatus: self._answer_status,
+            messages.Deciding: self._visit,
             messages.AskStop: self.admin.stop,
             messages.AskAdmin: self.admin.execute,
         }
@@ -126,10 +135,9 @@ class HubState:
         return min(self.members.deadline(), self.admission.deadline(), self.rounds.deadline())
 
     def status(self, now: float, recipe: bool = False) -> str:
-        """Return the JSON text of `cocktail status --json`; `recipe` adds the recipe's text."""
-        peers = peers_status(self.members.by_name(), now)
-        status = run_status(self.rounds, peers, self.members.refused, now)
-        return json.dumps(status | ({"recipe": self.settings.recipe} if recipe else {}))
+        """Return the JSON text of `cocktail status --json`; `recipe` adds what a joiner wants to know."""
+        status = run_status(self.rounds, now) | people_status(self.members, self.admission.visitors, now)
+        return json.dumps(status | (joiners_status(self.rounds) if recipe else {}))
 
     # ---- handlers ------------------------------------------------------------------------------------------
 
@@ -137,9 +145,16 @@ class HubState:
         known = same(m.token, self.admission.token)
         self.out.send(conn, messages.Status(self.status(now, m.recipe)) if known else wrong_token())
 
+    def _visit(self, conn: bytes, m: messages.Deciding, now: float) -> None:
+        key = key_of(conn)
+        if not (same(m.token, self.admission.token) or self.admission.standing(key) is Standing.MEMBER):
+            self.out.send(conn, wrong_token())
+        elif self.rounds.phase is not Phase.ENDED and self.admission.in_turn(conn, now):
+            self.admission.visitors.come(conn, m, now)
+
     def _leave(self, session: Session, m: messages.Leave, now: float) -> None:
         self.out.send(session.conn, messages.Over(f"left: {m.reason}", self.rounds.over.finished))
-        self.members.end(session, f"left: {m.reason}")
+        self.members.end(session, f"left: {m.reason}", "left")
 
     def _pong(self, session: Session, m: messages.Pong, now: float) -> None:
         session.rtt = max(0.0, now - m.sent)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from transport.membership import Session
+import msgspec
+
+from transport.membership import Roster, Session, Visitors
 from transport.protocol import Traffic
 from transport.scheduling import Rounds
 
@@ -18,14 +20,15 @@ WORDS = {
 }
 
 
-def session_word(session: Session) -> str:
-    return WORDS[session.state.value] if session.conn else "lost"
+def session_word(session: Session, over: bool) -> str:
+    """Name a session's state. `over`: of the run, after which a peer that hangs up is done, not lost."""
+    return "done" if over else WORDS[session.state.value] if session.conn else "lost"
 
 
-def run_status(rounds: Rounds, peers: list[dict[str, Any]], refused: int, now: float) -> dict[str, Any]:
+def run_status(rounds: Rounds, now: float) -> dict[str, Any]:
     """Return the figures of a run, by the keys of `cocktail status --json`."""
     settings, history, elapsed = rounds.settings, rounds.history, rounds.elapsed(now)
-    remaining, rate = settings.samples - rounds.leases.counted, rounds.samples_per_s(now)
+    eta = rounds.eta_s(now)
     return {
         "run": settings.run,
         "recipe_hash": settings.recipe_hash,
@@ -33,6 +36,7 @@ def run_status(rounds: Rounds, peers: list[dict[str, Any]], refused: int, now: f
         "local_steps": settings.local_steps,
         "since_s": round(elapsed, 1),
         "state": rounds.state_word,
+        "reason": rounds.over.reason,
         "step": rounds.step,
         "max_steps": settings.steps,
         "round": rounds.round,
@@ -42,33 +46,56 @@ def run_status(rounds: Rounds, peers: list[dict[str, Any]], refused: int, now: f
         "eval_losses": history.held_out.rounded,
         "tokens": history.tokens,
         "tokens_per_s": round(history.tokens / elapsed, 1),
-        "peers": peers,
-        "refused": refused,
         "checkpoint": history.snapshots[-1].round if history.snapshots else None,
-        "eta_s": round(remaining / rate) if rate > 0 else None,
+        "eta_s": None if eta is None else round(eta),
     }
 
 
-def peers_status(peers: list[tuple[Session, Traffic]], now: float) -> list[dict[str, Any]]:
-    """Return the figures of each peer."""
-    total = sum(p.tokens for p, _ in peers) or 1
-    return [
-        {
-            "name": p.name,
-            "gpu": p.hardware,
-            "state": session_word(p),
-            "share": round(p.tokens / total, 4),
-            "tokens": p.tokens,
-            "up_bytes": traffic.up,
-            "down_bytes": traffic.down,
-            "fetched_bytes": traffic.sums.fetched,
-            "rtt_ms": None if p.rtt is None else round(p.rtt * 1000, 1),
-            "last_seen_s": round(now - p.seen, 1),
-            "joined_s": round(now - p.since, 1),
-            "rounds": p.accepted,
-            "left_out": p.left_out,
-            "compute_s": round(p.compute_s, 3),
-            "wait_s": round(p.wait_s, 3),
-        }
-        for p, traffic in peers
+def joiners_status(rounds: Rounds) -> dict[str, Any]:
+    """Return what a joiner wants to know before it decides: the recipe, and what it would fetch and use."""
+    settings, history = rounds.settings, rounds.history
+    return {
+        "recipe": settings.recipe,
+        "base": msgspec.to_builtins(settings.base),
+        "log_bytes": history.log_bytes,
+        "snapshots": msgspec.to_builtins(history.snapshots),
+        "needs": settings.needs,
+    }
+
+
+def people_status(members: Roster, visitors: Visitors, now: float) -> dict[str, Any]:
+    """Return the peers in the run, and the others: those that are deciding, have left, or were lost."""
+    here = members.by_name()
+    total = sum(p.tokens for p, _ in here) + sum(d.session.tokens for d in members.gone.values()) or 1
+    peers = [peer_status(p, t, session_word(p, members.quiet), total, now) for p, t in here]
+    gone = members.gone.values()
+    others = [
+        peer_status(d.session, d.traffic, d.how, total, now) | {"reason": d.reason, "rtt_ms": None}
+        for d in gone
     ]
+    deciding = [
+        {"name": v.name, "gpu": v.hardware, "state": "deciding", "joined_s": round(now - v.since, 1)}
+        for v in visitors
+    ]
+    return {"peers": peers, "others": deciding + others, "refused": members.refused}
+
+
+def peer_status(p: Session, traffic: Traffic, state: str, total: int, now: float) -> dict[str, Any]:
+    """Return the figures of one peer. `total`: trained tokens of all."""
+    return {
+        "name": p.name,
+        "gpu": p.hardware,
+        "state": state,
+        "share": round(p.tokens / total, 4),
+        "tokens": p.tokens,
+        "up_bytes": traffic.up,
+        "down_bytes": traffic.down,
+        "fetched_bytes": traffic.sums.fetched,
+        "rtt_ms": None if p.rtt is None else round(p.rtt * 1000, 1),
+        "last_seen_s": round(now - p.seen, 1),
+        "joined_s": round(now - p.since, 1),
+        "rounds": p.accepted,
+        "left_out": p.left_out,
+        "compute_s": round(p.compute_s, 3),
+        "wait_s": round(p.wait_s, 3),
+    }

@@ -222,9 +222,9 @@ class Hub:
             self._guard_at = now + max(GUARD_S, 20 * took)
 
     def _owner(self, conn: bytes) -> str | None:
-        """Name who pays for a connection: its session; one that waits for approval pays for itself."""
-        waits = conn in self._state.admission.asking
-        return conn.hex() if waits else self._connections.owners.get(conn)
+        """Name who pays for a connection: its session; one that waits or decides pays for itself."""
+        alone = self._state.admission.pays_for_itself(conn)
+        return conn.hex() if alone else self._connections.owners.get(conn)
 
     # ---- any thread (actions.Shell) ------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Peers of a run: admission, sessions, liveness."""
 
 from .admission import KEY_TRANSITIONS, STRIKES, Admission, KeyEvent, Standing
-from .roster import AWAKE_S, CATCHING_UP, Roster
+from .roster import AWAKE_S, CATCHING_UP, Departure, Roster
 from .sessions import (
     SESSION_TRANSITIONS,
     Session,
@@ -14,3 +14,4 @@ from .sessions import (
     wrong_token,
     wrong_version,
 )
+from .visitors import Visitors

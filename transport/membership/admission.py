@@ -18,6 +18,7 @@ from transport.protocol import RunSettings, events, messages, short_key
 from transport.wire import TokenBuckets, key_of, origin_of
 
 from .sessions import clean_name, wrong_token
+from .visitors import Visitors
 
 MOST = 16  # connections that wait at once
 PATIENCE_S = 3600.0  # that one of them waits
@@ -90,6 +91,7 @@ class Admission:
         self.settings, self._out, self.token = settings, out, token
         self.known = {k.key: k for k in known}  # members and the banned
         self.asking: dict[bytes, Asking] = {}  # by connection
+        self.visitors = Visitors(settings, out)
         self._hellos = TokenBuckets(HELLOS_S, HELLOS)
         if settings.own_key and settings.own_key not in self.known:
             self.known[settings.own_key] = KnownPeer(settings.own_key, "", Standing.MEMBER.value)
@@ -150,14 +152,19 @@ class Admission:
         )
 
     def heard(self, conn: bytes, message: messages.Message, now: float) -> bool:
-        """Take a message of a waiting connection: only Leave means something yet. False: it does not wait."""
+        """Take a message of a waiting connection or a visitor: only Leave means something. False: it is
+        neither."""
         if conn not in self.asking:
-            return False
+            return self.visitors.heard(conn, message, now)
         self.asking[conn].seen = now
         if isinstance(message, messages.Leave):
             self._out.send(conn, messages.Over("left", False))
             self.gone(conn)
         return True
+
+    def pays_for_itself(self, conn: bytes) -> bool:
+        """Tell whether a connection may stay though it has no session."""
+        return conn in self.asking or conn in self.visitors
 
     def rotate(self, token: str) -> None:
         """Require this token from newcomers; those that wait came with the old one."""
@@ -165,7 +172,8 @@ class Admission:
         self.dismiss(self.asking, wrong_token())
 
     def gone(self, conn: bytes) -> None:
-        """Drop a waiting connection."""
+        """Drop a waiting connection, or a visitor."""
+        self.visitors.gone(conn)
         key = key_of(conn)
         if conn in self.asking:
             if self.waiting(key) == [conn]:
@@ -180,6 +188,7 @@ class Admission:
 
     def tick(self, now: float, asleep: float) -> None:
         """Ping waiting connections and drop silent ones. The hub was suspended for `asleep` seconds."""
+        self.visitors.tick(now, asleep)
         for conn, asking in list(self.asking.items()):
             asking.since += asleep
             asking.seen += asleep
@@ -198,4 +207,5 @@ class Admission:
         """Return when `tick` has something to do. inf: never."""
         s = self.settings
         times = [min(a.since + PATIENCE_S, a.seen + s.peer_timeout) for a in self.asking.values()]
-        return min([*times, *(a.pinged + s.ping_s for a in self.asking.values())], default=float("inf"))
+        times += [a.pinged + s.ping_s for a in self.asking.values()]
+        return min([*times, self.visitors.deadline()])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from transport import actions as do
 from transport.actions import Outbox
@@ -19,7 +21,18 @@ CATCHING_UP = 512  # sessions before their first Ready: twice the largest swarm,
 SILENT_PINGS = 3  # unanswered pings after which a peer is reported as silent
 SUSPECT = 1 / 3  # of peer_timeout; no round waits for a peer that was silent for so long
 OWED = 4096  # keys that may still hand over error feedback when they are back
-KEPT = 16  # ended sessions whose reasons are remembered
+KEPT = 16  # ended sessions that are remembered
+How = Literal["done", "left", "lost", "removed"]  # how a session ended; done: with the run
+
+
+@dataclass(frozen=True)
+class Departure:
+    """The end of a session."""
+
+    session: Session
+    traffic: Traffic
+    how: How
+    reason: str
 
 
 class Roster:
@@ -32,7 +45,7 @@ class Roster:
         self.sessions: dict[str, Session] = {}  # by session id
         self.traffic = defaultdict[str, Traffic](Traffic)  # by session id; the shell counts into it
         self.quiet = False  # the run is over: departures are no news
-        self.gone: dict[str, str] = {}  # name -> reason, of ended sessions
+        self.gone: dict[str, Departure] = {}  # by name, the newest last
         self._aggregated: dict[str, Collection[int]] = {}  # by key, of ended sessions: Session.aggregated
         self.ignored = 0  # messages that the sender's state does not allow
         self.refused = 0  # malformed messages, and refused connections
@@ -47,7 +60,7 @@ class Roster:
         for old in list(self.sessions.values()):
             back = m.alone and old.conn is None and (old.name, old.key) == (name, key)
             if old.conn == conn or back:
-                self.end(old, "it came back in a new session")
+                self.end(old, "it came back in a new session", "left")
         name = unique_name(name, {s.name for s in self.sessions.values()})
         id, origin = secrets.token_urlsafe(16), origin_of(conn)
         session = Session(id, key, name, m.hardware, conn, State.JOINING, now, now, pinged=now, origin=origin)
@@ -99,19 +112,22 @@ class Roster:
         if session is not None:
             session.conn, session.lost_at, session.grace = None, now, self.settings.grace_s
 
-    def end(self, session: Session, reason: str) -> None:
+    def end(self, session: Session, reason: str, how: How) -> None:
         del self.sessions[session.id]
         returned = self._on_end(session)
+        traffic = self.traffic.get(session.id, Traffic())
+        departure = Departure(session, traffic, "done" if self.quiet else how, reason)
         self._out.add(do.Forget(session.id))
-        self.gone = dict([*self.gone.items(), (session.name, reason)][-KEPT:])
+        self.gone.pop(session.name, None)
+        self.gone = dict([*self.gone.items(), (session.name, departure)][-KEPT:])
         if session.aggregated:
             self._aggregated = dict([*self._aggregated.items(), (session.key, session.aggregated)][-OWED:])
         if not self.quiet:
-            self._out.tell(events.PeerLeft(0.0, session.name, reason, returned, session.handoff))
+            self._out.tell(events.PeerLeft(0.0, session.name, reason, returned, session.handoff, how))
 
     def kick(self, session: Session, code: str, reason: str) -> None:
         self._out.refuse(session.conn, code, reason)
-        self.end(session, reason)
+        self.end(session, reason, "removed")
 
     def kick_other_state(self, session: Session, round: int) -> None:
         """End a session whose x' is not the run's: other base weights, packets, or arithmetic."""
@@ -176,7 +192,8 @@ class Roster:
     def not_ready(self, now: float) -> list[str]:
         """Name sessions that are not ready or have ended, each with the reason."""
         here = [s for s in self.sessions.values() if s.state is not State.READY or s.conn is None]
-        why = self.gone | {s.name: self.why(s.id, now) for s in here}
+        why = {name: departure.reason for name, departure in self.gone.items()}
+        why |= {s.name: self.why(s.id, now) for s in here}
         return [f"{name} ({reason})" for name, reason in sorted(why.items())]
 
     def others(self, name: str, key: str) -> int:
@@ -227,10 +244,10 @@ class Roster:
             session.owes_since = None if session.owes_since is None else session.owes_since + asleep
             if session.conn is None:
                 if now >= session.lost_at + session.grace:
-                    self.end(session, "connection lost")
+                    self.end(session, "connection lost", "lost")
                     continue
             elif now >= session.seen + s.peer_timeout:
-                self.end(session, f"silent for {now - session.seen:.0f} s")
+                self.end(session, f"silent for {now - session.seen:.0f} s", "lost")
                 continue
             elif now >= session.pinged + s.ping_s:
                 session.pinged = now

@@ -6,3 +6,4 @@ from .catch_up_downloads import CatchUpDownloads, WantedFile
 from .connection_manager import LinkLimits
 from .peer_link import HANDOFF_S, LEAVE_S, POLL_S, PeerIdentity, PeerLink
 from .peer_state import HEARD
+from .run_visit import RunPreview, RunVisit

@@ -26,6 +26,21 @@ class PeerJoined(Event):
 
 
 @dataclass(frozen=True)
+class PeerDeciding(Event):
+    """Somebody with the token looks at the run and decides whether to join."""
+
+    peer: str
+    hardware: str
+
+
+@dataclass(frozen=True)
+class PeerDeclined(Event):
+    """A visitor of PeerDeciding went without joining."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
 class PeerAsks(Event):
     """Somebody with the token waits for the host's approval."""
 
@@ -51,6 +66,7 @@ class PeerLeft(Event):
     reason: str  # "left: ...", "connection lost", "silent for 30 s", ...
     returned: int  # samples back in the pool
     legacy: int = 0  # bytes of its residual handoff
+    how: str = "left"  # or "lost": connection or peer went silent; or "removed" by host or hub
 
 
 @dataclass(frozen=True)
@@ -86,6 +102,7 @@ class RoundCommitted(Event):
     down: dict[str, int] = field(default_factory=dict)  # hub to peer; both include ZMTP and CURVE framing
     fetched: dict[str, int] = field(default_factory=dict)  # of `down`: fetched before the peer was ready
     grad_norm: dict[str, float] = field(default_factory=dict)  # of each peer's last step, before clipping
+    eta_s: float | None = None  # to the end of the run, at the rate of late; None: not known yet
     deadline: float = 0.0  # straggler deadline, seconds after the opening, as the last awaited update left it
 
 

@@ -11,7 +11,7 @@ from .messages import MAX_FINGERPRINT, VERSIONS, Message, Ready, Report, ToHub, 
 
 _TO_HUB: msgspec.msgpack.Decoder[ToHub] = msgspec.msgpack.Decoder(ToHub)
 _TO_PEER: msgspec.msgpack.Decoder[ToPeer] = msgspec.msgpack.Decoder(ToPeer)
-HANDSHAKES = ("Hello", "Resume", "AskStatus", "AskStop", "AskOwner")  # carry their version
+HANDSHAKES = ("Hello", "Resume", "AskStatus", "Deciding", "AskStop", "AskOwner")  # carry their version
 M = TypeVar("M")
 # msgspec reports 20,000 nested values by a RecursionError of Python
 NO_MESSAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

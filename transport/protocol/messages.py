@@ -159,6 +159,20 @@ class AskStatus(Message, frozen=True, omit_defaults=True):
     recipe: bool = False  # include its text
 
 
+class Deciding(Message, frozen=True):
+    """After AskStatus, on a connection without a session: its user decides whether to join.
+
+    The hub shows that to the host until the user says Leave, hangs up, or joins with the same key. It answers
+    nothing but Ping, or Refused where the token is wrong.
+    """
+
+    protocol: int
+    token: Word
+    run: Word
+    name: Word
+    hardware: Word = ""
+
+
 class AskStop(Message, frozen=True):
     """The host ends or pauses the run: `cocktail stop`. `secret` is in its run.json, not in the URL."""
 
@@ -402,7 +416,7 @@ REFUSALS = {
 
 ToHub = (
     Hello | Resume | Ready | Report | Evaluated | Leave | Holds | Resigns | Unusable | Ping | Pong
-    | AskStatus | AskStop | AskAdmin | Attach | Put | Chunk | Get
+    | AskStatus | Deciding | AskStop | AskAdmin | Attach | Put | Chunk | Get
 )  # fmt: skip
 ToPeer = (
     Welcome | Refused | Wait | Round | Close | Committed | Over | Ping | Pong | Status | Attached | Have

@@ -19,6 +19,7 @@ class RunSettings:
     local_steps: int = 1  # steps of a round
     base: tuple[File, ...] = ()  # files of the base model
     parameters: int = 0
+    needs: dict[str, int] = field(default_factory=dict)  # bytes that a joiner is told of, by what needs them
     shards: int = 1  # of the global model; HubDelegate knows their bounds
     owners: str = "hub"  # "peers": reachable peers aggregate the shards
     longest_lease: int = 1  # maximum rounds of the lease of a slow peer

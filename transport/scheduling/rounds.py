@@ -14,6 +14,7 @@ every step that needs no further input.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from enum import Enum
 from typing import Protocol
@@ -35,7 +36,8 @@ SHOWN = 8  # rounds named in a warning
 LOOK_S = 0.02  # seconds between two computations of the deadline: each visits every member
 STALE = 4  # rounds after which a lease that a peer's accepted updates did not deliver is leased to others
 TELL_S = 5.0  # seconds of waiting for min_peers before the host is told
-DONE = "every sample was counted"
+PACE = 32  # commits over which the rate is measured
+DONE = "all steps are done"
 
 
 class Phase(Enum):
@@ -93,7 +95,8 @@ class Rounds:
         self.sharding: Sharding | None = None
         self.over = messages.Over("", False)  # how the run ended
         self._deadline, self._balancer = StragglerDeadline(settings.step_timeout), LoadBalancer()
-        self._started, self._counted_at_start = now, self.leases.counted
+        self._started = now
+        self._pace = deque[tuple[float, int]](maxlen=PACE)  # (time, samples counted) at the last commits
         self._stop_at: float | None = None  # when a stop no longer waits for the exchange
         self._stop_reason, self._paused = "", False
         self._waiting_since = self._ticked = self._hold_until = now
@@ -463,7 +466,9 @@ class Rounds:
         self.round += 1
         event = ex.event(accepted, done, self._members.tell_traffic(), now)
         steps, counted = self.settings.steps, self.leases.counted
-        self._out.tell(replace(event, step=self.step, steps=steps, counted=counted))
+        self._pace.append((now, counted))
+        told = replace(event, step=self.step, steps=steps, counted=counted, eta_s=self.eta_s(now))
+        self._out.tell(told)
         self._wait_again(now)
 
     def _credit(self, session: Session, ex: Exchange, done: do.CommitDone, now: float) -> None:
@@ -559,17 +564,23 @@ class Rounds:
     def state_word(self) -> str:
         """Name the run's state as `cocktail status` does."""
         if self.phase is Phase.ENDED:
-            trained = self.over.finished or (self.round and not self.over.resumable)  # a stop leaves a model
-            return "finished" if trained else "paused" if self._paused else "failed"
+            if self.over.finished:
+                return "finished"
+            return "paused" if self._paused else "failed" if self.over.resumable else "stopped"
         return "waiting" if self.phase is Phase.WAITING else "running"
 
     def elapsed(self, now: float) -> float:
         """Return the seconds since this hub started."""
         return max(1e-9, now - self._started)
 
-    def samples_per_s(self, now: float) -> float:
-        """Return the rate of counting since this hub started."""
-        return (self.leases.counted - self._counted_at_start) / self.elapsed(now)
+    def eta_s(self, now: float) -> float | None:
+        """Estimate the seconds to the end from the last commits; None before there are two of them."""
+        if len(self._pace) < 2:
+            return None
+        (began, first), (ended, last) = self._pace[0], self._pace[-1]
+        mean = (ended - began) / (len(self._pace) - 1)
+        span = max(ended - began, now - mean - began)  # a round that takes longer than the mean counts
+        return (self.settings.samples - last) * span / max(1, last - first)
 
     def _enter(self, phase: Phase) -> None:
         assert phase in PHASES[self.phase], f"{self.phase} -> {phase}"

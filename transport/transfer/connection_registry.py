@@ -16,7 +16,14 @@ MAX_CONNECTIONS = 8  # of one session; a peer has five, a bad line leaves some b
 MESSAGES, MESSAGES_S = 2000.0, 1000.0
 KIB = 1024  # bytes of a message that cost as much as one more message
 HANDSHAKE_COST = 50.0  # messages that a handshake message counts as, and its refusal again
-HANDSHAKES = (messages.Hello, messages.Resume, messages.AskStatus, messages.AskStop, messages.AskAdmin)
+HANDSHAKES = (
+    messages.Hello,
+    messages.Resume,
+    messages.AskStatus,
+    messages.Deciding,
+    messages.AskStop,
+    messages.AskAdmin,
+)
 
 
 class ConnectionRegistry:

@@ -103,7 +103,7 @@ def rotate(record: RunRecord, as_json: bool) -> None:
     from transport import RunKeys
     from transport.protocol import RefusedByHub
 
-    if record.state == "finished":
+    if record.over:
         raise Failure("run_unknown", f"the run {record.run} is over: nobody can join it")
     new = record.with_token(RunKeys.new_token())
     save_run(new)

@@ -27,7 +27,7 @@ WHO = {"PEER": "<", "HARDWARE": "<", "STATE": "<"}  # columns of a peer, and how
 BRIEF = WHO | {"UP": ">", "DOWN": ">", "SHARE": ">"}
 OTHERS = "SHARE TOKENS UP DOWN RTT SEEN SINCE ROUNDS LATE COMPUTE WAIT FETCHED"
 ALL = WHO | dict.fromkeys(OTHERS.split(" "), ">")
-OVER = ("paused", "finished", "failed")
+OVER = ("paused", "finished", "stopped", "failed")
 
 
 def status(
@@ -54,12 +54,13 @@ def status(
 
     With --watch a table on a terminal; elsewhere, and with -q or --json, a line for each change.
 
-    With --json one object: run, state (waiting, running, paused, finished, failed), step, max_steps, loss,
-    eval_loss, losses and eval_losses (while it runs: pairs of step and loss, 128 at most), tokens,
-    tokens_per_s, eta_s, since_s, checkpoint (round of the newest snapshot), parameters, local_steps,
-    recipe_hash, reach (of a run of this machine), and peers, each with name, gpu, state, share, tokens,
-    up_bytes, down_bytes, fetched_bytes (of these: before it was ready), rtt_ms, last_seen_s, joined_s,
-    rounds, left_out, compute_s, wait_s.
+    With --json one object: run, state (waiting, running, paused, finished, stopped, failed), reason (of its
+    end), step, max_steps, loss, eval_loss, losses and eval_losses (while it runs: pairs of step and loss, 128
+    at most), tokens, tokens_per_s, eta_s, since_s, checkpoint (round of the newest snapshot), parameters,
+    local_steps, recipe_hash, reach (of a run of this machine), peers, each with name, gpu, state (syncing,
+    waiting, training, behind, lost, done), share, tokens, up_bytes, down_bytes, fetched_bytes (of these:
+    before it was ready), rtt_ms, last_seen_s, joined_s, rounds, left_out, compute_s, wait_s; and others: the
+    same of those that are not in the run (deciding, left, lost, removed).
     """
     if run is None:
         if watch or peers:
@@ -91,7 +92,7 @@ def in_short(found: dict[str, Any], as_json: bool) -> str:
 
 def after(found: dict[str, Any]) -> str:
     """Return the next command for a run that does not go on."""
-    if found["state"] == "finished" and "output_dir" in found:
+    if found["state"] in ("finished", "stopped") and found["step"] and "output_dir" in found:
         return f'cocktail report {found["run"]} · cocktail generate {found["output_dir"]} "Once upon a time"'
     return "the command that launched it, with --resume" if found["state"] == "paused" else ""
 
@@ -191,6 +192,7 @@ def remembered(record: RunRecord) -> dict[str, Any]:
         "step": record.steps,
         "max_steps": record.planned or record.steps,
         "loss": None,
+        "reason": record.reason,
         "eval_loss": record.eval_loss,
         "peers": [],
         "output_dir": record.output_dir,
@@ -204,14 +206,16 @@ def screen(found: dict[str, Any], in_full: bool = False, width: int | None = Non
         if found.get(key) is not None:
             parts.append(f"{label} {found[key]:.4f}")
     if found.get("eta_s"):
-        parts.append(f"ETA {found['eta_s'] // 60:.0f} min")
+        parts.append(f"ETA {duration_text(found['eta_s'])}")
     yield " · ".join(parts)
+    if found.get("reason"):
+        yield str(found["reason"])
     if found.get("reach"):
         yield f"reach: {found['reach']}"
     if in_full:
         yield from table(ALL, map(all_of, found["peers"]), width)
     else:
-        yield from table(BRIEF, map(brief, found["peers"]))
+        yield from table(BRIEF, map(brief, [*found["peers"], *found.get("others", ())]))
 
 
 def brief(peer: dict[str, Any]) -> list[str]:

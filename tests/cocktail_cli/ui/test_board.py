@@ -25,6 +25,7 @@ STEP = Step(
     step_s=0.5,
     compute_s={"a": 0.2, "b": 0.2},
     wait_s={"a": 0.1, "b": 0.1},
+    eta_s=34.0,
 )
 CURVE = [replace(STEP, step=step, loss=6.0 - step / 10) for step in range(1, 41)]
 SIZES = [(79, 24), (59, 20), (139, 40), (39, 10), (199, 60), (19, 5), (9, 3), (79, 100)]
@@ -140,7 +141,7 @@ def test_time_left_is_told_to_the_second_below_an_hour(seconds: float, text: str
     assert time_left_text(seconds) == text
 
 
-def test_the_hubs_estimate_goes_before_the_newest_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hubs_estimate_goes_before_the_one_by_the_runs_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("cocktail_cli.ui.board.time.monotonic", lambda: clock[0])
     board = board_of(STEP)

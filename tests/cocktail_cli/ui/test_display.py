@@ -43,6 +43,7 @@ STEP = Step(
     compute_s={"a": 0.2, "b": 0.2},
     wait_s={"a": 0.1, "b": 0.1},
     tokens_by_peer={"a": 300, "b": 300},
+    eta_s=34.0,
 )
 STORY = [
     STARTED,
@@ -93,9 +94,11 @@ def test_quiet_prints_the_url_and_the_folder() -> None:
 
 def test_a_run_that_was_stopped_early_says_how_far_it_came() -> None:
     err = io.StringIO()
-    PlainView(io.StringIO(), err).show(replace(FINISHED, steps=39, planned=80))
+    stopped = replace(FINISHED, steps=39, planned=80, reason="stopped by its host")
+    PlainView(io.StringIO(), err).show(stopped)
 
-    assert "39 of 80 steps" in err.getvalue()
+    assert "amber-otter-42 stopped at step 39 of 80 (by its host)" in err.getvalue()
+    assert "finished" not in err.getvalue()
 
 
 def test_json_is_one_object_a_line() -> None:

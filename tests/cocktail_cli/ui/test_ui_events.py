@@ -25,6 +25,7 @@ def test_an_event_is_one_line_with_version_time_and_name() -> None:
         "peer": "attic",
         "reason": "left: Ctrl-C",
         "legacy_bytes": 0,
+        "how": "left",
     }
 
 

@@ -120,7 +120,7 @@ def test_a_new_session_may_hand_over_error_feedback_of_the_old_one() -> None:
     )
     old = members.begin(b"a-key.1", hello, 0.0)
     old.aggregated = {1, 2}
-    members.end(old, "connection lost")
+    members.end(old, "connection lost", "lost")
 
     assert members.begin(b"other-key.2", hello, 1.0).aggregated == set()
     assert members.begin(b"a-key.3", hello, 1.0).aggregated == {1, 2}

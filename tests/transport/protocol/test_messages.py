@@ -25,6 +25,7 @@ EXAMPLES_TO_HUB: list[m.Message] = [
     m.Ping(1.0),
     m.Pong(1.0),
     m.AskStatus(1, "t", "run"),
+    m.Deciding(1, "t", "run", "ann"),
     m.AskStop(1, "s", "run", True, True),
     m.Attach("s"),
     m.Put("update/1", 10, b"\0" * 32, 1024),

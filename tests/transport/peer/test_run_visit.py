@@ -1,0 +1,84 @@
+"""A visit asks a real hub over a real socket, is seen as deciding, and leaves no trace behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from toy_swarm import ToyWork, toy_settings
+
+from transport import Hub, Ledger, PeerLink, RunKeys, RunURL, ask_status
+from transport.peer import PeerIdentity
+from transport.peer.run_visit import RunVisit, preview_of
+from transport.protocol import ProtocolError, RefusedByHub, Unreachable
+from transport.protocol.keys import CurveKeys
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[RunURL]:
+    settings, keys = toy_settings(min_peers=9), RunKeys.generate()
+    with Ledger(tmp_path, run=settings.run, samples=settings.samples) as ledger:
+        hub = Hub(("127.0.0.1", 0), keys, ledger, settings, ToyWork())
+        hub.start()
+        yield keys.url("127.0.0.1", hub.port, settings.run)
+        hub.stop(now=True)
+        hub.join(10.0)
+
+
+def until(there: Callable[[], object]) -> None:
+    end = time.monotonic() + 10.0
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def states(url: RunURL) -> dict[str, str]:
+    found = ask_status(url)
+    return {peer["name"]: peer["state"] for peer in found["peers"] + found["others"]}
+
+
+def test_a_visitor_reads_what_hello_would_be_answered_and_then_joins_under_its_name(url: RunURL) -> None:
+    me = PeerIdentity("ann", keys=CurveKeys.generate())
+    visit = RunVisit(url, me)
+    preview = visit.begin(5.0)
+    until(lambda: states(url) == {"ann": "deciding"})
+    link = PeerLink(url, me)
+    welcome = link.connect(5.0)
+    visit.end(declined=False)
+
+    assert states(url) == {"ann": "syncing"}
+    for field in ("run", "recipe", "recipe_hash", "base", "round", "log_bytes", "snapshots"):
+        assert getattr(preview.welcome, field) == getattr(welcome, field), field
+    link.close()
+
+
+def test_a_visitor_who_declines_is_gone(url: RunURL) -> None:
+    visit = RunVisit(url, PeerIdentity("ann"))
+    visit.begin(5.0)
+    until(lambda: states(url) == {"ann": "deciding"})
+    visit.end(declined=True)
+
+    assert states(url) == {}
+
+
+def test_a_visitor_without_the_token_is_refused(url: RunURL) -> None:
+    stranger = RunURL(url.key, RunKeys.new_token(), url.host, url.port, url.run)
+    visit = RunVisit(stranger, PeerIdentity("ann"))
+    with pytest.raises(RefusedByHub, match="token"):
+        visit.begin(5.0)
+    visit.end(declined=True)
+
+
+def test_a_hub_that_does_not_listen_is_unreachable(url: RunURL) -> None:
+    away = RunURL(url.key, url.token, "127.0.0.1", 1, url.run)
+    visit = RunVisit(away, PeerIdentity("ann"))
+    with pytest.raises(Unreachable):
+        visit.begin(0.0)
+    visit.end(declined=True)
+
+
+def test_a_status_without_the_parts_of_a_welcome_is_no_preview() -> None:
+    with pytest.raises(ProtocolError, match="not one for joiners"):
+        preview_of({"run": "toy-run", "round": 3})

@@ -93,8 +93,13 @@ class Hosted:
         )
 
     def log(self, line: Line) -> None:
-        if numbers := metric_names(line):
-            self.run.log(numbers | {"step": line["step"], "round": line["round"]})
+        if not (numbers := metric_names(line)):
+            return
+        numbers["round"] = line["round"]
+        if self.module == "trackio":  # `step` is a reserved name there
+            self.run.log(numbers, step=line["step"])
+        else:  # by `step=` wandb drops what a resumed run repeats
+            self.run.log(numbers | {"step": line["step"]})
 
     def close(self) -> None:
         if self.run is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
+import sqlite3
+from contextlib import closing
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +14,14 @@ from cocktail_cli.errors import Failure
 from cocktail_cli.host.run_folder import LEDGER, METRICS, Recorder
 from cocktail_cli.ui.events import Eval, PeerJoined, PeerLeft, PeerReady, RunStarted, Step
 from cocktail_cli.ui.metrics_lines import Line, Metrics, Written, line, read_written
-from cocktail_cli.ui.trackers import FaultTolerantTracker, Hosted, Tensorboard, metric_names, trackers_of
+from cocktail_cli.ui.trackers import (
+    FaultTolerantTracker,
+    Hosted,
+    Tensorboard,
+    Tracker,
+    metric_names,
+    trackers_of,
+)
 from recipes.config.loader import load_recipe
 from transport import Ledger
 from transport.ledger.run_ledger import Counted, RoundRow
@@ -141,48 +148,6 @@ def test_trackers_get_numbers_under_names_that_group_curves() -> None:
     assert metric_names(joined) == {}
 
 
-class Fake(ModuleType):
-    """wandb or trackio, as they are used."""
-
-    def __init__(self) -> None:
-        super().__init__("fake")
-        self.asked: dict[str, Any] = {}
-        self.logged: list[dict[str, float]] = []
-        self.finished = False
-
-    def init(self, **asked: Any) -> Any:
-        self.asked = asked
-
-        def finish() -> None:
-            self.finished = True
-
-        return SimpleNamespace(log=self.logged.append, finish=finish)
-
-
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_a_hosted_tracker_hears_the_recipe_and_each_line_and_goes_on_under_the_runs_name(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    fake = Fake()
-    monkeypatch.setitem(sys.modules, name, fake)
-    recipe = load_recipe("smoke", [f"report_to={name}", "logging.project=mine"])
-    recorder = Recorder(
-        tmp_path,
-        pytest.fail,
-        trackers=[FaultTolerantTracker(name, Hosted(name, recipe, tmp_path), pytest.fail)],
-    )
-    for event in (STARTED, STEP, Eval(3, 2, 1.75, 40), PeerJoined("d")):
-        recorder.show(event)
-    recorder.close()
-
-    assert fake.asked["project"] == "mine"
-    assert fake.asked["resume"] == "allow"
-    assert fake.asked["config"]["recipe_hash"] == recipe.recipe_hash
-    assert fake.asked.get("id", STARTED.run) == fake.asked["name"] == STARTED.run
-    assert [numbers["round"] for numbers in fake.logged] == [2, 2]
-    assert fake.finished
-
-
 def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(tmp_path: Path) -> None:
     class Broken:
         def start(self, event: RunStarted) -> None:
@@ -218,38 +183,50 @@ def test_a_tracker_that_is_not_installed_is_told_before_anything_is_done(
     assert trackers_of(load_recipe("smoke", ["report_to=none"]), tmp_path, pytest.fail) == []
 
 
-def test_tensorboard_reads_what_it_was_given(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    tracker = Tensorboard(load_recipe("smoke"), tmp_path)
+def told(tracker: Tracker) -> None:
+    """Give a tracker the start of a run, a step, an evaluation, and lines that hold no number for it."""
     tracker.start(STARTED)
-    for found in Metrics().lines(STEP):
-        tracker.log(found)
+    metrics = Metrics()
+    for event in (STEP, Eval(3, 2, 1.75, 40), PeerJoined("d")):
+        for found in metrics.lines(event):
+            tracker.log(found)
+
+
+def test_tensorboard_reads_what_it_was_given(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = Tensorboard(load_recipe("smoke"), tmp_path)
+    told(tracker)
     tracker.close()
 
-    events = accumulator.EventAccumulator(str(tmp_path / "tracking")).Reload()
+    events = EventAccumulator(str(tmp_path / "tracking")).Reload()
     assert [(each.step, each.value) for each in events.Scalars("train/loss")] == [(3, 1.5)]
+    assert [(each.step, each.value) for each in events.Scalars("eval/loss")] == [(3, 1.75)]
 
 
 def test_wandb_takes_a_run_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    tracker = Hosted("wandb", load_recipe("smoke"), tmp_path)
-    tracker.start(STARTED)
-    for found in Metrics().lines(STEP):
-        tracker.log(found)
-    assert tracker.run.summary["train/loss"] == 1.5
-    tracker.close()
+    recipe = load_recipe("smoke", ["logging.project=mine"])
+    tracker = Hosted("wandb", recipe, tmp_path)
+    told(tracker)
 
+    assert (tracker.run.project, tracker.run.name, tracker.run.id) == ("mine", STARTED.run, STARTED.run)
+    assert tracker.run.config["recipe_hash"] == recipe.recipe_hash
+    numbers = {name: tracker.run.summary[name] for name in ("train/loss", "eval/loss", "step", "round")}
+    assert numbers == {"train/loss": 1.5, "eval/loss": 1.75, "step": 3, "round": 2}
+    tracker.close()
     assert list((tmp_path / "tracking").rglob("run-*.wandb"))
 
 
 def test_trackio_takes_a_run_on_this_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    pytest.importorskip("trackio")
-    tracker = Hosted("trackio", load_recipe("smoke"), tmp_path)
-    tracker.start(STARTED)
-    for found in Metrics().lines(STEP):
-        tracker.log(found)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when trackio is imported
+    tracker = Hosted("trackio", load_recipe("smoke", ["logging.project=mine"]), tmp_path)
+    told(tracker)
     tracker.close()
 
-    assert list((tmp_path / "trackio").rglob("*.db"))
+    (database,) = (tmp_path / "trackio").glob("mine.db")
+    with closing(sqlite3.connect(database)) as opened:
+        rows = opened.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
+    assert [(run, step) for run, step, _ in rows] == [(STARTED.run, 3), (STARTED.run, 3)]
+    step, evaluated = (json.loads(numbers) for _, _, numbers in rows)
+    assert (step["train/loss"], step["round"], evaluated["eval/loss"]) == (1.5, 2, 1.75)

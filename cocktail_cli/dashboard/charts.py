@@ -14,23 +14,29 @@ from statistics import fmean
 from typing import Literal
 from xml.etree.ElementTree import Element
 
+from cocktail_cli.ui import round_ticks
+
 from .markup import el
 
 WIDTH, HEIGHT = 480.0, 250.0
-LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 30.0, 40.0  # margins around the plot
+LEFT, RIGHT, TOP, BOTTOM = 66.0, 14.0, 30.0, 40.0  # margins around the plot
 MOST = 120  # points per line; more are averaged
 ROW, NAME = 26.0, 112.0  # row charts: height of a row, width of its name
 ROWS = 24  # peers with a row; the others are counted
 LEFT_OUT = "late or refused"
 
 Point = tuple[float, float]
+Look = Literal[
+    "a", "b", "c", "d"
+]  # CSS class: "a" solid, "b" dashed with marks, "c" dotted, "d" dash and dot
+CHARACTER = 9.0  # pixels of a label's character, on a phone
 
 
 @dataclass(frozen=True)
 class Series:
     name: str
     points: Sequence[Point]  # ordered by x
-    look: Literal["a", "b", "c"]  # CSS class: "a" solid, "b" dashed with marks, "c" dotted
+    look: Look
 
 
 @dataclass(frozen=True)
@@ -95,15 +101,6 @@ class Axis:
         return log_ticks(self.low, self.high) if self.log else round_ticks(self.low, self.high, most)
 
 
-def round_ticks(low: float, high: float, most: int) -> list[float]:
-    """Choose multiples of 1, 2 or 5 times a power of ten within [low, high]."""
-    rough = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough * 0.999)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [n * step for n in range(first, last + 1)]
-
-
 def time_ticks(stop: float) -> list[float]:
     """Choose round numbers of seconds, minutes, hours or days up to `stop`."""
     hour, day = 3600, 86400
@@ -145,13 +142,18 @@ def line_chart(plot: Plot) -> Element:
         made.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at, class_="grid"))
         made.append(el("text", plot.text(tick), x=LEFT - 6, y=at + 5, class_="end"))
     for tick in (tick for tick in x.ticks() if tick == round(tick)):
-        made.append(el("text", f"{tick:,.0f}", x=x(tick), y=HEIGHT - BOTTOM + 17, class_="middle"))
+        made.append(x_label(f"{tick:,.0f}", x(tick), HEIGHT - BOTTOM + 17))
     made.append(el("text", plot.x_name, x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 6, class_="middle"))
     for one in drawn:
         made.append(curve(one, x, y))
     made.append(legend(drawn))
     made.append(tooltips(drawn, x, plot))
     return made
+
+
+def x_label(text: str, x: float, y: float) -> Element:
+    """Place a label under its tick, and further left where its end would be cut off."""
+    return el("text", text, x=min(x, WIDTH - len(text) * CHARACTER / 2), y=y, class_="middle")
 
 
 def curve(one: Series, x: Axis, y: Axis) -> Element:
@@ -168,14 +170,16 @@ def mark(x: float, y: float) -> Element:
 
 def legend(drawn: Sequence[Series]) -> Element:
     """Draw the name of each series above the plot, beside a piece of its line."""
-    made, at = el("g", class_="legend"), LEFT
+    made, at, many = el("g", class_="legend"), 6.0, max(len(drawn), 1)
+    most = int(((WIDTH - 6) / many - 54) / 8)  # characters of a name
     for one in drawn:
         line = el("g", el("polyline", points=f"{at:.0f},14 {at + 26:.0f},14"), class_=f"series {one.look}")
         if one.look == "b":
             line.append(mark(at + 13, 14))
         made.append(line)
-        made.append(el("text", one.name, x=at + 32, y=19.0))
-        at += 32 + 8.0 * len(one.name) + 22
+        name = shorten(one.name, most)
+        made.append(el("text", el("title", one.name), name, x=at + 32, y=19.0))
+        at += 32 + 8.0 * len(name) + 22
     return made
 
 
@@ -211,7 +215,7 @@ def row_chart(name: str, title: str, said: str, drawn: Sequence[Row], timed: boo
         made.append(key)
     for tick in time_ticks(x.high) if timed else []:
         made.append(el("line", x1=x(tick), x2=x(tick), y1=top, y2=bottom, class_="grid"))
-        made.append(el("text", clock(tick), x=x(tick), y=bottom + 17, class_="middle"))
+        made.append(x_label(clock(tick), x(tick), bottom + 17))
     if timed:
         made.append(el("text", "since the start", x=(NAME + WIDTH) / 2, y=bottom + 37, class_="middle"))
     for number, row in enumerate(shown):

@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from statistics import median
 from xml.etree.ElementTree import Element
 
-from cocktail_cli.ui import counted, duration_text, megabytes, timestamp
+from cocktail_cli.ui import counted, duration_text, megabytes, short, time_left_text, timestamp
 
-from .charts import Bar, Plot, Row, Series, downsample, line_chart, row_chart
+from .charts import Bar, Plot, Point, Row, Series, downsample, line_chart, row_chart
 from .markup import Child, el, html
-from .run_history import Contribution, Presence, Round, RunHistory
+from .run_history import Contribution, Generation, Presence, Round, RunHistory
 
 PEERS = 200  # peers in a table by name
 CROSSES = 200  # crosses for one peer: rounds without it
@@ -32,10 +32,18 @@ STATES = {
 
 
 def sections(c: RunHistory) -> list[Element]:
-    """Render all sections, top to bottom."""
-    made = [section("summary", "Summary", figures(c), *(el("p", line) for line in words(c)))]
+    """Render all sections, top to bottom: figures, curves, and what is said in words behind them."""
+    made = [section("summary", "Summary", figures(c))]
     if c.losses:
         made.append(section("loss", "Loss", loss(c)))
+    if c.speeds:
+        made.append(section("speed", "Speed", speed(c)))
+    if points := [(float(r.step), r.lr) for r in c.rounds if r.lr is not None]:
+        made.append(section("rate", "Learning rate", rate(points)))
+    if points := [(float(r.step), r.grad_norm) for r in c.rounds if r.grad_norm is not None]:
+        made.append(section("norm", "Gradient norm", norm(points)))
+    if c.samples:
+        made.append(section("samples", "Samples", *samples(c)))
     if c.rounds:
         made.append(section("waiting", "Waiting", idle(c)))
         made.append(section("bytes", "Bytes", *traffic(c)))
@@ -44,6 +52,7 @@ def sections(c: RunHistory) -> list[Element]:
     if participants(c):
         made.append(section("contributions", "Contributions", shares(c)))
         made.append(section("contributors", "Contributors", *contributors(c)))
+    made.append(section("words", "In words", *(el("p", line) for line in words(c))))
     if c.about.recipe_text:
         made.append(section("recipe", "Recipe", *recipe(c)))
     return made
@@ -84,7 +93,10 @@ def words(c: RunHistory) -> Iterator[str]:
     yield f"{headline(c)}: {rounds}{took}{ended}."
     if losses:
         held = f"; on held-out data {trend([e.loss for e in c.evaluations])}" if c.evaluations else ""
-        yield f"The loss in training {trend([losses[0][1], losses[-1][1]])}{held} (nats a token)."
+        best = (
+            f", best {c.best.loss:.4f} at step {c.best.step:,}" if c.best and len(c.evaluations) > 1 else ""
+        )
+        yield f"The loss in training {trend([losses[0][1], losses[-1][1]])}{held}{best} (nats a token)."
     if up := sum(r.up for r in c.rounds):
         down, times = sum(r.down for r in c.rounds), ratio_of(c)
         below = f", {times:,.0f} times less than all parameters in FP16" if times else ""
@@ -121,11 +133,19 @@ def figures(c: RunHistory) -> Element:
     losses = [loss for _, loss in c.losses]
     share, times = idle_of(c.rounds), ratio_of(c)
     running = c.state == "running"
+    rates, norms = (
+        [r.lr for r in c.rounds if r.lr is not None],
+        [r.grad_norm for r in c.rounds if r.grad_norm],
+    )
     shown = [
         ("state", "no answer" if c.state == "unreachable" else c.state),
         ("step", f"{c.step:,} / {c.steps:,}"),
         ("loss", f"{losses[-1]:.4f}" if losses else "-"),
         ("held-out", f"{c.evaluations[-1].loss:.4f}" if c.evaluations else "-"),
+        ("best", f"{c.best.loss:.4f} at {c.best.step:,}" if c.best else "-"),
+        ("tokens/s", short(recent_speed(c)) if c.speeds else "-"),
+        ("learning rate", f"{rates[-1]:.2g}" if rates else "-"),
+        ("gradient norm", f"{norms[-1]:.2f}" if norms else "-"),
         ("peers now", f"{len(c.present)}"),
         ("below FP16", f"{times:,.0f}x" if times else "-"),
         ("idle", f"{share:.1%}" if share is not None else "-"),
@@ -140,7 +160,13 @@ def time_left(c: RunHistory) -> str:
     steps = recent[-1].step - recent[0].step if recent else 0
     if not steps:
         return "-"
-    return duration_text((recent[-1].at - recent[0].at) / steps * (c.steps - c.step))
+    return time_left_text((recent[-1].at - recent[0].at) / steps * (c.steps - c.step))
+
+
+def recent_speed(c: RunHistory) -> float:
+    """Compute the trained tokens a second of the last twenty rounds that trained."""
+    recent = [r for r in c.rounds if r.tokens and r.seconds > 0][-20:]
+    return sum(r.tokens for r in recent) / sum(r.seconds for r in recent)
 
 
 def duration(c: RunHistory) -> float:
@@ -171,6 +197,54 @@ def loss(c: RunHistory) -> Element:
     series = [Series("training", c.losses, "a"), Series("held-out", held, "b")]
     said = f"Loss in training {trend([y for _, y in c.losses])}."
     return curves(Plot("curve", "Loss by step", said, series, "step", "{:.4g}".format))
+
+
+def speed(c: RunHistory) -> Element:
+    said = f"Of late {recent_speed(c):,.0f} tokens a second, all peers together."
+    series = [Series("trained tokens a second", c.speeds, "a")]
+    return curves(Plot("speeds", "Tokens a second by step", said, series, "step", short_count, zero=True))
+
+
+def rate(points: Sequence[Point]) -> Element:
+    said = f"At the newest step {points[-1][1]:.2g}."
+    series = [Series("learning rate", points, "a")]
+    return curves(Plot("rates", "Learning rate by step", said, series, "step", "{:.2g}".format, zero=True))
+
+
+def norm(points: Sequence[Point]) -> Element:
+    said = f"At the newest step {points[-1][1]:.3g}, before clipping; the median over the peers."
+    series = [Series("gradient norm before clipping", points, "a")]
+    log = min(value for _, value in points) > 0 and max(value for _, value in points) > 50 * points[-1][1]
+    title = "Gradient norm by step"
+    return curves(Plot("norms", title, said, series, "step", "{:.3g}".format, log=log, zero=not log))
+
+
+def samples(c: RunHistory) -> Iterator[Element]:
+    """Render how the model continues held-out texts: the newest words first, earlier ones behind them."""
+    by_prompt: dict[str, list[Generation]] = {}
+    for one in c.samples:
+        by_prompt.setdefault(one.prompt, []).append(one)
+    yield el(
+        "p",
+        "The model goes on from texts that it was not trained on; it takes the likeliest token each time.",
+    )
+    for number, (prompt, made) in enumerate(by_prompt.items()):
+        newest = made[-1]
+        quoted = [el("p", el("span", prompt, class_="prompt"), newest.text, class_="said")]
+        if newest.reference:
+            quoted.append(el("p", f"The held-out text goes on: {newest.reference}", class_="sub"))
+        numbers = table(
+            "The same at earlier steps", ["step", "text"], [[f"{o.step:,}", o.text] for o in made[::-1]]
+        )
+        earlier = el(
+            "details", el("summary", "Earlier"), scrollable(numbers, "earlier"), id=f"sample-{number}"
+        )
+        title = el("figcaption", f"step {newest.step:,}")
+        yield el("figure", title, *quoted, earlier if len(made) > 1 else None, class_="sample")
+
+
+def short_count(value: float) -> str:
+    return short(value).replace(".0", "")
 
 
 def traffic(c: RunHistory) -> Iterator[Element]:

@@ -19,7 +19,18 @@ from cocktail_cli.host import run_folder as in_folder
 from cocktail_cli.machine import RunRecord, reread_run
 from cocktail_cli.ui import events, printable
 
-from .run_history import STAYS, About, Contribution, Evaluation, Presence, Round, RunHistory, ranked
+from .run_history import (
+    SAMPLES,
+    STAYS,
+    About,
+    Contribution,
+    Evaluation,
+    Generation,
+    Presence,
+    Round,
+    RunHistory,
+    ranked,
+)
 
 QUIET = 30.0  # seconds
 
@@ -38,6 +49,7 @@ class RunFolderReader:
         self.rounds: list[Round] = []  # index = round: the ledger has no gaps
         self.evaluations: tuple[Evaluation, ...] = ()
         self.told: dict[int, dict[str, Any]] = {}  # Step events of rounds not yet read from the ledger
+        self.samples: list[Generation] = []
         self.stays: list[Presence] = []
         self.by_peer: dict[str, Contribution] = {}
         self.about = about(record)
@@ -65,6 +77,7 @@ class RunFolderReader:
             seen=self.seen,
             rounds=tuple(self.rounds),
             evaluations=self.evaluations,
+            samples=tuple(self.samples),
             stays=tuple(self.stays if state == "running" else self.over()),
             contributions=ranked(self.by_peer, {peer: one.samples for peer, one in self.by_peer.items()}),
             reason=self.reason,
@@ -98,7 +111,16 @@ class RunFolderReader:
         for row in rows:
             left_out = tuple(sorted(set(row.members) - set(row.accepted)))
             seconds = max(0.0, row.committed - row.opened)
-            told = Round(row.round, row.step, row.committed, seconds, row.loss, row.members, left_out)
+            told = Round(
+                round=row.round,
+                step=row.step,
+                at=row.committed,
+                seconds=seconds,
+                loss=row.loss,
+                members=row.members,
+                left_out=left_out,
+                tokens=row.tokens,
+            )
             self.rounds.append(told)
             self.seen = max(self.seen or 0.0, row.committed)
             self.started = self.started or row.opened
@@ -140,6 +162,9 @@ class RunFolderReader:
                 self.measure(event)
             else:
                 self.told[event["round"]] = dict(event)
+        elif kind == "sample":
+            one = Generation(event["step"], event["prompt"], event["text"], event.get("reference", ""))
+            self.samples = [*self.samples[-SAMPLES:], one]
         elif kind == "run_finished":
             self.reason = event["reason"]
 
@@ -171,6 +196,8 @@ class RunFolderReader:
             compute_s=sum(compute.values()),
             wait_s=sum(wait.values()),
             local_steps=event.get("local_steps", 1),
+            lr=event.get("lr"),
+            grad_norm=event.get("grad_norm"),
         )
         sums = {"up": up, "down": down, "fetched": fetched, "compute_s": compute, "wait_s": wait}
         for name, by_peer in sums.items():

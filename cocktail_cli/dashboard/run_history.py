@@ -12,6 +12,7 @@ BYTES_FP16 = 2  # bytes of one parameter
 # fields of Contribution that are sums
 SUMS = ("samples", "rounds", "left_out", "up", "down", "fetched", "compute_s", "wait_s")
 STAYS = 2000  # presences remembered; the oldest are dropped first
+SAMPLES = 400  # samples remembered, likewise
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Round:
     compute_s: float = 0.0  # seconds of their last steps
     wait_s: float = 0.0  # seconds their devices then waited for the exchange
     local_steps: int = 1  # optimizer steps: FP16 would have been sent as often
+    tokens: int = 0  # trained tokens that it counted
+    lr: float | None = None  # learning rate; None: unknown
+    grad_norm: float | None = None  # before clipping, median over the peers
 
     @property
     def idle(self) -> float | None:
@@ -53,6 +57,16 @@ class Evaluation:
     round: int
     step: int
     loss: float  # of the global model, on held-out data
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A text of the held-out data, continued by the global model of a step."""
+
+    step: int
+    prompt: str
+    text: str
+    reference: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,6 +132,7 @@ class RunHistory:
     rounds: tuple[Round, ...] = ()
     before: tuple[tuple[int, float], ...] = ()  # (step, loss) of rounds before the first answer
     evaluations: tuple[Evaluation, ...] = ()
+    samples: tuple[Generation, ...] = ()  # oldest first
     stays: tuple[Presence, ...] = ()
     contributions: tuple[Contribution, ...] = ()  # largest share first
     note: str = ""  # a remark to the reader
@@ -128,6 +143,16 @@ class RunHistory:
         """(step, loss) of all rounds that trained."""
         trained = ((r.step, r.loss) for r in self.rounds if r.loss is not None)
         return [(float(step), loss) for step, loss in (*self.before, *trained)]
+
+    @property
+    def best(self) -> Evaluation | None:
+        """The evaluation of the lowest loss; the first of several."""
+        return min(self.evaluations, key=lambda one: (one.loss, one.step), default=None)
+
+    @property
+    def speeds(self) -> list[tuple[float, float]]:
+        """(step, trained tokens a second) of the rounds that trained."""
+        return [(float(r.step), r.tokens / r.seconds) for r in self.rounds if r.tokens and r.seconds > 0]
 
     @property
     def present(self) -> list[str]:

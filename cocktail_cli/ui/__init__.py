@@ -4,12 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import events
-from .board import counted, duration_text, megabytes, printable, short, sparkline
+from .board import counted, duration_text, megabytes, printable, short, time_left_text
 from .display import Display, Progress, View, open_view, poll_status
 from .events import Checkpoint, Event, PageOpened, Progressed, RunStarted, Warning, from_json, timestamp
 from .findings import found, print_findings
 from .metrics_lines import Line, Metrics, missing_lines, read_written
 from .progress_meter import ProgressMeter
+from .text_chart import glyphs_for, round_ticks, text_chart
 from .trackers import FOLDER, Tracker, trackers_of
 from .wording import sentence, step_line
 

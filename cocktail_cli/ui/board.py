@@ -223,6 +223,9 @@ class Board:
                 self.count(event)
             case events.Eval():
                 self.evals[event.step] = event.loss
+            case events.Sample():
+                words = " ".join(f"{event.prompt} > {event.text}".split())
+                self.note(f"step {event.step}: {printable(words, SAMPLE)}")
             case events.Progressed():
                 measured = event.total > 0 or event.rate > 0
                 self.progress, self.progressed = (event if measured else None), time.monotonic()

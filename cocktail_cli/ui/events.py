@@ -162,6 +162,17 @@ class Eval:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """The global model has continued a text of the held-out data."""
+
+    step: int
+    round: int
+    prompt: str
+    text: str  # the model's own words
+    reference: str = ""  # how the held-out text goes on
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A snapshot of the global model is on disk, in a folder that `from_pretrained` loads."""
 
@@ -230,6 +241,7 @@ Event = (
     | PeerLeft
     | Step
     | Eval
+    | Sample
     | Checkpoint
     | Warning
     | RunFinished

@@ -21,7 +21,7 @@ from rich.text import Text
 from . import events
 from .board import Board
 from .styled_line import Line
-from .text_chart import ASCII, UNICODE
+from .text_chart import glyphs_for
 from .wording import farewell, invitation, sentence
 
 # events that change only the table; the others are said above it
@@ -56,7 +56,7 @@ class LiveView:
         self.out, self.err = out, err
         self.console = Console(file=err, no_color=True if not color else None, highlight=False)
         self.encoding = getattr(err, "encoding", None) or "utf-8"
-        self.board = Board(glyphs=UNICODE if can_show(UNICODE.mark + "⣿└", self.encoding) else ASCII)
+        self.board = Board(glyphs=glyphs_for(self.encoding, os.environ.get("TERM", "")))
         self.lock = threading.RLock()
         self.drawn: list[int] = []  # widths of the lines on the screen
         self.over = threading.Event()
@@ -166,15 +166,6 @@ class LiveView:
                 self.over.set()
                 self.drawn = []
                 sys.stderr = self.above
-
-
-def can_show(characters: str, encoding: str) -> bool:
-    """Tell whether a terminal has these characters: a Linux console has no braille."""
-    try:
-        characters.encode(encoding)
-    except UnicodeEncodeError:
-        return False
-    return os.environ.get("TERM") != "linux"
 
 
 class StderrAboveTable:

@@ -2,6 +2,7 @@
 
     {"v":1,"t":"2026-11-20T14:02:40Z","kind":"step","step":131,"round":131,"loss":1.842,...}  a round
     {"v":1,"t":...,"kind":"eval","step":130,"round":130,"eval_loss":1.901,"tokens":40960}
+    {"v":1,"t":...,"kind":"sample","step":130,"round":130,"prompt":"...","text":"...","reference":"..."}
     {"v":1,"t":...,"kind":"peer","step":131,"round":131,"peer":"attic-3090","did":"joined",...}  ready, left
 
 Each committed round appears exactly once: lines that a killed hub could not write are filled in from the
@@ -13,13 +14,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .events import Eval, Event, PeerJoined, PeerLeft, PeerReady, Step, timestamp
+from .events import Eval, Event, PeerJoined, PeerLeft, PeerReady, Sample, Step, timestamp
 
 if TYPE_CHECKING:
     from transport.ledger import RoundRow
@@ -50,6 +51,8 @@ class Metrics:
         elif isinstance(event, Eval):
             numbers: Line = {"eval_loss": event.loss, "tokens": event.tokens}
             yield line("eval", step=event.step, round=event.round, **numbers)
+        elif isinstance(event, Sample):
+            yield line("sample", **asdict(event))
         elif isinstance(event, PeerJoined):
             yield self.peer(event.peer, "joined", hardware=event.hardware)
         elif isinstance(event, PeerReady):

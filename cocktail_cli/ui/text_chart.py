@@ -38,6 +38,15 @@ UNICODE = Glyphs(2, 4, "◆", "└", "─", "│", "┤", "┬")
 ASCII = Glyphs(1, 1, "o", "+", "-", "|", "+", "+")
 
 
+def glyphs_for(encoding: str, term: str = "") -> Glyphs:
+    """Choose the characters that a terminal can show; the font of the Linux console has no braille."""
+    try:
+        f"{chr(BRAILLE)}{UNICODE.mark}{UNICODE.corner}".encode(encoding)
+    except UnicodeEncodeError:
+        return ASCII
+    return ASCII if term == "linux" else UNICODE
+
+
 def round_ticks(low: float, high: float, most: int) -> list[float]:
     """Choose multiples of 1, 2 or 5 times a power of ten within [low, high]."""
     rough = (high - low) / most

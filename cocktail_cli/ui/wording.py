@@ -63,6 +63,8 @@ def sentence(event: events.Event) -> str | None:
             return f"{event.peer} {departed(event.how, event.reason)}"
         case events.Eval():
             return f"eval step={event.step} loss={event.loss:.4f}"
+        case events.Sample():
+            return f"sample step={event.step} {event.prompt!r} -> {event.text!r}"
         case events.Checkpoint():
             return f"snapshot of round {event.round} in {event.model}: {megabytes(event.bytes)}"
         case events.RunPaused():

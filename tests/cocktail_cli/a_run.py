@@ -91,6 +91,8 @@ class ARun:
                 down_bytes=dict.fromkeys(members, 30_000),
                 compute_s=dict.fromkeys(members, 3.0),
                 wait_s=each,
+                lr=1e-3 * (r + 1) / self.steps,
+                grad_norm=0.5,
             )
             self.tell(step, 10.0 * (r + 1))
 

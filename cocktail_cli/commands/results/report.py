@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -110,14 +111,22 @@ def versions(c: RunHistory) -> Iterator[Element]:
 
 
 def as_text(c: RunHistory) -> Iterator[str]:
-    """Format the report for a terminal, without charts."""
-    from cocktail_cli.dashboard import downsample, participants, words
-    from cocktail_cli.ui import megabytes, sparkline
+    """Format the report for a terminal: words, the loss curve, samples, contributors."""
+    from cocktail_cli.dashboard import participants, words
+    from cocktail_cli.ui import glyphs_for, megabytes, text_chart
 
     yield from words(c)
-    losses = downsample(c.losses, 60)
-    if losses:
-        yield f"Loss: {sparkline([loss for _, loss in losses], 60)}"
+    held, glyphs = [(float(e.step), e.loss) for e in c.evaluations], glyphs_for(sys.stdout.encoding)
+    if chart := text_chart(c.losses, held, 78, 14, glyphs):
+        yield ""
+        yield f"Loss by step; {glyphs.mark} on held-out data:"
+        yield from (line.text for line in chart)
+    newest = {one.prompt: one for one in c.samples}
+    for one in newest.values():
+        yield ""
+        yield f"Sample of step {one.step}: {one.prompt!r}"
+        yield f"  the model:     {one.text!r}"
+        yield f"  held-out text: {one.reference!r}"
     if participants(c):
         yield ""
         head = f"{'PEER':<24} {'SAMPLES':>9} {'ROUNDS':>7} {'LEFT OUT':>8}"

@@ -61,7 +61,7 @@ def test_the_report_shows_recipe_data_and_peers(run: ARun) -> None:
         run.record.data_sha256,
     ):
         assert said in text, said
-    assert len(re.findall("<svg", text)) == 6
+    assert len(re.findall("<svg", text)) == 9
 
 
 def test_the_report_has_no_scripts_or_links_and_a_policy_that_forbids_them(run: ARun) -> None:
@@ -97,6 +97,8 @@ def test_a_text_report_goes_to_the_terminal_and_to_no_file(cocktail: Run, run: A
     said = cocktail("report", "amber-otter-42", "--text")
 
     assert "2 peers took part, 0 are there now; 1 of 4 packets were late or refused." in said.out
+    assert "best 4.2500 at step 2" in said.out
+    assert "┤" in said.out  # the loss curve
     assert re.search(r"ann +8 +2 +0 +40\.0 kB +60\.0 kB +RTX 3090", said.out)
     assert not (run.folder / "report.html").exists()
 

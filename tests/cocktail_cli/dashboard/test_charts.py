@@ -12,6 +12,7 @@ from hypothesis import strategies as some
 
 from cocktail_cli.dashboard.charts import (
     BOTTOM,
+    CHARACTER,
     HEIGHT,
     LEFT,
     LEFT_OUT,
@@ -91,6 +92,13 @@ def test_places_between_two_rounds_have_no_number() -> None:
     said = [text.text for text in line_chart(plot((42, 1.0), (43, 2.0))).iter("text")]
 
     assert (said.count("42"), said.count("43")) == (1, 1)
+
+
+def test_a_label_at_the_edge_is_moved_until_it_fits() -> None:
+    texts = {text.text: text for text in line_chart(plot((0, 1.0), (10_000, 2.0))).iter("text")}
+
+    assert float(texts["10,000"].get("x", "")) + 3 * CHARACTER <= WIDTH
+    assert float(texts["0"].get("x", "")) == LEFT
 
 
 def test_equal_factors_are_equal_steps_on_a_log_axis() -> None:

@@ -14,6 +14,7 @@ from uvicorn import Server
 
 from cocktail_cli.commands.results.report import as_html
 from cocktail_cli.dashboard.web_server import application, listen, server
+from cocktail_cli.ui.events import PeerLeft
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
 KEY, LINE = "the-hosts-key", "cocktail join cocktail://key.token@203.0.113.7:29400/amber-otter-42"
@@ -60,7 +61,7 @@ def test_nothing_is_asked_of_others_and_nothing_is_blocked(chromium: Browser, sh
     assert asked
     assert [name for name in asked if not name.startswith(shown.url)] == []
     assert chromium.complaints() == []
-    assert chromium.run("return document.querySelectorAll('svg').length") == 6
+    assert chromium.run("return document.querySelectorAll('svg').length") == 9
     assert (
         chromium.run("return getComputedStyle(document.querySelector('.series polyline')).strokeWidth")
         == "2px"
@@ -108,7 +109,7 @@ def test_without_the_key_there_is_no_line_in_the_page(chromium: Browser, shown: 
 def test_all_of_it_is_reached_and_opened_by_keyboard(chromium: Browser, shown: Shown) -> None:
     chromium.open(shown.url)
     reached = set()
-    for _ in range(12):
+    for _ in range(18):
         chromium.press(TAB)
         reached.add(chromium.run("return document.activeElement.closest('section')?.id"))
         outline = chromium.run("return getComputedStyle(document.activeElement).outlineStyle")
@@ -130,7 +131,7 @@ def test_a_screen_reader_is_told_what_each_chart_shows(chromium: Browser, shown:
         ]
 
     charts = names("image") + names("img")
-    assert len(charts) == 6
+    assert len(charts) == 9
     assert any("Loss by step" in name and "fell from 5.0000 to 3.0000" in name for name in charts)
     assert {"Summary", "Loss", "Waiting", "Bytes", "Peers", "Recipe"} <= set(names("heading"))
     assert names("main") == [""]
@@ -150,6 +151,36 @@ def test_it_fits_every_width_in_light_and_dark(
     assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
     chart = "document.querySelector('#loss svg').getBoundingClientRect().width"
     assert chromium.run(f"return {chart}") > min(width - 60, 400)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (390, 844)])
+def test_the_loss_is_on_the_first_screen(chromium: Browser, shown: Shown, width: int, height: int) -> None:
+    chromium.look_like(width, height, "light")
+    chromium.open(shown.url)
+
+    bottom = "document.querySelector('#loss svg').getBoundingClientRect().bottom"
+    assert chromium.run(f"return {bottom}") < height
+    below = "document.querySelector('#words').getBoundingClientRect().top"
+    assert chromium.run(f"return {below}") > height
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_label_of_a_chart_is_cut_off(chromium: Browser, shown: Shown, width: int) -> None:
+    for number in range(6, 12):
+        shown.run.commit("ann", "bob", loss=1e-5 * number)
+    shown.run.tell(PeerLeft("bob", "left: Ctrl-C"), 600.0)  # a tick of the time axis is 10:00
+    chromium.look_like(width, 800, "light")
+    chromium.open(shown.url)
+
+    cut = """return [...document.querySelectorAll('svg.chart')].flatMap((svg) => {
+        const box = svg.getBoundingClientRect();
+        return [...svg.querySelectorAll('text')].filter((text) => {
+            const found = text.getBoundingClientRect();
+            return found.right > box.right + 0.5 || found.left < box.left - 0.5;
+        }).map((text) => text.textContent);
+    })"""
+    assert "10:00" in chromium.run("return document.querySelector('#peers svg').textContent")
+    assert chromium.run(cut) == []
 
 
 def test_a_page_whose_program_ended_says_so_and_keeps_what_it_knew(chromium: Browser, shown: Shown) -> None:

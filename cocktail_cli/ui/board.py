@@ -33,7 +33,7 @@ STATES = {
     "good": ("train",),
     "busy": ("deciding", "syncing", "waiting", "starting", "joined", "behind", "stopping"),
     "bad": ("lost", "late", "failed"),
-    "dim": ("done", "left", "finished", "paused"),
+    "dim": ("done", "left", "removed", "finished", "stopped", "paused"),
 }
 
 

@@ -122,11 +122,11 @@ def as_text(c: RunHistory) -> Iterator[str]:
         yield f"Loss by step; {glyphs.mark} on held-out data:"
         yield from (line.text for line in chart)
     newest = {one.prompt: one for one in c.samples}
-    for one in newest.values():
+    for said in newest.values():
         yield ""
-        yield f"Sample of step {one.step}: {one.prompt!r}"
-        yield f"  the model:     {one.text!r}"
-        yield f"  held-out text: {one.reference!r}"
+        yield f"Sample of step {said.step}: {said.prompt!r}"
+        yield f"  the model:     {said.text!r}"
+        yield f"  held-out text: {said.reference!r}"
     if participants(c):
         yield ""
         head = f"{'PEER':<24} {'SAMPLES':>9} {'ROUNDS':>7} {'LEFT OUT':>8}"

@@ -16,7 +16,7 @@ from .schema import Dataset, Recipe
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 # suffix of a data file -> the builder of `datasets` that reads it
-LOADERS = {".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+LOADERS = {".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
 NOT_LOCAL = "a recipe from the web may only name what is on the hub, at https, or builtin"
 
 
@@ -32,7 +32,12 @@ def looks_like_path(name: str) -> bool:
 
 
 def looks_like_data_file(path: str) -> bool:
-    return looks_like_path(path) or Path(path).suffix in {".jsonl", *LOADERS}
+    return looks_like_path(path) or data_suffix(Path(path)) in {".jsonl", *LOADERS}
+
+
+def data_suffix(path: Path) -> str:
+    """The suffix that tells the format of a data file; of one that is compressed, the suffix before `.gz`."""
+    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
 def local_paths(document: Document, recipe: Recipe) -> list[Problem]:

@@ -157,9 +157,15 @@ class Dataset(Section):
     weight: Annotated[Real, Field(gt=0)] | None = key(
         None, "share of the run, relative to the other weights; null: rows of all data sets are mixed"
     )
-    column_map: dict[str, str] = key({}, "our column name -> theirs: {messages: conversations}")
+    column_map: dict[str, str] = key(
+        {}, "our name of a column, message key or role -> theirs: {messages: talk}; -: drop it"
+    )
     dataset_text_field: str = key("text", "the column of type text")
     max_samples: Whole | None = key(None, "read only the first so many rows")
+
+    def column(self, name: str, default: str | None = None) -> str:
+        """Name of the data set's column for our column `name`; `default` where column_map has none."""
+        return self.column_map.get(name) or default or name
 
 
 class Data(Section):

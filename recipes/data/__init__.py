@@ -5,4 +5,4 @@ from .sample_order import shuffled_order
 from .samples import Sample, batches, collate, pack_samples, unpack_samples
 from .sources import count_lines, count_rows, prefetch_dataset, read_rows
 from .streaming import StreamedCorpus
-from .tokenization import RowTokenizer, detect_row_type
+from .tokenization import RowTokenizer, detect_row_type, make_row_tokenizer

@@ -25,7 +25,7 @@ from .sample_order import Mixture, shuffled_order
 from .samples import Sample, SampleSource, samples_digest
 from .sources import Row, read_rows
 from .streaming import ChunkIndex, StreamedCorpus
-from .tokenization import RowTokenizer, TokenizedDocument, detect_row_type, tokenize_batches
+from .tokenization import RowTokenizer, TokenizedDocument, make_row_tokenizer, tokenize_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -183,7 +183,9 @@ class _Reader:
             documents += batch
             self.progress(dataset.path, len(documents))
         guess = ", detected" if dataset.type == "auto" else ","
-        self.found.append(f"{dataset.path}: {len(documents):,} rows{guess} {tokenizer.row_type}")
+        self.found.append(
+            f"{dataset.path}: {len(documents):,} rows{guess} {tokenizer.row_type}{tokenizer.unused_columns}"
+        )
         self.warnings += tokenizer.warnings
         return documents
 
@@ -196,7 +198,7 @@ def _open(
     first = next(source, None)
     if first is None:
         raise DataError(f"{dataset.path}: the data set is empty")
-    return RowTokenizer(tokenizer, data, dataset, detect_row_type(dataset, first)), chain([first], source)
+    return make_row_tokenizer(tokenizer, data, dataset, first), chain([first], source)
 
 
 def _split(parts: Parts, size: float, seed: int) -> tuple[Parts, Parts]:
@@ -223,6 +225,7 @@ class Preview:
     row_type: str
     packed: PackedDocuments
     warnings: tuple[str, ...]
+    unused: tuple[str, ...] = ()  # columns that are not read
 
 
 def preview_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, count: int = BATCH) -> list[Preview]:
@@ -235,5 +238,5 @@ def preview_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, count: int 
         rows, source = _open(dataset, recipe.data, tokenizer, streaming=True)
         packed = make_samples(rows.tokenize(list(islice(source, count))), recipe.data)
         warnings = (*rows.warnings, *packed.dropped.warnings(recipe.data.max_length))
-        found.append(Preview(dataset.path, rows.row_type, packed, warnings))
+        found.append(Preview(dataset.path, rows.row_type, packed, warnings, rows.unused))
     return found

@@ -7,10 +7,12 @@ and not by `datasets`, whose errors name neither line nor file.
 from __future__ import annotations
 
 import glob
+import gzip
 import hashlib
 import json
 import os
 import urllib.parse
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +20,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from recipes.config import LOADERS, Dataset, is_hub_id, looks_like_data_file
+import numpy as np
+
+from recipes.config import LOADERS, Dataset, data_suffix, is_hub_id, looks_like_data_file
 from recipes.downloads import (
     DownloadError,
     Progress,
@@ -39,6 +43,36 @@ class Row:
 
     fields: dict[str, Any]
     place: str  # "my.jsonl:17", for messages
+
+    def value(self, name: str) -> Any:
+        """The field `name`. Errors: DataError where the row has none."""
+        if name not in self.fields:
+            names = ", ".join(map(str, self.fields)) or "none"
+            raise DataError(f"{self.place}: no field `{name}`; there is {names}")
+        return self.fields[name]
+
+    def text(self, name: str) -> str:
+        """The text in field `name`. Errors: DataError where it is none, or no valid Unicode."""
+        value = self.value(name)
+        if not isinstance(value, str):
+            kind = "null" if value is None else type(value).__name__
+            raise DataError(f"{self.place}: field `{name}` must be text, not {kind}")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"{self.place}: field `{name}` holds half a character at {error.start}") from None
+        return value
+
+    def numbers(self, name: str) -> np.ndarray:
+        """The list of whole numbers in field `name`: (T,) int64. Errors: DataError."""
+        value = self.value(name)
+        try:
+            numbers = np.asarray(value)
+        except ValueError:  # lists in it, of different lengths
+            numbers = np.zeros((0, 0))
+        if numbers.ndim != 1 or (numbers.dtype.kind not in "iub" and len(numbers)):
+            raise DataError(f"{self.place}: `{name}` must be a list of whole numbers")
+        return numbers.astype(np.int64)
 
 
 def read_rows(
@@ -174,25 +208,27 @@ def python_docs(length: int = 1000) -> Iterator[str]:
 
 
 def _file(path: Path, dataset: Dataset, streaming: bool, called: str = "") -> Iterator[Row]:
-    called = called or str(path)
-    if path.suffix == ".jsonl":
+    called, suffix = called or str(path), data_suffix(path)
+    if suffix == ".jsonl":
         return _jsonl(path, called)
-    if path.suffix in LOADERS:
-        return _loaded(LOADERS[path.suffix], dataset, str(path), called, streaming)
+    if suffix in LOADERS:
+        return _loaded(LOADERS[suffix], dataset, str(path), called, streaming)
     known = ", ".join([".jsonl", *LOADERS])
-    raise DataError(f"{called}: unknown kind of file (known: {known})")
+    raise DataError(f"{called}: unknown kind of file (known: {known}, and each with .gz)")
 
 
 def _jsonl(path: Path, called: str) -> Iterator[Row]:
-    """Parse one JSON object a line; empty lines are skipped."""
+    """Parse one JSON object a line, of a file that may be compressed by gzip; empty lines are skipped."""
     try:
-        with path.open("rb") as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 place = f"{called}:{number}"
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 if line.strip():
                     yield Row(_object(line, place), place)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{called}: cannot be decompressed: {error}") from error
     except OSError as error:
         raise DataError(f"{called}: cannot be read: {error.strerror}") from error
 
@@ -242,7 +278,7 @@ def _object(line: bytes, place: str) -> dict[str, Any]:
 def _folder(path: Path, dataset: Dataset, streaming: bool) -> Iterator[Row]:
     """Read a folder of .jsonl, one of `save_to_disk`, or any other that `datasets` understands."""
     if dataset.data_files is None:
-        found = sorted(path.glob("*.jsonl"))
+        found = sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.gz")])
         if found:
             return (row for file in found for row in _jsonl(file, str(file)))
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
@@ -262,7 +298,7 @@ def _saved(path: Path, dataset: Dataset) -> Iterator[Row]:
             raise DataError(f"{path}: no split `{dataset.split}`; there is {', '.join(sorted(found))}")
         found = found[dataset.split]
     for number, fields in enumerate(found):
-        yield Row(dict(fields), f"{path} row {number}")
+        yield Row(_row_fields(fields, found.features), f"{path} row {number}")
 
 
 def _loaded(
@@ -275,6 +311,7 @@ def _loaded(
     files: Any = data_files or dataset.data_files
     files = list(files) if isinstance(files, tuple) else files
     split = "train" if data_files else dataset.split
+    tabs = {"sep": "\t"} if data_files and data_suffix(Path(data_files)) == ".tsv" else {}
     streaming = streaming and "[" not in split  # a slice needs the whole data set
     try:
         with without_progress_bars():
@@ -285,11 +322,30 @@ def _loaded(
                 split=split,
                 revision=dataset.revision,
                 streaming=streaming,
+                **tabs,
             )
         for number, fields in enumerate(found):
-            yield Row(dict(fields), f"{called} row {number}")
+            yield Row(_row_fields(fields, found.features), f"{called} row {number}")
     except Exception as error:
         raise _unreadable(called, error) from error
+
+
+def _row_fields(fields: dict[str, Any], features: dict[str, Any] | None) -> dict[str, Any]:
+    """The columns of a row of `datasets`, without the nulls that Arrow adds: a struct has the keys of all
+    rows, and null where this row has none. Columns stored as JSON keep the nulls that are the user's."""
+    known = features or {}
+    return {name: _without_merged_nulls(value, known.get(name)) for name, value in fields.items()}
+
+
+def _without_merged_nulls(value: Any, feature: Any) -> Any:
+    """Drop the keys that are null in structs. `feature`: schema of the value; None where it is unknown."""
+    if isinstance(feature, dict) and isinstance(value, dict):
+        present = {name: inner for name, inner in value.items() if inner is not None}
+        return {name: _without_merged_nulls(inner, feature.get(name)) for name, inner in present.items()}
+    inner = getattr(feature, "feature", None)
+    if isinstance(value, list) and (isinstance(inner, dict) or hasattr(inner, "feature")):
+        return [_without_merged_nulls(each, inner) for each in value]
+    return value
 
 
 def _unreadable(called: str, error: Exception) -> DataError | HubUnreachable:

@@ -195,7 +195,7 @@ class StreamedCorpus(SampleSource):
             for n, each in enumerate(tokenizers)
         ]
         self.lock = RLock()  # leases are sent by one thread of the hub and counted by another
-        self.found = tuple(f"{t.dataset.path}: streamed, {t.row_type}" for t in tokenizers)
+        self.found = tuple(f"{t.dataset.path}: streamed, {t.row_type}{t.unused_columns}" for t in tokenizers)
         first = [part.chunk(0) for part in self.parts]
         dropped = sum((chunk.dropped for chunk in first), NOTHING_DROPPED)
         warnings = [warning for tokenizer in tokenizers for warning in tokenizer.warnings]

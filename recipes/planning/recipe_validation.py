@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recipes.config import Dataset, Recipe, is_hub_id
-from recipes.data import RowTokenizer, detect_row_type, read_rows
+from recipes.data import detect_row_type, make_row_tokenizer, read_rows
 from recipes.errors import DataError, Finding, HubUnreachable, InputError
 from recipes.models import (
     BUILTIN_MODELS,
@@ -106,11 +106,11 @@ def data_of(
     first = next(source, None)
     if first is None:
         raise DataError(f"{dataset.path}: the data set is empty")
-    kind = detect_row_type(dataset, first)
     if tokenizer is None:
+        kind = detect_row_type(dataset, first)
         yield Finding("ok", "data", f"{dataset.path}: {kind}; its rows are not read, for want of a tokenizer")
         return
-    encoder, tally = RowTokenizer(tokenizer, recipe.data, dataset, kind), Tally()
+    encoder, tally = make_row_tokenizer(tokenizer, recipe.data, dataset, first), Tally()
     limit = HUB_ROWS if hub else LOCAL_ROWS
     longest = None if recipe.data.packing else recipe.data.max_length
     for row in islice(chain([first], source), limit):
@@ -126,7 +126,9 @@ def data_of(
     yield from (Finding("warn", "data", f"{dataset.path}: {warning}") for warning in encoder.warnings)
     read = f"first {limit:,} rows" if tally.rows == limit else f"{tally.rows:,} rows"
     guess = "detected " if dataset.type == "auto" else ""
-    said = f"{dataset.path}: {read}, {guess}{kind}, {len(tally.bad):,} bad"
+    said = (
+        f"{dataset.path}: {read}, {guess}{encoder.row_type}{encoder.unused_columns}, {len(tally.bad):,} bad"
+    )
     yield Finding("fail" if tally.bad else "ok", "data", said)
     yield from truncation(dataset.path, longest, tally)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from compress import heavy_tailed_packet
 from recipes.algorithm import compressor_of
 from recipes.config import Recipe, is_hub_id
-from recipes.data import RowTokenizer, count_rows, detect_row_type, read_rows
+from recipes.data import count_rows, make_row_tokenizer, read_rows
 from recipes.errors import HubUnreachable
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def survey_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> DataSurve
             source = read_rows(dataset, streaming=is_hub_id(dataset.path))
             first = list(islice(source, FIRST))
             if first:
-                encoder = RowTokenizer(tokenizer, recipe.data, dataset, detect_row_type(dataset, first[0]))
+                encoder = make_row_tokenizer(tokenizer, recipe.data, dataset, first[0])
                 lengths += [len(document.tokens) for document in encoder.tokenize(first)]
             counted = None if recipe.training.max_steps > 0 else count_rows(dataset)
         except HubUnreachable:

@@ -45,8 +45,8 @@ def preview(
     cocktail preview my.yaml --data rows.jsonl -n 1
 
     With --json one object: {"v": 1, "recipe", "data": [{"path", "type", "rows", "samples", "tokens",
-    "trained", "dropped", "cut", "left_out", "full", "lengths", "warnings", "shown": [{"documents", "parts":
-    [{"text", "tokens", "trained"}]}]}]}
+    "trained", "dropped", "cut", "left_out", "full", "lengths", "warnings", "not_used", "shown": [{"documents",
+    "parts": [{"text", "tokens", "trained"}]}]}]}
     """
     from recipes.config import load_recipe
     from recipes.data import preview_data
@@ -87,6 +87,7 @@ def described(one: Preview, tokenizer: PreTrainedTokenizerBase, longest: int, co
         "full": round(tokens / (len(samples) * longest), 4) if samples else 0.0,
         "lengths": histogram(samples, longest),
         "warnings": list(one.warnings),
+        "not_used": list(one.unused),
         "shown": [{"documents": len(s.lengths), "parts": list(parts(s, tokenizer))} for s in samples[:count]],
     }
 
@@ -129,6 +130,8 @@ def lines(
         f"dropped   {told['dropped']:,} tokens ({100 * told['dropped'] / max(every, 1):.1f} %): "
         f"{told['cut']:,} rows cut, {told['left_out']:,} samples without a trained token"
     )
+    if one.unused:
+        yield f"not used  {', '.join(one.unused)}"
     for warning in one.warnings:
         yield f"warn      {warning}"
 

@@ -59,6 +59,29 @@ def test_preview_counts_dropped_rows_and_sample_lengths(previewed) -> None:
     assert sum(trained) == told["trained"]
 
 
+def test_preview_shows_tool_calls_as_the_model_gets_them_and_names_unused_columns(
+    previewed, tmp_path: Path
+) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    messages = [
+        {"role": "user", "content": "2+2"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    (tmp_path / "talk.jsonl").write_text(json.dumps({"messages": messages, "id": 7}) + "\n")
+    (tmp_path / "tools.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}"
+        "{% for c in m.tool_calls %}CALL {{ c.function | tojson }}{% endfor %}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    template = f"chat_template={tmp_path / 'tools.jinja'}"
+
+    done = previewed(template, "max_length=256", "--data", str(tmp_path / "talk.jsonl"))
+
+    called = 'CALL {"name": "add", "arguments": {"a": 2}}<|endoftext|>'
+    assert f"[<user>2+2<|endoftext|><assistant>]{called}\n" in done.output
+    assert "not used  id" in done.output
+
+
 def test_control_characters_of_a_strangers_data_do_not_reach_the_terminal() -> None:
     assert painted("a\x1b[2Jb\nc", True, False) == "a?[2Jb\nc"
     assert painted("a", False, False) == "[a]"

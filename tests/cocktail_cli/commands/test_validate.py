@@ -67,6 +67,26 @@ def test_each_row_of_the_wrong_format_is_an_error_with_its_line(cocktail: Run, t
     assert "4 rows, detected text, 2 bad" in said.out
 
 
+def test_what_a_conversation_would_lose_is_an_error_with_its_line(cocktail: Run, tmp_path: Path) -> None:
+    ask, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}
+    call = {"function": {"name": "add", "arguments": {"a": 2}}}
+    rows(
+        tmp_path,
+        {"messages": [ask, answer], "source": "me"},
+        {"messages": [ask, answer | {"tool_calls": [call]}]},
+        {"messages": [ask, answer | {"role": "asistant"}]},
+        {"messages": [ask, answer | {"content": [{"type": "image_url", "image_url": "x.png"}]}]},
+    )
+
+    said = cocktail("validate", "my.yaml")
+
+    assert said.exit == 3
+    assert "rows.jsonl:2: message 1: the chat template leaves out `tool_calls` of role assistant" in said.out
+    assert "rows.jsonl:3: message 1: unknown role `asistant`: did you mean `assistant`?" in said.out
+    assert "rows.jsonl:4: message 1: part 0 is `image_url`: cocktail trains on text only" in said.out
+    assert "4 rows, detected chat (not used: source), 3 bad" in said.out
+
+
 def test_a_line_that_is_not_json_is_an_error_with_its_line(cocktail: Run, tmp_path: Path) -> None:
     rows(tmp_path, {"text": "good"}, '{"text": ')
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+
 import pytest
 
 from recipes.config.loader import load_recipe
@@ -70,6 +73,24 @@ def test_what_the_web_gave_only_in_part_or_in_the_open_is_not_kept(web, tokenize
     assert served.asked == 1
 
 
+def test_compressed_jsonl_is_read_and_reported_like_any_other(tmp_path, corpus_of, tokenizer) -> None:
+    corpus_of([{"text": "x"}])
+    good, cut = tmp_path / "my.jsonl.gz", tmp_path / "cut.jsonl.gz"
+    good.write_bytes(gzip.compress(b'{"text": "one"}\n{"text": 2}\n'))
+    cut.write_bytes(good.read_bytes()[:-12])
+    recipe = tmp_path / "bare.yaml"
+
+    one = build_corpus(load_recipe(recipe, ["datasets.0.max_samples=1"], data=str(good)), tokenizer)
+    with pytest.raises(DataError, match=r"my.jsonl.gz:2: field `text` must be text, not int"):
+        build_corpus(load_recipe(recipe, data=str(good)), tokenizer)
+    with pytest.raises(DataError, match=r"cut.jsonl.gz: cannot be decompressed: "):
+        build_corpus(load_recipe(recipe, data=str(cut)), tokenizer)
+    with pytest.raises(DataError, match=r"my.xlsx: unknown kind of file \(known: .jsonl, .json, .csv, .tsv"):
+        corpus_of("x", file="my.xlsx")
+
+    assert tokenizer.decode(one.samples[0].tokens) == "one<|endoftext|>"
+
+
 @pytest.mark.slow  # importing `datasets` takes two seconds
 def test_a_data_set_saved_to_disk_and_other_files_are_read(
     tmp_path, corpus_of, tokenizer, monkeypatch
@@ -82,8 +103,15 @@ def test_a_data_set_saved_to_disk_and_other_files_are_read(
     table.to_parquet(tmp_path / "my.parquet")
     table.to_csv(tmp_path / "my.csv", index=False)
     table.to_json(tmp_path / "my.json", lines=False)
+    table.to_csv(tmp_path / "my.tsv", index=False, sep="\t")
+    for name in ("my.csv", "my.tsv", "my.json"):
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
     corpus_of([{"text": "x"}])
-    for name in ("saved", "my.parquet", "my.csv", "my.json"):
+    for name in (
+        "saved",
+        "my.parquet",
+        *(f"my.{end}{gz}" for end in ("csv", "tsv", "json") for gz in ("", ".gz")),
+    ):
         recipe = load_recipe(tmp_path / "bare.yaml", data=str(tmp_path / name))
         corpus = build_corpus(recipe, tokenizer)
 
@@ -97,6 +125,39 @@ def test_a_data_set_saved_to_disk_and_other_files_are_read(
             load_recipe(tmp_path / "bare.yaml", ["datasets.0.split=test"], data=str(tmp_path / "saved")),
             tokenizer,
         )
+
+
+@pytest.mark.slow
+def test_nulls_that_arrow_adds_to_structs_are_absent_and_those_of_json_columns_stay(
+    tmp_path, monkeypatch
+) -> None:
+    """Parquet has one struct for all messages, and one for the arguments of all calls."""
+    import datasets
+
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    calls = [[{"function": {"name": n, "arguments": a}}] for n, a in (("f", {"a": 1}), ("g", {"b": None}))]
+    rows = [
+        {
+            "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": call}],
+            "note": None,
+        }
+        for call in calls
+    ]
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "structs.parquet")
+    datasets.Dataset.from_list(rows, on_mixed_types="use_json").to_parquet(tmp_path / "json.parquet")
+    (tmp_path / "my.json").write_text(json.dumps(rows))
+
+    def read(name: str, **options: bool) -> list[dict]:
+        (dataset,) = load_recipe("smoke", data=str(tmp_path / name)).datasets
+        return [row.fields for row in read_rows(dataset, **options)]
+
+    assert read("json.parquet") == read("my.json") == read("my.json", streaming=True) == rows
+    merged = read("structs.parquet")
+    assert merged[0] == rows[0]
+    assert merged[1]["messages"][1] == {
+        "role": "assistant",
+        "tool_calls": [{"function": {"name": "g", "arguments": {}}}],  # Arrow cannot tell null from absent
+    }
 
 
 def test_several_data_sets_follow_each_other_and_max_samples_takes_the_first(

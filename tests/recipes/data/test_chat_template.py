@@ -1,0 +1,311 @@
+"""The chat template: nothing of a conversation is left out silently, and TRL's tokens and masks are ours.
+
+TRL is the reference: `SFTTrainer` prepares the same rows with the same tokenizer, as a user of it would see.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from recipes.config import Data, Dataset
+from recipes.data.chat_template import ChatTemplate
+from recipes.data.conversations import Conversation, ConversationReader
+from recipes.data.sources import Row
+from recipes.data.tokenization import make_row_tokenizer
+from recipes.errors import DataError
+
+SPECIAL = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<think>",
+    "</think>",
+    "</s>",
+]
+CALL = {
+    "type": "function",
+    "function": {"name": "add", "arguments": {"a": 2, "b": {"c": [1, None, "é🎉"]}, "none": None}},
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    },
+}
+ASK = {"role": "user", "content": "What is 2 + 3?"}
+ANSWER = {"role": "assistant", "content": "It is five 🎉."}
+CHATS = [
+    {
+        "messages": [
+            ASK,
+            ANSWER,
+            {"role": "user", "content": "Sure?"},
+            {**ANSWER, "content": "  Yes\n\nit is. "},
+        ]
+    },
+    {"messages": [ASK, ANSWER]},
+]
+CALLED: dict[str, Any] = {
+    "messages": [
+        ASK,
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "name": "add", "content": "5"},
+        ANSWER,
+    ],
+    "tools": [TOOL],
+}
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
+)
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+# template -> what it can do; "masks": it has generation marks, or TRL has a variant that has
+TEMPLATES = {
+    "cohere": "masks",
+    "cohere2": "masks",
+    "deepseek_r1_distill": "masks",
+    "deepseekv3": "masks",
+    "gemma": "masks",
+    "gemma3": "masks system",
+    "gemma4_v5": "tools system",
+    "glm4moe": "masks tools system",
+    "gptoss": "masks tools",
+    "lfm2": "masks system",
+    "lfm2_2_5_v2": "masks tools system",
+    "lfm2_v2": "masks tools system",
+    "llama3": "masks system",
+    "llama3_1": "tools system",
+    "llama3_2": "tools system",
+    "nemotron_3_nano": "masks tools system",
+    "phi3": "masks system",
+    "phi3_5": "masks system",
+    "qwen2_5": "masks tools system",
+    "qwen3": "masks tools system",
+    "qwen3_5_think": "masks tools system",
+    "qwen3_instruct_2507": "masks tools system",
+    "qwen3_vl": "masks tools system",
+    "chatml": "system",
+    "mistral": "",
+}
+
+
+def source_of(name: str) -> str:
+    if name in ("chatml", "mistral"):
+        return {"chatml": CHATML, "mistral": MISTRAL}[name]
+    spec = find_spec("trl")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    file = Path(spec.submodule_search_locations[0]) / "chat_templates" / f"{name}.jinja"
+    return file.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def speaking(tokenizer: Any) -> Any:
+    """Template -> a tokenizer with it, and with the special tokens of several models."""
+
+    def made(source: str) -> Any:
+        tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL, "bos_token": "<s>"})
+        tokenizer.chat_template = source
+        return tokenizer
+
+    return made
+
+
+def ours(rows: list[dict[str, Any]], tokenizer: Any, **data: Any) -> list[tuple[list[int], list[bool]]]:
+    given = [Row(json.loads(json.dumps(row)), f"my.jsonl:{n}") for n, row in enumerate(rows, start=1)]
+    rows_to_tokens = make_row_tokenizer(tokenizer, Data(**data), Dataset(path="my.jsonl"), given[0])
+    return [(d.tokens.tolist(), d.trained.tolist()) for d in rows_to_tokens.tokenize(given)]
+
+
+def of_trl(rows: list[dict[str, Any]], tokenizer: Any, assistant: bool) -> list[tuple[list[int], list[bool]]]:
+    """The token ids and loss masks that TRL's SFTTrainer makes of the same rows."""
+    from datasets import Dataset as Table
+    from trl import SFTConfig, SFTTrainer
+    from trl.chat_template_utils import get_training_chat_template, has_generation_markers
+
+    args = SFTConfig(output_dir="unused", use_cpu=True, bf16=False, report_to="none", max_length=None)
+    args.assistant_only_loss = assistant
+    patched = assistant and not has_generation_markers(tokenizer.chat_template)
+    trainer: Any = SimpleNamespace(  # what `_prepare_dataset` reads of a trainer, as its __init__ sets it
+        _tokenizer=tokenizer,
+        chat_template=get_training_chat_template(tokenizer) if patched else None,
+        completion_only_loss="prompt" in rows[0],
+    )
+    table = Table.from_list(rows, on_mixed_types="use_json")
+    made = SFTTrainer._prepare_dataset(trainer, table, tokenizer, args, False, None, "train")
+    return [(row["input_ids"], [label != -100 for label in row["labels"]]) for row in made]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_tokens_and_masks_are_those_of_trl(name: str, speaking: Any) -> None:
+    """Chats, prompt and completion, system messages, tool calls; with assistant_only_loss where TRL can."""
+    tokenizer, can = speaking(source_of(name)), TEMPLATES[name].split()
+    chats = list(CHATS)
+    if "system" in can:
+        chats.append({"messages": [{"role": "system", "content": "Be kind."}, ASK, ANSWER]})
+    if "tools" in can:
+        chats = [{"tools": None, **row} for row in (*chats, CALLED)]
+    pairs = [{"prompt": row["messages"][:-1], "completion": row["messages"][-1:]} for row in chats]
+    if "tools" in can:  # as JSON text
+        pairs = [{**row, "tools": json.dumps([TOOL])} for row in pairs]
+
+    assert ours(chats, tokenizer, assistant_only_loss=False) == of_trl(chats, tokenizer, False)
+    assert ours(pairs, tokenizer) == of_trl(pairs, tokenizer, False)
+    if "masks" in can:
+        assert ours(chats, tokenizer) == of_trl(chats, tokenizer, True)
+        assert ours(pairs, tokenizer, assistant_only_loss=True) == of_trl(pairs, tokenizer, True)
+
+
+@pytest.mark.parametrize(
+    "name", ["cohere", "gemma", "gemma3", "lfm2_v2", "llama3", "phi3", "qwen3_instruct_2507"]
+)
+def test_answers_found_by_rendering_are_those_that_trls_variant_marks(name: str, speaking: Any) -> None:
+    tokenizer = speaking(source_of(name))
+    rows = [*CHATS, CALLED] if "tools" in TEMPLATES[name] else CHATS
+
+    for row in rows:
+        conversation = ConversationReader(Dataset(path="my.jsonl")).conversation(Row(row, "my.jsonl:1"))
+        text, found = ChatTemplate(tokenizer, marked=False).render_with_spans(conversation)
+        same, marked = ChatTemplate(tokenizer, marked=True).render_with_spans(conversation)
+
+        assert text == same
+        assert "".join(text[a:b] for a, b in found) == "".join(text[a:b] for a, b in marked)
+
+
+TALK = (
+    "{% for m in messages %}{% if m.role != 'narrator' %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}CALL {{ c.function.name }} {{ c.function.arguments }}{% endfor %}"
+    "</s>{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (CALLED, "my.jsonl:1: the chat template leaves out `tools` (hint: model.chat_template_path"),
+        (
+            {"messages": [ASK, {**ANSWER, "reasoning_content": "2 + 3"}]},
+            "message 1: the chat template leaves out `reasoning_content` of role assistant (hint",
+        ),
+        (
+            {"messages": [ASK, {**ANSWER, "tool_call": [CALL]}]},
+            "the chat template leaves out `tool_call` of role assistant: did you mean `tool_calls`?",
+        ),
+        (
+            {"messages": [{"role": "narrator", "content": "x"}, ASK, ANSWER]},
+            "leaves out messages of role `narrator`",
+        ),
+        ({"messages": [ASK]}, "my.jsonl:1: no message of an assistant to train on"),
+        (
+            {"messages": [ASK, ANSWER], "chat_template_kwargs": {"enable_thinkin": False}},
+            "my.jsonl:1: the chat template has no variable `enable_thinkin`",
+        ),
+    ],
+)
+def test_what_the_template_would_leave_out_is_an_error(
+    speaking: Any, row: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        ours([row], speaking(TALK))
+
+    assert message in str(caught.value)
+
+
+def test_a_template_without_tool_calls_refuses_them_rather_than_train_an_empty_answer(speaking: Any) -> None:
+    with pytest.raises(
+        DataError, match=r"message 1: the chat template leaves out `tool_calls` of role assistant"
+    ):
+        ours([{"messages": CALLED["messages"]}], speaking(CHATML))
+
+
+def test_reasoning_that_is_shown_in_the_last_turn_alone_is_a_warning(speaking: Any) -> None:
+    thought = {**ANSWER, "reasoning_content": "2 + 3"}
+    template = ChatTemplate(speaking(source_of("qwen3")), marked=False)
+
+    text = template.render(Conversation([ASK, thought, ASK, thought], "my.jsonl:1"))
+
+    assert text.count("2 + 3") == 3  # two questions, and the last answer
+    again = template.render(
+        Conversation([ASK, thought, {"role": "user", "content": "b"}, ANSWER], "my.jsonl:2")
+    )
+    assert "<think>" not in again.split("b<|im_end|>")[0]
+    assert list(template.warnings) == ["the chat template shows no reasoning of turns before the last"]
+
+
+def rendered(source: str, speaking: Any, *messages: dict[str, Any]) -> str:
+    return ChatTemplate(speaking(source), marked=False).render(Conversation(list(messages), "my.jsonl:1"))
+
+
+def test_content_in_parts_is_their_text_also_where_the_template_knows_no_parts(speaking: Any) -> None:
+    parts = {
+        "role": "user",
+        "content": [{"type": "text", "text": "What is"}, {"type": "text", "text": " 2 + 3?"}],
+    }
+
+    for name in ("qwen2_5", "gemma3", "smolvlm"):
+        source = source_of(name)
+        assert rendered(source, speaking, parts, ANSWER).replace("is2", "is 2") == rendered(
+            source, speaking, ASK, ANSWER
+        )
+
+
+def test_arguments_of_a_call_are_an_object_or_json_text_and_no_template_quotes_the_text(
+    speaking: Any,
+) -> None:
+    """Qwen2.5 would print text in quotes, DeepSeek-V3 takes nothing else."""
+    text = json.dumps(CALL["function"]["arguments"], ensure_ascii=False)
+    as_text = {"type": "function", "function": {"name": "add", "arguments": text}}
+
+    for name in ("qwen2_5", "qwen3", "deepseekv3"):
+        objects, texts = (
+            rendered(source_of(name), speaking, ASK, {"role": "assistant", "tool_calls": [call]}, ANSWER)
+            for call in (CALL, as_text)
+        )
+        assert text in objects
+        assert texts == objects
+
+
+def test_a_template_that_is_no_jinja_is_reported(speaking: Any) -> None:
+    with pytest.raises(DataError, match="the chat template is not valid Jinja"):
+        ours(CHATS, speaking("{% for m in messages %}"))
+
+
+def test_a_template_that_never_trains_the_end_of_a_turn_is_a_warning(speaking: Any) -> None:
+    endless = (
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>{% endfor %}"
+    )
+    rows = [Row(row, "my.jsonl:1") for row in CHATS]
+
+    for source, warnings in (
+        (CHATML, []),
+        (endless, ["the chat template marks no end of the assistant's turn as trained"]),
+    ):
+        made = make_row_tokenizer(speaking(source), Data(), Dataset(path="my.jsonl"), rows[0])
+        assert made.warnings == warnings
+
+
+def test_a_template_that_writes_the_date_is_a_warning(speaking: Any) -> None:
+    assert "today's date" in next(iter(ChatTemplate(speaking(source_of("llama3_2")), marked=False).warnings))
+
+
+def test_unused_columns_are_named(speaking: Any) -> None:
+    row = Row({**CHATS[1], "id": 7, "score": None, "system": "Be kind."}, "my.jsonl:1")
+
+    made = make_row_tokenizer(speaking(CHATML), Data(), Dataset(path="my.jsonl"), row)
+
+    assert made.unused == ("id", "system")
+    assert made.unused_columns == " (not used: id, system)"

@@ -45,8 +45,8 @@ def preview(
     cocktail preview my.yaml --data rows.jsonl -n 1
 
     With --json one object: {"v": 1, "recipe", "data": [{"path", "type", "rows", "samples", "tokens",
-    "trained", "dropped", "cut", "left_out", "full", "lengths", "warnings", "not_used", "shown": [{"documents",
-    "parts": [{"text", "tokens", "trained"}]}]}]}
+    "trained", "dropped", "cut", "left_out", "full", "lengths", "warnings", "not_used", "shown":
+    [{"documents", "parts": [{"text", "tokens", "trained"}]}]}]}
     """
     from recipes.config import load_recipe
     from recipes.data import preview_data

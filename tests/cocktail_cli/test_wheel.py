@@ -1,45 +1,112 @@
-"""The package as users get it: not the checkout, but the wheel built from it."""
+"""The package as users get it: not the checkout, but the source distribution, and the wheel built from it."""
 
 from __future__ import annotations
 
+import ast
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
-PARTS = ("pyproject.toml", "README.md", "cocktail_cli", "compress", "recipes", "transport")
-BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
+from cocktail_cli import __version__
+
+ROOMS = ("cocktail_cli", "compress", "recipes", "transport")
+MADE_HERE = shutil.ignore_patterns(
+    ".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "dist", "outputs"
+)
+BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
+BRINGS = {"pynvml": "nvidia-ml-py", "yaml": "pyyaml", "zmq": "pyzmq"}  # module -> package of another name
+OPTIONAL = {"triton"}  # of torch's builds for Linux
+
+
+def built(what: str, source: Path, to: Path) -> Path:
+    to.mkdir()
+    subprocess.run(
+        [sys.executable, "-c", BUILD, f"build_{what}", str(to)], cwd=source, check=True, capture_output=True
+    )
+    (file,) = to.iterdir()
+    return file
+
+
+def files_of(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_what_is_no_python_too(root: Path, tmp_path: Path) -> None:
+def test_the_source_distribution_is_whole_and_builds_the_wheel_that_the_checkout_builds(
+    root: Path, tmp_path: Path
+) -> None:
     """Built from a copy: setuptools leaves its traces where it builds."""
-    source, wheels = tmp_path / "source", tmp_path / "wheels"
-    wheels.mkdir()
-    for part in PARTS:
-        if (root / part).is_dir():
-            shutil.copytree(root / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            source.mkdir(exist_ok=True)
-            shutil.copy(root / part, source / part)
-    subprocess.run([sys.executable, "-c", BUILD, str(wheels)], cwd=source, check=True, capture_output=True)
-    (wheel,) = wheels.glob("cocktail_sgd-*.whl")
+    source = tmp_path / "source"
+    shutil.copytree(root, source, ignore=MADE_HERE)
+    files = files_of(source)
+    with tarfile.open(built("sdist", source, tmp_path / "sdist")) as sdist:
+        sdist.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
 
-    names = set(zipfile.ZipFile(wheel).namelist())
+    assert files - files_of(unpacked) == {".gitignore"}
+    wheels = [built("wheel", folder, tmp_path / f"from-{folder.name}") for folder in (source, unpacked)]
+    with zipfile.ZipFile(wheels[0]) as one, zipfile.ZipFile(wheels[1]) as other:
+        assert [(i.filename, i.CRC) for i in one.infolist()] == [
+            (i.filename, i.CRC) for i in other.infolist()
+        ]
+        names = set(one.namelist())
+        metadata = one.read(f"cocktail_sgd-{__version__}.dist-info/METADATA").decode()
 
-    shipped = [
-        path.relative_to(root).as_posix()
-        for room in PARTS[2:]
-        for path in (root / room).rglob("*")
-        if path.is_file()
-        and path.suffix in (".py", ".yaml", ".json", ".jinja", ".css", ".js", ".svg")
-        and not path.name.startswith(("quality-", "terminal"))  # pictures of documents
-        and "__pycache__" not in path.parts
-    ]
-    assert "recipes/library/smoke.yaml" in names
-    assert sorted(set(shipped) - names) == []
-    tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert tops == {"cocktail_cli", "compress", "recipes", "transport"}
+    shipped = {file for file in files if file.startswith(ROOMS) and not file.endswith((".md", ".jsonl"))}
+    pictures = {file for file in shipped if re.search(r"/(quality-|terminal)[^/]*\.svg$", file)}
+    assert shipped - pictures - names == set()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == set(ROOMS)
+    assert f"cocktail_sgd-{__version__}.dist-info/licenses/LICENSE" in names
+    assert f"\nVersion: {__version__}\n" in metadata
+    assert "\nLicense-Expression: Apache-2.0\n" in metadata
+
+
+def test_every_package_that_a_room_imports_is_a_declared_dependency_and_every_dependency_is_imported(
+    root: Path,
+) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {named(line) for line in project["dependencies"]}
+    extras = {named(line) for lines in project["optional-dependencies"].values() for line in lines}
+
+    modules = {module for room in ROOMS for path in (root / room).rglob("*.py") for module in imports(path)}
+    modules -= sys.stdlib_module_names | set(ROOMS)
+    imported = {plain(BRINGS.get(module, module)) for module in modules}
+
+    assert imported - declared <= extras | OPTIONAL
+    assert declared - imported == set()
+
+
+def imports(path: Path) -> set[str]:
+    """Top-level modules that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def named(requirement: str) -> str:
+    return plain(re.split(r"[^\w.-]", requirement, maxsplit=1)[0])
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_readme_names_the_address_that_the_project_has(root: Path) -> None:
+    """Set once, in pyproject.toml; until then README says REPOSITORY where the address will stand."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    readme = (root / "README.md").read_text(encoding="utf-8")
+
+    clones = set(re.findall(r"git clone (\S+)", readme))
+
+    assert clones == {project["urls"].get("Repository", "REPOSITORY")}

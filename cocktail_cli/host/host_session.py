@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from .narrator import Narrator
     from .run_delegate import RunDelegate
+    from .sample_writer import SampleWriter
     from .snapshot_thread import SnapshotThread
 
 STATUS_TIMEOUT = 5.0  # seconds for the hub to answer how its peers are
@@ -153,7 +154,8 @@ class HostSession:
             steps = hub.settings.steps
             narrator.rate_at = learning_rate(self.recipe.training, steps)
             every = self.recipe.checkpoint.save_every(steps)
-            snapshots = SnapshotThread(work.model, every, steps, hub.offer)
+            samples = self.sample_writer(work)
+            snapshots = SnapshotThread(work.model, every, steps, hub.offer, samples)
             try:
                 snapshots.start()
                 children.start(self.record.local_url(), peers)
@@ -386,6 +388,7 @@ class HostSession:
                 self.show(events.Progressed("writing the model"))
                 rounds = work.model.write_model(self.folder, progress=self.meter("writing the model"))
                 self.push(rounds)
+                self.write_samples(work, narrator)
             self.record_end(state, narrator, ended.reason)
         except Exception as error:
             if not full and not disk_is_full(error):
@@ -416,6 +419,29 @@ class HostSession:
                 planned=self.record.planned,
             )
         )
+
+    def sample_writer(self, work: RunDelegate) -> SampleWriter | None:
+        """Return what writes samples of the held-out texts, if the recipe asks for them."""
+        if not (many := self.recipe.logging.sample_prompts):
+            return None
+        from .sample_writer import SampleWriter, prompts_of
+
+        prompts = prompts_of(work.corpus.held_out, many)
+        code = self.recipe.model.trust_remote_code
+        return SampleWriter(prompts, self.folder / in_folder.TOKENIZER, code)
+
+    def write_samples(self, work: RunDelegate, narrator: Narrator) -> None:
+        """Show how the finished model continues held-out texts; a run that was told to stop ends at once."""
+        if (writer := self.sample_writer(work)) is None or self.stop_reason:
+            return
+        self.show(events.Progressed("writing samples"))
+        try:
+            for sample in writer.write(
+                self.folder, narrator.rounds, narrator.step, lambda: bool(self.stop_reason)
+            ):
+                self.show(sample)
+        except Exception as error:  # the model is on the disk even if this fails
+            self.show(events.Warning(f"no samples: {explain(error).message}"))
 
     def record_end(self, state: machine.State, narrator: Narrator, reason: str) -> None:
         """Write to run.json how the run ended, beside what other commands have written there."""

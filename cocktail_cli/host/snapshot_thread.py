@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from recipes.snapshots import Fold, Snapshot
     from recipes.weight_files import Layout
 
+    from .sample_writer import SampleWriter
+
 log = logging.getLogger(__name__)
 
 ProgressHook = Callable[[int, int], None]  # (bytes done, bytes in all)
@@ -188,6 +190,7 @@ class SnapshotThread:
         every: steps between two; 0: none are made.
         steps: of the whole run, which ends with the model itself.
         offer: announces the newest to joiners; called from either thread.
+        samples: has the base and each snapshot continue held-out texts; None: no samples.
     """
 
     def __init__(
@@ -196,12 +199,15 @@ class SnapshotThread:
         every: int,
         steps: int,
         offer: Callable[[list[messages.SnapshotOffer]], None],
+        samples: SampleWriter | None = None,
     ) -> None:
         self.model, self.every, self.steps, self.offer = model, every, steps, offer
+        self.samples = samples
         self.limit = model.recipe.checkpoint.save_total_limit
         self.news: queue.SimpleQueue[Event] = queue.SimpleQueue()  # events for the views
         self.warned: set[str] = set()  # kinds of warnings that are told once
         self.last = 0  # step of the newest snapshot, or of the one being made
+        self.fresh = True  # no round is committed yet
         self.stopped = threading.Event()
         self.due: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()  # (round, step); (-1, -1): the end
         self.thread = threading.Thread(target=self._work, name="snapshots", daemon=True)
@@ -216,6 +222,7 @@ class SnapshotThread:
             self._offer(ledger, whole)
         if whole:
             self.last = rows[min(whole[-1].round + 1, len(rows) - 1)].step
+        self.fresh = not rows
         self.thread.start()
         if rows:
             self.committed(rows[-1].round, rows[-1].step)
@@ -244,6 +251,8 @@ class SnapshotThread:
     # ---- in the thread -------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        if self.fresh:
+            self._write_samples(self.model.base, 0, 0)
         while not self.stopped.is_set():
             round, step = self.due.get()
             while not self.due.empty():  # the last fold took longer than `every` steps
@@ -282,7 +291,18 @@ class SnapshotThread:
             shutil.rmtree(old.folder, ignore_errors=True)  # in use, on Windows: with the next one
         size, seconds = weights_file_in(folder).stat().st_size, time.monotonic() - began
         self.news.put(Checkpoint(round, step, str(folder), size, seconds, f"{number:016x}"))
+        self._write_samples(folder, round, step)
         self._push(folder, step)
+
+    def _write_samples(self, folder: Path, round: int, step: int) -> None:
+        if self.samples is None:
+            return
+        try:
+            for sample in self.samples.write(folder, round, step, self.stopped.is_set):
+                self.news.put(sample)
+        except Exception as error:  # training and snapshots do not depend on it
+            log.warning("samples of round %d", round, exc_info=True)
+            self._warn_once("samples", f"no samples: {explain(error).message}")
 
     def _push(self, folder: Path, step: int) -> None:
         """Push the snapshot, where the recipe asks for it."""

@@ -33,6 +33,7 @@ DRAWN = (
     events.PeerLeft,
     events.PeerReady,
     events.Progressed,
+    events.Sample,
     events.Step,
 )
 # colours by the words of board.py; the 16 of the terminal, which its user has chosen

@@ -137,6 +137,9 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict("data.val_set_size", text)
     if recipe.checkpoint.eval_steps and not recipe.has_eval:
         yield Conflict("checkpoint.eval_steps", "there is nothing to evaluate on", "data.val_set_size=0.05")
+    if recipe.logging.sample_prompts and not recipe.has_eval:
+        text = "there is no held-out text to continue"
+        yield Conflict("logging.sample_prompts", text, "data.val_set_size=0.05")
     if training.max_steps == 0 or training.max_steps < -1:
         text = f"must be at least 1, or -1 for whole epochs, not {training.max_steps}"
         yield Conflict("training.max_steps", text)

@@ -395,6 +395,11 @@ class Logging(Section):
     project: Annotated[str, Field(min_length=1)] = key("cocktail", "project name at the trackers")
     run_name: str | None = key(None, "name at the trackers; null: the run's own")
     trackio_space_id: str | None = key(None, "Space that trackio writes to; null: the host's disk")
+    sample_prompts: Annotated[int, Field(ge=0, le=16)] = key(
+        0,
+        "held-out texts that the host's model continues before the first step, at snapshots and at the end",
+        since="0.2",
+    )
     loss_watchdog_threshold: Annotated[Real, Field(gt=0)] | None = key(
         None, "end the run when its loss stays above this"
     )

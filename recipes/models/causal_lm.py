@@ -203,6 +203,21 @@ class TextGenerator:
         tokens = self.model.generate(**inputs, max_new_tokens=max_new_tokens, pad_token_id=pad, **sampling)
         return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
+    @torch.no_grad()
+    def complete(self, tokens: Sequence[int], max_new_tokens: int, max_seconds: float) -> list[int]:
+        """Generate the likeliest tokens after these, within a number of tokens and a time."""
+        prompt = torch.tensor([list(tokens)])  # (1, T)
+        made = self.model.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            max_time=max_seconds,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+        added: list[int] = made[0, prompt.shape[1] :].tolist()
+        return added
+
     def reply(
         self, messages: Sequence[Mapping[str, str]], max_new_tokens: int, temperature: float, seed: int | None
     ) -> str:

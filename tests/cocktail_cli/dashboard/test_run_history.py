@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from a_run import BEGAN, PARAMETERS, ARun, a_run
 
-from cocktail_cli.dashboard.report_page import bars_of
+from cocktail_cli.dashboard.markup import html
+from cocktail_cli.dashboard.report_page import bars_of, sections
 from cocktail_cli.dashboard.run_folder_reader import RunFolderReader
 from cocktail_cli.dashboard.run_history import Contribution, RunHistory
-from cocktail_cli.ui.events import Step, as_json
+from cocktail_cli.ui.events import Sample, Step, as_json
 from transport.protocol.errors import LedgerError
 
 
@@ -58,6 +59,38 @@ def test_a_round_that_the_diary_lacks_is_there_without_its_bytes(run: ARun) -> N
     (one,) = look(run).rounds
 
     assert (one.loss, one.up, one.idle, one.ratio(PARAMETERS)) == (4.0, 0, None, None)
+
+
+def test_the_models_own_words_are_in_the_history_and_on_the_page(run: ARun) -> None:
+    for step, text in ((0, " xx<b>xx"), (10, " a function")):
+        run.tell(Sample(step, step, "The import", text, " statement"), 10.0 + step)
+
+    told = look(run)
+    page = "".join(html(one) for one in sections(told) if one.get("id") == "samples")
+
+    assert [(one.step, one.text) for one in told.samples] == [(0, " xx<b>xx"), (10, " a function")]
+    assert "step 10" in page
+    assert page.index(" a function") < page.index(" statement") < page.index(" xx&lt;b&gt;xx")
+
+
+def test_the_best_evaluation_is_the_first_of_the_lowest_loss(run: ARun) -> None:
+    for loss in (4.0, 2.5, 2.5, 3.0):
+        run.commit("ann")
+        run.evaluate(loss)
+
+    told = look(run)
+
+    assert told.best is not None
+    assert (told.best.step, told.best.loss) == (2, 2.5)
+
+
+def test_a_round_has_rate_norm_and_tokens(run: ARun) -> None:
+    run.commit("ann")
+
+    told = look(run)
+
+    assert (told.rounds[0].lr, told.rounds[0].grad_norm) == (pytest.approx(5e-5), 0.5)
+    assert told.speeds == [(1.0, pytest.approx(100 / 9.0))]
 
 
 def test_a_second_look_finds_what_is_new_and_counts_nothing_twice(run: ARun) -> None:

@@ -287,6 +287,7 @@ def test_durations_are_seconds(text: str | int, seconds: float) -> None:
         ("eval_datasets: [{path: x.jsonl, weight: 2}]", "eval_datasets.0.weight"),
         ("data: {val_set_size: 1}\neval_datasets: [{path: x.jsonl}]", "data.val_set_size"),
         ("checkpoint: {eval_steps: 10}", "checkpoint.eval_steps"),
+        ("logging: {sample_prompts: 2}", "logging.sample_prompts"),
         (
             "training: {lr_scheduler_type: linear, lr_scheduler_kwargs: {min_lr: 0.1}}",
             "training.lr_scheduler_kwargs",

@@ -132,12 +132,8 @@ def command_line(arguments: list[str]) -> list[str]:
 
 
 def settings(arguments: list[str]) -> dict[str, dict[str, Any]]:
-    """Read this machine's config.toml, where the command uses it and is not only asked for its help.
-
-    Local peers (--life-line) get all their options from the launch, and no volunteer's hours.
-    """
-    others = {"-h", "--help", "--life-line"}
-    wanted = arguments[:1] and arguments[0] in SHOWING and not others & set(arguments)
+    """Read this machine's config.toml, where the command uses it and is not only asked for its help."""
+    wanted = arguments[:1] and arguments[0] in SHOWING and not {"-h", "--help"} & set(arguments)
     return user_config.defaults() if wanted else {}
 
 

@@ -137,6 +137,7 @@ WithPage = Annotated[
     bool, typer.Option("--dashboard", help="Show a page in the browser as long as the run lasts.")
 ]
 Detached = Annotated[bool, typer.Option("--detached", hidden=True)]
+LifeLine = Annotated[bool, typer.Option("--life-line", hidden=True)]  # leave when stdin ends
 Device = Annotated[
     str,
     typer.Option(

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from configparser import ConfigParser
 from pathlib import Path
@@ -188,6 +189,25 @@ def test_the_skypilot_task_has_documented_fields_and_scripts_that_bash_reads() -
     assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [EXIT["lost"]]
     for script in (task["setup"], task["run"]):
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+@pytest.mark.slow
+def test_the_notebook_launches_joins_stops_early_and_loads_the_model(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "notebook.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "can be joined at cocktail://" in done.stdout
+    assert "guest trains from round" in done.stdout
+    assert re.search(r"stopped by its host: \d+ of 60 steps ->", done.stdout)
+    assert "recipe_invalid ['  override  learning_rat  did you mean" in done.stdout
+    assert "\nThe import statement" in done.stdout
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import run_folder
+from .command_process import read_events, start_command
 from .host_session import LaunchSettings, launch_run
 from .local_peers import LocalSettings, hold_life_line
 from .run_folder import as_yaml, log_to

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cocktail_cli.ui import Event, PageOpened, Warning
 
-from .local_peers import start_command
+from .command_process import start_command
 
 
 @dataclass

@@ -6,7 +6,6 @@ reads them any more; all it says is in the run's folder.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -14,9 +13,9 @@ import sys
 from pathlib import Path
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.ui import Event, RunStarted, View, from_json
+from cocktail_cli.ui import Event, RunStarted, View
 
-from .local_peers import start_command
+from .command_process import read_events, start_command
 from .run_folder import LOG
 
 # On Windows an invisible console of its own, which the run's peers share and which closes with none.
@@ -37,13 +36,8 @@ def start_detached(arguments: list[str], folder: Path, view: View) -> None:
         process = start_command(
             command, NO_WINDOW, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
         )
-    assert process.stdout is not None
     try:
-        for line in process.stdout:
-            told = json.loads(line)
-            if "error" in told:
-                raise Failure.of_json(told["error"])
-            event = from_json(told)
+        for event in read_events(process):
             if isinstance(event, RunStarted):
                 view.close()  # later events are not shown here
                 view.show(event)
@@ -67,7 +61,7 @@ def detached_command(arguments: list[str], folder: Path) -> list[str]:
 def resume_command(arguments: list[str], folder: str) -> str:
     """Return the command line that goes on with a launch whose run is in `folder`."""
     command, *rest = arguments[1:] or ["launch"]
-    rest = in_this_folder([one for one in rest if one != "--resume"], folder)
+    rest = in_this_folder([one for one in rest if one not in ("--resume", "--life-line")], folder)
     return shlex.join(["cocktail", command, "--resume", *rest])
 
 

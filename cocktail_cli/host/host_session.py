@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cocktail_cli import machine
-from cocktail_cli.errors import Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
+from cocktail_cli.errors import EXIT, Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp, trackers_of
 
 from . import run_folder as in_folder
 from .dashboard_process import DashboardProcess
 from .detached import DetachedView, resume_command, start_detached
-from .local_peers import LEAVE_WITHIN, EndedPeer, LocalPeers, LocalSettings
+from .local_peers import LEAVE_WITHIN, EndedPeer, LocalPeers, LocalSettings, hold_life_line
 from .resume_run import as_begun, check_corpus, same_address, same_base, unfinished
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class LaunchSettings:
     detach: bool = False  # start another process that hosts the run
     detached: bool = False  # this is that process
     dashboard: bool = False
+    life_line: bool = False  # stop when stdin ends, as the launching process has ended then
     verbose: int = 0
 
 
@@ -96,7 +97,10 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
         if page is not None:
             stack.enter_context(closing(page))
         views = [DetachedView(view) if wanted.detached else view, recorder]
-        HostSession(recipe, folder, views, resumed, page).run(listen, wanted.local, wanted.peers)
+        session = HostSession(recipe, folder, views, resumed, page)
+        if wanted.life_line:
+            hold_life_line(session.end_with_launcher, lambda: session.opened)
+        session.run(listen, wanted.local, wanted.peers)
 
 
 class HostSession:
@@ -121,6 +125,7 @@ class HostSession:
         self.asked_hash = recipe.recipe_hash  # before revisions are pinned to commits
         self.record: machine.RunRecord  # from `open` on
         self.page = page
+        self.opened = False  # the hub is open, or about to be: there is something to end in good order
         self.stop_reason = ""
         self.stop_by = float("inf")  # on the monotonic clock
 
@@ -133,6 +138,12 @@ class HostSession:
 
     def ask_stop(self, why: str) -> None:
         self.stop_reason, self.stop_by = why, time.monotonic() + STOPS_WITHIN
+
+    def end_with_launcher(self, why: str) -> None:
+        """Stop in good order; while the run is prepared there is nothing to end, and the process exits."""
+        if not self.opened:
+            os._exit(EXIT["lost"])
+        self.ask_stop(why)
 
     def within(self, seconds: float) -> float:
         """Return `seconds`, or less where the run has to be stopped by then."""
@@ -147,6 +158,7 @@ class HostSession:
         work = self.prepare()
         narrator = Narrator(work.parameters, self.recipe.compression.local_steps)
         # Before this there is nothing to end in good order: Ctrl-C is the usual KeyboardInterrupt.
+        self.opened = True
         with leave_on_signal(self.ask_stop):
             hub = self.open(work, narrator, listen, peers)
             door = self.door() if self.recipe.swarm.owners == "peers" else None

@@ -17,12 +17,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cocktail_cli.errors import EXIT
 from cocktail_cli.machine import ListenAddress, rate_text, split_devices
 
+from .command_process import start_command
+
 LEAVE_WITHIN = 20.0  # seconds that a peer has to leave before it is killed
+PARENT_WAITS = 25.0  # seconds that a process has to leave where its parent asked it to
 
 
 @dataclass(frozen=True)
@@ -62,19 +64,6 @@ class Child:
     ended: bool = False
 
 
-def start_command(arguments: list[str], flags: int = 0, **options: Any) -> subprocess.Popen[str]:
-    """Start a `cocktail` command out of this terminal's process group, so that Ctrl-C does not reach it.
-
-    Args:
-        flags: creation flags for Windows.
-        options: of Popen.
-    """
-    # Windows' flag for a process group of its own; elsewhere start_new_session makes one.
-    flags |= getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-    command = [sys.executable, "-m", "cocktail_cli", *arguments]
-    return subprocess.Popen(command, text=True, start_new_session=True, creationflags=flags, **options)
-
-
 class LocalPeers:
     """Starts, watches and ends the local peers of a run."""
 
@@ -104,14 +93,21 @@ class LocalPeers:
             command += ["--listen", f"{door.bind}:{door.port}", "--advertise", str(door.advertise)]
         return command
 
+    def environment(self, count: int) -> dict[str, str]:
+        """Return the environment of one of `count` peers, which has no volunteer's hours or limits."""
+        # Peers on one machine share its cores; more threads than cores make each slower than one.
+        threads = max(1, (os.cpu_count() or 1) // (count * self.settings.gpus))
+        return {"OMP_NUM_THREADS": str(threads), **os.environ, "COCKTAIL_CONFIG": os.devnull}
+
     def spawn(self, url: str, name: str, device: str, count: int) -> Child:
         log = self.folder / f"{name}.log"
-        cores = os.cpu_count() or 1
         with (self.folder / f"{name}.jsonl").open("a") as out, log.open("a") as err:
-            # Peers on one machine share its cores; more threads than cores make each slower than one.
-            env = {"OMP_NUM_THREADS": str(max(1, cores // (count * self.settings.gpus))), **os.environ}
             process = start_command(
-                self.command(name, device), stdin=subprocess.PIPE, stdout=out, stderr=err, env=env
+                self.command(name, device),
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+                env=self.environment(count),
             )
         assert process.stdin is not None
         process.stdin.write(url + "\n")
@@ -163,21 +159,23 @@ def last_words(folder: Path, name: str) -> str:
     return lines[-1].strip()[:300] if lines else ""
 
 
-def hold_life_line(leave: Callable[[str], None], storing: Callable[[], bool], grace: float = 5.0) -> None:
-    """Watch stdin in the peer and leave when it ends: within `grace` seconds in good order, then at once.
+def hold_life_line(leave: Callable[[str], None], busy: Callable[[], bool], grace: float = 5.0) -> None:
+    """Watch stdin in the command and leave when it ends: within `grace` seconds in good order, then at once.
 
     The parent's death must not leave a process behind that trains for no run, nor one that meets its
-    successor when the run is resumed. A peer that has left and is `storing` its checkpoint may finish that.
+    successor when the run is resumed. A process that is `busy`, with its checkpoint for instance, may finish.
+    A parent that lives writes why it asks to leave, and waits as long as for Ctrl-C.
     """
 
     def watch() -> None:
         # Not sys.stdin.read(): a thread that holds its lock at the end of Python is a fatal error.
+        said = b""
         with suppress(OSError):
-            while os.read(sys.stdin.fileno(), 1024):
-                pass
-        leave("its launching process ended")
-        until = time.monotonic() + grace
-        while time.monotonic() < until or storing():
+            while part := os.read(sys.stdin.fileno(), 1024):
+                said += part
+        leave(said.decode().strip() or "its launching process ended")
+        until = time.monotonic() + (PARENT_WAITS if said else grace)
+        while time.monotonic() < until or busy():
             time.sleep(0.1)
         os._exit(EXIT["lost"])
 

@@ -33,6 +33,7 @@ class Display:
     verbose: int = 0
     color: bool = True
     progress: Progress = "auto"
+    life_line: bool = False  # whoever reads the output may end first; stdin then says so
 
     def live(self, stream: TextIO) -> bool:
         """Tell whether a table that redraws itself is useful on this stream."""
@@ -52,42 +53,45 @@ class View(Protocol):
 @contextmanager
 def open_view(display: Display) -> Iterator[View]:
     """Open the view that `display` selects, and close it however the block ends."""
-    view = DiskFullTolerantView(choose_view(display))
+    view = TolerantView(choose_view(display), display.life_line)
     try:
         yield view
     finally:
         view.close()
 
 
-class DiskFullTolerantView:
-    """A view whose output may go to a file on a full disk: training goes on."""
+class TolerantView:
+    """A view whose output cannot end the training: it may go to a file on a full disk.
 
-    def __init__(self, view: View) -> None:
-        self.view = view
+    Args:
+        life_line: a closed pipe ends nothing either, as the life line then asks to leave in good order.
+    """
+
+    def __init__(self, view: View, life_line: bool = False) -> None:
+        self.view, self.life_line = view, life_line
 
     def show(self, event: events.Event) -> None:
-        with suppressed_if_full():
+        with self.tolerated():
             self.view.show(event)
 
     def close(self) -> None:
-        with suppressed_if_full():
+        with self.tolerated():
             self.view.close()
+
+    @contextmanager
+    def tolerated(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not disk_is_full(error) and not (self.life_line and isinstance(error, BrokenPipeError)):
+                raise
 
 
 def poll_status(view: View, ask: Callable[[], dict[str, Any]]) -> None:
     """Have a view that shows all peers call `ask` periodically; other views ignore it."""
-    inner = view.view if isinstance(view, DiskFullTolerantView) else view
+    inner = view.view if isinstance(view, TolerantView) else view
     if hasattr(inner, "look_on"):
         inner.look_on(ask)
-
-
-@contextmanager
-def suppressed_if_full() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if not disk_is_full(error):
-            raise
 
 
 def choose_view(display: Display) -> View:

@@ -61,7 +61,7 @@ def join(
     verbose: options.Verbose = 0,
     no_color: options.NoColor = False,
     progress: options.ProgressOption = "auto",
-    life_line: Annotated[bool, typer.Option("--life-line", hidden=True)] = False,
+    life_line: options.LifeLine = False,
 ) -> None:
     """Lend this machine to a run. It trains until the run is over or you press Ctrl-C.
 
@@ -103,7 +103,7 @@ def join(
         machine.limit_memory(limits.devices, vram_limit)
     leave_at = volunteer.next_at(until, datetime.now()) if until else None
     rules = volunteer.Availability(hours, leave_at, only_idle, max_temp)
-    with open_view(Display(as_json, quiet, verbose, not no_color, progress)) as view:
+    with open_view(Display(as_json, quiet, verbose, not no_color, progress, life_line)) as view:
         monitor = volunteer.AvailabilityMonitor(rules, limits.devices, lambda what: view.show(Warning(what)))
 
         def session(again: bool) -> volunteer.VolunteerSession:

@@ -54,6 +54,7 @@ def launch(
     no_color: options.NoColor = False,
     progress: options.ProgressOption = "auto",
     detached: options.Detached = False,
+    life_line: options.LifeLine = False,
 ) -> None:
     """Start a run. Prints the line that others join with, and ends with the model on disk.
 
@@ -102,7 +103,8 @@ def launch(
         detach=detach,
         detached=detached,
         dashboard=dashboard,
+        life_line=life_line,
         verbose=verbose,
     )
-    with open_view(Display(as_json, quiet, verbose, not no_color, progress)) as view:
+    with open_view(Display(as_json, quiet, verbose, not no_color, progress, life_line)) as view:
         launch_run(wanted, view)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cocktail_cli import user_config
 from cocktail_cli.host.local_peers import LocalPeers, LocalSettings, last_words
 from cocktail_cli.machine.devices import default_peer_name, pick_device, split_devices
 from cocktail_cli.machine.network_address import ListenAddress, parse_listen
@@ -48,6 +49,18 @@ def test_where_peers_own_shards_a_local_one_listens_where_the_hub_is_known(tmp_p
     assert door.dialled(40123) == "[2001:db8::1]:40123"
 
 
+def test_a_local_peer_has_no_volunteers_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tmp_path / "config.toml"
+    settings.write_text('hours = "22:00-07:00"\n')
+    monkeypatch.setenv("COCKTAIL_CONFIG", str(settings))
+    assert user_config.defaults()
+
+    monkeypatch.setenv(
+        "COCKTAIL_CONFIG", LocalPeers(tmp_path, LocalSettings()).environment(1)["COCKTAIL_CONFIG"]
+    )
+    assert user_config.defaults() == {"launch": {}, "join": {}}
+
+
 def test_a_device_may_be_named_plainly() -> None:
     assert pick_device("cpu") == "cpu"
 
@@ -58,6 +71,7 @@ def test_this_machine_has_a_name_that_can_be_shown() -> None:
 
 LIFE_LINE = """
 import sys, time
+from cocktail_cli import user_config
 from cocktail_cli.host.local_peers import hold_life_line
 busy = sys.argv[1] == "keeping"
 hold_life_line(lambda why: print(why, flush=True), lambda: busy, grace=0.1)

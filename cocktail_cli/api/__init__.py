@@ -1,0 +1,15 @@
+"""The commands `launch` and `join` from Python: a run as an object that yields its events."""
+
+from cocktail_cli.ui import events
+
+from .callbacks import CallbackReader, RunControl, RunState
+from .errors import (
+    ConnectionLost,
+    InvalidInput,
+    NoResult,
+    OutOfResources,
+    PreflightFailed,
+    Rejected,
+    Unreachable,
+)
+from .runs import Run, join, launch

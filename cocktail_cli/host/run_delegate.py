@@ -181,6 +181,7 @@ def settings_of(work: RunDelegate, run: str, first_peers: int = 1, own_key: str 
         versions=package_versions(),
         holds={**base_digests(work.base.files), "recipe": recipe.recipe_hash},
         parameters=work.parameters,
+        needs=needs_of(recipe, work.base.folder),
         shards=recipe.compression.shards,
         owners=swarm.owners,
         longest_lease=LONGEST_LEASE if recipe.compression.staleness else 1,
@@ -195,6 +196,21 @@ def settings_of(work: RunDelegate, run: str, first_peers: int = 1, own_key: str 
         step_timeout=swarm.step_timeout * local_steps,
         peer_timeout=swarm.peer_timeout,
     )
+
+
+def needs_of(recipe: Recipe, base: Path) -> dict[str, int]:
+    """Estimate what a step takes of a peer, for the question that joiners are asked: bytes of memory and of
+    a packet. Empty where the model's config says too little."""
+    from recipes.errors import ModelError
+    from recipes.planning import Machine, packet_bytes, plan_memory
+
+    asked, wants = recipe.training.per_device_train_batch_size, recipe.swarm.requires
+    machine = Machine(wants.vram or 0 if wants else 0, gpu=wants is not None)
+    try:
+        plan = plan_memory(recipe, base, 1 if asked == "auto" else asked, machine)
+    except ModelError:
+        return {}
+    return {"memory": plan.bytes, "packet": packet_bytes(recipe, plan.parameters)}
 
 
 def announced(file: BaseFile) -> messages.File:

@@ -2,7 +2,9 @@
 
 from .cache_locks import locked_folder, remove_unlocked
 from .devices import (
+    Glance,
     default_peer_name,
+    glance,
     hardware,
     limit_memory,
     memory_of,

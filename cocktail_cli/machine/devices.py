@@ -6,6 +6,7 @@ import os
 import platform
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cocktail_cli.errors import Failure
 
@@ -78,6 +79,44 @@ def hardware(device: str, count: int = 1) -> str:
     if device == "mps":
         return f"Apple GPU, {platform.machine()}"
     return f"CPU, {os.cpu_count()} cores"
+
+
+@dataclass(frozen=True)
+class Glance:
+    """The devices that would train here, as far as they can be named without torch."""
+
+    hardware: str
+    memory: int  # bytes, of all devices together; 0: unknown
+
+
+def glance(wanted: str, count: int = 1) -> Glance:
+    """Look at the device that `pick_devices` would pick, in milliseconds; torch has the last word on it."""
+    gpus = nvidia_gpus() if wanted.startswith(("auto", "cuda")) else []
+    if gpus:
+        numbers = re.findall(r"\d+", wanted)
+        first = int(numbers[0]) if numbers and int(numbers[0]) < len(gpus) else 0
+        name, memory = gpus[first]
+        times = f"{count} x " if count > 1 else ""
+        return Glance(f"{times}{name}, {memory / 2**30:.0f} GiB", count * memory)
+    apple = platform.system() == "Darwin" and platform.machine() == "arm64"
+    device = "mps" if wanted == "mps" or (wanted == "auto" and apple) else "cpu"
+    return Glance(hardware(device), memory_of(device))
+
+
+def nvidia_gpus() -> list[tuple[str, int]]:
+    """Ask the driver for name and bytes of each visible GPU; empty where there is none, or no driver."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        found = [(pynvml.nvmlDeviceGetName(h), int(pynvml.nvmlDeviceGetMemoryInfo(h).total)) for h in handles]
+    except Exception:  # the package is missing, or one of its many kinds of errors: torch will tell
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not re.fullmatch(r"[\d,]*", visible):
+        return found
+    return [found[int(number)] for number in visible.split(",") if number and int(number) < len(found)]
 
 
 def default_peer_name() -> str:

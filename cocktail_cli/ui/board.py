@@ -124,7 +124,8 @@ def printable(text: str, limit: int = 120) -> str:
 
 def departed(how: str, reason: str) -> str:
     """Say how a peer went, once: `left: preempted`, `is lost: silent for 30 s`."""
-    why = reason.removeprefix("left: ").removeprefix("asked to leave")
+    why = reason.removeprefix("left: ")
+    why = "" if why in ("left on request", "asked to leave") else why
     return {"lost": "is lost", "removed": "was removed"}.get(how, "left") + (f": {why}" if why else "")
 
 

@@ -11,7 +11,8 @@ from .availability import (
 )
 from .base_weights import base_folder, bytes_to_fetch, free_bytes
 from .bootstrap import micro_batch_of
-from .join_prompt import read_url
+from .download_plan import DownloadPlan
+from .join_prompt import JoinQuestion, Offer, read_url
 from .limits import Resources, VolunteerLimits, lacking, requirements_column
 from .loopback_link import LoopbackLink
 from .session import VolunteerSession

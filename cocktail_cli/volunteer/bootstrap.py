@@ -17,18 +17,8 @@ from typing import TYPE_CHECKING
 
 from cocktail_cli.ui import Event, Progressed, Warning, counted
 
-from .base_weights import (
-    base_folder,
-    bytes_to_fetch,
-    check_names,
-    fetch_base,
-    fetch_files,
-    fetched_snapshot,
-    free_bytes,
-    is_weights,
-    missing_files,
-    snapshot_files,
-)
+from .base_weights import fetch_base, fetch_files, fetched_snapshot, missing_files, snapshot_files
+from .download_plan import DownloadPlan
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
@@ -72,40 +62,15 @@ class Bootstrap:
         interruptible: Callable[[], AbstractContextManager[None]],
         checkpoint: StoredCheckpoint | None = None,
     ) -> None:
-        from recipes.config import recipe_from_json
-        from transport import CatchUp
-        from transport.peer import LocalCopy
-
         welcome = link.welcome
-        self.recipe = recipe_from_json(welcome.recipe)
-        check_names(welcome.base, self.recipe.model.trust_remote_code)
+        self.downloads = DownloadPlan(welcome, limits.max_disk, checkpoint.round if checkpoint else None)
+        self.recipe, self.machine = self.downloads.recipe, self.downloads.machine
         self.link, self.limits, self.show, self.interruptible = link, limits, show, interruptible
-        self.files, self.folder = welcome.base, base_folder(welcome.base)
+        self.files, self.folder = self.downloads.files, self.downloads.folder
         self.micro_batch = micro_batch_of(self.recipe, limits.micro_batch_size)
         self.imports = Imports(self.recipe)
-        self.frozen = self.recipe.lora is not None  # the base is then needed whatever way the model comes
+        self.frozen, self.checkpoint = self.downloads.frozen, checkpoint
         self.ranks: GpuProcesses | None = None  # over which the peer is spread
-        weights = [file for file in self.files if is_weights(file)]
-        missing = bytes_to_fetch(weights, self.folder)
-        # A checkpoint is loaded into a model made from the base: without base weights it is no way by itself.
-        own = LocalCopy(checkpoint.round) if checkpoint is not None and (self.frozen or not missing) else None
-        disk = free_bytes(limits.max_disk)
-        self.checkpoint, self.machine = checkpoint, CatchUp(welcome, missing, own, disk, self.frozen)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes to fetch before this peer can train, as far as known."""
-        return bytes_to_fetch(snapshot_files(self.files), self.folder) + self.machine.plan.bytes
-
-    @property
-    def bytes_here(self) -> int:
-        """Bytes of the base model that are on the disk already."""
-        return sum(file.size for file in self.files) - bytes_to_fetch(self.files, self.folder)
-
-    @property
-    def way(self) -> str:
-        """The source of the global model, in a word for people."""
-        return str(self.machine.plan.way.value)
 
     def carry_out(self) -> Prepared:
         """Build the peer and bring it to the newest committed round.

@@ -1,40 +1,37 @@
-"""The prompt of `cocktail join`: which run, what it fetches, uses and sends here, and what it never does."""
+"""The question of `cocktail join`: what is trained, on what, for how long, and what that takes here.
+
+It is asked before torch is imported and before this machine has a session: the hub shows its host that
+somebody is deciding. Nothing is fetched, and no round waits.
+"""
 
 from __future__ import annotations
 
+import shutil
 import sys
-import tempfile
 import textwrap
-import time
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import GIB, RUNTIME, memory_of
-from cocktail_cli.ui import counted, megabytes, printable
+from cocktail_cli.machine import GIB, RUNTIME, Glance, check_trust, own_keys
+from cocktail_cli.ui import counted, duration_text, megabytes, printable, short
+
+from . import checkpoint_store
+from .download_plan import DownloadPlan
+from .limits import Resources, VolunteerLimits, check_requirements
 
 if TYPE_CHECKING:
-    from transport import PeerLink, RunURL
-    from transport.protocol import messages
+    from recipes.config import Recipe
+    from transport import RunURL
+    from transport.peer import RunPreview
 
-    from .bootstrap import Bootstrap
-    from .limits import VolunteerLimits
-
-CONFIG = "config.json"
-ANSWER_S = 5.0  # for the hub to say how far the run is
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The cost of a step on this machine, as `cocktail plan` computes it."""
-
-    memory: int  # bytes of the device
-    packet: int  # bytes, each way
+ANSWERS_WITHIN = 5.0  # seconds for the hub to be reached, where the caller's patience is shorter
+LABEL = 12  # columns
+NOT_IN_A_RUN = ("finished", "stopped", "failed", "paused")
 
 
 def read_url(given: str | None) -> str:
@@ -51,105 +48,154 @@ def read_url(given: str | None) -> str:
     return given
 
 
-def prompt_lines(url: RunURL, bootstrap: Bootstrap, availability: list[str]) -> Iterator[str]:
-    """Yield the lines above the question. `availability`: the rules by which this machine takes part."""
-    recipe, files, limits = bootstrap.recipe, bootstrap.files, bootstrap.limits
-    model = printable(recipe.model.model_name_or_path)
-    how = "adapters (LoRA) on " if recipe.lora is not None else ""
-    yield f"run {url.run}: recipe {recipe.name}, trains {how}{model}{progress(url)}"
-    fetched = f"{bootstrap.way} and packets; {megabytes(bootstrap.bytes_here)} are here"
-    yield f"it will       download {megabytes(bootstrap.bytes)} ({fetched})"
-    estimate = estimated(bootstrap)
-    yield f"              train on {limits.hardware}{memory_text(estimate, limits)}"
-    if estimate is not None:
-        packet = megabytes(estimate.packet)
-        yield f"              send and receive about {packet} each a step{rates_text(limits)}"
-    if availability:
-        yield f"              take part {', '.join(availability)}"
+@dataclass(frozen=True)
+class Offer:
+    """The part of this machine that its user would lend to a run."""
+
+    limits: VolunteerLimits  # its devices are not picked yet
+    here: Glance
+    rules: list[str]  # by which it takes part
+
+    @property
+    def resources(self) -> Resources:
+        memory = min(self.here.memory, self.limits.vram_limit or self.here.memory)
+        return Resources.of_memory(memory, self.limits)
+
+
+class JoinQuestion:
+    """Asks the user of this machine whether to join. A context: the hub shows a person who decides until it
+    ends, or until `answered` is called."""
+
+    def __init__(self, url: RunURL, offer: Offer) -> None:
+        from transport.peer import PeerIdentity, RunVisit
+
+        self.url, self.offer = url, offer
+        identity = PeerIdentity(offer.limits.name, offer.here.hardware, keys=own_keys())
+        self._visit = RunVisit(url, identity)
+
+    def __enter__(self) -> JoinQuestion:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._visit.end(declined=True)
+
+    def answered(self) -> None:
+        """End the visit, as this machine has a session now."""
+        self._visit.end(declined=False)
+
+    def ask(self, patience: float) -> bool:
+        """Show the run and ask; True where the user agrees.
+
+        Raises:
+            Failure: rejected, where the run asks for more than this machine has or its user allows.
+            Unreachable, RefusedByHub, LinkLost.
+        """
+        self._show(self._visit.begin(max(ANSWERS_WITHIN, patience)))
+        if confirm(f'Join as "{self.offer.limits.name}"?'):
+            return True
+        typer.echo("not joined: nothing was downloaded; the same command asks again", err=True)
+        return False
+
+    def _show(self, preview: RunPreview) -> None:
+        if preview.status["state"] in NOT_IN_A_RUN:  # the hub will refuse, and say why
+            return
+        limits = self.offer.limits
+        plan = DownloadPlan(preview.welcome, limits.max_disk)
+        check_trust(plan.recipe, limits.trust_remote_code, "rejected")
+        check_requirements(plan.recipe, replace(self.offer.resources, fetched=plan.bytes_here))
+        width = shutil.get_terminal_size().columns
+        for line in question_lines(preview, plan, self.offer):
+            for part in wrap_line(line, width):
+                typer.echo(part, err=True)
+
+
+def question_lines(preview: RunPreview, plan: DownloadPlan, offer: Offer) -> Iterator[str]:
+    """Yield the lines above the question: a title, then `- label  text`."""
+    recipe, status, limits = plan.recipe, preview.status, offer.limits
+    about = recipe.description or f"recipe {recipe.name}"
+    yield f"{preview.welcome.run}: {printable(about, 300)}"
+    yield labelled(
+        "trains", f"{method(recipe, status['parameters'])} {name_of(recipe.model.model_name_or_path)}"
+    )
+    yield labelled("on", ", ".join(name_of(dataset.path) for dataset in recipe.datasets))
+    yield labelled("takes", duration(status))
+    yield labelled("downloads", downloads(preview, plan, limits))
+    yield labelled("uses", usage(status, offer))
+    if offer.rules:
+        yield labelled("takes part", ", ".join(offer.rules))
     if recipe.model.trust_remote_code:
-        code = ", ".join(file.name for file in files if file.name.endswith(".py"))
-        yield f"              run code that comes with the model, as you allow: {code}"
-        yield "              nothing keeps that code from your files"
+        code = ", ".join(file.name for file in plan.files if file.name.endswith(".py"))
+        yield labelled("runs", f"code that comes with the model, as you allow: {code}")
+        yield labelled("careful", "nothing keeps that code from your files")
         return
-    door = "" if limits.listen else " · open a port"
-    yield f"it will never run code of the run's host: a recipe is data, weights load as tensors{door}"
-    yield "              read or send a file of yours · stay when you press Ctrl-C"
+    door = "" if limits.listen else ", opens no port"
+    yield labelled(
+        "never", f"runs code of the host, reads or sends your files{door}; Ctrl-C ends it at any time"
+    )
+
+
+def labelled(label: str, text: str) -> str:
+    return f"- {label:<{LABEL - 2}}{text}"
 
 
 def wrap_line(line: str, width: int) -> list[str]:
     """Wrap one of these lines between words to a terminal's width, with a hanging indent."""
+    indent = " " * (LABEL if line.startswith("- ") else 2)
     return textwrap.wrap(
-        line, max(width, 40), subsequent_indent=" " * 14, break_long_words=False, break_on_hyphens=False
+        line, max(width, 40), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 
-def progress(url: RunURL) -> str:
-    """Describe how far the run is; empty where the hub does not answer in time."""
-    from transport import ask_status
-    from transport.protocol import TransportError
-
-    with suppress(TransportError):  # a welcome peer may hold a token that is rotated since
-        status = ask_status(url, ANSWER_S)
-        peers = counted(max(0, len(status["peers"]) - 1), "other peer")
-        return f", {peers}, step {status['step']} of {status['max_steps']}"
-    return ""
+def method(recipe: Recipe, parameters: int) -> str:
+    count = short(parameters)
+    if recipe.lora is None:
+        return f"all {count} parameters of"
+    kind = "QLoRA" if recipe.model.quantized else "LoRA"
+    return f"adapters ({kind}, {count} parameters) on"
 
 
-def memory_text(estimate: Estimate | None, limits: VolunteerLimits) -> str:
-    """Describe the memory that is needed, present and allowed."""
-    if estimate is None:
-        return ""
-    have = memory_of(limits.devices[0])
-    of = f" of {have / GIB:.1f}" if have else ""
-    limit = f", at most {limits.vram_limit / GIB:.1f} GiB" if limits.vram_limit else ""
-    return f", about {estimate.memory / GIB:.1f}{of} GiB of its memory{limit}"
+def name_of(path: str) -> str:
+    """Shorten a path of the host's machine to its last part; ids and addresses stay."""
+    from recipes.config import looks_like_path
+
+    return printable(Path(path).name if looks_like_path(path) else path)
 
 
-def rates_text(limits: VolunteerLimits) -> str:
+def duration(status: dict[str, object]) -> str:
+    """Describe how far the run is, how long it takes, and with whom."""
+    step, eta, peers = status["step"], status["eta_s"], status["peers"]
+    assert isinstance(peers, list)
+    left = f", about {duration_text(eta)} left" if isinstance(eta, int | float) else ""
+    others = f"with {counted(len(peers), 'peer')}" if peers else "with nobody else yet"
+    return f"step {step} of {status['max_steps']}{left}, {others}"
+
+
+def downloads(preview: RunPreview, plan: DownloadPlan, limits: VolunteerLimits) -> str:
+    """Describe the bytes to fetch."""
+    from .checkpoint_store import CheckpointKey
+
+    key = CheckpointKey.of(preview.welcome)
+    back = checkpoint_store.path_of(key.run, limits.name).is_file()
+    most = "at most " if back and plan.bytes else ""
+    here = f"; {megabytes(plan.bytes_here)} are here" if plan.bytes_here else ""
+    return f"{most}{megabytes(plan.bytes)} ({plan.way} and updates{here})"
+
+
+def usage(status: dict[str, object], offer: Offer) -> str:
+    """Describe the device, its memory, and the bytes of each step."""
+    here, limits, needs = offer.here, offer.limits, status.get("needs")
+    needs = needs if isinstance(needs, dict) else {}
+    said = here.hardware
+    if memory := needs.get("memory"):
+        of = f" of {here.memory / GIB:.1f}" if here.memory else ""
+        said += f", about {(memory + RUNTIME) / GIB:.1f}{of} GiB of its memory"
+    if limits.vram_limit:
+        said += f", at most {limits.vram_limit / GIB:.1f} GiB"
+    if packet := needs.get("packet"):
+        said += f"; sends and receives about {megabytes(packet)} a step"
     caps = [("up", limits.max_up), ("down", limits.max_down)]
-    said = [f"{8e-6 * rate:g} Mbit/s {way}" for way, rate in caps if rate]
-    return f", at most {' and '.join(said)}" if said else ""
-
-
-def estimated(bootstrap: Bootstrap) -> Estimate | None:
-    """Estimate a step from the model's config, which is fetched for it; None where that says too little."""
-    from recipes.errors import ModelError
-    from recipes.planning import Machine, packet_bytes
-    from recipes.planning import plan_memory as needed
-
-    config = next((file for file in bootstrap.files if file.name == CONFIG), None)
-    if config is None:
-        return None
-    data = fetched_soon(bootstrap.link, config)
-    if data is None:
-        return None
-    with tempfile.TemporaryDirectory(prefix="cocktail-") as folder:
-        (Path(folder) / CONFIG).write_bytes(data)
-        devices = bootstrap.limits.devices
-        machine = Machine(memory_of(devices[0]), devices[0] != "cpu", len(devices))
-        try:
-            memory = needed(bootstrap.recipe, Path(folder), bootstrap.micro_batch or 1, machine)
-        except ModelError:  # the join itself will say what is wrong with it
-            return None
-    return Estimate(memory.bytes + RUNTIME, packet_bytes(bootstrap.recipe, memory.parameters))
-
-
-def fetched_soon(link: PeerLink, file: messages.File) -> bytes | None:
-    """Fetch a small base file; None where the hub is too slow: the prompt then goes without an estimate."""
-    until = time.monotonic() + ANSWER_S
-
-    def waited() -> None:
-        link.raise_if_leaving()
-        if time.monotonic() > until:
-            raise TimeoutError
-
-    download = link.begin(f"base/{file.name}", file.sha256)
-    try:
-        return link.finish(download, waited)
-    except (KeyError, TimeoutError):
-        return None
-    finally:
-        link.forget(download)
+    rates = [f"{8e-6 * rate:g} Mbit/s {way}" for way, rate in caps if rate]
+    return said + (f", at most {' and '.join(rates)}" if rates else "")
 
 
 def confirm(question: str) -> bool:

@@ -24,7 +24,6 @@ class VolunteerLimits:
     name: str
     devices: list[str]  # several: one peer is spread over them
     micro_batch_size: int | None = None  # None: the recipe decides
-    ask: bool = False  # prompt before anything is fetched
     max_up: float | None = None  # bytes a second
     max_down: float | None = None
     listen: str | None = None  # "host:port" where other peers reach this machine: it then aggregates shards
@@ -45,13 +44,19 @@ class Resources:
     memory: int  # bytes, of all devices that train
     disk: int  # bytes free where models are fetched to
     rate: float  # bytes a second, the lower of up and down
+    fetched: int = 0  # bytes of the base model that are on the disk already
 
     @classmethod
     def of(cls, limits: VolunteerLimits, fetched: int = 0) -> Resources:
-        """Measure this machine within its limits. `fetched`: bytes of the base model already on the disk."""
+        """Measure this machine within its limits."""
         memory = sum(min(memory_of(d), limits.vram_limit or memory_of(d)) for d in set(limits.devices))
+        return cls.of_memory(memory, limits, fetched)
+
+    @classmethod
+    def of_memory(cls, memory: int, limits: VolunteerLimits, fetched: int = 0) -> Resources:
+        """Measure all but the memory of the devices, which needs torch."""
         rates = [rate for rate in (limits.max_up, limits.max_down) if rate]
-        return cls(memory, free_bytes(limits.max_disk) + fetched, min(rates, default=0.0))
+        return cls(memory, free_bytes(limits.max_disk), min(rates, default=0.0), fetched)
 
 
 def lacking(recipe: Recipe, have: Resources) -> list[str]:
@@ -61,8 +66,9 @@ def lacking(recipe: Recipe, have: Resources) -> list[str]:
         return found
     if wants.vram and have.memory and have.memory < NOMINAL * wants.vram:
         found.append(f"{megabytes(wants.vram)} of memory needed, {megabytes(have.memory)} here")
-    if wants.disk and have.disk < wants.disk:
-        found.append(f"{megabytes(wants.disk)} of disk needed, {megabytes(max(0, have.disk))} free")
+    if wants.disk and have.disk + have.fetched < wants.disk:
+        free = max(0, have.disk + have.fetched)
+        found.append(f"{megabytes(wants.disk)} of disk needed, {megabytes(free)} free")
     if wants.bandwidth_mbps and have.rate and 8e-6 * have.rate < wants.bandwidth_mbps:
         found.append(f"{wants.bandwidth_mbps:g} Mbit/s needed, {8e-6 * have.rate:g} allowed here")
     return found

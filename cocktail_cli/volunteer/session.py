@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, cast
-
-import typer
 
 from cocktail_cli import signals
 from cocktail_cli.errors import EXIT, explain
@@ -23,7 +21,6 @@ from .availability import AvailabilityMonitor
 from .base_weights import folder_bytes
 from .bootstrap import Bootstrap
 from .gpu_processes import GpuProcesses
-from .join_prompt import confirm, prompt_lines, wrap_line
 from .limits import Resources, VolunteerLimits, check_requirements
 from .step_events import StepMeter
 
@@ -38,6 +35,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 5.0  # seconds for the hub to answer, where the caller's patience is shorter
 STATUS_TIMEOUT = 5.0  # seconds for the hub to answer how all peers are
+GOODBYE_TIMEOUT = 1.0  # seconds for its last answer
 
 
 class VolunteerSession:
@@ -47,7 +45,7 @@ class VolunteerSession:
         self, url: RunURL, limits: VolunteerLimits, view: View, monitor: AvailabilityMonitor
     ) -> None:
         self.url, self.limits, self.view, self.monitor = url, limits, view, monitor
-        self.steps = 0
+        self.steps, self.since = 0, time.monotonic()
         self.leave_reason, self.leave_by = "", inf  # deadline on the monotonic clock
         self.run: RunLink | None = None  # from the user's yes on
         self.peer: Peer | None = None  # once it is built
@@ -70,12 +68,13 @@ class VolunteerSession:
     def warn(self, what: str) -> None:
         self.view.show(events.Warning(what))
 
-    def take_part(self, patience: float, life_line: bool) -> None:
+    def take_part(self, patience: float, life_line: bool, welcomed: Callable[[], None] | None = None) -> None:
         """Join, train and leave.
 
         Args:
             patience: seconds to keep trying while the hub cannot be reached.
             life_line: leave when stdin ends, as the launching process of a local peer has ended then.
+            welcomed: called once the hub has begun a session.
         """
         from cocktail_cli.host import versions
         from transport import Bandwidth, PeerLink
@@ -108,16 +107,16 @@ class VolunteerSession:
                 hold_life_line(leave, lambda: self.storing)
             goodbye = partial(link.leave, "asked to leave", 1.0)
             stack.enter_context(signals.leave_in_time(lambda: self.leave_by, goodbye, lambda: self.status))
-            self._say_goodbye_after(link, patience, request)
+            self._say_goodbye_after(link, partial(self._joined, link, patience, welcomed), request)
 
-    def _say_goodbye_after(self, link: PeerLink, patience: float, request: signals.LeaveRequest) -> None:
+    def _say_goodbye_after(
+        self, link: PeerLink, join: Callable[[], messages.Welcome], request: signals.LeaveRequest
+    ) -> None:
         """Take part, and tell the hub in the end why this peer leaves."""
         from transport.protocol import Leaving
 
         try:
-            if not self._joined_and_trained(link, patience, request):
-                link.leave("declined")
-                return
+            self._prepare_and_train(link, join(), request)
         except (Leaving, signals.StopAsked):  # before there was anything to finish
             link.leave(self.leave_reason)
         except Exception as error:
@@ -146,24 +145,33 @@ class VolunteerSession:
         self.server, port = open_shard_server(place.bind, place.port, keys, self.url)
         return place.dialled(port)
 
-    def _joined_and_trained(self, link: PeerLink, patience: float, request: signals.LeaveRequest) -> bool:
-        """Connect, ask the user, train to the end of the run or session. False: the user declined."""
+    def _joined(
+        self, link: PeerLink, patience: float, welcomed: Callable[[], None] | None
+    ) -> messages.Welcome:
+        self.view.show(events.Progressed(f"joining the run at {self.url.address}"))
+        welcome = link.connect(max(CONNECT_TIMEOUT, patience))
+        self.since = time.monotonic()
+        if welcomed is not None:
+            welcomed()
+        return welcome
+
+    def _prepare_and_train(
+        self, link: PeerLink, welcome: messages.Welcome, request: signals.LeaveRequest
+    ) -> None:
+        """Check what the run asks for, and train to the end of the run or session."""
         from .run_link import RunLink
 
         limits = self.limits
-        self.view.show(events.Progressed(f"dialling {self.url.address}"))
-        welcome = link.connect(max(CONNECT_TIMEOUT, patience))
         with request.raising():
             checkpoint = checkpoint_store.find(checkpoint_store.CheckpointKey.of(welcome), self.warn)
             bootstrap = Bootstrap(link, limits, self.view.show, request.raising, checkpoint)
             check_trust(bootstrap.recipe, limits.trust_remote_code, "rejected")
-            check_requirements(bootstrap.recipe, Resources.of(limits, bootstrap.bytes_here))
+            check_requirements(bootstrap.recipe, Resources.of(limits, bootstrap.downloads.bytes_here))
             if len(limits.devices) > 1:
                 from recipes.multi_gpu import check_fsdp
 
                 check_fsdp(bootstrap.recipe)
-            if not self._agreed(welcome, bootstrap):
-                return False
+            self._show_joined(welcome, bootstrap)
         self.run = RunLink(link)
         with ExitStack() as stack:
             ours = {os.getpid()}
@@ -175,24 +183,15 @@ class VolunteerSession:
             self.train_and_store(self.run, welcome, bootstrap)
             if bootstrap.ranks is not None and self.run.ended is None:
                 bootstrap.ranks.check()
-        return True
 
-    def _agreed(self, welcome: messages.Welcome, bootstrap: Bootstrap) -> bool:
-        """Show what the run is and will do here, and ask whether to join."""
+    def _show_joined(self, welcome: messages.Welcome, bootstrap: Bootstrap) -> None:
         from transport import ask_status
 
         recipe = bootstrap.recipe
-        if self.limits.ask:
-            for line in prompt_lines(self.url, bootstrap, self.monitor.rules.lines()):
-                for part in wrap_line(line, shutil.get_terminal_size().columns):
-                    typer.echo(part, err=True)
-            if not confirm(f'Join as "{welcome.name}"?'):
-                return False
-        every, size = recipe.logging.logging_steps, bootstrap.bytes
+        every, size = recipe.logging.logging_steps, bootstrap.downloads.bytes
         joined = events.Joined(welcome.run, welcome.name, recipe.name, welcome.recipe_hash, size, every)
         self.view.show(joined)
         poll_status(self.view, partial(ask_status, self.url, STATUS_TIMEOUT))
-        return True
 
     # ---- training ------------------------------------------------------------------------------------------
 
@@ -289,12 +288,28 @@ class VolunteerSession:
     def _left(self, link: PeerLink) -> events.Left:
         run = self.run
         up, down = run.traffic if run else (link.bytes_up, link.bytes_down)
+        name = run.name if run else self.limits.name
         return events.Left(
             run=self.url.run,
-            peer=run.name if run else self.limits.name,
+            peer=name,
             reason=(run.ended if run else None) or f"left ({self.leave_reason})",
             finished=bool(run and run.finished),
             steps=self.steps,
             up_bytes=up,
             down_bytes=down,
+            share=self._share(name) if self.steps else None,
+            seconds=round(time.monotonic() - self.since, 1),
+            returns=run is None or run.ended is None or run.resumable,
         )
+
+    def _share(self, name: str) -> float | None:
+        """Ask the hub for this peer's share of the run; None where it does not answer any more."""
+        from transport import ask_status
+        from transport.protocol import TransportError
+
+        try:
+            status = ask_status(self.url, GOODBYE_TIMEOUT)
+        except TransportError:
+            return None
+        people = [*status.get("others", ()), *status["peers"]]
+        return next((peer.get("share") for peer in people if peer["name"] == name), None)

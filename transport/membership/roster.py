@@ -192,7 +192,7 @@ class Roster:
     def not_ready(self, now: float) -> list[str]:
         """Name sessions that are not ready or have ended, each with the reason."""
         here = [s for s in self.sessions.values() if s.state is not State.READY or s.conn is None]
-        why = {name: departure.reason for name, departure in self.gone.items()}
+        why = {name: departure.reason.removeprefix("left: ") for name, departure in self.gone.items()}
         why |= {s.name: self.why(s.id, now) for s in here}
         return [f"{name} ({reason})" for name, reason in sorted(why.items())]
 

@@ -70,7 +70,9 @@ class RunVisit:
         return RunPreview(status, preview_of(status))
 
     def end(self, declined: bool) -> None:
-        """End the visit; the hub hears of a user who has declined. May be called without `begin`."""
+        """End the visit; the hub hears of a user who has declined. May be called at any time, and again."""
+        if self._over.is_set():
+            return
         self._declined = declined
         self._over.set()
         if self._thread.ident is None:

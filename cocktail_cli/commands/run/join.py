@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cocktail_cli import machine, options, volunteer
-from cocktail_cli.errors import Failure
+from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.host import log_to
-from cocktail_cli.ui import Display, Warning, open_view
+from cocktail_cli.signals import StopAsked, leave_on_signal
+from cocktail_cli.ui import Display, Progressed, View, Warning, open_view
+
+if TYPE_CHECKING:
+    from transport import RunURL
 
 RETURN_WITHIN = 600.0  # seconds to reach the hub after a pause: nobody may be there to try again
 
@@ -74,44 +79,74 @@ def join(
 
     With --json each line is an event: {"v":1,"t":...,"event":"step","step":3,"loss":4.1,...}
     """
-    from recipes.config import parse_duration
-    from transport import parse_url
-
-    url = parse_url(volunteer.read_url(run_url))
-    try:
-        patience = float(parse_duration(wait))
-    except ValueError as error:
-        raise Failure("usage", f"--wait: {error}") from error
     if not yes and not sys.stdin.isatty():
         raise Failure("usage", "there is no terminal to ask on", hints=("-y joins without being asked",))
     log_to(None, verbose)
-    machine.isolate_model_code(trust_remote_code)
-    limits = volunteer.VolunteerLimits(
-        name=name or machine.default_peer_name(),
-        devices=machine.pick_devices(device, gpus),
-        micro_batch_size=micro_batch_size,
-        ask=not yes,
-        max_up=max_up,
-        max_down=max_down,
-        listen=listen,
-        advertise=advertise,
-        vram_limit=vram_limit,
-        max_disk=max_disk,
-        trust_remote_code=trust_remote_code,
-    )
-    if gpus == 1:
-        machine.limit_memory(limits.devices, vram_limit)
-    leave_at = volunteer.next_at(until, datetime.now()) if until else None
-    rules = volunteer.Availability(hours, leave_at, only_idle, max_temp)
-    with open_view(Display(as_json, quiet, verbose, not no_color, progress, life_line)) as view:
-        monitor = volunteer.AvailabilityMonitor(rules, limits.devices, lambda what: view.show(Warning(what)))
+    display = Display(as_json, quiet, verbose, not no_color, progress, life_line)
+    with open_view(display) as view, ExitStack() as stack:
+        stop = stack.enter_context(leave_on_signal(lambda why: None))  # until a session has its own
+        try:
+            stack.enter_context(stop.raising())
+            url = dialled(volunteer.read_url(run_url), view)
+            patience = seconds_of(wait)
+            limits = volunteer.VolunteerLimits(
+                name=name or machine.default_peer_name(),
+                devices=[],
+                micro_batch_size=micro_batch_size,
+                max_up=max_up,
+                max_down=max_down,
+                listen=listen,
+                advertise=advertise,
+                vram_limit=vram_limit,
+                max_disk=max_disk,
+                trust_remote_code=trust_remote_code,
+            )
+            leave_at = volunteer.next_at(until, datetime.now()) if until else None
+            rules = volunteer.Availability(hours, leave_at, only_idle, max_temp)
+            question = None
+            if not yes:
+                # before torch is imported, which takes seconds: a person waits
+                offer = volunteer.Offer(limits, machine.glance(device, gpus), rules.lines())
+                question = stack.enter_context(volunteer.JoinQuestion(url, offer))
+                if not question.ask(patience):
+                    return
+            view.show(Progressed("loading the libraries"))
+            machine.isolate_model_code(trust_remote_code)
+            limits = replace(limits, devices=machine.pick_devices(device, gpus))
+            if gpus == 1:
+                machine.limit_memory(limits.devices, vram_limit)
+            monitor = volunteer.AvailabilityMonitor(
+                rules, limits.devices, lambda what: view.show(Warning(what))
+            )
 
-        def session(again: bool) -> volunteer.VolunteerSession:
-            asked = replace(limits, ask=limits.ask and not again)
-            one = volunteer.VolunteerSession(url, asked, view, monitor)
-            one.take_part(max(patience, RETURN_WITHIN) if again else patience, life_line)
-            return one
+            def session(again: bool) -> volunteer.VolunteerSession:
+                one = volunteer.VolunteerSession(url, limits, view, monitor)
+                welcomed = question.answered if question else None
+                one.take_part(max(patience, RETURN_WITHIN) if again else patience, life_line, welcomed)
+                return one
 
-        status = volunteer.take_turns(monitor, session, limits.ask, view.show)
+            status = volunteer.take_turns(monitor, session, not yes, view.show)
+        except StopAsked:
+            view.show(Progressed(f"not joined ({stop.reason}): nothing was downloaded"))
+            status = EXIT["lost"] if stop.reason == "SIGTERM" else 0
     if status:
         raise typer.Exit(status)
+
+
+def dialled(text: str, view: View) -> RunURL:
+    """Parse the run URL, and say at once what happens. Raises UrlError."""
+    from transport import parse_url
+
+    url = parse_url(text)
+    view.show(Progressed(f"dialling {url.address}"))
+    return url
+
+
+def seconds_of(wait: str) -> float:
+    """Parse --wait. Raises Failure (usage)."""
+    from recipes.config import parse_duration
+
+    try:
+        return float(parse_duration(wait))
+    except ValueError as error:
+        raise Failure("usage", f"--wait: {error}") from error

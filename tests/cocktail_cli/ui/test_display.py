@@ -22,7 +22,6 @@ from cocktail_cli.ui.events import (
 )
 from cocktail_cli.ui.live_view import LiveView
 from cocktail_cli.ui.wording import step_line
-from cocktail_cli.volunteer.join_prompt import wrap_line
 
 URL = "cocktail://" + "k" * 43 + "." + "t" * 24 + "@203.0.113.7:29400/amber-otter-42"
 STARTED = RunStarted("amber-otter-42", URL, "smoke", "9f2c41ab" * 8, 860_160, 80, "outputs/smoke")
@@ -123,16 +122,6 @@ def test_the_table_survives_hostile_names_and_narrow_terminals(
 
     assert out.getvalue().splitlines() == [URL, "outputs/smoke"]
     assert "[red]x[/nope]" in err.getvalue()
-
-
-def test_what_is_said_before_a_join_is_broken_between_words() -> None:
-    line = "it will       download 65.5 kB (base model and packets; 4.1 MB are here)"
-
-    assert wrap_line(line, 80) == [line]
-    assert wrap_line(line, 45) == [
-        "it will       download 65.5 kB (base model",
-        "              and packets; 4.1 MB are here)",
-    ]
 
 
 def test_a_table_is_drawn_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

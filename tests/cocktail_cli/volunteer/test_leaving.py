@@ -76,7 +76,7 @@ def sent(peer: Command, hub: Running) -> object:
 NEVER, ALONE = {"min_peers": 99, "eval": False}, {"min_peers": 1, "eval": False}
 PHASES = (
     Phase("dialling", told("dialling"), NEVER, ("-y", "--wait", "10m"), left=False),
-    Phase("at the question", lambda peer, _: "Join as" in peer.said, NEVER, ()),
+    Phase("at the question", lambda peer, _: "Join as" in peer.said, NEVER, (), left=False),
     Phase("fetching the model", told("fetching"), NEVER, ("-y", "--max-down", "20kbit"), cached=False),
     Phase(
         "loading the model", told("loading"), NEVER, before=slow("recipes.models.causal_lm.load_model", 60)

@@ -137,7 +137,7 @@ def test_a_joiner_of_a_run_of_adapters_needs_the_base_whatever_the_way(
         assert torch.equal(common.vector, truth.vector)
         assert torch.equal(prepared.peer.worker.x, truth.vector)
         assert sorted(prepared.holds) == ["base", "recipe", "tokenizer"]
-        assert joining.bytes >= (swarm.base.folder / "model.safetensors").stat().st_size
+        assert joining.downloads.bytes >= (swarm.base.folder / "model.safetensors").stat().st_size
 
 
 def adapters_of(swarm: Swarm, folder: Path) -> Path:
@@ -169,7 +169,7 @@ def test_a_cached_base_that_was_damaged_is_mended_before_it_is_loaded(tmp_path: 
         data[-100] ^= 0x10
         weights.write_bytes(data)
         second = preparation(swarm, [], "cem")
-        wanted = second.bytes
+        wanted = second.downloads.bytes
         peer = second.carry_out().peer
         truth = CommittedModel(swarm.recipe, swarm.base.folder, swarm.folder).load(6).global_model
 

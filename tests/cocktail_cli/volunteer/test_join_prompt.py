@@ -1,4 +1,4 @@
-"""The question of a volunteer: what is trained, on what, how long, at what cost; and asked before all else."""
+"""A volunteer is asked first, and told what is trained, on what, for how long, at what cost."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def test_the_question_names_what_is_trained_on_what_for_how_long_and_what_it_tak
     assert bullet(lines, "uses") == (
         "RTX 3090, 24 GiB, about 1.8 of 24.0 GiB of its memory; sends and receives about 15.2 kB a step"
     )
-    assert bullet(lines, "never").startswith("runs code of the host, reads or sends your files, opens no port")
+    assert bullet(lines, "never").startswith(
+        "runs code of the host, reads or sends your files, opens no port"
+    )
 
 
 def test_the_question_names_adapters_limits_and_no_path_of_the_host() -> None:
@@ -90,9 +92,9 @@ def test_a_machine_that_falls_short_is_told_before_it_is_asked(monkeypatch: pyte
     welcome = messages.Welcome(1, url.run, "", "", recipe.to_json(), "9f" * 32, [WEIGHTS], 12, 1.0)
     offer = Offer(VolunteerLimits("vm", []), Glance("RTX 3090, 24 GiB", 24 << 30), [])
 
-    with JoinQuestion(url, offer) as question:
-        with pytest.raises(Failure, match=r"80\.0 GB of memory needed, 25\.8 GB here"):
-            question._show(RunPreview(STATUS, welcome))
+    short = pytest.raises(Failure, match=r"80\.0 GB of memory needed, 25\.8 GB here")
+    with JoinQuestion(url, offer) as question, short:
+        question._show(RunPreview(STATUS, welcome))
 
 
 def test_a_glance_names_the_processor_where_that_is_asked_for() -> None:

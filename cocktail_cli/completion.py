@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import typer
+
 Offers = list[tuple[str, str]]  # (word, description)
 
 
@@ -31,6 +33,22 @@ def run_names(incomplete: str) -> Offers:
 
     with suppress(OSError):
         return beginning(incomplete, [(run.run, f"{run.state}, {run.recipe}") for run in known_runs()])
+    return []
+
+
+def unfinished_runs(incomplete: str) -> Offers:
+    """Offer the runs that can be resumed."""
+    return [offer for offer in run_names(incomplete) if not offer[1].startswith(("finished", "stopped"))]
+
+
+def local_peers(ctx: typer.Context, incomplete: str) -> Offers:
+    """Offer the local peers of the run that is named before."""
+    from cocktail_cli.errors import Failure
+    from cocktail_cli.machine import load_run
+
+    with suppress(OSError, Failure):
+        folder = Path(load_run(str(ctx.params.get("run"))).output_dir) / "peers"
+        return beginning(incomplete, [(path.stem, "local peer") for path in folder.glob("*.jsonl")])
     return []
 
 

@@ -22,7 +22,7 @@ from typer.main import get_command
 import cocktail_cli
 from cocktail_cli.commands.check import doctor, plan, preview, validate
 from cocktail_cli.commands.results import export, generate, report
-from cocktail_cli.commands.run import dashboard, join, launch, peers, status, stop
+from cocktail_cli.commands.run import dashboard, join, launch, logs, peers, resume, runs, status, stop
 from cocktail_cli.commands.tools import bench, recipes
 from cocktail_cli.host import log_to
 from cocktail_cli.machine import hide_token
@@ -41,7 +41,10 @@ app = CommandTable(
 )
 app.command("launch", rich_help_panel=RUN)(launch.launch)
 app.command("join", rich_help_panel=RUN)(join.join)
+app.command("resume", rich_help_panel=RUN)(resume.resume)
+app.command("runs", rich_help_panel=RUN)(runs.runs)
 app.command("status", rich_help_panel=RUN)(status.status)
+app.command("logs", rich_help_panel=RUN)(logs.logs)
 app.command("dashboard", rich_help_panel=RUN)(dashboard.dashboard)
 app.command("stop", rich_help_panel=RUN)(stop.stop)
 app.command("peers", rich_help_panel=RUN)(peers.peers)
@@ -57,7 +60,11 @@ app.add_typer(recipes.app, name="recipes", rich_help_panel=TOOLS)
 app.add_typer(bench.app, name="bench", rich_help_panel=TOOLS)
 
 
-SHOWING = ("launch", "join")  # commands that declare these options themselves; others leave them to `main`
+SHOWING = (
+    "launch",
+    "resume",
+    "join",
+)  # commands that declare these options themselves; others leave them to `main`
 OUTPUT_CLOSED = 141  # exit status where a pipe's reader is gone, as of programs that SIGPIPE ends
 EVERYWHERE = ("--no-color", "-v", "-vv", "--verbose")
 
@@ -133,7 +140,7 @@ def command_line(arguments: list[str]) -> list[str]:
 
 def settings(arguments: list[str]) -> dict[str, dict[str, Any]]:
     """Read this machine's config.toml, where the command uses it and is not only asked for its help."""
-    wanted = arguments[:1] and arguments[0] in SHOWING and not {"-h", "--help"} & set(arguments)
+    wanted = arguments[:1] and arguments[0] in user_config.COMMANDS and not {"-h", "--help"} & set(arguments)
     return user_config.defaults() if wanted else {}
 
 

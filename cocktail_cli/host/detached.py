@@ -1,4 +1,4 @@
-"""A launch's command line, run again: in the background (`--detach`), or to go on (`--resume`).
+"""A launch's command line, run again in the background: `--detach`.
 
 The background process tells its events through a pipe until the run has started or failed to. Then nothing
 reads them any more; all it says is in the run's folder.
@@ -7,7 +7,6 @@ reads them any more; all it says is in the run's folder.
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -56,13 +55,6 @@ def detached_command(arguments: list[str], folder: Path) -> list[str]:
     end = rest.index("--") if "--" in rest else len(rest)
     same = [one for one in rest[:end] if one != "--detach"]
     return [first, "--json", "--detached", *same, *rest[end:]]
-
-
-def resume_command(arguments: list[str], folder: str) -> str:
-    """Return the command line that goes on with a launch whose run is in `folder`."""
-    command, *rest = arguments[1:] or ["launch"]
-    rest = in_this_folder([one for one in rest if one not in ("--resume", "--life-line")], folder)
-    return shlex.join(["cocktail", command, "--resume", *rest])
 
 
 def in_this_folder(arguments: list[str], folder: str) -> list[str]:

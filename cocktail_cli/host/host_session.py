@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import machine
 from cocktail_cli.errors import EXIT, Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
@@ -18,9 +18,9 @@ from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp,
 
 from . import run_folder as in_folder
 from .dashboard_process import DashboardProcess
-from .detached import DetachedView, resume_command, start_detached
+from .detached import DetachedView, start_detached
 from .local_peers import LEAVE_WITHIN, EndedPeer, LocalPeers, LocalSettings, hold_life_line
-from .resume_run import as_begun, check_corpus, same_address, same_base, unfinished
+from .resume_run import arguments_of, as_begun, check_corpus, same_address, same_base, unfinished, url_at
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,7 +42,6 @@ TICK = 0.2  # seconds between two looks at local peers and signals
 HUB_ENDS_WITHIN = 15.0  # seconds for the hub to finish downloads under way, and close
 STOPS_WITHIN = 24.0  # seconds from the first signal until hub and local peers are gone
 FAILURES = {0: "no_result", 7: "no_result", 8: "out_of_memory"}  # exit code of a run -> code of the failure
-AGAIN = "make room there, then the same command with --resume: nothing that was committed is lost"
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,7 @@ class LaunchSettings:
     local: LocalSettings
     peers: int  # to start on this machine
     resume: bool = False
+    run: machine.RunRecord | None = None  # of `cocktail resume`: its recipe is taken, and `listen` as it is
     fresh: bool = False
     detach: bool = False  # start another process that hosts the run
     detached: bool = False  # this is that process
@@ -70,7 +70,10 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
     """Resolve the recipe, claim the output folder and host the run; or start a process that does."""
     from recipes.config import load_recipe
 
-    recipe = load_recipe(wanted.recipe, wanted.overrides, wanted.data, wanted.model)
+    if wanted.run is None:
+        recipe = load_recipe(wanted.recipe, wanted.overrides, wanted.data, wanted.model)
+    else:
+        recipe = as_begun(wanted.run)
     machine.check_trust(recipe, wanted.local.trust_remote_code)
     for device in [] if wanted.detach else wanted.local.devices_of(wanted.peers):
         # a missing device is found before anything is fetched
@@ -81,7 +84,8 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
     if resumed is None:
         in_folder.claim(folder, recipe.recipe_hash)
     else:
-        listen, recipe = same_address(resumed, listen), as_begun(resumed)
+        listen = listen if wanted.run else same_address(resumed, listen)
+        recipe = as_begun(resumed)
     if wanted.detach:
         start_detached(sys.argv[1:], folder, view)
         return
@@ -126,6 +130,7 @@ class HostSession:
         self.record: machine.RunRecord  # from `open` on
         self.page = page
         self.opened = False  # the hub is open, or about to be: there is something to end in good order
+        self.arguments: dict[str, Any] = {}  # by which `resume` hosts the run again
         self.stop_reason = ""
         self.stop_by = float("inf")  # on the monotonic clock
 
@@ -155,6 +160,7 @@ class HostSession:
         from .narrator import Narrator
         from .snapshot_thread import SnapshotThread
 
+        self.arguments = arguments_of(local, peers)
         work = self.prepare()
         narrator = Narrator(work.parameters, self.recipe.compression.local_steps)
         # Before this there is nothing to end in good order: Ctrl-C is the usual KeyboardInterrupt.
@@ -280,11 +286,14 @@ class HostSession:
         reach = machine.reach_of(listen.bind, hub.port, listen.advertise)
         url = str(keys.url(reach.host, reach.port, name))
         if old and not listen.advertise:
-            url = old.url  # as volunteers have it, whatever this machine is called today
+            url = url_at(old, hub.port)  # as volunteers have it, whatever this machine is called today
         record = old or self._new_record(work, keys, name)
         if not old:
-            record = replace(record, port=hub.port, bind=listen.bind, reach=reach.known)
-        record = replace(record, url=url, pid=os.getpid(), state="running", planned=settings.steps)
+            record = replace(record, reach=reach.known)
+        elif url != old.url:
+            self.show(events.Warning(f"{name} has another address than before: volunteers need the new URL"))
+        record = replace(record, url=url, port=hub.port, bind=listen.bind, arguments=self.arguments)
+        record = replace(record, pid=os.getpid(), state="running", planned=settings.steps)
         self.record = record
         machine.save_run(record)
         self.show(
@@ -410,7 +419,8 @@ class HostSession:
             with suppress(OSError):
                 self.record_end("failed", narrator, "the disk is full")
             self.say_how_to_go_on()
-            raise out_of_disk(self.folder, (AGAIN,))
+            again = f"make room there, then cocktail resume {self.record.run}: what is committed is kept"
+            raise out_of_disk(self.folder, (again,))
         if state in ("finished", "stopped") and narrator.rounds:
             work.durable.forget()
         if state == "paused":
@@ -475,9 +485,8 @@ class HostSession:
 
     def say_how_to_go_on(self) -> None:
         """Show the command that resumes the run, on the terminal alone: its URL must not be recorded."""
-        again = resume_command(sys.argv, shown(self.folder))
         record = machine.reread_run(self.record)
-        said = f"{record.run} is not finished: {again} goes on with it, at {record.url}"
+        said = f"{record.run} is not finished: cocktail resume {record.run} goes on with it, at {record.url}"
         self.views[0].show(events.Warning(said))
 
 

@@ -1,25 +1,36 @@
-"""The checks of `launch --resume`: same run, unfinished, left by its hub, same address, same data.
+"""What a resumed run has of before, and the checks: same run, unfinished, left by its hub, same data.
 
 Keys, name, address and port are those of run.json, so the URL that volunteers hold stays valid and their
-links reconnect by themselves. Corpus and base model are compared by hash with what they were: samples are
-known by number alone, and a number must mean the same row.
+links reconnect by themselves; options of this machine are those of its launch. Corpus and base model are
+compared by hash with what they were: samples are known by number alone, and a number must mean the same row.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine import ListenAddress, RunRecord, read_run
 
 from . import run_folder as in_folder
+from .local_peers import LocalSettings
 
 if TYPE_CHECKING:
     from recipes.config import Recipe
     from recipes.data import Corpus, StreamedCorpus
     from recipes.models import Base
+
+REMEMBERED = (  # fields of LocalSettings
+    "device",
+    "micro_batch_size",
+    "max_up",
+    "max_down",
+    "gpus",
+    "vram_limit",
+    "trust_remote_code",
+)
 
 
 def unfinished(folder: Path, recipe: Recipe) -> RunRecord:
@@ -50,17 +61,36 @@ def as_begun(record: RunRecord) -> Recipe:
     return recipe_from_json(text)
 
 
+def arguments_of(local: LocalSettings, peers: int) -> dict[str, Any]:
+    """Return what run.json remembers of how the run is hosted; its address is there already."""
+    return {"peers": peers, **{name: getattr(local, name) for name in REMEMBERED}}
+
+
+def hosted_before(record: RunRecord, **typed: Any) -> tuple[LocalSettings, int]:
+    """Return local settings and number of peers as the run was launched, but for what is `typed` now."""
+    known = {name: record.arguments[name] for name in ("peers", *REMEMBERED) if name in record.arguments}
+    now = {"peers": 1} | known | {name: value for name, value in typed.items() if value is not None}
+    peers = now.pop("peers")
+    return LocalSettings(**now), peers
+
+
 def same_address(record: RunRecord, wanted: ListenAddress) -> ListenAddress:
-    """Return the run's address of before. Raises Failure (usage) where another one is asked for."""
+    """Return the run's address of before, but for what differs from the default."""
     default = ListenAddress()
-    for option, asked, usual, is_at in (
-        ("--bind", wanted.bind, default.bind, record.bind),
-        ("--port", wanted.port or default.port, default.port, record.port),
-    ):
-        if asked not in (usual, is_at):
-            said = f"the run's hub listens at {is_at}: {option} {asked} would void the URL"
-            raise Failure("usage", said, hints=(f"--resume without {option}",))
-    return replace(wanted, bind=record.bind, port=record.port)
+    bind = record.bind if wanted.bind == default.bind else wanted.bind
+    port = record.port if wanted.port in (0, default.port) else wanted.port
+    return replace(wanted, bind=bind, port=port)
+
+
+def url_at(record: RunRecord, port: int) -> str:
+    """Return the run's URL, with another port where the hub now listens at another one.
+
+    A URL whose port is not the hub's is that of a router, which forwards it.
+    """
+    from transport import parse_url
+
+    url = parse_url(record.url)
+    return record.url if url.port != record.port else str(replace(url, port=port))
 
 
 def same_base(record: RunRecord, recipe: Recipe) -> Base:

@@ -45,7 +45,7 @@ def claim(folder: Path, recipe_hash: str) -> None:
         anew = f"begin anew in {unused_folder(folder).name}: the same command with --fresh"
         hints: tuple[str, ...] = (anew, *other, f"its model: cocktail export {record.run} -o DIR")
         if same and not over:
-            hints = ("go on with it: the same command with --resume", *hints)
+            hints = (f"go on with it: cocktail resume {record.run}", *hints)
         raise Failure(
             "output_in_use",
             f"{folder} holds the {'finished' if over else 'unfinished'} run {record.run} of "

@@ -37,5 +37,6 @@ from .run_registry import (
     read_run,
     reread_run,
     save_run,
+    the_run_going_on,
 )
 from .units import parse_rate, parse_size, rate_text

@@ -12,9 +12,10 @@ import re
 import socket
 import stat
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import platformdirs
 
@@ -56,6 +57,7 @@ class RunRecord:
     reach: str = ""  # what is known of the address in the URL
     planned: int = 0  # steps of the whole run; 0: a record of before this was noted
     reason: str = ""  # why it ended
+    arguments: dict[str, Any] = field(default_factory=dict)  # of its launch, by which `resume` hosts it again
 
     @property
     def over(self) -> bool:
@@ -69,9 +71,13 @@ class RunRecord:
     def local_url(self) -> str:
         """Return the URL by which this machine reaches the hub, whatever address the others use."""
         head, at, place = self.url.rpartition("@")
-        host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.bind, self.bind)
+        host = self.local_host()
         host = f"[{host}]" if ":" in host else host
         return f"{head}{at}{host}:{self.port}/{place.partition('/')[2]}"
+
+    def local_host(self) -> str:
+        """Return the address at which the hub listens for this machine."""
+        return {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.bind, self.bind)
 
     def with_token(self, token: str) -> RunRecord:
         """Replace the join token in the keys and in the URL."""
@@ -82,14 +88,15 @@ class RunRecord:
 
     def hub_listens(self) -> bool:
         """Tell whether a process listens at the hub's address."""
-        from transport import parse_url
-
-        hub = parse_url(self.local_url())
         try:
-            socket.create_connection((hub.host, hub.port), timeout=1.0).close()
+            socket.create_connection((self.local_host(), self.port), timeout=1.0).close()
         except OSError:
             return False
         return True
+
+    def state_now(self) -> State:
+        """Return the state; a run that should be going on, whose hub does not listen, has died."""
+        return "died" if self.state == "running" and not self.hub_listens() else self.state
 
     def ended(self, state: State, steps: int, eval_loss: float | None, reason: str = "") -> RunRecord:
         return replace(self, state=state, steps=steps, eval_loss=eval_loss, reason=reason)
@@ -143,16 +150,36 @@ def load_run(run: str) -> RunRecord:
         folder = Path(pointer.read_text(encoding="utf-8").strip()) if named else folder
     record = read_run(folder)
     if record is None:
-        names = ", ".join(known.run for known in known_runs()) or "none"
-        raise Failure("run_unknown", f"no run {run!r} on this machine", hints=(f"runs known here: {names}",))
+        raise unknown(run)
     return record
+
+
+def unknown(run: str) -> Failure:
+    """Make the failure of a run that this machine does not know, with the nearest name that it knows."""
+    names = [known.run for known in known_runs()]
+    near = get_close_matches(run, names, n=1)
+    hint = f"did you mean {near[0]}?" if near else "cocktail runs lists those that were launched here"
+    return Failure("run_unknown", f"no run {run!r} on this machine", hints=(hint,))
+
+
+def the_run_going_on() -> RunRecord:
+    """Return the only run of this machine that goes on, or else the only one that has died.
+
+    Raises Failure (usage) where there is none, or several.
+    """
+    unfinished = [record for record in known_runs() if record.state == "running"]
+    going_on = [record for record in unfinished if record.hub_listens()] or unfinished
+    if len(going_on) != 1:
+        many = ", ".join(record.run for record in going_on) or "none"
+        raise Failure("usage", f"which run? Going on here: {many}", hints=("cocktail runs lists all",))
+    return going_on[0]
 
 
 def read_run(folder: Path) -> RunRecord | None:
     """Read the record in an output folder; None where there is no readable one."""
     try:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        wanted = {field.name for field in fields(RunRecord)}
+        wanted = {one.name for one in fields(RunRecord)}
         return RunRecord(**{key: value for key, value in found.items() if key in wanted})
     except (OSError, ValueError, TypeError):  # gone, cut short, or of a version with other fields
         return None

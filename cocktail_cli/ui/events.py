@@ -203,7 +203,7 @@ class RunFinished:
 
 @dataclass(frozen=True)
 class RunPaused:
-    """The run is paused; `launch --resume` continues it."""
+    """The run is paused; `cocktail resume` continues it."""
 
     run: str
     steps: int

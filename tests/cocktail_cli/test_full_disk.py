@@ -48,7 +48,7 @@ def test_a_full_disk_stops_the_run_with_its_reason_and_loses_nothing(forked: For
             "out_of_disk",
             f"the disk is full: no space left at {out}",
         )
-        assert "--resume" in error["hints"][0]
+        assert "cocktail resume " in error["hints"][0]
         assert "Traceback" not in launch.said
         assert (guest.wait(), guest.told[-1]["reason"]) == (75, "the hub's disk is full"), "restart me"
         announced = max(event["round"] for event in launch.told if event.get("event") == "step")

@@ -129,7 +129,7 @@ def test_a_run_is_launched_watched_stopped_exported_and_asked_to_write(tmp_path:
         status = asked(cocktail, "status", started["url"])
         assert (status["run"], status["state"]) == (started["run"], "running")
         assert [peer["name"] for peer in status["peers"]] == ["local-1"]
-        assert asked(cocktail, "status")["runs"][0]["run"] == started["run"]
+        assert asked(cocktail, "status")["run"] == asked(cocktail, "runs")["runs"][0]["run"] == started["run"]
         early = asked(cocktail, "export", started["run"], "-o", "early")
         assert early["rounds"] >= 3
         assert asked(cocktail, "stop", started["run"])["was"] == "running"

@@ -74,4 +74,4 @@ def test_help_and_other_commands_do_not_mind(cocktail: Run) -> None:
     write("hours\n")
 
     assert cocktail("join", "--help").exit == 0
-    assert cocktail("status").exit == 0
+    assert cocktail("runs").exit == 0

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cocktail_cli.completion import run_names
-from cocktail_cli.errors import Failure
 from cocktail_cli.host import hold_life_line
-from cocktail_cli.machine import RunRecord, known_runs, load_run, reread_run
+from cocktail_cli.machine import RunRecord, load_run, reread_run, the_run_going_on
 from cocktail_cli.options import Json, Quiet
 from cocktail_cli.volunteer import read_url
 
@@ -96,11 +95,7 @@ def source_of(run: str | None) -> tuple[Source, Callable[[], str]]:
     from cocktail_cli.dashboard import RunFolderReader
 
     if run is None:
-        going_on = [record.run for record in known_runs() if record.state == "running"]
-        if len(going_on) != 1:
-            many = ", ".join(going_on) or "none"
-            raise Failure("usage", f"which run? Going on here: {many}", hints=("cocktail status lists all",))
-        run = going_on[0]
+        run = the_run_going_on().run
     if run == "-" or run.startswith("@"):
         run = read_url(run).strip()  # argv can be read by every user of the machine
     if run.startswith("cocktail:"):

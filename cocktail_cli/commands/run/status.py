@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ import typer
 
 from cocktail_cli.completion import run_names
 from cocktail_cli.errors import Failure
-from cocktail_cli.machine import RunRecord, known_runs, load_run
+from cocktail_cli.machine import RunRecord, load_run, the_run_going_on
 from cocktail_cli.options import Json, Quiet
 from cocktail_cli.ui import Display, duration_text, megabytes, printable, short, timestamp
 
@@ -35,7 +34,7 @@ def status(
         str | None,
         typer.Argument(
             metavar="RUN_URL|RUN",
-            help="Default: list the runs that this machine knows.",
+            help="Default: the run that goes on here.",
             show_default=False,
             autocompletion=run_names,
         ),
@@ -62,11 +61,7 @@ def status(
     before it was ready), rtt_ms, last_seen_s, joined_s, rounds, left_out, compute_s, wait_s; and others: the
     same of those that are not in the run (deciding, left, lost, removed).
     """
-    if run is None:
-        if watch or peers:
-            raise Failure("usage", "which run? --watch and --peers want one", hints=("cocktail status",))
-        list_runs(as_json, quiet)
-        return
+    run = run or the_run_going_on().run
     if watch:
         words = partial(in_short, as_json=as_json) if as_json or quiet else line_of
         with suppress(KeyboardInterrupt):
@@ -94,7 +89,7 @@ def after(found: dict[str, Any]) -> str:
     """Return the next command for a run that does not go on."""
     if found["state"] in ("finished", "stopped") and found["step"] and "output_dir" in found:
         return f'cocktail report {found["run"]} · cocktail generate {found["output_dir"]} "Once upon a time"'
-    return "the command that launched it, with --resume" if found["state"] == "paused" else ""
+    return f"cocktail resume {found['run']}" if found["state"] == "paused" else ""
 
 
 # ---- again and again ---------------------------------------------------------------------------------------
@@ -179,7 +174,8 @@ def unreachable(record: RunRecord, error: Exception) -> Failure:
         f"the hub of {record.run} (process {record.pid}): {error}",
         hints=(
             "if it was stopped just now, its model is being written: ask again",
-            f"if it was killed, what is committed is kept: cocktail export {record.run} -o DIR",
+            f"if it was killed, what is committed is kept: cocktail resume {record.run} goes on with it",
+            f"cocktail export {record.run} -o DIR makes a model of it",
         ),
     )
 
@@ -254,24 +250,3 @@ def table(columns: dict[str, str], rows: Iterable[list[str]], width: int | None 
     for line in lines:
         cells = zip(line, columns.values(), widths, strict=False)
         yield " ".join(f"{cell:{align}{wide}}" for cell, align, wide in cells).rstrip()
-
-
-def list_runs(as_json: bool, quiet: bool) -> None:
-    """Print the runs of this machine, without their secrets."""
-    records = [
-        replace(r, state="died") if r.state == "running" and not r.hub_listens() else r for r in known_runs()
-    ]
-    if as_json:
-        shown = [
-            {key: value for key, value in asdict(r).items() if key not in ("url", "keys")} for r in records
-        ]
-        typer.echo(json.dumps({"v": 1, "runs": shown}))
-        return
-    for record in records:
-        typer.echo(
-            record.run
-            if quiet
-            else f"{record.run:<24} {record.state:<9} {record.recipe:<20} {record.output_dir}"
-        )
-    if not records and not quiet:
-        typer.echo("No runs were launched on this machine yet. Next: cocktail launch smoke", err=True)

@@ -19,7 +19,7 @@ def stop(
     run: RunArgument,
     now: Annotated[bool, typer.Option("--now", help="Do not wait for the exchange in flight.")] = False,
     pause: Annotated[
-        bool, typer.Option("--pause", help="Write no model: `launch --resume` goes on with it later.")
+        bool, typer.Option("--pause", help="Write no model: `resume` continues the run.")
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -49,10 +49,11 @@ def stop(
     elif quiet:
         typer.echo(record.run)
     elif record.state == "running" and pause:
-        typer.echo(f"{record.run} is pausing; the command that launched it goes on with it, with --resume")
+        typer.echo(f"{record.run} is pausing. To continue it:\ncocktail resume {record.run}")
     elif record.state == "running":
         typer.echo(f"{record.run} is ending; its model will be in {record.output_dir}")
     elif record.state == "paused":
-        typer.echo(f"{record.run} is paused; cocktail export {record.run} -o DIR makes a model of it")
+        typer.echo(f"{record.run} is paused. To continue it:\ncocktail resume {record.run}")
+        typer.echo(f"Or make a model of it: cocktail export {record.run} -o DIR", err=True)
     else:
         typer.echo(f"{record.run} was over already ({record.state}); see {record.output_dir}")

@@ -1,4 +1,4 @@
-"""A run goes on after its hub was killed: `launch --resume`."""
+"""A run goes on after its hub was killed: `cocktail resume`, `launch --resume`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +18,24 @@ from test_processes import LAUNCH
 
 from cocktail_cli.errors import Failure
 from cocktail_cli.host.host_session import HostSession
-from cocktail_cli.host.resume_run import as_begun, check_corpus, same_address, same_base, unfinished
+from cocktail_cli.host.local_peers import LocalSettings
+from cocktail_cli.host.resume_run import (
+    arguments_of,
+    as_begun,
+    check_corpus,
+    hosted_before,
+    same_address,
+    same_base,
+    unfinished,
+    url_at,
+)
 from cocktail_cli.host.run_delegate import settings_of
 from cocktail_cli.host.run_folder import appended, claim
 from cocktail_cli.machine.network_address import ListenAddress
-from cocktail_cli.machine.run_registry import RunRecord, save_run
+from cocktail_cli.machine.run_registry import RunRecord, load_run, save_run
 from recipes.config.loader import load_recipe, recipe_from_json
 from recipes.models.base_model import prepare_base
-from transport import Ledger
+from transport import Ledger, RunKeys
 from transport.protocol.events import RunEnded
 
 SMOKE = load_recipe("smoke")
@@ -55,22 +66,23 @@ def test_a_run_whose_hub_has_ended_may_be_resumed(tmp_path: Path) -> None:
         assert unfinished(tmp_path, SMOKE).run == "amber-otter-42"
 
 
-def test_the_error_of_an_unfinished_run_in_the_folder_names_resume(tmp_path: Path) -> None:
+def test_the_error_of_an_unfinished_run_in_the_folder_names_the_command_that_resumes_it(
+    tmp_path: Path,
+) -> None:
     save_run(record(tmp_path))
     with pytest.raises(Failure, match="holds the unfinished run amber-otter-42 of this recipe") as refused:
         claim(tmp_path, SMOKE.recipe_hash)
-    assert "--resume" in refused.value.hints[0]
+    assert refused.value.hints[0] == "go on with it: cocktail resume amber-otter-42"
 
     with pytest.raises(Failure, match="of another recipe") as refused:
         claim(tmp_path, "abc")
-    assert not any("--resume" in hint for hint in refused.value.hints)
+    assert not any("resume" in hint for hint in refused.value.hints)
 
 
 def test_a_launch_that_ends_unfinished_shows_the_url_and_the_resume_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     save_run(record(tmp_path, url="cocktail://k.new-token@203.0.113.7:29444/amber-otter-42"))
-    monkeypatch.setattr("sys.argv", ["cocktail", "launch", "smoke", "max_steps=9"])
     told: list[Any] = []
     diary: list[Any] = []
     views: Any = [SimpleNamespace(show=told.append), SimpleNamespace(show=diary.append)]
@@ -84,7 +96,7 @@ def test_a_launch_that_ends_unfinished_shows_the_url_and_the_resume_command(
     with pytest.raises(Failure, match="too few peers"):
         session.hand_over(nothing, nothing, ended, full=False)
 
-    assert "cocktail launch --resume smoke max_steps=9 goes on" in told[0].message
+    assert "cocktail resume amber-otter-42 goes on" in told[0].message
     assert told[0].message.endswith("at cocktail://k.new-token@203.0.113.7:29444/amber-otter-42")
     assert diary == [], "the URL lets in"
 
@@ -128,8 +140,64 @@ def test_a_resumed_run_has_the_address_of_before(tmp_path: Path) -> None:
 
     assert same_address(old, ListenAddress()) == ListenAddress("127.0.0.1", 29444)
     assert same_address(old, ListenAddress("127.0.0.1", 0)) == ListenAddress("127.0.0.1", 29444)
-    with pytest.raises(Failure, match="--port 5000 would void the URL"):
-        same_address(old, ListenAddress(port=5000))
+    assert same_address(old, ListenAddress(port=5000)) == ListenAddress("127.0.0.1", 5000)
+
+
+def test_a_resumed_run_keeps_its_url_unless_it_listens_at_another_port(tmp_path: Path) -> None:
+    url = str(RunKeys.generate().url("203.0.113.7", 29444, "amber-otter-42"))
+    old = record(tmp_path, url=url)
+    forwarded = replace(old, port=29400)  # a router forwards 29444 to it
+
+    assert url_at(old, 29444) == url
+    assert url_at(old, 5000) == url.replace(":29444/", ":5000/")
+    assert url_at(forwarded, 5000) == url
+
+
+def test_a_resumed_run_has_the_options_of_its_launch_but_for_those_typed_now(tmp_path: Path) -> None:
+    launched = LocalSettings("cuda:0,1", 4, 1e6, None, 2, 20 << 30, True)
+    old = record(tmp_path, arguments=arguments_of(launched, 3))
+    save_run(old)
+    old = load_run("amber-otter-42")
+
+    assert hosted_before(old) == (launched, 3)
+    assert hosted_before(old, peers=0, device="cpu", gpus=None) == (replace(launched, device="cpu"), 0)
+    assert hosted_before(record(tmp_path)) == (LocalSettings(), 1), "a launch before this was recorded"
+
+
+@pytest.mark.parametrize("which", ["amber-otter-42", "out"])
+def test_resume_hosts_the_run_with_its_own_recipe_address_and_options(
+    cocktail: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """The launch is run up to the point where its hub would be started."""
+    hosted: list[Any] = []
+    changed = load_recipe("smoke", ["max_steps=9"])
+    old = record(tmp_path / "out", recipe_hash=changed.recipe_hash, state="paused")
+    save_run(replace(old, arguments=arguments_of(LocalSettings("cpu", 4), 2)))
+    (tmp_path / "out" / "recipe.json").write_text(changed.to_json())
+
+    def run(session: HostSession, *how: Any) -> None:
+        hosted.append((session.recipe, session.folder, session.resumed, how))
+
+    monkeypatch.setattr(HostSession, "run", run)
+    said = cocktail("resume", which, "--peers", "3", "--port", "5000")
+
+    assert (said.exit, said.err) == (0, "")
+    assert hosted == [
+        (
+            changed,
+            tmp_path / "out",
+            load_run("amber-otter-42"),
+            (ListenAddress("127.0.0.1", 5000), LocalSettings("cpu", 4), 3),
+        )
+    ]
+
+
+def test_resume_of_an_unknown_run_names_the_nearest(cocktail: Command, tmp_path: Path) -> None:
+    save_run(record(tmp_path / "out"))
+    said = cocktail("resume", "amber-oter-42")
+
+    assert said.exit == 3
+    assert said.err.splitlines()[-1] == "hint: did you mean amber-otter-42?"
 
 
 def test_resume_refuses_changed_data_by_name(tmp_path: Path) -> None:
@@ -228,8 +296,11 @@ def test_a_run_goes_on_after_its_hub_was_killed(forked: Forked, tmp_path: Path, 
 
     refused = cocktail(*here)
     error = json.loads(refused.out)["error"]
-    assert (refused.exit, "--resume" in error["hints"][0]) == (4, True)
-    again = forked.start(tmp_path / "again", *here, "--resume")
+    assert (refused.exit, error["hints"][0]) == (4, f"go on with it: cocktail resume {started['run']}")
+    killed = json.loads(cocktail("runs", "--json").out)["runs"][0]
+    assert [killed[key] for key in ("run", "state")] == [started["run"], "died"]
+    assert killed["step"] >= 12
+    again = forked.start(tmp_path / "again", "resume", started["run"], "--json")
     resumed = again.next("run_started")
     assert (again.wait(), join.wait()) == (0, 0)
 

@@ -120,8 +120,13 @@ def test_a_narrow_terminal_shows_only_the_columns_that_fit() -> None:
     assert len(row) <= 45
 
 
-def test_watch_without_a_run_is_a_usage_error(cocktail: Run) -> None:
-    assert "--watch and --peers want one" in cocktail("status", "--watch").err
+def test_status_without_a_run_is_of_the_only_one_that_goes_on(cocktail: Run) -> None:
+    said = cocktail("status")
+
+    assert (said.exit, said.err.splitlines()) == (
+        2,
+        ["error: which run? Going on here: none", "hint: cocktail runs lists all"],
+    )
 
 
 def test_the_screen_of_watch_has_loss_curve_peers_and_what_ctrl_c_does() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cocktail_cli.commands.run.status import list_runs
 from cocktail_cli.errors import Failure
 from cocktail_cli.machine.run_registry import (
     FILE,
@@ -21,6 +20,7 @@ from cocktail_cli.machine.run_registry import (
     new_name,
     read_run,
     save_run,
+    the_run_going_on,
 )
 from transport import RunKeys
 
@@ -61,7 +61,7 @@ def test_run_json_is_readable_by_its_user_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE((home() / "runs" / "amber-otter-42").stat().st_mode) == 0o600
 
 
-def test_the_error_of_an_unknown_run_names_the_known_ones(tmp_path: Path) -> None:
+def test_the_error_of_an_unknown_run_names_the_nearest(tmp_path: Path) -> None:
     save_run(record(tmp_path))
 
     with pytest.raises(Failure, match="no run 'amber-oter'") as caught:
@@ -97,17 +97,25 @@ def test_new_run_names_are_valid_in_a_url() -> None:
     assert all(RUN_NAME.fullmatch(new_name()) for _ in range(50))
 
 
-def test_a_run_whose_hub_does_not_listen_is_listed_as_died(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_hub_does_not_listen_has_died(tmp_path: Path) -> None:
     keys = RunKeys.generate()
     with socket.create_server(("127.0.0.1", 0)) as somebody:
         port = somebody.getsockname()[1]
         url = str(keys.url("127.0.0.1", port, "amber-otter-42"))
-        save_run(replace(record(tmp_path), url=url, port=port, bind="127.0.0.1"))
-        list_runs(as_json=False, quiet=False)
-    list_runs(as_json=False, quiet=False)
+        known = replace(record(tmp_path), url=url, port=port, bind="127.0.0.1")
+        save_run(known)
+        assert known.state_now() == "running"
+        assert the_run_going_on() == known
 
-    listens, gone = capsys.readouterr().out.splitlines()
-    assert "running" in listens
-    assert "died" in gone
+    assert known.state_now() == "died"
+    assert replace(known, state="finished").state_now() == "finished"
+    assert the_run_going_on() == known, "it should be going on"
+
+
+def test_which_run_goes_on_is_asked_where_none_or_several_do(tmp_path: Path) -> None:
+    for names in ("none", "amber-otter-42, brisk-finch-10"):
+        with pytest.raises(Failure, match=f"Going on here: {names}") as caught:
+            the_run_going_on()
+        assert "cocktail runs" in caught.value.hints[0]
+        save_run(record(tmp_path / "a"))
+        save_run(record(tmp_path / "b", "brisk-finch-10"))

@@ -1,0 +1,120 @@
+"""`cocktail logs`: what a run of this machine says, also one that is detached or over."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cocktail_cli.completion import local_peers
+from cocktail_cli.errors import Failure
+from cocktail_cli.host import run_folder as in_folder
+from cocktail_cli.machine import RunRecord, load_run, reread_run
+from cocktail_cli.options import Json, RunArgument
+from cocktail_cli.ui import Progressed, events, from_json, sentence, step_line
+
+EVERY = 0.5  # seconds between two looks of --follow
+PEERS = "peers"  # folder of the local peers' files
+
+
+def logs(
+    run: RunArgument,
+    peer: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PEER",
+            help="A local peer, such as local-1 (default: the hub).",
+            show_default=False,
+            autocompletion=local_peers,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new lines until the run is over.")
+    ] = False,
+    count: Annotated[
+        int, typer.Option("--lines", "-n", metavar="N", min=0, help="Print the last N lines first.")
+    ] = 50,
+    as_json: Json = False,
+) -> None:
+    """Print what a run says: its last lines, and with -f the new ones.
+
+    Examples: cocktail logs amber-otter-42 -f
+    cocktail logs amber-otter-42 local-1 -n 200
+
+    With --json each line is an event, as of `launch --json`.
+    """
+    record = load_run(run)
+    files = sources(record, peer, as_json)
+    shown = [line for file in files for line in file.new_lines()]
+    for line in shown[max(0, len(shown) - count) :]:
+        typer.echo(line)
+    with suppress(KeyboardInterrupt):
+        while follow:
+            over = reread_run(record).state_now() != "running"
+            for line in (line for file in files for line in file.new_lines()):
+                typer.echo(line)
+            if over:  # asked before the files were read, so nothing is missed
+                return
+            time.sleep(EVERY)
+
+
+@dataclass
+class LogFile:
+    """A file that grows. `words` formats a line; None leaves it out."""
+
+    path: Path
+    words: Callable[[str], str | None] = str
+    offset: int = field(default=0)  # bytes that were read
+
+    def new_lines(self) -> Iterator[str]:
+        """Yield the lines that are complete by now and were not yielded before."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):  # its rest is being written
+                    return
+                self.offset += len(line)
+                text = self.words(line.decode(errors="replace").rstrip())
+                if text is not None:
+                    yield text
+
+
+def sources(record: RunRecord, peer: str | None, as_json: bool) -> list[LogFile]:
+    """Return the files of the hub or of a local peer. Raises Failure (usage) for a peer that has none."""
+    folder = Path(record.output_dir)
+    if peer is None:
+        return [LogFile(folder / in_folder.EVENTS) if as_json else LogFile(folder / in_folder.LOG, log_words)]
+    names = sorted(path.stem for path in (folder / PEERS).glob("*.jsonl"))
+    if peer not in names:
+        near = get_close_matches(peer, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"local peers: {', '.join(names) or 'none'}"
+        raise Failure("usage", f"{record.run} has no log of a peer {peer}", hints=(hint,))
+    events_file = LogFile(folder / PEERS / f"{peer}.jsonl", str if as_json else event_words)
+    return [events_file] if as_json else [events_file, LogFile(folder / PEERS / f"{peer}.log")]
+
+
+def log_words(line: str) -> str:
+    """Leave out the name of the logger that has what the terminal shows."""
+    return line.replace(f" INFO {in_folder.TOLD}:", "", 1)
+
+
+def event_words(line: str) -> str | None:
+    """Format a line of NDJSON as launch prints it: time and sentence. None for events without words."""
+    told = json.loads(line)
+    if "error" in told:
+        return f"error: {told['error']['message']}"
+    event = from_json(told)
+    if isinstance(event, events.Step):
+        said: str | None = step_line(event, 0)
+    else:
+        said = event.state if isinstance(event, Progressed) else sentence(event)
+    return f"{told['t']} {said}" if said else None

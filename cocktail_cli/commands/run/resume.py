@@ -1,0 +1,124 @@
+"""`cocktail resume`: go on with a run that was paused, was killed, or failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cocktail_cli import options
+from cocktail_cli.completion import unfinished_runs
+from cocktail_cli.host import LaunchSettings, hosted_before, launch_run
+from cocktail_cli.machine import ListenAddress, isolate_model_code, load_run
+from cocktail_cli.ui import Display, open_view
+
+
+def resume(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="A run's name, or its output folder.", autocompletion=unfinished_runs
+        ),
+    ],
+    peers: Annotated[
+        int | None, typer.Option("--peers", metavar="N", min=0, help="Peers to start here; 0: none.")
+    ] = None,
+    detach: options.Detach = False,
+    dashboard: options.WithPage = False,
+    bind: Annotated[
+        str | None,
+        typer.Option(
+            "--bind", metavar="ADDRESS", rich_help_panel=options.NETWORK, help="Address to listen on."
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            rich_help_panel=options.NETWORK,
+            help="TCP port. Another one makes a new URL.",
+        ),
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            "--advertise",
+            metavar="HOST[:PORT]",
+            rich_help_panel=options.NETWORK,
+            help="Address in a new run URL.",
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="DEVICE",
+            rich_help_panel=options.MACHINE,
+            help="auto, cpu, mps, cuda, cuda:1 or cuda:0,1.",
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus",
+            metavar="N",
+            min=1,
+            rich_help_panel=options.MACHINE,
+            help="Spread each peer here over N GPUs.",
+        ),
+    ] = None,
+    micro_batch_size: options.MicroBatch = None,
+    max_up: options.MaxUp = None,
+    max_down: options.MaxDown = None,
+    vram_limit: options.VramLimit = None,
+    trust_remote_code: options.TrustCode = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+    no_color: options.NoColor = False,
+    progress: options.ProgressOption = "auto",
+    detached: options.Detached = False,
+) -> None:
+    """Continue a run that was paused, killed, or failed.
+
+    Its recipe, data, address and URL are those of before, so volunteers return by themselves. So are the
+    options of its launch, unless they are given here.
+
+    Examples: cocktail resume amber-otter-42
+    cocktail resume outputs/first --peers 2 --device cuda:1
+    """
+    record = load_run(run)
+    local, count = hosted_before(
+        record,
+        peers=peers,
+        device=device,
+        gpus=gpus,
+        micro_batch_size=micro_batch_size,
+        max_up=max_up,
+        max_down=max_down,
+        vram_limit=vram_limit,
+        trust_remote_code=trust_remote_code or None,
+    )
+    isolate_model_code(local.trust_remote_code)
+    wanted = LaunchSettings(
+        recipe=record.recipe,
+        overrides=[],
+        data=None,
+        model=None,
+        output_dir=Path(record.output_dir),
+        listen=ListenAddress(bind or record.bind, record.port if port is None else port, advertise),
+        local=local,
+        peers=count,
+        resume=True,
+        run=record,
+        detach=detach,
+        detached=detached,
+        dashboard=dashboard,
+        verbose=verbose,
+    )
+    with open_view(Display(as_json, quiet, verbose, not no_color, progress)) as view:
+        launch_run(wanted, view)

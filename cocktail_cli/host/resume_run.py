@@ -1,4 +1,4 @@
-"""What a resumed run has of before, and the checks: same run, unfinished, left by its hub, same data.
+"""A resumed run: its options and address, and the checks that it is the same run, unfinished, with its data.
 
 Keys, name, address and port are those of run.json, so the URL that volunteers hold stays valid and their
 links reconnect by themselves; options of this machine are those of its launch. Corpus and base model are

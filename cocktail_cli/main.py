@@ -22,7 +22,7 @@ from typer.main import get_command
 import cocktail_cli
 from cocktail_cli.commands.check import doctor, plan, preview, validate
 from cocktail_cli.commands.results import export, generate, report
-from cocktail_cli.commands.run import dashboard, join, launch, logs, peers, resume, runs, status, stop
+from cocktail_cli.commands.run import dashboard, join, launch, logs, peers, resume, run_list, status, stop
 from cocktail_cli.commands.tools import bench, recipes
 from cocktail_cli.host import log_to
 from cocktail_cli.machine import hide_token
@@ -42,7 +42,7 @@ app = CommandTable(
 app.command("launch", rich_help_panel=RUN)(launch.launch)
 app.command("join", rich_help_panel=RUN)(join.join)
 app.command("resume", rich_help_panel=RUN)(resume.resume)
-app.command("runs", rich_help_panel=RUN)(runs.runs)
+app.command("runs", rich_help_panel=RUN)(run_list.runs)
 app.command("status", rich_help_panel=RUN)(status.status)
 app.command("logs", rich_help_panel=RUN)(logs.logs)
 app.command("dashboard", rich_help_panel=RUN)(dashboard.dashboard)

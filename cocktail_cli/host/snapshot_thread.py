@@ -163,10 +163,12 @@ class CommittedModel:
 
     def write_beside(self, folder: Path, fold: Fold) -> None:
         """Write config, tokenizer and model card beside the weights."""
+        from recipes.models import configs_with_eos
         from recipes.weight_files import write_model_files
 
-        texts = {**fold.source.config_files, CARD: self.card(fold.round)}
-        write_model_files(folder, texts, self.folder / in_folder.TOKENIZER)
+        tokenizer = self.folder / in_folder.TOKENIZER
+        texts = configs_with_eos(fold.source.config_files, self.recipe.model, tokenizer)
+        write_model_files(folder, {**texts, CARD: self.card(fold.round)}, tokenizer)
 
     def card(self, rounds: int, merged: bool = False) -> str:
         """Render the model card: who trained it, on what."""

@@ -2,7 +2,14 @@
 
 from .key_names import is_switch, key_names, known_key, our_name_of
 from .loader import Resolved, list_recipes, load_recipe, load_resolved, recipe_from_json, source_of
-from .locations import LOADERS, data_suffix, is_hub_id, looks_like_data_file, looks_like_path
+from .locations import (
+    LOADERS,
+    TEMPLATE_SUFFIXES,
+    data_suffix,
+    is_hub_id,
+    looks_like_data_file,
+    looks_like_path,
+)
 from .schema import (
     Compression,
     Data,

@@ -48,7 +48,7 @@ _FOREIGN_NAMES: dict[str, str] = {  # ours -> theirs
     "eval_datasets": "test_datasets eval_dataset validation_file",
     "data.max_length": "sequence_len sequence_length cutoff_len max_seq_length max_seq_len block_length",
     "data.packing": "sample_packing packed",
-    "data.chat_template": "template chat_template_path",
+    "data.chat_template": "template",
     "data.completion_only_loss": "train_on_inputs train_on_input",
     "data.val_set_size": "val_size validation_split",
     "data.shuffle_dataset": "shuffle",
@@ -130,6 +130,8 @@ def _conflicts(recipe: Recipe) -> Iterator[Conflict]:
         if dataset.weight is not None:
             text = "means nothing here: all of what is held out is measured"
             yield Conflict(f"eval_datasets.{number}.weight", text)
+    if recipe.model.chat_template_path is not None and data.chat_template != "auto":
+        yield Conflict("data.chat_template", "excluded by model.chat_template_path: one template is used")
     if data.streaming:
         yield from _streaming_conflicts(recipe)
     if data.val_set_size and recipe.eval_datasets:

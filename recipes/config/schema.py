@@ -119,6 +119,12 @@ class Model(Section):
     ] = key("auto", "attention kernel; auto: transformers chooses")
     trust_remote_code: bool = key(False, "run the code that comes with the model; each machine must allow it")
     pad_token: str | None = key(None, "null: the tokenizer's pad token, else its eos token")
+    eos_token: str | None = key(
+        None, "token that ends an answer, also in the exported config; null: the tokenizer's", since="0.2"
+    )
+    chat_template_path: str | None = key(
+        None, ".jinja file, or folder or hub id of a tokenizer: its chat template and eos token", since="0.2"
+    )
     load_in_8bit: bool = key(False, "quantize the frozen base to 8 bits; needs `lora:` and bitsandbytes")
     load_in_4bit: bool = key(False, "quantize the frozen base to 4 bits; needs `lora:` and bitsandbytes")
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = key("nf4", "code book of 4-bit weights")

@@ -6,6 +6,7 @@ from .base_model import (
     BUILTIN_MODELS,
     check_fit,
     config_folder,
+    configs_with_eos,
     fetch_model,
     load_tokenizer,
     open_tokenizer,

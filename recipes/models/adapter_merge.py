@@ -30,6 +30,7 @@ from recipes.weight_files import (
     write_model_files,
 )
 
+from .base_model import configs_with_eos
 from .causal_lm import open_vector
 from .lora import adapter_delta, adapter_scale
 from .trainable import DTYPES, base_parameter_name
@@ -92,7 +93,8 @@ def write_merged(
         every = (shapes | untied).items()
         specs = {file_names.get(name, name): tensor_spec(shape, dtype) for name, shape in every}
         specs |= {name: tensor.spec for name, tensor in stored.buffers.items()}
-        write_model_files(folder, _config_files(stored.config_files, dtype, bool(untied)), tokenizer)
+        texts = configs_with_eos(stored.config_files, recipe.model, tokenizer)
+        write_model_files(folder, _config_files(texts, dtype, bool(untied)), tokenizer)
         with safetensors_writer(folder / WEIGHTS_FILE, {"format": "pt"}, specs) as file:
             for (name, shape), start in zip(shapes.items(), stored.layout.offsets, strict=False):
                 weight = full.get(name)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recipes.config import Model, Recipe, looks_like_path
+from recipes.config import TEMPLATE_SUFFIXES, Model, Recipe, looks_like_path
 from recipes.downloads import Progress, fetch_model_files, from_pretrained_options
 from recipes.errors import ModelError
 from recipes.weight_files import atomic_folder, check_model_folder, quiet_transformers
@@ -85,22 +86,59 @@ def config_folder(model: Model) -> Path:
 
 
 def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a base in `folder`, or that of `tokenizer_name_or_path`; it has a pad token.
+    """Load the tokenizer of a base in `folder`, or that of `tokenizer_name_or_path`; it has a pad token, and
+    the eos token and chat template that `model` wants.
 
     Errors: ModelError where there is none, HubUnreachable.
     """
     source, code = model.tokenizer_name_or_path, model.trust_remote_code
+    if source is not None:
+        folder = _tokenizer_folder(source, code)
+    tokenizer = open_tokenizer(folder, model.pad_token, code, model.eos_token)
+    if model.chat_template_path is not None:
+        _take_chat_template(tokenizer, model, model.chat_template_path)
+    return tokenizer
+
+
+def _tokenizer_folder(source: str, code: bool) -> Path:
+    """The folder of a tokenizer that is builtin, local or on the hub. Errors: ModelError, HubUnreachable."""
     if source in BUILTIN_MODELS:
-        folder = BUILTIN_MODELS[source]
-    elif source is not None:
-        local = Path(source).expanduser()
-        if not local.is_dir() and looks_like_path(source):
-            raise ModelError(f"no such tokenizer folder: {source}")
-        folder = local if local.is_dir() else fetch_model_files(source, None, companion_patterns(code))
-    return open_tokenizer(folder, model.pad_token, code)
+        return BUILTIN_MODELS[source]
+    local = Path(source).expanduser()
+    if not local.is_dir() and looks_like_path(source):
+        raise ModelError(f"no such tokenizer folder: {source}")
+    return local if local.is_dir() else fetch_model_files(source, None, companion_patterns(code))
 
 
-def open_tokenizer(folder: Path, pad_token: str | None = None, code: bool = False) -> PreTrainedTokenizerBase:
+def _take_chat_template(tokenizer: PreTrainedTokenizerBase, model: Model, path: str) -> None:
+    """Give `tokenizer` the chat template at `path`; of another tokenizer also its eos token, as TRL does.
+
+    Errors: ModelError where there is none, or where it needs tokens that the model does not have.
+    """
+    if path.endswith(TEMPLATE_SUFFIXES):
+        try:
+            tokenizer.chat_template = Path(path).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"model.chat_template_path `{path}`: cannot be read: {error}") from error
+        return
+    source = open_tokenizer(_tokenizer_folder(path, model.trust_remote_code), code=model.trust_remote_code)
+    template, known = source.chat_template, tokenizer.get_vocab()
+    if template is None:
+        raise ModelError(f"model.chat_template_path `{path}`: this tokenizer has no chat template")
+    lacking = [token for token in source.get_added_vocab() if token not in known and token in str(template)]
+    if lacking:
+        raise ModelError(
+            f"model.chat_template_path `{path}`: its template needs {', '.join(sorted(lacking))}, and the "
+            "vocabulary of a model in training does not grow (hint: a .jinja file with tokens it has)"
+        )
+    tokenizer.chat_template = template
+    if model.eos_token is None and source.eos_token in known:
+        tokenizer.eos_token = source.eos_token
+
+
+def open_tokenizer(
+    folder: Path, pad_token: str | None = None, code: bool = False, eos_token: str | None = None
+) -> PreTrainedTokenizerBase:
     """Load the tokenizer in `folder`. Its pad token is `pad_token`, its own, or else its eos token (the
     labels of padding are masked, so no token is lost by that). Errors: ModelError."""
     from transformers import AutoTokenizer
@@ -114,9 +152,12 @@ def open_tokenizer(folder: Path, pad_token: str | None = None, code: bool = Fals
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **options)
     except Exception as error:  # any kind, from KeyError to ImportError: all mean "not this folder"
         raise ModelError(f"{folder}: transformers cannot load this tokenizer: {error}") from error
+    for key, token in (("pad_token", pad_token), ("eos_token", eos_token)):
+        if token is not None and token not in tokenizer.get_vocab():
+            raise ModelError(f"model.{key} `{token}` is not a token of {folder}")
+    if eos_token is not None:
+        tokenizer.eos_token = eos_token
     if pad_token is not None:
-        if tokenizer.convert_tokens_to_ids(pad_token) in (None, tokenizer.unk_token_id):
-            raise ModelError(f"model.pad_token `{pad_token}` is not a token of {folder}")
         tokenizer.pad_token = pad_token
     elif tokenizer.pad_token_id is None:
         if tokenizer.eos_token is None:
@@ -125,6 +166,25 @@ def open_tokenizer(folder: Path, pad_token: str | None = None, code: bool = Fals
             )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def configs_with_eos(texts: Mapping[str, str], model: Model, tokenizer: Path) -> dict[str, str]:
+    """Give configs of a model, name -> text, the eos token of the tokenizer in a folder, where the recipe
+    chose it. As in TRL the generation config ends with its other eos tokens too. Errors: ModelError."""
+    chosen = model.eos_token is not None or model.chat_template_path is not None
+    if not chosen or "config.json" not in texts:
+        return dict(texts)
+    eos = open_tokenizer(tokenizer, code=model.trust_remote_code).eos_token_id
+    config, generation = (
+        json.loads(texts.get(f"{name}.json", "{}")) for name in ("config", "generation_config")
+    )
+    spoken = config.get("text_config", config)  # of a model with several parts, that of its text
+    others = generation.get("eos_token_id", spoken.get("eos_token_id"))
+    others = others if isinstance(others, list) else [others]
+    spoken["eos_token_id"] = eos
+    generation["eos_token_id"] = [eos, *(other for other in others if other not in (eos, None))]
+    changed = {"config.json": config, "generation_config.json": generation}
+    return {**texts, **{name: json.dumps(values, indent=2) + "\n" for name, values in changed.items()}}
 
 
 def check_fit(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:

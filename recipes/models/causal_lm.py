@@ -198,9 +198,13 @@ class TextGenerator:
             return_token_type_ids=False,
             add_special_tokens=special_tokens,
         )
-        sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature > 0 else {}
+        options: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature > 0 else {}
+        known = self.model.generation_config.eos_token_id
+        ends = {*(known if isinstance(known, list) else [known]), tokenizer.eos_token_id} - {None}
+        if ends:  # the base of an adapter need not know the eos token that the adapter was trained with
+            options["eos_token_id"] = sorted(ends)
         pad = tokenizer.pad_token_id
-        tokens = self.model.generate(**inputs, max_new_tokens=max_new_tokens, pad_token_id=pad, **sampling)
+        tokens = self.model.generate(**inputs, max_new_tokens=max_new_tokens, pad_token_id=pad, **options)
         return str(tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
     @torch.no_grad()

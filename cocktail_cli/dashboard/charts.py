@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
-from typing import Literal
+from typing import Literal, get_args
 from xml.etree.ElementTree import Element
 
 from cocktail_cli.ui import round_ticks
@@ -21,6 +21,7 @@ from .markup import el
 WIDTH, HEIGHT = 480.0, 250.0
 LEFT, RIGHT, TOP, BOTTOM = 66.0, 14.0, 30.0, 40.0  # margins around the plot
 MOST = 120  # points per line; more are averaged
+MARKS = 24  # marks on a line, at most
 ROW, NAME = 26.0, 112.0  # row charts: height of a row, width of its name
 ROWS = 24  # peers with a row; the others are counted
 LEFT_OUT = "late or refused"
@@ -29,6 +30,8 @@ Point = tuple[float, float]
 Look = Literal[
     "a", "b", "c", "d"
 ]  # CSS class: "a" solid, "b" dashed with marks, "c" dotted, "d" dash and dot
+LOOKS: tuple[Look, ...] = get_args(Look)
+IN_A_ROW = 2  # names of a legend
 CHARACTER = 9.0  # pixels of a label's character, on a phone
 
 
@@ -136,7 +139,8 @@ def line_chart(plot: Plot) -> Element:
     ys = [y for s in drawn for _, y in s.points]
     x = Axis(min(xs), max(max(xs), min(xs) + 1), LEFT, WIDTH - RIGHT)
     y = axis_of(ys, HEIGHT - BOTTOM, TOP, plot.log, plot.zero)
-    made = canvas(plot.name, plot.title, plot.said, HEIGHT)
+    above = 20.0 * ((len(drawn) - 1) // IN_A_ROW)  # pixels for more rows of the legend
+    made = canvas(plot.name, plot.title, plot.said, HEIGHT, above)
     for tick in y.ticks():
         at = y(tick)
         made.append(el("line", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at, class_="grid"))
@@ -146,7 +150,7 @@ def line_chart(plot: Plot) -> Element:
     made.append(el("text", plot.x_name, x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 6, class_="middle"))
     for one in drawn:
         made.append(curve(one, x, y))
-    made.append(legend(drawn))
+    made.append(legend(drawn, above))
     made.append(tooltips(drawn, x, plot))
     return made
 
@@ -160,7 +164,7 @@ def curve(one: Series, x: Axis, y: Axis) -> Element:
     path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in one.points)
     group = el("g", el("polyline", points=path), class_=f"series {one.look}")
     if one.look == "b" or len(one.points) == 1:
-        group.extend(mark(x(a), y(b)) for a, b in one.points)
+        group.extend(mark(x(a), y(b)) for a, b in one.points[:: -(-len(one.points) // MARKS)])
     return group
 
 
@@ -168,17 +172,21 @@ def mark(x: float, y: float) -> Element:
     return el("path", d=f"M{x:.1f} {y - 4:.1f}l4 4l-4 4l-4-4z")  # a diamond
 
 
-def legend(drawn: Sequence[Series]) -> Element:
+def legend(drawn: Sequence[Series], above: float) -> Element:
     """Draw the name of each series above the plot, beside a piece of its line."""
-    made, at, many = el("g", class_="legend"), 6.0, max(len(drawn), 1)
-    most = int(((WIDTH - 6) / many - 54) / 8)  # characters of a name
-    for one in drawn:
-        line = el("g", el("polyline", points=f"{at:.0f},14 {at + 26:.0f},14"), class_=f"series {one.look}")
+    made, at = el("g", class_="legend"), 6.0
+    most = int(((WIDTH - 6) / min(IN_A_ROW, max(len(drawn), 1)) - 54) / 8)  # characters of a name
+    for number, one in enumerate(drawn):
+        y = 14 - above + 20 * (number // IN_A_ROW)
+        at = at if number % IN_A_ROW else 6.0
+        line = el(
+            "g", el("polyline", points=f"{at:.0f},{y:.0f} {at + 26:.0f},{y:.0f}"), class_=f"series {one.look}"
+        )
         if one.look == "b":
-            line.append(mark(at + 13, 14))
+            line.append(mark(at + 13, y))
         made.append(line)
         name = shorten(one.name, most)
-        made.append(el("text", el("title", one.name), name, x=at + 32, y=19.0))
+        made.append(el("text", el("title", one.name), name, x=at + 32, y=y + 5.0))
         at += 32 + 8.0 * len(name) + 22
     return made
 
@@ -259,13 +267,13 @@ def shorten(name: str, most: int = 14) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
-def canvas(name: str, title: str, said: str, height: float) -> Element:
-    """Create an empty SVG element with title and description."""
+def canvas(name: str, title: str, said: str, height: float, above: float = 0.0) -> Element:
+    """Create an empty SVG element with title and description, with room `above` y = 0."""
     return el(
         "svg",
         el("title", title, id=f"{name}-title"),
         el("desc", said, id=f"{name}-desc"),
-        viewBox=f"0 0 {WIDTH:.0f} {height:.0f}",
+        viewBox=f"0 {0 - above:.0f} {WIDTH:.0f} {height + above:.0f}",
         role="img",
         class_="chart",
         aria_labelledby=f"{name}-title {name}-desc",

@@ -6,6 +6,7 @@ A pure function of a `RunHistory`: two renderings of an unchanged run are equal 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 from xml.etree.ElementTree import Element
@@ -29,6 +30,22 @@ STATES = {
     "unreachable": "cannot be reached any more",
     "died": "has stopped: its hub is gone, and may be started again",
 }
+
+
+@dataclass(frozen=True)
+class Page:
+    """The content of a page: of one run, or of several that are compared."""
+
+    title: str  # heading
+    headline: str  # one line; the title of the window
+    sub: str  # under the heading
+    sections: list[Element]
+
+
+def page_of(c: RunHistory) -> Page:
+    """Render the page of one run."""
+    sub = f"cocktail · recipe {c.about.recipe}" if c.about.recipe else "cocktail"
+    return Page(c.about.run, headline(c), sub, sections(c))
 
 
 def sections(c: RunHistory) -> list[Element]:
@@ -58,14 +75,13 @@ def sections(c: RunHistory) -> list[Element]:
     return made
 
 
-def document(c: RunHistory, head: Sequence[Element], top: Sequence[Element], *body: Element) -> str:
+def document(page: Page, head: Sequence[Element], top: Sequence[Element], *body: Element) -> str:
     """Render a whole page; `head` and `top` are added to its head and to its header."""
-    charset, title = el("meta", charset="utf-8"), el("title", headline(c))
+    charset, title = el("meta", charset="utf-8"), el("title", page.headline)
     viewport = el("meta", name="viewport", content="width=device-width, initial-scale=1")
-    sub = f"cocktail · recipe {c.about.recipe}" if c.about.recipe else "cocktail"
-    header = el("header", el("h1", c.about.run), el("p", sub, class_="sub"), *top)
-    page = el("html", el("head", charset, title, viewport, *head), el("body", header, *body), lang="en")
-    return "<!doctype html>\n" + html(page)
+    header = el("header", el("h1", page.title), el("p", page.sub, class_="sub"), *top)
+    whole = el("html", el("head", charset, title, viewport, *head), el("body", header, *body), lang="en")
+    return "<!doctype html>\n" + html(whole)
 
 
 def section(name: str, title: str, *children: Child) -> Element:

@@ -20,14 +20,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
 from cocktail_cli.errors import Failure
 
 from .markup import el, html
-from .report_page import document, headline, sections
-from .run_history import RunHistory
+from .report_page import Page, document
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -52,12 +51,6 @@ HEADERS = {
 logger = logging.getLogger(__name__)
 
 
-class Source(Protocol):
-    """A reader of the run's history."""
-
-    def look(self) -> RunHistory: ...
-
-
 @dataclass(frozen=True)
 class Rendering:
     """One rendering of the page, with its ETag."""
@@ -69,8 +62,8 @@ class Rendering:
 class Screen:
     """A cache of the newest rendering, shared by all clients."""
 
-    def __init__(self, source: Source, again: float) -> None:
-        self.source, self.again = source, again
+    def __init__(self, look: Callable[[], Page], again: float) -> None:
+        self.newest, self.again = look, again
         self.lock = threading.Lock()
         self.at = 0.0
         self.drawn: Rendering | None = None
@@ -78,15 +71,14 @@ class Screen:
     def look(self) -> Rendering:
         with self.lock:
             if self.drawn is None or time.monotonic() - self.at >= self.again:
-                self.drawn = render(self.source.look())
+                self.drawn = render(self.newest())
                 self.at = time.monotonic()
             return self.drawn
 
 
-def render(c: RunHistory) -> Rendering:
+def render(shown: Page) -> Rendering:
     """Render the whole page, readable without JavaScript."""
-    shown = sections(c)
-    tag = hashlib.sha256("".join(map(html, shown)).encode()).hexdigest()[:32]
+    tag = hashlib.sha256("".join(map(html, shown.sections)).encode()).hexdigest()[:32]
     head = [
         el("link", rel="stylesheet", href="style.css"),
         el("link", rel="icon", href="icon.svg"),
@@ -98,8 +90,8 @@ def render(c: RunHistory) -> Rendering:
         el("noscript", el("p", "Without JavaScript this page does not renew itself: reload it.")),
         invitation(),
     ]
-    main = el("main", *shown, data_tag=f'"{tag}"', data_headline=headline(c))
-    return Rendering(f'"{tag}"', document(c, head, top, main))
+    main = el("main", *shown.sections, data_tag=f'"{tag}"', data_headline=shown.headline)
+    return Rendering(f'"{tag}"', document(shown, head, top, main))
 
 
 def invitation() -> Element:
@@ -121,10 +113,13 @@ def invitation() -> Element:
 # ---- HTTP --------------------------------------------------------------------------------------------------
 
 
-def application(source: Source, key: str, join_line: Callable[[], str], again: float = AGAIN) -> Starlette:
-    """Build the application of one run.
+def application(
+    look: Callable[[], Page], key: str, join_line: Callable[[], str], again: float = AGAIN
+) -> Starlette:
+    """Build the application of one page.
 
     Args:
+        look: reads the run, or the runs, anew.
         key: the secret that a client shows to receive the join line.
         join_line: returns the line, or "" where nobody can join.
         again: seconds between two reads of the run.
@@ -136,7 +131,7 @@ def application(source: Source, key: str, join_line: Callable[[], str], again: f
 
     from transport.protocol import TransportError
 
-    screen = Screen(source, again)
+    screen = Screen(look, again)
 
     def page(request: Request) -> Response:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -105,14 +105,14 @@ class ARun:
 
 
 @contextmanager
-def a_run(folder: Path) -> Iterator[ARun]:
+def a_run(folder: Path, name: str = "amber-otter-42", overrides: Sequence[str] = ()) -> Iterator[ARun]:
     """One that has just begun."""
-    keys, recipe = RunKeys.generate(), load_recipe("smoke", ["data.max_length=64"])
+    keys, recipe = RunKeys.generate(), load_recipe("smoke", ["data.max_length=64", *overrides])
     folder.mkdir(parents=True)
     (folder / in_folder.RESOLVED).write_text(recipe.to_json())
     record = RunRecord(
-        run="amber-otter-42",
-        url=str(keys.url("127.0.0.1", PORT, "amber-otter-42")),
+        run=name,
+        url=str(keys.url("127.0.0.1", PORT, name)),
         keys=asdict(keys),
         pid=1,
         port=PORT,

@@ -6,28 +6,44 @@ import base64
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from xml.etree.ElementTree import Element
 
 import typer
 
+from cocktail_cli.completion import run_names
 from cocktail_cli.machine import load_run
 from cocktail_cli.options import Json, Quiet, RunArgument
 
 if TYPE_CHECKING:
-    from cocktail_cli.dashboard import RunHistory
+    from cocktail_cli.dashboard import Page, RunHistory
 
-FILE = "report.html"
+FILE, COMPARISON = "report.html", "comparison.html"
+MARKS = 24  # points of the other run's curve in a text chart
 
 
 def report(
     run: RunArgument,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="RUN",
+            help="Compare with this run instead: curves, figures, recipes. Repeatable.",
+            show_default=False,
+            autocompletion=run_names,
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help=f"Default: {FILE} in the run's folder.", show_default=False
+            "--output",
+            "-o",
+            metavar="FILE",
+            help=f"Default: {FILE} (with --with: {COMPARISON}) in the run's folder.",
+            show_default=False,
         ),
     ] = None,
     text: Annotated[
@@ -43,18 +59,22 @@ def report(
 
     Examples: cocktail report amber-otter-42
     cocktail report amber-otter-42 -o report.html --open
+    cocktail report amber-otter-42 --with rusty-heron-7
 
     With --json one object: report, bytes.
     """
-    from cocktail_cli.dashboard import RunFolderReader
+    from cocktail_cli.dashboard import RunFolderReader, check_comparable
 
-    record = load_run(run)
+    record, others = load_run(run), [load_run(name) for name in with_ or ()]
+    if others:
+        check_comparable([record.run, *(other.run for other in others)])
     told = RunFolderReader(record).look()
+    runs = [told, *(RunFolderReader(other).look() for other in others)]
     if text:
-        typer.echo("\n".join(as_text(told)))
+        typer.echo("\n".join(comparison_as_text(runs) if others else as_text(told)))
         return
-    path = (output or Path(record.output_dir) / FILE).absolute()
-    path.write_text(as_html(told), encoding="utf-8")
+    path = (output or Path(record.output_dir) / (COMPARISON if others else FILE)).absolute()
+    path.write_text(comparison_as_html(runs) if others else as_html(told), encoding="utf-8")
     size = path.stat().st_size
     if as_json:
         typer.echo(json.dumps({"v": 1, "report": str(path), "bytes": size}))
@@ -69,19 +89,35 @@ def report(
 
 
 def as_html(c: RunHistory) -> str:
-    from cocktail_cli.dashboard import document, el, read_part, section, sections, utc
+    from cocktail_cli.dashboard import el, page_of, section, utc
+
+    page = page_of(c)
+    again = section("again", "How to do it again", el("ol", *(el("li", *step) for step in steps(c))))
+    main = el("main", *page.sections, again, *versions(c))
+    for details in main.iterfind("section[@id='recipe']/details"):
+        details.set("open", "")
+    foot = el("footer", f"Written from the run's ledger and diary, as of {utc(c.seen or 0.0)}.")
+    return self_contained(page, main, foot)
+
+
+def comparison_as_html(runs: Sequence[RunHistory]) -> str:
+    from cocktail_cli.dashboard import compared, el, utc
+
+    page = compared(runs)
+    foot = el("footer", f"Written from the runs' ledgers, as of {utc(max(c.seen or 0.0 for c in runs))}.")
+    return self_contained(page, el("main", *page.sections), foot)
+
+
+def self_contained(page: Page, main: Element, foot: Element) -> str:
+    """Render one file that loads nothing from elsewhere."""
+    from cocktail_cli.dashboard import document, el, read_part
 
     style = read_part("style.css")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     # forbids the browser to load or run anything, whatever the file contains
     policy = f"default-src 'none'; style-src 'sha256-{digest}'"
     head = [el("meta", http_equiv="Content-Security-Policy", content=policy), el("style", style)]
-    again = section("again", "How to do it again", el("ol", *(el("li", *step) for step in steps(c))))
-    main = el("main", *sections(c), again, *versions(c))
-    for details in main.iterfind("section[@id='recipe']/details"):
-        details.set("open", "")
-    foot = el("footer", f"Written from the run's ledger and diary, as of {utc(c.seen or 0.0)}.")
-    return document(c, head, [], main, foot)
+    return document(page, head, [], main, foot)
 
 
 def steps(c: RunHistory) -> Iterator[list[Element | str]]:
@@ -112,12 +148,12 @@ def versions(c: RunHistory) -> Iterator[Element]:
 
 def as_text(c: RunHistory) -> Iterator[str]:
     """Format the report for a terminal: words, the loss curve, samples, contributors."""
-    from cocktail_cli.dashboard import participants, words
+    from cocktail_cli.dashboard import evaluations, participants, words
     from cocktail_cli.ui import glyphs_for, megabytes, text_chart
 
     yield from words(c)
-    held, glyphs = [(float(e.step), e.loss) for e in c.evaluations], glyphs_for(sys.stdout.encoding)
-    if chart := text_chart(c.losses, held, 78, 14, glyphs):
+    glyphs = glyphs_for(sys.stdout.encoding)
+    if chart := text_chart(c.losses, evaluations(c), 78, 14, glyphs):
         yield ""
         yield f"Loss by step; {glyphs.mark} on held-out data:"
         yield from (line.text for line in chart)
@@ -144,3 +180,32 @@ def as_text(c: RunHistory) -> Iterator[str]:
     yield ""
     yield f"Recipe (sha256 of it in full: {c.about.recipe_hash}):"
     yield c.about.recipe_text.rstrip()
+
+
+def comparison_as_text(runs: Sequence[RunHistory]) -> Iterator[str]:
+    """Format a comparison for a terminal: the curves of each pair, figures, keys that differ."""
+    from cocktail_cli.dashboard import downsample, figure_table, recipe_differences
+    from cocktail_cli.ui import glyphs_for, text_chart
+
+    first, *others = runs
+    glyphs = glyphs_for(sys.stdout.encoding)
+    for other in others:
+        chart = text_chart(first.losses, downsample(other.losses, MARKS), 78, 14, glyphs)
+        yield f"Loss by step: the line is {first.about.run}, {glyphs.mark} is {other.about.run}"
+        yield from (line.text for line in chart)
+        yield ""
+    head, rows = figure_table(runs)
+    yield from aligned([head, *rows])
+    yield ""
+    different = recipe_differences(runs)
+    yield (
+        "Recipe keys that differ:" if different else "The recipes, the base models and the data are the same."
+    )
+    yield from aligned(different)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Format rows in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()

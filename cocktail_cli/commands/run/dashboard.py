@@ -11,22 +11,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cocktail_cli.completion import run_names
+from cocktail_cli.errors import Failure
 from cocktail_cli.host import hold_life_line
 from cocktail_cli.machine import RunRecord, load_run, reread_run, the_run_going_on
 from cocktail_cli.options import Json, Quiet
 from cocktail_cli.volunteer import read_url
 
 if TYPE_CHECKING:
-    from cocktail_cli.dashboard import Source
+    from cocktail_cli.dashboard import Page, RunHistory
 
 LAST_LOOK = 5.0  # seconds that the page of a launch outlives it, so that viewers see how it ended
 
 
 def dashboard(
-    run: Annotated[
-        str | None,
+    runs: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="RUN_URL|RUN",
+            metavar="[RUN_URL|RUN]...",
             help="Default: the run that goes on here. @FILE, -: the URL from a file or stdin.",
             show_default=False,
             autocompletion=run_names,
@@ -58,6 +59,7 @@ def dashboard(
 
     Examples: cocktail dashboard
     cocktail dashboard amber-otter-42 --port 8000
+    cocktail dashboard amber-otter-42 rusty-heron-7 (compared on one page)
 
     With --json one object: url, read_only.
     """
@@ -65,9 +67,9 @@ def dashboard(
 
     from cocktail_cli.dashboard import application, listen, server
 
-    source, join_line = source_of(run)
+    look, join_line = page_source(runs or [])
     key = secrets.token_urlsafe(18)
-    app = application(source, key, join_line)
+    app = application(look, key, join_line)
     with listen(bind, port) as sock:
         host, number = sock.getsockname()[:2]
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
@@ -85,8 +87,23 @@ def dashboard(
             server(app).run(sockets=[sock])
 
 
-def source_of(run: str | None) -> tuple[Source, Callable[[], str]]:
-    """Return the source of a run's page, and a function for its join line.
+def page_source(runs: list[str]) -> tuple[Callable[[], Page], Callable[[], str]]:
+    """Return functions for the page of a run, or of several compared, and for the join line of one."""
+    from cocktail_cli.dashboard import check_comparable, compared, page_of
+
+    if len(runs) < 2:
+        look, join_line = source_of(runs[0] if runs else None)
+        return lambda: page_of(look()), join_line
+    if sum(run.startswith("cocktail:") or run == "-" for run in runs) > 1:
+        hint = "the others as @FILE: what is typed can be read by every user of this machine"
+        raise Failure("usage", "more than one run URL on the command line", hints=(hint,))
+    looks = [source_of(run)[0] for run in runs]
+    check_comparable([look().about.run for look in looks])
+    return lambda: compared([look() for look in looks]), lambda: ""
+
+
+def source_of(run: str | None) -> tuple[Callable[[], RunHistory], Callable[[], str]]:
+    """Return a function that reads a run, and one for its join line.
 
     Raises:
         Failure: run_unknown, usage.
@@ -103,11 +120,11 @@ def source_of(run: str | None) -> tuple[Source, Callable[[], str]]:
 
         remote = RemoteReader(run)
         remote.watch()
-        return remote, lambda: f"cocktail join {run}"
+        return remote.look, lambda: f"cocktail join {run}"
     record = load_run(run)
     reader = RunFolderReader(record)
     reader.look()  # an unreadable run is found now
-    return reader, lambda: invitation(reread_run(record))
+    return reader.look, lambda: invitation(reread_run(record))
 
 
 def invitation(record: RunRecord) -> str:

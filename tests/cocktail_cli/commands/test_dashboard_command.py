@@ -13,8 +13,8 @@ from a_run import a_run
 from in_this_process import Run
 from test_remote_reader import answer
 
-from cocktail_cli.commands.run.dashboard import source_of
-from cocktail_cli.dashboard.remote_reader import RemoteReader
+from cocktail_cli.commands.run.dashboard import page_source, source_of
+from cocktail_cli.dashboard.remote_reader import NOTE
 from cocktail_cli.host.dashboard_process import DashboardProcess
 from cocktail_cli.host.run_folder import Recorder
 from cocktail_cli.machine.run_registry import save_run
@@ -104,9 +104,28 @@ def test_dashboard_of_a_run_url_reads_from_the_hub(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("transport.ask_status", lambda *_, **__: answer(4, ("ann", 0)))
 
     for given in (url, f"@{tmp_path / 'line'}"):
-        source, line = source_of(given)
-        assert isinstance(source, RemoteReader)
+        look, line = source_of(given)
+        assert look().note == NOTE
         assert line() == f"cocktail join {url}"
+
+
+def test_dashboard_of_two_runs_compares_them_without_a_join_line(tmp_path: Path) -> None:
+    with a_run(tmp_path / "one") as one, a_run(tmp_path / "two", name="rusty-heron-7") as two:
+        look, line = page_source([one.record.run, str(two.folder)])
+        before = look()
+        two.commit("ann", loss=3.5)
+
+        assert before.headline == "amber-otter-42 and rusty-heron-7, compared"
+        assert [one.get("id") for one in before.sections] == ["figures", "recipe"]
+        assert next(one.get("id") for one in look().sections) == "loss"
+        assert line() == ""
+
+
+def test_two_run_urls_on_the_command_line_are_refused(cocktail: Run) -> None:
+    url = str(RunKeys.generate().url("203.0.113.7", 29400, "amber-otter-42"))
+    said = cocktail("dashboard", url, f"{url}x")
+
+    assert (said.exit, "more than one run URL" in said.err, url in said.err) == (2, True, False)
 
 
 def test_dashboard_of_an_unreachable_run_fails(cocktail: Run) -> None:

@@ -34,6 +34,14 @@ def run(tmp_path: Path) -> Iterator[ARun]:
         yield run
 
 
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[ARun]:
+    with a_run(tmp_path / "other", name="rusty-heron-7", overrides=["learning_rate=1e-3"]) as run:
+        run.commit("ann", "bob", loss=3.5)
+        run.commit("ann", "bob", loss=3.5)
+        yield run
+
+
 def test_the_report_is_written_beside_the_run_and_its_path_printed(cocktail: Run, run: ARun) -> None:
     said = cocktail("report", "amber-otter-42", "--json")
     told = json.loads(said.out)
@@ -109,6 +117,31 @@ def test_the_report_says_that_the_hub_was_killed(cocktail: Run, tmp_path: Path) 
         said = cocktail("report", str(run.folder), "--text")
 
     assert "has stopped: its hub is gone" in said.out
+
+
+def test_two_runs_are_compared_in_a_file_of_their_own(cocktail: Run, run: ARun, other: ARun) -> None:
+    said = cocktail("report", "amber-otter-42", "--with", "rusty-heron-7", "-q")
+    path = run.folder / "comparison.html"
+    text = path.read_text()
+
+    assert (said.exit, said.out) == (0, f"{path}\n")
+    assert not (run.folder / "report.html").exists()
+    assert "amber-otter-42 and rusty-heron-7, compared" in text
+    assert re.findall(r"<script|<link|<img| src=| href=| style=", text) == []
+
+
+def test_a_comparison_is_printed_as_text(cocktail: Run, run: ARun, other: ARun) -> None:
+    said = cocktail("report", "amber-otter-42", "--with", "rusty-heron-7", "--text")
+
+    assert re.search(r"^loss +4\.0000 +3\.5000$", said.out, re.MULTILINE)
+    assert re.search(r"^best +4\.2500 at step 2 +-$", said.out, re.MULTILINE)
+    assert re.search(r"^training\.learning_rate +0\.006 +0\.001$", said.out, re.MULTILINE)
+
+
+def test_a_run_is_not_compared_with_itself(cocktail: Run, run: ARun) -> None:
+    said = cocktail("report", "amber-otter-42", "--with", str(run.folder))
+
+    assert (said.exit, "cannot be compared with itself" in said.err) == (2, True)
 
 
 def test_an_unknown_run_is_exit_3(cocktail: Run) -> None:

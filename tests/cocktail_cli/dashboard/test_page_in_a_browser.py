@@ -13,6 +13,7 @@ from browser import ENTER, TAB, Browser, browser, missing
 from uvicorn import Server
 
 from cocktail_cli.commands.results.report import as_html
+from cocktail_cli.dashboard.report_page import page_of
 from cocktail_cli.dashboard.web_server import application, listen, server
 from cocktail_cli.ui.events import PeerLeft
 
@@ -45,7 +46,8 @@ def shown(tmp_path: Path) -> Iterator[Shown]:
         run.evaluate(6.0)
         for number in range(5):
             run.commit("ann", "bob", late=("bob",) if number == 3 else (), loss=5.0 - number / 2)
-        web = server(application(run.reader(), KEY, lambda: LINE, again=0.0))
+        reader = run.reader()
+        web = server(application(lambda: page_of(reader.look()), KEY, lambda: LINE, again=0.0))
         thread = threading.Thread(target=web.run, kwargs={"sockets": [sock]})
         thread.start()
         yield Shown(run, f"http://127.0.0.1:{sock.getsockname()[1]}/", web)

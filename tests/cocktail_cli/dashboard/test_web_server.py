@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from a_run import ARun, a_run
 from starlette.testclient import TestClient
 
+from cocktail_cli.dashboard.report_page import Page, page_of
 from cocktail_cli.dashboard.run_folder_reader import RunFolderReader
 from cocktail_cli.dashboard.run_history import RunHistory
 from cocktail_cli.dashboard.web_server import HEADERS, PARTS, PORT, application, listen, read_part
@@ -29,8 +30,12 @@ def run(tmp_path: Path) -> Iterator[ARun]:
         yield run
 
 
+def pages(reader: RunFolderReader) -> Callable[[], Page]:
+    return lambda: page_of(reader.look())
+
+
 def open_page(run: ARun, client: tuple[str, int] = HERE) -> TestClient:
-    app = application(run.reader(), KEY, lambda: LINE, again=0.0)
+    app = application(pages(run.reader()), KEY, lambda: LINE, again=0.0)
     return TestClient(app, base_url="http://127.0.0.1:29480", client=client)
 
 
@@ -45,7 +50,7 @@ def test_who_looks_gets_the_run_and_not_the_line_to_join_it(run: ARun) -> None:
 
 
 def test_of_a_run_that_nobody_can_join_there_is_no_line_and_no_error(run: ARun) -> None:
-    app = application(run.reader(), KEY, lambda: "", again=0.0)
+    app = application(pages(run.reader()), KEY, lambda: "", again=0.0)
     page = TestClient(app, base_url="http://127.0.0.1:29480", client=HERE)
 
     assert page.get("/join", headers={"Authorization": f"Bearer {KEY}"}).status_code == 204
@@ -130,7 +135,7 @@ def test_however_many_watch_the_run_is_looked_at_once(run: ARun) -> None:
             return super().look()
 
     source = Counting(run.record, lambda _: True)
-    page = TestClient(application(source, KEY, lambda: LINE, again=60.0), base_url="http://127.0.0.1")
+    page = TestClient(application(pages(source), KEY, lambda: LINE, again=60.0), base_url="http://127.0.0.1")
 
     assert {page.get("/live").status_code for _ in range(20)} == {200}
     assert source.looks == 1

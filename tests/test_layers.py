@@ -24,7 +24,7 @@ HEAVY = ("zmq", "torch", "transformers", "datasets", "peft", "trl", "starlette",
 
 # room -> packages it may import beside the standard library and itself: the table of the README
 MAY_IMPORT = {
-    "compress": "torch numpy lz4 zstandard triton numba llvmlite",
+    "compress": "torch numpy lz4 compression backports triton numba llvmlite",
     "transport": "zmq msgspec",
     "recipes": "compress torch numpy transformers datasets peft trl pydantic pydantic_core yaml "
     "safetensors huggingface_hub jinja2",

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
-import zstandard
 
 from compress.errors import PacketError
 
-from .entropy_coding import LZ4, STORED, ZSTD, ZSTD_WINDOW, Section
+from .entropy_coding import LZ4, STORED, ZSTD, Section, ZstdFrame, does_not_expand, zstd, zstd_decoder
 
 STEP = 1 << 16  # bytes at a time
 BLOCK = 1 << 17  # a block of zstd, packed and expanded, has at most so many
@@ -99,10 +98,7 @@ def held(section: Section) -> int:
     """Return about how many bytes of memory a Stream of this section takes at once. Errors: PacketError."""
     if section.codec != ZSTD:
         return 8 * STEP
-    try:
-        return zstandard.get_frame_parameters(bytes(section.data[:32])).window_size + DECODER
-    except zstandard.ZstdError as error:
-        raise _does_not_expand(section, error) from error
+    return ZstdFrame.of(section).window + DECODER
 
 
 def _expanded(section: Section) -> Iterator[bytes | bytearray | memoryview]:
@@ -115,8 +111,8 @@ def _expanded(section: Section) -> Iterator[bytes | bytearray | memoryview]:
     elif section.codec == ZSTD:
         try:
             yield from _from_zstd(section)
-        except zstandard.ZstdError as error:
-            raise _does_not_expand(section, error) from error
+        except zstd.ZstdError as error:
+            raise does_not_expand(section, error) from error
     elif section.codec == LZ4:
         yield from _from_lz4(section)
     else:
@@ -125,13 +121,9 @@ def _expanded(section: Section) -> Iterator[bytes | bytearray | memoryview]:
 
 def _from_zstd(section: Section) -> Iterator[bytes]:
     """Decompress one frame block by block (RFC 8878, 3.1.1): given more, a decoder may expand it all."""
-    front = bytes(section.data[:32])
-    claimed = zstandard.frame_content_size(front)
-    if claimed != section.raw:
-        raise PacketError(f"a zstd section claims {claimed} bytes, its table entry {section.raw}")
-    unpack = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj()
-    at, last = zstandard.frame_header_size(front), False
-    yield unpack.decompress(front[:at])
+    unpack = zstd_decoder()
+    at, last = ZstdFrame.of(section).length, False
+    yield unpack.decompress(bytes(section.data[:at]))
     while not last:
         head = int.from_bytes(bytes(section.data[at : at + 3]), "little")
         last, size = bool(head & 1), 1 if head >> 1 & 3 == 1 else head >> 3  # kind 1: one byte, repeated
@@ -158,7 +150,7 @@ def _from_lz4(section: Section) -> Iterator[bytearray]:
         token = data.byte()
         literals = data.length(token >> 4)
         if done + literals > raw:
-            raise _does_not_expand(section, "too long")
+            raise does_not_expand(section, "too long")
         for size in _in_steps(literals):
             out += data.take(size)
             if len(out) > 4 * STEP:
@@ -168,11 +160,11 @@ def _from_lz4(section: Section) -> Iterator[bytearray]:
         if not data.left:
             break
         if done > raw - 12 or data.left < 8:  # a match begins 12 bytes before the end
-            raise _does_not_expand(section, "a match too near its end")
+            raise does_not_expand(section, "a match too near its end")
         back = data.byte() | data.byte() << 8
         match = data.length(token & 15) + 4
         if not 0 < back <= done or done + match > raw - 5:  # the last five bytes are literals
-            raise _does_not_expand(section, f"a match {back} bytes back at byte {done}")
+            raise does_not_expand(section, f"a match {back} bytes back at byte {done}")
         for size in _in_steps(match):
             seed = out[len(out) - back : len(out) - back + size]  # shorter than `size` where it repeats
             out += (seed * -(-size // len(seed)))[:size]
@@ -220,7 +212,3 @@ def _in_steps(size: int) -> Iterator[int]:
     while size > 0:
         yield min(size, STEP)
         size -= STEP
-
-
-def _does_not_expand(section: Section, error: object) -> PacketError:
-    return PacketError(f"a section of {len(section.data)} bytes does not decompress: {error}")

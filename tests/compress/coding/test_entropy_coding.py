@@ -7,14 +7,15 @@ import tracemalloc
 import lz4.block
 import numpy as np
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress import PacketError
-from compress.coding.entropy_coding import LZ4, STORED, ZSTD, Section, expand, shrink
+from compress.coding.entropy_coding import LZ4, STORED, ZSTD, Section, ZstdFrame, expand, shrink, zstd
+from compress.coding.section_streams import Stream
 
 RNG = np.random.default_rng(0)
+NO_SIZE = zstd.compress(b"x" * 10, options={zstd.CompressionParameter.content_size_flag: 0})
 
 
 @settings(max_examples=100)
@@ -48,10 +49,10 @@ def test_bytes_that_repeat_only_in_the_middle_are_not_taken_for_untouched() -> N
 @pytest.mark.parametrize(
     "section",
     [
-        Section(ZSTD, 10, zstandard.compress(b"x" * 11)),
+        Section(ZSTD, 10, zstd.compress(b"x" * 11)),
         Section(ZSTD, 10, b"no frame at all"),
-        Section(ZSTD, 10, zstandard.compress(b"x" * 10)[:-3]),
-        Section(ZSTD, 10, zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 10)),
+        Section(ZSTD, 10, zstd.compress(b"x" * 10)[:-3]),
+        Section(ZSTD, 10, NO_SIZE),
         Section(LZ4, 10, lz4.block.compress(b"x" * 11, store_size=False)),
         Section(LZ4, 10, lz4.block.compress(b"x" * 9, store_size=False)),
         Section(LZ4, 10, b"\xff\xff\xff"),
@@ -66,8 +67,59 @@ def test_a_section_that_lies_is_refused(section: Section) -> None:
         expand(section)
 
 
+def frame(
+    window: bytes,
+    raw: bytes,
+    descriptor: int = 0x80,  # its size in four bytes
+) -> Section:
+    """A frame with one stored block. `window`: the byte of its window, or none."""
+    block = (len(raw) << 3 | 1).to_bytes(3, "little") + raw
+    data = b"\x28\xb5\x2f\xfd" + bytes([descriptor]) + window + len(raw).to_bytes(4, "little") + block
+    return Section(ZSTD, len(raw), data)
+
+
+@pytest.mark.parametrize(
+    ("section", "length", "window"),
+    [
+        (frame(bytes([9 << 3]), b"0123456789"), 10, 512 << 10),  # the window of our encoder
+        (frame(bytes([12 << 3 | 3]), b"0123456789"), 10, (4 << 20) // 8 * 11),
+        (frame(b"", b"0123456789", 0xA0), 9, 10),  # one segment: as many bytes as there are
+    ],
+)
+def test_the_header_of_a_frame_says_its_length_and_window(section: Section, length: int, window: int) -> None:
+    stream = Stream(section)
+
+    assert ZstdFrame.of(section) == ZstdFrame(length, window)
+    assert bytes(expand(section)) == stream.read(10).tobytes() == b"0123456789"
+
+
+@settings(max_examples=100)
+@given(size=st.integers(1, 300_000))
+def test_the_header_of_a_frame_of_ours_is_read_to_its_end(size: int) -> None:
+    section = Section(ZSTD, size, zstd.compress(bytes(size)))
+    stream = Stream(section)
+
+    assert stream.read(size).tobytes() == bytes(size)
+    stream.end()
+
+
+@pytest.mark.parametrize("window", [13 << 3 | 1, 14 << 3, 21 << 3 | 7])
+def test_a_window_above_8_mib_is_refused(window: int) -> None:
+    section = frame(bytes([window]), b"0123456789")
+    for read in (expand, lambda it: Stream(it).read(10)):
+        with pytest.raises(PacketError, match="needs a window of"):
+            read(section)
+
+
+def test_a_skippable_frame_is_no_section() -> None:
+    section = Section(ZSTD, 0, b"\x50\x2a\x4d\x18" + bytes(4))
+    for read in (expand, lambda it: Stream(it).end()):
+        with pytest.raises(PacketError, match="claims"):
+            read(section)
+
+
 def test_a_bomb_is_refused_before_memory_is_asked_for() -> None:
-    bomb = zstandard.compress(bytes(200_000_000))
+    bomb = zstd.compress(bytes(200_000_000))
 
     tracemalloc.start()
     with pytest.raises(PacketError, match="claims 200000000 bytes"):

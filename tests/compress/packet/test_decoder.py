@@ -11,14 +11,13 @@ import lz4.block
 import numpy as np
 import pytest
 import torch
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_format import forged, sealed
 from test_format import some as small_packet
 
 from compress import Cocktail, PacketError, Update, decode, decode_windows
-from compress.coding.entropy_coding import LZ4, STORED, ZSTD, Section, expand, shrink
+from compress.coding.entropy_coding import LZ4, STORED, ZSTD, Section, expand, shrink, zstd
 from compress.coding.index_coding import _elias_fano, _gaps, _mask, _plain, encode_positions
 from compress.coding.section_streams import FileSlice, Stream
 from compress.packet.format import write
@@ -111,7 +110,7 @@ def test_a_stream_of_any_codec_gives_the_bytes_of_its_section(data: st.DataObjec
     )
     raw = b"".join(word * times for word, times in words)
     codec = data.draw(st.sampled_from([STORED, ZSTD, LZ4]))
-    packed = {STORED: bytes, ZSTD: zstandard.compress}.get(
+    packed = {STORED: bytes, ZSTD: zstd.compress}.get(
         codec, lambda r: lz4.block.compress(r, store_size=False)
     )
     section = Section(codec, len(raw), memoryview(packed(raw)))
@@ -135,11 +134,11 @@ def read_through(section: Section) -> None:
 @pytest.mark.parametrize(
     "section",
     [
-        Section(ZSTD, 10, zstandard.compress(b"x" * 11)),
+        Section(ZSTD, 10, zstd.compress(b"x" * 11)),
         Section(ZSTD, 10, b"no frame at all"),
         Section(ZSTD, 10, b""),
-        Section(ZSTD, 10, zstandard.compress(b"x" * 10)[:-3]),
-        Section(ZSTD, 10, zstandard.compress(b"0123456789")[:-1]),
+        Section(ZSTD, 10, zstd.compress(b"x" * 10)[:-3]),
+        Section(ZSTD, 10, zstd.compress(b"0123456789")[:-1]),
         Section(LZ4, 10, lz4.block.compress(b"x" * 11, store_size=False)),
         Section(LZ4, 10, lz4.block.compress(b"x" * 9, store_size=False)),
         Section(LZ4, 10, b"\xff\xff\xff"),
@@ -160,7 +159,7 @@ def test_a_stream_of_a_section_that_lies_is_refused(section: Section) -> None:
 @pytest.mark.parametrize("codec", [ZSTD, LZ4])
 def test_a_section_that_shrank_to_nothing_takes_no_memory_while_it_is_read(codec: int) -> None:
     raw = bytes(10_000_000)
-    packed = zstandard.compress(raw) if codec == ZSTD else lz4.block.compress(raw, store_size=False)
+    packed = zstd.compress(raw) if codec == ZSTD else lz4.block.compress(raw, store_size=False)
     stream = Stream(Section(codec, len(raw), memoryview(packed)))
     del raw
 

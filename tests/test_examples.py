@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from configparser import ConfigParser
 from pathlib import Path
@@ -20,10 +22,11 @@ import yaml
 
 from cocktail_cli.errors import EXIT
 from cocktail_cli.main import app
-from cocktail_cli.signals import LEAVE_WITHIN
+from cocktail_cli.signals import LEAVE_WITHIN, PAUSE_WITHIN
 
 HERE = Path(__file__).resolve().parent.parent / "scripts" / "examples"
 AGAIN = str(EXIT["lost"])
+ROOMS = ("cocktail_cli", "compress", "recipes", "transport")
 UNIX = pytest.mark.skipif(os.name == "nt", reason="bash")
 
 # What Kubernetes documents of an object (batch/v1, core/v1): its fields, and what they hold. None: any value.
@@ -44,6 +47,7 @@ POD = {
     "restartPolicy": None,
     "terminationGracePeriodSeconds": None,
     "automountServiceAccountToken": None,
+    "securityContext": {"runAsNonRoot": None, "runAsUser": None, "fsGroup": None},
     "tolerations": {"key": None, "operator": None, "value": None, "effect": None},
     "containers": CONTAINER,
     "volumes": {"name": None, "emptyDir": {"medium": None, "sizeLimit": None}},
@@ -107,19 +111,19 @@ def strangers(found: Any, known: Mapping[str, Any] | None, at: str = "") -> Iter
 
 
 @pytest.mark.parametrize("path", sorted(p for p in HERE.iterdir() if p.suffix != ".md"), ids=lambda p: p.name)
-def test_every_option_of_an_example_is_one_of_join(path: Path) -> None:
-    command = typer.main.get_command(app)
-    join = command.commands["join"]  # type: ignore[attr-defined]
-    known = {name for parameter in join.params for name in parameter.opts}
+def test_every_option_of_an_example_is_one_of_its_command(path: Path) -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     lines = [
-        line for line in path.read_text(encoding="utf-8").splitlines() if re.search(r"cocktail,? join", line)
+        line
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if not line.lstrip().startswith(("#", "rem", "<"))
     ]
-    lines = [line for line in lines if not line.lstrip().startswith(("#", "rem", "<"))]
-
-    used = {option for line in lines for option in re.findall(r"(?<=[\s,])--?[a-z][a-z-]*", line)}
-
-    assert used - known == set()
-    assert not lines or used & {"-y", "--yes"}, "nobody is there to be asked"
+    for line in lines:
+        for name, options in re.findall(r"cocktail,? (join|launch|stop)\b([^;]*)", line):
+            known = {option for parameter in commands[name].params for option in parameter.opts}
+            used = set(re.findall(r"(?<=[\s,])--?[a-z][a-z-]*", options))
+            assert used - known == set()
+            assert name != "join" or used & {"-y", "--yes"}, "nobody is there to be asked"
 
 
 def test_the_systemd_unit_starts_again_on_exit_75_alone_and_leaves_time_for_the_goodbye() -> None:
@@ -133,9 +137,46 @@ def test_the_systemd_unit_starts_again_on_exit_75_alone_and_leaves_time_for_the_
     assert service["KillMode"] == "mixed"
 
 
+@UNIX
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_hosts_unit_resumes_a_run_that_is_there_and_its_stop_waits_for_the_pause(
+    tmp_path: Path, resumed: bool
+) -> None:
+    """systemd sends SIGTERM, which ends a run, as soon as ExecStop ends."""
+    cocktail = tmp_path / ".local" / "bin" / "cocktail"
+    cocktail.parent.mkdir(parents=True)
+    cocktail.write_text('#!/bin/sh\necho "$@"\n[ "$1" != launch ] || sleep 0.3\n')
+    cocktail.chmod(0o755)
+    (tmp_path / "my-run").mkdir()
+    if resumed:
+        (tmp_path / "my-run" / "run.json").touch()
+    unit = ConfigParser(interpolation=None)
+    unit.read_string(text("cocktail-host.service"))
+    start, stop = (
+        shlex.split(unit["Service"][key].replace("%h", str(tmp_path)).replace("$$", "$"))
+        for key in ("ExecStart", "ExecStop")
+    )
+
+    with subprocess.Popen(start, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as launch:
+        assert launch.stdout is not None
+        said = launch.stdout.readline()  # it runs
+        reaper = threading.Thread(target=launch.wait)  # as systemd does, else it stays as a zombie
+        reaper.start()
+        subprocess.run(stop, cwd=tmp_path, env=os.environ | {"MAINPID": str(launch.pid)}, check=True)
+
+        assert launch.poll() == 0
+        reaper.join()
+    assert said.startswith("launch my.yaml -o my-run ")
+    assert said.endswith(" --resume\n") == resumed
+    assert float(unit["Service"]["TimeoutStopSec"]) > PAUSE_WITHIN
+    final = {EXIT[code] for code in ("usage", "recipe_invalid", "preflight", "no_result")}
+    assert set(map(int, unit["Service"]["RestartPreventExitStatus"].split())) == final
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_systemd_finds_nothing_wrong_with_its_unit(tmp_path: Path) -> None:
-    unit = tmp_path / "cocktail-join.service"
+@pytest.mark.parametrize("name", ["cocktail-host.service", "cocktail-join.service"])
+def test_systemd_finds_nothing_wrong_with_a_unit(name: str, tmp_path: Path) -> None:
+    unit = tmp_path / name
     unit.write_text(text(unit.name).replace("%h/.local/bin/cocktail", "/bin/true"), encoding="utf-8")
     environment = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
 
@@ -179,6 +220,21 @@ def test_kubectl_reads_the_job() -> None:
     command = ["kubectl", "set", "env", "--local", "-f", str(HERE / "kubernetes.yaml"), "A=B", "-o", "name"]
 
     assert subprocess.run(command, capture_output=True, text=True).stdout == "job.batch/cocktail-peers\n"
+
+
+@UNIX
+def test_the_dockerfile_has_shell_lines_that_bash_reads_and_is_given_what_it_installs() -> None:
+    lines = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", text("Dockerfile"), flags=re.MULTILINE)).splitlines()
+    steps = [line.split(maxsplit=1) for line in lines if line]
+
+    known = {"ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL"}
+    assert {word for word, _ in steps} == known | {"ENTRYPOINT", "CMD"}
+    for word, script in steps:
+        if word == "RUN":
+            subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    given = {line[1:] for line in text("Dockerfile.dockerignore").splitlines() if line.startswith("!")}
+    assert given == {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", *ROOMS}
+    assert all((HERE.parent.parent / path).exists() for path in given)
 
 
 @UNIX

@@ -66,6 +66,15 @@ Recipe = Annotated[
         metavar="RECIPE", help="A shipped recipe, a YAML file, or its address.", autocompletion=recipe_names
     ),
 ]
+RecipeOrModel = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RECIPE]",
+        help="A shipped recipe, a YAML file, its address, or a model.",
+        show_default=False,
+        autocompletion=recipe_names,
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -76,10 +85,11 @@ Overrides = Annotated[
     ),
 ]
 DataPath = Annotated[
-    str | None, typer.Option("--data", metavar="FILE", help="Train on this, not the recipe's data.")
+    str | None,
+    typer.Option("--data", metavar="DATA", help="jsonl, json, csv, parquet, txt, saved folder, hub id."),
 ]
 ModelName = Annotated[
-    str | None, typer.Option("--model", metavar="MODEL", help="Folder or hub id, not the recipe's model.")
+    str | None, typer.Option("--model", metavar="MODEL", help="Train this: a folder or a hub id.")
 ]
 TrustCode = Annotated[
     bool,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cocktail_cli import machine
 from cocktail_cli.errors import EXIT, Failure, Interrupted, disk_is_full, explain, out_of_disk, writing_to
+from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.signals import leave_on_signal
 from cocktail_cli.ui import ProgressMeter, View, events, poll_status, timestamp, trackers_of
 
@@ -48,7 +49,7 @@ FAILURES = {0: "no_result", 7: "no_result", 8: "out_of_memory"}  # exit code of 
 class LaunchSettings:
     """One launch as its user asked for it."""
 
-    recipe: str
+    recipe: str | None  # None: the neutral recipe, for `model` and `data`
     overrides: list[str]
     data: str | None
     model: str | None
@@ -68,10 +69,10 @@ class LaunchSettings:
 
 def launch_run(wanted: LaunchSettings, view: View) -> None:
     """Resolve the recipe, claim the output folder and host the run; or start a process that does."""
-    from recipes.config import load_recipe
-
+    request = None
     if wanted.run is None:
-        recipe = load_recipe(wanted.recipe, wanted.overrides, wanted.data, wanted.model)
+        request = RecipeRequest.of(wanted.recipe, wanted.overrides, wanted.data, wanted.model)
+        recipe = request.load()
     else:
         recipe = as_begun(wanted.run)
     machine.check_trust(recipe, wanted.local.trust_remote_code)
@@ -81,8 +82,9 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
     folder = (wanted.output_dir or Path(recipe.output_dir)).resolve()
     folder = in_folder.unused_folder(folder) if wanted.fresh else folder
     listen, resumed = wanted.listen, unfinished(folder, recipe) if wanted.resume else None
+    asked_hash, notes = recipe.recipe_hash, list[events.Event]()
     if resumed is None:
-        in_folder.claim(folder, recipe.recipe_hash)
+        in_folder.claim(folder, asked_hash)
     else:
         listen = listen if wanted.run else same_address(resumed, listen)
         recipe = as_begun(resumed)
@@ -90,6 +92,9 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
         start_detached(sys.argv[1:], folder, view)
         return
     in_folder.log_to(folder / in_folder.LOG, wanted.verbose)
+    if resumed is None and request is not None:
+        view.show(events.Progressed("starting"))  # the imports below take seconds
+        recipe, notes = settled(request, wanted)
 
     def warn(what: str) -> None:
         view.show(events.Warning(what))
@@ -102,9 +107,30 @@ def launch_run(wanted: LaunchSettings, view: View) -> None:
             stack.enter_context(closing(page))
         views = [DetachedView(view) if wanted.detached else view, recorder]
         session = HostSession(recipe, folder, views, resumed, page)
+        session.asked_hash = asked_hash
+        for note in notes:
+            session.show(note)
         if wanted.life_line:
             hold_life_line(session.end_with_launcher, lambda: session.opened)
         session.run(listen, wanted.local, wanted.peers)
+
+
+def settled(request: RecipeRequest, wanted: LaunchSettings) -> tuple[Resolved, list[events.Event]]:
+    """Return the recipe of a new run, and what its host should know before anything is prepared.
+
+    Raises: the errors of recipes, for a model or data that cannot be used.
+    """
+    from recipes.planning import unusual_settings
+
+    local = wanted.local
+    devices = local.devices_of(wanted.peers)
+    room = room_for(devices, local.gpus, local.vram_limit) if request.is_own else None
+    request, said = request.choose(room)
+    recipe = request.described()
+    warnings = [
+        f"{found.text} ({found.hint})" if found.hint else found.text for found in unusual_settings(recipe)
+    ]
+    return recipe, [*map(events.Progressed, said), *map(events.Warning, warnings)]
 
 
 class HostSession:
@@ -126,7 +152,7 @@ class HostSession:
         page: DashboardProcess | None = None,
     ) -> None:
         self.recipe, self.folder, self.views, self.resumed = recipe, folder, views, resumed
-        self.asked_hash = recipe.recipe_hash  # before revisions are pinned to commits
+        self.asked_hash = recipe.recipe_hash  # before revisions are pinned to commits, and anything chosen
         self.record: machine.RunRecord  # from `open` on
         self.page = page
         self.opened = False  # the hub is open, or about to be: there is something to end in good order
@@ -201,7 +227,8 @@ class HostSession:
 
     def prepare(self) -> RunDelegate:
         """Bring base model and corpus to this disk, and write the resolved recipe beside them."""
-        self.show(events.Progressed("starting"))  # the imports below take seconds
+        if self.resumed is not None:
+            self.show(events.Progressed("starting"))  # the imports below take seconds
         from recipes.data import read_rows
         from recipes.models import check_fit, load_tokenizer, open_tokenizer, prepare_base
 

@@ -10,6 +10,7 @@ from .locations import (
     looks_like_data_file,
     looks_like_path,
 )
+from .own_model import NEUTRAL, describe, is_repository_id, public_name
 from .schema import (
     Compression,
     Data,

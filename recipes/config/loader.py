@@ -7,9 +7,11 @@ Nothing here imports torch or transformers: the CLI checks recipes while it comp
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 from urllib.parse import urlparse
 
 from pydantic import ValidationError
@@ -18,8 +20,9 @@ from recipes.downloads import DownloadError, fetch_text
 from recipes.errors import Problem, RecipeError
 
 from .checks import check
-from .document import MAX_BYTES, Document, decoded, override, parse, read
+from .document import MAX_BYTES, Document, decoded, override, parse, read, resolve, set_value
 from .locations import local_paths
+from .own_model import NEUTRAL, describe, run_name
 from .schema import Recipe
 
 LIBRARY = Path(__file__).parent.parent / "library"
@@ -53,22 +56,38 @@ def load_recipe(
 
 
 def load_resolved(
-    name_or_path: str | Path, overrides: Sequence[str] = (), data: str | None = None, model: str | None = None
+    name_or_path: str | Path,
+    overrides: Sequence[str] = (),
+    data: str | None = None,
+    model: str | None = None,
+    chosen: Mapping[str, Any] = MappingProxyType({}),
 ) -> Resolved:
-    """Load a recipe as `load_recipe` does, and keep its document."""
+    """Load a recipe as `load_recipe` does, and keep its document.
+
+    Args:
+        chosen: values of dotted keys that win over the recipe, and that overrides win over.
+    """
     source = source_of(name_or_path)
     document = parse(source.text, source.file)
+    for name, value in chosen.items():
+        key = resolve(name)
+        set_value(document.values, key, value)
+        document.overridden[key] = "chosen by model, data and memory"
     if data is not None:
         document.values["datasets"] = [{"path": data}]
         document.overridden[("datasets",)] = f"--data {data}"
     if model is not None:
         former = document.values.get("model")
         section = dict(former) if isinstance(former, dict) else {}
-        for key in ("model_revision", "tokenizer_name_or_path", "pad_token"):
-            section.pop(key, None)
-            document.lines.pop(("model", key), None)
+        for former_key in ("model_revision", "tokenizer_name_or_path", "pad_token"):
+            section.pop(former_key, None)
+            document.lines.pop(("model", former_key), None)
         document.values["model"] = {**section, "model_name_or_path": model}
         document.overridden[("model", "model_name_or_path")] = f"--model {model}"
+        if str(name_or_path) == NEUTRAL:
+            rows = data or document.values["datasets"][0]["path"]
+            document.values["name"] = run_name(model, rows)
+            document.values["description"] = describe(model, rows)
     recipe = check(document, override(document, overrides))
     if _is_address(source.file) and (problems := local_paths(document, recipe)):
         raise RecipeError(problems, source.file)

@@ -7,13 +7,14 @@ from .base_model import (
     check_fit,
     config_folder,
     configs_with_eos,
+    context_of,
     fetch_model,
     load_tokenizer,
     open_tokenizer,
     prepare_base,
 )
 from .causal_lm import TextGenerator, evaluate, load_model, loss_sum, open_vector
-from .model_card import RunSummary, method_of, package_versions, public_name, published_recipe, render_card
+from .model_card import RunSummary, method_of, package_versions, published_recipe, render_card
 from .packing_isolation import check_packing_isolation
 from .revision_pinning import pin_revisions
 from .trainable import (

@@ -200,9 +200,7 @@ def check_fit(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) 
             f"the model's weights are {method} codes, not numbers in float32, float16 or bfloat16 "
             "(hint: the model that it was made from; model.load_in_4bit=true holds that in 4 bits)"
         )
-    rows, context = config.get("vocab_size"), None
-    for key in ("max_position_embeddings", "n_positions", "n_ctx"):
-        context = context or config.get(key)
+    rows, context = config.get("vocab_size"), context_of(folder)
     if rows is not None and len(tokenizer) > rows:
         raise ModelError(f"the tokenizer has {len(tokenizer)} tokens, the model's embedding only {rows}")
     if recipe.data.isolates_documents and config.get("model_type") in UNISOLATED_MODEL_TYPES:
@@ -215,6 +213,13 @@ def check_fit(recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase) 
             f"data.max_length is {recipe.data.max_length}, the model's context only {context} "
             f"(hint: data.max_length={context})"
         )
+
+
+def context_of(folder: Path) -> int | None:
+    """Read the longest context of the model in `folder`, tokens; None: its config does not say."""
+    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    found = (config.get(key) for key in ("max_position_embeddings", "n_positions", "n_ctx"))
+    return next((context for context in found if context), None)
 
 
 def _builtin(name: str) -> Path:

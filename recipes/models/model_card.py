@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import yaml
 
-from recipes.config import Recipe
+from recipes.config import Recipe, is_repository_id, public_name
 
 PAPER = "https://proceedings.mlr.press/v202/wang23t.html"
 PACKAGES = ("cocktail-sgd", "torch", "transformers", "peft", "datasets")  # with their versions
@@ -36,10 +35,14 @@ def render_card(recipe: Recipe, made: RunSummary) -> str:
     base = public_name(recipe.model.model_name_or_path)
     data = [public_name(dataset.path) for dataset in recipe.datasets]
     about = ModelCardData(
-        base_model=base if hub_id(recipe.model.model_name_or_path) else None,
+        base_model=base if is_repository_id(recipe.model.model_name_or_path) else None,
         library_name="transformers" if recipe.lora is None or made.merged else "peft",
         pipeline_tag="text-generation",
-        datasets=[name for dataset, name in zip(recipe.datasets, data, strict=True) if hub_id(dataset.path)]
+        datasets=[
+            name
+            for dataset, name in zip(recipe.datasets, data, strict=True)
+            if is_repository_id(dataset.path)
+        ]
         or None,
         tags=["cocktail-sgd", "full" if recipe.lora is None else "lora"],
     )
@@ -115,16 +118,6 @@ def published_recipe(recipe: Recipe) -> dict[str, object]:
                 one | {"path": public_name(dataset.path)} for one, dataset in zip(kept, datasets, strict=True)
             ]
     return values
-
-
-def public_name(path: str) -> str:
-    """Return a hub id unchanged, and the last part of a local path."""
-    return path if hub_id(path) or path.startswith(("builtin:", "https://")) else Path(path).name or path
-
-
-def hub_id(path: str) -> bool:
-    """Match owner/name, unless such a file or folder exists here."""
-    return bool(re.fullmatch(r"[\w][\w.-]*/[\w.-]+", path)) and not Path(path).exists()
 
 
 def plain(name: str) -> str:

@@ -2,8 +2,10 @@
 data."""
 
 from .memory_plan import Machine, MemoryPlan, plan_memory
-from .recipe_validation import examine
+from .method_choice import MethodChoice, choose_method
+from .recipe_validation import examine, unusual_settings
 from .step_cost import (
+    DataSurvey,
     LinkSpeed,
     StepCost,
     compute_seconds,

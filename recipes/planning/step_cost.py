@@ -94,7 +94,14 @@ class DataSurvey:
     """Estimates of the data from their first rows."""
 
     rows: int | None  # None: their number is unknown
-    tokens: float  # mean of a row, truncated to max_length
+    lengths: tuple[int, ...]  # tokens of each of the first rows, before truncation
+    kinds: tuple[str, ...] = ()  # type of the rows of each data set
+
+    def tokens(self, recipe: Recipe) -> float:
+        """Mean tokens of a row, truncated to max_length where rows are not packed."""
+        longest = recipe.data.max_length
+        cut = self.lengths if recipe.data.packing else [min(length, longest) for length in self.lengths]
+        return sum(cut) / len(cut) if cut else longest
 
     def samples(self, recipe: Recipe) -> int | None:
         """Samples of the training set, after splitting and packing."""
@@ -102,28 +109,30 @@ class DataSurvey:
             return None
         held = recipe.data.val_set_size
         rows = self.rows - (round(held * self.rows) if held < 1 else int(held))
-        return max(1, round(rows * self.tokens / recipe.data.max_length)) if recipe.data.packing else rows
+        if not recipe.data.packing:
+            return rows
+        return max(1, round(rows * self.tokens(recipe) / recipe.data.max_length))
 
     def length(self, recipe: Recipe) -> float:
         """Tokens of a sample."""
-        return recipe.data.max_length if recipe.data.packing else self.tokens
+        return recipe.data.max_length if recipe.data.packing else self.tokens(recipe)
 
 
 def survey_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> DataSurvey:
     """Count the rows, tokenize the first. Errors: DataError; none where the hub does not answer."""
     rows: int | None = 0
     lengths: list[int] = []
+    kinds: list[str] = []
     for dataset in recipe.datasets:
         try:
             source = read_rows(dataset, streaming=is_hub_id(dataset.path))
             first = list(islice(source, FIRST))
             if first:
                 encoder = make_row_tokenizer(tokenizer, recipe.data, dataset, first[0])
+                kinds.append(encoder.row_type)
                 lengths += [len(document.tokens) for document in encoder.tokenize(first)]
             counted = None if recipe.training.max_steps > 0 else count_rows(dataset)
         except HubUnreachable:
             counted = None
         rows = None if rows is None or counted is None else rows + counted
-    longest = recipe.data.max_length
-    cut = lengths if recipe.data.packing else [min(length, longest) for length in lengths]
-    return DataSurvey(rows, sum(cut) / len(cut) if cut else longest)
+    return DataSurvey(rows, tuple(lengths), tuple(kinds))

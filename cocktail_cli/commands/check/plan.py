@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ import typer
 from cocktail_cli import options
 from cocktail_cli.errors import EXIT, Failure
 from cocktail_cli.machine import GIB, RUNTIME, Gpu, check_trust, gpu_of, parse_rate, pick_device, this_machine
+from cocktail_cli.recipe_request import RecipeRequest
 from cocktail_cli.ui import counted, megabytes
 
 if TYPE_CHECKING:
@@ -33,10 +34,7 @@ SMALLER = (
 class Asked:
     """The question: recipe, device, number of peers, line, price."""
 
-    recipe: str
-    overrides: Sequence[str]
-    data: str | None
-    model: str | None
+    request: RecipeRequest
     gpu: Gpu
     gpus: int  # GPUs of one peer
     peers: int | None
@@ -52,9 +50,7 @@ class Asked:
         return Machine(self.gpu.bytes, self.gpu.name != "cpu", self.gpus)
 
     def load(self, *more: str) -> Recipe:
-        from recipes.config import load_recipe
-
-        return load_recipe(self.recipe, [*self.overrides, *more], self.data, self.model)
+        return self.request.load(*more)
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ class Plan:
 
 
 def plan(
-    recipe: options.Recipe,
+    recipe: options.RecipeOrModel = None,
     overrides: options.Overrides = None,
     gpu: Annotated[
         str | None,
@@ -131,23 +127,26 @@ def plan(
     "traffic", "time", "bottleneck", "hint"}
     """
     from recipes.config import parse_duration
-    from recipes.planning import LinkSpeed
+    from recipes.planning import LinkSpeed, Machine
 
     wanted = gpu_of(gpu) if gpu else this_machine(pick_device(device))
     try:
         measured = float(parse_duration(step_time)) if step_time else None
     except ValueError as error:
         raise Failure("usage", f"--step-time: {error}") from error
-    line, more = LinkSpeed(bandwidth or RATE, bandwidth or RATE), overrides or []
-    asked = Asked(recipe, more, data, model, wanted, gpus, peers, line, micro_batch_size, measured, price)
-    check_trust(asked.load(), trust_remote_code)
-    made = make(asked)
+    line = LinkSpeed(bandwidth or RATE, bandwidth or RATE)
+    request = RecipeRequest.of(recipe, overrides, data, model)
+    check_trust(request.load(), trust_remote_code)
+    room = Machine(wanted.bytes - RUNTIME, wanted.name != "cpu", gpus)
+    request, said = request.choose(room)
+    made = make(Asked(request, wanted, gpus, peers, line, micro_batch_size, measured, price))
     if as_json:
         typer.echo(json.dumps(as_object(made)))
     elif quiet:
         typer.echo("fits" if made.fits else "does not fit")
     else:
-        typer.echo("\n".join(lines(made)))
+        typer.echo("\n".join([*said, *lines(made)]))
+        typer.echo(f"Next: cocktail launch {request.typed()}", err=True)
     if not made.fits:
         raise typer.Exit(EXIT["preflight"])
 

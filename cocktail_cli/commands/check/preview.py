@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 from collections.abc import Iterator
 from itertools import groupby
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cocktail_cli.machine import check_trust
-from cocktail_cli.options import DataPath, Json, ModelName, NoColor, Overrides, Recipe, TrustCode
+from cocktail_cli.options import DataPath, Json, ModelName, NoColor, Overrides, RecipeOrModel, TrustCode
+from cocktail_cli.recipe_request import RecipeRequest, room_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,7 +25,7 @@ BAR = 40  # columns of the longest bar
 
 
 def preview(
-    recipe: Recipe,
+    recipe: RecipeOrModel = None,
     overrides: Overrides = None,
     count: Annotated[
         int, typer.Option("-n", metavar="N", min=0, help="Samples to show from each data set.")
@@ -48,12 +48,13 @@ def preview(
     "trained", "dropped", "cut", "left_out", "full", "lengths", "warnings", "not_used", "shown":
     [{"documents", "parts": [{"text", "tokens", "trained"}]}]}]}
     """
-    from recipes.config import load_recipe
     from recipes.data import preview_data
     from recipes.models import check_fit, config_folder, load_tokenizer
 
-    resolved = load_recipe(recipe, overrides or [], data, model)
-    check_trust(resolved, trust_remote_code)
+    request = RecipeRequest.of(recipe, overrides, data, model)
+    check_trust(request.load(), trust_remote_code)
+    request, said = request.choose(room_for(["auto"]) if request.is_own else None)
+    resolved = request.load()
     folder = config_folder(resolved.model)
     tokenizer = load_tokenizer(resolved.model, folder)
     check_fit(resolved, folder, tokenizer)
@@ -63,11 +64,12 @@ def preview(
         rows = [described(one, tokenizer, longest, count) for one in seen]
         typer.echo(json.dumps({"v": 1, "recipe": resolved.name, "data": rows}))
         return
+    for line in said:
+        typer.echo(line, err=True)
     color = sys.stdout.isatty() and not no_color and not os.environ.get("NO_COLOR")
     for one in seen:
         typer.echo("\n".join(lines(one, tokenizer, longest, count, color)))
-    given = [*(overrides or []), *(["--data", data] if data else []), *(["--model", model] if model else [])]
-    typer.echo(f"Next: cocktail launch {shlex.join([recipe, *given])}", err=True)
+    typer.echo(f"Next: cocktail launch {request.typed()}", err=True)
 
 
 def described(one: Preview, tokenizer: PreTrainedTokenizerBase, longest: int, count: int) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cocktail_cli.machine import check_trust
-from cocktail_cli.options import DataPath, Json, ModelName, Overrides, Quiet, Recipe, TrustCode
+from cocktail_cli.options import DataPath, Json, ModelName, Overrides, Quiet, RecipeOrModel, TrustCode
+from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.ui import print_findings
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ COLUMN = 56  # column of the origins
 
 
 def validate(
-    recipe: Recipe,
+    recipe: RecipeOrModel = None,
     overrides: Overrides = None,
     data: DataPath = None,
     model: ModelName = None,
@@ -46,33 +47,35 @@ def validate(
 
     Examples: cocktail validate my.yaml learning_rate=1e-4 --data rows.jsonl
     cocktail validate smoke --print
+    cocktail validate --model ./my-model --data rows.jsonl
 
     With --json one object: {"v": 1, "recipe", "hash", "findings": [{"level", "about", "text", "hint"}]}
     """
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub and datasets are first imported
-    from recipes.config import load_resolved
-
-    resolved = load_resolved(recipe, overrides or [], data, model)
+    request = RecipeRequest.of(recipe, overrides, data, model)
+    check_trust(request.load(), trust_remote_code)
+    request, said = request.choose(room_for(["auto"]) if request.is_own else None)
+    resolved = request.resolve()
     if print_:
         typer.echo(printed(resolved, as_json))
         return
     checked = resolved.recipe
-    check_trust(checked, trust_remote_code)
-    told, beside = findings(resolved, offline), {"recipe": checked.name, "hash": checked.recipe_hash}
+    told, beside = findings(resolved, said, offline), {"recipe": checked.name, "hash": checked.recipe_hash}
     print_findings(told, as_json, quiet, "recipe_invalid", strict, **beside)
     if not as_json and not quiet:
-        typer.echo(f"Next: cocktail plan {recipe} · cocktail launch {recipe}", err=True)
+        again = request.typed()
+        typer.echo(f"Next: cocktail plan {again}\n      cocktail launch {again}", err=True)
 
 
-def findings(resolved: Resolved, offline: bool = False) -> Iterator[Finding]:
+def findings(resolved: Resolved, notes: Sequence[str], offline: bool = False) -> Iterator[Finding]:
     """Check the recipe itself first, as that needs no torch, then its model and data."""
     from recipes.errors import Finding
 
     said = sum(origin is not None for _, _, origin in values(resolved))
     digest = resolved.recipe.recipe_hash[:8]
     yield Finding("ok", "recipe", f"schema {resolved.recipe.version}, {said} keys set, sha256 {digest}")
-    yield from (Finding("ok", "recipe", note) for note in resolved.document.notes)
+    yield from (Finding("ok", "recipe", note) for note in notes)
     from recipes.planning import examine
 
     yield from examine(resolved.recipe, offline)

@@ -16,7 +16,7 @@ from cocktail_cli.ui import Display, open_view
 
 
 def launch(
-    recipe: options.Recipe,
+    recipe: options.RecipeOrModel = None,
     overrides: options.Overrides = None,
     data: options.DataPath = None,
     model: options.ModelName = None,

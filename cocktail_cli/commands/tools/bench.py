@@ -11,6 +11,7 @@ import typer
 from cocktail_cli import options
 from cocktail_cli.help_pages import CommandTable
 from cocktail_cli.machine import check_trust, isolate_model_code, pick_device
+from cocktail_cli.recipe_request import RecipeRequest, room_for
 from cocktail_cli.ui import Display, megabytes, open_view
 from cocktail_cli.volunteer import read_url
 
@@ -94,7 +95,7 @@ def megabit(rate: float | None) -> str:
 
 @app.command("step")
 def step(
-    recipe: options.Recipe,
+    recipe: options.RecipeOrModel = None,
     overrides: options.Overrides = None,
     steps: Annotated[
         int, typer.Option("--steps", metavar="N", min=1, help="Steps to measure, after one to warm up.")
@@ -124,13 +125,13 @@ def step(
     With --json one object: {"v": 1, "recipe", "device", "parameters", "micro_batch", "samples", "tokens",
     "step_s", "compute_s", "codec_s", "tokens_per_s", "packet_bytes", "slowest_s", "memory_bytes"}
     """
-    from recipes.config import load_recipe
-
     from .bench_step import measured, table
 
     isolate_model_code(trust_remote_code)
-    loaded = load_recipe(recipe, overrides or [], data, model)
-    check_trust(loaded, trust_remote_code)
+    request = RecipeRequest.of(recipe, overrides, data, model)
+    check_trust(request.load(), trust_remote_code)
+    request, said = request.choose(room_for([device]) if request.is_own else None)
+    loaded = request.load()
     many = peers or loaded.swarm.min_peers
     with open_view(Display(quiet=quiet or as_json, progress=progress)) as view:
         row = measured(loaded, pick_device(device), micro_batch_size, steps, many, view.show)
@@ -139,6 +140,6 @@ def step(
     elif quiet:
         typer.echo(f"{row['step_s']:.3f}")
     else:
-        typer.echo("\n".join(table(row)))
+        typer.echo("\n".join([*said, *table(row)]))
         took = math.ceil(100 * row["compute_s"]) / 100
-        typer.echo(f"Next: cocktail plan {recipe} --peers {many} --step-time {took:g}s", err=True)
+        typer.echo(f"Next: cocktail plan {request.typed()} --peers {many} --step-time {took:g}s", err=True)

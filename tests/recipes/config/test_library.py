@@ -14,7 +14,9 @@ import torch
 from real_configs import COUNTS, REAL
 from tiny_models import SIZES
 
+from cocktail_cli.machine.gpu_catalogue import RUNTIME
 from cocktail_cli.ui.board import megabytes
+from cocktail_cli.volunteer.limits import NOMINAL
 from recipes.config.loader import list_recipes, load_recipe, recipe_path
 from recipes.config.schema import Recipe
 from recipes.data.corpus import build_corpus
@@ -27,6 +29,7 @@ from recipes.models.base_model import (
     prepare_base,
 )
 from recipes.models.trainable import load_trained, meta_trained_model
+from recipes.planning.memory_plan import Machine, plan_memory
 from recipes.planning.step_cost import packet_bytes
 from recipes.training.loop import build_peer
 from recipes.weight_files.parameter_layout import layout_of
@@ -71,9 +74,13 @@ MODELS: dict[str, tuple[dict[str, str], str | None]] = {
     "EleutherAI/gpt-j-6b": ({"eos": "<|endoftext|>", "bos": "<|endoftext|>"}, None),
     "EleutherAI/gpt-neox-20b": ({"eos": "<|endoftext|>", "bos": "<|endoftext|>"}, None),
     "EleutherAI/pythia-70m": ({"eos": "<|endoftext|>", "bos": "<|endoftext|>"}, None),
+    "HuggingFaceTB/SmolLM2-1.7B": ({"eos": "<|endoftext|>", "bos": "<|endoftext|>"}, None),
+    "Qwen/Qwen3-0.6B": ({"eos": "<|im_end|>", "pad": "<|endoftext|>"}, "qwen3"),
+    "Qwen/Qwen3-1.7B": ({"eos": "<|im_end|>", "pad": "<|endoftext|>"}, "qwen3"),
     "Qwen/Qwen3-8B": ({"eos": "<|im_end|>", "pad": "<|endoftext|>"}, "qwen3"),
     "facebook/opt-1.3b": ({"bos": "</s>", "eos": "</s>", "pad": "<pad>"}, None),
     "meta-llama/Llama-3.1-8B-Instruct": ({"bos": "<|begin_of_text|>", "eos": "<|eot_id|>"}, "llama3_1"),
+    "meta-llama/Llama-3.2-1B-Instruct": ({"bos": "<|begin_of_text|>", "eos": "<|eot_id|>"}, "llama3_2"),
 }
 
 
@@ -110,6 +117,9 @@ def twin_of(recipe: Recipe, folder: Path, *more: str) -> Recipe:
             overrides.append(f"datasets.{number}.path={file}")
     return load_recipe(recipe.name, [*overrides, *more])
 
+
+# The plan has 12.1 GiB for it, a card of 12 GB gives 11: its logits take 3.7. A change would change its hash.
+TOO_LARGE = ("qwen3-8b-qlora",)
 
 # CUDA alone has the kernels of bitsandbytes: here the same is computed without them
 ON_A_CPU = {"load_in_4bit": "false", "optim": "adamw_torch"}
@@ -195,3 +205,8 @@ def test_the_header_tells_the_parameters_and_the_packet_that_a_plan_of_the_real_
     elif model in REAL:
         assert trained == COUNTS[model]
     assert f"# On the wire  about {megabytes(packet_bytes(recipe, trained))} a step each way" in text
+    if recipe.swarm.requires is not None and name not in TOO_LARGE:
+        vram = recipe.swarm.requires.vram or 0
+        gpus = 4 if vram > 150e9 else 1  # as the header says
+        have = int(NOMINAL * vram / gpus)
+        assert plan_memory(recipe, folder, 1, Machine(have, True, gpus)).bytes + RUNTIME <= have

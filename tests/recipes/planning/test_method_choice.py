@@ -1,0 +1,130 @@
+"""What is chosen for a model of one's own follows from its size, the data and the memory, and is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_configs import REAL
+from tiny_models import BUILTIN
+
+from recipes.config.loader import load_resolved
+from recipes.config.schema import Recipe
+from recipes.planning.memory_plan import Machine
+from recipes.planning.method_choice import MethodChoice, batch_of, choose_method, epochs_of, length_keys
+from recipes.planning.step_cost import DataSurvey
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def chosen(tmp_path: Path):
+    """Choose for a model by name and rows -> the choice, and the recipe with it."""
+
+    def choose(
+        model: str, machine: Machine | None, *overrides: str, rows: int = 50, text: str = "word"
+    ) -> tuple[MethodChoice, Recipe]:
+        folder = tmp_path / "model"
+        folder.mkdir(exist_ok=True)
+        for file in BUILTIN.glob("tokenizer*"):
+            (folder / file.name).write_bytes(file.read_bytes())
+        (folder / "config.json").write_text(json.dumps(REAL[model]))
+        data = tmp_path / "my.jsonl"
+        data.write_text((json.dumps({"text": text}) + "\n") * rows)
+
+        def load(keys: Any) -> Any:
+            return load_resolved("finetune", list(overrides), str(data), str(folder), keys)
+
+        found = choose_method(load, machine)
+        return found, load(found.keys).recipe
+
+    return choose
+
+
+def method(recipe: Recipe) -> str:
+    if recipe.lora is None:
+        return "full"
+    return "qlora" if recipe.model.load_in_4bit else "lora"
+
+
+@pytest.mark.slow  # models of up to 8 B parameters, without memory
+@pytest.mark.parametrize(
+    ("model", "memory", "wanted"),
+    [
+        ("Qwen/Qwen3-0.6B", 24, "full"),
+        ("Qwen/Qwen3-0.6B", 8, "lora"),
+        ("Qwen/Qwen3-1.7B", 80, "lora"),
+        ("Qwen/Qwen3-8B", 24, "lora"),
+        ("Qwen/Qwen3-8B", 12, "qlora"),
+    ],
+)
+def test_a_model_below_a_billion_is_trained_whole_larger_ones_by_adapters_and_in_4_bits_where_memory_asks(
+    chosen, model: str, memory: int, wanted: str
+) -> None:
+    choice, recipe = chosen(model, Machine(memory * GIB, gpu=True))
+
+    assert method(recipe) == wanted
+    assert recipe.training.learning_rate == (2e-5 if wanted == "full" else 2e-4)
+    assert recipe.compression.preset == ("cocktail" if wanted == "full" else "lora-cocktail")
+    assert len(choice.lines) == 3
+    assert recipe.swarm.requires is None
+
+
+@pytest.mark.parametrize("memory", [1, 100])
+def test_without_a_peer_here_no_memory_counts_and_a_typed_method_stays(chosen, memory: int) -> None:
+    assert method(chosen("EleutherAI/pythia-70m", None)[1]) == "full"
+    small = Machine(memory * GIB)
+
+    _, recipe = chosen("EleutherAI/pythia-70m", small, "lora_r=4", "learning_rate=1e-3", "max_steps=7")
+    assert recipe.lora is not None
+    assert (recipe.lora.lora_r, recipe.training.learning_rate, recipe.training.max_steps) == (4, 1e-3, 7)
+    _, recipe = chosen("EleutherAI/pythia-70m", small, "lora=null", "max_length=128", "global_batch_size=3")
+    assert recipe.lora is None
+    assert (recipe.data.max_length, recipe.training.global_batch_size) == (128, 3)
+
+
+def test_the_three_lines_name_model_method_data_and_run(chosen) -> None:
+    choice, recipe = chosen("EleutherAI/pythia-70m", Machine(64 * GIB))
+    model, data, run = choice.lines
+
+    assert model.startswith("model   model: 70.4 M parameters, all of them are trained (below 1 B, ")
+    assert (
+        data == "data    my.jsonl: 50 rows, text; samples of 64 tokens at most, none of the first is longer"
+    )
+    assert run.startswith("run     3 epochs = 19 steps of 8 samples, learning rate 2e-05 ")
+    assert recipe.training.total_steps(50) == 19
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kinds", "context", "wanted"),
+    [
+        ((10, 20, 30), ("chat",), 40960, {"data.max_length": 64}),
+        ((10, 20, 300), ("chat",), 128, {"data.max_length": 128}),
+        ((700,) * 10, ("alpaca",), None, {"data.max_length": 704}),
+        ((9000,) * 10, ("chat",), 40960, {"data.max_length": 2048}),
+        ((), (), 512, {"data.max_length": 512}),
+        (
+            (9000,) * 10,
+            ("text",),
+            40960,
+            {"data.max_length": 2048, "data.packing": True, "data.packing_strategy": "wrapped"},
+        ),
+    ],
+)
+def test_the_length_of_a_sample_holds_nearly_all_rows_within_the_models_context(
+    lengths: tuple[int, ...], kinds: tuple[str, ...], context: int | None, wanted: dict[str, Any]
+) -> None:
+    assert length_keys(DataSurvey(len(lengths), lengths, kinds), context) == wanted
+
+
+@pytest.mark.parametrize(
+    ("rows", "epochs", "batch"),
+    [(3, 3, 8), (50, 3, 8), (1_000, 3, 16), (5_000, 3, 64), (20_000, 2, 64), (10**6, 1, 64), (None, 1, 64)],
+)
+def test_few_rows_are_seen_more_often_in_smaller_batches(rows: int | None, epochs: int, batch: int) -> None:
+    recipe = load_resolved("finetune", [f"num_train_epochs={epochs}"]).recipe
+
+    assert epochs_of(rows) == epochs
+    assert batch_of(recipe, DataSurvey(rows, (10,))) == batch

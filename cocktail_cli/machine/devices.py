@@ -120,8 +120,10 @@ def nvidia_gpus() -> list[tuple[str, int]]:
 
 
 def default_peer_name() -> str:
-    """Return this machine's default peer name: its host name, as a slug."""
-    return re.sub(r"[^a-z0-9-]+", "-", platform.node().partition(".")[0].lower()).strip("-")[:40] or "peer"
+    """Return this machine's default peer name: its host name, in small letters."""
+    from transport.protocol import clean_name
+
+    return clean_name(platform.node().partition(".")[0].lower())
 
 
 CONTEXT = 512 << 20  # bytes of a GPU that the driver takes for a process, uncounted by torch

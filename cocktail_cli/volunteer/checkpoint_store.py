@@ -10,6 +10,8 @@ then comes back without its residual.
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from recipes.training import Peer
     from transport.protocol import messages
 
+LONGEST = 64  # characters of a peer's name that a hub may give
 OLD_S = 30 * 24 * 3600.0  # seconds after which no run is expected to go on
 
 Warn = Callable[[str], None]
@@ -71,11 +74,19 @@ def folder() -> Path:
 
 
 def path_of(run: str, name: str) -> Path:
-    """Return a checkpoint's path. Raises Failure (rejected) where the hub's name is no file name."""
-    for word in (run, name):
-        if not PLAIN.fullmatch(word):
-            raise Failure("rejected", f"the hub gives the name {word[:80]!r}, which is none for a file")
-    return folder() / run / f"{name}.safetensors"
+    """Return a checkpoint's path. Raises Failure (rejected) where the hub gives what is no name."""
+    if not PLAIN.fullmatch(run) or not name.isprintable() or not 0 < len(name) <= LONGEST or "/" in name:
+        word = name if PLAIN.fullmatch(run) else run
+        raise Failure("rejected", f"the hub gives the name {word[:80]!r}, which is none")
+    return folder() / run / f"{file_name(name)}.safetensors"
+
+
+def file_name(name: str) -> str:
+    """Return a name that every file system takes: the peer's own, or ASCII letters of it and a hash."""
+    if PLAIN.fullmatch(name):
+        return name
+    letters = re.sub(r"[^A-Za-z0-9-]+", "", name).strip("-") or "peer"
+    return f"{letters}@{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def shard_path(run: str, name: str, hub_key: str) -> Path:

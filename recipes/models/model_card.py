@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -122,7 +123,8 @@ def published_recipe(recipe: Recipe) -> dict[str, object]:
 
 def plain(name: str) -> str:
     """Remove markup from a name: peers choose their own, and the card is the host's."""
-    return re.sub(r"[^\w .-]", "?", name)[:64]
+    kept = (c if c in " .-_" or unicodedata.category(c)[0] in "LMN" else "?" for c in name[:64])
+    return "".join(kept)
 
 
 def package_versions() -> dict[str, str]:

@@ -14,10 +14,10 @@ from enum import Enum
 from transport import actions as do
 from transport.actions import Outbox
 from transport.ledger import KnownPeer
-from transport.protocol import RunSettings, events, messages, short_key
+from transport.protocol import RunSettings, clean_name, events, messages, short_key
 from transport.wire import TokenBuckets, key_of, origin_of
 
-from .sessions import clean_name, wrong_token
+from .sessions import wrong_token
 from .visitors import Visitors
 
 MOST = 16  # connections that wait at once

@@ -11,10 +11,10 @@ from typing import Literal
 from transport import actions as do
 from transport.actions import Outbox
 from transport.ledger import OpenSession
-from transport.protocol import RunSettings, Traffic, TrafficDelta, events, messages
+from transport.protocol import RunSettings, Traffic, TrafficDelta, clean_name, events, messages, unique_name
 from transport.wire import key_of, origin_of
 
-from .sessions import SESSION_TRANSITIONS, Session, SessionEvent, State, clean_name, unique_name
+from .sessions import SESSION_TRANSITIONS, Session, SessionEvent, State
 
 AWAKE_S = 1.0  # seconds a tick may come late before the hub counts as suspended
 CATCHING_UP = 512  # sessions before their first Ready: twice the largest swarm, which may begin at once

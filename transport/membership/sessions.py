@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hmac
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -147,13 +146,3 @@ def wrong_token() -> messages.Refused:
 def same(a: str, b: str) -> bool:
     """Compare two secrets in constant time."""
     return hmac.compare_digest(a.encode(), b.encode())
-
-
-def clean_name(name: str) -> str:
-    """Make a name safe to print, to sort by and to use in a file name."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:40].strip("-.") or "peer"
-
-
-def unique_name(name: str, taken: Iterable[str]) -> str:
-    taken = set(taken)
-    return next(n for i in range(1, len(taken) + 2) if (n := name if i == 1 else f"{name}-{i}") not in taken)

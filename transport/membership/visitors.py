@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from transport.actions import Outbox
-from transport.protocol import RunSettings, events, messages
+from transport.protocol import RunSettings, clean_name, events, messages
 from transport.wire import key_of
-
-from .sessions import clean_name
 
 MOST = 16  # shown at once
 STAYS_S = 3600.0  # that one of them is shown

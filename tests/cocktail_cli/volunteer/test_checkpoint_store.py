@@ -130,8 +130,8 @@ def test_no_other_user_of_the_machine_can_read_it(told: list[str]) -> None:
     assert [stat.S_IMODE(p.stat().st_mode) for p in (path, path.parent)] == [0o600, 0o700]
 
 
-@pytest.mark.parametrize("name", ["../ann", "", "a/b", ".hidden", "x" * 300])
-def test_a_name_that_is_no_file_name_is_refused(name: str, told: list[str]) -> None:
+@pytest.mark.parametrize("name", ["../ann", "", "a/b", "a\nb", "\u202eann", "x" * 300])
+def test_a_name_that_no_hub_gives_is_refused(name: str, told: list[str]) -> None:
     with pytest.raises(Failure, match="the hub gives the name"):
         checkpoint_store.find(replace(KEY, peer=name), told.append)
 
@@ -208,3 +208,13 @@ def test_a_session_stores_a_checkpoint_unless_the_run_is_over(
     assert session.peer is not None
     assert torch.equal(session.peer.worker.x, mine.worker.x), "it was found"
     assert not session.storing
+
+
+@pytest.mark.parametrize("name", ["ann", "ömer-3090", "東京", "-ann", ".ann", "con.x"])
+def test_a_name_in_any_script_has_a_file_of_its_own_with_a_plain_name(name: str) -> None:
+    path = checkpoint_store.path_of("amber-otter-42", name)
+
+    assert path.parent == checkpoint_store.folder() / "amber-otter-42"
+    assert path.name.isascii()
+    assert path != checkpoint_store.path_of("amber-otter-42", name + "-2")
+    assert ("@" in path.name) == (name not in ("ann", "con.x")), "as before where it is plain"

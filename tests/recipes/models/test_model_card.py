@@ -25,7 +25,7 @@ RECIPE = Recipe.model_validate(
 
 
 def test_a_card_has_recipe_data_contributors_and_versions() -> None:
-    samples = {"dana": 1200, "attic|3090 [x](http://y)": 30}
+    samples = {"dana": 1200, "attic|3090 [x](http://y)": 30, "ömer-3090": 5}
 
     text = render_card(RECIPE, RunSummary("amber-otter-42", 12, "a" * 40, samples, 1.25))
 
@@ -35,6 +35,7 @@ def test_a_card_has_recipe_data_contributors_and_versions() -> None:
     assert about["datasets"] == ["me/otters"]
     assert "| dana | 1,200 |" in body
     assert "| attic?3090 ?x??http???y? | 30 |" in body
+    assert "| ömer-3090 | 5 |" in body
     assert f"`{'a' * 40}`" in body
     assert RECIPE.recipe_hash in body
     assert "- torch " in body

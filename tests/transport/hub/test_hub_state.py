@@ -268,7 +268,7 @@ def test_a_name_is_unique_among_the_living_and_free_again_after_a_loss() -> None
         if i == 0:
             swarm.kill(peer)
 
-    assert names == ["an-odd-n-me", "an-odd-n-me", "an-odd-n-me-2"]
+    assert names == ["an-odd-näme", "an-odd-näme", "an-odd-näme-2"]
 
 
 def test_a_hub_that_slept_does_not_blame_its_peers() -> None:

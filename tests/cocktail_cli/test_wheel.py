@@ -20,7 +20,13 @@ ROOMS = ("cocktail_cli", "compress", "recipes", "transport")
 FOLDERS = (*ROOMS, "scripts", "tests", ".ci", ".github")
 FILES = ("LICENSE", "README.md", "CHANGELOG.md", "MANIFEST.in", "pyproject.toml", "constraints.txt")
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
-BRINGS = {"pynvml": "nvidia-ml-py", "yaml": "pyyaml", "zmq": "pyzmq"}  # module -> package of another name
+BRINGS = {  # module -> package of another name
+    "backports": "backports.zstd",
+    "pynvml": "nvidia-ml-py",
+    "yaml": "pyyaml",
+    "zmq": "pyzmq",
+}
+LATER = {"compression"}  # in the standard library from Python 3.14 on
 OPTIONAL = {"triton"}  # of torch's builds for Linux
 
 
@@ -78,7 +84,7 @@ def test_every_package_that_a_room_imports_is_a_declared_dependency_and_every_de
     extras = {named(line) for lines in project["optional-dependencies"].values() for line in lines}
 
     modules = {module for room in ROOMS for path in (root / room).rglob("*.py") for module in imports(path)}
-    modules -= sys.stdlib_module_names | set(ROOMS)
+    modules -= sys.stdlib_module_names | LATER | set(ROOMS)
     imported = {plain(BRINGS.get(module, module)) for module in modules}
 
     assert imported - declared <= extras | OPTIONAL

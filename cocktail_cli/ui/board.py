@@ -30,7 +30,7 @@ WORDS = ("PEER", "GPU", "STATE")  # left-aligned columns
 FIXED = {"STATE": 8, "TOK/S": 6, "UP/S": 6, "DOWN/S": 6, "RTT": 6, "SHARE": 5, "LAST": 5}
 # styles of the states' words, by how they begin
 STATES = {
-    "good": ("train",),
+    "good": ("train", "running"),
     "busy": ("deciding", "syncing", "waiting", "starting", "joined", "behind", "stopping"),
     "bad": ("lost", "late", "failed"),
     "dim": ("done", "left", "removed", "finished", "stopped", "paused"),
@@ -405,8 +405,10 @@ class Board:
 
     def table(self, width: int, most: int) -> list[Line]:
         """Lay out a row for each peer in at most `most` lines; peers beyond these are only counted."""
-        if not self.peers or most < 2:
+        if not self.peers or most < 1:
             return []
+        if most < 3 and len(self.peers) >= most:
+            return [Line(counted(len(self.peers), "peer"))]
         columns = COLUMNS if width >= WIDE else NARROW if width >= WIDE_ENOUGH else SLIM
         now, names = time.monotonic(), sorted(self.peers)
         names.sort(key=lambda name: (name != self.me, self.peers[name].state in GONE))  # this machine first
@@ -420,7 +422,7 @@ class Board:
             marked = f"{one} <" if one == self.me else one
             lines.append(row_of(self.peers[one].cells(marked, now), columns, widths))
         more = len(names) - len(shown)
-        return lines + ([Line(f"and {more} more" if shown else counted(more, "peer"))] if more else [])
+        return lines + ([Line(f"and {more} more")] if more else [])
 
     def keys(self) -> str:
         if self.me:

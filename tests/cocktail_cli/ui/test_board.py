@@ -87,8 +87,8 @@ def test_peers_are_shown_as_far_as_there_are_lines() -> None:
 
     assert len(board.table(100, 40)) == 1 + 17
     assert board.table(100, 5)[-1].text == "and 14 more"
-    assert board.table(100, 2)[-1].text == "17 peers"
-    assert board.table(100, 1) == []
+    assert board.table(100, 2) == board.table(100, 1) == [Line("17 peers")]
+    assert board.table(100, 0) == []
 
 
 def test_a_state_has_its_word_and_a_colour() -> None:

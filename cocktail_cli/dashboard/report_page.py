@@ -50,7 +50,7 @@ def page_of(c: RunHistory) -> Page:
 
 def sections(c: RunHistory) -> list[Element]:
     """Render all sections, top to bottom: figures, curves, and what is said in words behind them."""
-    made = [section("summary", "Summary", figures(c))]
+    made = [section("summary", "Summary", ending(c), figures(c))]
     if c.losses:
         made.append(section("loss", "Loss", loss(c)))
     if c.speeds:
@@ -130,6 +130,14 @@ def words(c: RunHistory) -> Iterator[str]:
         yield c.note
     if c.seen:
         yield f"Newest entry: {utc(c.seen)}."
+
+
+def ending(c: RunHistory) -> Element | None:
+    """Say above all figures why a run does not go on, unless it is finished."""
+    if c.state in ("running", "waiting", "finished"):
+        return None
+    why = f": {c.reason}" if c.reason else ""
+    return el("p", f"{headline(c)}{why}.", class_="ending")
 
 
 def participants(c: RunHistory) -> list[Contribution]:

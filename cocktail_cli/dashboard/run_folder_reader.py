@@ -80,7 +80,7 @@ class RunFolderReader:
             samples=tuple(self.samples),
             stays=tuple(self.stays if state == "running" else self.over()),
             contributions=ranked(self.by_peer, {peer: one.samples for peer, one in self.by_peer.items()}),
-            reason=self.reason,
+            reason="" if state == "running" else self.reason or self.record.reason,
         )
 
     def state(self, now: float) -> str:

@@ -12,6 +12,7 @@ from cocktail_cli.dashboard.markup import html
 from cocktail_cli.dashboard.report_page import bars_of, sections
 from cocktail_cli.dashboard.run_folder_reader import RunFolderReader
 from cocktail_cli.dashboard.run_history import Contribution, RunHistory
+from cocktail_cli.machine.run_registry import save_run
 from cocktail_cli.ui.events import Sample, Step, as_json
 from transport.protocol.errors import LedgerError
 
@@ -173,6 +174,15 @@ def test_nobody_is_in_a_run_that_is_over(run: ARun) -> None:
     told = look(run)
 
     assert (told.state, told.reason, told.present) == ("finished", "every sample was counted", [])
+
+
+def test_a_run_that_failed_says_so_and_why_above_its_figures(run: ARun) -> None:
+    save_run(run.record.ended("failed", 0, None, "stopped by its host"))
+
+    summary = html(sections(look(run))[0])
+
+    assert "ended without a result, step 0 of 20: stopped by its host." in summary
+    assert summary.index("stopped by its host") < summary.index("<dl")
 
 
 def test_nobody_is_in_a_run_whose_hub_was_killed(run: ARun) -> None:

@@ -158,7 +158,8 @@ def test_it_fits_every_width_in_light_and_dark(
 @pytest.mark.parametrize(("width", "height"), [(1280, 720), (390, 844)])
 def test_the_loss_is_on_the_first_screen(chromium: Browser, shown: Shown, width: int, height: int) -> None:
     chromium.look_like(width, height, "light")
-    chromium.open(shown.url)
+    chromium.open(f"{shown.url}#key={KEY}")
+    chromium.wait("return !document.querySelector('#join').hidden")
 
     bottom = "document.querySelector('#loss svg').getBoundingClientRect().bottom"
     assert chromium.run(f"return {bottom}") < height
